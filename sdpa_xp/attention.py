@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TypeVar, cast
 
-from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._checks import Implementation
+from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords
 from sdpa_xp._core import streaming
 from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._core.one_tile import OneTile, one_tile
@@ -23,7 +22,7 @@ from sdpa_xp.states import AttentionState, to_base
 A = TypeVar("A", bound=AnyArray)
 
 
-@checks.explains_keywords
+@explains_keywords
 def scaled_dot_product_attention(
     query: A,
     key: AnyArray,
@@ -132,7 +131,7 @@ def scaled_dot_product_attention(
     return compute_output("scaled_dot_product_attention", query, key, value, options)
 
 
-@checks.explains_keywords
+@explains_keywords
 def attention_state(
     query: A,
     key: AnyArray,
@@ -236,7 +235,7 @@ def compute_state(
     queries_at_end: bool = False,
 ) -> AttentionState[A]:
     """Return the output and the log-sum-exp of a call of `function`."""
-    base = checks.lse_base(function, lse_base)
+    base = check_lse_base(function, lse_base)
     inputs = {"query": query, "key": key, "value": value}
     result = overridden(function, inputs, lambda: options._asdict() | {"lse_base": lse_base})
     if result is not NotImplemented:

@@ -6,9 +6,10 @@ import functools
 import operator
 from typing import TypeVar
 
-from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions
-from sdpa_xp._checks import Implementation, IntegersLike
+from sdpa_xp._checks.keywords import Implementation, check_flag, explains_keywords
+from sdpa_xp._checks.numbers import IntegersLike, check_window, frozen
+from sdpa_xp._checks.shapes import LHE
 from sdpa_xp._libraries.protocols import AnyArray
 from sdpa_xp.attention import compute_output
 from sdpa_xp.biases import Bias
@@ -21,7 +22,7 @@ from sdpa_xp.masks.lengths import Padding
 A = TypeVar("A", bound=AnyArray)
 
 
-@checks.explains_keywords
+@explains_keywords
 def dot_product_attention(
     query: A,
     key: AnyArray,
@@ -79,16 +80,16 @@ def dot_product_attention(
         jax.nn.dot_product_attention, JAX 0.10.
     """
     function = "dot_product_attention"
-    if checks.flag(function, "return_residual", return_residual):
+    if check_flag(function, "return_residual", return_residual):
         hint = "`attention_state(..., layout='...LHE')` returns the output and the log-sum-exp."
         rule = "`return_residual` must be False"
         raise ArgumentValueError(function, rule, {"return_residual": True}, hint)
     masks = [] if mask is None else [as_mask(function, "mask", mask, "mask")]
     if local_window_size is not None:
-        masks.append(SlidingWindow(*checks.window(function, "local_window_size", local_window_size)))
+        masks.append(SlidingWindow(*check_window(function, "local_window_size", local_window_size)))
     if query_seq_lengths is not None or key_value_seq_lengths is not None:
         names = ("key_value_seq_lengths", "query_seq_lengths")
-        masks.append(Padding(checks.frozen(key_value_seq_lengths), checks.frozen(query_seq_lengths), names))
+        masks.append(Padding(frozen(key_value_seq_lengths), frozen(query_seq_lengths), names))
     joined = functools.reduce(operator.and_, masks) if masks else None
-    options = CallOptions(joined, bias, is_causal, scale, layout=checks.LHE, implementation=implementation)
+    options = CallOptions(joined, bias, is_causal, scale, layout=LHE, implementation=implementation)
     return compute_output(function, query, key, value, options)

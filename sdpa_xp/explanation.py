@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
-from sdpa_xp._checks import Implementation
+from sdpa_xp._checks.keywords import Implementation, explains_keywords
 from sdpa_xp._chunks import CutCall, cut_call
 from sdpa_xp._core import threads
 from sdpa_xp._core.scores import Scores
@@ -65,7 +64,7 @@ class Explanation(NamedTuple):
         return captioned(str(self).strip(), [picture], note)
 
 
-@checks.explains_keywords
+@explains_keywords
 def explain(
     query: AnyArray,
     key: AnyArray,

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
-from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions, arrays_of
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._checks import Implementation
+from sdpa_xp._checks.gradients import check_cotangent
+from sdpa_xp._checks.keywords import Implementation, explains_keywords
 from sdpa_xp._chunks import graph_call
 from sdpa_xp._chunks.backward import gradients as gradients_in_chunks
 from sdpa_xp._chunks.forward import attend as attend_in_chunks
@@ -35,7 +35,7 @@ PROBE_SIDE = 8
 """Queries and keys of the tile on which a function of the caller is tried before the call is computed."""
 
 
-@checks.explains_keywords
+@explains_keywords
 def scaled_dot_product_attention_vjp(
     query: A,
     key: AnyArray,
@@ -133,7 +133,7 @@ def scaled_dot_product_attention_vjp(
     shape = output.shape
 
     def pullback(cotangent: AnyArray) -> dict[str, A]:
-        array = checks.cotangent(FUNCTION, cotangent, arrays["query"], shape)
+        array = check_cotangent(FUNCTION, cotangent, arrays["query"], shape)
         with call.quiet():
             computed = _backward(call, forward, arrays, array)
         return {name: call.checked(cast(A, gradient), name) for name, gradient in computed.items()}

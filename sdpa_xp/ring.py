@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TypeVar, cast
 
-from sdpa_xp import _checks as checks
 from sdpa_xp import _ring
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
-from sdpa_xp._checks import Implementation
+from sdpa_xp._checks.keywords import Implementation, explains_keywords
+from sdpa_xp._checks.meshes import check_divided, check_ring
 from sdpa_xp._libraries import library_of
 from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
@@ -18,7 +18,7 @@ from sdpa_xp.masks import Mask
 A = TypeVar("A", bound=AnyArray)
 
 
-@checks.explains_keywords
+@explains_keywords
 def ring_attention(
     query: A,
     key: AnyArray,
@@ -104,8 +104,8 @@ def ring_attention(
     options = CallOptions(
         attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
     )
-    ring = checks.ring(function, library_of(query), query, mesh, axis_name)
+    ring = check_ring(function, library_of(query), query, mesh, axis_name)
     call = prepare(function, {"query": query, "key": key, "value": value}, options)
-    checks.divided(function, {"query": call.sizes.queries, "key": call.sizes.keys}, axis_name, ring.size)
+    check_divided(function, {"query": call.sizes.queries, "key": call.sizes.keys}, axis_name, ring.size)
     with call.quiet():
         return cast(A, call.result(_ring.attend(call, ring)))

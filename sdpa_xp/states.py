@@ -6,7 +6,11 @@ import math
 from collections.abc import Iterable
 from typing import Generic, NamedTuple, TypeVar, cast
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.arrays import explain_missing_name
+from sdpa_xp._checks.key_ranges import KeyRanges, check_key_ranges
+from sdpa_xp._checks.keywords import check_layout, check_lse_base, explains_keywords
+from sdpa_xp._checks.messages import brief
+from sdpa_xp._checks.states import check_states
 from sdpa_xp._core.online_softmax import merge
 from sdpa_xp._libraries import quiet
 from sdpa_xp._libraries.protocols import AnyArray, Array
@@ -28,16 +32,16 @@ class AttentionState(NamedTuple, Generic[A]):
     """
 
     def __repr__(self) -> str:
-        return f"AttentionState(output={checks.brief(self.output)}, lse={checks.brief(self.lse)})"
+        return f"AttentionState(output={brief(self.output)}, lse={brief(self.lse)})"
 
 
-@checks.explains_keywords
+@explains_keywords
 def merge_states(
     states: Iterable[AttentionState[A]],
     *,
     lse_base: float | None = None,
     layout: Layout = "...HLE",
-    key_ranges: checks.KeyRanges | None = None,
+    key_ranges: KeyRanges | None = None,
     keys: int | None = None,
 ) -> AttentionState[A]:
     r"""Merge attention over parts of the keys into attention over all of these keys.
@@ -84,10 +88,10 @@ def merge_states(
     References:
         Ye et al., "FlashInfer", arXiv 2501.01005, section 2.2.
     """
-    checks.layout("merge_states", layout)
-    base = checks.lse_base("merge_states", lse_base)
-    xp, parts = checks.states("merge_states", states, layout)
-    checks.key_ranges("merge_states", key_ranges, len(parts), keys)
+    check_layout("merge_states", layout)
+    base = check_lse_base("merge_states", lse_base)
+    xp, parts = check_states("merge_states", states, layout)
+    check_key_ranges("merge_states", key_ranges, len(parts), keys)
     try:
         with quiet(parts[0][0]):
             natural_states = [
@@ -98,7 +102,7 @@ def merge_states(
             output = swap_heads_and_length(xp, xp.astype(output, parts[0][0].dtype, copy=False), layout)
             return AttentionState(cast(A, output), cast(A, to_base(large + small, base)))
     except AttributeError as error:
-        checks.has_name("merge_states", xp, error)
+        explain_missing_name("merge_states", xp, error)
         raise
 
 

@@ -7,7 +7,6 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar, cast
 
-from sdpa_xp import _checks as checks
 from sdpa_xp import _chunks as chunks
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.padded import RaggedBatch, gather_sequences, padded_groups
@@ -21,7 +20,9 @@ from sdpa_xp._call.ragged import (
     in_parts,
     stack_sequences,
 )
-from sdpa_xp._checks import Implementation
+from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords
+from sdpa_xp._checks.numbers import check_cumulative_lengths, check_same_length, read_together
+from sdpa_xp._checks.shapes import HLE, check_axes
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._core.tile_buffers import CallBuffers
@@ -37,7 +38,7 @@ from sdpa_xp.states import AttentionState, to_base
 A = TypeVar("A", bound=AnyArray)
 
 
-@checks.explains_keywords
+@explains_keywords
 def varlen_attention(
     query: A,
     key: AnyArray,
@@ -122,7 +123,7 @@ def varlen_attention(
     return call.checked(result)
 
 
-@checks.explains_keywords
+@explains_keywords
 def varlen_attention_state(
     query: A,
     key: AnyArray,
@@ -193,7 +194,7 @@ def varlen_attention_state(
     options = CallOptions(
         attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
     )
-    base = checks.lse_base(function, lse_base)
+    base = check_lse_base(function, lse_base)
     inputs = {"query": query, "key": key, "value": value}
     call = _prepare(function, inputs, options)
     with call.quiet():
@@ -205,7 +206,7 @@ def varlen_attention_state(
 
 def _prepare(function: str, inputs: Mapping[str, Any], options: CallOptions) -> PreparedCall:
     call = prepare(function, inputs, options, has_entries=True)
-    checks.axes(function, {name: array.shape for name, array in inputs.items()}, 3)
+    check_axes(function, {name: array.shape for name, array in inputs.items()}, 3)
     return call
 
 
@@ -213,14 +214,14 @@ def _attend(
     call: PreparedCall, inputs: Mapping[str, Any], cu_seqlens_q: object, cu_seqlens_k: object, *, with_lse: bool
 ) -> tuple[Array, Array | None]:
     """Return the packed output (Hq, T, Ev), and the log-sum-exp (Hq, T) if it is asked for."""
-    function, arrays, axis = call.grid.function, call.arrays, -2 if call.layout == checks.HLE else -3
+    function, arrays, axis = call.grid.function, call.arrays, -2 if call.layout == HLE else -3
     keys = {name: inputs[name] for name in ("key", "value")}
-    cu_seqlens_q, cu_seqlens_k = checks.read_together(inputs["query"], cu_seqlens_q, cu_seqlens_k)
-    starts_q = checks.cumulative_lengths(
+    cu_seqlens_q, cu_seqlens_k = read_together(inputs["query"], cu_seqlens_q, cu_seqlens_k)
+    starts_q = check_cumulative_lengths(
         function, "cu_seqlens_q", cu_seqlens_q, {"query": inputs["query"]}, axis
     )
-    starts_k = checks.cumulative_lengths(function, "cu_seqlens_k", cu_seqlens_k, keys, axis)
-    checks.same_length(function, {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k})
+    starts_k = check_cumulative_lengths(function, "cu_seqlens_k", cu_seqlens_k, keys, axis)
+    check_same_length(function, {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k})
 
     lengths = [
         (last_q - first_q, last_k - first_k)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar, cast
 
-from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
-from sdpa_xp._checks import Implementation
+from sdpa_xp._checks.keywords import Implementation, explains_keywords
 from sdpa_xp._chunks import graph_call
 from sdpa_xp._chunks.full import scores as chunked_scores
 from sdpa_xp._chunks.full import weights as chunked_weights
@@ -24,7 +23,7 @@ from sdpa_xp.masks import Mask
 A = TypeVar("A", bound=AnyArray)
 
 
-@checks.explains_keywords
+@explains_keywords
 def attention_weights(
     query: A,
     key: AnyArray,
@@ -86,7 +85,7 @@ def attention_weights(
     return cast(A, _full_matrix("attention_weights", full_weights, query, key, options))
 
 
-@checks.explains_keywords
+@explains_keywords
 def attention_scores(
     query: A,
     key: AnyArray,

@@ -9,7 +9,6 @@ from griffe import (
     Alias,
     Attribute,
     Expr,
-    ExprAttribute,
     ExprName,
     ExprSubscript,
     Extension,
@@ -57,9 +56,6 @@ def readable(annotation: str | Expr | None) -> str | Expr | None:
         for name in annotation.iterate(flat=True):
             if isinstance(name, ExprName) and name.name in SHOWN_AS:
                 name.name, name.parent = SHOWN_AS[name.name], READABLE
-        for part in (annotation, *annotation.iterate(flat=False)):
-            if isinstance(part, ExprAttribute) and str(part.first) == "checks":
-                part.values = [part.last]
     return annotation
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import sdpa_xp
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.keywords import explains_keywords
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api import namespace
@@ -30,7 +30,7 @@ from sdpa_xp_export.forms.traced_attention import refuse_attention
 from sdpa_xp_export.spec import TensorSpec
 
 
-@checks.explains_keywords
+@explains_keywords
 def export_attention(
     query: TensorSpec,
     key: TensorSpec,

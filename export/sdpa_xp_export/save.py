@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnx
 
-from sdpa_xp._checks import explains_keywords, flag
+from sdpa_xp._checks.keywords import check_flag, explains_keywords
 from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp_export._files.model_files import write_model
 from sdpa_xp_export._model.external_data import EXTERNAL_ABOVE, check_holds_data
@@ -70,7 +70,7 @@ def save(
         raise ArgumentTypeError("save", rule, {"type": type(model).__name__})
     if not isinstance(model, LargeModel):
         check_holds_data("save", model)  # onnx would look for external data beside `path`
-    replaces = flag("save", "overwrite", overwrite)
+    replaces = check_flag("save", "overwrite", overwrite)
     if isinstance(external_above, bool) or not isinstance(external_above, Integral):
         got = {"external_above": repr(external_above)}
         raise ArgumentTypeError("save", "`external_above` must be an integer", got)

@@ -10,7 +10,8 @@ from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from sdpa_xp._checks import Immutable, dtype_name, explains_keywords
+from sdpa_xp._checks.keywords import Immutable, explains_keywords
+from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export._dtypes import names
 from sdpa_xp_export._dtypes.promotion import FLOATING, INTEGERS

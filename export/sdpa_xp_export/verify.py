@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.keywords import check_flag, check_function, explains_keywords
+from sdpa_xp._checks.positions import check_instance
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks import Mask
@@ -45,7 +46,7 @@ MANY_SCORES = 2**22
 """Runs with more scores than that give their memory back."""
 
 
-@checks.explains_keywords
+@explains_keywords
 def verify(
     model: Model | str | os.PathLike[str],
     *,
@@ -236,11 +237,11 @@ def _check_arguments(
     thorough: object,
     watch: object,
 ) -> None:
-    checks.flag("verify", "thorough", thorough)
+    check_flag("verify", "thorough", thorough)
     for name, value in functions.items():
-        checks.instance("verify", name, value, Mask if name == "attn_mask" else Bias)
+        check_instance("verify", name, value, Mask if name == "attn_mask" else Bias)
         if call is not None:
             rule = f"`{name}` must be among the arguments in `call` if that is given"
             raise ArgumentValueError("verify", rule, {name: value})
     if watch is not None:
-        checks.function("verify", "watch", watch, ("done", "total", "shown"))
+        check_function("verify", "watch", watch, ("done", "total", "shown"))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.keywords import check_flag
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._call.numbers import CallNumbers, numbers_from_json
 from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE
@@ -121,7 +121,7 @@ def verify_layer(
     if len(merged) == 1 and "sdpa_xp.call" in (metadata := merged[0]):
         rule = "`model` is a call that export_attention wrote; use verify(model)"
         raise ArgumentValueError("verify_layer", rule, {"metadata": sorted(metadata)})
-    checks.flag("verify_layer", "thorough", thorough)
+    check_flag("verify_layer", "thorough", thorough)
     check_limits("verify_layer", timeout, memory)
     specs = input_specs(loaded, {number: name for name, number in ONNX_DTYPE.items()})
     draws = dict(draw or {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.arrays import explain_missing_name
 from sdpa_xp._libraries.protocols import Namespace
 
 
@@ -21,4 +21,4 @@ class MissingFunctions:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: Any) -> None:
         self.quiet.__exit__(kind, error, *rest)
         if isinstance(error, AttributeError):
-            checks.has_name(self.function, self.xp, error)
+            explain_missing_name(self.function, self.xp, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.shapes import HLE
 from sdpa_xp._libraries import is_array
 from sdpa_xp._tiles import modifier
 from sdpa_xp.biases.algebra import Bias
@@ -24,7 +24,7 @@ class CallOptions(NamedTuple):
     dropout_p: object = 0.0
     rng: object = None
     softmax_dtype: object = None
-    layout: object = checks.HLE
+    layout: object = HLE
     implementation: object = None
 
 

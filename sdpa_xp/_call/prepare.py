@@ -6,9 +6,29 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions, arrays_of, with_arrays
 from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._checks.arrays import (
+    check_added_dtype,
+    check_floating,
+    check_mask_dtype,
+    check_one_device,
+    check_one_dtype,
+    check_one_library,
+    explain_missing_name,
+    refuse_other_kind,
+    warn_if_zeros_and_ones,
+)
+from sdpa_xp._checks.caches import check_appended
+from sdpa_xp._checks.keywords import (
+    check_flag,
+    check_implementation,
+    check_layout,
+    check_rng,
+    check_softmax_dtype,
+)
+from sdpa_xp._checks.numbers import check_probability, check_scale, check_softcap
+from sdpa_xp._checks.shapes import HLE, check_shapes
 from sdpa_xp._core.environment import asked_threads
 from sdpa_xp._libraries import (
     accumulation_dtype,
@@ -66,7 +86,7 @@ def prepare(
             call = _validated(function, inputs, options, queries_at_end, cache_shapes, has_kernels)
     except AttributeError as error:
         if is_array(query := inputs["query"]):
-            checks.has_name(function, namespace_of(query), error)
+            explain_missing_name(function, namespace_of(query), error)
         raise
     if not has_entries:
         with call.quiet():
@@ -108,28 +128,28 @@ def _validated(
     cache_shapes: tuple[Shape, Shape] | None,
     has_kernels: bool,
 ) -> PreparedCall:
-    implementation = checks.implementation(function, options.implementation, kernels=has_kernels)
-    checks.layout(function, options.layout)
+    implementation = check_implementation(function, options.implementation, kernels=has_kernels)
+    check_layout(function, options.layout)
     layout = str(options.layout)
     library = library_of(inputs["query"])
     if library.has_chunks:
         options = with_arrays(options, partial(library.adopted, like=inputs["query"]))
-    xp, arrays = checks.one_library(function, {**inputs, **dict(arrays_of(options))})
+    xp, arrays = check_one_library(function, {**inputs, **dict(arrays_of(options))})
     tensors = {name: arrays[name] for name in inputs}
     for name, array in tensors.items():
-        checks.floating(function, name, array)
-    checks.one_dtype(function, tensors)  # masks and biases may have others
-    checks.one_device(function, arrays)
+        check_floating(function, name, array)
+    check_one_dtype(function, tensors)  # masks and biases may have others
+    check_one_device(function, arrays)
     query = tensors["query"]
     other_shapes = [array.shape for name, array in tensors.items() if name != "query"]
     shapes = other_shapes if cache_shapes is None else cache_shapes
-    sizes = checks.shapes(function, query.shape, *shapes, layout=layout)
-    is_causal = checks.flag(function, "is_causal", options.is_causal)
+    sizes = check_shapes(function, query.shape, *shapes, layout=layout)
+    is_causal = check_flag(function, "is_causal", options.is_causal)
     if queries_at_end and is_causal:
-        checks.appended(function, sizes.queries, sizes.keys)
+        check_appended(function, sizes.queries, sizes.keys)
     input_accumulation_dtype = accumulation_dtype(xp, query.dtype)
     device = device_of(query)
-    dtype = checks.softmax_dtype(function, options.softmax_dtype, input_accumulation_dtype, library, xp, device)
+    dtype = check_softmax_dtype(function, options.softmax_dtype, input_accumulation_dtype, library, xp, device)
     grid = ScoreGrid(
         function=function,
         library=library,
@@ -152,13 +172,13 @@ def _validated(
     masks, biases = _masks_and_biases(function, options, arrays, is_causal=is_causal)
     for name in ("scale", "sinks"):
         if name in arrays and arrays[name].ndim == 0:  # an array of one number may have any floating dtype
-            checks.floating(function, name, arrays[name])
+            check_floating(function, name, arrays[name])
         elif name in arrays:
-            checks.added_dtype(function, name, arrays[name], query.dtype, dtype)
-    dropout_p = checks.probability(function, "dropout_p", options.dropout_p)
-    checks.rng(function, options.rng, library, needed=dropout_p > 0)
+            check_added_dtype(function, name, arrays[name], query.dtype, dtype)
+    dropout_p = check_probability(function, "dropout_p", options.dropout_p)
+    check_rng(function, options.rng, library, needed=dropout_p > 0)
     least = len(sizes.batch) + 3 if grid.needs_all_axes else 3
-    is_default_layout = layout == checks.HLE and all(array.ndim >= least for array in tensors.values())
+    is_default_layout = layout == HLE and all(array.ndim >= least for array in tensors.values())
     return PreparedCall(
         grid=grid,
         arrays=tensors if is_default_layout else _to_heads_first(grid, tensors, layout),
@@ -166,8 +186,8 @@ def _validated(
         sizes=sizes,
         masks=masks,
         biases=biases,
-        scale=arrays["scale"] if "scale" in arrays else checks.scale(function, options.scale, dtype),
-        softcap=checks.softcap(function, options.softcap, dtype),
+        scale=arrays["scale"] if "scale" in arrays else check_scale(function, options.scale, dtype),
+        softcap=check_softcap(function, options.softcap, dtype),
         sinks=arrays.get("sinks"),
         dropout_p=dropout_p,
         rng=options.rng,
@@ -184,14 +204,14 @@ def _masks_and_biases(
     """Return the masks and the biases of a call: a floating array as `attn_mask` is a bias."""
     masks: list[Mask] = [Causal()] if is_causal else []
     biases: list[Bias] = []
-    checks.mask_or_bias(function, "attn_mask", options.attn_mask, Bias, "A bias is passed as `bias`.")
-    checks.mask_or_bias(function, "bias", options.bias, Mask, "A mask is passed as `attn_mask`.")
+    refuse_other_kind(function, "attn_mask", options.attn_mask, Bias, "A bias is passed as `bias`.")
+    refuse_other_kind(function, "bias", options.bias, Mask, "A mask is passed as `attn_mask`.")
     if isinstance(options.attn_mask, Mask):
         masks.append(options.attn_mask)
-    elif "attn_mask" in arrays and checks.mask_dtype(function, arrays["attn_mask"]):
+    elif "attn_mask" in arrays and check_mask_dtype(function, arrays["attn_mask"]):
         masks.append(as_mask(function, "attn_mask", options.attn_mask))
     elif "attn_mask" in arrays:
-        checks.zeros_and_ones(function, arrays["attn_mask"])
+        warn_if_zeros_and_ones(function, arrays["attn_mask"])
         biases.append(ArrayBias(arrays["attn_mask"], "attn_mask"))
     if options.bias is not None:
         biases.append(as_bias(function, "bias", options.bias))

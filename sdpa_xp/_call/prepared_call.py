@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
-from sdpa_xp import _checks as checks
 from sdpa_xp._call.missing_functions import MissingFunctions
 from sdpa_xp._call.rng_rollback import RngRollback
+from sdpa_xp._checks.shapes import ONE_A_ROW, Sizes, check_broadcasts
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.key_value_source import ArraySource, KeyValueSource
 from sdpa_xp._core.nonfinite import finite_sums
@@ -46,7 +46,7 @@ class PreparedCall(NamedTuple):
     """The inputs by name, (..., heads, length, width)."""
     is_default_layout: bool
     """Whether the caller's arrays have these axes already."""
-    sizes: checks.Sizes
+    sizes: Sizes
     masks: tuple[Mask, ...]
     biases: tuple[Bias, ...]
     scale: float | Array | None
@@ -176,7 +176,7 @@ class PreparedCall(NamedTuple):
         if isinstance(self.scale, float):
             return self.scale
         for shape in grid.caller_shapes():
-            checks.broadcasts(grid.function, "scale", self.scale.shape, (*shape[:-1], 1), checks.ONE_A_ROW)
+            check_broadcasts(grid.function, "scale", self.scale.shape, (*shape[:-1], 1), ONE_A_ROW)
         return grid.in_all_axes(grid.slice_entries(self.scale, 3))
 
     def _bind_sinks(self, grid: ScoreGrid) -> Array | None:

@@ -8,8 +8,8 @@ from contextlib import nullcontext
 from itertools import chain
 from typing import NamedTuple, TypeAlias, cast
 
-from sdpa_xp import _checks as checks
 from sdpa_xp._call.prepared_call import BoundOptions, PreparedCall
+from sdpa_xp._checks.shapes import LHE
 from sdpa_xp._core import streaming, threads
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.key_value_source import ArraySource, KeyValueSource
@@ -188,7 +188,7 @@ class PackedOutput:
     def __init__(self, call: PreparedCall, starts: Sequence[int], width: int) -> None:
         xp, grid = call.grid.xp, call.grid
         shape = (grid.heads, starts[-1], width)
-        if call.layout == checks.LHE:  # in the caller's order in memory, too
+        if call.layout == LHE:  # in the caller's order in memory, too
             shape = (starts[-1], grid.heads, width)
         array = xp.zeros(shape, dtype=call.result_dtype, device=grid.device)
         self.array = swap_heads_and_length(xp, array, call.layout)

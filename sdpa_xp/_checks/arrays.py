@@ -31,9 +31,9 @@ _UNLIKE_ROWS = (
 )
 
 
-def one_library(function: str, values: Mapping[str, object]) -> tuple[Namespace, dict[str, Array]]:
+def check_one_library(function: str, values: Mapping[str, object]) -> tuple[Namespace, dict[str, Array]]:
     """Check that all values are plain arrays of one library, and return its namespace and the arrays."""
-    arrays = {name: plain_array(function, name, value) for name, value in values.items()}
+    arrays = {name: check_plain_array(function, name, value) for name, value in values.items()}
     namespaces = {name: _namespace(function, name, array) for name, array in arrays.items()}
     first, xp = next(iter(namespaces.items()))
     for name, namespace in namespaces.items():
@@ -58,7 +58,7 @@ def _namespace(function: str, name: str, array: Array) -> Namespace:
     return xp
 
 
-def has_name(function: str, xp: Namespace, error: AttributeError) -> None:
+def explain_missing_name(function: str, xp: Namespace, error: AttributeError) -> None:
     """Check that no name is missing in the namespace: `error` is of something else."""
     if error.obj is xp:
         rule = f"the namespace of the arrays must have `{error.name}` for this call"
@@ -83,7 +83,7 @@ def _conversion_hint(arrays: Mapping[str, Array], *names: str) -> str:
     return "Convert one, for example with `from_dlpack`."
 
 
-def plain_array(function: str, name: str, value: object) -> Array:
+def check_plain_array(function: str, name: str, value: object) -> Array:
     """Check that `value` is an array with the arithmetic of the standard; return it without its subclass."""
     hint = library_of(value).unsupported_reason(value)
     if is_array(value) and not hint:
@@ -146,7 +146,7 @@ def _named_hint(name: str, value: object) -> str:
     return ""
 
 
-def one_device(function: str, arrays: Mapping[str, Array]) -> None:
+def check_one_device(function: str, arrays: Mapping[str, Array]) -> None:
     """Check that all arrays are on one device, as far as their library names one."""
     devices = {name: device_of(array) for name, array in arrays.items()}
     known = {name: device for name, device in devices.items() if device is not None}
@@ -157,7 +157,7 @@ def one_device(function: str, arrays: Mapping[str, Array]) -> None:
             raise ArgumentValueError(function, rule, {f"{first}.device": reference, f"{name}.device": device})
 
 
-def floating(function: str, name: str, array: Array) -> None:
+def check_floating(function: str, name: str, array: Array) -> None:
     """Check that `array` has a supported real floating dtype."""
     if dtype_name(array.dtype) not in FLOATING:
         rule = f"`{name}` must be one of {', '.join(FLOATING)}"
@@ -171,7 +171,7 @@ def floating(function: str, name: str, array: Array) -> None:
         raise ArgumentTypeError(function, rule, {f"{name}.dtype": array.dtype}, hint)
 
 
-def one_dtype(function: str, arrays: Mapping[str, Array]) -> None:
+def check_one_dtype(function: str, arrays: Mapping[str, Array]) -> None:
     """Check that all arrays have the dtype of the first."""
     first, reference = next(iter(arrays.items()))
     for name, array in arrays.items():
@@ -187,9 +187,9 @@ def one_dtype(function: str, arrays: Mapping[str, Array]) -> None:
             raise ArgumentTypeError(function, rule, got, hint)
 
 
-def added_dtype(function: str, name: str, array: Array, query: Dtype, accumulation: Dtype) -> None:
+def check_added_dtype(function: str, name: str, array: Array, query: Dtype, accumulation: Dtype) -> None:
     """Check that an array that joins the scores converts exactly: see `joins_scores`."""
-    floating(function, name, array)
+    check_floating(function, name, array)
     if not joins_scores(*map(dtype_name, (array.dtype, query, accumulation))):
         rule = f"`{name}` must have the dtype of `query` or of the scores ({dtype_name(accumulation)})"
         got = {f"{name}.dtype": array.dtype, "query.dtype": query}
@@ -207,7 +207,7 @@ def joins_scores(dtype: str, query: str, accumulation: str) -> bool:
     return dtype in ("float16", "bfloat16") and query in ("float32", "float64")
 
 
-def operand(function: str, name: str, value: object, rule: str) -> None:
+def check_operand(function: str, name: str, value: object, rule: str) -> None:
     """Check that `value`, which is no mask or bias, is an array."""
     if not is_array(value):
         hint = (
@@ -216,14 +216,14 @@ def operand(function: str, name: str, value: object, rule: str) -> None:
         raise ArgumentTypeError(function, f"`{name}` must be {rule}", {name: shown(value)}, hint)
 
 
-def mask_or_bias(function: str, name: str, value: object, refused: type, hint: str) -> None:
+def refuse_other_kind(function: str, name: str, value: object, refused: type, hint: str) -> None:
     """Check that a bias is not passed as a mask, or a mask as a bias; `refused` is the wrong type."""
     if isinstance(value, refused):
         rule = f"`{name}` must not be a {refused.__name__.lower()}"
         raise ArgumentTypeError(function, rule, {name: value}, hint)
 
 
-def mask_dtype(function: str, mask: Array) -> bool:
+def check_mask_dtype(function: str, mask: Array) -> bool:
     """Check that `attn_mask` is boolean or floating, and return whether it is boolean."""
     name = dtype_name(mask.dtype)
     if name.startswith(("int", "uint")):
@@ -233,7 +233,7 @@ def mask_dtype(function: str, mask: Array) -> bool:
     return name.startswith("bool")
 
 
-def zeros_and_ones(function: str, mask: Array) -> None:
+def warn_if_zeros_and_ones(function: str, mask: Array) -> None:
     """Warn if a floating `attn_mask` has only 0 and 1. It masks nothing, and most likely should be boolean."""
     values = library_of(mask).values_at_hand(mask)
     if values is None:
@@ -261,14 +261,14 @@ def _caller_level() -> int:
     return level
 
 
-def boolean(function: str, name: str, array: Array) -> None:
+def check_boolean(function: str, name: str, array: Array) -> None:
     """Check that `array` is boolean."""
     if not dtype_name(array.dtype).startswith("bool"):
         rule = f"`{name}` must be boolean (True = may attend)"
         raise ArgumentTypeError(function, rule, {f"{name}.dtype": array.dtype}, _boolean_hint(name, array))
 
 
-def boolean_result(function: str, name: str, result: Array) -> None:
+def check_boolean_result(function: str, name: str, result: Array) -> None:
     """Check that a caller's function of the indices has returned a boolean array."""
     if not dtype_name(result.dtype).startswith("bool"):
         rule = f"the function of `{name}` must return booleans (True = may attend)"
@@ -312,7 +312,7 @@ def apply_caller_function(
         raise (RuntimeError(Message(*parts)) if kind is RuntimeError else kind(*parts)) from error
 
 
-def of_function(function: str, name: str, result: object, target: Shape, xp: Namespace) -> Array:
+def check_function_result(function: str, name: str, result: object, target: Shape, xp: Namespace) -> Array:
     """Check that the result of a caller's function of the indices fits its tile, and return it."""
     if not is_array(result):
         rule = f"the function of `{name}` must return an array"

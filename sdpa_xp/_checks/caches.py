@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sdpa_xp._checks.arrays import floating, one_device, one_dtype, one_library
+from sdpa_xp._checks.arrays import check_floating, check_one_device, check_one_dtype, check_one_library
 from sdpa_xp._checks.messages import type_name
-from sdpa_xp._checks.shapes import known
+from sdpa_xp._checks.shapes import check_known
 from sdpa_xp._libraries import device_of, has_override, library_of, share_memory
 from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 
-def same_dtype_and_device(function: str, arrays: Mapping[str, Array]) -> None:
+def check_same_dtype_and_device(function: str, arrays: Mapping[str, Array]) -> None:
     """Check that all arrays are floating, of one dtype and on one device."""
     for name, array in arrays.items():
-        floating(function, name, array)
-    one_dtype(function, arrays)
-    one_device(function, arrays)
+        check_floating(function, name, array)
+    check_one_dtype(function, arrays)
+    check_one_device(function, arrays)
 
 
-def query_of_cache(function: str, query: Array, name: str, cached: Array) -> None:
+def check_query_of_cache(function: str, query: Array, name: str, cached: Array) -> None:
     """Check that a query has the library, the dtype and the device of a cache, whose array is called `name`."""
     if type(query) is type(cached) and query.dtype == cached.dtype and device_of(query) == device_of(cached):
         return  # hot: each step of a decoder comes here
     if not has_override(query, cached):
-        same_dtype_and_device(function, one_library(function, {"query": query, name: cached})[1])
+        check_same_dtype_and_device(function, check_one_library(function, {"query": query, name: cached})[1])
 
 
-def same_but_width(function: str, shapes: Mapping[str, Shape]) -> None:
+def check_same_but_width(function: str, shapes: Mapping[str, Shape]) -> None:
     """Check that two shapes have heads, a length and a width, and differ only in the width."""
     for name, shape in shapes.items():
-        known(function, name, shape)
+        check_known(function, name, shape)
     (first_name, first), (second_name, second) = shapes.items()
     names = f"`{first_name}` and `{second_name}`"
     got = {f"{first_name}.shape": first, f"{second_name}.shape": second}
@@ -42,7 +42,7 @@ def same_but_width(function: str, shapes: Mapping[str, Shape]) -> None:
         raise ArgumentValueError(function, rule, got)
 
 
-def same_but(function: str, name: str, shape: Shape, cached: Shape, axis: int) -> None:
+def check_same_but_length(function: str, name: str, shape: Shape, cached: Shape, axis: int) -> None:
     """Check that appended tokens have the shape of the cached tokens, but for the length on `axis`."""
     other_axes = [n for n in range(-len(shape), 0) if n != axis]
     if len(shape) != len(cached) or any(shape[n] != cached[n] for n in other_axes):
@@ -50,7 +50,7 @@ def same_but(function: str, name: str, shape: Shape, cached: Shape, axis: int) -
         raise ArgumentValueError(function, rule, {f"{name}.shape": shape, f"cache.{name}.shape": cached})
 
 
-def writeable(function: str, feature: str, arrays: Mapping[str, Array]) -> None:
+def check_writeable(function: str, feature: str, arrays: Mapping[str, Array]) -> None:
     """Check that each element of the arrays can be written to without another one, which `feature` needs."""
     for name, array in arrays.items():
         if not library_of(array).is_writeable(array):
@@ -61,7 +61,7 @@ def writeable(function: str, feature: str, arrays: Mapping[str, Array]) -> None:
             )
 
 
-def no_graph_values(function: str, feature: str, arrays: Mapping[str, Array]) -> None:
+def refuse_graph_values(function: str, feature: str, arrays: Mapping[str, Array]) -> None:
     """Check that `feature` gets arrays, and not values of a graph that is being exported."""
     if has_override(*arrays.values()):
         rule = f"{feature} needs arrays, not values of a graph"
@@ -69,7 +69,7 @@ def no_graph_values(function: str, feature: str, arrays: Mapping[str, Array]) ->
         raise ArgumentTypeError(function, rule, got, "In a graph, use a KVCache without `capacity`.")
 
 
-def pool_not_empty(function: str, sequences: int, size: int, name: str = "block_table") -> None:
+def check_pool_not_empty(function: str, sequences: int, size: int, name: str = "block_table") -> None:
     """Check that `name` has at least one sequence, and that a block holds at least one token."""
     if sequences == 0:
         rule = f"`{name}` must have a row for at least one sequence"
@@ -79,7 +79,7 @@ def pool_not_empty(function: str, sequences: int, size: int, name: str = "block_
         raise ArgumentValueError(function, rule, {"tokens of a block": size})
 
 
-def separate_pools(function: str, key_blocks: Array, value_blocks: Array) -> None:
+def check_separate_pools(function: str, key_blocks: Array, value_blocks: Array) -> None:
     """Check that the pools of keys and values share no element; interleaved views share none."""
     if share_memory(key_blocks, value_blocks):
         rule = "`in_place` needs `key_blocks` and `value_blocks` that do not share memory"
@@ -87,7 +87,7 @@ def separate_pools(function: str, key_blocks: Array, value_blocks: Array) -> Non
         raise ArgumentValueError(function, rule, got, "Copy one of them.")
 
 
-def appended(function: str, queries: int, tokens: int, sequence: int | None = None) -> None:
+def check_appended(function: str, queries: int, tokens: int, sequence: int | None = None) -> None:
     """Check that there are not more queries than tokens, since the queries are the last tokens.
 
     Symbolic lengths pass.
@@ -101,7 +101,7 @@ def appended(function: str, queries: int, tokens: int, sequence: int | None = No
         raise ArgumentValueError(function, rule, {"L": queries, "tokens": tokens}, hint)
 
 
-def fits_capacity(function: str, needed: int, capacity: int) -> None:
+def check_capacity(function: str, needed: int, capacity: int) -> None:
     """Check that the tokens fit into the cache's capacity."""
     if needed > capacity:
         hint = "Create the cache with a larger `capacity`, or append without `in_place`."
@@ -109,7 +109,7 @@ def fits_capacity(function: str, needed: int, capacity: int) -> None:
         raise ArgumentValueError(function, rule, {"tokens": needed, "capacity": capacity}, hint)
 
 
-def is_newest(function: str, newest: bool, length: int, filled: int) -> None:
+def check_is_newest(function: str, newest: bool, length: int, filled: int) -> None:
     """Check that no cache was made from this one in place, because its tokens would be overwritten."""
     if not newest:
         rule = "a cache can be appended to in place only once"
@@ -118,7 +118,7 @@ def is_newest(function: str, newest: bool, length: int, filled: int) -> None:
         raise ArgumentValueError(function, rule, got, hint)
 
 
-def not_overwritten(overwritten: bool, tokens: int) -> None:
+def check_not_overwritten(overwritten: bool, tokens: int) -> None:
     """Check that the tokens of a cache are still in the memory that it shares with other caches."""
     if overwritten:
         rule = "the tokens of a cache must not be overwritten"
@@ -126,7 +126,7 @@ def not_overwritten(overwritten: bool, tokens: int) -> None:
         raise ArgumentValueError("KVCache", rule, {"tokens of this cache": tokens}, hint)
 
 
-def one_start(function: str, first_position: object, positions: object) -> None:
+def check_one_start(function: str, first_position: object, positions: object) -> None:
     """Check that positions are given in one way."""
     is_zero = isinstance(first_position, int) and first_position == 0
     if positions is not None and not is_zero:
@@ -134,14 +134,14 @@ def one_start(function: str, first_position: object, positions: object) -> None:
         raise ArgumentValueError(function, rule, {"first_position": first_position})
 
 
-def in_cache(function: str, queries: int, tokens: int) -> None:
+def check_in_cache(function: str, queries: int, tokens: int) -> None:
     """Check that queries are the last tokens of a cache that has a position for each of them."""
     if isinstance(queries, int) and isinstance(tokens, int) and queries > tokens:
         rule = "queries that are not the last tokens of the cache need `positions`"
         raise ArgumentValueError(function, rule, {"L": queries, "tokens": tokens})
 
 
-def row_for_each_sequence(function: str, rows: list[list[int]], counts: Sequence[int]) -> None:
+def check_row_for_each_sequence(function: str, rows: list[list[int]], counts: Sequence[int]) -> None:
     """Check that there is a position for each token of each sequence."""
     if [len(row) for row in rows] != [*counts]:
         rule = "`positions` must have one integer for each token of each sequence"
@@ -149,7 +149,7 @@ def row_for_each_sequence(function: str, rows: list[list[int]], counts: Sequence
         raise ArgumentValueError(function, rule, got)
 
 
-def has_tokens(function: str, counts: Sequence[int], lengths: Sequence[int]) -> None:
+def check_has_tokens(function: str, counts: Sequence[int], lengths: Sequence[int]) -> None:
     """Check that sequences have the tokens that are dropped."""
     for sequence, (count, length) in enumerate(zip(counts, lengths, strict=True)):
         if count > length:
@@ -157,7 +157,7 @@ def has_tokens(function: str, counts: Sequence[int], lengths: Sequence[int]) -> 
             raise ArgumentValueError(function, rule, {"count": count, "tokens": length})
 
 
-def whole_blocks(function: str, counts: Sequence[int], size: int) -> None:
+def check_whole_blocks(function: str, counts: Sequence[int], size: int) -> None:
     """Check that whole blocks are dropped, since a sequence begins with a block."""
     for count in counts:
         if count % size:
@@ -166,34 +166,36 @@ def whole_blocks(function: str, counts: Sequence[int], size: int) -> None:
             raise ArgumentValueError(function, rule, {"count": count, "block size": size}, hint)
 
 
-def among(function: str, name: str, least: int, most: int, limit: int, letter: str) -> None:
+def check_among(function: str, name: str, least: int, most: int, limit: int, letter: str) -> None:
     """Check that numbers are from 0 up to `limit`."""
     if least < 0 or most >= limit:
         rule = f"`{name}` must be from 0 to {letter} - 1"
         raise ArgumentValueError(function, rule, {name: least if least < 0 else most, letter: limit})
 
 
-def has_batch(function: str, shape: Shape) -> None:
+def check_has_batch(function: str, shape: Shape) -> None:
     """Check that keys (..., H, S, E) have batch entries."""
     if len(shape) < 4:
         rule = "the cache must have batch entries, on an axis before the heads"
         raise ArgumentValueError(function, rule, {"cache.key.shape": shape})
 
 
-def one_axis(function: str, name: str, shape: Shape) -> None:
+def check_one_axis(function: str, name: str, shape: Shape) -> None:
     """Check that an array has one axis."""
     if len(shape) != 1:
         raise ArgumentValueError(function, f"`{name}` must have one axis", {f"{name}.shape": shape})
 
 
-def row_for_each_entry(function: str, shape: Shape, cached: Shape) -> None:
+def check_row_for_each_entry(function: str, shape: Shape, cached: Shape) -> None:
     """Check that slots are (n,), or (B, n) for keys (B, H, S, E)."""
     if len(shape) != 2 or len(cached) != 4 or shape[0] != cached[0]:
         rule = "`slots` must be (n,), or (B, n) with one row for each entry of one batch axis"
         raise ArgumentValueError(function, rule, {"slots.shape": shape, "cache.key.shape": cached})
 
 
-def block_table(function: str, table: list[list[int]], lengths: list[int], size: int, blocks: int) -> None:
+def check_block_table(
+    function: str, table: list[list[int]], lengths: list[int], size: int, blocks: int
+) -> None:
     """Check that each sequence has as many blocks as its length needs, and that the pool has these blocks."""
     for sequence, (row, length) in enumerate(zip(table, lengths, strict=True)):
         needed = -(-length // size)
@@ -206,7 +208,7 @@ def block_table(function: str, table: list[list[int]], lengths: list[int], size:
                 raise ArgumentValueError(function, rule, {"block": block})
 
 
-def exclusive_blocks(function: str, written: list[tuple[int, int]], table: list[list[int]]) -> None:
+def check_exclusive_blocks(function: str, written: list[tuple[int, int]], table: list[list[int]]) -> None:
     """Check that each written block, as (sequence, block), is in the table only once."""
     owners: dict[int, list[int]] = {}
     for sequence, row in enumerate(table):

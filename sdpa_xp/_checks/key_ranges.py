@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from sdpa_xp._checks.integers import integer
 from sdpa_xp._checks.messages import shown
+from sdpa_xp._checks.numbers import check_integer
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 KeyRange: TypeAlias = range | tuple[int, int]
@@ -24,9 +24,9 @@ class _Keys(NamedTuple):
     """The number of the state that is over these keys."""
 
 
-def key_ranges(function: str, value: object, states: int, keys: object) -> None:
+def check_key_ranges(function: str, value: object, states: int, keys: object) -> None:
     """Check that `value` has the ranges of each state, that none overlap, and that they cover `keys`."""
-    total = None if keys is None else integer(function, "keys", keys, least=0, most=math.inf)
+    total = None if keys is None else check_integer(function, "keys", keys, least=0, most=math.inf)
     if value is None:
         if total is not None:
             rule, hint = "`keys` needs `key_ranges`", "They say which keys each state is over."
@@ -77,7 +77,7 @@ def _ranges(function: str, number: int, item: object) -> Iterator[_Keys]:
         if isinstance(pair, range) or not isinstance(pair, Sequence) or len(pair) != 2:
             rule = f"`{name}` must be a range of keys, (start, stop), or a list of ranges"
             raise ArgumentTypeError(function, rule, {name: repr(item)})
-        start, stop = (integer(function, name, border, least=0, most=math.inf) for border in pair)
+        start, stop = (check_integer(function, name, border, least=0, most=math.inf) for border in pair)
         if stop < start:
             raise ArgumentValueError(function, f"`{name}` must not end before it begins", {name: (start, stop)})
         if start < stop:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
-from sdpa_xp._checks.arrays import floating, one_device, one_dtype, one_library
-from sdpa_xp._checks.integers import integer
-from sdpa_xp._checks.keywords import number
+from sdpa_xp._checks.arrays import check_floating, check_one_device, check_one_dtype, check_one_library
 from sdpa_xp._checks.messages import shown
-from sdpa_xp._checks.shapes import axes
+from sdpa_xp._checks.numbers import check_integer, check_number
+from sdpa_xp._checks.shapes import check_axes
 from sdpa_xp._libraries import array_signatures, has_override, is_array, is_number
 from sdpa_xp._libraries.protocols import Array, Dtype
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
@@ -25,22 +24,22 @@ _FROM_WIDTHS = {
 """How to create a layer from widths, for callers who pass them to the constructor."""
 
 
-def one_kind(function: str, values: Mapping[str, object]) -> dict[str, Array]:
+def check_one_kind(function: str, values: Mapping[str, object]) -> dict[str, Array]:
     """Check that all values are floating arrays of one library, dtype and device, and return them."""
-    _, arrays = one_library(function, values)
+    _, arrays = check_one_library(function, values)
     for name, array in arrays.items():
-        floating(function, name, array)
-    one_dtype(function, arrays)
-    one_device(function, arrays)
+        check_floating(function, name, array)
+    check_one_dtype(function, arrays)
+    check_one_device(function, arrays)
     return arrays
 
 
-def width(function: str, name: str, value: object) -> int:
+def check_width(function: str, name: str, value: object) -> int:
     """Check a width, an integer of at least 1, and return it."""
-    return integer(function, name, value, least=1)
+    return check_integer(function, name, value, least=1)
 
 
-def maps(function: str, values: Mapping[str, object], kind: type) -> None:
+def check_maps(function: str, values: Mapping[str, object], kind: type) -> None:
     """Check that all values are maps of that kind."""
     for name, value in values.items():
         if not isinstance(value, kind):
@@ -56,33 +55,33 @@ def _hint_for_widths(function: str) -> str:
     return f"To create it from widths, call {_FROM_WIDTHS[function]}." if function in _FROM_WIDTHS else ""
 
 
-def named_arrays(function: str, name: str, value: object) -> None:
+def check_named_arrays(function: str, name: str, value: object) -> None:
     """Check that `value` is a mapping, such as `parameters` or a file of safetensors."""
     if not isinstance(value, Mapping):
         raise ArgumentTypeError(function, f"`{name}` must be a mapping of names", {name: shown(value)})
 
 
-def text(function: str, name: str, value: object) -> None:
+def check_text(function: str, name: str, value: object) -> None:
     """Check that `value` is a string."""
     if not isinstance(value, str):
         raise ArgumentTypeError(function, f"`{name}` must be a string", {name: shown(value)})
 
 
-def linear(function: str, weight: object, bias: object) -> dict[str, Array]:
+def check_linear(function: str, weight: object, bias: object) -> dict[str, Array]:
     """Check a weight (out, in) and a bias (out,) or None, and return them as plain arrays."""
     if is_number(weight):
         rule, got = "`weight` must be an array (out, in)", {"weight": shown(weight)}
         raise ArgumentTypeError(function, rule, got, _hint_for_widths(function))
-    arrays = one_kind(function, {"weight": weight} | ({} if bias is None else {"bias": bias}))
+    arrays = check_one_kind(function, {"weight": weight} | ({} if bias is None else {"bias": bias}))
     shapes = {name: array.shape for name, array in arrays.items()}
-    axes(function, {"weight": shapes["weight"]}, 2)
+    check_axes(function, {"weight": shapes["weight"]}, 2)
     if bias is not None and shapes["bias"] != shapes["weight"][:1]:
         rule = "`bias` must have a number for each row of `weight` (out)"
         raise ArgumentValueError(function, rule, {f"{name}.shape": shape for name, shape in shapes.items()})
     return arrays
 
 
-def inputs(function: str, arrays: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
+def check_inputs(function: str, arrays: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
     """Check that each input (..., length, width) has the kind and the width of its weight (out, width).
 
     Inputs that differ only in their numbers from inputs that passed are not checked again. Values of a graph
@@ -93,7 +92,7 @@ def inputs(function: str, arrays: Mapping[str, Any], weights: Mapping[str, Any])
     if signature is not None and signature in _PASSED:
         return
     if not has_override(*arrays.values()):
-        one_kind(function, {**arrays, **{f"{name}.weight": x for name, x in weights.items()}})
+        check_one_kind(function, {**arrays, **{f"{name}.weight": x for name, x in weights.items()}})
     for name, array in arrays.items():
         shape, width = array.shape, weights[name].shape[-1]
         if not shape or shape[-1] != width:
@@ -105,7 +104,7 @@ def inputs(function: str, arrays: Mapping[str, Any], weights: Mapping[str, Any])
         _PASSED.add(signature)
 
 
-def with_lengths(function: str, arrays: Mapping[str, Any]) -> None:
+def check_with_lengths(function: str, arrays: Mapping[str, Any]) -> None:
     """Check that each input has a length and a width."""
     for name, array in arrays.items():
         if len(array.shape) < 2:
@@ -113,7 +112,7 @@ def with_lengths(function: str, arrays: Mapping[str, Any]) -> None:
             raise ArgumentValueError(function, rule, {f"{name}.shape": array.shape})
 
 
-def layer_heads(
+def check_layer_heads(
     function: str,
     widths: Mapping[str, int],
     num_heads: object,
@@ -124,8 +123,10 @@ def layer_heads(
 
     The heads of queries and keys must be equally wide, and there must be as many heads of keys as of values.
     """
-    count = integer(function, "num_heads", num_heads, least=1)
-    key_heads = count if num_kv_heads is None else integer(function, "num_kv_heads", num_kv_heads, least=1)
+    count = check_integer(function, "num_heads", num_heads, least=1)
+    key_heads = (
+        count if num_kv_heads is None else check_integer(function, "num_kv_heads", num_kv_heads, least=1)
+    )
     if count % key_heads:
         rule = "`num_heads` must be a multiple of `num_kv_heads`"
         raise ArgumentValueError(function, rule, {"num_heads": count, "num_kv_heads": key_heads})
@@ -157,16 +158,16 @@ def _hint_for_groups(widths: Mapping[str, int], count: int) -> str:
     return f"For grouped heads, pass num_kv_heads={key_heads}."
 
 
-def one_per_head(function: str, name: str, value: object, count: int, dtype: Dtype) -> None:
+def check_one_per_head(function: str, name: str, value: object, count: int, dtype: Dtype) -> None:
     """Check a number, or an array of one number or of one number for each head."""
     if not is_array(value):
-        number(function, name, value, dtype)
+        check_number(function, name, value, dtype)
     elif value.shape not in ((), (count,)):
         rule = f"`{name}` must be a number, or an array with one number for each head"
         raise ArgumentValueError(function, rule, {f"{name}.shape": value.shape, "num_heads": count})
 
 
-def known_names(function: str, names: Iterable[str], known: Mapping[str, object]) -> None:
+def check_known_names(function: str, names: Iterable[str], known: Mapping[str, object]) -> None:
     """Check that all names are names of parameters."""
     for name in names:
         if name not in known:
@@ -174,7 +175,7 @@ def known_names(function: str, names: Iterable[str], known: Mapping[str, object]
             raise ArgumentValueError(f"{function}.with_parameters", rule, {"name": repr(name)})
 
 
-def mapping_entry(function: str, mapping: Mapping[str, object], name: str) -> object:
+def check_mapping_entry(function: str, mapping: Mapping[str, object], name: str) -> object:
     """Check that the mapping has a name, and return its value."""
     if name not in mapping:
         hint = "`prefix` is what the names begin with, and `names` says what each map is called."
@@ -183,14 +184,14 @@ def mapping_entry(function: str, mapping: Mapping[str, object], name: str) -> ob
     return mapping[name]
 
 
-def module_of_arrays(function: str, like: Any) -> None:
+def check_module_of_arrays(function: str, like: Any) -> None:
     """Check that `like`, which is not an array, is the module of an array library."""
     if not callable(getattr(like, "zeros", None)):
         rule = "`like` must be a library of arrays, or an array of it"
         raise ArgumentTypeError(function, rule, {"like": shown(like)})
 
 
-def unknown_generator(function: str, rng: object) -> NoReturn:
+def refuse_unknown_generator(function: str, rng: object) -> NoReturn:
     """Refuse an `rng` that is not a generator of a known library."""
     rule = (
         "`rng` must be a numpy.random.Generator, cupy.random.Generator, torch.Generator, or key of JAX or MLX"
@@ -199,7 +200,7 @@ def unknown_generator(function: str, rng: object) -> NoReturn:
     raise ArgumentTypeError(function, rule, {"rng": shown(rng)}, hint)
 
 
-def without_bias_of_keys(function: str, mapping: Mapping[str, object], names: tuple[str, ...]) -> None:
+def refuse_bias_of_keys(function: str, mapping: Mapping[str, object], names: tuple[str, ...]) -> None:
     """Refuse the biases that torch appends as a key and a value: they are no parameters of a layer."""
     for name in names:
         if name in mapping:
@@ -208,14 +209,14 @@ def without_bias_of_keys(function: str, mapping: Mapping[str, object], names: tu
             raise ArgumentValueError(function, rule, {"mapping": name}, hint)
 
 
-def multi_head_module(function: str, module: object) -> None:
+def check_multi_head_module(function: str, module: object) -> None:
     """Check that `module` is a torch.nn.MultiheadAttention."""
     if not all(hasattr(module, name) for name in ("in_proj_bias", "num_heads", "add_zero_attn", "state_dict")):
         rule = "`module` must be a torch.nn.MultiheadAttention"
         raise ArgumentTypeError(function, rule, {"module": shown(module)})
 
 
-def whole_heads(function: str, width: int, count: int) -> int:
+def check_whole_heads(function: str, width: int, count: int) -> int:
     """Check that `count` heads share a width evenly, and return the width of a head."""
     if width % count:
         rule = "`query_dim` must be a multiple of `num_heads`"

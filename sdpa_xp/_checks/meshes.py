@@ -10,7 +10,7 @@ from sdpa_xp._libraries.protocols import AnyArray, DeviceRing
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 
-def ring(function: str, library: Library, query: AnyArray, mesh: object, axis_name: object) -> DeviceRing:
+def check_ring(function: str, library: Library, query: AnyArray, mesh: object, axis_name: object) -> DeviceRing:
     """Check an axis of a mesh of the library of `query`, and return its devices."""
     if not library.has_meshes:
         rule, hint = "`query` must be an array of JAX, which has meshes", "For other arrays see `merge_states`."
@@ -29,7 +29,7 @@ def ring(function: str, library: Library, query: AnyArray, mesh: object, axis_na
     return library.device_ring(mesh, axis_name)
 
 
-def divided(function: str, lengths: Mapping[str, int], axis_name: str, devices: int) -> None:
+def check_divided(function: str, lengths: Mapping[str, int], axis_name: str, devices: int) -> None:
     """Check that each device gets as many queries, and as many keys."""
     for name, length in lengths.items():
         if length % devices or not length:

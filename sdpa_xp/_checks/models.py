@@ -15,7 +15,7 @@ UNSUPPORTED = {
 """Keywords of transformers' attention functions that change the result, and that sdpa_xp does not compute."""
 
 
-def model_keywords(function: str, keywords: Mapping[str, object]) -> None:
+def refuse_model_keywords(function: str, keywords: Mapping[str, object]) -> None:
     """Refuse keywords that would change the result and are not computed."""
     for name, (rule, hint) in UNSUPPORTED.items():
         if keywords.get(name) is not None:

@@ -5,26 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sdpa_xp._checks.arrays import boolean, floating, plain_array
-from sdpa_xp._checks.integers import integer
+from sdpa_xp._checks.arrays import check_boolean, check_floating, check_plain_array
 from sdpa_xp._checks.messages import shown
-from sdpa_xp._checks.shapes import broadcasts
-from sdpa_xp._checks.static_integers import integer_list
+from sdpa_xp._checks.numbers import check_integer, check_integer_list
+from sdpa_xp._checks.shapes import check_broadcasts
 from sdpa_xp._libraries import is_number, is_traced, library_of, namespace_of, numpy_array
 from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 
-def weights(function: str, value: object) -> list[list[list[float]]]:
+def check_weights(function: str, value: object) -> list[list[list[float]]]:
     """Check weights (L, S) or (Hq, L, S), none below 0, and return them as lists for each head."""
-    array = plain_array(function, "weights", value)
-    floating(function, "weights", array)
+    array = check_plain_array(function, "weights", value)
+    check_floating(function, "weights", array)
     if array.ndim not in (2, 3):
         rule = "`weights` must be (L, S) or (Hq, L, S)"
         hint = "One entry of a batch is weights[0, ...]." if array.ndim > 3 else ""
         raise ArgumentValueError(function, rule, {"weights.shape": array.shape}, hint)
-    not_empty(function, "weights.shape", array.shape)
-    numbers: Any = readable(function, "weights", array)
+    check_not_empty(function, "weights.shape", array.shape)
+    numbers: Any = check_readable(function, "weights", array)
     heads = numbers if array.ndim == 3 else [numbers]
     if any(weight < 0 for rows in heads for row in rows for weight in row):
         least = min(weight for rows in heads for row in rows for weight in row)
@@ -33,20 +32,20 @@ def weights(function: str, value: object) -> list[list[list[float]]]:
     return [[[float(weight) for weight in row] for row in rows] for rows in heads]
 
 
-def allowed(function: str, value: Array, shape: Shape) -> Array:
+def check_allowed(function: str, value: Array, shape: Shape) -> Array:
     """Check a boolean array that broadcasts to the weights, and return it in their shape."""
-    boolean(function, "mask", value)
-    broadcasts(function, "mask", value.shape, shape, "(Hq, L, S)" if len(shape) == 3 else "(L, S)")
+    check_boolean(function, "mask", value)
+    check_broadcasts(function, "mask", value.shape, shape, "(Hq, L, S)" if len(shape) == 3 else "(L, S)")
     return namespace_of(value).broadcast_to(value, shape)
 
 
-def not_empty(function: str, name: str, shape: Shape) -> None:
+def check_not_empty(function: str, name: str, shape: Shape) -> None:
     """Check that there is something to draw."""
     if 0 in shape:
         raise ArgumentValueError(function, f"`{name}` must have no axis of length 0", {name: shape})
 
 
-def readable(function: str, name: str, array: Array) -> Any:
+def check_readable(function: str, name: str, array: Array) -> Any:
     """Check that the numbers of an array can be read, and return them in nested lists."""
     if is_traced(array) and not library_of(array).computes_on_demand:
         rule = f"`{name}` must have numbers that can be read now, so not inside a jit"
@@ -54,7 +53,7 @@ def readable(function: str, name: str, array: Array) -> Any:
     return library_of(array).to_list(array)
 
 
-def tokens(function: str, name: str, value: object, count: int, letter: str) -> Sequence[str] | None:
+def check_tokens(function: str, name: str, value: object, count: int, letter: str) -> Sequence[str] | None:
     """Check a name for each query or key, or None, and return it."""
     if value is None:
         return None
@@ -66,29 +65,29 @@ def tokens(function: str, name: str, value: object, count: int, letter: str) -> 
     return value
 
 
-def heads(function: str, value: object, count: int) -> list[int]:
+def check_heads(function: str, value: object, count: int) -> list[int]:
     """Check the numbers of heads, and return them in a list; None is all heads."""
     if value is None:
         return [*range(count)]
     if is_number(value):
-        chosen = [integer(function, "heads", value, least=0)]
+        chosen = [check_integer(function, "heads", value, least=0)]
     else:
-        chosen = lengths(function, "heads", value, least=0)
+        chosen = check_lengths(function, "heads", value, least=0)
     if max(chosen) >= count:
         rule = "`heads` must be below Hq, the number of heads of `weights`"
         raise ArgumentValueError(function, rule, {"heads": value, "Hq": count})
     return chosen
 
 
-def lengths(function: str, name: str, value: object, least: int = 1) -> list[int]:
+def check_lengths(function: str, name: str, value: object, least: int = 1) -> list[int]:
     """Check one integer or more, each at least `least`, and return them."""
-    integers = integer_list(function, name, value, least)
+    integers = check_integer_list(function, name, value, least)
     if not integers:
         raise ArgumentValueError(function, f"`{name}` must hold at least one integer", {name: value})
     return integers
 
 
-def numpy_generator(function: str, rng: object) -> Any:
+def check_numpy_generator(function: str, rng: object) -> Any:
     """Check that `rng` is a numpy.random.Generator, and return it."""
     if not library_of(numpy_array()).is_rng(rng):
         hint = "Pass one, so that you can reproduce the picture."

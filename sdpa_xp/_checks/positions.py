@@ -5,25 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from sdpa_xp._checks.arrays import plain_array
-from sdpa_xp._checks.integers import Integers, integer
-from sdpa_xp._checks.keywords import number
+from sdpa_xp._checks.arrays import check_plain_array
 from sdpa_xp._checks.messages import shown
+from sdpa_xp._checks.numbers import Integers, check_integer, check_number
 from sdpa_xp._libraries import FLOATING, dtype_name, is_number
 from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 
-def real_numbers(function: str, name: str, value: object) -> Array:
+def check_real_numbers(function: str, name: str, value: object) -> Array:
     """Check an array of integers or of real floating numbers, and return it."""
-    array = plain_array(function, name, value)
+    array = check_plain_array(function, name, value)
     dtype = dtype_name(array.dtype)
     if dtype not in FLOATING and not dtype.startswith(("int", "uint")):
         raise ArgumentTypeError(function, f"`{name}` must hold numbers", {f"{name}.dtype": array.dtype})
     return array
 
 
-def not_one_number(function: str, name: str, value: object) -> object:
+def refuse_one_number(function: str, name: str, value: object) -> object:
     """Refuse a single number, which could be a position or a length, and return other values."""
     if is_number(value):
         hint = "For the first n positions, pass range(n)."
@@ -31,43 +30,43 @@ def not_one_number(function: str, name: str, value: object) -> object:
     return value
 
 
-def even(function: str, name: str, value: object) -> int:
+def check_even(function: str, name: str, value: object) -> int:
     """Check an even integer of at least 2, and return it."""
-    result = integer(function, name, value, least=2)
+    result = check_integer(function, name, value, least=2)
     if result % 2:
         raise ArgumentValueError(function, f"`{name}` must be even", {name: result})
     return result
 
 
-def above(function: str, name: str, value: object, limit: float) -> float:
+def check_above(function: str, name: str, value: object, limit: float) -> float:
     """Check a number greater than `limit`, and return it."""
-    result = number(function, name, value)
+    result = check_number(function, name, value)
     if result <= limit:
         raise ArgumentValueError(function, f"`{name}` must be greater than {limit:g}", {name: result})
     return result
 
 
-def below(function: str, name: str, numbers: Integers, limit: int, letter: str) -> None:
+def check_below(function: str, name: str, numbers: Integers, limit: int, letter: str) -> None:
     """Check that all numbers are below `limit`, the rows of a table, if the numbers can be read."""
     if numbers.most >= limit and numbers.most != math.inf:
         rule = f"`{name}` must be below {letter}"
         raise ArgumentValueError(function, rule, {name: int(numbers.most), letter: limit})
 
 
-def instance(function: str, name: str, value: object, kind: type, word: str = "", hint: str = "") -> None:
+def check_instance(function: str, name: str, value: object, kind: type, word: str = "", hint: str = "") -> None:
     """Check that `value` is an instance of `kind`, called `word` in the message, or None."""
     if value is not None and not isinstance(value, kind):
         rule = f"`{name}` must be a {word or kind.__name__} or None"
         raise ArgumentTypeError(function, rule, {name: shown(value)}, hint)
 
 
-def rotary(function: str, value: object, kind: type) -> None:
+def check_rotary(function: str, value: object, kind: type) -> None:
     """Check the `rotary` of a cache."""
     hint = "A `RotaryTables` takes your own cosines and sines." if isinstance(value, tuple | list) else ""
-    instance(function, "rotary", value, kind, "Rotary", hint)
+    check_instance(function, "rotary", value, kind, "Rotary", hint)
 
 
-def fits_rotation(function: str, name: str, shape: Shape, width: int) -> None:
+def check_fits_rotation(function: str, name: str, shape: Shape, width: int) -> None:
     """Check that there is a length, and a width of at least that of the rotation."""
     if len(shape) < 2 or shape[-1] < width:
         rule = f"`{name}` must have at least 2 axes, and a width (axis -1, E) of at least `rotary.width`"
@@ -76,7 +75,7 @@ def fits_rotation(function: str, name: str, shape: Shape, width: int) -> None:
         raise ArgumentValueError(function, rule, {f"{name}.shape": shape, "rotary.width": width}, hint)
 
 
-def rotation_tables(function: str, shapes: Mapping[str, Shape]) -> None:
+def check_rotation_tables(function: str, shapes: Mapping[str, Shape]) -> None:
     """Check that cosines and sines have one shape, with a row for each position and a column for each pair."""
     cos, sin = shapes.values()
     if cos != sin or len(cos) < 2 or cos[-1] == 0:
@@ -84,7 +83,7 @@ def rotation_tables(function: str, shapes: Mapping[str, Shape]) -> None:
         raise ArgumentValueError(function, rule, {"cos.shape": cos, "sin.shape": sin})
 
 
-def within_tables(function: str, least: int, most: int, rows: int) -> None:
+def check_within_tables(function: str, least: int, most: int, rows: int) -> None:
     """Check that the tables of a rotation have a row for each position."""
     if least <= most and not 0 <= least <= most < rows:
         rule = "the tables of the rotary must have a row for each position"

@@ -51,7 +51,9 @@ class Sizes(NamedTuple):
         return math.prod(self.batch) * self.query_heads
 
 
-def shapes(function: str, query: Shape, key: Shape, value: Shape | None = None, *, layout: str = HLE) -> Sizes:
+def check_shapes(
+    function: str, query: Shape, key: Shape, value: Shape | None = None, *, layout: str = HLE
+) -> Sizes:
     """Check that query (..., Hq, L, E), key (..., H, S, E) and value (..., H, S, Ev) fit; return their lengths.
 
     If they fit only in the other layout, the message says so.
@@ -82,7 +84,7 @@ def _fits(query: Shape, key: Shape, value: Shape | None, layout: str) -> bool:
 def _sizes(function: str, query: Shape, key: Shape, value: Shape | None, layout: str) -> Sizes:
     named = {"query": query, "key": key} | ({} if value is None else {"value": value})
     for name, shape in named.items():
-        known(function, name, shape)
+        check_known(function, name, shape)
         if len(shape) < 2:
             order = "heads, length" if layout == HLE else "length, heads"
             rule = f"`{name}` must have at least 2 axes, (length, width) or (..., {order}, width)"
@@ -119,14 +121,14 @@ def _sizes(function: str, query: Shape, key: Shape, value: Shape | None, layout:
     return Sizes(batch, query_heads, heads, heads_first["query"][-2], heads_first["key"][-2], query[-1], is_2d)
 
 
-def broadcasts(
+def check_broadcasts(
     function: str, name: str, shape: Shape, target: Shape, letters: str, otherwise: str = ""
 ) -> None:
     """Check that an array of `shape` broadcasts to `target` without making it larger.
 
     `otherwise` is the hint if the shapes suggest no other.
     """
-    known(function, name, shape)
+    check_known(function, name, shape)
     if broadcast(shape, target) != target:
         rule = f"`{name}` must broadcast to {letters}"
         hint = otherwise
@@ -149,7 +151,9 @@ def broadcasts(
         raise ArgumentValueError(function, rule, {f"{name}.shape": shape, letters: target}, hint)
 
 
-def broadcasts_to_sequences(function: str, name: str, shape: Shape, target: Shape, *, packed: bool) -> None:
+def check_broadcasts_to_sequences(
+    function: str, name: str, shape: Shape, target: Shape, *, packed: bool
+) -> None:
     """Check that an array broadcasts to the scores of a sequence of a ragged batch, (N, Hq, L, S).
 
     Sequences may have different S, and packed ones different L, so the message asks for a shape that fits all
@@ -197,7 +201,7 @@ def _differ(length: int, other: int) -> bool:
         return True
 
 
-def known(function: str, name: str, shape: Shape) -> None:
+def check_known(function: str, name: str, shape: Shape) -> None:
     """Check that no length is NaN or None, as unknown lengths of a lazy array are."""
     if any(n is None or n != n for n in shape):
         rule = f"the lengths of `{name}` must be known"
@@ -219,14 +223,14 @@ def _heads_hint(query_heads: int) -> str:
     return "Query head h reads key head h // (Hq // H)."
 
 
-def axes(function: str, named: Mapping[str, Shape], count: int) -> None:
+def check_axes(function: str, named: Mapping[str, Shape], count: int) -> None:
     """Check that each shape has `count` axes."""
     for name, shape in named.items():
         if len(shape) != count:
             raise ArgumentValueError(function, f"`{name}` must have {count} axes", {f"{name}.shape": shape})
 
 
-def entries(function: str, query: Shape, count: int) -> None:
+def check_entries(function: str, query: Shape, count: int) -> None:
     """Check that the query has 4 axes, and a batch entry for each of `count` sequences."""
     if len(query) != 4 or query[0] != count:
         rule = "`query` must have an entry for each sequence of the cache, (N, Hq, L, E)"
@@ -234,16 +238,16 @@ def entries(function: str, query: Shape, count: int) -> None:
         raise ArgumentValueError(function, rule, {"query.shape": query, "N": count}, hint)
 
 
-def columns(function: str, name: str, count: int, heads: int) -> None:
+def check_columns(function: str, name: str, count: int, heads: int) -> None:
     """Check that there is one item for each query head."""
     if count != heads:
         rule = f"`{name}` must have as many heads as `query` (Hq)"
         raise ArgumentValueError(function, rule, {f"heads of {name}": count, "Hq": heads})
 
 
-def bucket_table(function: str, shape: Shape, both_ways: bool) -> None:
+def check_bucket_table(function: str, shape: Shape, both_ways: bool) -> None:
     """Check that a table (buckets, Hq) has near and far buckets, in one or both directions."""
-    known(function, "table", shape)
+    check_known(function, "table", shape)
     least = 4 if both_ways else 2
     if len(shape) != 2 or shape[0] < least or (both_ways and shape[0] % 2):
         rule = f"`table` must be (buckets, Hq), with {least} buckets or more"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import cast
 
-from sdpa_xp._checks.arrays import floating, one_device, one_dtype, one_library
+from sdpa_xp._checks.arrays import check_floating, check_one_device, check_one_dtype, check_one_library
 from sdpa_xp._checks.messages import shown
-from sdpa_xp._checks.shapes import HLE, headed, known
+from sdpa_xp._checks.shapes import HLE, check_known, headed
 from sdpa_xp._libraries import accumulation_dtype, dtype_name
 from sdpa_xp._libraries.protocols import Array, Namespace
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 
-def states(function: str, value: object, layout: str) -> tuple[Namespace, Sequence[tuple[Array, Array]]]:
+def check_states(function: str, value: object, layout: str) -> tuple[Namespace, Sequence[tuple[Array, Array]]]:
     """Check states of one library, dtype, device and shape, and return their namespace and arrays."""
     if not isinstance(value, Iterable):
         rule = "`states` must be the states to merge, each an AttentionState"
@@ -28,15 +28,15 @@ def states(function: str, value: object, layout: str) -> tuple[Namespace, Sequen
     pairs = cast(Sequence[tuple[Array, Array]], parts)
     outputs = {f"states[{index}].output": output for index, (output, _) in enumerate(pairs)}
     lses = {f"states[{index}].lse": lse for index, (_, lse) in enumerate(pairs)}
-    xp, arrays = one_library(function, outputs | lses)
+    xp, arrays = check_one_library(function, outputs | lses)
     outputs, lses = ({name: arrays[name] for name in named} for named in (outputs, lses))
-    one_device(function, arrays)
+    check_one_device(function, arrays)
     for arrays in (outputs, lses):
         (first, reference), *_ = arrays.items()
-        floating(function, first, reference)
-        one_dtype(function, arrays)
+        check_floating(function, first, reference)
+        check_one_dtype(function, arrays)
         for name, array in arrays.items():
-            known(function, name, array.shape)
+            check_known(function, name, array.shape)
             if array.shape != reference.shape:
                 rule = f"`{first}` and `{name}` must have one shape"
                 got = {f"{first}.shape": reference.shape, f"{name}.shape": array.shape}

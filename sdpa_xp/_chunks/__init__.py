@@ -9,8 +9,8 @@ worker can compute them.
 
 from __future__ import annotations
 
-from sdpa_xp import _checks as checks
 from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._checks.keywords import refuse_missing_streams
 from sdpa_xp._chunks import forward, streams
 from sdpa_xp._chunks.call import CutCall, GraphCall, StreamedCall, refused_function
 from sdpa_xp._core.dropout import Dropout
@@ -36,7 +36,7 @@ def graph_call(call: PreparedCall) -> GraphCall | None:
     """Return a call cut into its chunks for what only graphs of tasks compute, or None as for `cut_call`."""
     cut = cut_call(call)
     if isinstance(cut, StreamedCall):
-        checks.refuse_missing_streams(call.grid.function, call.grid.library.name)
+        refuse_missing_streams(call.grid.function, call.grid.library.name)
     return cut if isinstance(cut, GraphCall) else None
 
 

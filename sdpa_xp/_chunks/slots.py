@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
 from sdpa_xp._call.prepared_call import BoundOptions
-from sdpa_xp._checks import Integers
+from sdpa_xp._checks.numbers import Integers
 from sdpa_xp._chunks.cutting import AlignedArray, Axis, aligned_axes
 from sdpa_xp._libraries import is_array, is_traced, namespace_of
 from sdpa_xp._libraries.protocols import Array

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.gradients import refuse_unknown_derivative
 from sdpa_xp._core import threads
 from sdpa_xp._core.gradient_accumulator import GradientAccumulator
 from sdpa_xp._core.key_value_source import KeyValueSource
@@ -101,7 +101,7 @@ def gradients(forward: Forward, cotangent: Array) -> dict[str, Array]:
         forward = forward._replace(scores=scores._replace(grid=replace(scores.grid, questions=questions)))
         computed = _gradients(forward, cotangent, "cotangent" if finite >= INPUTS else "all")
         if questions.arrays and not all(map(all, questions.read(scores.grid.library, scores.xp))):
-            checks.not_added(scores.grid.function, traced=False)
+            refuse_unknown_derivative(scores.grid.function, traced=False)
         return computed
     computed = _gradients(forward, cotangent, "none")
     if not scores.may_mask or _is_finite(scores.xp, computed):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from sdpa_xp import _checks as checks
 from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._checks.keywords import refuse_missing_kernel
 from sdpa_xp._kernels import jax, mlx, torch
 from sdpa_xp._libraries.protocols import Array
 
@@ -61,5 +61,5 @@ def choose_kernel(call: PreparedCall) -> KernelChoice:
     if reason is None:
         return KernelChoice(kernel, f"{library}'s kernel computes the call as documented")
     if is_asked_for:
-        checks.refuse_missing_kernel(call.grid.function, reason)
+        refuse_missing_kernel(call.grid.function, reason)
     return KernelChoice(None, reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.shapes import HLE
 from sdpa_xp._libraries.protocols import Array, Namespace
 
 Layout: TypeAlias = Literal["...HLE", "...LHE"]
@@ -18,7 +18,7 @@ def slice_of_axis(axis: int, start: int, stop: int) -> tuple[Any, ...]:
 
 def swap_heads_and_length(xp: Namespace, array: Array, layout: str) -> Array:
     """Convert (..., L, H, E) to (..., H, L, E), or back, as a view; in the layout "...HLE" nothing is to do."""
-    if layout == checks.HLE or array.ndim < 3:
+    if layout == HLE or array.ndim < 3:
         return array
     *batch, heads, length, width = range(array.ndim)
     return xp.permute_dims(array, (*batch, length, heads, width))

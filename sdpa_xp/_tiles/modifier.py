@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.keywords import Immutable
+from sdpa_xp._checks.messages import call_of
 from sdpa_xp._libraries import is_array
 from sdpa_xp._libraries.jax_trees import Tree
 
@@ -20,7 +21,7 @@ alive."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ScoreModifier(Tree, checks.Immutable):
+class ScoreModifier(Tree, Immutable):
     """A mask or a bias. Its fields are the arguments of the public function that made it."""
 
     name: ClassVar[str] = ""
@@ -83,7 +84,7 @@ class ScoreModifier(Tree, checks.Immutable):
         return tuple(signature)
 
     def __repr__(self) -> str:
-        return checks.call_of(self, self.name)
+        return call_of(self, self.name)
 
     def __eq__(self, other: object) -> bool:
         """Return whether both are the same mask or bias, of equal arguments."""

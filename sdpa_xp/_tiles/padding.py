@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from sdpa_xp._checks import Integers
+from sdpa_xp._checks.numbers import Integers
 from sdpa_xp._libraries.protocols import Array
 
 Entries: TypeAlias = tuple[int, ...]

@@ -7,8 +7,19 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from sdpa_xp import _checks as checks
-from sdpa_xp._checks import DeviceNumbers, Integers
+from sdpa_xp._checks.arrays import check_added_dtype, check_floating, check_one_device, check_one_library
+from sdpa_xp._checks.numbers import (
+    LARGEST_INTEGER,
+    DeviceNumbers,
+    Integers,
+    check_ids,
+    check_integer,
+    check_integers,
+    check_one_each,
+    check_within,
+    is_integral,
+)
+from sdpa_xp._checks.shapes import THE_BATCH, check_broadcasts, check_broadcasts_to_sequences
 from sdpa_xp._libraries import (
     ExecutionKind,
     Library,
@@ -143,7 +154,7 @@ class ScoreGrid:
         grid = replace(self.for_entries(entries, *lengths, least), entry_index=index)
         return replace(grid, padding=padding, position_spread=most - least) if is_padded else grid
 
-    def check_integers(self, name: str, value: object, least: int = -checks.LARGEST_INTEGER) -> Integers:
+    def check_integers(self, name: str, value: object, least: int = -LARGEST_INTEGER) -> Integers:
         """Check one integer for all batch entries, or one for each: an int or (..., 1, 1, 1)."""
         if self.entries is not None and (isinstance(value, tuple | list) or is_array(value)):
             value = self._integers_of_entries(name, value)
@@ -153,7 +164,7 @@ class ScoreGrid:
         """Check integers as `check_integers` does, which are at least 0 and at most L or S."""
         if self.padding is None:
             lengths = self.check_integers(name, value, least=0)
-            checks.within(self.function, name, lengths, self.queries if letter == "L" else self.keys, letter)
+            check_within(self.function, name, lengths, self.queries if letter == "L" else self.keys, letter)
             return lengths
         if isinstance(value, tuple | list) or is_array(value):
             value = self._integers_of_entries(name, value)
@@ -161,11 +172,11 @@ class ScoreGrid:
         limits = self.padding.lengths(letter)
         numbers = value if isinstance(value, list) else [lengths.most] * len(limits)
         for number, limit in zip(numbers, limits, strict=True):
-            checks.within(self.function, name, Integers(number, number, number), limit, letter)
+            check_within(self.function, name, Integers(number, number, number), limit, letter)
         return lengths
 
     def _checked_integers(self, name: str, value: object, least: int) -> Integers:
-        checked = checks.integers(
+        checked = check_integers(
             self.function,
             name,
             value,
@@ -180,7 +191,7 @@ class ScoreGrid:
         if checked.shape == (1,) and not self.batch:  # a list of one for inputs without a batch
             return checked._replace(values=self.in_all_axes(checked.values, 2))
         if self.entries is None:
-            checks.broadcasts(self.function, name, checked.shape, self.batch, checks.THE_BATCH)
+            check_broadcasts(self.function, name, checked.shape, self.batch, THE_BATCH)
         return checked._replace(values=self.in_all_axes(checked.values, 3))
 
     def check_offset(self, name: str, value: object) -> Integers:
@@ -194,30 +205,30 @@ class ScoreGrid:
     def check_ids(self, name: str, value: object, length: int, letter: str, hint: str = "") -> Array:
         """Check an id for each of `length` queries or keys, (..., length)."""
         waiting = None if self.execution_kind != "device" else self._waiting()
-        ids = checks.ids(self.function, name, value, self.xp, self.device, waiting)
+        ids = check_ids(self.function, name, value, self.xp, self.device, waiting)
         for number in (length,) if self.padding is None else self.padding.lengths(letter):
-            checks.one_each(self.function, name, ids.shape, (*self.batch, number), letter, hint)
+            check_one_each(self.function, name, ids.shape, (*self.batch, number), letter, hint)
         return self.slice_entries(ids, 1)
 
     def check_scores_shape(self, name: str, array: Array) -> Array:
         """Check an array that broadcasts to the scores."""
         if self.entries is None:
-            checks.broadcasts(self.function, name, array.shape, self.caller_shape, "(..., Hq, L, S)")
+            check_broadcasts(self.function, name, array.shape, self.caller_shape, "(..., Hq, L, S)")
         else:
             for shape in self.caller_shapes():
-                checks.broadcasts_to_sequences(self.function, name, array.shape, shape, packed=self.is_packed)
+                check_broadcasts_to_sequences(self.function, name, array.shape, shape, packed=self.is_packed)
         return self.in_all_axes(self.slice_entries(array, 3))
 
     def check_heads_shape(self, name: str, array: Array) -> Array:
         """Check an array that broadcasts to (..., Hq); returns it as (..., Hq, 1, 1)."""
-        checks.broadcasts(self.function, name, array.shape, self.batch_and_heads, "(..., Hq)")
+        check_broadcasts(self.function, name, array.shape, self.batch_and_heads, "(..., Hq)")
         return self.in_all_axes(self.slice_entries(array, 1), 2)
 
     def check_dtype(self, name: str, array: Array) -> None:
         """Refuse an array that is added to the scores, and has a wider dtype than they and the query."""
-        checks.floating(self.function, name, array)
+        check_floating(self.function, name, array)
         if self.input_dtype is not None:
-            checks.added_dtype(self.function, name, array, self.input_dtype, self.dtype)
+            check_added_dtype(self.function, name, array, self.input_dtype, self.dtype)
 
     def put(self, numbers: Sequence[float], dtype: Dtype) -> Array:
         """Return a list of numbers as an array; a device that has to be waited for gets each list once."""
@@ -292,14 +303,14 @@ class ScoreGrid:
     def _integers_of_entries(self, name: str, value: Any) -> object:
         """Return the integers of `entries`, out of one for each batch entry or one for all."""
         shape = (len(value),) if isinstance(value, tuple | list) else value.shape
-        checks.broadcasts(self.function, name, shape, self.batch, checks.THE_BATCH)
+        check_broadcasts(self.function, name, shape, self.batch, THE_BATCH)
         entries = cast(tuple[int, ...], self.entries)
         if not shape:
             return value
         if shape[0] == 1 or len(entries) == 1:  # one number, not an array, so that tiles outside can be skipped
             return value[entries[0] if shape[0] > 1 else 0]
         if is_array(value):
-            is_read = self.padding is not None and checks.is_integral(value) and not self.is_traced
+            is_read = self.padding is not None and is_integral(value) and not self.is_traced
             if not is_read:
                 return rows_at(value, entries)
             value = library_of(value).to_list(value)  # each is compared with a length, so all are read at once
@@ -331,14 +342,14 @@ def grid_of(
     if not isinstance(shape, tuple | list):
         rule = "`shape` must be (L, S) or (..., Hq, L, S)"
         raise ArgumentTypeError(function, rule, {"shape": repr(shape)})
-    sizes = tuple(checks.integer(function, f"shape[{axis}]", n, least=0) for axis, n in enumerate(shape))
+    sizes = tuple(check_integer(function, f"shape[{axis}]", n, least=0) for axis, n in enumerate(shape))
     if len(sizes) < 2:
         rule = "`shape` must be (L, S) or (..., Hq, L, S)"
         raise ArgumentValueError(function, rule, {"shape": shape})
     named = {} if like is None else {"like": like}
     named |= {f"{name}.{argument} ({n + 1})": array for n, (argument, array) in enumerate(arrays)}
-    xp, checked = checks.one_library(function, named or {"like": numpy_array()})
-    checks.one_device(function, checked)
+    xp, checked = check_one_library(function, named or {"like": numpy_array()})
+    check_one_device(function, checked)
     first = next(iter(checked.values()))
     return ScoreGrid(
         function=function,

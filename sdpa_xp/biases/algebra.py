@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.arrays import check_operand, check_plain_array
+from sdpa_xp._checks.shapes import broadcast
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.allowed import Allowed, is_masked
 from sdpa_xp._tiles.gradient_target import GradientTarget
@@ -137,8 +138,8 @@ def as_bias(function: str, name: str, value: object) -> Bias:
     """Convert a floating array to a Bias; biases pass through unchanged."""
     if isinstance(value, Bias):
         return value
-    checks.operand(function, name, value, "a bias or a floating array")
-    return ArrayBias(checks.plain_array(function, name, value), name)
+    check_operand(function, name, value, "a bias or a floating array")
+    return ArrayBias(check_plain_array(function, name, value), name)
 
 
 class Added(Term):
@@ -152,7 +153,7 @@ class Added(Term):
         # The bias says which pairs it masks: the sum does not, because inf - inf is NaN.
         added = self.added(tile)
         unmasked = self.unmasked(tile, added)
-        if not in_place or checks.broadcast(scores.shape, added.shape) != scores.shape:
+        if not in_place or broadcast(scores.shape, added.shape) != scores.shape:
             return scores + added, unmasked
         scores += added
         return scores, unmasked

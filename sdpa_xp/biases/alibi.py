@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
-from sdpa_xp import _checks as checks
-from sdpa_xp._checks import Integers, IntegersLike
+from sdpa_xp._checks.arrays import check_floating, check_plain_array
+from sdpa_xp._checks.keywords import explains_keywords
+from sdpa_xp._checks.numbers import Integers, IntegersLike, check_integer, check_number, check_offset
+from sdpa_xp._checks.shapes import check_columns
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.allowed import Allowed
 from sdpa_xp._tiles.gradient_target import GradientTarget
@@ -19,7 +21,7 @@ from sdpa_xp.biases.algebra import Bias, Term
 from sdpa_xp.biases.by_distance import AddedByDistance
 
 
-@checks.explains_keywords
+@explains_keywords
 def alibi(
     slopes: int | Sequence[float] | AnyArray, *, offset: IntegersLike | Literal["lower_right"] = 0
 ) -> Bias:
@@ -55,16 +57,16 @@ def alibi(
         Press et al., "Train Short, Test Long", arXiv 2108.12409, section 3.
     """
     if isinstance(slopes, numbers.Integral) and not isinstance(slopes, bool):
-        slopes = checks.integer("alibi", "slopes", slopes, least=1)
+        slopes = check_integer("alibi", "slopes", slopes, least=1)
     elif isinstance(slopes, list | tuple):
-        slopes = tuple(checks.number("alibi", f"slopes[{head}]", slope) for head, slope in enumerate(slopes))
+        slopes = tuple(check_number("alibi", f"slopes[{head}]", slope) for head, slope in enumerate(slopes))
     else:
-        slopes = checks.plain_array("alibi", "slopes", slopes)
-        checks.floating("alibi", "slopes", slopes)
-    return Alibi(slopes, checks.offset("alibi", offset))
+        slopes = check_plain_array("alibi", "slopes", slopes)
+        check_floating("alibi", "slopes", slopes)
+    return Alibi(slopes, check_offset("alibi", offset))
 
 
-@checks.explains_keywords
+@explains_keywords
 def alibi_slopes(heads: int) -> tuple[float, ...]:
     r"""Return the slopes of ALiBi for n heads, $2^{-8/n}, 2^{-16/n}, \dots$
 
@@ -92,7 +94,7 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
     References:
         Press et al., "Train Short, Test Long", arXiv 2108.12409, section 3.
     """
-    heads = checks.integer("alibi_slopes", "heads", heads, least=1)
+    heads = check_integer("alibi_slopes", "heads", heads, least=1)
     whole = 2 ** int(math.log2(heads))
     slopes = [2.0 ** (-8 * (head + 1) / whole) for head in range(whole)]
     between = [2.0 ** (-4 * (2 * head + 1) / whole) for head in range(heads - whole)]
@@ -112,7 +114,7 @@ class Alibi(Bias):
         xp = grid.xp
         numbers = self.slopes
         if isinstance(numbers, int):
-            checks.columns(grid.function, "bias.slopes", numbers, grid.heads)
+            check_columns(grid.function, "bias.slopes", numbers, grid.heads)
             numbers = alibi_slopes(numbers)
         is_array = not isinstance(numbers, tuple)
         if is_array:

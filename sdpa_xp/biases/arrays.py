@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.keywords import explains_keywords
+from sdpa_xp._checks.messages import brief
+from sdpa_xp._checks.numbers import check_rows
 from sdpa_xp._libraries import quiet
 from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp._tiles.score_grid import ScoreGrid, grid_of
@@ -13,7 +15,7 @@ from sdpa_xp.biases.algebra import Bias
 from sdpa_xp.errors import ArgumentTypeError
 
 
-@checks.explains_keywords
+@explains_keywords
 def to_array(bias: Bias, shape: tuple[int, ...], *, rows: range | None = None, like: Any = None) -> Any:
     """Convert a bias to an array: the scores after the bias, if all scores before it are 0.
 
@@ -46,9 +48,9 @@ def to_array(bias: Bias, shape: tuple[int, ...], *, rows: range | None = None, l
         Press et al., "Train Short, Test Long", arXiv 2108.12409, section 3.
     """
     if not isinstance(bias, Bias):
-        raise ArgumentTypeError("to_array", "`bias` must be a bias", {"bias": checks.brief(bias)})
+        raise ArgumentTypeError("to_array", "`bias` must be a bias", {"bias": brief(bias)})
     grid = grid_of("to_array", "bias", shape, bias.arrays(), like)
-    rows = checks.rows("to_array", "rows", rows, grid.queries)
+    rows = check_rows("to_array", "rows", rows, grid.queries)
     with quiet(next((array for _, array in bias.arrays()), like)):
         return _of_rows(bias, grid, rows, (*shape[:-2], len(rows), shape[-1]))
 

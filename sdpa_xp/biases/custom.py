@@ -6,7 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.arrays import (
+    apply_caller_function,
+    check_floating,
+    check_function_result,
+    check_plain_array,
+)
+from sdpa_xp._checks.gradients import refuse_unknown_derivative
+from sdpa_xp._checks.keywords import check_function, explains_keywords
+from sdpa_xp._checks.shapes import broadcast
 from sdpa_xp._libraries import dtype_name, is_traced
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.allowed import Allowed, is_masked
@@ -20,7 +28,7 @@ ROUNDING = {"float32": 2.0**-20, "float64": 2.0**-49}
 """A few roundings: the error that a function may have if it only adds to the score."""
 
 
-@checks.explains_keywords
+@explains_keywords
 def from_array(array: AnyArray) -> Bias:
     """Convert a floating array to a bias, which combines with other biases.
 
@@ -46,11 +54,11 @@ def from_array(array: AnyArray) -> Bias:
     References:
         Shaw et al., "Self-Attention with Relative Position Representations", arXiv 1803.02155.
     """
-    checks.floating("from_array", "array", checks.plain_array("from_array", "array", array))
+    check_floating("from_array", "array", check_plain_array("from_array", "array", array))
     return as_bias("from_array", "bias", array)
 
 
-@checks.explains_keywords
+@explains_keywords
 def from_function(score_mod: ScoreFunction) -> Bias:
     """Return the bias of a function, which changes a score s to score_mod(s, b, h, i, j).
 
@@ -85,7 +93,7 @@ def from_function(score_mod: ScoreFunction) -> Bias:
     References:
         Dong et al., "Flex Attention", arXiv 2412.05496, section 3.1.
     """
-    checks.function("from_function", "score_mod", score_mod, ("score", "b", "h", "q_idx", "kv_idx"))
+    check_function("from_function", "score_mod", score_mod, ("score", "b", "h", "q_idx", "kv_idx"))
     return FunctionBias(score_mod)
 
 
@@ -106,10 +114,10 @@ class FunctionBias(Bias, Term):
     def apply(self, tile: Tile, scores: Array, *, in_place: bool = False) -> tuple[Array, Allowed]:
         del in_place
         xp, function = tile.grid.xp, tile.grid.function
-        returned = checks.apply_caller_function(function, "bias", self.score_mod, (scores, *tile.indices))
-        result = checks.of_function(function, "bias", returned, tile.shape, xp)
-        checks.floating(function, "bias", result)
-        shape = checks.broadcast(result.shape, scores.shape) or tile.shape
+        returned = apply_caller_function(function, "bias", self.score_mod, (scores, *tile.indices))
+        result = check_function_result(function, "bias", returned, tile.shape, xp)
+        check_floating(function, "bias", result)
+        shape = broadcast(result.shape, scores.shape) or tile.shape
         # The function may have widened it: some libraries add float32 and int32 to float64.
         changed = xp.broadcast_to(xp.astype(result, tile.grid.dtype, copy=False), shape)
         return changed, ~is_masked(changed)
@@ -118,7 +126,7 @@ class FunctionBias(Bias, Term):
         xp, function = tile.grid.xp, tile.grid.function
         computed, _ = self.apply(tile, scores)
         if tile.grid.is_traced or is_traced(computed):
-            checks.not_added(function, traced=True)
+            refuse_unknown_derivative(function, traced=True)
         added, _ = self.apply(tile, xp.zeros_like(scores))
         expected = scores + added
         largest = xp.max(xp.where(xp.isfinite(expected), xp.abs(scores) + xp.abs(added), 0.0))
@@ -128,4 +136,4 @@ class FunctionBias(Bias, Term):
         if (questions := tile.grid.questions) is not None:  # they are read after the last tile
             questions.ask(lambda: xp.reshape(only_adds, (1,)))
         elif not bool(only_adds):
-            checks.not_added(function, traced=False)
+            refuse_unknown_derivative(function, traced=False)

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
-from sdpa_xp import _checks as checks
-from sdpa_xp._checks import Integers
+from sdpa_xp._checks.arrays import check_floating, check_plain_array
+from sdpa_xp._checks.keywords import check_flag, explains_keywords
+from sdpa_xp._checks.numbers import Integers, check_integer, check_offset
+from sdpa_xp._checks.shapes import check_bucket_table, check_columns
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
 from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.score_grid import ScoreGrid
@@ -17,7 +19,7 @@ from sdpa_xp.biases.algebra import Bias, Term
 from sdpa_xp.biases.by_distance import AddedByDistance
 
 
-@checks.explains_keywords
+@explains_keywords
 def relative(
     table: AnyArray,
     *,
@@ -63,15 +65,15 @@ def relative(
     References:
         Raffel et al., "T5", arXiv 1910.10683, section 2.1.
     """
-    array = checks.plain_array("relative", "table", table)
-    checks.floating("relative", "table", array)
-    both_ways = checks.flag("relative", "bidirectional", bidirectional)
-    checks.bucket_table("relative", array.shape, both_ways)
+    array = check_plain_array("relative", "table", table)
+    check_floating("relative", "table", array)
+    both_ways = check_flag("relative", "bidirectional", bidirectional)
+    check_bucket_table("relative", array.shape, both_ways)
     exact = array.shape[0] // (4 if both_ways else 2)
-    furthest = checks.integer("relative", "max_distance", max_distance, least=exact + 1)
-    shift = checks.offset("relative", offset, "an integer")
+    furthest = check_integer("relative", "max_distance", max_distance, least=exact + 1)
+    shift = check_offset("relative", offset, "an integer")
     if not isinstance(shift, str):
-        checks.integer("relative", "offset", offset)
+        check_integer("relative", "offset", offset)
     return Relative(array, both_ways, furthest, shift)
 
 
@@ -139,7 +141,7 @@ class Relative(Bias):
     def bind(self, grid: ScoreGrid) -> tuple[Term, ...]:
         xp, table = grid.xp, cast(Array, self.table)
         grid.check_dtype("bias.table", table)
-        checks.columns(grid.function, "bias.table", table.shape[1], grid.heads)
+        check_columns(grid.function, "bias.table", table.shape[1], grid.heads)
         offset = grid.check_offset("bias.offset", self.offset)
         # The smallest and the largest distance in the call; distances beyond `max_distance` share a bucket.
         first, last = -self.max_distance, self.max_distance

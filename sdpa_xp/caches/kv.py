@@ -5,8 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from sdpa_xp import _checks as checks
-from sdpa_xp._checks import IntegersLike
+from sdpa_xp._checks.arrays import check_one_library
+from sdpa_xp._checks.caches import (
+    check_has_batch,
+    check_one_axis,
+    check_row_for_each_entry,
+    check_same_but_length,
+    check_same_but_width,
+    check_same_dtype_and_device,
+    check_writeable,
+    refuse_graph_values,
+)
+from sdpa_xp._checks.keywords import check_flag, check_layout, explains_keywords
+from sdpa_xp._checks.messages import brief
+from sdpa_xp._checks.numbers import LARGEST_INTEGER, IntegersLike, check_integer
+from sdpa_xp._checks.positions import check_fits_rotation, check_rotary
+from sdpa_xp._checks.shapes import HLE
 from sdpa_xp._display import table
 from sdpa_xp._libraries import device_of, dtype_name, has_override, is_array, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
@@ -89,7 +103,7 @@ class KVCache(CacheAttention[A]):
 
     __slots__ = ()
 
-    @checks.explains_keywords
+    @explains_keywords
     def __init__(
         self,
         key: A,
@@ -103,28 +117,28 @@ class KVCache(CacheAttention[A]):
         positions: TokenPositionsLike | None = None,
     ) -> None:
         function = "KVCache"
-        checks.layout(function, layout)
-        checks.rotary(function, rotary, Rotation)
-        self._layout, self._rotary, axis = layout, rotary, -2 if layout == checks.HLE else -3
-        _, arrays = checks.one_library(function, {"key": key, "value": value})
-        checks.same_dtype_and_device(function, arrays)
-        checks.same_but_width(function, {name: array.shape for name, array in arrays.items()})
+        check_layout(function, layout)
+        check_rotary(function, rotary, Rotation)
+        self._layout, self._rotary, axis = layout, rotary, -2 if layout == HLE else -3
+        _, arrays = check_one_library(function, {"key": key, "value": value})
+        check_same_dtype_and_device(function, arrays)
+        check_same_but_width(function, {name: array.shape for name, array in arrays.items()})
         length = arrays["key"].shape[axis]
         self._positions: Positions = check_start(function, first_position, positions, length, arrays["key"])
-        if checks.flag(function, "rotated", rotated) and rotary is not None:
-            checks.fits_rotation(function, "key", arrays["key"].shape, rotary.width)
+        if check_flag(function, "rotated", rotated) and rotary is not None:
+            check_fits_rotation(function, "key", arrays["key"].shape, rotary.width)
         else:
             arrays["key"] = rotate(rotary, function, "key", arrays["key"], lambda _: self._positions, layout)
         if capacity is not None:
-            checks.no_graph_values(function, "`capacity`", arrays)
-            room = checks.integer(function, "capacity", capacity, least=length) - length
+            refuse_graph_values(function, "`capacity`", arrays)
+            room = check_integer(function, "capacity", capacity, least=length) - length
             arrays = {name: with_room(array, room, axis) for name, array in arrays.items()}
-            checks.writeable(function, "`capacity`", arrays)
+            check_writeable(function, "`capacity`", arrays)
         buffers = Buffers(arrays, axis, length, length, are_of_caller=capacity is None)
         self._slots = TokenSlots(buffers, 0, length)
 
     def __repr__(self) -> str:
-        shown = {"key": checks.brief(self.key), "value": checks.brief(self.value)}
+        shown = {"key": brief(self.key), "value": brief(self.value)}
         shown |= shown_positions(self._positions)
         return f"KVCache({', '.join(f'{name}={text}' for name, text in shown.items())})"
 
@@ -143,7 +157,7 @@ class KVCache(CacheAttention[A]):
         return table("KVCache", rows if self._rotary is None else [*rows, ("rotary", str(self._rotary))])
 
     @quietly
-    @checks.explains_keywords
+    @explains_keywords
     def append(
         self,
         key: A,
@@ -176,12 +190,12 @@ class KVCache(CacheAttention[A]):
         function, length, axis = "KVCache.append", self._slots.length, self._slots.buffers.axis
         old = self._slots.arrays()
         cached = {f"cache.{name}": array for name, array in old.items()}
-        xp, arrays = checks.one_library(function, {"key": key, "value": value, **cached})
-        checks.same_dtype_and_device(function, arrays)
+        xp, arrays = check_one_library(function, {"key": key, "value": value, **cached})
+        check_same_dtype_and_device(function, arrays)
         new = {name: arrays[name] for name in ("key", "value")}
         for name, array in new.items():
-            checks.same_but(function, name, array.shape, old[name].shape, axis)
-        checks.same_but_width(function, {name: array.shape for name, array in new.items()})
+            check_same_but_length(function, name, array.shape, old[name].shape, axis)
+        check_same_but_width(function, {name: array.shape for name, array in new.items()})
         count = new["key"].shape[axis]
         added: Positions = positions_after(self._positions, length)
         if positions is not None:
@@ -189,11 +203,11 @@ class KVCache(CacheAttention[A]):
         new["key"] = rotate(self._rotary, function, "key", new["key"], lambda _: added, self._layout)
         factory = factory_like(function, new["key"])
         joined = joined_positions(factory, self._positions, length, added, count)
-        if checks.flag(function, "in_place", in_place):
+        if check_flag(function, "in_place", in_place):
             return self._with(self._slots.append(function, new), joined)
         return self._copied({name: xp.concat([old[name], new[name]], axis=axis) for name in new}, joined)
 
-    @checks.explains_keywords
+    @explains_keywords
     def drop_first(self, count: int) -> KVCache[A]:
         """Return a cache without its first `count` tokens. The other tokens keep their positions.
 
@@ -210,7 +224,7 @@ class KVCache(CacheAttention[A]):
         """
         return self._without(self._counted("drop_first", count), 0)
 
-    @checks.explains_keywords
+    @explains_keywords
     def drop_last(self, count: int) -> KVCache[A]:
         """Return a cache without its last `count` tokens, such as a draft that was rejected.
 
@@ -228,7 +242,7 @@ class KVCache(CacheAttention[A]):
         return self._without(0, self._counted("drop_last", count))
 
     @quietly
-    @checks.explains_keywords
+    @explains_keywords
     def take_tokens(self, slots: Sequence[int] | AnyArray) -> KVCache[A]:
         """Return a cache of some tokens, which keep their positions.
 
@@ -252,7 +266,7 @@ class KVCache(CacheAttention[A]):
         factory = factory_like(function, array)
         index = check_slots(function, "slots", slots, self._slots.length, "S", array)
         if index.ndim > 1:
-            checks.row_for_each_entry(function, index.shape, array.shape)
+            check_row_for_each_entry(function, index.shape, array.shape)
         if index.shape[-1] == 0:
             return self._without(self._slots.length, 0)
         positions = positions_array(factory, self._positions, self._slots.length)
@@ -260,7 +274,7 @@ class KVCache(CacheAttention[A]):
         return self._copied(arrays, elements_at(positions, index, -1, -1))
 
     @quietly
-    @checks.explains_keywords
+    @explains_keywords
     def take_entries(self, entries: Sequence[int] | AnyArray) -> KVCache[A]:
         """Return a cache of some batch entries, in any order and also repeatedly, as a beam search needs.
 
@@ -276,16 +290,16 @@ class KVCache(CacheAttention[A]):
         """
         function = "KVCache.take_entries"
         key = self._slots.tokens("key")
-        checks.has_batch(function, key.shape)
+        check_has_batch(function, key.shape)
         index = check_slots(function, "entries", entries, key.shape[0], "B", key)
-        checks.one_axis(function, "entries", index.shape)
+        check_one_axis(function, "entries", index.shape)
         arrays = {name: elements_at(tokens, index, 0, 0) for name, tokens in self._slots.arrays().items()}
         return self._copied(arrays, positions_of_entries(self._positions, index, key.shape[:-3]))
 
     def _counted(self, method: str, count: int) -> int:
         function, length = f"KVCache.{method}", self._slots.length
-        most = length if isinstance(length, int) else checks.LARGEST_INTEGER  # or a name, in a graph
-        return checks.integer(function, "count", count, least=0, most=most)
+        most = length if isinstance(length, int) else LARGEST_INTEGER  # or a name, in a graph
+        return check_integer(function, "count", count, least=0, most=most)
 
     @quietly
     def _without(self, first: int, last: int) -> KVCache[A]:
@@ -320,7 +334,7 @@ class KVCache(CacheAttention[A]):
         return {**self._slots.arrays(), **state}
 
     def _set_tree_state(self, state: dict[str, Any]) -> None:
-        axis = -2 if state["layout"] == checks.HLE else -3
+        axis = -2 if state["layout"] == HLE else -3
         shape = getattr(state["key"], "shape", ())  # JAX may have put something else where arrays were
         length = shape[axis] if len(shape) >= -axis else 0
         buffers = Buffers({name: state[name] for name in ("key", "value")}, axis, length, length, True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar, cast
 
-from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions
-from sdpa_xp._checks import Implementation
+from sdpa_xp._checks.arrays import check_plain_array
+from sdpa_xp._checks.caches import check_in_cache, check_query_of_cache
+from sdpa_xp._checks.keywords import Implementation, explains_keywords
+from sdpa_xp._checks.shapes import headed
 from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
@@ -64,7 +66,7 @@ class CacheAttention(Tree, Generic[A]):
         factory = factory_like("KVCache", self._slots.buffers.arrays["key"])
         return cast(A, positions_array(factory, self._positions, self._slots.length))
 
-    @checks.explains_keywords
+    @explains_keywords
     def attend(
         self,
         query: A,
@@ -125,7 +127,7 @@ class CacheAttention(Tree, Generic[A]):
         rotated, options = self._placed(function, query, positions, options)
         return compute_output(function, cast(A, rotated), self.key, self.value, options, queries_at_end=True)
 
-    @checks.explains_keywords
+    @explains_keywords
     def attend_state(
         self,
         query: A,
@@ -199,11 +201,11 @@ class CacheAttention(Tree, Generic[A]):
             if positions is not None:
                 return check_positions(function, positions, queries, array.shape[:-3], array, "query")
             if not isinstance(self._positions, Consecutive):
-                checks.in_cache(function, queries, length)
+                check_in_cache(function, queries, length)
             return last_positions(self._positions, length, queries)
 
-        array = checks.plain_array(function, "query", query)
-        checks.query_of_cache(function, array, "cache.key", self._slots.buffers.arrays["key"])
+        array = check_plain_array(function, "query", query)
+        check_query_of_cache(function, array, "cache.key", self._slots.buffers.arrays["key"])
         if len(array.shape) < 3:  # refused later, as in every call
             return array, options
         is_consecutive = positions is None and isinstance(self._positions, Consecutive)
@@ -213,7 +215,7 @@ class CacheAttention(Tree, Generic[A]):
         rotated = rotate(self._rotary, function, "query", array, positions_of, self._layout)
         if are_slots:
             return rotated, options
-        queries = checks.headed(array.shape, self._layout)[-2]
+        queries = headed(array.shape, self._layout)[-2]
         if positions is not None:
             positions_of(queries)
         if not count_positions(options, consecutive=is_consecutive):

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.caches import check_capacity, check_is_newest, check_not_overwritten, check_writeable
 from sdpa_xp._libraries import device_of, is_traced, library_of, namespace_of, quiet
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.layout import slice_of_axis
@@ -56,7 +56,7 @@ class TokenSlots:
 
     def tokens(self, name: str) -> Array:
         """Return the tokens, as a view."""
-        checks.not_overwritten(self._is_overwritten, self.length)
+        check_not_overwritten(self._is_overwritten, self.length)
         array, axis = self.buffers.arrays[name], self.buffers.axis
         if len(getattr(array, "shape", ())) < -axis:  # JAX put something else where arrays were, such as axes
             return array
@@ -81,10 +81,10 @@ class TokenSlots:
         """
         buffers, axis = self.buffers, self.buffers.axis
         named = {f"cache.{name}": array for name, array in buffers.arrays.items()}
-        checks.writeable(function, "`in_place=True`", named)
+        check_writeable(function, "`in_place=True`", named)
         length = self.length + new["key"].shape[axis]
-        checks.fits_capacity(function, length, self.length if buffers.are_of_caller else buffers.capacity)
-        checks.is_newest(function, self.writes == buffers.writes, self.length, buffers.tokens)
+        check_capacity(function, length, self.length if buffers.are_of_caller else buffers.capacity)
+        check_is_newest(function, self.writes == buffers.writes, self.length, buffers.tokens)
         start = self.start if self.start + length <= buffers.capacity else 0
         moves = start != self.start
         for name, array in buffers.arrays.items():

@@ -5,7 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar, cast
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.arrays import check_one_library
+from sdpa_xp._checks.caches import (
+    check_block_table,
+    check_exclusive_blocks,
+    check_has_tokens,
+    check_pool_not_empty,
+    check_same_but_length,
+    check_same_but_width,
+    check_same_dtype_and_device,
+    check_separate_pools,
+    check_whole_blocks,
+    check_writeable,
+    refuse_graph_values,
+)
+from sdpa_xp._checks.keywords import check_flag, check_layout, explains_keywords
+from sdpa_xp._checks.messages import brief
+from sdpa_xp._checks.numbers import (
+    check_integer,
+    check_integer_list,
+    check_integer_table,
+    check_same_length,
+    read_together,
+)
+from sdpa_xp._checks.positions import check_fits_rotation, check_rotary
+from sdpa_xp._checks.shapes import HLE, check_axes
 from sdpa_xp._display import table
 from sdpa_xp._libraries import device_of, dtype_name, is_number
 from sdpa_xp._libraries.protocols import AnyArray, Array
@@ -88,7 +112,7 @@ class PagedKVCache(PagedAttention[A]):
 
     __slots__ = ()
 
-    @checks.explains_keywords
+    @explains_keywords
     def __init__(
         self,
         key_blocks: A,
@@ -102,29 +126,29 @@ class PagedKVCache(PagedAttention[A]):
         positions: Sequence[Sequence[int]] | AnyArray | None = None,
     ) -> None:
         function = "PagedKVCache"
-        checks.layout(function, layout)
-        _, arrays = checks.one_library(function, {"key_blocks": key_blocks, "value_blocks": value_blocks})
-        checks.no_graph_values(function, "a pool of blocks", arrays)
-        checks.same_dtype_and_device(function, arrays)
-        checks.axes(function, {name: array.shape for name, array in arrays.items()}, 4)
-        checks.same_but_width(function, {name: array.shape for name, array in arrays.items()})
-        checks.rotary(function, rotary, Rotation)
+        check_layout(function, layout)
+        _, arrays = check_one_library(function, {"key_blocks": key_blocks, "value_blocks": value_blocks})
+        refuse_graph_values(function, "a pool of blocks", arrays)
+        check_same_dtype_and_device(function, arrays)
+        check_axes(function, {name: array.shape for name, array in arrays.items()}, 4)
+        check_same_but_width(function, {name: array.shape for name, array in arrays.items()})
+        check_rotary(function, rotary, Rotation)
         if rotary is not None:
-            checks.fits_rotation(function, "key_blocks", arrays["key_blocks"].shape, rotary.width)
-        self._layout, self._token_axis, self._rotary = layout, -2 if layout == checks.HLE else -3, rotary
-        block_table, lengths = checks.read_together(arrays["key_blocks"], block_table, lengths)
-        self._table = checks.integer_table(function, "block_table", block_table)
-        token_counts = checks.integer_list(function, "lengths", lengths)
-        checks.same_length(function, {"block_table": self._table, "lengths": token_counts})
+            check_fits_rotation(function, "key_blocks", arrays["key_blocks"].shape, rotary.width)
+        self._layout, self._token_axis, self._rotary = layout, -2 if layout == HLE else -3, rotary
+        block_table, lengths = read_together(arrays["key_blocks"], block_table, lengths)
+        self._table = check_integer_table(function, "block_table", block_table)
+        token_counts = check_integer_list(function, "lengths", lengths)
+        check_same_length(function, {"block_table": self._table, "lengths": token_counts})
         self._key_blocks = arrays["key_blocks"]
         self._value_blocks = arrays["value_blocks"]
         self._lengths = tuple(token_counts)
         self._positions = check_start_rows(function, first_position, positions, token_counts)
-        checks.pool_not_empty(function, len(token_counts), self.block_size)
-        checks.block_table(function, self._table, token_counts, self.block_size, self._key_blocks.shape[0])
+        check_pool_not_empty(function, len(token_counts), self.block_size)
+        check_block_table(function, self._table, token_counts, self.block_size, self._key_blocks.shape[0])
 
     def __repr__(self) -> str:
-        shown = {"key_blocks": checks.brief(self.key_blocks), "lengths": self.lengths}
+        shown = {"key_blocks": brief(self.key_blocks), "lengths": self.lengths}
         shown |= shown_rows(self._positions)
         return f"PagedKVCache({', '.join(f'{name}={text}' for name, text in shown.items())})"
 
@@ -181,7 +205,7 @@ class PagedKVCache(PagedAttention[A]):
         """The number of tokens that fit into a block."""
         return self._key_blocks.shape[self._token_axis]
 
-    @checks.explains_keywords
+    @explains_keywords
     def append(
         self,
         key: A,
@@ -217,32 +241,32 @@ class PagedKVCache(PagedAttention[A]):
         function = "PagedKVCache.append"
         pools = {"key_blocks": self._key_blocks, "value_blocks": self._value_blocks}
         cached = {f"cache.{name}": pool for name, pool in pools.items()}
-        _, arrays = checks.one_library(function, {"key": key, "value": value, **cached})
-        checks.same_dtype_and_device(function, arrays)
+        _, arrays = check_one_library(function, {"key": key, "value": value, **cached})
+        check_same_dtype_and_device(function, arrays)
         new = {name: arrays[name] for name in ("key", "value")}
         sequences = [len(self._lengths)]
         if cu_seqlens_k is not None:
-            cu_seqlens_k, positions = checks.read_together(arrays["key"], cu_seqlens_k, positions)
-            cu_seqlens_k, sequences = checks.integer_list(function, "cu_seqlens_k", cu_seqlens_k), []
+            cu_seqlens_k, positions = read_together(arrays["key"], cu_seqlens_k, positions)
+            cu_seqlens_k, sequences = check_integer_list(function, "cu_seqlens_k", cu_seqlens_k), []
         for name, array in new.items():
             target = (*sequences, *pools[f"{name}_blocks"].shape[1:])
-            checks.same_but(function, name, array.shape, target, self._token_axis)
-        checks.same_but_width(function, {name: array.shape for name, array in new.items()})
+            check_same_but_length(function, name, array.shape, target, self._token_axis)
+        check_same_but_width(function, {name: array.shape for name, array in new.items()})
         counts, starts = self._new_tokens(function, "cu_seqlens_k", cu_seqlens_k, new)
         lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
-        checks.block_table(function, self._table, lengths, self.block_size, self._key_blocks.shape[0])
+        check_block_table(function, self._table, lengths, self.block_size, self._key_blocks.shape[0])
         writes = split_into_blocks(self._table, self._lengths, self.block_size, counts, starts)
         used_rows = [
             row[: -(-length // self.block_size)] for row, length in zip(self._table, lengths, strict=True)
         ]
-        checks.exclusive_blocks(function, [(write.sequence, write.block) for write in writes], used_rows)
+        check_exclusive_blocks(function, [(write.sequence, write.block) for write in writes], used_rows)
         added = self._following(counts)
         if positions is not None:
             added = check_rows(function, positions, counts, starts)
         new["key"] = self._rotated(function, "key", new["key"], added, starts)
-        if checks.flag(function, "in_place", in_place):
-            checks.writeable(function, "`in_place=True`", pools)
-            checks.separate_pools(function, self._key_blocks, self._value_blocks)
+        if check_flag(function, "in_place", in_place):
+            check_writeable(function, "`in_place=True`", pools)
+            check_separate_pools(function, self._key_blocks, self._value_blocks)
             write_tokens([*pools.values()], [*new.values()], writes, self._token_axis)
         else:
             copied = pools_with_tokens([*pools.values()], [*new.values()], writes, self._token_axis)
@@ -250,7 +274,7 @@ class PagedKVCache(PagedAttention[A]):
         joined = tuple(map(join_rows, self._positions, added))
         return self._with(self._table, joined, pools)
 
-    @checks.explains_keywords
+    @explains_keywords
     def drop_first(self, count: int | Sequence[int] | AnyArray) -> PagedKVCache[A]:
         """Return a cache without the first tokens of its sequences. The other tokens keep their positions.
 
@@ -264,12 +288,12 @@ class PagedKVCache(PagedAttention[A]):
             ValueError: A number is negative, no multiple of the block size, or more than the sequence has.
         """
         counts = self._counted("drop_first", count)
-        checks.whole_blocks("PagedKVCache.drop_first", counts, self.block_size)
+        check_whole_blocks("PagedKVCache.drop_first", counts, self.block_size)
         table = [row[n // self.block_size :] for row, n in zip(self._table, counts, strict=True)]
         kept = zip(self._positions, counts, strict=True)
         return self._with(table, tuple(part_of_row(row, n, len(row)) for row, n in kept))
 
-    @checks.explains_keywords
+    @explains_keywords
     def drop_last(self, count: int | Sequence[int] | AnyArray) -> PagedKVCache[A]:
         """Return a cache without the last tokens of its sequences, such as drafts that were rejected.
 
@@ -285,7 +309,7 @@ class PagedKVCache(PagedAttention[A]):
         kept = zip(self._positions, self._counted("drop_last", count), strict=True)
         return self._with(self._table, tuple(part_of_row(row, 0, len(row) - n) for row, n in kept))
 
-    @checks.explains_keywords
+    @explains_keywords
     def take_entries(self, entries: Sequence[int] | AnyArray) -> PagedKVCache[A]:
         """Return a cache of some sequences, in any order and also repeatedly, as a beam search needs.
 
@@ -300,8 +324,8 @@ class PagedKVCache(PagedAttention[A]):
             ValueError: A number is not that of a sequence, or there are none.
         """
         function, most = "PagedKVCache.take_entries", len(self._lengths) - 1
-        numbers = checks.integer_list(function, "entries", entries, most=most)
-        checks.pool_not_empty(function, len(numbers), self.block_size, "entries")
+        numbers = check_integer_list(function, "entries", entries, most=most)
+        check_pool_not_empty(function, len(numbers), self.block_size, "entries")
         return self._with([self._table[n] for n in numbers], tuple(self._positions[n] for n in numbers))
 
     def _following(self, counts: Sequence[int]) -> tuple[Row, ...]:
@@ -313,12 +337,12 @@ class PagedKVCache(PagedAttention[A]):
         """Check how many tokens are dropped: one integer, or one for each sequence."""
         function = f"PagedKVCache.{method}"
         counts = (
-            [checks.integer(function, "count", count, least=0)] * len(self._lengths)
+            [check_integer(function, "count", count, least=0)] * len(self._lengths)
             if is_number(count)
-            else checks.integer_list(function, "count", count)
+            else check_integer_list(function, "count", count)
         )
-        checks.same_length(function, {"count": counts, "cache.lengths": self._lengths})
-        checks.has_tokens(function, counts, self._lengths)
+        check_same_length(function, {"count": counts, "cache.lengths": self._lengths})
+        check_has_tokens(function, counts, self._lengths)
         return counts
 
     def _with(

@@ -6,11 +6,19 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise, repeat
 from typing import Generic, TypeVar, cast
 
-from sdpa_xp import _checks as checks
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.paged import PagedCall, attend
 from sdpa_xp._call.prepare import prepare
-from sdpa_xp._checks import Implementation
+from sdpa_xp._checks.arrays import check_plain_array
+from sdpa_xp._checks.caches import check_appended, check_query_of_cache, refuse_graph_values
+from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords
+from sdpa_xp._checks.numbers import (
+    check_cumulative_lengths,
+    check_integer_list,
+    check_one_a_sequence,
+    read_together,
+)
+from sdpa_xp._checks.shapes import check_axes, check_entries
 from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng, Shape
 from sdpa_xp._tiles.layout import Layout
@@ -55,7 +63,7 @@ class PagedAttention(Tree, Generic[A]):
     _token_axis: int
     _value_blocks: Array
 
-    @checks.explains_keywords
+    @explains_keywords
     def attend(
         self,
         query: A,
@@ -127,7 +135,7 @@ class PagedAttention(Tree, Generic[A]):
             result = cast(A, paged.call.result(output))
         return paged.call.checked(result)
 
-    @checks.explains_keywords
+    @explains_keywords
     def attend_state(
         self,
         query: A,
@@ -190,7 +198,7 @@ class PagedAttention(Tree, Generic[A]):
             implementation,
         )
         function = "PagedKVCache.attend_state"
-        base = checks.lse_base(function, lse_base)
+        base = check_lse_base(function, lse_base)
         paged = self._call(function, query, positions, options, cu_seqlens_q)
         with paged.call.quiet():
             output, lse = attend(paged, with_lse=True)
@@ -202,14 +210,14 @@ class PagedAttention(Tree, Generic[A]):
         self, function: str, query: object, positions: object, options: CallOptions, cu_seqlens_q: object
     ) -> PagedCall:
         """Check a call, and rotate its queries."""
-        array = checks.plain_array(function, "query", query)
-        checks.no_graph_values(function, "a paged cache", {"query": array})
+        array = check_plain_array(function, "query", query)
+        refuse_graph_values(function, "a paged cache", {"query": array})
         if cu_seqlens_q is None:
-            checks.entries(function, array.shape, len(self._lengths))
+            check_entries(function, array.shape, len(self._lengths))
         else:
-            cu_seqlens_q, positions = checks.read_together(array, cu_seqlens_q, positions)
-            cu_seqlens_q = checks.integer_list(function, "cu_seqlens_q", cu_seqlens_q)
-            checks.axes(function, {"query": array.shape}, 3)
+            cu_seqlens_q, positions = read_together(array, cu_seqlens_q, positions)
+            cu_seqlens_q = check_integer_list(function, "cu_seqlens_q", cu_seqlens_q)
+            check_axes(function, {"query": array.shape}, 3)
         counts, starts = self._new_tokens(function, "cu_seqlens_q", cu_seqlens_q, {"query": array})
         rotated, options = self._placed(function, array, positions, options, counts, starts)
         pools = {"key_blocks": self._key_blocks, "value_blocks": self._value_blocks}
@@ -223,7 +231,7 @@ class PagedAttention(Tree, Generic[A]):
         )
         if options.is_causal:
             for number, (count, length) in enumerate(zip(counts, self._lengths, strict=True)):
-                checks.appended(function, count, length, number)
+                check_appended(function, count, length, number)
         return PagedCall(call, self._table, self._lengths, starts)
 
     def _new_tokens(
@@ -233,8 +241,8 @@ class PagedAttention(Tree, Generic[A]):
         if cu_seqlens is None:
             count = next(iter(arrays.values())).shape[self._token_axis]
             return [count] * len(self._lengths), None
-        starts = checks.cumulative_lengths(function, name, cu_seqlens, arrays, self._token_axis)
-        checks.one_a_sequence(function, name, len(starts), len(self._lengths))
+        starts = check_cumulative_lengths(function, name, cu_seqlens, arrays, self._token_axis)
+        check_one_a_sequence(function, name, len(starts), len(self._lengths))
         return [last - first for first, last in pairwise(starts)], starts
 
     def _placed(
@@ -247,7 +255,7 @@ class PagedAttention(Tree, Generic[A]):
         starts: Sequence[int] | None,
     ) -> tuple[Array, CallOptions]:
         """Return the query, rotated by its positions, and the options with masks and biases that know them."""
-        checks.query_of_cache(function, query, "cache.key_blocks", self._key_blocks)
+        check_query_of_cache(function, query, "cache.key_blocks", self._key_blocks)
         is_consecutive = positions is None and all(isinstance(row, range) for row in self._positions)
         has_slots = is_consecutive and are_slots(self._positions)
         reads_positions = not has_slots and count_positions(options, consecutive=is_consecutive)

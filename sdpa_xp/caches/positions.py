@@ -13,7 +13,20 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias, cast
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.arrays import check_one_device, check_one_library
+from sdpa_xp._checks.caches import check_among, check_in_cache, check_one_start, check_row_for_each_sequence
+from sdpa_xp._checks.messages import brief
+from sdpa_xp._checks.numbers import (
+    LARGEST_INTEGER,
+    check_integer,
+    check_integer_list,
+    check_integer_rows,
+    check_integers,
+    check_integers_or_rows,
+    check_one_each,
+    check_same_length,
+)
+from sdpa_xp._checks.shapes import THE_BATCH, broadcast, check_broadcasts
 from sdpa_xp._libraries import device_of, is_array, is_number, library_of, namespace_of, quiet
 from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp.positional.positions import ArrayFactory, Consecutive, PositionsLike, are_readable
@@ -32,13 +45,13 @@ def factory_like(function: str, array: Array) -> ArrayFactory:
 
 def check_start(function: str, first: object, positions: object, length: int, like: Array) -> Positions:
     """Check the positions of the first `length` tokens, either all of them or the `first` for each entry."""
-    checks.one_start(function, first, positions)
+    check_one_start(function, first, positions)
     if positions is not None:
         return check_positions(function, positions, length, like.shape[:-3], like)
     if is_number(first):
-        return Consecutive(checks.integer(function, "first_position", first))
+        return Consecutive(check_integer(function, "first_position", first))
     values = _integers(function, "first_position", first, like)
-    checks.broadcasts(function, "first_position", values.shape, like.shape[:-3], checks.THE_BATCH)
+    check_broadcasts(function, "first_position", values.shape, like.shape[:-3], THE_BATCH)
     return Consecutive(values)
 
 
@@ -47,9 +60,9 @@ def check_positions(
 ) -> Positions:
     """Check the positions of `length` tokens: that of the first token, or all of them as (..., length)."""
     if is_number(positions):
-        return Consecutive(checks.integer(function, "positions", positions))
+        return Consecutive(check_integer(function, "positions", positions))
     values = _integers(function, "positions", positions, like, like_name)
-    checks.one_each(function, "positions", values.shape, (*batch, length), "n")
+    check_one_each(function, "positions", values.shape, (*batch, length), "n")
     return Consecutive(0) if isinstance(length, int) and length == 0 else values
 
 
@@ -70,7 +83,7 @@ def joined_positions(
         return new
     xp = factory.xp
     parts = [positions_array(factory, old, length), positions_array(factory, new, count)]
-    batch = checks.broadcast(parts[0].shape[:-1], parts[1].shape[:-1]) or ()
+    batch = broadcast(parts[0].shape[:-1], parts[1].shape[:-1]) or ()
     parts = [
         part if part.shape[:-1] == batch else xp.broadcast_to(part, (*batch, part.shape[-1])) for part in parts
     ]
@@ -103,7 +116,7 @@ def check_slots(function: str, name: str, value: object, limit: int, letter: str
     index = _integers(function, name, value, like, "cache.key")
     if are_readable(index) and isinstance(limit, int) and 0 not in index.shape:
         xp = namespace_of(index)
-        checks.among(function, name, int(xp.min(index)), int(xp.max(index)), limit, letter)
+        check_among(function, name, int(xp.min(index)), int(xp.max(index)), limit, letter)
     return index
 
 
@@ -138,11 +151,11 @@ def _is_one(length: object) -> bool:
 def shown_positions(positions: Positions) -> dict[str, str]:
     """Return the argument of a cache that gives it these positions, for a repr; none if it is the default."""
     if not isinstance(positions, Consecutive):
-        return {"positions": checks.brief(positions)}
+        return {"positions": brief(positions)}
     first, shift = positions
     if isinstance(first, int) and isinstance(shift, int):
         return {"first_position": str(first + shift)} if first + shift else {}
-    return {} if isinstance(first, int | list) else {"first_position": f"{checks.brief(first)} + {shift}"}
+    return {} if isinstance(first, int | list) else {"first_position": f"{brief(first)} + {shift}"}
 
 
 def _is_same(one: Consecutive, other: Consecutive) -> bool:
@@ -161,30 +174,30 @@ def _integers(function: str, name: str, value: Any, like: Array, like_name: str 
 def _converted(function: str, name: str, value: Any, like: Array, like_name: str) -> Array:
     xp, device = namespace_of(like), device_of(like)
     if is_array(value):
-        checks.one_library(function, {like_name: like, name: value})
-        checks.one_device(function, {like_name: like, name: value})
+        check_one_library(function, {like_name: like, name: value})
+        check_one_device(function, {like_name: like, name: value})
     elif isinstance(value, range):
         value = list(value)
     elif isinstance(value, list | tuple) and any(isinstance(row, list | tuple | range) for row in value):
-        rows = checks.integer_rows(function, name, value)
+        rows = check_integer_rows(function, name, value)
         return xp.asarray(rows, dtype=xp.int32, device=device)
     is_read = not is_array(value) or are_readable(value)
-    return cast(Array, checks.integers(function, name, value, xp, device, traced=not is_read).values)
+    return cast(Array, check_integers(function, name, value, xp, device, traced=not is_read).values)
 
 
 def check_start_rows(
     function: str, first: object, positions: object, lengths: Sequence[int]
 ) -> tuple[Row, ...]:
     """Check the positions of the first tokens of sequences, either all of them or the `first` of each."""
-    checks.one_start(function, first, positions)
+    check_one_start(function, first, positions)
     if positions is not None:
         return check_rows(function, positions, lengths)
     name = "first_position"
     if is_number(first):
-        starts = [checks.integer(function, name, first)] * len(lengths)
+        starts = [check_integer(function, name, first)] * len(lengths)
     else:
-        starts = checks.integer_list(function, name, first, least=-checks.LARGEST_INTEGER)
-        checks.same_length(function, {"lengths": lengths, name: starts})
+        starts = check_integer_list(function, name, first, least=-LARGEST_INTEGER)
+        check_same_length(function, {"lengths": lengths, name: starts})
     return tuple(range(start, start + length) for start, length in zip(starts, lengths, strict=True))
 
 
@@ -196,15 +209,15 @@ def check_rows(
     With `starts` the tokens are packed, and one list has the positions of all of them.
     """
     if is_number(positions):
-        first = checks.integer(function, "positions", positions)
+        first = check_integer(function, "positions", positions)
         return tuple(range(first, first + count) for count in counts)
-    rows = checks.integers_or_rows(function, "positions", positions)
+    rows = check_integers_or_rows(function, "positions", positions)
     if starts is not None and (not rows or isinstance(rows[0], int)):
-        checks.row_for_each_sequence(function, [rows], [starts[-1]])
+        check_row_for_each_sequence(function, [rows], [starts[-1]])
         rows = [rows[first:last] for first, last in pairwise(starts)]
     elif rows and isinstance(rows[0], int):
         rows = [rows] * len(counts)
-    checks.row_for_each_sequence(function, rows, counts)
+    check_row_for_each_sequence(function, rows, counts)
     return tuple(tuple(row) or range(0) for row in rows)
 
 
@@ -234,7 +247,7 @@ def last_of_row(function: str, row: Row, count: int) -> Row:
     """Return the last positions of a sequence; a range goes on in front of its first token."""
     if isinstance(row, range):
         return range(row.stop - count, row.stop)
-    checks.in_cache(function, count, len(row))
+    check_in_cache(function, count, len(row))
     return row[len(row) - count :]
 
 
@@ -288,7 +301,7 @@ def shown_row(row: Row) -> str:
     """Return the positions of a sequence for a notebook."""
     if not row:
         return ""
-    return f"{row[0]} to {row[-1]}" if isinstance(row, range) else checks.brief(row)
+    return f"{row[0]} to {row[-1]}" if isinstance(row, range) else brief(row)
 
 
 def shown_rows(rows: Sequence[Row]) -> dict[str, str]:
@@ -297,5 +310,5 @@ def shown_rows(rows: Sequence[Row]) -> dict[str, str]:
         return {}
     if all(isinstance(row, range) for row in rows):
         starts = tuple(row.start for row in rows if isinstance(row, range))
-        return {"first_position": checks.brief(starts)}
+        return {"first_position": brief(starts)}
     return {"positions": f"<of {len(rows)} sequences>"}

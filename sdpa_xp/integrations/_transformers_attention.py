@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from sdpa_xp import _checks as checks
 from sdpa_xp import attention_weights, scaled_dot_product_attention
+from sdpa_xp._checks.models import refuse_model_keywords
 from sdpa_xp.integrations._mask_tensor import MaskTensor
 from sdpa_xp.integrations._transformers_masks import EVERY_PAIR
 from sdpa_xp.integrations.transformers import NAME
@@ -33,7 +33,7 @@ def attend(
 
     Without a mask every pair may attend, as in eager attention; `create_mask` makes the mask of a causal model.
     """
-    checks.model_keywords(NAME, keywords)
+    refuse_model_keywords(NAME, keywords)
     query, key, value = _of_one_dtype(query, key, value)
     options = {
         "attn_mask": _mask(attention_mask, query.dtype),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.messages import install_hint
 from sdpa_xp.errors import Message
 
 __all__ = ["register", "uses_sdpa_xp"]
@@ -66,7 +66,7 @@ def register() -> str:
         models = import_module("sdpa_xp.integrations._transformers_models")
     except (ImportError, AttributeError) as error:
         rule = "transformers 5.23 or later and torch must be installed"
-        hint = checks.install_hint("transformers")
+        hint = install_hint("transformers")
         raise ModuleNotFoundError(
             Message("register", rule, {"error": error}, hint), name="transformers"
         ) from None

@@ -6,8 +6,17 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, TypeVar, Unpack, cast
 
-from sdpa_xp import _checks as checks
-from sdpa_xp._checks import Implementation
+from sdpa_xp._checks.arrays import check_plain_array
+from sdpa_xp._checks.keywords import Implementation, check_choice, explains_keywords, refuse_unknown_keywords
+from sdpa_xp._checks.layers import (
+    check_inputs,
+    check_maps,
+    check_one_kind,
+    check_one_per_head,
+    check_with_lengths,
+)
+from sdpa_xp._checks.messages import brief
+from sdpa_xp._checks.shapes import HLE, LHE
 from sdpa_xp._libraries import accumulation_dtype, dtype_name, is_array, namespace_of, quiet
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.layout import swap_heads_and_length
@@ -60,7 +69,7 @@ class Attention(Layer):
         options = {name: getattr(self, name, None) for name in ("scale", "temperature", "sinks")}
         defaults = {"temperature": 1.0}
         shown += [
-            f"{name}={checks.brief(option)}"
+            f"{name}={brief(option)}"
             for name, option in options.items()
             if is_array(option) or option != defaults.get(name)
         ]
@@ -93,7 +102,7 @@ class Attention(Layer):
         """
         return self._scaling()
 
-    @checks.explains_keywords
+    @explains_keywords
     def __call__(
         self,
         query: A,
@@ -125,7 +134,7 @@ class Attention(Layer):
         output: A = scaled_dot_product_attention(*heads, attn_mask, **self._options(keywords))
         return self.combine(output)
 
-    @checks.explains_keywords
+    @explains_keywords
     def state(
         self,
         query: A,
@@ -173,7 +182,7 @@ class Attention(Layer):
         q, k = self._heads({"query": query, "key": query if key is None else key})
         return cast(A, attention_weights(q, k, attn_mask=attn_mask, **self._options(keywords)))
 
-    @checks.explains_keywords
+    @explains_keywords
     def project(self, query: A, key: AnyArray | None = None, value: AnyArray | None = None) -> tuple[A, A, A]:
         """Return the queries, keys and values of all heads, as `scaled_dot_product_attention` takes them.
 
@@ -190,7 +199,7 @@ class Attention(Layer):
         q, k, v = self._heads({"query": query, "key": key, "value": value})
         return cast(tuple[A, A, A], (q, k, v))
 
-    @checks.explains_keywords
+    @explains_keywords
     def project_key_value(self, key: A, value: AnyArray | None = None) -> tuple[A, A]:
         """Return the keys and values of all heads, as a `KVCache` takes them.
 
@@ -204,7 +213,7 @@ class Attention(Layer):
         k, v = self._heads({"key": key, "value": key if value is None else value})
         return cast(A, k), cast(A, v)
 
-    @checks.explains_keywords
+    @explains_keywords
     def attend(
         self,
         query: A,
@@ -243,11 +252,11 @@ class Attention(Layer):
             >>> layer.attend(next_word, cache).shape
             (2, 1, 64)
         """
-        checks.named(f"{type(self).__name__}.attend", "cache.layout", cache.layout, [checks.HLE])
+        check_choice(f"{type(self).__name__}.attend", "cache.layout", cache.layout, [HLE])
         (heads,) = self._heads({"query": query})
         return self.combine(cache.attend(cast(A, heads), attn_mask, **self._options(keywords)))
 
-    @checks.explains_keywords
+    @explains_keywords
     def combine(self, heads: A) -> A:
         """Return the output of the layer, from the outputs of the heads.
 
@@ -257,24 +266,24 @@ class Attention(Layer):
         Returns:
             (..., L, Hq * Ev): the heads side by side.
         """
-        checks.plain_array(f"{type(self).__name__}.combine", "heads", heads)
+        check_plain_array(f"{type(self).__name__}.combine", "heads", heads)
         xp = namespace_of(heads)
-        heads_last = swap_heads_and_length(xp, cast(Array, heads), checks.LHE)
+        heads_last = swap_heads_and_length(xp, cast(Array, heads), LHE)
         *leading_shape, count, width = heads_last.shape
         return cast(A, xp.reshape(heads_last, (*leading_shape, count * width)))
 
     def _heads(self, inputs: dict[str, AnyArray]) -> list[AnyArray]:
         """Map each input (..., length, width) to its heads (..., heads, length, width of a head)."""
         name, (query_heads, key_heads) = type(self).__name__, self.head_counts
-        checks.inputs(name, inputs, {role: getattr(self, role).weight for role in inputs})
-        checks.with_lengths(name, inputs)
+        check_inputs(name, inputs, {role: getattr(self, role).weight for role in inputs})
+        check_with_lengths(name, inputs)
         heads: list[AnyArray] = []
         for role, x in inputs.items():
             projected = cast(Array, getattr(self, role)._apply(x))
             count = query_heads if role == "query" else key_heads
             xp = namespace_of(projected)
             heads_last = xp.reshape(projected, (*projected.shape[:-1], count, projected.shape[-1] // count))
-            heads.append(swap_heads_and_length(xp, heads_last, checks.LHE))
+            heads.append(swap_heads_and_length(xp, heads_last, LHE))
         return heads
 
     def _scaling(self) -> dict[str, Any]:
@@ -287,7 +296,7 @@ class Attention(Layer):
 
     def _options(self, keywords: Keywords) -> Any:
         names = (*Keywords.__annotations__, "attn_mask")
-        checks.refuse_unknown_keywords(type(self).__name__, cast(Any, keywords), names)
+        refuse_unknown_keywords(type(self).__name__, cast(Any, keywords), names)
         return {**self.attention_options, **keywords}
 
     def _as_scores_like(self, number: float | AnyArray) -> float | Array:
@@ -299,14 +308,14 @@ class Attention(Layer):
     def _widths(self) -> dict[str, int]:
         """Return the output width of each map."""
         maps: dict[str, Linear] = {name: getattr(self, name) for name in ("query", "key", "value")}
-        checks.maps(type(self).__name__, maps, Linear)
+        check_maps(type(self).__name__, maps, Linear)
         return {name: linear.widths[1] for name, linear in maps.items()}
 
     def _check_arrays(self, per_head: dict[str, object]) -> None:
         """Check that all arrays are of one kind, and that `per_head` and the temperature fit the heads."""
         name = type(self).__name__
-        checks.one_kind(name, self.parameters)
+        check_one_kind(name, self.parameters)
         dtype = accumulation_dtype(namespace_of(self.query.weight), self.query.weight.dtype)
         for role, value in ({"temperature": self.temperature} | per_head).items():
             if value is not None:
-                checks.one_per_head(name, role, value, self.head_counts[0], dtype)
+                check_one_per_head(name, role, value, self.head_counts[0], dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.layers import check_named_arrays, check_text
 from sdpa_xp._libraries.protocols import AnyArray
 from sdpa_xp.layers.linear import Linear
 
@@ -18,10 +18,10 @@ def read_fields(
     fields: Sequence[str],
 ) -> dict[str, Any]:
     """Return the fields that the mapping has: it calls `query` `prefix` + `names["query"]`, and so on."""
-    checks.named_arrays(function, "mapping", mapping)
-    checks.text(function, "prefix", prefix)
+    check_named_arrays(function, "mapping", mapping)
+    check_text(function, "prefix", prefix)
     if names is not None:
-        checks.named_arrays(function, "names", names)
+        check_named_arrays(function, "names", names)
     values: dict[str, Any] = {}
     for role in fields:
         name = prefix + (names or {}).get(role, role)

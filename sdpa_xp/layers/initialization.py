@@ -11,7 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.keywords import check_flag
+from sdpa_xp._checks.layers import refuse_unknown_generator
 from sdpa_xp._libraries import LIBRARIES, Library, astype_if_needed, device_of, namespace_of, quiet
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype
 from sdpa_xp.layers.transfer import copy_to, destination_of
@@ -24,7 +25,7 @@ def draw_parameters(
 
     All numbers are drawn at once and then split, because a key of JAX must not be used for a second draw.
     """
-    checks.flag(function, "bias", bias)
+    check_flag(function, "bias", bias)
     count = sum(in_width * out_width for in_width, out_width in widths.values())
     with quiet(rng), quiet(like):
         numbers = _draw_uniform(function, rng, count, like)
@@ -59,4 +60,4 @@ def _library_of_generator(function: str, rng: Any) -> tuple[Library, Array]:
         example = library.example()
         if example is not None and library.is_rng(rng):
             return library, example
-    return checks.unknown_generator(function, rng)
+    return refuse_unknown_generator(function, rng)

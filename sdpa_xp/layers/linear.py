@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.keywords import explains_keywords
+from sdpa_xp._checks.layers import (
+    check_inputs,
+    check_linear,
+    check_mapping_entry,
+    check_named_arrays,
+    check_text,
+    check_width,
+)
 from sdpa_xp._libraries import (
     accumulation_dtype,
     astype_if_needed,
@@ -25,7 +33,7 @@ from sdpa_xp.layers.parameters import Layer
 A = TypeVar("A", bound=AnyArray)
 
 
-@checks.explains_keywords
+@explains_keywords
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Linear(Layer):
     r"""A linear map of the last axis, $y = x W^T + b$.
@@ -50,11 +58,11 @@ class Linear(Layer):
     bias: AnyArray | None = None
 
     def __post_init__(self) -> None:
-        arrays = checks.linear("Linear", self.weight, self.bias)
+        arrays = check_linear("Linear", self.weight, self.bias)
         for name, array in arrays.items():
             object.__setattr__(self, name, array)
 
-    @checks.explains_keywords
+    @explains_keywords
     def __call__(self, x: A) -> A:
         """Return $x W^T + b$ for each row of `x`.
 
@@ -64,7 +72,7 @@ class Linear(Layer):
         Returns:
             (..., out).
         """
-        checks.inputs("Linear", {"x": x}, {"x": self.weight})
+        check_inputs("Linear", {"x": x}, {"x": self.weight})
         return self._apply(x)
 
     def _apply(self, x: A) -> A:
@@ -101,7 +109,7 @@ class Linear(Layer):
         return in_width, out_width
 
     @classmethod
-    @checks.explains_keywords
+    @explains_keywords
     def init(
         cls, rng: Rng, in_dim: int, out_dim: int, *, bias: bool = True, like: AnyArray | None = None
     ) -> Self:
@@ -124,12 +132,12 @@ class Linear(Layer):
             ValueError: A width is below 1.
         """
         function = "Linear.init"
-        widths = checks.width(function, "in_dim", in_dim), checks.width(function, "out_dim", out_dim)
+        widths = check_width(function, "in_dim", in_dim), check_width(function, "out_dim", out_dim)
         parameters = draw_parameters(function, rng, {"": widths}, bias=bias, like=like)
         return cls(*parameters[""])
 
     @classmethod
-    @checks.explains_keywords
+    @explains_keywords
     def from_mapping(cls, mapping: Mapping[str, AnyArray], prefix: str = "") -> Self:
         """Create a map from the arrays called `prefix` + "weight" and, if there is one, `prefix` + "bias".
 
@@ -145,9 +153,9 @@ class Linear(Layer):
             ValueError: The weight is missing in the mapping.
         """
         function = "Linear.from_mapping"
-        checks.named_arrays(function, "mapping", mapping)
-        checks.text(function, "prefix", prefix)
-        weight = checks.mapping_entry(function, mapping, f"{prefix}weight")
+        check_named_arrays(function, "mapping", mapping)
+        check_text(function, "prefix", prefix)
+        weight = check_mapping_entry(function, mapping, f"{prefix}weight")
         return cls(cast(AnyArray, weight), mapping.get(f"{prefix}bias"))
 
 

@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar, cast
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.keywords import explains_keywords
+from sdpa_xp._checks.layers import (
+    check_layer_heads,
+    check_maps,
+    check_multi_head_module,
+    check_named_arrays,
+    check_text,
+    check_whole_heads,
+    check_width,
+)
+from sdpa_xp._checks.numbers import check_integer
 from sdpa_xp._libraries.protocols import AnyArray, Rng
 from sdpa_xp.layers import torch_names
 from sdpa_xp.layers.attention import Attention
@@ -16,7 +26,7 @@ from sdpa_xp.layers.linear import Linear, init_linears
 A = TypeVar("A", bound=AnyArray)
 
 
-@checks.explains_keywords
+@explains_keywords
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class MultiHeadAttention(Attention):
     r"""Multi-head attention: project the inputs, attend in each head, then join and project the outputs.
@@ -70,9 +80,9 @@ class MultiHeadAttention(Attention):
     def __post_init__(self) -> None:
         widths = self._widths()
         if self.out is not None:
-            checks.maps("MultiHeadAttention", {"out": self.out}, Linear)
+            check_maps("MultiHeadAttention", {"out": self.out}, Linear)
         out_width = None if self.out is None else self.out.widths[0]
-        _, key_heads = checks.layer_heads(
+        _, key_heads = check_layer_heads(
             "MultiHeadAttention", widths, self.num_heads, self.num_kv_heads, out_width
         )
         object.__setattr__(self, "num_kv_heads", key_heads)
@@ -88,7 +98,7 @@ class MultiHeadAttention(Attention):
         return {"num_heads": heads} | ({} if key_heads == heads else {"num_kv_heads": key_heads})
 
     @classmethod
-    @checks.explains_keywords
+    @explains_keywords
     def init(
         cls,
         rng: Rng,
@@ -128,17 +138,17 @@ class MultiHeadAttention(Attention):
                 None and `query_dim` is not a multiple of `num_heads`.
         """
         function = "MultiHeadAttention.init"
-        heads = checks.integer(function, "num_heads", num_heads, least=1)
+        heads = check_integer(function, "num_heads", num_heads, least=1)
         key_heads = heads
         if num_kv_heads is not None:
-            key_heads = checks.integer(function, "num_kv_heads", num_kv_heads, least=1)
-        query_dim = checks.width(function, "query_dim", query_dim)
-        key_dim = query_dim if key_dim is None else checks.width(function, "key_dim", key_dim)
-        value_dim = key_dim if value_dim is None else checks.width(function, "value_dim", value_dim)
+            key_heads = check_integer(function, "num_kv_heads", num_kv_heads, least=1)
+        query_dim = check_width(function, "query_dim", query_dim)
+        key_dim = query_dim if key_dim is None else check_width(function, "key_dim", key_dim)
+        value_dim = key_dim if value_dim is None else check_width(function, "value_dim", value_dim)
         if head_dim is None:
-            head_dim = checks.whole_heads(function, query_dim, heads)
-        head_dim = checks.width(function, "head_dim", head_dim)
-        out_dim = query_dim if out_dim is None else checks.width(function, "out_dim", out_dim)
+            head_dim = check_whole_heads(function, query_dim, heads)
+        head_dim = check_width(function, "head_dim", head_dim)
+        out_dim = query_dim if out_dim is None else check_width(function, "out_dim", out_dim)
         widths = {
             "query": (query_dim, heads * head_dim),
             "key": (key_dim, key_heads * head_dim),
@@ -149,7 +159,7 @@ class MultiHeadAttention(Attention):
         return cls(**maps, num_heads=heads, num_kv_heads=key_heads)
 
     @classmethod
-    @checks.explains_keywords
+    @explains_keywords
     def from_mapping(
         cls,
         mapping: Mapping[str, AnyArray],
@@ -188,8 +198,8 @@ class MultiHeadAttention(Attention):
             2
         """
         function = "MultiHeadAttention.from_mapping"
-        checks.named_arrays(function, "mapping", mapping)
-        checks.text(function, "prefix", prefix)
+        check_named_arrays(function, "mapping", mapping)
+        check_text(function, "prefix", prefix)
         if torch_names.has_torch_names(mapping, prefix):
             mapping, prefix = torch_names.rename_parameters(function, mapping, prefix), ""
         fields = ("query", "key", "value", "out", "scale", "temperature", "sinks")
@@ -197,7 +207,7 @@ class MultiHeadAttention(Attention):
         return cls(**values, num_heads=num_heads, num_kv_heads=num_kv_heads)
 
     @classmethod
-    @checks.explains_keywords
+    @explains_keywords
     def from_torch(cls, module: Any) -> Self:
         """Create a layer that computes the same as a torch.nn.MultiheadAttention, with copies of its weights.
 
@@ -215,7 +225,7 @@ class MultiHeadAttention(Attention):
             TypeError: `module` is not a torch.nn.MultiheadAttention.
             ValueError: The module has `bias_k` and `bias_v` (add_bias_kv=True).
         """
-        checks.multi_head_module("MultiHeadAttention.from_torch", module)
+        check_multi_head_module("MultiHeadAttention.from_torch", module)
         view = cls.from_mapping(module.state_dict(), num_heads=module.num_heads)
         copies: dict[str, Any] = {name: cast(Any, x).clone() for name, x in view.parameters.items()}
         layer = view.with_parameters(copies)
@@ -237,7 +247,7 @@ class MultiHeadAttention(Attention):
         """
         return self._scaling() | ({} if self.sinks is None else {"sinks": self.sinks})
 
-    @checks.explains_keywords
+    @explains_keywords
     def combine(self, heads: A) -> A:
         """Return the output of the layer, from the outputs of the heads.
 

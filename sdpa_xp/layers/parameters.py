@@ -8,7 +8,9 @@ from dataclasses import fields, replace
 from html import escape
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.keywords import Immutable, explains_keywords
+from sdpa_xp._checks.layers import check_known_names, check_named_arrays
+from sdpa_xp._checks.messages import call_of
 from sdpa_xp._display import nested
 from sdpa_xp._libraries import dtype_name, is_array
 from sdpa_xp._libraries.jax_trees import Tree
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
-class Layer(Tree, checks.Immutable):
+class Layer(Tree, Immutable):
     """The base class of layers: an immutable dataclass whose fields are arrays, other layers and options.
 
     Examples:
@@ -46,7 +48,7 @@ class Layer(Tree, checks.Immutable):
             arrays |= _arrays_in(name, value)
         return arrays
 
-    @checks.explains_keywords
+    @explains_keywords
     def with_parameters(self, parameters: Mapping[str, AnyArray]) -> Self:
         """Return a copy of the layer in which the named arrays are replaced. The other arrays stay.
 
@@ -60,11 +62,11 @@ class Layer(Tree, checks.Immutable):
             TypeError: A value is not an array, or the arrays have several libraries or dtypes.
             ValueError: A name is not in `parameters`, or the shapes do not fit.
         """
-        checks.named_arrays(f"{type(self).__name__}.with_parameters", "parameters", parameters)
-        checks.known_names(type(self).__name__, parameters, self.parameters)
+        check_named_arrays(f"{type(self).__name__}.with_parameters", "parameters", parameters)
+        check_known_names(type(self).__name__, parameters, self.parameters)
         return self._replace_parameters(parameters, "")
 
-    @checks.explains_keywords
+    @explains_keywords
     def to(self, like: object, device: object = None) -> Self:
         """Return the layer with its arrays copied to another library or device.
 
@@ -86,7 +88,7 @@ class Layer(Tree, checks.Immutable):
         return self.with_parameters(copies)
 
     def __repr__(self) -> str:
-        return checks.call_of(cast("DataclassInstance", self), type(self).__name__)
+        return call_of(cast("DataclassInstance", self), type(self).__name__)
 
     def _repr_html_(self) -> str:
         """Return the tree that a notebook shows: the layers in this one, and the shape of each array."""

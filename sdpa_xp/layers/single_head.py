@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar, Unpack, cast
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.keywords import explains_keywords
+from sdpa_xp._checks.layers import check_layer_heads, check_width
 from sdpa_xp._libraries.protocols import AnyArray, Array, Rng
 from sdpa_xp.layers.attention import Attention, Keywords
 from sdpa_xp.layers.checkpoint import read_fields
@@ -16,7 +17,7 @@ from sdpa_xp.masks import Mask
 A = TypeVar("A", bound=AnyArray)
 
 
-@checks.explains_keywords
+@explains_keywords
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SingleHeadAttention(Attention):
     r"""Attention with one head: $\mathrm{softmax}(XW_q\,(YW_k)^T \cdot scale)\;YW_v$.
@@ -57,11 +58,11 @@ class SingleHeadAttention(Attention):
     """
 
     def __post_init__(self) -> None:
-        checks.layer_heads("SingleHeadAttention", self._widths(), 1, 1, None)
+        check_layer_heads("SingleHeadAttention", self._widths(), 1, 1, None)
         self._check_arrays({"scale": self.scale})
 
     @classmethod
-    @checks.explains_keywords
+    @explains_keywords
     def init(
         cls,
         rng: Rng,
@@ -93,17 +94,17 @@ class SingleHeadAttention(Attention):
             ValueError: A width is below 1.
         """
         function = "SingleHeadAttention.init"
-        embedding_dim = checks.width(function, "embedding_dim", embedding_dim)
-        attention_dim = checks.width(function, "attention_dim", attention_dim)
-        key_dim = embedding_dim if key_dim is None else checks.width(function, "key_dim", key_dim)
-        value_dim = key_dim if value_dim is None else checks.width(function, "value_dim", value_dim)
+        embedding_dim = check_width(function, "embedding_dim", embedding_dim)
+        attention_dim = check_width(function, "attention_dim", attention_dim)
+        key_dim = embedding_dim if key_dim is None else check_width(function, "key_dim", key_dim)
+        value_dim = key_dim if value_dim is None else check_width(function, "value_dim", value_dim)
         widths = {"query": embedding_dim, "key": key_dim, "value": value_dim}
         shapes = {name: (width, attention_dim) for name, width in widths.items()}
         maps: dict[str, Any] = init_linears(function, rng, shapes, bias=bias, like=like)
         return cls(**maps)
 
     @classmethod
-    @checks.explains_keywords
+    @explains_keywords
     def from_mapping(
         cls, mapping: Mapping[str, AnyArray], prefix: str = "", *, names: Mapping[str, str] | None = None
     ) -> Self:

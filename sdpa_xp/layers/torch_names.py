@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.layers import refuse_bias_of_keys
 from sdpa_xp._libraries.protocols import AnyArray
 
 ROLES = ("query", "key", "value")
@@ -25,7 +25,7 @@ def has_torch_names(mapping: Mapping[str, AnyArray], prefix: str) -> bool:
 def rename_parameters(function: str, mapping: Mapping[str, AnyArray], prefix: str) -> dict[str, AnyArray]:
     """Return the arrays whose names begin with `prefix`, under the names of a layer's parameters."""
     arrays = {name.removeprefix(prefix): x for name, x in mapping.items() if name.startswith(prefix)}
-    checks.without_bias_of_keys(function, arrays, ("bias_k", "bias_v"))
+    refuse_bias_of_keys(function, arrays, ("bias_k", "bias_v"))
     renamed: dict[str, AnyArray] = {
         f"out.{kind}": arrays[f"out_proj.{kind}"] for kind in ("weight", "bias") if f"out_proj.{kind}" in arrays
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, cast
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.layers import check_module_of_arrays
 from sdpa_xp._libraries import (
     CPU,
     Library,
@@ -37,7 +37,7 @@ def destination_of(function: str, like: Any, device: Device = None) -> Destinati
     """Return the destination that `like`, a library or an array, stands for; `device` overrides the array's."""
     is_module = not is_array(like)
     if is_module:
-        checks.module_of_arrays(function, like)
+        check_module_of_arrays(function, like)
     array: Array = like.zeros((0,)) if is_module else like
     if device is None and not is_module:
         device = device_of(array)

@@ -13,7 +13,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.arrays import check_boolean, check_operand, check_plain_array
+from sdpa_xp._checks.numbers import frozen
 from sdpa_xp._libraries import is_array, is_traced, library_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.allowed import Allowed, both, collapse_uniform, either
@@ -187,7 +188,7 @@ class ArrayMask(Mask):
 
     def bind(self, grid: ScoreGrid) -> Pattern:
         array = cast(Array, self.boolean)
-        checks.boolean(grid.function, self.argument, array)
+        check_boolean(grid.function, self.argument, array)
         array = grid.check_scores_shape(self.argument, array)
         return ArrayPattern(array, None if grid.questions is None else grid.block_bounds(array))
 
@@ -196,13 +197,13 @@ def as_mask(function: str, name: str, value: object, argument: str = "attn_mask"
     """Convert a boolean array to a Mask, called `argument` in messages; masks pass through unchanged."""
     if isinstance(value, Mask):
         return value
-    checks.operand(function, name, value, "a mask or a boolean array")
-    return ArrayMask(checks.plain_array(function, name, value), argument)
+    check_operand(function, name, value, "a mask or a boolean array")
+    return ArrayMask(check_plain_array(function, name, value), argument)
 
 
 def as_operand(value: object) -> Mask:
     """Convert what an operator joins to a mask; an array is copied, since the result outlives the operator."""
-    return as_mask("masks", "mask", checks.frozen(value) if is_array(value) else value)
+    return as_mask("masks", "mask", frozen(value) if is_array(value) else value)
 
 
 @dataclass(frozen=True, slots=True)

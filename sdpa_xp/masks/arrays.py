@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.keywords import explains_keywords
+from sdpa_xp._checks.messages import brief
+from sdpa_xp._checks.numbers import check_rows
 from sdpa_xp._libraries import quiet
 from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp._tiles.score_grid import ScoreGrid, grid_of
@@ -13,7 +15,7 @@ from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp.masks.algebra import Mask
 
 
-@checks.explains_keywords
+@explains_keywords
 def to_array(mask: Mask, shape: tuple[int, ...], *, rows: range | None = None, like: Any = None) -> Any:
     """Convert a mask to a boolean array.
 
@@ -52,9 +54,9 @@ def as_boolean(
     """Convert a mask as `to_array` does, for the public function that messages name."""
     if not isinstance(mask, Mask):
         rule = "`mask` must be a mask"
-        raise ArgumentTypeError(function, rule, {"mask": checks.brief(mask)})
+        raise ArgumentTypeError(function, rule, {"mask": brief(mask)})
     grid = grid_of(function, "mask", shape, mask.arrays(), like)
-    rows = checks.rows(function, "rows", rows, grid.queries)
+    rows = check_rows(function, "rows", rows, grid.queries)
     with quiet(next((array for _, array in mask.arrays()), like)):
         return _of_rows(mask, grid, rows, (*shape[:-2], len(rows), shape[-1]))
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from sdpa_xp import _checks as checks
-from sdpa_xp._checks import Integers, IntegersLike
+from sdpa_xp._checks.keywords import explains_keywords
+from sdpa_xp._checks.numbers import Integers, IntegersLike, check_integer, check_offset
 from sdpa_xp._libraries.protocols import Array, Device, Namespace
 from sdpa_xp._tiles.allowed import Allowed, both
 from sdpa_xp._tiles.score_grid import ScoreGrid
@@ -17,7 +17,7 @@ from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.masks.algebra import Mask, Pattern
 
 
-@checks.explains_keywords
+@explains_keywords
 def causal(offset: IntegersLike | Literal["lower_right"] = 0) -> Mask:
     """Return a causal mask: query i attends to key j if j <= i + offset.
 
@@ -53,10 +53,10 @@ def causal(offset: IntegersLike | Literal["lower_right"] = 0) -> Mask:
     References:
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.3.
     """
-    return Causal(checks.offset("causal", offset))
+    return Causal(check_offset("causal", offset))
 
 
-@checks.explains_keywords
+@explains_keywords
 def sliding_window(
     left: int | None, right: int | None, *, offset: IntegersLike | Literal["lower_right"] = 0
 ) -> Mask:
@@ -94,7 +94,7 @@ def sliding_window(
         Beltagy et al., "Longformer", arXiv 2004.05150, section 3.1. Jiang et al., "Mistral 7B",
         arXiv 2310.06825, section 2, counts the query's own key: a window of W there is left = W - 1, right = 0.
     """
-    return SlidingWindow(_width("left", left), _width("right", right), checks.offset("sliding_window", offset))
+    return SlidingWindow(_width("left", left), _width("right", right), check_offset("sliding_window", offset))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -207,4 +207,4 @@ def _compared_from(
 
 def _width(name: str, keys: int | None) -> int | None:
     hint = "None is a side without a limit."
-    return None if keys is None else checks.integer("sliding_window", name, keys, least=0, hint=hint)
+    return None if keys is None else check_integer("sliding_window", name, keys, least=0, hint=hint)

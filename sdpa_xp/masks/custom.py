@@ -6,7 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.arrays import (
+    apply_caller_function,
+    check_boolean,
+    check_boolean_result,
+    check_function_result,
+    check_plain_array,
+)
+from sdpa_xp._checks.keywords import check_function, explains_keywords
+from sdpa_xp._checks.numbers import frozen
 from sdpa_xp._libraries.protocols import AnyArray
 from sdpa_xp._tiles.allowed import Allowed, collapse_uniform
 from sdpa_xp._tiles.score_grid import ScoreGrid
@@ -17,7 +25,7 @@ MaskFunction: TypeAlias = Callable[[Any, Any, Any, Any], Any]
 """mask_mod(batch, head, query_index, key_index) -> boolean, as in torch's FlexAttention."""
 
 
-@checks.explains_keywords
+@explains_keywords
 def from_array(boolean: AnyArray) -> Mask:
     """Convert a boolean array to a mask, which combines with other masks.
 
@@ -40,12 +48,12 @@ def from_array(boolean: AnyArray) -> Mask:
         >>> masks.causal() | masks.from_array(np.asarray([False, True, False]))
         causal() | from_array([0, 1, 0])
     """
-    array = checks.plain_array("from_array", "boolean", boolean)
-    checks.boolean("from_array", "boolean", array)
-    return ArrayMask(checks.frozen(array))
+    array = check_plain_array("from_array", "boolean", boolean)
+    check_boolean("from_array", "boolean", array)
+    return ArrayMask(frozen(array))
 
 
-@checks.explains_keywords
+@explains_keywords
 def from_function(mask_mod: MaskFunction) -> Mask:
     """Return the mask of a function: query i attends to key j if mask_mod(b, h, i, j) is True.
 
@@ -84,7 +92,7 @@ def from_function(mask_mod: MaskFunction) -> Mask:
     References:
         Dong et al., "Flex Attention", arXiv 2412.05496, section 3.1.
     """
-    checks.function("from_function", "mask_mod", mask_mod, ("b", "h", "q_idx", "kv_idx"))
+    check_function("from_function", "mask_mod", mask_mod, ("b", "h", "q_idx", "kv_idx"))
     return FunctionMask(mask_mod)
 
 
@@ -99,10 +107,10 @@ class FunctionMask(Mask, Pattern):
         return self
 
     def allowed_in(self, tile: Tile) -> Allowed:
-        allowed = checks.apply_caller_function(tile.grid.function, "attn_mask", self.mask_mod, tile.indices)
+        allowed = apply_caller_function(tile.grid.function, "attn_mask", self.mask_mod, tile.indices)
         if isinstance(allowed, bool):
             return allowed
-        array = checks.of_function(tile.grid.function, "attn_mask", allowed, tile.shape, tile.grid.xp)
-        checks.boolean_result(tile.grid.function, "attn_mask", array)
+        array = check_function_result(tile.grid.function, "attn_mask", allowed, tile.shape, tile.grid.xp)
+        check_boolean_result(tile.grid.function, "attn_mask", array)
         # A tile in which the function is False everywhere is skipped, as with the library's masks.
         return collapse_uniform(tile, array)

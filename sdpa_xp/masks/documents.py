@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.keywords import explains_keywords
+from sdpa_xp._checks.numbers import frozen
 from sdpa_xp._libraries import astype_if_needed, is_traced
+from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.allowed import Allowed
 from sdpa_xp._tiles.questions import BlockBounds, bounds_of_list
@@ -15,7 +17,7 @@ from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.masks.algebra import Mask, Pattern
 
 
-@checks.explains_keywords
+@explains_keywords
 def document(query_ids: Sequence[int] | AnyArray, key_ids: Sequence[int] | AnyArray | None = None) -> Mask:
     """Return a mask of documents: query i attends to key j if query_ids[i] == key_ids[j].
 
@@ -55,7 +57,7 @@ def document(query_ids: Sequence[int] | AnyArray, key_ids: Sequence[int] | AnyAr
     References:
         Krell et al., "Efficient Sequence Packing without Cross-contamination", arXiv 2107.02027, section 3.2.
     """
-    return Document(checks.frozen(query_ids), checks.frozen(key_ids))
+    return Document(frozen(query_ids), frozen(key_ids))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -74,7 +76,7 @@ class Document(Mask):
         queries = grid.check_ids("attn_mask.query_ids", self.query_ids, grid.queries, "L")
         keys = grid.check_ids(f"attn_mask.{name}", ids, grid.keys, "S", hint)
         if queries.dtype != keys.dtype:  # JAX may be set to compare no unlike dtypes
-            wider = max(queries, keys, key=lambda ids: int(checks.dtype_name(ids.dtype).removeprefix("int")))
+            wider = max(queries, keys, key=lambda ids: int(dtype_name(ids.dtype).removeprefix("int")))
             queries, keys = (astype_if_needed(xp, ids, wider.dtype) for ids in (queries, keys))
         # with an axis of heads: (..., 1, L, 1) and (..., 1, 1, S)
         queries, keys = (xp.expand_dims(ids, axis=-2) for ids in (queries, keys))

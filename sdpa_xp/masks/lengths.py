@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sdpa_xp import _checks as checks
-from sdpa_xp._checks import Integers, IntegersLike
+from sdpa_xp._checks.keywords import explains_keywords
+from sdpa_xp._checks.numbers import Integers, IntegersLike, frozen
 from sdpa_xp._tiles.allowed import Allowed
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.masks.algebra import AllOf, Mask, Pattern
 
 
-@checks.explains_keywords
+@explains_keywords
 def padding(key_lengths: IntegersLike | None, query_lengths: IntegersLike | None = None) -> Mask:
     """Return a padding mask: the queries of batch entry b may attend to key j if j < key_lengths[b].
 
@@ -46,10 +46,10 @@ def padding(key_lengths: IntegersLike | None, query_lengths: IntegersLike | None
     References:
         `key_value_seq_lengths` of jax.nn.dot_product_attention; `nonpad_kv_seqlen` of ONNX Attention-24.
     """
-    return Padding(checks.frozen(key_lengths), checks.frozen(query_lengths))
+    return Padding(frozen(key_lengths), frozen(query_lengths))
 
 
-@checks.explains_keywords
+@explains_keywords
 def prefix(length: IntegersLike) -> Mask:
     """Return a mask of the first keys: every query may attend to key j if j < length.
 
@@ -86,7 +86,7 @@ def prefix(length: IntegersLike) -> Mask:
     References:
         Raffel et al., "T5", arXiv 1910.10683, section 3.2.1, figure 3.
     """
-    return Prefix(checks.frozen(length))
+    return Prefix(frozen(length))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.keywords import explains_keywords
+from sdpa_xp._checks.numbers import check_integer
 from sdpa_xp._tiles.allowed import Allowed
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.masks.algebra import Mask, Pattern
 
 
-@checks.explains_keywords
+@explains_keywords
 def chunked(size: int) -> Mask:
     """Return a mask of chunks: query i attends to key j if i // size == j // size.
 
@@ -46,10 +47,10 @@ def chunked(size: int) -> Mask:
     References:
         Child et al., "Sparse Transformers", arXiv 1904.10509, section 4.3. Llama 4 calls it chunked attention.
     """
-    return Chunked(checks.integer("chunked", "size", size, least=1))
+    return Chunked(check_integer("chunked", "size", size, least=1))
 
 
-@checks.explains_keywords
+@explains_keywords
 def dilated(step: int) -> Mask:
     """Return a mask with gaps: query i attends to key j if their distance is a multiple of `step`.
 
@@ -80,7 +81,7 @@ def dilated(step: int) -> Mask:
     References:
         Beltagy et al., "Longformer", arXiv 2004.05150, section 3.1, figure 2c.
     """
-    return Dilated(checks.integer("dilated", "step", step, least=1))
+    return Dilated(check_integer("dilated", "step", step, least=1))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.arrays import check_plain_array
+from sdpa_xp._checks.plots import check_allowed, check_heads, check_readable, check_tokens, check_weights
 from sdpa_xp._libraries.protocols import AnyArray, Shape
 from sdpa_xp.masks import Mask
 from sdpa_xp.masks.arrays import as_boolean
@@ -77,12 +78,12 @@ def attention(
     from matplotlib.colors import LinearSegmentedColormap
 
     colours = theme_of(FUNCTION, theme)
-    numbers = checks.weights(FUNCTION, weights)
+    numbers = check_weights(FUNCTION, weights)
     shape = weights.shape
     queries, keys = shape[-2:]
-    query_tokens = checks.tokens(FUNCTION, "query_tokens", query_tokens, queries, "L")
-    key_tokens = checks.tokens(FUNCTION, "key_tokens", key_tokens, keys, "S")
-    heads_to_draw = checks.heads(FUNCTION, heads, len(numbers))
+    query_tokens = check_tokens(FUNCTION, "query_tokens", query_tokens, queries, "L")
+    key_tokens = check_tokens(FUNCTION, "key_tokens", key_tokens, keys, "S")
+    heads_to_draw = check_heads(FUNCTION, heads, len(numbers))
     allowed = None if mask is None else _allowed_pairs(mask, shape)
 
     axis_labels = labels("query", query_tokens, queries), labels("key", key_tokens, keys)
@@ -109,8 +110,8 @@ def _allowed_pairs(mask: Mask | AnyArray, shape: Shape) -> list[list[list[bool]]
     if isinstance(mask, Mask):
         array = as_boolean(FUNCTION, mask, shape)
     else:
-        array = checks.allowed(FUNCTION, checks.plain_array(FUNCTION, "mask", mask), shape)
-    pairs: Any = checks.readable(FUNCTION, "mask", array)
+        array = check_allowed(FUNCTION, check_plain_array(FUNCTION, "mask", mask), shape)
+    pairs: Any = check_readable(FUNCTION, "mask", array)
     return pairs if len(shape) == 3 else [pairs]
 
 

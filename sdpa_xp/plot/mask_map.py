@@ -6,7 +6,7 @@ import math
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.plots import check_not_empty, check_readable
 from sdpa_xp.masks import Mask
 from sdpa_xp.masks.arrays import as_boolean
 from sdpa_xp.plot.panels import LETTER, ThemeName, grid, labels, theme_of
@@ -56,7 +56,7 @@ def mask(mask: Mask, shape: tuple[int, ...], *, like: Any = None, theme: ThemeNa
 
     colours = theme_of(FUNCTION, theme)
     allowed = as_boolean(FUNCTION, mask, shape, like=like)
-    checks.not_empty(FUNCTION, "shape", shape)
+    check_not_empty(FUNCTION, "shape", shape)
     leading, (queries, keys) = shape[:-2], shape[-2:]
     title = "" if leading else textwrap.fill(str(mask), LETTERS)
     least_width = 1.3 + 1.2 * LETTER * max(map(len, title.splitlines()), default=0)
@@ -65,7 +65,7 @@ def mask(mask: Mask, shape: tuple[int, ...], *, like: Any = None, theme: ThemeNa
     shades = ListedColormap([colours.empty, colours.full])
     for number, axes in enumerate(drawing.panels):
         index = _unravel_index(number, leading)
-        pairs = checks.readable(FUNCTION, "mask", allowed[(*index, ...)])
+        pairs = check_readable(FUNCTION, "mask", allowed[(*index, ...)])
         axes.imshow(pairs, cmap=shades, vmin=0, vmax=1, aspect=axes.get_aspect())
         axes.set_title(_panel_title(index) if index else title)
     drawing.fit(least_width=least_width)

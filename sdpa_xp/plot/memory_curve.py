@@ -6,7 +6,9 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.arrays import check_floating, check_plain_array
+from sdpa_xp._checks.numbers import check_integer
+from sdpa_xp._checks.plots import check_lengths
 from sdpa_xp._libraries import device_of, dtype_name, namespace_of, numpy_array
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp.explanation import explain
@@ -68,8 +70,8 @@ def memory(
     from sdpa_xp.plot.shown_figure import ShownFigure
 
     colours = theme_of(FUNCTION, theme)
-    lengths = sorted(checks.lengths(FUNCTION, "lengths", lengths))
-    width = checks.integer(FUNCTION, "width", width, least=1)
+    lengths = sorted(check_lengths(FUNCTION, "lengths", lengths))
+    width = check_integer(FUNCTION, "width", width, least=1)
     element = _element_like(like)
     dtype = dtype_name(element.dtype)
     score_bytes = 8 if dtype == "float64" else 4
@@ -101,9 +103,9 @@ def memory(
 
 def _element_like(like: Any) -> Array:
     """Return an array of one element with the library, dtype and device of `like`."""
-    array = checks.plain_array(FUNCTION, "like", numpy_array() if like is None else like)
+    array = check_plain_array(FUNCTION, "like", numpy_array() if like is None else like)
     xp = namespace_of(array)
-    checks.floating(FUNCTION, "like", array)
+    check_floating(FUNCTION, "like", array)
     dtype = xp.float32 if like is None else array.dtype
     return xp.zeros((1, 1), dtype=dtype, device=device_of(array))
 

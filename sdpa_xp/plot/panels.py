@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.keywords import check_choice
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,7 +97,7 @@ def labels(name: str, tokens: Sequence[str] | None, count: int) -> Labels:
 
 def theme_of(function: str, name: str) -> Theme:
     """Return the theme of that name."""
-    checks.named(function, "theme", name, [*THEMES])
+    check_choice(function, "theme", name, [*THEMES])
     return THEMES[name]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.messages import install_hint
 from sdpa_xp.errors import Message
 
 
@@ -13,5 +13,5 @@ def require_matplotlib(function: str) -> None:
     try:
         import_module("matplotlib.figure")
     except ImportError as error:
-        rule, hint = "matplotlib must be installed", checks.install_hint("plot")
+        rule, hint = "matplotlib must be installed", install_hint("plot")
         raise ModuleNotFoundError(Message(function, rule, {"error": error}, hint), name="matplotlib") from None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.numbers import check_integer
+from sdpa_xp._checks.plots import check_lengths, check_numpy_generator
 from sdpa_xp._libraries.protocols import NumPyGenerator
 from sdpa_xp.plot.panels import FONT, Theme, ThemeName, paint, theme_of
 from sdpa_xp.plot.requirements import require_matplotlib
@@ -71,9 +72,9 @@ def saturation(
     from sdpa_xp.plot.shown_figure import ShownFigure
 
     colours = theme_of(FUNCTION, theme)
-    widths = sorted(checks.lengths(FUNCTION, "widths", widths))
-    keys = checks.integer(FUNCTION, "keys", keys, least=2)
-    curves = _simulate(widths, keys, checks.numpy_generator(FUNCTION, rng))
+    widths = sorted(check_lengths(FUNCTION, "widths", widths))
+    keys = check_integer(FUNCTION, "keys", keys, least=2)
+    curves = _simulate(widths, keys, check_numpy_generator(FUNCTION, rng))
 
     figure = ShownFigure((8, 3.4), colours.paper)
     variance, largest = figure.subplots(1, 2)

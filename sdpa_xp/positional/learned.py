@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from typing import TypeVar, cast
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.arrays import check_plain_array
+from sdpa_xp._checks.keywords import explains_keywords
+from sdpa_xp._checks.numbers import check_integers
+from sdpa_xp._checks.positions import check_below
+from sdpa_xp._checks.shapes import check_axes
 from sdpa_xp._libraries import is_array, is_traced
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.positional.positions import PositionsLike, array_factory, as_positions
@@ -13,7 +17,7 @@ from sdpa_xp.positional.positions import PositionsLike, array_factory, as_positi
 A = TypeVar("A", bound=AnyArray)
 
 
-@checks.explains_keywords
+@explains_keywords
 def learned(table: A, positions: PositionsLike | int) -> A:
     """Return the row `table[p]` for each position p.
 
@@ -47,13 +51,13 @@ def learned(table: A, positions: PositionsLike | int) -> A:
     positions = as_positions(function, positions)
     factory = array_factory(function, positions, table, "table")
     xp = factory.xp
-    rows = checks.plain_array(function, "table", table)
-    checks.axes(function, {"table": rows.shape}, 2)
+    rows = check_plain_array(function, "table", table)
+    check_axes(function, {"table": rows.shape}, 2)
     integers = tuple(positions) if isinstance(positions, range) else positions
     traced = is_array(integers) and is_traced(integers)
     with factory.quiet():
-        checked = checks.integers(function, "positions", integers, xp, factory.device, traced=traced, least=0)
-        checks.below(function, "positions", checked, rows.shape[0], "P")
+        checked = check_integers(function, "positions", integers, xp, factory.device, traced=traced, least=0)
+        check_below(function, "positions", checked, rows.shape[0], "P")
         index = cast(Array, checked.values)
         encoding = xp.take(rows, xp.reshape(index, (math.prod(index.shape),)), axis=0)
         return cast(A, xp.reshape(encoding, (*index.shape, rows.shape[1])))

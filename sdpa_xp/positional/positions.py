@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeAlias, cast
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.arrays import check_floating, check_one_device, check_one_library
+from sdpa_xp._checks.numbers import check_integer
+from sdpa_xp._checks.positions import check_real_numbers
 from sdpa_xp._libraries import (
     device_of,
     execution_kind,
@@ -91,10 +93,10 @@ def array_factory(function: str, positions: object, like: object, name: str = "l
     named = {} if like is None else {name: like}
     if not (is_number(positions) or isinstance(positions, range | list | tuple)):
         named["positions"] = positions
-    xp, arrays = checks.one_library(function, named or {"like": numpy_array()})
-    checks.one_device(function, arrays)
+    xp, arrays = check_one_library(function, named or {"like": numpy_array()})
+    check_one_device(function, arrays)
     if like is not None:
-        checks.floating(function, name, arrays[name])
+        check_floating(function, name, arrays[name])
     return ArrayFactory(function, xp, device_of(next(iter(arrays.values()))), arrays)
 
 
@@ -102,12 +104,12 @@ def as_array(function: str, positions: PositionsLike, factory: ArrayFactory) -> 
     """Convert positions to an array of numbers, of any shape."""
     if isinstance(positions, range):
         for end in (positions.start, positions.stop):
-            checks.integer(function, "positions", end)
+            check_integer(function, "positions", end)
         return factory.arange(0, len(positions)) * positions.step + positions.start
     if isinstance(positions, list | tuple):
-        integers = [checks.integer(function, f"positions[{n}]", p) for n, p in enumerate(positions)]
+        integers = [check_integer(function, f"positions[{n}]", p) for n, p in enumerate(positions)]
         return factory.xp.asarray(integers, dtype=factory.xp.int32, device=factory.device)
-    return checks.real_numbers(function, "positions", positions)
+    return check_real_numbers(function, "positions", positions)
 
 
 def are_readable(positions: Array) -> bool:
@@ -118,5 +120,5 @@ def are_readable(positions: Array) -> bool:
 def as_positions(function: str, positions: PositionsLike | int) -> PositionsLike:
     """Convert a length L to the positions range(L); other positions pass through unchanged."""
     if is_number(positions):
-        return range(checks.integer(function, "positions", positions, least=0))
+        return range(check_integer(function, "positions", positions, least=0))
     return cast(PositionsLike, positions)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.keywords import check_flag, explains_keywords
+from sdpa_xp._checks.positions import check_above, check_even, check_instance
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp.positional.positions import ArrayFactory, Consecutive
 from sdpa_xp.positional.rotation import Positions, Rotation
 from sdpa_xp.positional.scaling import Scaling, base_frequencies
 
 
-@checks.explains_keywords
+@explains_keywords
 @dataclass(frozen=True, slots=True)
 class Rotary(Rotation):
     r"""A rotary embedding: it rotates pairs of elements by an angle that grows with the position.
@@ -71,10 +72,10 @@ class Rotary(Rotation):
 
     def __post_init__(self) -> None:
         function = "Rotary"
-        width = checks.even(function, "width", self.width)
-        base = checks.above(function, "base", self.base, 1)
-        checks.flag(function, "interleaved", self.interleaved)
-        checks.instance(function, "scaling", self.scaling, Scaling)
+        width = check_even(function, "width", self.width)
+        base = check_above(function, "base", self.base, 1)
+        check_flag(function, "interleaved", self.interleaved)
+        check_instance(function, "scaling", self.scaling, Scaling)
         frequencies = base_frequencies if self.scaling is None else self.scaling.frequencies
         object.__setattr__(self, "frequencies", frequencies(width, base))
 

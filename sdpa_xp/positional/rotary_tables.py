@@ -8,14 +8,20 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import cast
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.arrays import check_one_device, check_one_library
+from sdpa_xp._checks.caches import check_same_dtype_and_device
+from sdpa_xp._checks.keywords import check_flag, explains_keywords
+from sdpa_xp._checks.messages import brief
+from sdpa_xp._checks.numbers import check_integers
+from sdpa_xp._checks.positions import check_rotation_tables, check_within_tables
+from sdpa_xp._checks.shapes import THE_BATCH, check_broadcasts
 from sdpa_xp._libraries import has_override, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.positional.positions import ArrayFactory, Consecutive, are_readable
 from sdpa_xp.positional.rotation import Positions, Rotation
 
 
-@checks.explains_keywords
+@explains_keywords
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RotaryTables(Rotation):
     r"""A rotary embedding by your own cosines and sines, one row for each position.
@@ -60,25 +66,25 @@ class RotaryTables(Rotation):
 
     def __post_init__(self) -> None:
         function = "RotaryTables"
-        _, tables = checks.one_library(function, {"cos": self.cos, "sin": self.sin})
-        checks.same_dtype_and_device(function, tables)
-        checks.rotation_tables(function, {name: table.shape for name, table in tables.items()})
-        checks.flag(function, "interleaved", self.interleaved)
+        _, tables = check_one_library(function, {"cos": self.cos, "sin": self.sin})
+        check_same_dtype_and_device(function, tables)
+        check_rotation_tables(function, {name: table.shape for name, table in tables.items()})
+        check_flag(function, "interleaved", self.interleaved)
         for name, table in tables.items():
             object.__setattr__(self, name, table)
         object.__setattr__(self, "width", 2 * tables["cos"].shape[-1])
 
     def __repr__(self) -> str:
         options = ", interleaved=True" if self.interleaved else ""
-        return f"RotaryTables(cos={checks.brief(self.cos)}, sin={checks.brief(self.sin)}{options})"
+        return f"RotaryTables(cos={brief(self.cos)}, sin={brief(self.sin)}{options})"
 
     def _of_packed(self, function: str, rows: Sequence[Sequence[int]]) -> tuple[Rotation, list[int]]:
         """Return the tables of all sequences as one, in which the tables of a sequence follow one another."""
         *batch, length, _ = self.cos.shape
-        checks.broadcasts(function, "rotary.cos", tuple(batch), (len(rows),), checks.THE_BATCH)
+        check_broadcasts(function, "rotary.cos", tuple(batch), (len(rows),), THE_BATCH)
         for row in rows:
             if row:
-                checks.within_tables(function, min(row), max(row), length)
+                check_within_tables(function, min(row), max(row), length)
         if not batch:
             return self, [*chain(*rows)]
         cos, sin = (_one_table(cast(Array, table)) for table in (self.cos, self.sin))
@@ -93,8 +99,8 @@ class RotaryTables(Rotation):
     def _tables(self, positions: Positions, length: int, factory: ArrayFactory) -> tuple[Array, Array]:
         tables = {"rotary.cos": cast(Array, self.cos), "rotary.sin": cast(Array, self.sin)}
         if not has_override(*factory.arrays.values()):  # in a graph, tables are constants
-            checks.one_library(factory.function, {**factory.arrays, **tables})
-            checks.one_device(factory.function, {**factory.arrays, **tables})
+            check_one_library(factory.function, {**factory.arrays, **tables})
+            check_one_device(factory.function, {**factory.arrays, **tables})
         rows = self.cos.shape[-2]
         if isinstance(positions, Consecutive):
             if (
@@ -103,16 +109,16 @@ class RotaryTables(Rotation):
                 and isinstance(length, int)
             ):
                 start = positions.first + positions.shift
-                checks.within_tables(factory.function, start, start + length - 1, rows)
+                check_within_tables(factory.function, start, start + length - 1, rows)
                 cos, sin = (table[..., start : start + length, :] for table in tables.values())
                 return cos, sin
             positions = factory.consecutive(positions, length)
         is_read = are_readable(positions)
-        integers = checks.integers(
+        integers = check_integers(
             factory.function, "positions", positions, factory.xp, factory.device, traced=not is_read
         )
         if integers.most != math.inf:
-            checks.within_tables(factory.function, int(integers.least), int(integers.most), rows)
+            check_within_tables(factory.function, int(integers.least), int(integers.most), rows)
         positions = cast(Array, integers.values)
         cos, sin = (_rows_at(factory, table, positions) for table in tables.values())
         return cos, sin

@@ -7,7 +7,11 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, TypeAlias, TypeVar, cast
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.arrays import check_plain_array
+from sdpa_xp._checks.keywords import Immutable, check_layout, explains_keywords
+from sdpa_xp._checks.numbers import check_integer, check_one_each
+from sdpa_xp._checks.positions import check_fits_rotation, refuse_one_number
+from sdpa_xp._checks.shapes import HLE, headed
 from sdpa_xp._libraries import (
     accumulation_dtype,
     astype_if_needed,
@@ -26,7 +30,7 @@ Positions: TypeAlias = Consecutive | Array
 """Positions of tokens, an array of them as (..., L)."""
 
 
-class Rotation(Tree, checks.Immutable, ABC):
+class Rotation(Tree, Immutable, ABC):
     """The base class of rotary embeddings: `Rotary` computes its angles, `RotaryTables` takes them from you.
 
     At a position with the cosines c_i and the sines s_i, pair i of the elements is rotated:
@@ -50,7 +54,7 @@ class Rotation(Tree, checks.Immutable, ABC):
         """Return the rotation of packed tokens and their positions in it; `rows` has those of each sequence."""
         return self, [*chain(*rows)]
 
-    @checks.explains_keywords
+    @explains_keywords
     def apply(self, x: A, positions: PositionsLike | int, *, layout: Layout = "...HLE") -> A:
         """Return queries or keys, rotated by their positions.
 
@@ -69,7 +73,7 @@ class Rotation(Tree, checks.Immutable, ABC):
         """
         return cast(A, self._rotated(f"{type(self).__name__}.apply", x, positions, layout))
 
-    @checks.explains_keywords
+    @explains_keywords
     def inverse(self, x: A, positions: PositionsLike | int, *, layout: Layout = "...HLE") -> A:
         """Return queries or keys as they were before `apply` rotated them.
 
@@ -92,7 +96,7 @@ class Rotation(Tree, checks.Immutable, ABC):
         """
         return cast(A, self._rotated(f"{type(self).__name__}.inverse", x, positions, layout, back=True))
 
-    @checks.explains_keywords
+    @explains_keywords
     def cos_sin(self, positions: PositionsLike, *, like: Any = None) -> tuple[Any, Any]:
         """Return the cosines and sines that `apply` multiplies by, as ONNX's RotaryEmbedding takes them.
 
@@ -109,7 +113,7 @@ class Rotation(Tree, checks.Immutable, ABC):
             TypeError: The positions are not numbers, or are an array of another library than `like`.
         """
         function = f"{type(self).__name__}.cos_sin"
-        checks.not_one_number(function, "positions", positions)
+        refuse_one_number(function, "positions", positions)
         factory = array_factory(function, positions, self._default_like if like is None else like)
         with factory.quiet():
             array = as_array(function, positions, factory)
@@ -121,15 +125,15 @@ class Rotation(Tree, checks.Immutable, ABC):
     def _rotated(
         self, function: str, x: object, positions: PositionsLike | int, layout: str, *, back: bool = False
     ) -> Array:
-        checks.layout(function, layout)
-        array = checks.plain_array(function, "x", x)
+        check_layout(function, layout)
+        array = check_plain_array(function, "x", x)
         factory, length = _factory_and_length(self, function, "x", array, layout, positions)
         if is_number(positions):
-            first = checks.integer(function, "positions", positions)
+            first = check_integer(function, "positions", positions)
             return _rotate_at(self, array, Consecutive(first), length, factory, layout, back=back)
         with factory.quiet():
             token_positions = as_array(function, cast(PositionsLike, positions), factory)
-        checks.one_each(function, "positions", token_positions.shape, (*array.shape[:-3], length), "L")
+        check_one_each(function, "positions", token_positions.shape, (*array.shape[:-3], length), "L")
         return _rotate_at(self, array, token_positions, length, factory, layout, back=back)
 
 
@@ -145,7 +149,7 @@ def rotate(
 
     `function` and `name` are for messages.
     """
-    array = checks.plain_array(function, name, x)
+    array = check_plain_array(function, name, x)
     if rotary is None:
         return array
     factory, length = _factory_and_length(rotary, function, name, array, layout, 0)
@@ -157,8 +161,8 @@ def _factory_and_length(
 ) -> tuple[ArrayFactory, int]:
     """Check `x` and `positions`, and return their array factory and the number of tokens."""
     factory = array_factory(function, positions, x, name)
-    checks.fits_rotation(function, name, x.shape, rotary.width)
-    return factory, checks.headed(x.shape, layout)[-2]
+    check_fits_rotation(function, name, x.shape, rotary.width)
+    return factory, headed(x.shape, layout)[-2]
 
 
 def _rotate_at(
@@ -192,7 +196,7 @@ def _computed(
         cos, sin = _inverted(factory, cos, sin)
     cos, sin = (astype_if_needed(xp, table, dtype) for table in (cos, sin))
     if x.ndim > 2:
-        head_axis = -3 if layout == checks.HLE else -2
+        head_axis = -3 if layout == HLE else -2
         cos, sin = (xp.expand_dims(table, axis=head_axis) for table in (cos, sin))
     cos, sin = (library_of(x).with_axes(table, x.ndim) for table in (cos, sin))
     front = astype_if_needed(xp, x[..., : rotary.width], dtype)

@@ -7,7 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.keywords import Immutable, check_flag, explains_keywords
+from sdpa_xp._checks.numbers import check_integer
+from sdpa_xp._checks.positions import check_above
 from sdpa_xp._libraries.jax_trees import Tree
 
 Frequencies = tuple[float, ...]
@@ -19,7 +21,7 @@ def base_frequencies(width: int, base: float) -> Frequencies:
     return tuple(base ** (-2 * pair / width) for pair in range(width // 2))
 
 
-class Scaling(Tree, checks.Immutable, ABC):
+class Scaling(Tree, Immutable, ABC):
     """The base class of scalings, which lower the frequencies of a `Rotary`.
 
     A subclass defines `frequencies`.
@@ -40,7 +42,7 @@ class Scaling(Tree, checks.Immutable, ABC):
         return 1.0
 
 
-@checks.explains_keywords
+@explains_keywords
 @dataclass(frozen=True, slots=True)
 class LinearScaling(Scaling):
     """A scaling that divides all positions by `factor`, so that they stay within the positions of the training.
@@ -61,13 +63,13 @@ class LinearScaling(Scaling):
     factor: float
 
     def __post_init__(self) -> None:
-        checks.above("LinearScaling", "factor", self.factor, 0)
+        check_above("LinearScaling", "factor", self.factor, 0)
 
     def frequencies(self, width: int, base: float) -> Frequencies:
         return tuple(frequency / self.factor for frequency in base_frequencies(width, base))
 
 
-@checks.explains_keywords
+@explains_keywords
 @dataclass(frozen=True, slots=True)
 class NTKScaling(Scaling):
     """A scaling by a larger base: the highest frequency stays, and the lowest is divided by `factor`.
@@ -87,7 +89,7 @@ class NTKScaling(Scaling):
     factor: float
 
     def __post_init__(self) -> None:
-        checks.above("NTKScaling", "factor", self.factor, 0)
+        check_above("NTKScaling", "factor", self.factor, 0)
 
     def frequencies(self, width: int, base: float) -> Frequencies:
         # The new base is base * factor^(width / (width - 2)). A single pair has the frequency 1 with any base.
@@ -95,7 +97,7 @@ class NTKScaling(Scaling):
         return tuple(f * self.factor ** (-2 * pair / max(width - 2, 1)) for pair, f in pairs)
 
 
-@checks.explains_keywords
+@explains_keywords
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling(Scaling):
     """A scaling that divides low frequencies by `factor` and keeps high frequencies, as in Llama 3.
@@ -130,10 +132,10 @@ class Llama3Scaling(Scaling):
 
     def __post_init__(self) -> None:
         function = "Llama3Scaling"
-        checks.above(function, "factor", self.factor, 0)
-        checks.integer(function, "original_length", self.original_length, least=1)
-        low = checks.above(function, "low_freq_factor", self.low_freq_factor, 0)
-        checks.above(function, "high_freq_factor", self.high_freq_factor, low)
+        check_above(function, "factor", self.factor, 0)
+        check_integer(function, "original_length", self.original_length, least=1)
+        low = check_above(function, "low_freq_factor", self.low_freq_factor, 0)
+        check_above(function, "high_freq_factor", self.high_freq_factor, low)
 
     def frequencies(self, width: int, base: float) -> Frequencies:
         old = base_frequencies(width, base)
@@ -141,7 +143,7 @@ class Llama3Scaling(Scaling):
         return _interpolate(old, self.factor, _ramp(turns, self.low_freq_factor, self.high_freq_factor))
 
 
-@checks.explains_keywords
+@explains_keywords
 @dataclass(frozen=True, slots=True)
 class YaRNScaling(Scaling):
     """A scaling that divides low frequencies by `factor` and sharpens the weights, flattened by more keys.
@@ -177,13 +179,13 @@ class YaRNScaling(Scaling):
 
     def __post_init__(self) -> None:
         function = "YaRNScaling"
-        checks.above(function, "factor", self.factor, 0)
-        checks.integer(function, "original_length", self.original_length, least=1)
-        slow = checks.above(function, "beta_slow", self.beta_slow, 0)
-        checks.above(function, "beta_fast", self.beta_fast, slow)
+        check_above(function, "factor", self.factor, 0)
+        check_integer(function, "original_length", self.original_length, least=1)
+        slow = check_above(function, "beta_slow", self.beta_slow, 0)
+        check_above(function, "beta_fast", self.beta_fast, slow)
         if self.attention_factor is not None:
-            checks.above(function, "attention_factor", self.attention_factor, 0)
-        checks.flag(function, "truncate", self.truncate)
+            check_above(function, "attention_factor", self.attention_factor, 0)
+        check_flag(function, "truncate", self.truncate)
 
     @property
     def magnitude(self) -> float:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.keywords import explains_keywords
+from sdpa_xp._checks.positions import check_above, check_even
 from sdpa_xp._libraries import astype_if_needed
 from sdpa_xp.positional.positions import PositionsLike, array_factory, as_array, as_positions
 from sdpa_xp.positional.scaling import base_frequencies
 
 
-@checks.explains_keywords
+@explains_keywords
 def sinusoidal(positions: PositionsLike | int, width: int, *, base: float = 10000.0, like: Any = None) -> Any:
     r"""Return $PE_{2i} = \sin(p\,base^{-2i/width})$ and $PE_{2i+1} = \cos(p\,base^{-2i/width})$ at position p.
 
@@ -45,7 +46,7 @@ def sinusoidal(positions: PositionsLike | int, width: int, *, base: float = 1000
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.5.
     """
     function = "sinusoidal"
-    width, base = checks.even(function, "width", width), checks.above(function, "base", base, 1)
+    width, base = check_even(function, "width", width), check_above(function, "base", base, 1)
     frequencies = base_frequencies(width, base)
     positions = as_positions(function, positions)
     factory = array_factory(function, positions, like)

@@ -192,7 +192,9 @@ def test_calls_that_are_alike_are_checked_once(monkeypatch: pytest.MonkeyPatch) 
     changed = layer.with_parameters({n: w.astype(np.float64) for n, w in layer.parameters.items()})
     layer(x, other)
     checked: list[str] = []
-    monkeypatch.setattr("sdpa_xp._checks.layers.one_kind", lambda function, values: checked.append(function))
+    monkeypatch.setattr(
+        "sdpa_xp._checks.layers.check_one_kind", lambda function, values: checked.append(function)
+    )
     layer(x + 1, other * 2)
     assert checked == []
     for odd in (other.astype(np.float64), other[:, :1], np.ma.asarray(other)):

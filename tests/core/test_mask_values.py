@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from libraries import Library
 
-from sdpa_xp import _checks as checks
 from sdpa_xp import (
     attention_scores,
     attention_weights,
@@ -20,6 +19,7 @@ from sdpa_xp import (
     scaled_dot_product_attention,
     varlen_attention,
 )
+from sdpa_xp._checks.numbers import check_integers
 
 F = np.float32
 
@@ -174,13 +174,13 @@ def test_empty_axes(library: Library) -> None:
 def test_a_batch_of_its_own_lengths_is_not_read_again_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """512 packed sequences of equal lengths look at 512 lengths once."""
     looked: list[object] = []
-    whole = checks.integers
+    whole = check_integers
 
     def integers(function: str, name: str, value: object, *rest: Any, **rules: Any) -> Any:
         looked.append(value)
         return whole(function, name, value, *rest, **rules)
 
-    monkeypatch.setattr(checks, "integers", integers)
+    monkeypatch.setattr("sdpa_xp._tiles.score_grid.check_integers", integers)
     rows = np.ones((512, 1, 2), F)
     starts = list(range(513))
     varlen_attention(rows, rows, rows, starts, starts, masks.padding([1, 0] * 256))

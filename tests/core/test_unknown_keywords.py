@@ -21,7 +21,7 @@ from sdpa_xp import (
     positional,
     scaled_dot_product_attention,
 )
-from sdpa_xp._checks.unknown_keywords import INSTEAD, SYNONYMS
+from sdpa_xp._checks.keywords import INSTEAD, SYNONYMS
 from sdpa_xp.layers import Linear, MultiHeadAttention
 
 X = np.ones((2, 4, 8))

@@ -13,7 +13,7 @@ import array_api_compat
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp._checks import dtype_name
+from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._dtypes.conversion import numpy_dtype
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from sdpa_xp import _checks as checks
 from sdpa_xp import biases, masks
+from sdpa_xp._checks.shapes import HLE, Sizes
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.length_sums import addends
@@ -36,7 +36,7 @@ class ExportOptions(NamedTuple):
     sinks: object = None
     dropout_p: object = 0.0
     softmax_dtype: object = None
-    layout: object = checks.HLE
+    layout: object = HLE
     past_key: object = None
     past_value: object = None
     past_lengths: object = None
@@ -68,7 +68,7 @@ class ExportCall:
     initializers: Mapping[str, Initializer]
     cached: bool
     """Whether the queries are the last of more tokens: of `past_key` and `key`, or of `key` alone."""
-    sizes: checks.Sizes = field(repr=False)
+    sizes: Sizes = field(repr=False)
     """The lengths; the keys include those of the cache. A name may stand where the type says int."""
 
     @property
@@ -81,7 +81,7 @@ class ExportCall:
     @property
     def length_axis(self) -> int:
         """The axis of a query, key or value that is its length, counted from the end."""
-        return -2 if self.layout == checks.HLE else -3
+        return -2 if self.layout == HLE else -3
 
     @property
     def accumulation_dtype(self) -> WideDtype:

@@ -10,7 +10,11 @@ from typing import Any, cast
 
 import array_api_compat
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.arrays import joins_scores, refuse_other_kind, warn_if_zeros_and_ones
+from sdpa_xp._checks.keywords import check_flag, check_layout
+from sdpa_xp._checks.numbers import check_number, check_probability, check_softcap
+from sdpa_xp._checks.shapes import HLE, LHE, Sizes, check_broadcasts, check_shapes
+from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
@@ -34,14 +38,14 @@ def checked_call(
         options: All other arguments, as the caller passed them.
     """
     specs = _specs(function, query, key, value, options)
-    if checks.probability(function, "dropout_p", options.dropout_p):
+    if check_probability(function, "dropout_p", options.dropout_p):
         rule = "`dropout_p` must be 0, since a graph draws no random numbers"
         raise ArgumentValueError(function, rule, {"dropout_p": options.dropout_p})
     dtype = specs["query"].dtype
     for name, spec in specs.items():
         _check_dtype(function, name, spec, dtype)
         _check_not_empty(function, name, spec)
-    checks.layout(function, options.layout)
+    check_layout(function, options.layout)
     layout = cast(Layout, options.layout)
     sizes = _sizes(function, specs, layout)
     warn_of_zeros_and_ones(function, options.attn_mask)
@@ -65,9 +69,9 @@ def checked_call(
         past_lengths=specs.get("past_lengths"),
         attn_mask=mask,
         bias=bias,
-        is_causal=checks.flag(function, "is_causal", options.is_causal),
+        is_causal=check_flag(function, "is_causal", options.is_causal),
         scale=scale,
-        softcap=checks.softcap(function, options.softcap, wide),
+        softcap=check_softcap(function, options.softcap, wide),
         sinks=sinks,
         softmax_dtype=options.softmax_dtype,
         layout=layout,
@@ -122,7 +126,7 @@ def _mask_or_bias(function: str, name: str, value: object) -> object:
     if name == "bias" and isinstance(value, TensorSpec) and value.dtype == "bool":
         raise ArgumentTypeError(function, "`bias` must have a floating dtype", {"bias.dtype": "bool"})
     kind, other, hint = (Mask, Bias, "bias") if name == "attn_mask" else (Bias, Mask, "attn_mask")
-    checks.mask_or_bias(function, name, value, other, f"Pass it as `{hint}`.")
+    refuse_other_kind(function, name, value, other, f"Pass it as `{hint}`.")
     known = isinstance(value, kind | TensorSpec | GraphOperand) or array_api_compat.is_array_api_obj(value)
     if value is not None and not known:
         rule = f"`{name}` must be a {kind.__name__}, a TensorSpec or an array"
@@ -133,8 +137,8 @@ def _mask_or_bias(function: str, name: str, value: object) -> object:
 def warn_of_zeros_and_ones(function: str, mask: Any) -> None:
     """Warn of an array of floats as `attn_mask` that masks nothing, as the library does."""
     has_numbers = array_api_compat.is_array_api_obj(mask) and not isinstance(mask, TensorSpec | GraphOperand)
-    if has_numbers and checks.dtype_name(mask.dtype) in FLOATING:
-        checks.zeros_and_ones(function, mask)
+    if has_numbers and dtype_name(mask.dtype) in FLOATING:
+        warn_if_zeros_and_ones(function, mask)
 
 
 def _integers_refused(function: str, name: str, dtype: str) -> TypeError:
@@ -150,17 +154,15 @@ def _integers_refused(function: str, name: str, dtype: str) -> TypeError:
     return ArgumentTypeError(function, rule, {f"{name}.dtype": dtype}, hint)
 
 
-def _scale(
-    function: str, namer: OperandNamer, scale: object, sizes: checks.Sizes, wide: str
-) -> float | GraphOperand:
+def _scale(function: str, namer: OperandNamer, scale: object, sizes: Sizes, wide: str) -> float | GraphOperand:
     if scale is None:
         return 1.0 / math.sqrt(sizes.width)
     if isinstance(scale, numbers.Number):
-        return checks.number(function, "scale", scale, wide)
+        return check_number(function, "scale", scale, wide)
     operand = namer.operand("scale", scale)
     if isinstance(operand, Input | Initializer):
         return operand
-    return checks.number(function, "scale", scale, wide)
+    return check_number(function, "scale", scale, wide)
 
 
 def _sinks(function: str, namer: OperandNamer, sinks: object) -> GraphOperand | None:
@@ -182,7 +184,7 @@ def _outputs(function: str, outputs: object) -> tuple[str, ...]:
 
 def _check_operands(function: str, call: ExportCall) -> None:
     """Check that the dtype and the shape of everything that joins the scores fit them."""
-    joins = partial(checks.joins_scores, query=call.query.dtype, accumulation=call.accumulation_dtype)
+    joins = partial(joins_scores, query=call.query.dtype, accumulation=call.accumulation_dtype)
     pairs = call.sizes.scores_shape
     for name, operand in (("scale", call.scale), ("sinks", call.sinks)):
         if operand is None or isinstance(operand, float):
@@ -192,7 +194,7 @@ def _check_operands(function: str, call: ExportCall) -> None:
             raise ArgumentTypeError(function, rule, {f"{name}.dtype": operand.dtype})
         target = (*pairs[:-1], 1) if name == "scale" else (*call.sizes.batch, call.sizes.query_heads)
         letters = "(..., Hq, L, 1)" if name == "scale" else "(..., Hq)"
-        checks.broadcasts(function, name, cast(tuple[int, ...], operand.shape), target, letters)
+        check_broadcasts(function, name, cast(tuple[int, ...], operand.shape), target, letters)
     for name in ("attn_mask", "bias"):
         for operand in _arrays(getattr(call, name)):
             if operand.dtype in INTEGERS:
@@ -203,7 +205,7 @@ def _check_operands(function: str, call: ExportCall) -> None:
                 raise ArgumentTypeError(function, rule, got)
             shape = cast(tuple[int, ...], operand.shape)
             hint = _hint_for_named_lengths(name, operand, pairs)
-            checks.broadcasts(function, name, shape, pairs, "(..., Hq, L, S)", hint)
+            check_broadcasts(function, name, shape, pairs, "(..., Hq, L, S)", hint)
 
 
 def _hint_for_named_lengths(name: str, operand: GraphOperand, pairs: tuple[int | str, ...]) -> str:
@@ -226,9 +228,9 @@ def _arrays(value: object) -> Iterator[GraphOperand]:
             yield from _arrays(part)
 
 
-def _sizes(function: str, specs: Mapping[str, TensorSpec], layout: Layout) -> checks.Sizes:
+def _sizes(function: str, specs: Mapping[str, TensorSpec], layout: Layout) -> Sizes:
     """Return the lengths of the call. Heads and widths must be ints, since the graph is written for them."""
-    heads, length = (-3, -2) if layout == checks.HLE else (-2, -3)
+    heads, length = (-3, -2) if layout == HLE else (-2, -3)
     for name in ("query", "key", "value"):
         shape = specs[name].shape
         axes = {-1: "the width"} | ({heads: "the heads"} if len(shape) > 2 else {})
@@ -236,12 +238,12 @@ def _sizes(function: str, specs: Mapping[str, TensorSpec], layout: Layout) -> ch
             if shape and isinstance(shape[axis], str):
                 rule = f"{what} of `{name}` (axis {axis}) must be an int"
                 is_swapped = axis == heads and isinstance(shape[length], int)
-                other = checks.LHE if layout == checks.HLE else checks.HLE
+                other = LHE if layout == HLE else HLE
                 hint = f"If heads are axis {length}, pass layout={other!r}." if is_swapped else ""
                 raise ArgumentValueError(function, rule, {f"{name}.shape": shape}, hint)
     shapes = {name: specs[name].shape for name in ("query", "key", "value")}
     # The rules compare lengths and never count with them, so a name serves where the type says int.
-    new = checks.shapes(function, *(cast(tuple[int, ...], shape) for shape in shapes.values()), layout=layout)
+    new = check_shapes(function, *(cast(tuple[int, ...], shape) for shape in shapes.values()), layout=layout)
     if not {"past_key", "past_value", "past_lengths"} & specs.keys():
         return new
     return new._replace(keys=cast(int, _cached_keys(function, specs, length)))

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp._checks import dtype_name as any_dtype_name
+from sdpa_xp._libraries.dtypes import dtype_name as any_dtype_name
 from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp_export._dtypes.promotion import DTYPES, FLOATING, INTEGERS
 

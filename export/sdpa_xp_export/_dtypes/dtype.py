@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from sdpa_xp._checks import dtype_name as any_dtype_name
+from sdpa_xp._libraries.dtypes import dtype_name as any_dtype_name
 from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp_export._dtypes.conversion import numpy_dtype
 from sdpa_xp_export._dtypes.promotion import DTYPES

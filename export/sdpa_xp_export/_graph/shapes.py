@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from sdpa_xp._checks import broadcast
+from sdpa_xp._checks.shapes import broadcast
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export.spec import SymbolicShape
 

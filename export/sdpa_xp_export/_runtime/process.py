@@ -20,7 +20,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.numbers import check_integer
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
 from sdpa_xp_export._model.external_data import initializer_bytes
 from sdpa_xp_export._model.large_model import Model
@@ -74,7 +74,7 @@ def check_limits(function: str, timeout: object, memory: object) -> None:
     if not float(timeout) > 0:
         raise ArgumentValueError(function, rule, got, "Infinity is no limit: pass inf.")
     if memory is not None:
-        checks.integer(function, "memory", memory, least=1, most=2**62)
+        check_integer(function, "memory", memory, least=1, most=2**62)
 
 
 def default_memory(model: Model, scores: int) -> int:

@@ -14,7 +14,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from sdpa_xp._checks import install_hint
+from sdpa_xp._checks.messages import install_hint
 from sdpa_xp.errors import ArgumentValueError, Message
 from sdpa_xp_export._files.model_files import write_model
 from sdpa_xp_export._model.entries import exported_models

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.numbers import check_integer
 
 SEEDS = 2**32
 """The number of seeds that are drawn from; a caller may pass any integer from 0 on."""
@@ -14,7 +14,7 @@ def seed_of(function: str, seed: int | None) -> int:
     """Return the seed that a caller passed, or a new one."""
     if seed is None:
         return new_seed()
-    checks.integer(function, "seed", seed, least=0)
+    check_integer(function, "seed", seed, least=0)
     return int(seed)
 
 

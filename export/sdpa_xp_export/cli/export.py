@@ -8,7 +8,7 @@ from typing import Annotated
 import onnx
 import typer
 
-from sdpa_xp._checks import LAYOUTS
+from sdpa_xp._checks.shapes import LAYOUTS
 from sdpa_xp.errors import Message, renamed
 from sdpa_xp_export._call.call import OUTPUTS
 from sdpa_xp_export._dtypes.promotion import FLOATING

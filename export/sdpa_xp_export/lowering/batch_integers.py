@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.shapes import check_broadcasts
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._graph.shapes import broadcasts_to
 from sdpa_xp_export.spec import SymbolicShape
@@ -27,4 +27,4 @@ def check_batch_integers(function: str, name: str, shape: SymbolicShape, batch: 
         rule = f"`{name}` must have one integer for each batch entry"
         raise ArgumentValueError(function, rule, {f"{name}.shape": shape, "batch": batch}, hint)
     numbers, target = (cast(tuple[int, ...], lengths) for lengths in (shape, batch))
-    checks.broadcasts(function, name, numbers, target, "(...), one per batch entry")
+    check_broadcasts(function, name, numbers, target, "(...), one per batch entry")

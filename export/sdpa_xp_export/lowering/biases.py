@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from sdpa_xp import _checks as checks
 from sdpa_xp import biases
+from sdpa_xp._checks.shapes import check_broadcasts, check_columns
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._array_api import namespace as xp
@@ -81,7 +81,7 @@ def _alibi(tile: GraphTile, slopes: object, offset: object) -> GraphValue:
     graph, heads = tile.graph, tile.call.sizes.query_heads
     if isinstance(slopes, int):
         # A number of slopes stands for the library's own; it is asked for them by the bias at distance 1.
-        checks.columns(tile.graph.function, "bias.slopes", slopes, heads)
+        check_columns(tile.graph.function, "bias.slopes", slopes, heads)
         ramp = biases.to_array(biases.alibi(slopes), (slopes, 1, 2))
         slopes = tuple(-ramp[:, 0, 1])
     if isinstance(slopes, Input | Initializer):
@@ -89,7 +89,7 @@ def _alibi(tile: GraphTile, slopes: object, offset: object) -> GraphValue:
     else:
         values = graph.constant(slopes, graph.float_dtype)
     target = (*tile.call.sizes.batch, heads)
-    checks.broadcasts(
+    check_broadcasts(
         tile.graph.function, "bias.slopes", cast(tuple[int, ...], values.dims), target, "(..., Hq)"
     )
     values = ops.with_ones(values, 2)
@@ -105,7 +105,7 @@ def _relative(
     if isinstance(count, str):
         rule = "`bias.table` must have a number of buckets that is an int"
         raise ArgumentValueError(tile.graph.function, rule, {"table.shape": table.shape})
-    checks.columns(tile.graph.function, "bias.table", heads, tile.call.sizes.query_heads)
+    check_columns(tile.graph.function, "bias.table", heads, tile.call.sizes.query_heads)
     distance = tile.key_index - (tile.query_index + tile.integers("bias.offset", offset))
     rules = Buckets(count, bidirectional, max_distance)
     by_bucket = tile.operand(table).astype(tile.graph.float_dtype)

@@ -14,8 +14,9 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from sdpa_xp import _checks as checks
-from sdpa_xp._checks import Integers
+from sdpa_xp._checks.arrays import check_added_dtype
+from sdpa_xp._checks.numbers import LARGEST_INTEGER, Integers, check_within
+from sdpa_xp._checks.shapes import check_broadcasts
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, message_of
 from sdpa_xp.masks import Mask
@@ -75,7 +76,7 @@ class FormulaGrid:
     def _length(self, length: int | str, which: str) -> int | GraphValue:
         return length if isinstance(length, int) else self.tile.here(getattr(self.tile.lengths, which))
 
-    def check_integers(self, name: str, value: object, least: int = -checks.LARGEST_INTEGER) -> Integers:
+    def check_integers(self, name: str, value: object, least: int = -LARGEST_INTEGER) -> Integers:
         known = [value] if isinstance(value, int) else value
         values = self.tile.integers(name, value, least)
         if isinstance(known, tuple | list) and known:
@@ -84,7 +85,7 @@ class FormulaGrid:
 
     def check_lengths(self, name: str, value: object, letter: str) -> Integers:
         lengths, limit = self.check_integers(name, value, least=0), self.queries if letter == "L" else self.keys
-        checks.within(self.function, name, lengths, cast(int, limit), letter)
+        check_within(self.function, name, lengths, cast(int, limit), letter)
         return lengths
 
     def check_offset(self, name: str, value: object) -> Integers:
@@ -103,7 +104,7 @@ class FormulaGrid:
         return ops.with_ones(self._broadcast(name, array, self.batch_and_heads, "(..., Hq)"), 2)
 
     def check_dtype(self, name: str, array: Any) -> None:
-        checks.added_dtype(self.function, name, array, cast(Any, self.input_dtype), cast(Any, self.dtype))
+        check_added_dtype(self.function, name, array, cast(Any, self.input_dtype), cast(Any, self.dtype))
 
     def slice_entries(self, array: T, _axes: int) -> T:
         return array
@@ -122,7 +123,7 @@ class FormulaGrid:
 
     def _broadcast(self, name: str, array: Any, target: tuple[int, ...], letters: str) -> GraphValue:
         value = self.tile.graph.operand(array)
-        checks.broadcasts(self.function, name, cast(tuple[int, ...], value.dims), target, letters)
+        check_broadcasts(self.function, name, cast(tuple[int, ...], value.dims), target, letters)
         return value
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sdpa_xp._checks import HLE
+from sdpa_xp._checks.shapes import HLE
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.shapes import joint_shape

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from sdpa_xp import _checks as checks
+from sdpa_xp._checks.numbers import LARGEST_INTEGER, check_integer
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api import ops
@@ -156,8 +156,8 @@ class GraphTile:
         self,
         name: str,
         value: object,
-        least: int = -checks.LARGEST_INTEGER,
-        most: int = checks.LARGEST_INTEGER,
+        least: int = -LARGEST_INTEGER,
+        most: int = LARGEST_INTEGER,
     ) -> GraphValue | int:
         """Return one integer, or one for each batch entry as (..., 1, 1, 1); "lower_right" is S - L.
 
@@ -178,7 +178,7 @@ class GraphTile:
 
     def limited(self, name: str, value: object, limit: int | str | None = None) -> GraphValue | int:
         """Return lengths as `integers` does; known ones must be at least 0, and at most a known `limit`."""
-        return self.integers(name, value, 0, limit if isinstance(limit, int) else checks.LARGEST_INTEGER)
+        return self.integers(name, value, 0, limit if isinstance(limit, int) else LARGEST_INTEGER)
 
     def ids(self, name: str, value: object, length: int | str) -> GraphValue:
         """Return ids of tokens, (..., length)."""
@@ -199,7 +199,7 @@ class GraphTile:
             return (value if isinstance(value, GraphValue) else self.operand(value)).astype("int64")
         if isinstance(value, tuple | list):
             numbers = [
-                checks.integer(self.graph.function, f"{name}[{index}]", number)
+                check_integer(self.graph.function, f"{name}[{index}]", number)
                 for index, number in enumerate(value)
             ]
             return self.graph.constant(numbers, "int64")

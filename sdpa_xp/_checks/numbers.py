@@ -1,0 +1,392 @@
+"""Checks of numbers: one, several, and integers that shapes follow from, which are read now."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from sdpa_xp._checks.arrays import check_plain_array
+from sdpa_xp._checks.keywords import check_choice
+from sdpa_xp._checks.messages import type_name
+from sdpa_xp._checks.shapes import broadcast, check_known
+from sdpa_xp._libraries import (
+    LARGEST,
+    as_signed,
+    device_of,
+    dtype_name,
+    has_override,
+    is_array,
+    is_traced,
+    library_of,
+    plain,
+    quiet,
+)
+from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Shape
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+
+
+def check_number(function: str, name: str, value: object, dtype: Dtype = "float64") -> float:
+    """Check a real number that is finite in `dtype` and does not underflow there, and return it as a float."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        rule = f"`{name}` must be a real number"
+        raise ArgumentTypeError(function, rule, {name: f"{value!r} ({type_name(value)})"})
+    try:
+        result = float(value)
+    except OverflowError:
+        result = math.inf
+    largest = LARGEST[dtype_name(dtype)]
+    if not abs(result) <= largest:
+        rule = f"`{name}` must be finite" + (f" in {dtype_name(dtype)}" if math.isfinite(result) else "")
+        raise ArgumentValueError(function, rule, {name: result})
+    if 0 < abs(result) < 1 / largest:
+        rule = f"`{name}` must be 0 or at least {1 / largest:.1e} in size"
+        raise ArgumentValueError(function, rule, {name: result})
+    return result
+
+
+def check_scale(function: str, value: object, dtype: Dtype) -> float | None:
+    """Check a number, or None for the default, and return it."""
+    return None if value is None else check_number(function, "scale", value, dtype)
+
+
+def check_softcap(function: str, value: object, dtype: Dtype = "float64") -> float | None:
+    """Check a positive number, and return it, or None if `value` is None or 0: the softcap is off."""
+    cap = 0.0 if value is None else check_number(function, "softcap", value, dtype)
+    if cap < 0:
+        rule = "`softcap` must be positive, or None or 0 for off"
+        raise ArgumentValueError(function, rule, {"softcap": value})
+    return cap or None
+
+
+def check_probability(function: str, name: str, value: object) -> float:
+    """Check a number from 0 to 1, and return it."""
+    result = check_number(function, name, value)
+    if not 0 <= result <= 1:
+        raise ArgumentValueError(function, f"`{name}` must be between 0 and 1", {name: value})
+    return result
+
+
+IntegersLike: TypeAlias = int | Sequence[int] | AnyArray
+"""Integers as a caller passes them: an int, a list, or an array of an integer dtype."""
+LARGEST_INTEGER = 2**29
+"""The largest integer that is accepted. Indices are int32, which every library has, and sums of an index, an
+offset and a width must fit."""
+
+
+class DeviceNumbers(NamedTuple):
+    """How numbers get to a device that has to be waited for, and back."""
+
+    put: Callable[[Sequence[int]], Array]
+    """Returns numbers as int32."""
+    bounds: Callable[[Array], Sequence[int] | None]
+    """Returns the least and the most of an array; None if they are not known yet."""
+
+
+class Integers(NamedTuple):
+    """Integers with their smallest and largest value, which are infinite if the values cannot be read."""
+
+    values: int | Array
+    least: float
+    most: float
+
+    def plus(self, number: int) -> Integers:
+        """Return the integers with `number` added to each."""
+        return Integers(self.values + number, self.least + number, self.most + number)
+
+    @property
+    def shape(self) -> Shape:
+        return () if isinstance(self.values, int) else self.values.shape
+
+
+def check_integer(
+    function: str,
+    name: str,
+    value: object,
+    least: int = -LARGEST_INTEGER,
+    most: float = LARGEST_INTEGER,
+    hint: str = "",
+) -> int:
+    """Check an integer of Python or NumPy from `least` to `most`, and return it as an int.
+
+    `hint` says what to pass if it is less or more.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        rule = f"`{name}` must be an integer"
+        how = ""
+        if is_array(value):
+            how = "Inside a jit it has to be static." if is_traced(value) else "Convert it with `int`."
+        raise ArgumentTypeError(function, rule, {name: _shown(value)}, how)
+    number = int(value)
+    if not least <= number <= most:
+        rule = f"`{name}` must be " + (f"at least {least}" if number < least else f"at most {most}")
+        raise ArgumentValueError(function, rule, {name: number}, hint)
+    return number
+
+
+def check_rows(function: str, name: str, value: object, length: int) -> range:
+    """Check a range of queries; None is all of them."""
+    if value is None:
+        return range(length)
+    if not isinstance(value, range) or value.step != 1:
+        raise ArgumentTypeError(function, f"`{name}` must be a range with step 1", {name: repr(value)})
+    if not 0 <= value.start <= value.stop <= length:
+        rule = f"`{name}` must be among the {length} queries (L)"
+        raise ArgumentValueError(function, rule, {name: value})
+    return value
+
+
+def check_integers(
+    function: str,
+    name: str,
+    value: object,
+    xp: Namespace,
+    device: Device,
+    *,
+    traced: bool,
+    least: int = -LARGEST_INTEGER,
+    waiting: DeviceNumbers | None = None,
+) -> Integers:
+    """Return `value` as int32. If its values can be read, check that each is at least `least`.
+
+    `waiting` is for a device that has to be waited for.
+    """
+    if isinstance(value, list | tuple):
+        checked = [check_integer(function, f"{name}[{index}]", item, least) for index, item in enumerate(value)]
+        array = xp.asarray(checked, dtype=xp.int32, device=device) if waiting is None else waiting.put(checked)
+        return Integers(array, min(checked, default=0), max(checked, default=0))
+    if not is_array(value):
+        number = check_integer(function, name, value, least)
+        return Integers(number, number, number)
+    _integral(function, name, value)
+    is_uint64, value = dtype_name(value.dtype) == "uint64", _signed(function, name, plain(value))
+    if traced or 0 in value.shape:
+        return Integers(xp.astype(value, xp.int32, copy=False), -math.inf, math.inf)
+    bounds = (int(xp.min(value)), int(xp.max(value))) if waiting is None else waiting.bounds(value)
+    if bounds is None:
+        return Integers(xp.astype(value, xp.int32, copy=False), -math.inf, math.inf)
+    smallest, largest = bounds
+    # A uint64 beyond int64 wraps around to a negative number: the message shows what was passed.
+    for number in (smallest + 2**64 if is_uint64 and smallest < 0 else smallest, largest):
+        check_integer(function, name, number, least)
+    return Integers(xp.astype(value, xp.int32, copy=False), smallest, largest)
+
+
+def check_window(function: str, name: str, value: object) -> tuple[int, int]:
+    """Check the reach of a window, one integer or (left, right), and return (left, right)."""
+    widths = value if isinstance(value, tuple | list) else (value, value)
+    if len(widths) != 2:
+        raise ArgumentValueError(function, f"`{name}` must be an integer or (left, right)", {name: value})
+    left, right = (check_integer(function, name, width, least=0) for width in widths)
+    return left, right
+
+
+def check_within(function: str, name: str, lengths: Integers, limit: int, letter: str) -> None:
+    """Check that no length exceeds its axis, if both can be read. A graph has axes that only a run knows."""
+    if isinstance(limit, int) and limit < lengths.most < math.inf:
+        rule = f"`{name}` must be at most {letter}"
+        raise ArgumentValueError(function, rule, {name: int(lengths.most), letter: limit})
+
+
+def check_ids(
+    function: str,
+    name: str,
+    value: object,
+    xp: Namespace,
+    device: Device,
+    waiting: DeviceNumbers | None = None,
+) -> Array:
+    """Return integers that are only compared; an array keeps its width, and so its values."""
+    if is_array(value):
+        _integral(function, name, value)
+        return _signed(function, name, plain(value))
+    values = check_integers(function, name, value, xp, device, traced=True, waiting=waiting).values
+    return xp.asarray(values, dtype=xp.int32, device=device) if isinstance(values, int) else values
+
+
+def check_one_each(function: str, name: str, shape: Shape, target: Shape, letter: str, hint: str = "") -> None:
+    """Check that `shape` has the last axis of `target`, and that its other axes broadcast to `target`."""
+    check_known(function, name, shape)
+    if not shape or shape[-1] != target[-1] or broadcast(shape, target) != target:
+        rule = f"`{name}` must have one integer for each token, (..., {letter})"
+        got = {f"{name}.shape": shape, f"(..., {letter})": target}
+        raise ArgumentValueError(function, rule, got, hint)
+
+
+def is_integral(array: AnyArray) -> bool:
+    """Return whether an array holds integers."""
+    return dtype_name(array.dtype).startswith(("int", "uint"))
+
+
+def _integral(function: str, name: str, array: Array) -> None:
+    if not is_integral(array):
+        raise ArgumentTypeError(function, f"`{name}` must hold integers", {f"{name}.dtype": array.dtype})
+
+
+def _signed(function: str, name: str, array: Array) -> Array:
+    """Return integers in a signed dtype. Unsigned ones are refused if their library has no dtype for them."""
+    signed = as_signed(function, array)
+    if signed is None:
+        rule = f"`{name}` must hold signed integers, because its library has no int64 to convert them to"
+        hint = "Pass signed integers, such as int32."
+        raise ArgumentTypeError(function, rule, {f"{name}.dtype": array.dtype}, hint)
+    return signed
+
+
+def frozen(value: Any) -> Any:
+    """Return a list as a tuple, an array as a copy and a NumPy integer as an int: their owner is immutable."""
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    if is_array(value) and not has_override(value):  # a spec of the exporter holds no elements
+        return library_of(value).frozen(value)
+    return tuple(value) if isinstance(value, list | range) else value
+
+
+def check_offset(function: str, value: Any, otherwise: str = "integers, one per batch entry") -> Any:
+    """Return an offset as `frozen` does; check the name of an alignment. Integers are checked by a call."""
+    if isinstance(value, str):
+        hint = "That is 'lower_right' here." if "right" in value.lower() else ""
+        check_choice(function, "offset", value, ("lower_right",), otherwise, hint)
+    return frozen(value)
+
+
+def _shown(value: object) -> str:
+    return type_name(value) if is_array(value) else f"{value!r} ({type_name(value)})"
+
+
+def check_cumulative_lengths(
+    function: str, name: str, value: object, arrays: Mapping[str, Array], axis: int
+) -> list[int]:
+    """Check N + 1 nondecreasing integers from 0 to the length of `arrays` on `axis`, and return them.
+
+    They are the starts of N sequences, followed by the end of the last one. The arrays have the same length.
+    """
+    starts = check_integer_list(function, name, value)
+    letter, array = next(iter(arrays.items()))
+    total = array.shape[axis]
+    got = {name: starts, f"length of `{letter}`": total}
+    if len(starts) < 2:
+        raise ArgumentValueError(function, f"`{name}` must have N + 1 integers for N >= 1 sequences", got)
+    if starts[0] != 0 or starts[-1] != total:
+        rule = f"`{name}` must begin with 0 and end with the length of `{letter}`"
+        raise ArgumentValueError(function, rule, got, _slice_hint(starts, arrays, axis))
+    if any(later < earlier for earlier, later in itertools.pairwise(starts)):
+        raise ArgumentValueError(function, f"`{name}` must not decrease", got)
+    return starts
+
+
+def _slice_hint(starts: list[int], arrays: Mapping[str, Array], axis: int) -> str:
+    """Return how to slice off the rows after the last sequence, or "" if there are none."""
+    array = next(iter(arrays.values()))
+    if starts[0] != 0 or starts != sorted(starts) or starts[-1] > array.shape[axis]:
+        return ""
+    index = ", ".join([":"] * (array.ndim + axis) + [f":{starts[-1]}"])
+    return f"Slice off the rows after the last sequence: {' and '.join(f'{name}[{index}]' for name in arrays)}."
+
+
+def read_together(like: Array, *values: Any) -> tuple[Any, ...]:
+    """Return values with integer arrays as lists, if these are on the accelerator that `like` is on.
+
+    Each read of an accelerator waits for it, so all are read at once. Arrays that a check refuses are returned.
+    """
+    library, device = library_of(like), device_of(like)
+    if not library.is_accelerator(device):
+        return values
+    arrays = [value for value in values if is_array(value)]
+    if len(arrays) < 2 or not all(_is_readable(value, arrays[0], like) for value in arrays):
+        return values
+    xp = library.namespace(like)
+    with quiet(like):
+        numbers = library.to_list(xp.concat([xp.reshape(array, (-1,)) for array in arrays], axis=0))
+    rest = iter(numbers)
+
+    def as_lists(array: Array) -> list[Any]:
+        if array.ndim == 1:
+            return list(itertools.islice(rest, array.shape[0]))
+        return [list(itertools.islice(rest, array.shape[1])) for _ in range(array.shape[0])]
+
+    return tuple(as_lists(value) if is_array(value) else value for value in values)
+
+
+def _is_readable(array: Array, first: Array, like: Array) -> bool:
+    is_alike = library_of(array) is library_of(like) and device_of(array) == device_of(like)
+    return (
+        is_alike
+        and array.ndim in (1, 2)
+        and not is_traced(array)
+        and is_integral(array)
+        and array.dtype == first.dtype
+    )
+
+
+def check_same_length(function: str, named: Mapping[str, Sequence[object]]) -> None:
+    """Check that all sequences have the same length."""
+    if len({len(values) for values in named.values()}) > 1:
+        rule = " and ".join(f"`{name}`" for name in named) + " must have the same length"
+        raise ArgumentValueError(function, rule, {f"len({name})": len(x) for name, x in named.items()})
+
+
+def check_one_a_sequence(function: str, name: str, count: int, sequences: int) -> None:
+    """Check that cumulative lengths are those of all sequences of a cache."""
+    if count != sequences + 1:
+        rule = f"`{name}` must have N + 1 integers for the N sequences of the cache"
+        raise ArgumentValueError(function, rule, {f"len({name})": count, "N": sequences})
+
+
+def check_integer_list(
+    function: str, name: str, value: object, least: int = 0, most: float = LARGEST_INTEGER
+) -> list[int]:
+    """Check integers from `least` to `most`, and return them as a list."""
+    numbers = _to_list(function, name, value)
+    return [
+        check_integer(function, f"{name}[{index}]", number, least, most) for index, number in enumerate(numbers)
+    ]
+
+
+def check_integers_or_rows(function: str, name: str, value: object) -> list[Any]:
+    """Check integers, or rows of them, and return them as lists."""
+    items = _to_list(function, name, value)
+    if any(isinstance(item, list | tuple | range) or is_array(item) for item in items):
+        return [
+            check_integer_list(function, f"{name}[{n}]", row, least=-LARGEST_INTEGER)
+            for n, row in enumerate(items)
+        ]
+    return check_integer_list(function, name, items, least=-LARGEST_INTEGER)
+
+
+def check_integer_table(function: str, name: str, value: object) -> list[list[int]]:
+    """Check rows of integers, and return them as lists. -1 is allowed: it stands for no block."""
+    rows = enumerate(_to_list(function, name, value))
+    return [check_integer_list(function, f"{name}[{index}]", row, least=-1) for index, row in rows]
+
+
+def check_integer_rows(function: str, name: str, value: Sequence[object]) -> list[list[int]]:
+    """Check rows of integers, all of one length, and return them as lists."""
+    rows = [
+        check_integer_list(function, f"{name}[{n}]", row, least=-LARGEST_INTEGER) for n, row in enumerate(value)
+    ]
+    lengths = [len(row) for row in rows]
+    if len({*lengths}) > 1:
+        raise ArgumentValueError(function, f"the rows of `{name}` must have one length", {"lengths": lengths})
+    return rows
+
+
+def _to_list(function: str, name: str, value: object) -> list[Any]:
+    if isinstance(value, list | tuple | range):
+        return list(value)
+    if not is_array(value) or value.ndim == 0:
+        rule = f"`{name}` must be a list or an integer array"
+        raise ArgumentTypeError(function, rule, {name: repr(value)})
+    check_plain_array(function, name, value)
+    if is_traced(value):
+        rule = f"`{name}` must be static inside a jit or a lazy graph, since shapes follow from it"
+        raise ArgumentTypeError(
+            function, rule, {name: f"a traced array {value.shape}"}, "Pass a tuple of ints."
+        )
+    if not is_integral(value):
+        rule = f"`{name}` must hold integers"
+        raise ArgumentTypeError(function, rule, {f"{name}.dtype": value.dtype})
+    items: list[Any] = library_of(value).to_list(value)
+    return items
