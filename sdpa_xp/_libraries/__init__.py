@@ -27,12 +27,20 @@ from sdpa_xp._libraries.dtypes import (
     dtype_name,
     has_standard_name,
 )
-from sdpa_xp._libraries.in_place import InPlaceFunctions, Ufuncs, exp_in_place
 from sdpa_xp._libraries.jax import Jax
 from sdpa_xp._libraries.mlx import Mlx
-from sdpa_xp._libraries.numpy import NumPy
-from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Override, Shape
-from sdpa_xp._libraries.strict import Strict
+from sdpa_xp._libraries.numpy import NumPy, Strict
+from sdpa_xp._libraries.protocols import (
+    AnyArray,
+    Array,
+    Device,
+    Dtype,
+    InPlaceFunctions,
+    Namespace,
+    Override,
+    Shape,
+    Ufuncs,
+)
 from sdpa_xp._libraries.torch import Torch, has_tangents, is_compiling, makes_fakes
 
 A = TypeVar("A")
@@ -192,6 +200,11 @@ def as_signed(function: str, array: Array) -> Array | None:
     has_int64 = library.has_int64(function, xp, library.device(array))
     dtype = getattr(xp, "int64" if has_int64 else "int32", None)
     return None if dtype is None else cast(Array, xp.astype(array, dtype))
+
+
+def exp_in_place(functions: InPlaceFunctions, array: Array) -> Array:
+    """Return exp of an array, in its memory."""
+    return functions.exp(array, out=array)
 
 
 def share_memory(first: Any, second: Any) -> bool:

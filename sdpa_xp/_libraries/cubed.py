@@ -9,7 +9,7 @@ from typing import Any
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.lazy import LazyLibrary, own_copy
+from sdpa_xp._libraries.dask import LazyLibrary, own_copy
 from sdpa_xp._libraries.protocols import Array, BlockStreams, Chunks, Dtype, Key
 
 

@@ -10,8 +10,7 @@ from typing import Any, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.addresses import Addresses, has_repeats
-from sdpa_xp._libraries.base import CUDA, Library
+from sdpa_xp._libraries.base import CUDA, Addresses, Library, has_repeats
 from sdpa_xp._libraries.protocols import Array, Device, Dtype
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from itertools import accumulate, product
@@ -9,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.lazy import LazyLibrary, own_copy, without_repeats
+from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.protocols import Chunks, Dtype, TaskGraphs, Tasks
 
 A = TypeVar("A")
@@ -17,6 +18,27 @@ A = TypeVar("A")
 MERGED_AT_ONCE = 8
 """States that a task merges, unless Dask's setting `split_every` says another number. A state is as large as
 the output of its queries."""
+
+
+class LazyLibrary(Library):
+    """Arrays without values until `compute()` is called."""
+
+    computes_on_demand = True
+    has_chunks = True
+
+    def is_traced(self, array: Any) -> bool:
+        del array
+        return True
+
+    def is_writeable(self, array: Any) -> bool:
+        del array
+        return False
+
+    def to_cpu(self, array: Any) -> Any:
+        return array.compute()
+
+    def to_list(self, array: Any) -> Any:
+        return array.compute().tolist()
 
 
 class Dask(LazyLibrary):
@@ -112,3 +134,19 @@ class DaskGraphs:
         *_, last = stages
         whole = graphs.HighLevelGraph(layers, needs)
         return import_module("dask.array").Array(whole, last, chunks, dtype=dtype, meta=like._meta)
+
+
+def without_repeats(array: Any) -> Any:
+    """Return a view of an array of NumPy with one element along each axis that only repeats, (..., 1, ...)."""
+    return array[tuple(slice(1) if stride == 0 else slice(None) for stride in array.strides)]
+
+
+def own_copy(array: Any) -> Any:
+    """Return a copy of an array of NumPy, so that a caller may write to theirs before values are computed.
+
+    What repeats is not written out: a row that is broadcast to L x S stays as small as a row.
+    """
+    distinct = without_repeats(array).copy()
+    return (
+        distinct if distinct.shape == array.shape else sys.modules["numpy"].broadcast_to(distinct, array.shape)
+    )

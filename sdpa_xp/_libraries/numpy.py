@@ -1,4 +1,4 @@
-"""NumPy: sdpa_xp computes in its own threads, with one BLAS thread in each."""
+"""NumPy, which computes in threads of sdpa_xp, with one BLAS thread in each; and array-api-strict, which wraps it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from sdpa_xp._libraries.addresses import has_repeats
-from sdpa_xp._libraries.base import ExecutionKind, Library
+from sdpa_xp._libraries.base import ExecutionKind, Library, has_repeats
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
 
 A = TypeVar("A")
@@ -102,3 +101,24 @@ class NumPy(Library):
 
     def addresses(self, array: Any) -> Any:
         return array
+
+
+class Strict(Library):
+    """Arrays of array-api-strict, the standard and nothing else. Each wraps an array of NumPy, `_array`."""
+
+    def owns(self, array: object) -> bool:
+        strict = sys.modules.get("array_api_strict")
+        return strict is not None and isinstance(array, strict._array_object.Array)
+
+    def is_accelerator(self, device: Any) -> bool:
+        return bool(device != sys.modules["array_api_strict"].Device("CPU_DEVICE"))
+
+    def values_at_hand(self, array: Any) -> Any:
+        return array  # its devices are names
+
+    def is_writeable(self, array: Any) -> bool:
+        memory = array._array
+        return memory.flags.writeable and not has_repeats(memory.shape, memory.strides, memory.itemsize)
+
+    def addresses(self, array: Any) -> Any:
+        return array._array

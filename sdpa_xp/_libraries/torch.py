@@ -10,8 +10,7 @@ from typing import Any, TypeVar, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.addresses import Addresses, has_repeats
-from sdpa_xp._libraries.base import CPU, CUDA, ExecutionKind, Library
+from sdpa_xp._libraries.base import CPU, CUDA, Addresses, ExecutionKind, Library, has_repeats
 from sdpa_xp._libraries.dtypes import astype_if_needed
 from sdpa_xp._libraries.protocols import Array, Device, Namespace
 
