@@ -251,7 +251,7 @@ def compute_state(
 
 def _attend_portably(call: PreparedCall, *, with_lse: bool) -> tuple[Array, Array | None]:
     """Return output and log-sum-exp, computed by the portable implementation; of chunked arrays by tasks."""
-    if call.grid.library.has_chunks:
+    if call.grid.library.chunks is not None:
         # Imported here because it takes a fifth of this module's import time, and few programs need it.
         from sdpa_xp import _chunks as chunks
 

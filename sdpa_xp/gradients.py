@@ -153,7 +153,7 @@ class Derivable(NamedTuple):
 
 def _forward(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
     """Compute the output, and return all that the gradients of `arrays` are computed with."""
-    cut = graph_call(call) if call.grid.library.has_chunks else None
+    cut = graph_call(call) if call.grid.library.chunks is not None else None
     if call.biases and not _is_empty(call):
         _try_functions(call.scores_without_dropout() if cut is None else cut.readable_scores())
     scores = call.scores() if cut is None else call.scores_without_dropout()

@@ -229,7 +229,7 @@ def _attend(
     ]
     batch, widths = call.grid.with_batch((len(lengths),)), (call.sizes.width, arrays["value"].shape[-1])
     starts = starts_q, starts_k, starts_k
-    has_chunks = call.grid.library.has_chunks
+    has_chunks = call.grid.library.chunks is not None
 
     def arrays_of(group: Group, buffers: CallBuffers | None) -> GroupArrays:
         places = (None, None, None) if buffers is None else (buffers.query, buffers.key, buffers.value)

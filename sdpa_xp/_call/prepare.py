@@ -132,8 +132,8 @@ def _validated(
     check_layout(function, options.layout)
     layout = str(options.layout)
     library = library_of(inputs["query"])
-    if library.has_chunks:
-        options = with_arrays(options, partial(library.adopted, like=inputs["query"]))
+    if (chunks := library.chunks) is not None:
+        options = with_arrays(options, partial(chunks.as_lazy, like=inputs["query"]))
     xp, arrays = check_one_library(function, {**inputs, **dict(arrays_of(options))})
     tensors = {name: arrays[name] for name in inputs}
     for name, array in tensors.items():

@@ -6,18 +6,20 @@ from collections.abc import Mapping
 
 from sdpa_xp._checks.messages import shown
 from sdpa_xp._libraries import Library
-from sdpa_xp._libraries.protocols import AnyArray, DeviceRing
+from sdpa_xp._libraries.jax_programs import JaxRing
+from sdpa_xp._libraries.protocols import AnyArray
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 
-def check_ring(function: str, library: Library, query: AnyArray, mesh: object, axis_name: object) -> DeviceRing:
+def check_ring(function: str, library: Library, query: AnyArray, mesh: object, axis_name: object) -> JaxRing:
     """Check an axis of a mesh of the library of `query`, and return its devices."""
-    if not library.has_meshes:
+    meshes = library.meshes
+    if meshes is None:
         rule, hint = "`query` must be an array of JAX, which has meshes", "For other arrays see `merge_states`."
         raise ArgumentTypeError(function, rule, {"query": shown(query)}, hint)
-    if missing := library.missing_for_meshes():
+    if missing := meshes.missing():
         raise ValueError(f"{function}: this call needs {missing}.")
-    axes = library.mesh_axes(mesh)
+    axes = meshes.axes(mesh)
     if axes is None:
         rule, hint = "`mesh` must be a jax.sharding.Mesh", 'jax.make_mesh((8,), ("keys",)) makes one.'
         raise ArgumentTypeError(function, rule, {"mesh": shown(mesh)}, hint)
@@ -26,7 +28,7 @@ def check_ring(function: str, library: Library, query: AnyArray, mesh: object, a
     if axis_name not in axes:
         rule = "`axis_name` must be an axis of `mesh`"
         raise ArgumentValueError(function, rule, {"axis_name": repr(axis_name), "mesh.axis_names": tuple(axes)})
-    return library.device_ring(mesh, axis_name)
+    return meshes.ring(mesh, axis_name)
 
 
 def check_divided(function: str, lengths: Mapping[str, int], axis_name: str, devices: int) -> None:

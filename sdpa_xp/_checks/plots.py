@@ -47,7 +47,7 @@ def check_not_empty(function: str, name: str, shape: Shape) -> None:
 
 def check_readable(function: str, name: str, array: Array) -> Any:
     """Check that the numbers of an array can be read, and return them in nested lists."""
-    if is_traced(array) and not library_of(array).computes_on_demand:
+    if is_traced(array) and library_of(array).chunks is None:
         rule = f"`{name}` must have numbers that can be read now, so not inside a jit"
         raise ArgumentTypeError(function, rule, {name: shown(array)})
     return library_of(array).to_list(array)

@@ -9,11 +9,15 @@ worker can compute them.
 
 from __future__ import annotations
 
+from typing import cast
+
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks.keywords import refuse_missing_streams
 from sdpa_xp._chunks import forward, streams
 from sdpa_xp._chunks.call import CutCall, GraphCall, StreamedCall, refused_function
 from sdpa_xp._core.dropout import Dropout
+from sdpa_xp._libraries.cubed import CubedStreams
+from sdpa_xp._libraries.dask import DaskGraphs
 from sdpa_xp._libraries.protocols import Array
 
 
@@ -22,14 +26,13 @@ def cut_call(call: PreparedCall, dropout: Dropout | None = None) -> GraphCall | 
 
     Without a `dropout`, this draws the seed from the `rng` of a call that has some.
     """
-    query = call.arrays["query"]
-    graphs, block_streams = call.grid.library.task_graphs(query), call.grid.library.block_streams(query)
-    if (graphs is None and block_streams is None) or unsupported_reason(call) is not None:
+    chunks = call.grid.library.chunks
+    if chunks is None or unsupported_reason(call) is not None:
         return None
     dropout = call.draw_dropout() if dropout is None else dropout
-    if graphs is not None:
-        return GraphCall(call, graphs, dropout)
-    return None if block_streams is None else StreamedCall(call, block_streams, dropout)
+    if isinstance(chunks, CubedStreams):
+        return StreamedCall(call, chunks, dropout)
+    return GraphCall(call, cast(DaskGraphs, chunks), dropout)
 
 
 def graph_call(call: PreparedCall) -> GraphCall | None:

@@ -38,9 +38,9 @@ def gradients(
     """
     axes = aligned_axes(QUERY_AXES, cotangent.ndim)
     chunks = chunks_along(cut.pieces, cotangent.shape, axes)
-    cotangent = cut.graphs.in_chunks(cotangent, chunks)
+    cotangent = cut.graphs.in_chunks(cotangent, chunks, output)
     of_rows = [AlignedArray(array, axes) for array in (cotangent, output, lse)]
-    token = cut.graphs.token(cut.token, cut.graphs.name(cotangent))
+    token = cut.graphs.token(cut.token, cut.graphs.name_of(cotangent))
     name = f"attention-gradient-{token}"
     tasks, contributions = _contributions(cut, name, of_rows, targets, tuple(names))
     inputs = [*cut.inputs, cotangent, output, lse]

@@ -24,7 +24,10 @@ from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries import device_of, dtype_name, is_traced, library_of, numpy_array
-from sdpa_xp._libraries.protocols import Array, BlockStreams, ChunkedArrays, Key, TaskGraphs
+from sdpa_xp._libraries.base import ChunkedArrays
+from sdpa_xp._libraries.cubed import CubedStreams
+from sdpa_xp._libraries.dask import DaskGraphs
+from sdpa_xp._libraries.protocols import Array, Key
 from sdpa_xp._tiles.modifier import ScoreModifier, with_arrays
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Tile
@@ -63,9 +66,10 @@ class CutCall:
     def __init__(self, call: PreparedCall, library: ChunkedArrays, dropout: Dropout | None) -> None:
         self.library, self.grid = library, readable_grid(call)
         arrays = dict(call.arrays)
+        self.like = arrays["query"]
         arrays.setdefault("value", arrays["key"])  # the weights need no values
         self.width = arrays["value"].shape[-1]
-        query, key, value = (library.chunks(arrays[name]) for name in ("query", "key", "value"))
+        query, key, value = (library.chunks_of(arrays[name]) for name in ("query", "key", "value"))
         chunks = regular(query, key, value) if library.is_regular else (query, key, value)
         self.pieces = cut(self.grid.shape, *chunks)
         self.bound = _bind_readable(call, self.grid)
@@ -80,7 +84,7 @@ class CutCall:
             self.sinks = self._align(AlignedArray(self.bound.sinks, aligned_axes((), self.bound.sinks.ndim)))
         seed = None
         if dropout is not None:
-            words = call.grid.library.readable(dropout.seed)
+            words = call.grid.library.known_values(dropout.seed)
             seed = dropout.p, tuple(int(words[index]) for index in range(words.shape[0]))
         self.shared = ChunkedCall(
             call.grid.function,
@@ -124,7 +128,7 @@ class CutCall:
 
     def key_of(self, aligned: AlignedArray, place: Place) -> Key:
         """Return the key of an array's chunk at a place."""
-        return (self.library.name(aligned.array), *aligned.numbers(self.pieces, place))
+        return (self.library.name_of(aligned.array), *aligned.numbers(self.pieces, place))
 
     def keys_of(self, aligned: Sequence[AlignedArray], place: Place) -> tuple[Key, ...]:
         """Return the keys of the chunks of several arrays."""
@@ -132,23 +136,23 @@ class CutCall:
 
     def _align(self, aligned: AlignedArray) -> AlignedArray:
         chunks = chunks_along(self.pieces, aligned.array.shape, aligned.axes)
-        return AlignedArray(self.library.in_chunks(aligned.array, chunks), aligned.axes)
+        return AlignedArray(self.library.in_chunks(aligned.array, chunks, self.like), aligned.axes)
 
 
 class GraphCall(CutCall):
     """A call that becomes a graph of tasks."""
 
-    def __init__(self, call: PreparedCall, graphs: TaskGraphs, dropout: Dropout | None) -> None:
+    def __init__(self, call: PreparedCall, graphs: DaskGraphs, dropout: Dropout | None) -> None:
         super().__init__(call, graphs, dropout)
         self.graphs = graphs
-        self.token = graphs.token(self.shared, [graphs.name(array) for array in self.inputs])
+        self.token = graphs.token(self.shared, [graphs.name_of(array) for array in self.inputs])
         """A text that is the same for equal calls of the same arrays, and else another."""
 
 
 class StreamedCall(CutCall):
     """A call whose chunks of queries are folded over streams of keys."""
 
-    def __init__(self, call: PreparedCall, streams: BlockStreams, dropout: Dropout | None) -> None:
+    def __init__(self, call: PreparedCall, streams: CubedStreams, dropout: Dropout | None) -> None:
         super().__init__(call, streams, dropout)
         self.streams = streams
 
@@ -190,12 +194,12 @@ def _flatten(modifiers: Sequence[ScoreModifier]) -> Iterator[ScoreModifier]:
 
 def _bind_readable(call: PreparedCall, grid: ScoreGrid) -> BoundOptions:
     """Bind the options to a readable grid, except for masks and biases that hold arrays of unknown values."""
-    readable = call.grid.library.readable
+    known_values = call.grid.library.known_values
     return (
         call._replace(
-            masks=tuple(_bound_mask(call, with_arrays(mask, readable)) for mask in call.masks),
-            biases=tuple(_bound_bias(call, with_arrays(bias, readable)) for bias in call.biases),
-            scale=readable(call.scale),
+            masks=tuple(_bound_mask(call, with_arrays(mask, known_values)) for mask in call.masks),
+            biases=tuple(_bound_bias(call, with_arrays(bias, known_values)) for bias in call.biases),
+            scale=known_values(call.scale),
             sinks=None,
         )
         .bind(grid)
@@ -203,8 +207,10 @@ def _bind_readable(call: PreparedCall, grid: ScoreGrid) -> BoundOptions:
     )
 
 
-def _adopter(call: PreparedCall) -> Callable[[Any], Any]:
-    return partial(call.grid.library.adopted, like=call.arrays["query"])
+def _lazy_maker(call: PreparedCall) -> Callable[[Any], Any]:
+    chunks = call.grid.library.chunks
+    assert chunks is not None
+    return partial(chunks.as_lazy, like=call.arrays["query"])
 
 
 def _is_lazy(modifier: ScoreModifier) -> bool:
@@ -216,7 +222,7 @@ def _bound_mask(call: PreparedCall, mask: Mask) -> Mask:
         return mask
     if isinstance(mask, Combined):
         return type(mask)(tuple(_bound_mask(call, part) for part in mask.parts))
-    return BoundMask(with_arrays(mask, _adopter(call)).bind(call.grid))
+    return BoundMask(with_arrays(mask, _lazy_maker(call)).bind(call.grid))
 
 
 def _bound_bias(call: PreparedCall, bias: Bias) -> Bias:
@@ -224,4 +230,4 @@ def _bound_bias(call: PreparedCall, bias: Bias) -> Bias:
         return bias
     if isinstance(bias, Sum):
         return Sum(tuple(_bound_bias(call, part) for part in bias.parts))
-    return BoundBias(with_arrays(bias, _adopter(call)).bind(call.grid))
+    return BoundBias(with_arrays(bias, _lazy_maker(call)).bind(call.grid))

@@ -112,7 +112,7 @@ def attend(cut: StreamedCall, dtype: Dtype) -> tuple[Array, Array]:
     def blocks_of_rows(block_id: tuple[int, ...]) -> list[Key | list[Key]]:
         rows = block_id[: len(chunks) - 1]
         sinks = [] if cut.sinks is None else [cut.key_of(cut.sinks, (*rows, 0))]
-        name = cut.streams.name(states)
+        name = cut.streams.name_of(states)
         return [[(name, *rows, group) for group in range(groups)], *sinks]
 
     inputs = [states, *([] if cut.sinks is None else [cut.sinks.array])]
@@ -131,7 +131,7 @@ def attend(cut: StreamedCall, dtype: Dtype) -> tuple[Array, Array]:
 def _extra_memory(cut: StreamedCall) -> int:
     """Return a task's memory besides chunks and states: chunks in a wider dtype, the next ones, and tiles."""
     sizes = [
-        math.prod(max(lengths) for lengths in cut.streams.chunks(array.array)) * 8
+        math.prod(max(lengths) for lengths in cut.streams.chunks_of(array.array)) * 8
         for array in (cut.query, cut.key, cut.value, *cut.arrays)
     ]
     return 2 * sum(sizes) + TILES

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from sdpa_xp._core import threads
 from sdpa_xp._core.key_value_source import KeyValueSource, PagedSource
@@ -19,6 +19,7 @@ from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.tile_buffers import call_buffers
 from sdpa_xp._core.unshifted_softmax import attend_without_maximum, is_accurate
 from sdpa_xp._libraries import astype_if_needed, is_traced, quiet
+from sdpa_xp._libraries.jax_programs import JaxLoops
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
 from sdpa_xp._tiles.plan import Plan, Task
 from sdpa_xp._tiles.tile import RowBlock
@@ -207,17 +208,23 @@ def _attend_in_a_loop(
     queries fewer keys than the last ones, each band of queries gets a loop, with the keys of the band alone. On
     several devices there is one band: a band of queries may lie on one device, and the others would wait.
     """
-    xp, bands = scores.xp, plan.bands()
+    xp, bands, loops = scores.xp, plan.bands(), cast(JaxLoops, scores.grid.library.loops)
     has_equal_keys = scores.key_range(bands[0]) == scores.key_range(bands[-1])
-    if has_equal_keys or scores.grid.library.has_several_devices():
-        return _attend_band(scores, value, plan, dtype, lse_of, range(plan.queries))
-    results = [_attend_band(scores, value, plan, dtype, lse_of, band) for band in bands]
+    if has_equal_keys or loops.may_be_shared():
+        return _attend_band(scores, value, plan, dtype, lse_of, loops, range(plan.queries))
+    results = [_attend_band(scores, value, plan, dtype, lse_of, loops, band) for band in bands]
     outputs, lses = zip(*results, strict=True)
     return xp.concat(outputs, axis=-2), xp.concat(lses, axis=-2) if lse_of else None
 
 
 def _attend_band(
-    scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, lse_of: LseOf | None, band: range
+    scores: Scores,
+    value: KeyValueSource,
+    plan: Plan,
+    dtype: Dtype,
+    lse_of: LseOf | None,
+    loops: JaxLoops,
+    band: range,
 ) -> tuple[Array, Array | None]:
     """Return output and log-sum-exp of a band of queries, computed in one loop.
 
@@ -236,7 +243,7 @@ def _attend_band(
 
     numbers = scores.grid.arange(0, passes)
     starts = numbers if step > 1 else xp.clip(numbers * rows, 0, queries - rows)
-    outputs, lses = scores.grid.library.rolled(compute, starts)
+    outputs, lses = loops.rolled(compute, starts)
     join = _interleave_blocks if step > 1 else _join_blocks
     return join(xp, outputs, queries), None if lses is None else join(xp, lses, queries)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
@@ -12,19 +12,17 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 import array_api_compat as compat
 
 from sdpa_xp._libraries.dtypes import FLOATING, dtype_name
+from sdpa_xp._libraries.jax_programs import JaxLoops, JaxMeshes
 from sdpa_xp._libraries.protocols import (
     AnyArray,
     Array,
-    BlockStreams,
+    Chunks,
     Device,
-    DeviceRing,
     Dtype,
     Namespace,
-    TaskGraphs,
 )
 
 A = TypeVar("A")
-T = TypeVar("T")
 
 CPU = 1
 CUDA = (2, 10, 13)
@@ -55,8 +53,6 @@ class Library:
     """Whether it passes its arrays on by DLPack on their device, also bfloat16; see `takes_memory`."""
     takes_strides: ClassVar[bool] = True
     """Whether `from_dlpack` takes arrays on the CPU whose elements lie in any order, or apart."""
-    computes_on_demand: ClassVar[bool] = False
-    """Whether the values of a traced array can be computed now."""
     keeps_buffers: ClassVar[bool] = False
     """Whether any call may write to memory that an earlier call made. Torch refuses that after its inference
     mode."""
@@ -64,12 +60,6 @@ class Library:
     """What makes one of its arrays of an array of another library; "" is `from_dlpack`."""
     has_astype: ClassVar[bool] = False
     """Whether its arrays have NumPy's method `astype`, as hints write it."""
-    has_chunks: ClassVar[bool] = False
-    """Whether its arrays are lazy and lie in chunks: then it has `task_graphs` or `block_streams`."""
-    has_meshes: ClassVar[bool] = False
-    """Whether it has meshes of devices that run one program: then it has `mesh_axes` and `device_ring`."""
-    has_diagonals: ClassVar[bool] = False
-    """Whether its arrays may be views with negative strides: then it has `diagonals`."""
     has_ufuncs: ClassVar[bool] = False
     """Whether its module has functions with `reduce`, like NumPy's: see `Ufuncs`."""
     needs_quiet: ClassVar[bool] = False
@@ -79,6 +69,14 @@ class Library:
     """Whether an operation is compiled for each shape of its operands."""
     sets_elements: ClassVar[bool] = False
     """Whether one assignment sets the elements at arrays of indices, which the standard does not have."""
+    chunks: ClassVar[ChunkedArrays | None] = None
+    """How its arrays are cut into chunks, if they are lazy: their values are computed later, by tasks."""
+    loops: ClassVar[JaxLoops | None] = None
+    """The loops that its compiler keeps. Other compilers write each pass into the graph."""
+    meshes: ClassVar[JaxMeshes | None] = None
+    """Its meshes of devices, if devices run one program and send each other arrays."""
+    diagonals: ClassVar[Diagonals | None] = None
+    """Its views of one number for each diagonal, if arrays may have negative strides."""
     module: ClassVar[str] = ""
     """The module that makes its arrays, if the library has its own random generators."""
 
@@ -125,13 +123,6 @@ class Library:
         rows = blocks // sequences * size
         return xp.reshape(xp.permute_dims(copied, (0, 2, 1, 3, 4)), (sequences, heads, rows, width))
 
-    def diagonals(self, numbers: Array, columns: int) -> Array:
-        """Return a view (..., rows, columns) of numbers (..., 1, rows + columns - 1), one for each diagonal.
-
-        The first number is that of the lower left corner, the last that of the upper right one.
-        """
-        raise NotImplementedError
-
     def detach(self, array: Any) -> Any:
         """Return `array` without the operations that autograd has recorded."""
         return array
@@ -161,7 +152,7 @@ class Library:
 
     def values_at_hand(self, array: Any) -> Any:
         """Return an array of the values of `array`, or None if reading them would wait for a device."""
-        known = self.readable(array)
+        known = self.known_values(array)
         is_here = "cpu" in str(self.device(array)).lower() and not self.is_traced(array)
         return known if is_here or known is not array else None
 
@@ -299,57 +290,46 @@ class Library:
         """Return `count` random float32 from 0 to 1."""
         return cast(Array, rng.random(count, xp.float32))
 
-    def adopted(self, array: Any, like: Any) -> Any:
-        """Return an array of NumPy as one of this library, if calls may have both; other arrays unchanged."""
-        del like
+    def known_values(self, array: Any) -> Any:
+        """Return an array of NumPy of the values, if they are known without computing; else `array` itself."""
         return array
 
-    def readable(self, array: Any) -> Any:
-        """Return a lazy array whose values are known already as these values; other arrays unchanged."""
-        return array
 
-    def task_graphs(self, like: Any) -> TaskGraphs | None:
-        """Return how lazy arrays such as `like` are made out of tasks, or None if the library has no tasks."""
-        del like
-        return None
+class Diagonals:
+    """Views of arrays of NumPy in which all elements of a diagonal are one number."""
 
-    def block_streams(self, like: Any) -> BlockStreams | None:
-        """Return how lazy arrays such as `like` are folded from blocks, or None if the library does not."""
-        del like
-        return None
+    def view(self, numbers: Any, columns: int) -> Any:
+        """Return a view (..., rows, columns) of numbers (..., 1, rows + columns - 1).
 
-    def missing_for_meshes(self) -> str:
-        """Return what the library, which has meshes, lacks for a ring of devices; or ""."""
-        return ""
-
-    def mesh_axes(self, mesh: object) -> Mapping[str, int] | None:
-        """Return the lengths of the axes of a mesh of devices by name, or None if `mesh` is not a mesh."""
-        raise NotImplementedError
-
-    def device_ring(self, mesh: object, axis_name: str) -> DeviceRing:
-        """Return the devices along an axis of a mesh."""
-        raise NotImplementedError
-
-    def has_loops(self) -> bool:
-        """Return whether the library's compiler keeps loops. Other compilers write each pass into the graph."""
-        return False
-
-    def has_several_devices(self) -> bool:
-        """Return whether a compiled program may run on several devices, which then share its loops."""
-        return True
-
-    def rolled(self, body: Callable[[Array], T], starts: Array) -> T:
-        """Return `body` of each of `starts`, computed in a loop that the compiler keeps.
-
-        The arrays of the passes are stacked on a new first axis.
+        The first number is that of the lower left corner, the last that of the upper right one.
         """
+        *leading, _, count = numbers.shape
+        *strides, _, step = numbers.strides
+        rows = count + 1 - columns
+        as_strided = sys.modules["numpy"].lib.stride_tricks.as_strided
+        return as_strided(numbers[..., 0, rows - 1 :], (*leading, rows, columns), (*strides, -step, step))
+
+
+class ChunkedArrays:
+    """Lazy arrays in chunks. How tasks compute them, each library says in its own way: see its file."""
+
+    is_regular: ClassVar[bool]
+    """Whether all chunks along an axis but the last must be equally long."""
+
+    def chunks_of(self, array: Any) -> Chunks:
+        """Return the chunks of an array."""
+        return tuple(array.chunks)
+
+    def name_of(self, array: Any) -> str:
+        """Return the first part of the keys of an array's chunks."""
+        return str(array.name)
+
+    def in_chunks(self, array: Any, chunks: Chunks, like: Any) -> Any:
+        """Return an array cut into other chunks. An array of NumPy becomes a lazy array, as `like` is one."""
         raise NotImplementedError
 
-    def rows_from(self, array: Array, start: Array, count: int, step: int) -> Array:
-        """Return `count` rows of an array (..., L, width) from `start` on, which is known only in the loop.
-
-        With a `step` above 1, they are every `step`-th row, and L is `count` times `step`.
-        """
+    def as_lazy(self, array: Any, like: Any) -> Any:
+        """Return a copy of an array of NumPy as a lazy array, since a call may have both; others unchanged."""
         raise NotImplementedError
 
 

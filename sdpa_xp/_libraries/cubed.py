@@ -9,60 +9,30 @@ from typing import Any
 
 import array_api_compat as compat
 
+from sdpa_xp._libraries.base import ChunkedArrays
 from sdpa_xp._libraries.dask import LazyLibrary, own_copy
-from sdpa_xp._libraries.protocols import Array, BlockStreams, Chunks, Dtype, Key
+from sdpa_xp._libraries.protocols import Array, Chunks, Dtype, Key
 
 
-class Cubed(LazyLibrary):
-    """Arrays of cubed."""
-
-    name = "cubed"
-    conversion = "cubed.from_array"
-
-    def owns(self, array: object) -> bool:
-        cubed: Any = sys.modules.get("cubed")
-        return cubed is not None and isinstance(array, cubed.Array)
-
-    def random_words(self, rng: Any, count: int, array: Array) -> Array:
-        del array
-        words: Array = rng.integers(-(2**31), 2**31 - 1, size=count, dtype="int32")
-        return words
-
-    def adopted(self, array: Any, like: Any) -> Any:
-        if not compat.is_numpy_array(array):
-            return array
-        array = own_copy(array)
-        lazy = CubedStreams(like.spec).in_chunks(array, tuple((n,) for n in array.shape))
-        lazy.adopted_from = array
-        return lazy
-
-    def readable(self, array: Any) -> Any:
-        return getattr(array, "adopted_from", array)
-
-    def block_streams(self, like: Any) -> BlockStreams | None:
-        return CubedStreams(like.spec)
-
-
-class CubedStreams:
+class CubedStreams(ChunkedArrays):
     """Arrays that are folded from blocks, by cubed's blockwise operation."""
 
     is_regular = True
 
-    def __init__(self, spec: Any) -> None:
-        self.spec = spec
-
-    def chunks(self, array: Any) -> Chunks:
-        return tuple(array.chunks)
-
-    def name(self, array: Any) -> str:
-        return str(array.name)
-
-    def in_chunks(self, array: Any, chunks: Chunks) -> Any:
+    def in_chunks(self, array: Any, chunks: Chunks, like: Any) -> Any:
         cubed = import_module("cubed")
         if isinstance(array, cubed.Array):
             sizes = tuple(lengths[0] if lengths else 1 for lengths in chunks)
             return array if tuple(array.chunks) == chunks else cubed.rechunk(array, sizes)
-        return cubed.from_array(array, chunks=chunks, spec=self.spec)
+        return cubed.from_array(array, chunks=chunks, spec=like.spec)
+
+    def as_lazy(self, array: Any, like: Any) -> Any:
+        if not compat.is_numpy_array(array):
+            return array
+        array = own_copy(array)
+        lazy = self.in_chunks(array, tuple((n,) for n in array.shape), like)
+        lazy.made_of = array  # for `known_values`: cubed would read them from a file
+        return lazy
 
     def array(
         self,
@@ -74,6 +44,11 @@ class CubedStreams:
         dtype: Dtype,
         extra_memory: int,
     ) -> Any:
+        """Return an array; `function` gets the blocks of `keys` of a chunk's numbers, and these as `block_id`.
+
+        A list of keys arrives as an iterator, which reads one block at a time. `extra_memory` is what
+        `function` needs in addition to one block of each input and its result, in bytes.
+        """
         primitive = import_module("cubed.primitive.blockwise")
 
         def key_of(key: Key) -> Any:
@@ -97,3 +72,23 @@ class CubedStreams:
             extra_projected_mem=extra_memory,
             op_name=name,
         )
+
+
+class Cubed(LazyLibrary):
+    """Arrays of cubed."""
+
+    name = "cubed"
+    conversion = "cubed.from_array"
+    chunks = CubedStreams()
+
+    def owns(self, array: object) -> bool:
+        cubed: Any = sys.modules.get("cubed")
+        return cubed is not None and isinstance(array, cubed.Array)
+
+    def random_words(self, rng: Any, count: int, array: Array) -> Array:
+        del array
+        words: Array = rng.integers(-(2**31), 2**31 - 1, size=count, dtype="int32")
+        return words
+
+    def known_values(self, array: Any) -> Any:
+        return getattr(array, "made_of", array)

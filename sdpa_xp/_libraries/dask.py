@@ -10,8 +10,8 @@ from typing import Any, TypeVar, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import Library
-from sdpa_xp._libraries.protocols import Chunks, Dtype, TaskGraphs, Tasks
+from sdpa_xp._libraries.base import ChunkedArrays, Library
+from sdpa_xp._libraries.protocols import Chunks, Dtype, Tasks
 
 A = TypeVar("A")
 
@@ -20,11 +20,61 @@ MERGED_AT_ONCE = 8
 the output of its queries."""
 
 
+class DaskGraphs(ChunkedArrays):
+    """Arrays out of tasks, as layers of Dask's high-level graphs."""
+
+    is_regular = False
+
+    def in_chunks(self, array: Any, chunks: Chunks, like: Any) -> Any:
+        del like
+        if compat.is_dask_array(array):
+            return array.rechunk(chunks)
+        # Each chunk is a separate piece of data, so that a worker gets its chunk and not the whole array.
+        name = f"array-{self.token(without_repeats(array), chunks)}"
+        stops = [[*accumulate(lengths)] for lengths in chunks]
+        tasks = {}
+        for place in product(*(range(len(lengths)) for lengths in chunks)):
+            ends = [stops[axis][number] for axis, number in enumerate(place)]
+            starts = [end - chunks[axis][place[axis]] for axis, end in enumerate(ends)]
+            tasks[(name, *place)] = array[tuple(map(slice, starts, ends))]
+        return import_module("dask.array").Array(
+            tasks, name, chunks, dtype=array.dtype, meta=array[:0] if array.ndim else array
+        )
+
+    def as_lazy(self, array: Any, like: Any) -> Any:
+        if compat.is_dask_array(array):
+            return _without_empty_chunks(array)
+        if not compat.is_numpy_array(array):
+            return array
+        return self.in_chunks(own_copy(array), tuple((n,) for n in array.shape), like)
+
+    def token(self, *values: object) -> str:
+        """Return a text that differs if a value does."""
+        return str(import_module("dask.base").tokenize(*values))
+
+    def merged_at_once(self) -> int:
+        """Return how many results a task of a tree reduction merges."""
+        split_every = import_module("dask").config.get("split_every", None)
+        return max(2, split_every) if isinstance(split_every, int) else MERGED_AT_ONCE
+
+    def array(
+        self, stages: Mapping[str, Tasks], inputs: Sequence[Any], chunks: Chunks, dtype: Dtype, like: Any
+    ) -> Any:
+        """Return the array whose chunks the last of `stages` computes, each from earlier ones and `inputs`."""
+        graphs = import_module("dask.highlevelgraph")
+        before = {layer for array in inputs for layer in array.__dask_layers__()}
+        graph = graphs.HighLevelGraph.merge(*(array.dask for array in inputs))
+        layers, needs = dict(graph.layers), dict(graph.dependencies)
+        for name, tasks in stages.items():
+            layers[name], needs[name] = graphs.MaterializedLayer(tasks), set(before)
+            before.add(name)
+        *_, last = stages
+        whole = graphs.HighLevelGraph(layers, needs)
+        return import_module("dask.array").Array(whole, last, chunks, dtype=dtype, meta=like._meta)
+
+
 class LazyLibrary(Library):
     """Arrays without values until `compute()` is called."""
-
-    computes_on_demand = True
-    has_chunks = True
 
     def is_traced(self, array: Any) -> bool:
         del array
@@ -45,6 +95,7 @@ class Dask(LazyLibrary):
     """Arrays of Dask."""
 
     conversion = "dask.array.from_array"
+    chunks = DaskGraphs()
     has_astype = True
 
     def frozen(self, array: Any) -> Any:
@@ -60,22 +111,9 @@ class Dask(LazyLibrary):
         return ""
 
     def plain(self, array: A) -> A:
-        """Return the array without chunks of no elements: Dask reshapes, selects and adds them wrong."""
-        lazy = cast(Any, array)
-        if not any(0 in lengths and sum(lengths) for lengths in lazy.chunks):
-            return array
-        kept = (tuple(filter(None, lengths)) if sum(lengths) else (0,) for lengths in lazy.chunks)
-        return cast(A, lazy.rechunk(tuple(kept)))
+        return cast(A, _without_empty_chunks(array))
 
-    def adopted(self, array: Any, like: Any) -> Any:
-        del like
-        if compat.is_dask_array(array):
-            return self.plain(array)
-        if not compat.is_numpy_array(array):
-            return array
-        return DaskGraphs().in_chunks(own_copy(array), tuple((n,) for n in array.shape))
-
-    def readable(self, array: Any) -> Any:
+    def known_values(self, array: Any) -> Any:
         if not compat.is_dask_array(array) or array.npartitions != 1:
             return array
         layer: Mapping[Any, Any] = array.dask.layers.get(array.name, {})
@@ -83,57 +121,13 @@ class Dask(LazyLibrary):
         chunk: Any = getattr(task, "value", task)  # Dask wraps data that it finds among tasks
         return chunk if compat.is_numpy_array(chunk) and chunk.shape == array.shape else array
 
-    def task_graphs(self, like: Any) -> TaskGraphs | None:
-        del like
-        return DaskGraphs()
 
-
-class DaskGraphs:
-    """Arrays out of tasks, as layers of Dask's high-level graphs."""
-
-    is_regular = False
-
-    def chunks(self, array: Any) -> Chunks:
-        return tuple(array.chunks)
-
-    def name(self, array: Any) -> str:
-        return str(array.name)
-
-    def in_chunks(self, array: Any, chunks: Chunks) -> Any:
-        if compat.is_dask_array(array):
-            return array.rechunk(chunks)
-        # Each chunk is a separate piece of data, so that a worker gets its chunk and not the whole array.
-        name = f"array-{self.token(without_repeats(array), chunks)}"
-        stops = [[*accumulate(lengths)] for lengths in chunks]
-        tasks = {}
-        for place in product(*(range(len(lengths)) for lengths in chunks)):
-            ends = [stops[axis][number] for axis, number in enumerate(place)]
-            starts = [end - chunks[axis][place[axis]] for axis, end in enumerate(ends)]
-            tasks[(name, *place)] = array[tuple(map(slice, starts, ends))]
-        return import_module("dask.array").Array(
-            tasks, name, chunks, dtype=array.dtype, meta=array[:0] if array.ndim else array
-        )
-
-    def token(self, *values: object) -> str:
-        return str(import_module("dask.base").tokenize(*values))
-
-    def merged_at_once(self) -> int:
-        split_every = import_module("dask").config.get("split_every", None)
-        return max(2, split_every) if isinstance(split_every, int) else MERGED_AT_ONCE
-
-    def array(
-        self, stages: Mapping[str, Tasks], inputs: Sequence[Any], chunks: Chunks, dtype: Dtype, like: Any
-    ) -> Any:
-        graphs = import_module("dask.highlevelgraph")
-        before = {layer for array in inputs for layer in array.__dask_layers__()}
-        graph = graphs.HighLevelGraph.merge(*(array.dask for array in inputs))
-        layers, needs = dict(graph.layers), dict(graph.dependencies)
-        for name, tasks in stages.items():
-            layers[name], needs[name] = graphs.MaterializedLayer(tasks), set(before)
-            before.add(name)
-        *_, last = stages
-        whole = graphs.HighLevelGraph(layers, needs)
-        return import_module("dask.array").Array(whole, last, chunks, dtype=dtype, meta=like._meta)
+def _without_empty_chunks(array: Any) -> Any:
+    """Return the array without chunks of no elements: Dask reshapes, selects and adds them wrong."""
+    if not any(0 in lengths and sum(lengths) for lengths in array.chunks):
+        return array
+    kept = (tuple(filter(None, lengths)) if sum(lengths) else (0,) for lengths in array.chunks)
+    return array.rechunk(tuple(kept))
 
 
 def without_repeats(array: Any) -> Any:

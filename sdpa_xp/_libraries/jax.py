@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import array_api_compat as compat
 
 from sdpa_xp._libraries.base import CPU, CUDA, Library
 from sdpa_xp._libraries.dtypes import dtype_name
-from sdpa_xp._libraries.jax_mesh import JaxRing, mesh_axes, missing_for_meshes
+from sdpa_xp._libraries.jax_programs import JaxLoops, JaxMeshes
 from sdpa_xp._libraries.jax_trees import register_all
-from sdpa_xp._libraries.protocols import AnyArray, Array, Device, DeviceRing, Namespace
+from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
 
-T = TypeVar("T")
 UNCHANGED = nullcontext()
 
 
@@ -26,7 +25,8 @@ class Jax(Library):
     rng_name = "JAX key"
     module = "jax.numpy"
     conversion = "jax.numpy.asarray"
-    multiplies_halves = exchanges_memory = has_meshes = compiles_shapes = has_astype = True
+    multiplies_halves = exchanges_memory = compiles_shapes = has_astype = True
+    loops, meshes = JaxLoops(), JaxMeshes()
     needs_quiet = True
     takes_strides = False  # it refuses slices; transposed arrays fail later in 0.5.0, and are mixed up in 0.6.2
 
@@ -101,42 +101,9 @@ class Jax(Library):
     def uniform(self, rng: Any, count: int, xp: Any) -> Array:
         return cast(Array, sys.modules["jax"].random.uniform(rng, (count,), xp.float32))
 
-    def readable(self, array: Any) -> Any:
+    def known_values(self, array: Any) -> Any:
         is_here = not self.is_traced(array) and array.is_fully_addressable
         return sys.modules["numpy"].asarray(array) if is_here else array
-
-    def missing_for_meshes(self) -> str:
-        return missing_for_meshes()
-
-    def mesh_axes(self, mesh: object) -> Mapping[str, int] | None:
-        return mesh_axes(mesh)
-
-    def device_ring(self, mesh: object, axis_name: str) -> DeviceRing:
-        return JaxRing(mesh, axis_name)
-
-    def has_loops(self) -> bool:
-        return True
-
-    def has_several_devices(self) -> bool:
-        return bool(sys.modules["jax"].device_count() > 1)
-
-    def rolled(self, body: Callable[[Array], T], starts: Array) -> T:
-        """Compute the passes in `lax.map`. Gradients compute each pass again, so that no pass is kept.
-
-        Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174.
-        """
-        jax = sys.modules["jax"]
-        # The compiler cannot merge the two computations of a pass across a loop: no need to prevent CSE.
-        return cast(T, jax.lax.map(jax.checkpoint(body, prevent_cse=False), starts))
-
-    def rows_from(self, array: Array, start: Array, count: int, step: int) -> Array:
-        lax = sys.modules["jax"].lax
-        start = lax.convert_element_type(start, "uint32")  # a signed number would be looked at for its sign
-        if step > 1:
-            *leading, _, width = array.shape
-            strided = sys.modules["jax"].numpy.reshape(array, (*leading, count, step, width))
-            return cast(Array, lax.dynamic_index_in_dim(strided, start, axis=array.ndim - 1, keepdims=False))
-        return cast(Array, lax.dynamic_slice_in_dim(array, start, count, axis=array.ndim - 2))
 
 
 def _quiet() -> AbstractContextManager[object]:

@@ -1,4 +1,4 @@
-"""NumPy, which computes in threads of sdpa_xp, with one BLAS thread in each; and array-api-strict, which wraps it."""
+"""NumPy, which computes in threads of sdpa_xp, and array-api-strict, whose arrays wrap arrays of NumPy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from sdpa_xp._libraries.base import ExecutionKind, Library, has_repeats
+from sdpa_xp._libraries.base import Diagonals, ExecutionKind, Library, has_repeats
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
 
 A = TypeVar("A")
@@ -18,7 +18,8 @@ class NumPy(Library):
     """Arrays of NumPy."""
 
     module = "numpy"
-    keeps_buffers = has_astype = has_diagonals = has_ufuncs = True
+    diagonals = Diagonals()
+    keeps_buffers = has_astype = has_ufuncs = True
 
     def owns(self, array: object) -> bool:
         numpy = sys.modules.get("numpy")
@@ -62,13 +63,6 @@ class NumPy(Library):
         else:
             copied = pool[blocks, every_head]
         return copied.reshape(len(tables), heads, len(tables[0]) * size, width)
-
-    def diagonals(self, numbers: Any, columns: int) -> Any:
-        *leading, _, count = numbers.shape
-        *strides, _, step = numbers.strides
-        rows = count + 1 - columns
-        as_strided = sys.modules["numpy"].lib.stride_tricks.as_strided
-        return as_strided(numbers[..., 0, rows - 1 :], (*leading, rows, columns), (*strides, -step, step))
 
     def to_list(self, array: Any) -> Any:
         return array.tolist()

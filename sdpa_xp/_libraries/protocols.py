@@ -6,10 +6,9 @@ has these names runs the portable implementation. `out` and `reduce` are not in 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-T = TypeVar("T")
 Dtype: TypeAlias = Any
 """A dtype of the arrays' library. Each library has its own class, and the standard names no common base."""
 Device: TypeAlias = Any
@@ -156,113 +155,12 @@ class Ufuncs(InPlaceFunctions, Protocol):
     def swapaxes(self, x: Array, first: int, second: int, /) -> Array: ...
 
 
-class ChunkedArrays(Protocol):
-    """How a library cuts lazy arrays into chunks."""
-
-    is_regular: bool
-    """Whether all chunks along an axis but the last must be equally long."""
-
-    def chunks(self, array: Any, /) -> Chunks:
-        """Return the chunks of an array."""
-
-    def name(self, array: Any, /) -> str:
-        """Return the first part of the keys of an array's chunks."""
-
-    def in_chunks(self, array: Any, chunks: Chunks, /) -> Any:
-        """Return an array cut into other chunks; an array of NumPy becomes lazy."""
-
-
-class TaskGraphs(ChunkedArrays, Protocol):
-    """How a library makes lazy arrays out of tasks."""
-
-    def token(self, *values: object) -> str:
-        """Return a text that differs if a value does."""
-
-    def merged_at_once(self) -> int:
-        """Return how many results a task of a tree reduction merges."""
-
-    def array(
-        self, stages: Mapping[str, Tasks], inputs: Sequence[Any], chunks: Chunks, dtype: Dtype, like: Any
-    ) -> Any:
-        """Return the array whose chunks the last of `stages` computes, each from earlier ones and `inputs`."""
-
-
-class BlockStreams(ChunkedArrays, Protocol):
-    """How a library makes lazy arrays whose chunks are folded, each from a stream of blocks of other arrays."""
-
-    def array(
-        self,
-        name: str,
-        function: Callable[..., Any],
-        keys: Callable[[tuple[int, ...]], Sequence[Key | list[Key]]],
-        inputs: Sequence[Any],
-        chunks: Chunks,
-        dtype: Dtype,
-        extra_memory: int,
-    ) -> Any:
-        """Return an array; `function` gets the blocks of `keys` of a chunk's numbers, and these as `block_id`.
-
-        A list of keys arrives as an iterator, which reads one block at a time. `extra_memory` is what
-        `function` needs in addition to one block of each input and its result, in bytes.
-        """
-
-
 class Part(NamedTuple):
     """A part of an axis of an array, where only the device that has it knows the start."""
 
     axis: int
     start: Array
     length: int
-
-
-class DeviceRing(Protocol):
-    """Devices in a ring that run one program, each with its part of the arrays."""
-
-    size: int
-    """The number of devices."""
-
-    def run(
-        self, body: Callable[..., Any], arrays: Sequence[Array], axes: Sequence[int | None], ndim: int, /
-    ) -> Any:
-        """Return `body(*arrays)`, computed by all devices.
-
-        Each gets its part of an array along one of its axes, counted from the last, -1, or all of it for None.
-        The result has `ndim` axes, and each device has a part of axis -2.
-        """
-
-    def number(self) -> Array:
-        """Return the number of the device that computes this."""
-
-    def sent(self, arrays: T, by: int, /) -> T:
-        """Return the arrays of the device that is `by` places before this one."""
-
-    def permuted(self, arrays: T, destinations: Sequence[int], /) -> T:
-        """Return the arrays of the device whose destination this one is."""
-
-    def repeated(self, body: Callable[[T, Array], T], state: T, numbers: Iterable[int], /) -> T:
-        """Return `state` after `state = body(state, number)` for each number, in a compiled loop."""
-
-    def only_if(self, condition: Array, change: Callable[[T], T], state: T, /) -> T:
-        """Return `change(state)`, or `state` on devices where the condition is False, which compute nothing."""
-
-    def differentiable(
-        self,
-        compute: Callable[..., T],
-        gradients: Callable[[tuple[Array, ...], T, T], tuple[Array | None, ...]],
-        /,
-    ) -> Callable[..., T]:
-        """Return `compute`, differentiated by `gradients(arrays, results, cotangents of the results)`."""
-
-    def pullback(
-        self, compute: Callable[..., T], /, *arrays: Array
-    ) -> tuple[T, Callable[[T], tuple[Array, ...]]]:
-        """Return `compute(*arrays)`, and the function from its cotangents to the gradients of the arrays."""
-
-    def part(self, array: Array, parts: Sequence[Part], /) -> Array:
-        """Return a part of an array."""
-
-    def with_part(self, array: Array, part: Array, parts: Sequence[Part], /) -> Array:
-        """Return an array with another part."""
 
 
 Override: TypeAlias = Callable[[str, Mapping[str, object], Mapping[str, object]], Any]

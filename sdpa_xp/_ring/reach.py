@@ -16,11 +16,11 @@ def may_meet(call: PreparedCall) -> Callable[[range, range], bool]:
 
     A mask whose arrays are inputs of a jit lets all of them meet here, and decides on the devices.
     """
-    grid, readable = readable_grid(call), call.grid.library.readable
+    grid, known_values = readable_grid(call), call.grid.library.known_values
     parts = [part for mask in call.masks for part in (mask.parts if isinstance(mask, And) else (mask,))]
     known: list[Mask] = []
     for part in parts:
-        if all(readable(array) is not array for _, array in part.arrays()):
-            known.append(with_arrays(part, readable))
+        if all(known_values(array) is not array for _, array in part.arrays()):
+            known.append(with_arrays(part, known_values))
     pattern = AllOf(tuple(mask.bind(grid) for mask in known))
     return lambda rows, columns: pattern.uniform(Tile(rows, columns, grid)) is not False

@@ -121,7 +121,12 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
     """
     queries, keys, heads = grid.queries, grid.keys, math.prod(grid.leading_shape)
     is_empty = heads == 0 or queries == 0
-    if grid.is_traced and not is_empty and grid.library.has_loops() and _is_too_many(heads * queries * keys):
+    if (
+        grid.is_traced
+        and not is_empty
+        and grid.library.loops is not None
+        and _is_too_many(heads * queries * keys)
+    ):
         # An iteration computes about as many scores as a tile of a device.
         most_rows = max(SMALLEST_SIDE, DEVICE.scores // (heads * keys))
         least = -(-queries // most_rows)

@@ -24,7 +24,11 @@ class RowBlock(NamedTuple):
 
     def slice_rows(self, array: Array) -> Array:
         """Return the block's rows of an array that broadcasts to (..., L, width)."""
-        return array if array.ndim < 2 or array.shape[-2] == 1 else library_of(array).rows_from(array, *self)
+        if array.ndim < 2 or array.shape[-2] == 1:
+            return array
+        loops = library_of(array).loops
+        assert loops is not None
+        return loops.rows_from(array, *self)
 
 
 class WindowPlace(NamedTuple):

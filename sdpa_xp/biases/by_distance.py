@@ -20,12 +20,12 @@ class AddedByDistance(Added):
         """Return what is added at n distances j - i, int32 (n,): (..., Hq, 1, n)."""
 
     def for_tiles(self, grid: ScoreGrid) -> Term:
-        if not grid.library.has_diagonals:
+        if (diagonals := grid.library.diagonals) is None:
             return self
         distances = grid.arange(1 - grid.queries - grid.position, grid.keys - grid.position)
         numbers = self.at_distances(grid, distances)
         has_masked = self.can_mask and bool(grid.xp.any(is_masked(numbers)))
-        return DiagonalTerm(grid.library.diagonals(numbers, grid.keys), has_masked)
+        return DiagonalTerm(diagonals.view(numbers, grid.keys), has_masked)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
