@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from sdpa_xp._checks.messages import shown
 from sdpa_xp._libraries import Library
-from sdpa_xp._libraries.jax_programs import JaxRing
+from sdpa_xp._libraries.programs import DeviceRing
 from sdpa_xp._libraries.protocols import AnyArray
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 
-def check_ring(function: str, library: Library, query: AnyArray, mesh: object, axis_name: object) -> JaxRing:
+def check_ring(function: str, library: Library, query: AnyArray, mesh: object, axis_name: object) -> DeviceRing:
     """Check an axis of a mesh of the library of `query`, and return its devices."""
     meshes = library.meshes
     if meshes is None:

@@ -19,7 +19,7 @@ from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.tile_buffers import call_buffers
 from sdpa_xp._core.unshifted_softmax import attend_without_maximum, is_accurate
 from sdpa_xp._libraries import astype_if_needed, is_traced, quiet
-from sdpa_xp._libraries.jax_programs import JaxLoops
+from sdpa_xp._libraries.programs import Loops
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
 from sdpa_xp._tiles.plan import Plan, Task
 from sdpa_xp._tiles.tile import RowBlock
@@ -208,7 +208,7 @@ def _attend_in_a_loop(
     queries fewer keys than the last ones, each band of queries gets a loop, with the keys of the band alone. On
     several devices there is one band: a band of queries may lie on one device, and the others would wait.
     """
-    xp, bands, loops = scores.xp, plan.bands(), cast(JaxLoops, scores.grid.library.loops)
+    xp, bands, loops = scores.xp, plan.bands(), cast(Loops, scores.grid.library.loops)
     has_equal_keys = scores.key_range(bands[0]) == scores.key_range(bands[-1])
     if has_equal_keys or loops.may_be_shared():
         return _attend_band(scores, value, plan, dtype, lse_of, loops, range(plan.queries))
@@ -223,7 +223,7 @@ def _attend_band(
     plan: Plan,
     dtype: Dtype,
     lse_of: LseOf | None,
-    loops: JaxLoops,
+    loops: Loops,
     band: range,
 ) -> tuple[Array, Array | None]:
     """Return output and log-sum-exp of a band of queries, computed in one loop.

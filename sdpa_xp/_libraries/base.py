@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 import array_api_compat as compat
 
 from sdpa_xp._libraries.dtypes import FLOATING, dtype_name
-from sdpa_xp._libraries.jax_programs import JaxLoops, JaxMeshes
+from sdpa_xp._libraries.programs import Loops, Meshes
 from sdpa_xp._libraries.protocols import (
     AnyArray,
     Array,
@@ -71,9 +71,9 @@ class Library:
     """Whether one assignment sets the elements at arrays of indices, which the standard does not have."""
     chunks: ClassVar[ChunkedArrays | None] = None
     """How its arrays are cut into chunks, if they are lazy: their values are computed later, by tasks."""
-    loops: ClassVar[JaxLoops | None] = None
+    loops: ClassVar[Loops | None] = None
     """The loops that its compiler keeps. Other compilers write each pass into the graph."""
-    meshes: ClassVar[JaxMeshes | None] = None
+    meshes: ClassVar[Meshes | None] = None
     """Its meshes of devices, if devices run one program and send each other arrays."""
     diagonals: ClassVar[Diagonals | None] = None
     """Its views of one number for each diagonal, if arrays may have negative strides."""

@@ -11,8 +11,8 @@ import array_api_compat as compat
 
 from sdpa_xp._libraries.base import CPU, CUDA, Library
 from sdpa_xp._libraries.dtypes import dtype_name
-from sdpa_xp._libraries.jax_programs import JaxLoops, JaxMeshes
 from sdpa_xp._libraries.jax_trees import register_all
+from sdpa_xp._libraries.programs import Loops, Meshes
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
 
 UNCHANGED = nullcontext()
@@ -26,7 +26,7 @@ class Jax(Library):
     module = "jax.numpy"
     conversion = "jax.numpy.asarray"
     multiplies_halves = exchanges_memory = compiles_shapes = has_astype = True
-    loops, meshes = JaxLoops(), JaxMeshes()
+    loops, meshes = Loops(), Meshes()
     needs_quiet = True
     takes_strides = False  # it refuses slices; transposed arrays fail later in 0.5.0, and are mixed up in 0.6.2
 

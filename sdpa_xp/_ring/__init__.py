@@ -4,7 +4,7 @@
     blocks      some queries of a device against some keys that have come by
     walks       around the ring: states merge, gradients travel with the keys
 
-JAX's programs (`_libraries/jax_programs.py`) say how arrays are sent, and how one program runs on all devices.
+JAX's programs (`_libraries/programs.py`) say how arrays are sent, and how one program runs on all devices.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._chunks.slots import take_arrays
 from sdpa_xp._core.online_softmax import merge
 from sdpa_xp._libraries import astype_if_needed
-from sdpa_xp._libraries.jax_programs import JaxRing
+from sdpa_xp._libraries.programs import DeviceRing
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._ring import walks
 from sdpa_xp._ring.blocks import Operands, RingCall
@@ -25,7 +25,7 @@ from sdpa_xp._ring.reach import may_meet
 from sdpa_xp._ring.schedule import Schedule, plan_ring
 
 
-def attend(call: PreparedCall, ring: JaxRing) -> Array:
+def attend(call: PreparedCall, ring: DeviceRing) -> Array:
     """Return the output (..., Hq, L, Ev) of a call, computed by the devices of a ring."""
     grid = replace(call.grid, device=None, execution_kind="traced")
     schedule = schedule_of(call, ring.size)

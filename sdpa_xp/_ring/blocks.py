@@ -11,7 +11,7 @@ from sdpa_xp._core import streaming
 from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.window import PlacedWindow, WindowDropout, WindowTerm
-from sdpa_xp._libraries.jax_programs import JaxRing
+from sdpa_xp._libraries.programs import DeviceRing
 from sdpa_xp._libraries.protocols import Array, Part
 from sdpa_xp._ring.schedule import Schedule
 from sdpa_xp._tiles.plan import plan_tiles
@@ -38,7 +38,7 @@ class Operands(NamedTuple):
 class RingCall(NamedTuple):
     """What all blocks share."""
 
-    ring: JaxRing
+    ring: DeviceRing
     schedule: Schedule
     grid: ScoreGrid
     """That of the whole call."""

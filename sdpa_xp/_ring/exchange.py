@@ -6,12 +6,12 @@ one device each, even pieces below n and odd ones from n on; and so do the secon
 
 from __future__ import annotations
 
-from sdpa_xp._libraries.jax_programs import JaxRing
+from sdpa_xp._libraries.programs import DeviceRing
 from sdpa_xp._libraries.protocols import Array, Namespace
 from sdpa_xp._tiles.layout import slice_of_axis
 
 
-def to_zigzag(ring: JaxRing, xp: Namespace, array: Array, axis: int) -> Array:
+def to_zigzag(ring: DeviceRing, xp: Namespace, array: Array, axis: int) -> Array:
     """Return the pieces d and 2 n - 1 - d of an array whose pieces 2 d and 2 d + 1 each device has."""
     first, second = (
         ring.permuted(half, _devices_of(ring.size, number)) for number, half in enumerate(_halves(array, axis))
@@ -19,7 +19,7 @@ def to_zigzag(ring: JaxRing, xp: Namespace, array: Array, axis: int) -> Array:
     return _joined_by_parity(ring, xp, first, second, axis)
 
 
-def to_plain(ring: JaxRing, xp: Namespace, array: Array, axis: int) -> Array:
+def to_plain(ring: DeviceRing, xp: Namespace, array: Array, axis: int) -> Array:
     """Return the pieces 2 d and 2 d + 1 of an array whose pieces d and 2 n - 1 - d each device has."""
     early, late = _halves(array, axis)
     joined = _joined_by_parity(ring, xp, early, late, axis)
@@ -43,7 +43,7 @@ def _halves(array: Array, axis: int) -> tuple[Array, Array]:
     return array[slice_of_axis(axis, 0, half)], array[slice_of_axis(axis, half, 2 * half)]
 
 
-def _joined_by_parity(ring: JaxRing, xp: Namespace, first: Array, second: Array, axis: int) -> Array:
+def _joined_by_parity(ring: DeviceRing, xp: Namespace, first: Array, second: Array, axis: int) -> Array:
     """Join two halves, on devices with odd numbers the other way round."""
     is_even = ring.number() % 2 <= 0
     halves = xp.where(is_even, first, second), xp.where(is_even, second, first)

@@ -11,7 +11,7 @@ from sdpa_xp._libraries.protocols import Array, Part
 T = TypeVar("T")
 
 
-class JaxLoops:
+class Loops:
     """Loops that the compiler keeps. Other compilers write each pass into the graph."""
 
     def may_be_shared(self) -> bool:
@@ -42,7 +42,7 @@ class JaxLoops:
         return cast(Array, lax.dynamic_slice_in_dim(array, start, count, axis=array.ndim - 2))
 
 
-class JaxMeshes:
+class Meshes:
     """Meshes of devices that run one program."""
 
     def missing(self) -> str:
@@ -58,12 +58,12 @@ class JaxMeshes:
             return None
         return cast(Mapping[str, int], dict(cast(Any, mesh).shape))
 
-    def ring(self, mesh: object, axis_name: str) -> JaxRing:
+    def ring(self, mesh: object, axis_name: str) -> DeviceRing:
         """Return the devices along an axis of a mesh."""
-        return JaxRing(mesh, axis_name)
+        return DeviceRing(mesh, axis_name)
 
 
-class JaxRing:
+class DeviceRing:
     """The devices along the axis `name` of `mesh`. Along other axes of the mesh, arrays stay as they lie."""
 
     def __init__(self, mesh: Any, name: str) -> None:
