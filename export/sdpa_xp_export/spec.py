@@ -75,7 +75,6 @@ class TensorSpec(Immutable):
         object.__setattr__(self, "shape", tuple(_checked_length(length, shape) for length in shape))
 
     @classmethod
-    @explains_keywords
     def parse(cls, text: str) -> TensorSpec:
         """Return the spec that is written as `float32[B,8,L,64]`, as on the command line.
 

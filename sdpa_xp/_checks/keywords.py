@@ -9,6 +9,8 @@ import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import FrozenInstanceError, fields
 from difflib import get_close_matches
+from traceback import walk_tb
+from types import FunctionType
 from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, cast
 
 from sdpa_xp._checks.messages import shown, type_name
@@ -202,11 +204,17 @@ INSTEAD = {
 
 
 def explains_keywords(function: F) -> F:
-    """Have a public function, or a class, say what to write instead of arguments that it does not have."""
+    """Have a public function, or all public methods of a class, say what to write instead of unknown names."""
     if isinstance(function, type):
-        constructor: Any = function
-        constructor.__init__ = explains_keywords(constructor.__init__)
+        for name, member in [*vars(function).items()]:
+            is_public = name in ("__init__", "__call__") or not name.startswith("_")
+            if is_public and isinstance(member, FunctionType):
+                setattr(function, name, explains_keywords(member))
+            elif is_public and isinstance(member, classmethod):
+                setattr(function, name, classmethod(explains_keywords(member.__func__)))
         return function
+
+    body = inspect.unwrap(function).__code__
 
     @functools.wraps(function)
     def call(*arguments: Any, **keywords: Any) -> Any:
@@ -214,7 +222,7 @@ def explains_keywords(function: F) -> F:
             return function(*arguments, **keywords)
         except TypeError as error:
             # Python's own refusal of the arguments comes before the first line of the function.
-            if error.__traceback__ is None or error.__traceback__.tb_next is not None:
+            if any(frame.f_code is body for frame, _ in walk_tb(error.__traceback__)):
                 raise
             refusal = _refusal(function, arguments, keywords)
             if refusal is None:

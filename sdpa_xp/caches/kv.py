@@ -47,6 +47,7 @@ from sdpa_xp.positional.rotation import Positions, Rotation, rotate
 A = TypeVar("A", bound=AnyArray)
 
 
+@explains_keywords
 class KVCache(CacheAttention[A]):
     """The keys and values of the tokens so far, for decoding one token after the other.
 
@@ -103,7 +104,6 @@ class KVCache(CacheAttention[A]):
 
     __slots__ = ()
 
-    @explains_keywords
     def __init__(
         self,
         key: A,
@@ -157,7 +157,6 @@ class KVCache(CacheAttention[A]):
         return table("KVCache", rows if self._rotary is None else [*rows, ("rotary", str(self._rotary))])
 
     @quietly
-    @explains_keywords
     def append(
         self,
         key: A,
@@ -207,7 +206,6 @@ class KVCache(CacheAttention[A]):
             return self._with(self._slots.append(function, new), joined)
         return self._copied({name: xp.concat([old[name], new[name]], axis=axis) for name in new}, joined)
 
-    @explains_keywords
     def drop_first(self, count: int) -> KVCache[A]:
         """Return a cache without its first `count` tokens. The other tokens keep their positions.
 
@@ -224,7 +222,6 @@ class KVCache(CacheAttention[A]):
         """
         return self._without(self._counted("drop_first", count), 0)
 
-    @explains_keywords
     def drop_last(self, count: int) -> KVCache[A]:
         """Return a cache without its last `count` tokens, such as a draft that was rejected.
 
@@ -242,7 +239,6 @@ class KVCache(CacheAttention[A]):
         return self._without(0, self._counted("drop_last", count))
 
     @quietly
-    @explains_keywords
     def take_tokens(self, slots: Sequence[int] | AnyArray) -> KVCache[A]:
         """Return a cache of some tokens, which keep their positions.
 
@@ -274,7 +270,6 @@ class KVCache(CacheAttention[A]):
         return self._copied(arrays, elements_at(positions, index, -1, -1))
 
     @quietly
-    @explains_keywords
     def take_entries(self, entries: Sequence[int] | AnyArray) -> KVCache[A]:
         """Return a cache of some batch entries, in any order and also repeatedly, as a beam search needs.
 

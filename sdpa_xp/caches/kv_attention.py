@@ -31,6 +31,7 @@ from sdpa_xp.states import AttentionState
 A = TypeVar("A", bound=AnyArray)
 
 
+@explains_keywords
 class CacheAttention(Tree, Generic[A]):
     """The tokens of a KVCache, and attention over them: it places queries and options among the tokens."""
 
@@ -66,7 +67,6 @@ class CacheAttention(Tree, Generic[A]):
         factory = factory_like("KVCache", self._slots.buffers.arrays["key"])
         return cast(A, positions_array(factory, self._positions, self._slots.length))
 
-    @explains_keywords
     def attend(
         self,
         query: A,
@@ -127,7 +127,6 @@ class CacheAttention(Tree, Generic[A]):
         rotated, options = self._placed(function, query, positions, options)
         return compute_output(function, cast(A, rotated), self.key, self.value, options, queries_at_end=True)
 
-    @explains_keywords
     def attend_state(
         self,
         query: A,

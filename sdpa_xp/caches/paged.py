@@ -54,6 +54,7 @@ MOST_SEQUENCES = 8
 """The most sequences that a notebook shows."""
 
 
+@explains_keywords
 class PagedKVCache(PagedAttention[A]):
     """The keys and values of N sequences of different lengths, in blocks of a shared pool.
 
@@ -112,7 +113,6 @@ class PagedKVCache(PagedAttention[A]):
 
     __slots__ = ()
 
-    @explains_keywords
     def __init__(
         self,
         key_blocks: A,
@@ -205,7 +205,6 @@ class PagedKVCache(PagedAttention[A]):
         """The number of tokens that fit into a block."""
         return self._key_blocks.shape[self._token_axis]
 
-    @explains_keywords
     def append(
         self,
         key: A,
@@ -274,7 +273,6 @@ class PagedKVCache(PagedAttention[A]):
         joined = tuple(map(join_rows, self._positions, added))
         return self._with(self._table, joined, pools)
 
-    @explains_keywords
     def drop_first(self, count: int | Sequence[int] | AnyArray) -> PagedKVCache[A]:
         """Return a cache without the first tokens of its sequences. The other tokens keep their positions.
 
@@ -293,7 +291,6 @@ class PagedKVCache(PagedAttention[A]):
         kept = zip(self._positions, counts, strict=True)
         return self._with(table, tuple(part_of_row(row, n, len(row)) for row, n in kept))
 
-    @explains_keywords
     def drop_last(self, count: int | Sequence[int] | AnyArray) -> PagedKVCache[A]:
         """Return a cache without the last tokens of its sequences, such as drafts that were rejected.
 
@@ -309,7 +306,6 @@ class PagedKVCache(PagedAttention[A]):
         kept = zip(self._positions, self._counted("drop_last", count), strict=True)
         return self._with(self._table, tuple(part_of_row(row, 0, len(row) - n) for row, n in kept))
 
-    @explains_keywords
     def take_entries(self, entries: Sequence[int] | AnyArray) -> PagedKVCache[A]:
         """Return a cache of some sequences, in any order and also repeatedly, as a beam search needs.
 

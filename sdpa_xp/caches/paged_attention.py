@@ -41,6 +41,7 @@ from sdpa_xp.states import AttentionState, to_base
 A = TypeVar("A", bound=AnyArray)
 
 
+@explains_keywords
 class PagedAttention(Tree, Generic[A]):
     """The part of a PagedKVCache that attends: it places queries and options among the tokens."""
 
@@ -63,7 +64,6 @@ class PagedAttention(Tree, Generic[A]):
     _token_axis: int
     _value_blocks: Array
 
-    @explains_keywords
     def attend(
         self,
         query: A,
@@ -135,7 +135,6 @@ class PagedAttention(Tree, Generic[A]):
             result = cast(A, paged.call.result(output))
         return paged.call.checked(result)
 
-    @explains_keywords
     def attend_state(
         self,
         query: A,

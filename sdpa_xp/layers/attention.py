@@ -47,6 +47,7 @@ class Keywords(TypedDict, total=False):
     implementation: Implementation | None
 
 
+@explains_keywords
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Attention(Layer):
     """Projections of queries, keys and values, and attention between them."""
@@ -102,7 +103,6 @@ class Attention(Layer):
         """
         return self._scaling()
 
-    @explains_keywords
     def __call__(
         self,
         query: A,
@@ -134,7 +134,6 @@ class Attention(Layer):
         output: A = scaled_dot_product_attention(*heads, attn_mask, **self._options(keywords))
         return self.combine(output)
 
-    @explains_keywords
     def state(
         self,
         query: A,
@@ -182,7 +181,6 @@ class Attention(Layer):
         q, k = self._heads({"query": query, "key": query if key is None else key})
         return cast(A, attention_weights(q, k, attn_mask=attn_mask, **self._options(keywords)))
 
-    @explains_keywords
     def project(self, query: A, key: AnyArray | None = None, value: AnyArray | None = None) -> tuple[A, A, A]:
         """Return the queries, keys and values of all heads, as `scaled_dot_product_attention` takes them.
 
@@ -199,7 +197,6 @@ class Attention(Layer):
         q, k, v = self._heads({"query": query, "key": key, "value": value})
         return cast(tuple[A, A, A], (q, k, v))
 
-    @explains_keywords
     def project_key_value(self, key: A, value: AnyArray | None = None) -> tuple[A, A]:
         """Return the keys and values of all heads, as a `KVCache` takes them.
 
@@ -213,7 +210,6 @@ class Attention(Layer):
         k, v = self._heads({"key": key, "value": key if value is None else value})
         return cast(A, k), cast(A, v)
 
-    @explains_keywords
     def attend(
         self,
         query: A,
@@ -256,7 +252,6 @@ class Attention(Layer):
         (heads,) = self._heads({"query": query})
         return self.combine(cache.attend(cast(A, heads), attn_mask, **self._options(keywords)))
 
-    @explains_keywords
     def combine(self, heads: A) -> A:
         """Return the output of the layer, from the outputs of the heads.
 

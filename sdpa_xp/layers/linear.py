@@ -62,7 +62,6 @@ class Linear(Layer):
         for name, array in arrays.items():
             object.__setattr__(self, name, array)
 
-    @explains_keywords
     def __call__(self, x: A) -> A:
         """Return $x W^T + b$ for each row of `x`.
 
@@ -109,7 +108,6 @@ class Linear(Layer):
         return in_width, out_width
 
     @classmethod
-    @explains_keywords
     def init(
         cls, rng: Rng, in_dim: int, out_dim: int, *, bias: bool = True, like: AnyArray | None = None
     ) -> Self:
@@ -137,7 +135,6 @@ class Linear(Layer):
         return cls(*parameters[""])
 
     @classmethod
-    @explains_keywords
     def from_mapping(cls, mapping: Mapping[str, AnyArray], prefix: str = "") -> Self:
         """Create a map from the arrays called `prefix` + "weight" and, if there is one, `prefix` + "bias".
 

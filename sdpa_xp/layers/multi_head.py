@@ -98,7 +98,6 @@ class MultiHeadAttention(Attention):
         return {"num_heads": heads} | ({} if key_heads == heads else {"num_kv_heads": key_heads})
 
     @classmethod
-    @explains_keywords
     def init(
         cls,
         rng: Rng,
@@ -159,7 +158,6 @@ class MultiHeadAttention(Attention):
         return cls(**maps, num_heads=heads, num_kv_heads=key_heads)
 
     @classmethod
-    @explains_keywords
     def from_mapping(
         cls,
         mapping: Mapping[str, AnyArray],
@@ -207,7 +205,6 @@ class MultiHeadAttention(Attention):
         return cls(**values, num_heads=num_heads, num_kv_heads=num_kv_heads)
 
     @classmethod
-    @explains_keywords
     def from_torch(cls, module: Any) -> Self:
         """Create a layer that computes the same as a torch.nn.MultiheadAttention, with copies of its weights.
 
@@ -247,7 +244,6 @@ class MultiHeadAttention(Attention):
         """
         return self._scaling() | ({} if self.sinks is None else {"sinks": self.sinks})
 
-    @explains_keywords
     def combine(self, heads: A) -> A:
         """Return the output of the layer, from the outputs of the heads.
 

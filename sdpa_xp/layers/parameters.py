@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
+@explains_keywords
 class Layer(Tree, Immutable):
     """The base class of layers: an immutable dataclass whose fields are arrays, other layers and options.
 
@@ -48,7 +49,6 @@ class Layer(Tree, Immutable):
             arrays |= _arrays_in(name, value)
         return arrays
 
-    @explains_keywords
     def with_parameters(self, parameters: Mapping[str, AnyArray]) -> Self:
         """Return a copy of the layer in which the named arrays are replaced. The other arrays stay.
 
@@ -66,7 +66,6 @@ class Layer(Tree, Immutable):
         check_known_names(type(self).__name__, parameters, self.parameters)
         return self._replace_parameters(parameters, "")
 
-    @explains_keywords
     def to(self, like: object, device: object = None) -> Self:
         """Return the layer with its arrays copied to another library or device.
 

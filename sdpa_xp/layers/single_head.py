@@ -62,7 +62,6 @@ class SingleHeadAttention(Attention):
         self._check_arrays({"scale": self.scale})
 
     @classmethod
-    @explains_keywords
     def init(
         cls,
         rng: Rng,
@@ -104,7 +103,6 @@ class SingleHeadAttention(Attention):
         return cls(**maps)
 
     @classmethod
-    @explains_keywords
     def from_mapping(
         cls, mapping: Mapping[str, AnyArray], prefix: str = "", *, names: Mapping[str, str] | None = None
     ) -> Self:

@@ -30,6 +30,7 @@ Positions: TypeAlias = Consecutive | Array
 """Positions of tokens, an array of them as (..., L)."""
 
 
+@explains_keywords
 class Rotation(Tree, Immutable, ABC):
     """The base class of rotary embeddings: `Rotary` computes its angles, `RotaryTables` takes them from you.
 
@@ -54,7 +55,6 @@ class Rotation(Tree, Immutable, ABC):
         """Return the rotation of packed tokens and their positions in it; `rows` has those of each sequence."""
         return self, [*chain(*rows)]
 
-    @explains_keywords
     def apply(self, x: A, positions: PositionsLike | int, *, layout: Layout = "...HLE") -> A:
         """Return queries or keys, rotated by their positions.
 
@@ -73,7 +73,6 @@ class Rotation(Tree, Immutable, ABC):
         """
         return cast(A, self._rotated(f"{type(self).__name__}.apply", x, positions, layout))
 
-    @explains_keywords
     def inverse(self, x: A, positions: PositionsLike | int, *, layout: Layout = "...HLE") -> A:
         """Return queries or keys as they were before `apply` rotated them.
 
@@ -96,7 +95,6 @@ class Rotation(Tree, Immutable, ABC):
         """
         return cast(A, self._rotated(f"{type(self).__name__}.inverse", x, positions, layout, back=True))
 
-    @explains_keywords
     def cos_sin(self, positions: PositionsLike, *, like: Any = None) -> tuple[Any, Any]:
         """Return the cosines and sines that `apply` multiplies by, as ONNX's RotaryEmbedding takes them.
 
