@@ -5,8 +5,7 @@ Pass any of them as `bias`. A bias computes one tile of the scores at a time, so
 
 from sdpa_xp.biases.algebra import Bias
 from sdpa_xp.biases.alibi import alibi
-from sdpa_xp.biases.arrays import to_array
-from sdpa_xp.biases.custom import from_array, from_function
+from sdpa_xp.biases.custom import from_array, from_function, to_array
 from sdpa_xp.biases.relative import relative
 
 __all__ = ["Bias", "alibi", "from_array", "from_function", "relative", "to_array"]

@@ -1,4 +1,4 @@
-"""Biases from the caller's own numbers: an array, or a function of a score and its indices."""
+"""Biases from the caller's own array, or from a function of a score and its indices; and a bias as an array."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from sdpa_xp._checks.arrays import (
 )
 from sdpa_xp._checks.gradients import refuse_unknown_derivative
 from sdpa_xp._checks.keywords import check_function, explains_keywords
+from sdpa_xp._checks.messages import brief
 from sdpa_xp._checks.shapes import broadcast
 from sdpa_xp._libraries import dtype_name, is_traced
 from sdpa_xp._libraries.protocols import AnyArray, Array
@@ -21,6 +22,8 @@ from sdpa_xp._tiles.allowed import Allowed, is_masked
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.biases.algebra import Bias, Term, as_bias
+from sdpa_xp.errors import ArgumentTypeError
+from sdpa_xp.masks.custom import array_of_rows
 
 ScoreFunction: TypeAlias = Callable[[Any, Any, Any, Any, Any], Any]
 """score_mod(score, batch, head, query_index, key_index) -> score, as in torch's FlexAttention."""
@@ -95,6 +98,50 @@ def from_function(score_mod: ScoreFunction) -> Bias:
     """
     check_function("from_function", "score_mod", score_mod, ("score", "b", "h", "q_idx", "kv_idx"))
     return FunctionBias(score_mod)
+
+
+@explains_keywords
+def to_array(bias: Bias, shape: tuple[int, ...], *, rows: range | None = None, like: Any = None) -> Any:
+    """Convert a bias to an array: the scores after the bias, if all scores before it are 0.
+
+    Shapes:
+        `Hq` query heads, `L` queries, `S` keys, `...` batch.
+
+    Args:
+        bias: A bias.
+        shape: (L, S), or (..., Hq, L, S) if the bias differs between batch entries or heads.
+        rows: The queries to convert, as a range with step 1; by default all of them. A few rows of a long bias
+            need little memory.
+        like: An array with the library and the device of the result. By default the first array in the bias, or
+            NumPy if there is none.
+
+    Returns:
+        A floating array of `shape`, with `len(rows)` instead of L; float64 if the device has it, else float32.
+
+    Raises:
+        TypeError: `bias` is not a bias, its arrays belong to another library, or `rows` is not a range.
+        ValueError: `shape` has fewer than two axes, the bias does not fit it, or `rows` are not among the L
+            queries.
+
+    Examples:
+        >>> from sdpa_xp import biases
+        >>> biases.to_array(biases.alibi([0.5]), (2, 3))
+        array([[ 0. , -0.5, -1. ],
+               [-0.5,  0. , -0.5]])
+
+    References:
+        Press et al., "Train Short, Test Long", arXiv 2108.12409, section 3.
+    """
+    if not isinstance(bias, Bias):
+        raise ArgumentTypeError("to_array", "`bias` must be a bias", {"bias": brief(bias)})
+
+    def added(tile: Tile) -> Array:
+        scores = tile.grid.xp.zeros(tile.shape, dtype=tile.grid.dtype, device=tile.grid.device)
+        for term in bias.bind(tile.grid):
+            scores, _ = term.apply(tile, scores)
+        return scores
+
+    return array_of_rows("to_array", "bias", bias, shape, rows, like, added)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -15,8 +15,7 @@ from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
 from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Tile
-from sdpa_xp.biases.algebra import Bias, Term
-from sdpa_xp.biases.by_distance import AddedByDistance
+from sdpa_xp.biases.algebra import AddedByDistance, Bias, Term
 
 
 @explains_keywords

@@ -13,12 +13,11 @@ write `mask & masks.from_array(tensor)`. With array-api-strict, put the mask on 
 """
 
 from sdpa_xp.masks.algebra import Mask
-from sdpa_xp.masks.arrays import to_array
 from sdpa_xp.masks.bands import causal, sliding_window
-from sdpa_xp.masks.custom import from_array, from_function
+from sdpa_xp.masks.custom import from_array, from_function, to_array
 from sdpa_xp.masks.documents import document
 from sdpa_xp.masks.lengths import padding, prefix
-from sdpa_xp.masks.patterns import chunked, dilated
+from sdpa_xp.masks.repeating import chunked, dilated
 
 __all__ = [
     "Mask",

@@ -1,4 +1,4 @@
-"""Masks from the caller's own array, or from a function of the indices."""
+"""Masks from the caller's own array, or from a function of the indices; and a mask as an array."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from sdpa_xp._checks.arrays import (
     check_plain_array,
 )
 from sdpa_xp._checks.keywords import check_function, explains_keywords
-from sdpa_xp._checks.numbers import frozen
-from sdpa_xp._libraries.protocols import AnyArray
+from sdpa_xp._checks.messages import brief
+from sdpa_xp._checks.numbers import check_rows, frozen
+from sdpa_xp._libraries import quiet
+from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.allowed import Allowed, collapse_uniform
-from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp._tiles.modifier import ScoreModifier
+from sdpa_xp._tiles.score_grid import ScoreGrid, grid_of
 from sdpa_xp._tiles.tile import Tile
+from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp.masks.algebra import ArrayMask, Mask, Pattern
 
 MaskFunction: TypeAlias = Callable[[Any, Any, Any, Any], Any]
@@ -94,6 +98,78 @@ def from_function(mask_mod: MaskFunction) -> Mask:
     """
     check_function("from_function", "mask_mod", mask_mod, ("b", "h", "q_idx", "kv_idx"))
     return FunctionMask(mask_mod)
+
+
+@explains_keywords
+def to_array(mask: Mask, shape: tuple[int, ...], *, rows: range | None = None, like: Any = None) -> Any:
+    """Convert a mask to a boolean array.
+
+    Shapes:
+        `Hq` query heads, `L` queries, `S` keys, `...` batch.
+
+    Args:
+        mask: A mask.
+        shape: (L, S), or (..., Hq, L, S) if the mask differs between batch entries or heads.
+        rows: The queries to convert, as a range with step 1; by default all of them. A few rows of a long mask
+            need little memory.
+        like: An array with the library and the device of the result. By default the first array in the mask, or
+            NumPy if there is none.
+
+    Returns:
+        A boolean array of `shape`, with `len(rows)` instead of L; True = may attend.
+
+    Raises:
+        TypeError: `mask` is not a mask, its arrays belong to another library, or `rows` is not a range.
+        ValueError: `shape` has fewer than two axes, the mask does not fit it, or `rows` are not among the L
+            queries.
+
+    Examples:
+        >>> from sdpa_xp import masks
+        >>> masks.to_array(masks.causal(), (2, 3)).tolist()
+        [[True, False, False], [True, True, False]]
+        >>> masks.to_array(masks.causal(), (10**6, 3), rows=range(1, 2)).tolist()
+        [[True, True, False]]
+    """
+    return as_boolean("to_array", mask, shape, rows=rows, like=like)
+
+
+def as_boolean(
+    function: str, mask: object, shape: tuple[int, ...], *, rows: range | None = None, like: Any = None
+) -> Any:
+    """Convert a mask as `to_array` does, for the public function that messages name."""
+    if not isinstance(mask, Mask):
+        raise ArgumentTypeError(function, "`mask` must be a mask", {"mask": brief(mask)})
+
+    def allowed_in(tile: Tile) -> Array:
+        allowed, xp = mask.bind(tile.grid).allowed_in(tile), tile.grid.xp
+        return (
+            xp.full((1, 1), allowed, dtype=xp.bool, device=tile.grid.device)
+            if isinstance(allowed, bool)
+            else allowed
+        )
+
+    return array_of_rows(function, "mask", mask, shape, rows, like, allowed_in)
+
+
+def array_of_rows(
+    function: str,
+    name: str,
+    modifier: ScoreModifier,
+    shape: tuple[int, ...],
+    rows: range | None,
+    like: Any,
+    compute: Callable[[Tile], Array],
+) -> Array:
+    """Return what `compute` returns for the tile of some rows; messages call the mask or the bias `name`."""
+    grid = grid_of(function, name, shape, modifier.arrays(), like)
+    xp, dtype = grid.xp, grid.xp.bool if isinstance(modifier, Mask) else grid.dtype
+    tile = Tile(check_rows(function, "rows", rows, grid.queries), range(grid.keys), grid)
+    shape = (*shape[:-2], len(tile.rows), shape[-1])
+    with quiet(next((array for _, array in modifier.arrays()), like)):
+        if 0 in shape:
+            return xp.zeros(shape, dtype=dtype, device=grid.device)
+        whole = xp.reshape(xp.broadcast_to(compute(tile), tile.shape), shape)
+        return xp.astype(whole, dtype, copy=True)  # no view: neither read-only nor the caller's own
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -11,7 +11,7 @@ from sdpa_xp._checks.arrays import check_plain_array
 from sdpa_xp._checks.plots import check_allowed, check_heads, check_readable, check_tokens, check_weights
 from sdpa_xp._libraries.protocols import AnyArray, Shape
 from sdpa_xp.masks import Mask
-from sdpa_xp.masks.arrays import as_boolean
+from sdpa_xp.masks.custom import as_boolean
 from sdpa_xp.plot.panels import ThemeName, grid, labels, paint, theme_of
 from sdpa_xp.plot.requirements import require_matplotlib
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdpa_xp._checks.plots import check_not_empty, check_readable
 from sdpa_xp.masks import Mask
-from sdpa_xp.masks.arrays import as_boolean
+from sdpa_xp.masks.custom import as_boolean
 from sdpa_xp.plot.panels import LETTER, ThemeName, grid, labels, theme_of
 from sdpa_xp.plot.requirements import require_matplotlib
 
