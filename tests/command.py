@@ -10,9 +10,9 @@ import pytest
 
 from sdpa_xp_export.cli import main
 from sdpa_xp_export.cli.flag_names import KEYWORDS
-from sdpa_xp_export.cli.settings import KINDS
+from sdpa_xp_export.cli.settings import KEYS
 
-KEYWORD = re.compile(rf"`({'|'.join({*KINDS, *KEYWORDS, 'html', 'provider'})})`(?! in `--)")
+KEYWORD = re.compile(rf"`({'|'.join({*KEYS, *KEYWORDS, 'html', 'provider'})})`(?! in `--)")
 """A keyword of Python, which has no meaning on the command line, unless it is the key of a file."""
 
 QKV = ["--query", "float32[B,8,L,64]", "--key", "float32[B,2,S,64]"]

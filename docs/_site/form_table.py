@@ -8,8 +8,7 @@ from evidence import Notes, table
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export._call.call import ExportCall, ExportOptions
-from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.call import ExportCall, checked_call
 from sdpa_xp_export._runtime.releases import (
     DEFAULT_OPSET,
     EMPTY_INPUTS,
@@ -140,7 +139,7 @@ def _release(release: tuple[int, int]) -> str:
 
 def _call(size: Size, dtype: str, *, key_heads: int = KEY_HEADS, **rules: Any) -> ExportCall:
     query, key = (_tokens(size, size.length, heads, dtype) for heads in (HEADS, key_heads))
-    return checked_call("form_table", query, key, key, ExportOptions(**rules))
+    return checked_call("form_table", query, key, key, **rules)
 
 
 def _tokens(size: Size, length: int | str, heads: int, dtype: str = "float32") -> TensorSpec:

@@ -10,10 +10,9 @@ from sdpa_xp._checks.keywords import explains_keywords
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api import namespace
-from sdpa_xp_export._call.call import ExportCall, ExportOptions, Layout, OutputName, WideDtype
-from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.call import OPTIONS, ExportCall, Layout, OutputName, WideDtype, checked_call
 from sdpa_xp_export._call.mask_analysis import counts_real_keys
-from sdpa_xp_export._call.metadata import digest, to_json
+from sdpa_xp_export._call.text import digest, to_json
 from sdpa_xp_export._graph.finished_model import finished_model
 from sdpa_xp_export._graph.graph import Graph
 from sdpa_xp_export._model.large_model import Model
@@ -140,23 +139,9 @@ def export_attention(
     References:
         ONNX operators, Attention-23 and Attention-24; onnxruntime, ContribOperators.md.
     """
+    options = {name: value for name, value in locals().items() if name in OPTIONS}
     function = "export_attention"
-    options = ExportOptions(
-        attn_mask,
-        bias,
-        is_causal,
-        scale,
-        softcap,
-        sinks,
-        dropout_p,
-        softmax_dtype,
-        layout,
-        past_key,
-        past_value,
-        past_lengths,
-        outputs,
-    )
-    call = checked_call(function, query, key, value, options)
+    call = checked_call(function, **options)
     return export_call(call, form=form, opset=opset, runtime=runtime, function=function)
 
 

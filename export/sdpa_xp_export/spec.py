@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import ModuleType
@@ -139,3 +139,20 @@ def _checked_length(length: Any, shape: Sequence[Any]) -> int | str:
 
 def _is_addend(part: str) -> bool:
     return part.isidentifier() or (part.isdecimal() and int(part) <= _LARGEST)
+
+
+def addends(length: str) -> list[str]:
+    """Return the names and numbers that a length is the sum of."""
+    return length.split("+")
+
+
+def evaluated(length: int | str, lengths: Mapping[str, int]) -> int:
+    """Return a length as a number, when its names have these lengths."""
+    if isinstance(length, int):
+        return length
+    return sum(int(part) if part.isdecimal() else lengths[part] for part in addends(length))
+
+
+def total(one: int | str, other: int | str) -> int | str:
+    """Return the length of two arrays that are joined."""
+    return one + other if isinstance(one, int) and isinstance(other, int) else f"{one}+{other}"

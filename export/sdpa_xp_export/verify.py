@@ -17,8 +17,7 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.constants import constants
-from sdpa_xp_export._call.length_sums import evaluated
+from sdpa_xp_export._call.numbers import constants
 from sdpa_xp_export._model.entries import exported_models
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.deadline import check_time, deadline
@@ -41,6 +40,7 @@ from sdpa_xp_export._verify.trial_lengths import OF_A_NUMBER, check_size, number
 from sdpa_xp_export._verify.trial_settings import Setting, trial_settings
 from sdpa_xp_export._verify.trials import TrialOutcome, judge, outcome, trials
 from sdpa_xp_export.report import Placement, Report, Run
+from sdpa_xp_export.spec import evaluated
 
 MANY_SCORES = 2**22
 """Runs with more scores than that give their memory back."""

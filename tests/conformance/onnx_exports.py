@@ -20,8 +20,7 @@ from libraries import LIBRARIES
 from numpy.typing import NDArray
 
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export._call.call import ExportCall, ExportOptions
-from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.call import ExportCall, checked_call
 from sdpa_xp_export._verify import reference
 
 WHOLE = 2  # the mode in which `qk_matmul_output` has all that `scores` has
@@ -104,6 +103,6 @@ def _export(case: Case, outputs: tuple[str, ...], mode: int = WHOLE) -> Export:
     specs = _Specs()
     arguments = until(_arguments(case, specs), mode)
     qkv = [arguments.pop(name) for name in ("query", "key", "value")]
-    call = checked_call("export", *qkv, ExportOptions(**arguments, outputs=outputs))
+    call = checked_call("export", *qkv, **arguments, outputs=outputs)
     name = case.name if "output" in outputs else f"{case.name}: {outputs[0]}"
     return Export(name, case, call, specs.feeds(call))

@@ -11,8 +11,7 @@ from conformance.onnx_cases import CASES, Case, named
 from conformance.onnx_exports import Export, check_outputs, exports
 
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export._call.call import ExportOptions
-from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.call import checked_call
 from sdpa_xp_export._runtime.releases import DEFAULT_OPSET, DEFAULT_RUNTIME, OPSETS, PROVIDERS, Runtime
 from sdpa_xp_export._runtime.session import open_session, run
 from sdpa_xp_export._verify import reference
@@ -76,7 +75,7 @@ def test_a_mask_shorter_than_the_keys_is_refused(case: Case) -> None:
     (export,) = exports(case)
     arrays = [getattr(export.call, name) for name in ("query", "key", "value")]
     with pytest.raises(ValueError, match="`bias` must broadcast"):
-        checked_call("export", *arrays, ExportOptions(bias=TensorSpec(short.dtype.name, short.shape)))
+        checked_call("export", *arrays, bias=TensorSpec(short.dtype.name, short.shape))
 
 
 def test_a_wrong_output_is_found() -> None:

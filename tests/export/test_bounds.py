@@ -7,8 +7,7 @@ import pytest
 from calls import draw
 
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export._call.call import ExportOptions
-from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.call import checked_call
 from sdpa_xp_export._verify.bounds import Compared, ExpectedRows, judge_copies, judge_rows, smallest
 from sdpa_xp_export._verify.trials import expected_rows
 
@@ -134,7 +133,7 @@ def test_large_scores_in_float64_have_the_error_of_float32_scaled_down() -> None
     plain = {"attn_mask": None, "scale": 0.3, "softcap": None, "sinks": None}
     arguments = {"query": query, "key": key, "value": value, **plain, "bias": (bias[None],)}
     qkv = TensorSpec("float64", ("L", 8))
-    call = checked_call("test", qkv, qkv, qkv, ExportOptions())
+    call = checked_call("test", qkv, qkv, qkv)
     narrow = {name: x.astype(np.float32) for name, x in (("query", query), ("key", key), ("value", value))}
     error = expected_rows(call, arguments, "float64")["output"].textbook_error
     of_float32 = expected_rows(call, arguments | narrow, "float32")["output"].textbook_error

@@ -12,8 +12,8 @@ from short_runs import assert_right
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec, export_attention
-from sdpa_xp_export._call.expressions import DEEPEST, LONGEST, parse, text_of
 from sdpa_xp_export._call.operands import Initializer
+from sdpa_xp_export._call.text import DEEPEST, LONGEST, parse, text_of
 
 LENGTHS: Any = TensorSpec("int64", ("B",))
 TABLE: Any = TensorSpec("float32", (32, 8))

@@ -18,8 +18,7 @@ from short_runs import assert_right
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, forms, to_onnx
-from sdpa_xp_export._call.call import ExportOptions
-from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.call import OPTIONS, checked_call
 from sdpa_xp_export._model.entries import metadata_of
 from sdpa_xp_export._runtime.releases import FormName, Runtime
 from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
@@ -38,10 +37,6 @@ def self_attention(
 ) -> dict[str, Any]:
     query, shared = (batch, heads, length, width), (batch, groups, length, width)
     return specs(query, shared, shared, dtype=dtype)
-
-
-def _rules(arguments: dict[str, Any]) -> ExportOptions:
-    return ExportOptions(**{name: value for name, value in arguments.items() if name in ExportOptions._fields})
 
 
 FLOAT = TensorSpec("float32", (6, 6))
@@ -297,11 +292,9 @@ def test_what_no_release_changes_is_said_first(form: FormName) -> None:
     options += [arguments for _, arguments, _ in REFUSED]
     refusals = 0
     for one, other in product(options, options):
-        arguments = {name: value for name, value in (one | other).items() if name != "runtime"}
+        arguments = {name: value for name, value in (one | other).items() if name in OPTIONS}
         try:
-            call = checked_call(
-                "test", arguments["query"], arguments["key"], arguments["value"], _rules(arguments)
-            )
+            call = checked_call("test", **arguments)
         except (TypeError, ValueError):
             continue  # no call
         newest, *older = (

@@ -14,8 +14,7 @@ from command import run
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
-from sdpa_xp_export._call.call import ExportOptions
-from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.call import checked_call
 from sdpa_xp_export._verify.left_out import left_out
 from sdpa_xp_export._verify.trial_settings import trial_settings
 
@@ -31,7 +30,7 @@ def lines(
     query, key = (TensorSpec("float32", shape) for shape in (shapes * 2)[:2])
     past = dict.fromkeys(("past_key", "past_value") if rules.pop("cached", False) else (), key)
     past = {name: replace(key, shape=(*key.shape[:2], "P", key.shape[3])) for name in past}
-    call = checked_call("test", query, key, key, ExportOptions(**rules, **past))
+    call = checked_call("test", query, key, key, **rules, **past)
     return left_out(call, blocks, trial_settings(call, blocks, thorough=thorough))
 
 

@@ -17,8 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from sdpa_xp import biases
 from sdpa_xp_export import TensorSpec, export_attention, save, verify
-from sdpa_xp_export._call.call import ExportCall, ExportOptions
-from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.call import ExportCall, checked_call
 from sdpa_xp_export._files.loading import load
 from sdpa_xp_export._runtime.memory import peak_above
 from sdpa_xp_export._verify.trial_lengths import HELD, MOST_NUMBERS, check_size
@@ -285,7 +284,7 @@ def test_damaged_files_are_refused_or_read(tmp_path: Path) -> None:
 
 def call(query: str, key: str, value: str | None = None, **more: Any) -> ExportCall:
     specs = [TensorSpec.parse(spec) for spec in (query, key, value or key)]
-    return checked_call("verify", *specs, ExportOptions(**more))
+    return checked_call("verify", *specs, **more)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from calls import draw_named
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export._call.call import ExportCall, ExportOptions
-from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.call import ExportCall, checked_call
 from sdpa_xp_export._verify.reference_inputs import (
     expected_cache,
     library_arguments,
@@ -38,7 +37,7 @@ def drawn(shapes: dict[str, tuple[int, ...]], layout: str = "...HLE") -> dict[st
 def call_of(arrays: dict[str, Any], layout: str = "...HLE", **rules: Any) -> ExportCall:
     specs = {name: TensorSpec(x.dtype.name, x.shape) for name, x in arrays.items()}
     query, key, value = (specs.pop(name) for name in ("query", "key", "value"))
-    return checked_call("test", query, key, value, ExportOptions(layout=layout, **specs, **rules))
+    return checked_call("test", query, key, value, layout=layout, **specs, **rules)
 
 
 class Cached:

@@ -13,8 +13,7 @@ from command import run
 from faults.edits import changed_from
 
 from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
-from sdpa_xp_export._call.call import ExportCall, ExportOptions
-from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.call import ExportCall, checked_call
 from sdpa_xp_export._verify import seeds
 from sdpa_xp_export._verify.random_lengths import RANGES
 from sdpa_xp_export._verify.trial_settings import Setting, trial_settings
@@ -24,7 +23,7 @@ X = TensorSpec("float32", ("B", 1, "L", 4))
 
 def call_of(query: tuple[int | str, ...], key: tuple[int | str, ...], **rules: Any) -> ExportCall:
     specs = [TensorSpec("float32", shape) for shape in (query, key)]
-    return checked_call("test", specs[0], specs[1], specs[1], ExportOptions(**rules))
+    return checked_call("test", specs[0], specs[1], specs[1], **rules)
 
 
 def drawn(call: ExportCall, seed: int, **options: Any) -> list[Setting]:

@@ -16,7 +16,8 @@ import pytest
 from sdpa_xp import masks, scaled_dot_product_attention, scaled_dot_product_attention_vjp
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify
 from sdpa_xp_export._agree import backends
-from sdpa_xp_export._call.metadata import LONGEST, from_json
+from sdpa_xp_export._call.text import LONGEST_CALL as LONGEST
+from sdpa_xp_export._call.text import from_json
 from sdpa_xp_export._demo import demo
 
 X = TensorSpec("float32", (2, 4, 6, 16))

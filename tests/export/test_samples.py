@@ -10,8 +10,7 @@ import pytest
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export._call.call import ExportCall, ExportOptions
-from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.call import ExportCall, checked_call
 from sdpa_xp_export._verify.random_inputs import poison, random_inputs, with_nan
 from sdpa_xp_export._verify.trial_lengths import several_lengths
 from sdpa_xp_export._verify.trial_settings import LARGE, short_settings
@@ -34,7 +33,7 @@ def call(*, layout: str = "...HLE", dtype: str = "float32", **rules: Any) -> Exp
     if layout == "...LHE":
         shapes = {name: (b, length, h, width) for name, (b, h, length, width) in shapes.items()}
     specs = [TensorSpec(dtype, shape) for shape in shapes.values()]
-    return checked_call("test", *specs, ExportOptions(layout=layout, **rules))
+    return checked_call("test", *specs, layout=layout, **rules)
 
 
 def drawn(export_call: ExportCall, size: float = 1.0, seed: int = 0, **lengths: int) -> dict[str, Any]:
@@ -170,7 +169,7 @@ def cached(*, layout: str = "...HLE", padded: bool = True) -> ExportCall:
     specs = {name: TensorSpec("float32", shape) for name, shape in shapes.items()}
     more = {"past_lengths": ints("B")} if padded else {}
     query, key, value = (specs.pop(name) for name in ("query", "key", "value"))
-    return checked_call("test", query, key, value, ExportOptions(layout=layout, **specs, **more))
+    return checked_call("test", query, key, value, layout=layout, **specs, **more)
 
 
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
@@ -227,7 +226,7 @@ class TestPoison:
 
     def test_an_array_for_all_entries_has_it_where_none_reads(self) -> None:
         shapes = [spec("B", 4, "L", 16), spec(1, 2, "S", 16), spec(2, "S", 5)]
-        export_call = checked_call("test", *shapes, ExportOptions(attn_mask=masks.padding(ints("B"))))
+        export_call = checked_call("test", *shapes, attn_mask=masks.padding(ints("B")))
         arrays = drawn(export_call) | {"key_lengths": np.asarray([4, 8, 2])}
         result = poison(export_call, arrays)
         for name in ("key", "value"):
@@ -237,7 +236,7 @@ class TestPoison:
 
     def test_two_axes(self) -> None:
         export_call = checked_call(
-            "test", spec("L", 16), spec("S", 16), spec("S", 5), ExportOptions(attn_mask=masks.padding(4))
+            "test", spec("L", 16), spec("S", 16), spec("S", 5), attn_mask=masks.padding(4)
         )
         result = poison(export_call, drawn(export_call))
         assert list(np.flatnonzero(np.isfinite(result["key"][:, 0]))) == [0, 1, 2, 3]
@@ -256,7 +255,7 @@ class TestLengths:
         assert ones == {"B": 1, "L": 1, "S": 1}
 
     def test_fixed_lengths_are_run_three_times_too(self) -> None:
-        export_call = checked_call("test", *[spec(2, 3, 4)] * 3, ExportOptions())
+        export_call = checked_call("test", *[spec(2, 3, 4)] * 3)
         assert list(several_lengths(export_call)) == [{}, {}, {}]
 
     def test_a_padded_cache_has_room(self) -> None:

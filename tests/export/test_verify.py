@@ -20,8 +20,7 @@ from short_runs import assert_right
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, export_attention, verify
-from sdpa_xp_export._call.call import ExportOptions
-from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.call import checked_call
 from sdpa_xp_export._runtime.session import placements
 from sdpa_xp_export._verify.agreement import judge
 from sdpa_xp_export._verify.trial_settings import Setting
@@ -474,7 +473,7 @@ def test_bound_is_twice_the_own_error_of_the_textbook() -> None:
 
 @pytest.mark.parametrize("error", [0.0, 0.1])
 def test_one_run_is_judged(error: float) -> None:
-    call = checked_call("test", FIXED, FIXED, FIXED, ExportOptions(is_causal=True))
+    call = checked_call("test", FIXED, FIXED, FIXED, is_causal=True)
     (trial,) = trials(call, [Setting({})], np.random.default_rng(0), computed_in="float32")
     exact = trial.expected["output"].reference
     assert exact.shape == FIXED.shape

@@ -10,12 +10,11 @@ import pytest
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export._call.call import ExportCall, ExportOptions
-from sdpa_xp_export._call.checking import checked_call
-from sdpa_xp_export._call.constants import constants
-from sdpa_xp_export._call.length_sums import evaluated
+from sdpa_xp_export._call.call import ExportCall, checked_call
+from sdpa_xp_export._call.numbers import constants
 from sdpa_xp_export._verify.row_sample import sampled_rows
 from sdpa_xp_export._verify.trial_settings import HUGE, LARGE, short_settings, trial_settings
+from sdpa_xp_export.spec import evaluated
 
 PAST = TensorSpec("float32", ("B", 2, "P", 8))
 TABLE = TensorSpec("float32", (32, 2))
@@ -24,7 +23,7 @@ TABLE = TensorSpec("float32", (32, 2))
 def call_of(*, keys: str = "L", heads: int = 2, **rules: Any) -> ExportCall:
     query = TensorSpec("float32", ("B", heads, "L", 8))
     key = TensorSpec("float32", ("B", heads, keys, 8))
-    return checked_call("test", query, key, key, ExportOptions(**rules))
+    return checked_call("test", query, key, key, **rules)
 
 
 def lengths_of(call: ExportCall, blocks: Sequence[int] = (), **options: Any) -> list[tuple[int, int, int]]:
@@ -144,7 +143,7 @@ def test_no_setting_is_tried_twice() -> None:
 
 def test_fixed_lengths_are_drawn_several_times() -> None:
     fixed = TensorSpec("float32", (1, 2, 6, 8))
-    call = checked_call("test", fixed, fixed, fixed, ExportOptions(attn_mask=masks.sliding_window(3, 0)))
+    call = checked_call("test", fixed, fixed, fixed, attn_mask=masks.sliding_window(3, 0))
     shown = [setting.shown for setting in trial_settings(call)]
     assert shown.count("fixed") == shown.count("fixed, large scores") == 3
 

@@ -11,8 +11,7 @@ from faults.edits import changed_output
 
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify, verify_layer
-from sdpa_xp_export._call.call import ExportCall, ExportOptions
-from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.call import ExportCall, checked_call
 from sdpa_xp_export._verify.left_out import left_out
 from sdpa_xp_export._verify.random_inputs import poison, random_inputs
 from sdpa_xp_export._verify.trial_lengths import LengthsOfCall
@@ -22,7 +21,7 @@ from sdpa_xp_export._verify.trials import trials
 
 def call_of(*shape: int | str, **rules: Any) -> ExportCall:
     spec = TensorSpec("float32", shape)
-    return checked_call("test", spec, spec, spec, ExportOptions(**rules))
+    return checked_call("test", spec, spec, spec, **rules)
 
 
 @pytest.mark.slow

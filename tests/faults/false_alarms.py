@@ -23,8 +23,7 @@ from runtime.jobs import jobs
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export import TensorSpec, verify
-from sdpa_xp_export._call.call import ExportCall, ExportOptions
-from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.call import ExportCall, checked_call
 from sdpa_xp_export._call.operands import Input, with_operands
 from sdpa_xp_export._runtime.releases import PROVIDERS, FormName, Runtime, runtime_text
 from sdpa_xp_export._runtime.session import version
@@ -96,8 +95,8 @@ def random_call(
     length = "L" if cached else "S"
     past = {f"past_{name}": tokens(dtype, heads, "P", layout) for name in ("key", "value")} if cached else {}
     key = tokens(dtype, heads, length, layout)
-    options = ExportOptions(**rules, **past, layout=layout, outputs=outputs)
-    return checked_call("false_alarms", tokens(dtype, 4, "L", layout), key, key, options)
+    query = tokens(dtype, 4, "L", layout)
+    return checked_call("false_alarms", query, key, key, **rules, **past, layout=layout, outputs=outputs)
 
 
 def tokens(dtype: str, heads: int, length: str, layout: str) -> TensorSpec:

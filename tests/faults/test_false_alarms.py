@@ -12,14 +12,13 @@ from faults.false_alarms import alarm, functions_of, random_calls, right_models
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export._call.call import ExportCall, ExportOptions
-from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.call import ExportCall, checked_call
 from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, Runtime
 
 
 def small(**rules: Any) -> ExportCall:
     qkv = TensorSpec("float32", (1, 1, 3, 8))
-    return checked_call("test", qkv, qkv, qkv, ExportOptions(**rules))
+    return checked_call("test", qkv, qkv, qkv, **rules)
 
 
 def test_random_calls_are_of_every_kind() -> None:

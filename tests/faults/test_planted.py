@@ -16,7 +16,7 @@ from faults.planted import Fault, planted
 from short_runs import run_each_model_once
 
 from sdpa_xp_export import verify
-from sdpa_xp_export._call.metadata import to_json
+from sdpa_xp_export._call.text import to_json
 
 module: Any = importlib.import_module("sdpa_xp_export.verify")
 

@@ -6,7 +6,7 @@ import pytest
 from runtime.features import features
 
 from sdpa_xp_export import TensorSpec, export_attention, verify
-from sdpa_xp_export._call.metadata import to_json
+from sdpa_xp_export._call.text import to_json
 from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export._runtime.session import providers
 from sdpa_xp_export.export import export_call

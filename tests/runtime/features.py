@@ -7,8 +7,7 @@ from typing import Any
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec
 from sdpa_xp_export._agree import cases
-from sdpa_xp_export._call.call import ExportCall, ExportOptions
-from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.call import ExportCall, checked_call
 
 Calls = dict[str, ExportCall]
 DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -34,7 +33,7 @@ def features(dtype: str) -> Calls:
 
 
 def _call(query: TensorSpec, key: TensorSpec, value: TensorSpec | None = None, **rules: Any) -> ExportCall:
-    return checked_call("features", query, key, key if value is None else value, ExportOptions(**rules))
+    return checked_call("features", query, key, key if value is None else value, **rules)
 
 
 def _tokens(dtype: str, length: int | str, heads: int = HEADS, batch: int | str = "B") -> TensorSpec:

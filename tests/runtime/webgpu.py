@@ -28,8 +28,7 @@ from runtime.jobs import Job, jobs, jobs_of_features
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export._call.call import ExportCall, ExportOptions
-from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.call import ExportCall, checked_call
 from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, Runtime
 from sdpa_xp_export._runtime.session import placements, run
 from sdpa_xp_export.export import export_call
@@ -80,7 +79,7 @@ def by_length() -> Iterator[Job]:
         for name, rule in rules.items():
             for key in (query, shared):
                 what = f"{length} tokens, {name}, {key.shape[1]} key heads"
-                calls[what] = checked_call("runtime.webgpu", query, key, key, ExportOptions(**rule))
+                calls[what] = checked_call("runtime.webgpu", query, key, key, **rule)
         yield from jobs_of_features(calls, "float32")
 
 

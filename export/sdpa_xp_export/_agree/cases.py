@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sdpa_xp_export._call.call import ExportCall, ExportOptions
-from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.call import ExportCall, checked_call
 from sdpa_xp_export.spec import TensorSpec
 
 LENGTHS = {"B": 2, "L": 19, "S": 33}
@@ -22,7 +21,7 @@ def basic_calls(dtype: str) -> dict[str, ExportCall]:
     term = TensorSpec(dtype, (8, "L", "S"))
 
     def call(key: TensorSpec, value: TensorSpec, **rules: Any) -> ExportCall:
-        return checked_call("calls", query, key, value, ExportOptions(**rules))
+        return checked_call("calls", query, key, value, **rules)
 
     return {
         "plain": call(key, key),

@@ -8,8 +8,7 @@ from typing import Any
 from sdpa_xp import biases, masks
 from sdpa_xp_export._agree import cases, library_calls
 from sdpa_xp_export._agree.library_calls import Compute
-from sdpa_xp_export._call.call import ExportCall, ExportOptions
-from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.call import ExportCall, checked_call
 from sdpa_xp_export.spec import TensorSpec
 
 LENGTHS = cases.LENGTHS | {"P": 14, "R": 40}
@@ -45,7 +44,7 @@ def features(dtype: str) -> dict[str, Feature]:
 
 
 def _call(query: TensorSpec, key: TensorSpec, **rules: Any) -> ExportCall:
-    return checked_call("features", query, key, key, ExportOptions(**rules))
+    return checked_call("features", query, key, key, **rules)
 
 
 def _tokens(dtype: str, length: int | str, heads: int = 8, batch: int | str = "B") -> TensorSpec:

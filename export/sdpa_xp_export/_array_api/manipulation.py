@@ -14,13 +14,12 @@ from sdpa_xp_export._array_api.axes import axes_of, axis_of
 from sdpa_xp_export._array_api.dispatch import array_function
 from sdpa_xp_export._array_api.indexing import item
 from sdpa_xp_export._array_api.operators import operands, promoted
-from sdpa_xp_export._call.length_sums import total
 from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.lengths import Length, has_names, joined_name, plain
 from sdpa_xp_export._graph.shapes import broadcasts_to, joint_shape
 from sdpa_xp_export._graph.traced_graph import TracedGraph, name_length, traced_graph_of
-from sdpa_xp_export.spec import SymbolicShape
+from sdpa_xp_export.spec import SymbolicShape, total
 
 
 @array_function

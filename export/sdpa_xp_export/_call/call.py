@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Annotated, Any, Literal, TypeAlias, cast, get_origin, get_type_hints
 
 from sdpa_xp import biases, masks
-from sdpa_xp._checks.shapes import HLE, Sizes
+from sdpa_xp._checks.shapes import HLE, LAYOUTS, Sizes
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._call.length_sums import addends
+from sdpa_xp_export._call import arguments as checked
+from sdpa_xp_export._call.arguments import OUTPUTS, Arguments
 from sdpa_xp_export._call.operands import GraphOperand, Initializer, kind_of
-from sdpa_xp_export.spec import TensorSpec
-
-OUTPUTS = ("output", "lse", "weights", "scores")
-SPECS = ("query", "key", "value", "past_key", "past_value", "past_lengths")
+from sdpa_xp_export._dtypes.promotion import FLOATING
+from sdpa_xp_export.spec import TensorSpec, addends
 
 Layout: TypeAlias = Literal["...HLE", "...LHE"]
 """Heads before the length, or after it."""
@@ -23,51 +22,112 @@ OutputName: TypeAlias = Literal["output", "lse", "weights", "scores"]
 """What a graph can return."""
 WideDtype: TypeAlias = Literal["float32", "float64"]
 """The dtypes in which scores can be computed."""
+OptionKind: TypeAlias = Literal[
+    "spec", "array", "number or array", "modifier", "number", "flag", "word", "names"
+]
+"""What an option is where it is text; a "modifier" is a mask, a bias or an array."""
 
 
-class ExportOptions(NamedTuple):
-    """The arguments besides query, key and value, as the caller passed them and not checked yet."""
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An argument of a call: what checks it, and how files and the command write it."""
 
-    attn_mask: object = None
-    bias: object = None
-    is_causal: object = False
-    scale: object = None
-    softcap: object = None
-    sinks: object = None
-    dropout_p: object = 0.0
-    softmax_dtype: object = None
-    layout: object = HLE
-    past_key: object = None
-    past_value: object = None
-    past_lengths: object = None
-    outputs: object = ("output",)
-    cached: object = False
+    kind: OptionKind | None
+    """None if it is never written."""
+    check: Callable[[Arguments, str], Any]
+    """Return what the call holds of the argument of that name."""
+    help: str = ""
+    """What the command says about its flag."""
+    default: object = None
+    choices: tuple[str, ...] = ()
+    """What a shell completes the flag with."""
+
+
+_TOKENS = Option(
+    "spec", checked.spec, "dtype[length,...], such as float32[B,8,L,64]; a name is an open length."
+)
+_PAST = Option("spec", checked.spec, "A cache, dtype[length,...], such as float32[B,2,P,64].")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExportCall:
-    """A call that has passed every check, with the defaults filled in."""
+    """A call that has passed every check, with the defaults filled in.
 
-    query: TensorSpec
-    key: TensorSpec
-    value: TensorSpec
-    past_key: TensorSpec | None
-    past_value: TensorSpec | None
-    past_lengths: TensorSpec | None
-    attn_mask: Mask | GraphOperand | None
-    bias: Bias | GraphOperand | None
-    is_causal: bool
-    scale: float | GraphOperand
-    softcap: float | None
-    sinks: GraphOperand | None
-    softmax_dtype: str | None
-    layout: Layout
-    outputs: tuple[str, ...]
+    The fields with an `Option` are the table of options: checks, the metadata of models, TOML files and the
+    flags of the command are read from it. What else an option needs is its place in the public signature of
+    `export_attention`, and what computes it.
+    """
+
+    query: Annotated[TensorSpec, _TOKENS]
+    key: Annotated[TensorSpec, _TOKENS]
+    value: Annotated[TensorSpec, Option("spec", checked.spec, "Default: the same as --key.")]
+    attn_mask: Annotated[
+        Mask | GraphOperand | None,
+        Option(
+            "modifier",
+            checked.mask_or_bias,
+            "An array, such as bool[B,1,1,S], or masks, such as causal() & padding(int64[B]).",
+        ),
+    ]
+    bias: Annotated[
+        Bias | GraphOperand | None,
+        Option(
+            "modifier",
+            checked.mask_or_bias,
+            "An array, such as float32[8,L,S], or biases, such as alibi(8).",
+        ),
+    ]
+    is_causal: Annotated[
+        bool, Option("flag", checked.flag, "Query i attends to key j only if j <= i.", default=False)
+    ]
+    scale: Annotated[
+        float | GraphOperand,
+        Option(
+            "number or array",
+            checked.scale,
+            "A number, or dtype[length,...] for an input. Default: 1/sqrt(E).",
+        ),
+    ]
+    softcap: Annotated[float | None, Option("number", checked.softcap, "A positive number; 0 turns it off.")]
+    sinks: Annotated[
+        GraphOperand | None,
+        Option("array", checked.sinks, "One logit for each query head, dtype[Hq], such as float32[8]."),
+    ]
+    dropout_p: Annotated[float, Option(None, checked.no_dropout, default=0.0)]
+    softmax_dtype: Annotated[
+        WideDtype | None,
+        Option(
+            "word",
+            checked.softmax_dtype,
+            "float64 computes float32 inputs more precisely.",
+            choices=FLOATING[2:],
+        ),
+    ]
+    layout: Annotated[
+        Layout,
+        Option("word", checked.layout, "...HLE (default) or ...LHE.", default=HLE, choices=LAYOUTS),
+    ]
+    past_key: Annotated[TensorSpec | None, _PAST]
+    past_value: Annotated[TensorSpec | None, _PAST]
+    past_lengths: Annotated[
+        TensorSpec | None,
+        Option("spec", checked.spec, "The number of tokens in a cache with free space, such as int64[B]."),
+    ]
+    outputs: Annotated[
+        tuple[str, ...],
+        Option(
+            "names",
+            checked.outputs,
+            f"One or more of {','.join(OUTPUTS)}. Default: output.",
+            default=("output",),
+            choices=OUTPUTS,
+        ),
+    ]
+    cached: Annotated[bool, Option(None, checked.cached, default=False)]
+    """Whether the queries are the last of more tokens: of `past_key` and `key`, or of `key` alone."""
     inputs: Mapping[str, TensorSpec]
     """The inputs of the graph, in their order."""
     initializers: Mapping[str, Initializer]
-    cached: bool
-    """Whether the queries are the last of more tokens: of `past_key` and `key`, or of `key` alone."""
     sizes: Sizes = field(repr=False)
     """The lengths; the keys include those of the cache. A name may stand where the type says int."""
 
@@ -111,6 +171,31 @@ class ExportCall:
             if term is not None
         )
         return tuple(addend for bias in wrapped for addend in _addends(bias))
+
+
+OPTIONS: dict[str, Option] = {
+    name: hint.__metadata__[0]
+    for name, hint in get_type_hints(ExportCall, include_extras=True).items()
+    if get_origin(hint) is Annotated
+}
+"""Each argument of a call by its name, in the order of the public signature."""
+
+
+def checked_call(function: str, query: object, key: object, value: object, **options: object) -> ExportCall:
+    """Return the call, if the library takes it and a graph can state it.
+
+    Args:
+        function: The function that messages name.
+        query: A TensorSpec, like key and value.
+        key: Likewise.
+        value: Likewise.
+        options: Other arguments, as the caller passed them, by the names in `OPTIONS`.
+    """
+    passed = {name: option.default for name, option in OPTIONS.items()} | options
+    arguments = Arguments(function, passed | {"query": query, "key": key, "value": value})
+    values: dict[str, Any] = {name: option.check(arguments, name) for name, option in OPTIONS.items()}
+    namer = arguments.namer
+    return ExportCall(**values, inputs=namer.inputs, initializers=namer.initializers, sizes=arguments.sizes)
 
 
 def _conjuncts(mask: Mask) -> list[Mask]:

@@ -10,8 +10,7 @@ from pathlib import Path
 from sdpa_xp.errors import Message
 from sdpa_xp_export._agree.backends import find_backends
 from sdpa_xp_export._agree.comparison import Job, JobInputs, Row, compare
-from sdpa_xp_export._call.call import ExportCall, ExportOptions
-from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.call import ExportCall, checked_call
 from sdpa_xp_export._demo.encoder import Activations, activations
 from sdpa_xp_export._demo.picture import HEAD, LAYER, attention_maps, draw
 from sdpa_xp_export._files.atomic import publish
@@ -32,7 +31,7 @@ MODEL, PICTURE = "attention.onnx", "attention.png"
 def call(dtype: str) -> ExportCall:
     """Return the attention of the encoder: 12 heads of width 32 and a padding mask, any batch, any length."""
     qkv = TensorSpec(dtype, ("B", 12, "L", 32))
-    return checked_call("demo", qkv, qkv, qkv, ExportOptions(attn_mask=TensorSpec("bool", ("B", 1, 1, "L"))))
+    return checked_call("demo", qkv, qkv, qkv, attn_mask=TensorSpec("bool", ("B", 1, 1, "L")))
 
 
 def rows(encoded: Activations, dtypes: tuple[str, ...] = ("float32", "float16")) -> Iterator[Row]:

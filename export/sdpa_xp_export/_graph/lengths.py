@@ -8,8 +8,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 
 from sdpa_xp.errors import ArgumentTypeError
-from sdpa_xp_export._call.length_sums import addends
-from sdpa_xp_export.spec import SymbolicShape
+from sdpa_xp_export.spec import SymbolicShape, addends
 
 HINT = (
     "Lengths add up, and `reshape` takes -1. Write xp = x.__array_namespace__(), then xp.arange(x.shape[1]), "

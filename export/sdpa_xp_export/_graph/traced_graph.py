@@ -11,11 +11,10 @@ import array_api_compat
 import onnx
 
 from sdpa_xp.errors import ArgumentTypeError
-from sdpa_xp_export._call.length_sums import addends
 from sdpa_xp_export._dtypes.conversion import to_numpy
 from sdpa_xp_export._graph.graph import Attend, Graph, GraphValue
 from sdpa_xp_export._graph.lengths import Length, plain
-from sdpa_xp_export.spec import SymbolicShape
+from sdpa_xp_export.spec import SymbolicShape, addends
 
 _NODE_NAME = re.compile(r"(constant|[A-Z]\w*)_\d+")
 

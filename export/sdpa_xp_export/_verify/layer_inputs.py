@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp_export._call.length_sums import evaluated
 from sdpa_xp_export._call.numbers import CallNumbers
 from sdpa_xp_export._dtypes.conversion import numpy_dtype
 from sdpa_xp_export._dtypes.promotion import INTEGERS
@@ -28,7 +27,7 @@ from sdpa_xp_export._verify.integer_operands import (
 )
 from sdpa_xp_export._verify.pair_terms import Arrays
 from sdpa_xp_export._verify.trial_lengths import Lengths
-from sdpa_xp_export.spec import TensorSpec
+from sdpa_xp_export.spec import TensorSpec, evaluated
 
 IntegerChoice: TypeAlias = OperandChoice | Literal["negative integers", "large integers"]
 """What integer inputs hold: random values that fit their use, or values far from these."""

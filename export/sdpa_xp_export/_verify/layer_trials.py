@@ -7,10 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import onnx
 
-from sdpa_xp_export._call.length_sums import addends
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._verify.trial_lengths import Lengths, small_lengths
-from sdpa_xp_export.spec import TensorSpec
+from sdpa_xp_export.spec import TensorSpec, addends
 
 SMALL, THOROUGH_SMALL = 9, 17
 """Each name has each length up to this one in some trial."""

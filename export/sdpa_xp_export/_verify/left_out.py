@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.constants import constant_names
-from sdpa_xp_export._call.length_sums import evaluated
+from sdpa_xp_export._call.numbers import constant_names
 from sdpa_xp_export._verify.trial_lengths import OF_A_SCORE, Lengths, LengthsOfCall, numbers_within
 from sdpa_xp_export._verify.trial_settings import LARGE_BATCH, THOROUGH_NUMBERS, Setting, larger_limit
+from sdpa_xp_export.spec import evaluated
 
 
 def left_out(

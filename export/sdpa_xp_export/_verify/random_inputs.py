@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.length_sums import evaluated
 from sdpa_xp_export._call.operands import Input
 from sdpa_xp_export._dtypes.conversion import numpy_dtype
 from sdpa_xp_export._dtypes.promotion import INTEGERS
@@ -18,7 +17,7 @@ from sdpa_xp_export._runtime.deadline import check_time
 from sdpa_xp_export._verify.integer_operands import OPERANDS, OperandChoice, TokenCounts, drawn_integers
 from sdpa_xp_export._verify.pair_terms import Arrays, numbers
 from sdpa_xp_export._verify.reference_inputs import heads_first, reference_inputs, reference_shape
-from sdpa_xp_export.spec import TensorSpec
+from sdpa_xp_export.spec import TensorSpec, evaluated
 
 LARGEST_FACTOR = {"float16": 2.0**13, "bfloat16": 2.0**124, "float32": 2.0**124, "float64": 2.0**1000}
 """The largest factor with which a normal random number stays finite."""

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.length_sums import evaluated
+from sdpa_xp_export.spec import evaluated
 
 DEFAULT_ROWS, THOROUGH_ROWS = 512, 8192
 """The most rows, of all heads and batch entries together; the reference computes them one by one."""

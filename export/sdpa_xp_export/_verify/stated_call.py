@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import onnx
 
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, summary
-from sdpa_xp_export._call.call import SPECS, ExportCall, ExportOptions
-from sdpa_xp_export._call.checking import checked_call
-from sdpa_xp_export._call.metadata import LONGEST, digest, from_json, to_json
+from sdpa_xp_export._call.call import OPTIONS, ExportCall, checked_call
 from sdpa_xp_export._call.operands import Initializer
+from sdpa_xp_export._call.text import LONGEST_CALL as LONGEST
+from sdpa_xp_export._call.text import digest, from_json, to_json
 from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE
 from sdpa_xp_export._model.entries import exported_models, metadata_of
 from sdpa_xp_export._model.external_data import initializers, without_numbers
@@ -90,8 +90,7 @@ def other_call_note(model: Model, call: ExportCall) -> str:
     if not isinstance(stated, dict):  # anyone may have written the file
         return ""
     wanted = json.loads(to_json(call))
-    known = dict.fromkeys((*SPECS, *ExportOptions._fields))
-    names = [name for name in known if stated.get(name) != wanted.get(name)]
+    names = [name for name in OPTIONS if stated.get(name) != wanted.get(name)]
     if not names:
         return ""
     there, here = _in_short(stated, names), _in_short(wanted, names)
@@ -104,18 +103,15 @@ def _in_short(arguments: Mapping[str, object], names: Iterable[str]) -> str:
 
 def written_call(arguments: object) -> ExportCall:
     """Return the call that the caller writes down as arguments of `export_attention`."""
-    options = ExportOptions._fields
-    known = {"query", "key", "value", *options} - {"cached"}
+    known = [name for name in OPTIONS if name != "cached"]  # a shape of a graph says it
     if not isinstance(arguments, Mapping):
         rule = "`call` must map the names of export_attention's arguments to their values"
         raise ArgumentTypeError("verify", rule, {"call": type(arguments).__name__})
     for name in arguments:
         if name not in known:
-            rule = f"`call` must have keys among {', '.join(('query', 'key', 'value', *options[:-1]))}"
+            rule = f"`call` must have keys among {', '.join(known)}"
             raise ArgumentValueError("verify", rule, {"key": repr(name)})
-    rest = {name: value for name, value in arguments.items() if name in options}
-    query, key, value = (arguments.get(name) for name in ("query", "key", "value"))
-    return checked_call("verify", query, key, value, ExportOptions(**rest))
+    return checked_call("verify", **dict.fromkeys(("query", "key", "value")) | {**arguments})
 
 
 def check_interface(model: Model, call: ExportCall) -> None:

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.length_sums import addends, evaluated
-from sdpa_xp_export.spec import SymbolicShape
+from sdpa_xp_export.spec import SymbolicShape, addends, evaluated
 
 Lengths: TypeAlias = dict[str, int]
 """A length by its name."""

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.constants import constants
+from sdpa_xp_export._call.numbers import constants
 from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export._verify.extreme_inputs import Extreme, extremes
 from sdpa_xp_export._verify.integer_operands import OperandChoice

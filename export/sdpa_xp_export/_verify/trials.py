@@ -11,7 +11,8 @@ import array_api_compat.numpy as numpy_namespace
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp_export._call.call import OUTPUTS, ExportCall
+from sdpa_xp_export._call.arguments import OUTPUTS
+from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._dtypes.conversion import numpy_dtype
 from sdpa_xp_export._runtime.deadline import check_time
 from sdpa_xp_export._verify import reference

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar, cast
 
 import onnx
 import typer
 
-from sdpa_xp._checks.shapes import LAYOUTS
 from sdpa_xp.errors import Message, renamed
-from sdpa_xp_export._call.call import OUTPUTS
+from sdpa_xp_export._call.call import OPTIONS
 from sdpa_xp_export._dtypes.promotion import FLOATING
 from sdpa_xp_export._files.paths import PathArgument
 from sdpa_xp_export._model.entries import metadata_of
@@ -23,56 +24,32 @@ from sdpa_xp_export.export import export_attention
 from sdpa_xp_export.save import save
 from sdpa_xp_export.spec import TensorSpec
 
-Spec = Annotated[
-    str | None, typer.Option(help="dtype[length,...], such as float32[B,8,L,64]; a name is an open length.")
-]
-PastSpec = Annotated[str | None, typer.Option(help="A cache, dtype[length,...], such as float32[B,2,P,64].")]
 OUTPUT = PathArgument("export", "output")
 DEFAULT_OUTPUT = "attention.onnx"
+F = TypeVar("F", bound=Callable[..., None])
 RUNTIMES = [DEFAULT_RUNTIME.replace("cpu", provider) for provider in PREFERRED]
 
 
+def _with_flags_of_a_call(command: F) -> F:
+    """Let typer read a flag for each option of a call in place of `**call`."""
+    flags, kind = [], inspect.Parameter.POSITIONAL_OR_KEYWORD
+    for name, types in settings.CALL_KEYS.items():
+        option, flag = OPTIONS[name], name.replace("_", "-")
+        names = [f"--{flag}/--no-{flag}"] if option.kind == "flag" else []
+        completion = completed_from(option.choices) if option.choices else None
+        default = typer.Option(None, *names, help=option.help, autocompletion=completion)
+        flags.append(inspect.Parameter(name, kind, default=default, annotation=types[-1] | None))
+    own = [
+        parameter
+        for parameter in inspect.signature(command, eval_str=True).parameters.values()
+        if parameter.kind != inspect.Parameter.VAR_KEYWORD
+    ]
+    cast(Any, command).__signature__ = inspect.Signature([*flags, *own])
+    return command
+
+
+@_with_flags_of_a_call
 def export(
-    query: Spec = None,
-    key: Spec = None,
-    value: Annotated[str | None, typer.Option(help="Default: the same as --key.")] = None,
-    attn_mask: Annotated[
-        str | None,
-        typer.Option(help="An array, such as bool[B,1,1,S], or masks, such as causal() & padding(int64[B])."),
-    ] = None,
-    bias: Annotated[
-        str | None, typer.Option(help="An array, such as float32[8,L,S], or biases, such as alibi(8).")
-    ] = None,
-    is_causal: Annotated[
-        bool | None, typer.Option("--is-causal/--no-is-causal", help="Query i attends to key j only if j <= i.")
-    ] = None,
-    scale: Annotated[
-        str | None, typer.Option(help="A number, or dtype[length,...] for an input. Default: 1/sqrt(E).")
-    ] = None,
-    softcap: Annotated[float | None, typer.Option(help="A positive number; 0 turns it off.")] = None,
-    sinks: Annotated[
-        str | None, typer.Option(help="One logit for each query head, dtype[Hq], such as float32[8].")
-    ] = None,
-    softmax_dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="float64 computes float32 inputs more precisely.", autocompletion=completed_from(FLOATING[2:])
-        ),
-    ] = None,
-    layout: Annotated[
-        str | None, typer.Option(help="...HLE (default) or ...LHE.", autocompletion=completed_from(LAYOUTS))
-    ] = None,
-    past_key: PastSpec = None,
-    past_value: PastSpec = None,
-    past_lengths: Annotated[
-        str | None, typer.Option(help="The number of tokens in a cache with free space, such as int64[B].")
-    ] = None,
-    outputs: Annotated[
-        str | None,
-        typer.Option(
-            help=f"One or more of {','.join(OUTPUTS)}. Default: output.", autocompletion=completed_from(OUTPUTS)
-        ),
-    ] = None,
     dtype: Annotated[
         str | None,
         typer.Option(
@@ -108,9 +85,11 @@ def export(
     ] = None,
     force: Force = False,
     as_json: AsJson = False,
+    **call: Any,
 ) -> None:
     """Write the ONNX graph of one attention call."""
-    flags = {name: flag for name, flag in locals().items() if name in settings.KINDS and flag is not None}
+    own = {"dtype": dtype, "form": form, "opset": opset, "runtime": runtime, "output": output}
+    flags = {name: flag for name, flag in (call | own).items() if flag is not None}
     stated = (settings.read(config) if config else {}) | flags
     has_output = "output" in stated
     target = Path(stated.pop("output", DEFAULT_OUTPUT))
@@ -125,7 +104,7 @@ def export(
     if as_json:
         say_json(facts)
     else:
-        flag_of = {name: "--" + name.replace("_", "-") for name in settings.KINDS}
+        flag_of = {name: "--" + name.replace("_", "-") for name in settings.KEYS}
         say(f"wrote {path}")
         say(f"form: {facts['form']} ({renamed(str(facts['reason']), flag_of)})")
         say(f"opset: {facts['opset']}")

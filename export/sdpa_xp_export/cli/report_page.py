@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.metadata import to_json
+from sdpa_xp_export._call.text import to_json
 from sdpa_xp_export.cli.error_picture import error_picture
 from sdpa_xp_export.report import Report, Run
 

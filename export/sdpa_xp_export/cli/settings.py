@@ -15,44 +15,34 @@ from __future__ import annotations
 import codecs
 import os
 import tomllib
+from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp_export._call import expressions
+from sdpa_xp_export._call.call import OPTIONS, OptionKind
+from sdpa_xp_export._call.text import Expression, parse
 from sdpa_xp_export._dtypes.promotion import FLOATING
 from sdpa_xp_export.spec import TensorSpec
 
-TEXT, NUMBER = (str,), (int, float)
-KINDS: dict[str, tuple[type, ...]] = {
-    "query": TEXT,
-    "key": TEXT,
-    "value": TEXT,
-    "attn_mask": TEXT,
-    "bias": TEXT,
-    "is_causal": (bool,),
-    "scale": (*NUMBER, str),
-    "softcap": NUMBER,
-    "sinks": TEXT,
-    "softmax_dtype": TEXT,
-    "layout": TEXT,
-    "past_key": TEXT,
-    "past_value": TEXT,
-    "past_lengths": TEXT,
-    "outputs": (list, str),
-    "dtype": TEXT,
-    "form": TEXT,
-    "opset": (int,),
-    "runtime": TEXT,
-    "output": TEXT,
+TYPES: dict[OptionKind | None, tuple[type, ...]] = {
+    "number": (int, float),
+    "number or array": (int, float, str),
+    "flag": (bool,),
+    "names": (list, str),
 }
-SPECS = ("query", "key", "value", "sinks", "past_key", "past_value", "past_lengths")
-NO_PART_OF_A_CALL = ("form", "opset", "runtime", "output")
-"""Settings of the graph and of its file; the others are the call."""
-RETYPED = ("query", "key", "value", "past_key", "past_value")
-"""The specs whose dtype `dtype` replaces."""
+"""The types of an option in TOML if it is not a text alone; the last one is that of its flag."""
+CALL_KEYS = {name: TYPES.get(option.kind, (str,)) for name, option in OPTIONS.items() if option.kind}
+KEYS: dict[str, tuple[type, ...]] = CALL_KEYS | {
+    "dtype": (str,),
+    "form": (str,),
+    "opset": (int,),
+    "runtime": (str,),
+    "output": (str,),
+}
+"""The types of each setting. The last five are no options of a call, but of its graph and file."""
 
 
 MOST_BYTES = 2**24
@@ -87,13 +77,13 @@ def read(path: Path, source: Source = CONFIG) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:  # a UnicodeDecodeError, too
         raise ArgumentValueError(function, f"`{argument}` must be TOML ({error})", {argument: path}) from error
     for name, value in settings.items():
-        if name not in KINDS:
-            near = get_close_matches(name, KINDS, n=1)
-            hint = f"The nearest is {near[0]}." if near else f"There are {', '.join(KINDS)}."
+        if name not in KEYS:
+            near = get_close_matches(name, KEYS, n=1)
+            hint = f"The nearest is {near[0]}." if near else f"There are {', '.join(KEYS)}."
             rule = f"a key of `{argument}` must be known"
             raise ArgumentValueError(function, rule, {"name": repr(name)}, hint)
-        if type(value) not in KINDS[name]:
-            kinds = " or ".join(kind.__name__ for kind in KINDS[name])
+        if type(value) not in KEYS[name]:
+            kinds = " or ".join(kind.__name__ for kind in KEYS[name])
             rule = f"`{name}` in `{argument}` must be of type {kinds}"
             raise ArgumentValueError(function, rule, {name: repr(value)})
     return settings
@@ -121,17 +111,9 @@ def export_arguments(settings: dict[str, Any], source: Source = CONFIG) -> dict[
             hint = f"Pass --{name}, or --config with a file that has it." if source.keys_are_flags else ""
             raise ArgumentValueError(source.function, rule, got, hint)
     arguments.setdefault("value", arguments["key"])
-    for name in SPECS:
-        if name in arguments:
-            arguments[name] = _spec(source, name, arguments[name])
-    for name in ("attn_mask", "bias"):
-        if name in arguments:
-            shown = source.named(name)
-            arguments[name] = expressions.parse(source.function, name, arguments[name], shown=shown)
-    if isinstance(arguments.get("scale"), str):
-        arguments["scale"] = _number_or_spec(source, arguments["scale"])
-    if isinstance(arguments.get("outputs"), str):
-        arguments["outputs"] = [name.strip() for name in arguments["outputs"].split(",")]
+    for name, option in OPTIONS.items():
+        if isinstance(arguments.get(name), str) and option.kind in _READERS:
+            arguments[name] = _READERS[option.kind](source, name, arguments[name])
     if "dtype" in settings:
         arguments |= _with_dtype(source, arguments, settings["dtype"])
     return arguments
@@ -146,17 +128,37 @@ def _spec(source: Source, name: str, text: str, kind: str = "a spec") -> TensorS
         raise ArgumentValueError(source.function, rule, {name: repr(text)}, error.hint) from error
 
 
-def _number_or_spec(source: Source, text: str) -> float | TensorSpec:
+def _number_or_spec(source: Source, name: str, text: str) -> float | TensorSpec:
     try:
         return float(text)
     except ValueError:
-        return _spec(source, "scale", text, "a number or a spec")
+        return _spec(source, name, text, "a number or a spec")
+
+
+def _modifier(source: Source, name: str, text: str) -> Expression:
+    return parse(source.function, name, text, shown=source.named(name))
+
+
+def _names(_source: Source, _name: str, text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+_READERS: dict[OptionKind | None, Callable[[Source, str, str], object]] = {
+    "spec": _spec,
+    "array": _spec,
+    "number or array": _number_or_spec,
+    "modifier": _modifier,
+    "names": _names,
+}
+"""What reads the text of an option, by its kind; others are as they stand in TOML."""
 
 
 def _with_dtype(source: Source, arguments: dict[str, Any], dtype: str) -> dict[str, TensorSpec]:
-    """Return the floating specs in another dtype; the others stay, and will be refused."""
+    """Return the floating specs of tokens in another dtype; the others stay, and will be refused."""
     if dtype not in FLOATING:
         rule = f"{source.named('dtype')} must be one of {', '.join(FLOATING)}"
         raise ArgumentValueError(source.function, rule, {"dtype": repr(dtype)})
-    specs = {name: arguments[name] for name in RETYPED if name in arguments}
+    specs = {
+        name: arguments[name] for name, option in OPTIONS.items() if option.kind == "spec" and name in arguments
+    }
     return {name: replace(spec, dtype=dtype) for name, spec in specs.items() if spec.floating}

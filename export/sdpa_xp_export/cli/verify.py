@@ -9,6 +9,7 @@ from typing import Annotated, Any, cast
 import typer
 
 from sdpa_xp.errors import ArgumentValueError, renamed
+from sdpa_xp_export._call.call import OPTIONS
 from sdpa_xp_export._files.atomic import publish
 from sdpa_xp_export._files.loading import data_files
 from sdpa_xp_export._files.paths import PathArgument, free_target
@@ -118,7 +119,7 @@ def run_verify(
 def _written(path: Path) -> dict[str, Any]:
     """Return the call that a TOML file states. What is no part of a call, as the form, is left out."""
     arguments = settings.export_arguments(settings.read(path, settings.CALL), settings.CALL)
-    return {name: value for name, value in arguments.items() if name not in settings.NO_PART_OF_A_CALL}
+    return {name: value for name, value in arguments.items() if name in OPTIONS}
 
 
 def _check(provider: str | None, required: str | None) -> None:

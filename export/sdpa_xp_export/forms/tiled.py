@@ -6,7 +6,8 @@ from dataclasses import replace
 from functools import cached_property
 
 from sdpa_xp_export._array_api import ops
-from sdpa_xp_export._call.call import OUTPUTS, ExportCall
+from sdpa_xp_export._call.arguments import OUTPUTS
+from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import hides_whole_keys, is_only_causal
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._runtime.releases import Runtime

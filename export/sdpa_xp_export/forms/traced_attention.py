@@ -15,8 +15,8 @@ from sdpa_xp.masks import Mask
 from sdpa_xp_export._array_api import namespace as xp
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._array_api.dispatch import is_array
-from sdpa_xp_export._call.call import ExportCall, ExportOptions
-from sdpa_xp_export._call.checking import checked_call, warn_of_zeros_and_ones
+from sdpa_xp_export._call.arguments import warn_of_zeros_and_ones
+from sdpa_xp_export._call.call import OPTIONS, ExportCall, checked_call
 from sdpa_xp_export._call.operands import kind_of, with_operands
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.traced_graph import TracedGraph
@@ -76,14 +76,11 @@ class TracedAttention:
         values = _split_cache(graph, arrays, rules["layout"]) if cached else arrays
         adds_head = _is_one_head_each(values, rules)
         specs = {name: _spec(_with_head(value) if adds_head else value) for name, value in values.items()}
-        named = {
-            name: _with_specs(graph, rules[name], adds_head) for name in rules.keys() & {*ExportOptions._fields}
-        }
-        named |= {name: spec for name, spec in specs.items() if name.startswith("past_")}
+        specs.setdefault("value", specs["key"])  # weights and scores are computed without a value
+        options = {name: _with_specs(graph, rules[name], adds_head) for name in OPTIONS if name in rules}
         outputs = OUTPUTS[function]
-        value = specs.get("value", specs["key"])  # weights and scores are computed without a value
-        options = ExportOptions(**named)._replace(outputs=outputs, cached=cached)
-        call = checked_call(graph.function, specs["query"], specs["key"], value, options)
+        options |= specs | {"outputs": outputs, "cached": cached}
+        call = checked_call(graph.function, **options)
         form, reason = choose(graph.function, call, self.form, self.opset, self.target)
         self.chosen.append((form, reason))
         self.calls.append(call)

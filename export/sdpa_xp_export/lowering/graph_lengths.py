@@ -7,10 +7,10 @@ from functools import cached_property
 from sdpa_xp_export._array_api import namespace as xp
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.length_sums import addends
 from sdpa_xp_export._call.mask_analysis import cuts_keys
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export.lowering import counting
+from sdpa_xp_export.spec import addends
 
 BEYOND = 2**30
 """Further than any length; numbers are cut off here, since onnxruntime compares larger ones wrong."""

@@ -6,8 +6,7 @@ from typing import Any
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export._call.call import ExportCall, ExportOptions
-from sdpa_xp_export._call.checking import checked_call
+from sdpa_xp_export._call.call import ExportCall, checked_call
 
 LENGTHS = TensorSpec("int64", ("B",))
 
@@ -51,8 +50,6 @@ def calls(dtype: str) -> dict[str, ExportCall]:
         | {"layout": "...LHE"},
     }
     return {
-        f"64 wide, {name}": checked_call(
-            "calls", rule.pop("query"), rule.pop("key"), rule.pop("value"), ExportOptions(**rule)
-        )
+        f"64 wide, {name}": checked_call("calls", rule.pop("query"), rule.pop("key"), rule.pop("value"), **rule)
         for name, rule in rules.items()
     }

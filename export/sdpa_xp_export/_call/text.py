@@ -1,29 +1,36 @@
-"""Masks and biases as text: `causal() & padding(int64[B])`, for the command line and the metadata of a model.
+"""A call as the JSON in the metadata of its model; its masks, biases and arrays as text, also for the command.
 
-The text is their repr, with specs for inputs. It is read as a syntax tree, of which only the functions of
-`sdpa_xp.masks` and `sdpa_xp.biases` are called.
+The text of a mask or a bias is its repr, with specs for inputs: `causal() & padding(int64[B])`. It is read as a
+syntax tree, of which only the functions of `sdpa_xp.masks` and `sdpa_xp.biases` are called.
 """
 
 from __future__ import annotations
 
 import ast
+import hashlib
+import json
 import numbers
 import operator
 import re
 from collections.abc import Callable, Mapping
 from functools import reduce
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from sdpa_xp import biases, masks
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentValueError, summary
 from sdpa_xp.masks import Mask
+from sdpa_xp_export._call.call import OPTIONS, ExportCall, checked_call
 from sdpa_xp_export._call.operands import Initializer, Input, kind_of
 from sdpa_xp_export.spec import TensorSpec
 
 Expression: TypeAlias = Mask | Bias | TensorSpec | Initializer
 
+LONGEST_CALL = 1_000_000
+"""Characters of a call; a list of ids takes the most of them."""
 LONGEST = 100_000
 DEEPEST = 160  # more than masks nest, less than Python's parser reads
 _TOO_DEEP = f"nested more than {DEEPEST} deep"
@@ -35,7 +42,8 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 _NO_FUNCTIONS = ModuleType("arrays")
 # Any module may have the attribute; mypy knows only those that a file states.
 _NO_FUNCTIONS.__all__ = ()  # type: ignore[attr-defined]
-_KINDS = {"attn_mask": masks, "bias": biases, "scale": _NO_FUNCTIONS, "sinks": _NO_FUNCTIONS}
+_FUNCTIONS = {"attn_mask": masks, "bias": biases}
+"""The functions that the text of an argument may call; other arguments are arrays."""
 _NOT_TEXT = ("Mask", "Bias", "from_function", "to_array")
 _SPEC = re.compile(r"\w+\[[^\]'\"]*\]")  # its names may be words of Python, and its shape may be empty
 _FOREIGN: dict[type[ast.expr], str] = {
@@ -67,7 +75,7 @@ def parse(
         initializers: The arrays that it may name.
         shown: How messages name the argument, if not as `name`.
     """
-    kind = _KINDS[name]
+    kind = _FUNCTIONS.get(name, _NO_FUNCTIONS)
     try:
         if not isinstance(text, str) or len(text) > LONGEST:
             raise ValueError(f"it is a text of at most {LONGEST} characters")
@@ -199,3 +207,55 @@ class _Reader:
                 raise ValueError(f"a dot is not allowed here, write the function alone, as in {name}(...)")
             case _:
                 raise ValueError(f"{_FOREIGN.get(type(node), 'this expression')} is not allowed here")
+
+
+def to_json(call: ExportCall) -> str:
+    """Return the options of a call as text, without those that are as by default."""
+    written: dict[str, Any] = {}
+    for name, option in OPTIONS.items():
+        value = getattr(call, name)
+        # Each file states `is_causal`: whoever reads the text without this package need not know its default.
+        if option.kind is None or (value == option.default and option.kind != "flag"):
+            continue
+        written[name] = text_of(value) if option.kind in _HAS_TEXT and not isinstance(value, float) else value
+    return json.dumps(written)
+
+
+def digest(text: str, initializers: Mapping[str, Initializer]) -> str:
+    """Return the SHA-256 of a call as text and of the numbers that are part of it, in hexadecimal."""
+    hashed = hashlib.sha256(text.encode())
+    for name, initializer in sorted(initializers.items()):
+        numbers = np.ascontiguousarray(initializer.numbers)
+        hashed.update(f"{name} {numbers.dtype.name} {numbers.shape}".encode())
+        hashed.update(numbers.reshape(-1).view(np.uint8).data)
+    return hashed.hexdigest()
+
+
+def from_json(
+    text: str, initializers: Mapping[str, Initializer], functions: Mapping[str, object] = MappingProxyType({})
+) -> ExportCall:
+    """Return the call that `to_json` wrote; it is checked again, since a file may hold anything.
+
+    Args:
+        text: The text.
+        initializers: The numbers that the model holds, by name.
+        functions: The masks and biases that cannot be written as text, by argument.
+    """
+    if len(text) > LONGEST_CALL:
+        raise ValueError(f"a call of {len(text)} characters, more than {LONGEST_CALL}")
+    read = json.loads(text)
+    if not isinstance(read, dict) or not {"query", "key", "value"} <= read.keys():
+        raise ValueError("no call")
+    for name, value in read.items():
+        if name not in OPTIONS:
+            raise ValueError(f"its call has an unknown key, {name[:40]!r}")
+        kind = OPTIONS[name].kind
+        if kind == "spec":
+            read[name] = TensorSpec.parse(value)
+        elif name not in functions and (kind == "modifier" or (kind in _HAS_TEXT and isinstance(value, str))):
+            read[name] = parse("verify", name, value, initializers)
+    return checked_call("verify", **{**read, **functions})
+
+
+_HAS_TEXT = ("spec", "array", "number or array", "modifier")
+"""The kinds of options whose text is read by `parse`."""
