@@ -157,7 +157,7 @@ def _forward(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
     if call.biases and not _is_empty(call):
         _try_functions(call.scores_without_dropout() if cut is None else cut.readable_scores())
     scores = call.scores() if cut is None else call.scores_without_dropout()
-    if cut is None and call.grid.execution_kind == "device":
+    if cut is None:
         scores = call.search_inputs(scores)
     value = ArraySource(call.arrays["value"])
     targets, bias_names = gradient_targets(scores, call.arrays["key"], value.array, arrays)

@@ -31,10 +31,10 @@ from sdpa_xp._checks.numbers import check_probability, check_scale, check_softca
 from sdpa_xp._checks.shapes import HLE, check_shapes
 from sdpa_xp._core.environment import asked_threads
 from sdpa_xp._libraries import (
+    access_of,
     accumulation_dtype,
     array_signatures,
     device_of,
-    execution_kind,
     is_array,
     library_of,
     namespace_of,
@@ -157,7 +157,7 @@ def _validated(
         device=device,
         dtype=dtype,
         input_dtype=query.dtype,
-        execution_kind=execution_kind(arrays.values()),
+        access=access_of(arrays.values()),
         batch=sizes.batch,
         heads=sizes.query_heads,
         queries=sizes.queries,
@@ -166,7 +166,7 @@ def _validated(
         position=sizes.keys - sizes.queries if queries_at_end else 0,
         needs_all_axes=library.refuses_unlike_axes(),
     )
-    if grid.execution_kind == "blas_threaded":
+    if grid.uses_our_threads:
         asked_threads()  # small calls need no threads, but refuse a wrong value too
     # Masks and biases check their own arguments when they are bound, since these depend on the grid.
     masks, biases = _masks_and_biases(function, options, arrays, is_causal=is_causal)

@@ -98,7 +98,7 @@ class PreparedCall(NamedTuple):
         return self.cached("bound_options", self._bind)
 
     def _bind(self) -> BoundOptions:
-        if self.grid.execution_kind != "device" or not self.grid.waits:
+        if not self.grid.waits:
             return self.bind(self.grid)
         questions = Questions()
         grid = replace(self.grid, questions=questions)

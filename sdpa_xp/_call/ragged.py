@@ -137,7 +137,8 @@ def attend_groups(
         if len(small) == len(groups) and not has_threads:
             threads.run(compute, small, 1)
             return outputs, lses
-        with threads.alone(call.grid.execution_kind):  # once: a BLAS takes milliseconds to change its threads
+        # Once for all groups, because a BLAS takes milliseconds to change its threads.
+        with threads.one_blas_thread(call.grid.uses_our_threads):
             for group in groups:
                 if group.plan.threads != 1:
                     compute(group)

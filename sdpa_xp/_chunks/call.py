@@ -23,7 +23,7 @@ from sdpa_xp._chunks.tasks import ChunkedCall
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries import device_of, dtype_name, is_traced, library_of, numpy_array
+from sdpa_xp._libraries import READ_ONLY, device_of, dtype_name, is_traced, library_of, numpy_array
 from sdpa_xp._libraries.base import ChunkedArrays
 from sdpa_xp._libraries.cubed import CubedStreams
 from sdpa_xp._libraries.dask import DaskGraphs
@@ -158,7 +158,10 @@ class StreamedCall(CutCall):
 
 
 def readable_grid(call: PreparedCall) -> ScoreGrid:
-    """Return the grid of a call for arrays whose values can be read, so that masks tell what they skip."""
+    """Return the grid of a call for arrays whose values can be read, so that masks tell what they skip.
+
+    Nothing is computed on it: its arrays of NumPy are not written to, and no thread is started.
+    """
     array = numpy_array()
     library = library_of(array)
     return replace(
@@ -166,7 +169,7 @@ def readable_grid(call: PreparedCall) -> ScoreGrid:
         library=library,
         xp=library.namespace(array),
         device=device_of(array),
-        execution_kind="device",
+        access=READ_ONLY,
     )
 
 

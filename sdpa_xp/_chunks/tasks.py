@@ -29,9 +29,9 @@ from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.targets import gradient_targets
 from sdpa_xp._core.window import Window, WindowDropout, WindowTerm
 from sdpa_xp._libraries import (
+    access_of,
     astype_if_needed,
     device_of,
-    execution_kind,
     library_of,
     namespace_of,
     quiet,
@@ -227,7 +227,7 @@ def _task(
     try:
         with quiet(query):
             scores = _scores(call, block, query, key, arrays)
-            with threads.alone(scores.grid.execution_kind):
+            with threads.one_blas_thread(scores.grid.uses_our_threads):
                 yield scores
     except Exception as error:  # each error goes on; a caller's function may raise any
         error.add_note(f"{name} of {block}")
@@ -245,7 +245,7 @@ def _whole_grid(call: ChunkedCall, query: Array) -> ScoreGrid:
         device=device_of(query),
         dtype=getattr(xp, call.dtype),
         input_dtype=query.dtype,
-        execution_kind=execution_kind([query]),
+        access=access_of([query]),
         batch=call.batch,
         heads=heads,
         queries=queries,

@@ -23,7 +23,7 @@ from sdpa_xp._core.gradient_accumulator import GradientAccumulator
 from sdpa_xp._core.key_value_source import KeyValueSource
 from sdpa_xp._core.products import key_leading_slice, matmul_grouped, matmul_over_group
 from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries import astype_if_needed, is_traced, quiet
+from sdpa_xp._libraries import TRACED, astype_if_needed, is_traced, quiet
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp._tiles.allowed import Allowed, is_masked
 from sdpa_xp._tiles.gradient_target import GradientTarget
@@ -66,7 +66,7 @@ class Forward(NamedTuple):
 
     def in_one_tile(self) -> Forward:
         """Return the same call with one tile: values cannot be read, and a compiled loop cannot accumulate."""
-        grid = replace(self.scores.grid, execution_kind="traced")
+        grid = replace(self.scores.grid, access=TRACED)
         rows, columns = max(1, self.plan.queries), max(1, self.plan.keys)
         plan = replace(self.plan, rows=rows, columns=columns, leading_slices=(), is_loop=False)
         return self._replace(scores=self.scores._replace(grid=grid, answers=None), plan=plan)

@@ -76,10 +76,10 @@ def _attend_and_join(
     In these cases each range of queries has all heads, so that results are joined along the rows.
     """
     xp = scores.xp
-    if scores.grid.execution_kind == "device":
-        results = _attend_on_device(scores, value, plan, checksums)
-    else:
+    if scores.grid.is_traced or scores.grid.is_writeable:
         results = [attend_rows(scores, value, plan, rows) for rows in plan.row_ranges()]
+    else:
+        results = _attend_on_device(scores, value, plan, checksums)
     outputs = [astype_if_needed(xp, result.output, dtype) for result in results]
     lses = [] if lse_of is None else [lse_of(result) for result in results]
     if len(results) == 1:

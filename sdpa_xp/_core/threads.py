@@ -112,9 +112,9 @@ def run(function: Callable[[T], None], tasks: Iterable[T], threads: int | None) 
 
 
 @contextlib.contextmanager
-def alone(execution_kind: str) -> Iterator[None]:
+def one_blas_thread(uses_blas: bool) -> Iterator[None]:
     """Hold the BLAS to one thread, for a task of a scheduler that runs other tasks at the same time."""
-    if execution_kind != "blas_threaded":
+    if not uses_blas:
         yield
         return
     call = threading.Lock()

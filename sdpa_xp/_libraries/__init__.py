@@ -15,7 +15,7 @@ from typing import Any, TypeGuard, TypeVar, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import CPU, ExecutionKind, Library
+from sdpa_xp._libraries.base import CPU, READ_ONLY, TRACED, Access, Library
 from sdpa_xp._libraries.cubed import Cubed
 from sdpa_xp._libraries.cupy import CuPy
 from sdpa_xp._libraries.dask import Dask
@@ -172,12 +172,14 @@ def array_signatures(arrays: Iterable[object]) -> tuple[object, ...] | None:
     return signatures
 
 
-def execution_kind(arrays: Iterable[Array]) -> ExecutionKind:
-    """Return how the library of `arrays` computes with them."""
+def access_of(arrays: Iterable[Array]) -> Access:
+    """Return what a call may do with `arrays`, all of which are on the device of the first."""
     arrays = list(arrays)
     if any(is_traced(array) for array in arrays):
-        return "traced"
-    return library_of(arrays[0]).execution_kind(arrays)
+        return TRACED
+    library = library_of(arrays[0])
+    waits = library.is_accelerator(library.device(arrays[0]))
+    return Access(False, library.results_are_writeable(arrays), waits, library.uses_our_threads)
 
 
 def widest_dtype(function: str, array: Array) -> Dtype:
@@ -222,23 +224,25 @@ __all__ = [
     "FLOATING",
     "LARGEST",
     "LIBRARIES",
+    "READ_ONLY",
+    "TRACED",
+    "Access",
     "AnyArray",
     "Array",
     "Device",
     "Dtype",
-    "ExecutionKind",
     "InPlaceFunctions",
     "Library",
     "Namespace",
     "Shape",
     "Ufuncs",
+    "access_of",
     "accumulation_dtype",
     "array_signatures",
     "as_signed",
     "astype_if_needed",
     "device_of",
     "dtype_name",
-    "execution_kind",
     "exp_in_place",
     "has_override",
     "has_standard_name",

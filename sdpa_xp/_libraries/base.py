@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
 import array_api_compat as compat
 
@@ -28,14 +28,23 @@ CPU = 1
 CUDA = (2, 10, 13)
 """Types of devices in DLPack: CUDA's, ROCm's, whose libraries call it CUDA, and memory that CUDA manages."""
 
-ExecutionKind: TypeAlias = Literal["traced", "blas_threaded", "threaded", "device"]
-"""How a library computes.
 
-- traced: a compiler or a scheduler computes later, so that no value can be read now.
-- blas_threaded: the calling thread computes, except that BLAS has threads for products. Arrays are writeable.
-- threaded: the library computes every operation in its own threads. Arrays are writeable.
-- device: anything else, such as a GPU. Arrays are not written to.
-"""
+class Access(NamedTuple):
+    """What a call may do with its arrays, and what that costs."""
+
+    is_traced: bool = False
+    """Whether values cannot be read now: a compiler or a scheduler computes later."""
+    is_writeable: bool = False
+    """Whether computed arrays can be written to."""
+    waits: bool = False
+    """Whether to read a value is to wait for a device, as on a GPU."""
+    uses_our_threads: bool = False
+    """Whether the library computes in the calling thread, but for products, for which BLAS has threads. Others
+    compute every operation in threads of their own."""
+
+
+TRACED = Access(is_traced=True)
+READ_ONLY = Access()
 
 
 class Library:
@@ -53,6 +62,8 @@ class Library:
     """Whether it passes its arrays on by DLPack on their device, also bfloat16; see `takes_memory`."""
     takes_strides: ClassVar[bool] = True
     """Whether `from_dlpack` takes arrays on the CPU whose elements lie in any order, or apart."""
+    uses_our_threads: ClassVar[bool] = False
+    """Whether it computes in the calling thread: see `Access`."""
     keeps_buffers: ClassVar[bool] = False
     """Whether any call may write to memory that an earlier call made. Torch refuses that after its inference
     mode."""
@@ -160,10 +171,10 @@ class Library:
         """Return whether arrays that are made now have no values, as in a mode that only computes shapes."""
         return False
 
-    def execution_kind(self, arrays: Sequence[Array]) -> ExecutionKind:
-        """Return how the library computes with `arrays`, none of which is traced."""
+    def results_are_writeable(self, arrays: Sequence[Array]) -> bool:
+        """Return whether what is computed from `arrays`, none of which is traced, can be written to."""
         del arrays
-        return "device"
+        return False
 
     def is_accelerator(self, device: Device) -> bool:
         """Return whether each operation on `device` is a launch, which costs more than some work does."""

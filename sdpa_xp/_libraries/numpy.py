@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from sdpa_xp._libraries.base import Diagonals, ExecutionKind, Library, has_repeats
+from sdpa_xp._libraries.base import Diagonals, Library, has_repeats
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
 
 A = TypeVar("A")
@@ -19,7 +19,7 @@ class NumPy(Library):
 
     module = "numpy"
     diagonals = Diagonals()
-    keeps_buffers = has_astype = has_ufuncs = True
+    uses_our_threads = keeps_buffers = has_astype = has_ufuncs = True
 
     def owns(self, array: object) -> bool:
         numpy = sys.modules.get("numpy")
@@ -67,9 +67,9 @@ class NumPy(Library):
     def to_list(self, array: Any) -> Any:
         return array.tolist()
 
-    def execution_kind(self, arrays: Sequence[Array]) -> ExecutionKind:
+    def results_are_writeable(self, arrays: Sequence[Array]) -> bool:
         del arrays
-        return "blas_threaded"
+        return True
 
     def array_signature(self, array: Any) -> object:
         return (array.shape, array.dtype) if type(array) is sys.modules["numpy"].ndarray else None

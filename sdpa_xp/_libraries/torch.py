@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import CPU, CUDA, Addresses, ExecutionKind, Library, has_repeats
+from sdpa_xp._libraries.base import CPU, CUDA, Addresses, Library, has_repeats
 from sdpa_xp._libraries.dtypes import astype_if_needed
 from sdpa_xp._libraries.protocols import Array, Device, Namespace
 
@@ -82,13 +82,13 @@ class Torch(Library):
         # Autograd refuses tensors of the inference mode.
         return cast(AbstractContextManager[object], sys.modules["torch"].inference_mode(False))
 
-    def execution_kind(self, arrays: Sequence[Array]) -> ExecutionKind:
+    def results_are_writeable(self, arrays: Sequence[Array]) -> bool:
         if not all(self.owns(array) and self.device(array).type == "cpu" for array in arrays):
-            return "device"
+            return False
         torch = sys.modules["torch"]
         # Autograd must not see an array written to in place, so tiles are joined then, as on a device.
         records = torch.is_grad_enabled() and any(cast(Any, array).requires_grad for array in arrays)
-        return "device" if records or has_tangents() else "threaded"
+        return not records and not has_tangents()
 
     def is_transforming(self) -> bool:
         # A traced tensor may have symbols as lengths, and forward mode computes tangents along with the values.

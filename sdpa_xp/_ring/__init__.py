@@ -15,7 +15,7 @@ from dataclasses import replace
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._chunks.slots import take_arrays
 from sdpa_xp._core.online_softmax import merge
-from sdpa_xp._libraries import astype_if_needed
+from sdpa_xp._libraries import TRACED, astype_if_needed
 from sdpa_xp._libraries.programs import DeviceRing
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._ring import walks
@@ -27,9 +27,9 @@ from sdpa_xp._ring.schedule import Schedule, plan_ring
 
 def attend(call: PreparedCall, ring: DeviceRing) -> Array:
     """Return the output (..., Hq, L, Ev) of a call, computed by the devices of a ring."""
-    grid = replace(call.grid, device=None, execution_kind="traced")
+    grid = replace(call.grid, device=None, access=TRACED)
     schedule = schedule_of(call, ring.size)
-    bound = call.bind(replace(call.grid, device=None))
+    bound = call.bind(replace(call.grid, device=None, access=call.grid.access._replace(waits=False)))
     options, aligned = take_arrays(bound._replace(sinks=None))
     dropout = call.draw_dropout()
     arrays, axes = [array.array for array in aligned], [array.axes for array in aligned]

@@ -17,8 +17,8 @@ def collapse_uniform(tile: Tile, allowed: Array) -> Allowed:
 
     The array stays if it is traced, or if a device would have to be waited for.
     """
-    xp, kind = tile.grid.xp, tile.grid.execution_kind
-    if kind == "traced" or is_traced(allowed) or (kind == "device" and tile.grid.waits):
+    xp = tile.grid.xp
+    if tile.grid.is_traced or tile.grid.waits or is_traced(allowed):
         return allowed
     if not bool(xp.any(allowed)):
         return False

@@ -135,7 +135,7 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
         return Plan(queries, keys, -(-queries // iterations), keys, is_loop=True)
     if grid.is_traced or is_empty or keys == 0:
         return Plan(queries, keys, max(1, queries), max(1, keys), is_empty)
-    if grid.execution_kind == "device":  # all heads are computed in one operation: more heads, smaller tiles
+    if not grid.is_writeable:  # all heads are computed in one operation: more heads, smaller tiles
         rows, columns, most_scores = EQUAL_TILES if grid.library.compiles_shapes else DEVICE
         if grid.waits and queries < rows:
             return _plan_few_rows(queries, keys, heads, most_scores)
@@ -145,7 +145,7 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
         return Plan(queries, keys, rows, columns)
     cores, key_heads = os.cpu_count() or 1, heads // group
     has_threads = takes_threads(grid, heads * queries * keys * widths)
-    size, cores_of_a_tile = (ONE_CORE, 1) if grid.execution_kind == "blas_threaded" else (ALL_CORES, cores)
+    size, cores_of_a_tile = (ONE_CORE, 1) if grid.uses_our_threads else (ALL_CORES, cores)
     # With threads, rows are cut so that each core gets about two tasks: one that starts late delays the end
     # less.
     fair_share = -(-queries * key_heads // (2 * cores)) if has_threads else queries
@@ -181,7 +181,7 @@ def _plan_few_rows(queries: int, keys: int, heads: int, most_scores: int) -> Pla
 
 def takes_threads(grid: ScoreGrid, multiplications: int) -> bool:
     """Return whether threads of ours compute so much work."""
-    return grid.execution_kind == "blas_threaded" and multiplications >= LEAST_WORK_FOR_THREADS
+    return grid.uses_our_threads and multiplications >= LEAST_WORK_FOR_THREADS
 
 
 def plan_pages(grid: ScoreGrid, group: int, widths: int, block_size: int) -> Plan:

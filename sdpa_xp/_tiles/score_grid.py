@@ -21,10 +21,10 @@ from sdpa_xp._checks.numbers import (
 )
 from sdpa_xp._checks.shapes import THE_BATCH, check_broadcasts, check_broadcasts_to_sequences
 from sdpa_xp._libraries import (
-    ExecutionKind,
+    Access,
     Library,
+    access_of,
     device_of,
-    execution_kind,
     is_array,
     library_of,
     numpy_array,
@@ -63,7 +63,7 @@ class ScoreGrid:
     """The accumulation dtype."""
     input_dtype: Dtype
     """The dtype of the query, which biases may have too; None if there is no query."""
-    execution_kind: ExecutionKind
+    access: Access
     batch: Shape
     heads: int
     """Query heads."""
@@ -93,22 +93,27 @@ class ScoreGrid:
     @property
     def is_traced(self) -> bool:
         """Whether values cannot be read now."""
-        return self.execution_kind == "traced"
+        return self.access.is_traced
 
     @property
     def is_writeable(self) -> bool:
         """Whether computed arrays can be written to."""
-        return self.execution_kind in ("blas_threaded", "threaded")
+        return self.access.is_writeable
+
+    @property
+    def waits(self) -> bool:
+        """Whether to read a value is to wait for a device, as on a GPU."""
+        return self.access.waits
+
+    @property
+    def uses_our_threads(self) -> bool:
+        """Whether calls are divided among threads of sdpa_xp: see `Access`."""
+        return self.access.uses_our_threads
 
     @property
     def positions(self) -> int | Array:
         """The position of the first query among the keys; with `padding` one for each entry, (n, 1, 1, 1)."""
         return self.position if self.padding is None else self.padding.positions
-
-    @property
-    def waits(self) -> bool:
-        """Whether to read a value is to wait for a device, as on a GPU."""
-        return self.execution_kind == "device" and self.library.is_accelerator(self.device)
 
     @property
     def caller_shape(self) -> Shape:
@@ -184,7 +189,7 @@ class ScoreGrid:
             self.device,
             traced=self.is_traced,
             least=least,
-            waiting=None if self.execution_kind != "device" else self._waiting(),
+            waiting=self._waiting(),
         )
         if isinstance(checked.values, int):
             return checked
@@ -204,7 +209,7 @@ class ScoreGrid:
 
     def check_ids(self, name: str, value: object, length: int, letter: str, hint: str = "") -> Array:
         """Check an id for each of `length` queries or keys, (..., length)."""
-        waiting = None if self.execution_kind != "device" else self._waiting()
+        waiting = self._waiting()
         ids = check_ids(self.function, name, value, self.xp, self.device, waiting)
         for number in (length,) if self.padding is None else self.padding.lengths(letter):
             check_one_each(self.function, name, ids.shape, (*self.batch, number), letter, hint)
@@ -358,7 +363,7 @@ def grid_of(
         device=device_of(first),
         dtype=widest_dtype(function, first),
         input_dtype=None,
-        execution_kind=execution_kind(checked.values()),
+        access=access_of(checked.values()),
         batch=sizes[:-3],
         heads=sizes[-3] if len(sizes) > 2 else 1,
         queries=sizes[-2],

@@ -188,7 +188,7 @@ MOST_KEPT = 2**17
 def _compared(tile: Tile, shift: int | Array, compare: Callable[[Array, Array], Array]) -> Array:
     """Return `compare` of i + shift and j for the pairs of a tile."""
     is_kept = tile.positions is None and len(tile.rows) * len(tile.columns) <= MOST_KEPT
-    if not isinstance(shift, int) or tile.grid.execution_kind != "blas_threaded" or not is_kept:
+    if not isinstance(shift, int) or not tile.grid.uses_our_threads or not is_kept:
         return compare(tile.query_index + shift, tile.key_index)
     # Along the diagonal all tiles of a size have the same pairs: they are compared once.
     first = tile.first_position + shift - tile.columns.start

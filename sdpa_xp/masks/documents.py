@@ -81,7 +81,7 @@ class Document(Mask):
         # with an axis of heads: (..., 1, L, 1) and (..., 1, 1, S)
         queries, keys = (xp.expand_dims(ids, axis=-2) for ids in (queries, keys))
         queries, keys = grid.in_all_axes(queries, 1), grid.in_all_axes(xp.expand_dims(keys, axis=-2))
-        if grid.execution_kind != "device" or not grid.waits:
+        if not grid.waits:
             return SameId(queries, keys)
         return SameId(queries, keys, (_bounds(grid, self.query_ids, queries), _bounds(grid, ids, keys)))
 
@@ -108,7 +108,7 @@ class SameId(Pattern):
         if of_queries is not None and of_keys is not None:
             least_i, most_i = of_queries.within(tile.rows, range(1))
             least_j, most_j = of_keys.within(range(1), tile.columns)
-        elif tile.grid.execution_kind == "device" and tile.grid.waits:
+        elif tile.grid.waits:
             return None
         else:
             least_i, most_i = self._span(tile, "rows", tile.rows, self.queries)

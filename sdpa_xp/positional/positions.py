@@ -10,8 +10,8 @@ from sdpa_xp._checks.arrays import check_floating, check_one_device, check_one_l
 from sdpa_xp._checks.numbers import check_integer
 from sdpa_xp._checks.positions import check_real_numbers
 from sdpa_xp._libraries import (
+    access_of,
     device_of,
-    execution_kind,
     has_override,
     is_number,
     library_of,
@@ -114,7 +114,7 @@ def as_array(function: str, positions: PositionsLike, factory: ArrayFactory) -> 
 
 def are_readable(positions: Array) -> bool:
     """Return whether positions can be read for a check without waiting for a device."""
-    return not has_override(positions) and execution_kind([positions]) not in ("traced", "device")
+    return not has_override(positions) and access_of([positions]).is_writeable
 
 
 def as_positions(function: str, positions: PositionsLike | int) -> PositionsLike:

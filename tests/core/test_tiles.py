@@ -12,6 +12,7 @@ import pytest
 
 from sdpa_xp import attention_weights, scaled_dot_product_attention
 from sdpa_xp._core.scores import Scores
+from sdpa_xp._libraries import READ_ONLY, TRACED, Access
 from sdpa_xp._tiles.plan import ALL_CORES, DEVICE, ONE_CORE, SMALLEST_SIDE, plan_full_rows, plan_tiles
 from sdpa_xp._tiles.score_grid import grid_of
 from sdpa_xp._tiles.tile import Tile
@@ -76,14 +77,18 @@ def test_nothing_is_computed_for_an_empty_result(visited: list[Tile]) -> None:
     assert visited == []
 
 
-def call_of(kind: str, queries: int, keys: int, *leading: int) -> Any:
+OUR_THREADS = Access(is_writeable=True, uses_our_threads=True)
+ITS_THREADS = Access(is_writeable=True)
+
+
+def call_of(access: Access, queries: int, keys: int, *leading: int) -> Any:
     grid = grid_of("test", "mask", (*leading, queries, keys), [], None)
-    return replace(grid, execution_kind=kind)
+    return replace(grid, access=access)
 
 
 @pytest.mark.parametrize("heads", [1, 8, 16, 64, 100_000])
 def test_tile_of_a_device_shrinks_with_the_heads(heads: int) -> None:
-    plan = plan_tiles(call_of("device", 10**6, 10**6, heads), 1, 128)
+    plan = plan_tiles(call_of(READ_ONLY, 10**6, 10**6, heads), 1, 128)
     assert heads * plan.rows * plan.columns <= max(DEVICE.scores, heads * SMALLEST_SIDE**2)
     assert SMALLEST_SIDE <= plan.rows <= DEVICE.rows
     assert SMALLEST_SIDE <= plan.columns <= DEVICE.columns
@@ -91,24 +96,24 @@ def test_tile_of_a_device_shrinks_with_the_heads(heads: int) -> None:
 
 
 def test_tile_of_a_device_shrinks_no_more_than_it_has_to() -> None:
-    plan = plan_tiles(call_of("device", 10**6, 10**6, 1), 1, 128)
+    plan = plan_tiles(call_of(READ_ONLY, 10**6, 10**6, 1), 1, 128)
     assert (plan.rows, plan.columns) == DEVICE[:2]
-    assert plan_tiles(call_of("device", 10**6, 10**6, 100_000), 1, 128).columns == SMALLEST_SIDE
+    assert plan_tiles(call_of(READ_ONLY, 10**6, 10**6, 100_000), 1, 128).columns == SMALLEST_SIDE
 
 
 SHAPES = [(4096, 4096, 8), (1, 4096, 8), (3, 5, 1), (256, 256, 2, 3, 8), (7, 100, 64, 16), (900, 70, 5, 1)]
 
 
-@pytest.mark.parametrize("kind", ["blas_threaded", "threaded"])
+@pytest.mark.parametrize("access", [OUR_THREADS, ITS_THREADS], ids=["ours", "its own"])
 @pytest.mark.parametrize("group", [1, 4])
 @pytest.mark.parametrize(("queries", "keys", "leading"), [(q, k, tuple(rest)) for q, k, *rest in SHAPES])
 def test_tasks_cover_each_row_of_each_head_once(
-    queries: int, keys: int, leading: tuple[int, ...], group: int, kind: str
+    queries: int, keys: int, leading: tuple[int, ...], group: int, access: Access
 ) -> None:
     """And no tile has more scores than it may, or splits the query heads of a key head."""
     leading = (*leading[:-1], leading[-1] * group)
-    plan = plan_tiles(call_of(kind, queries, keys, *leading), group, 128)
-    most = ONE_CORE.scores if kind == "blas_threaded" else ALL_CORES.scores * (os.cpu_count() or 1)
+    plan = plan_tiles(call_of(access, queries, keys, *leading), group, 128)
+    most = ONE_CORE.scores if access.uses_our_threads else ALL_CORES.scores * (os.cpu_count() or 1)
     times = np.zeros((*leading, queries), int)
     for task in plan.tasks():
         ranges = task.leading or tuple(map(range, leading))
@@ -123,7 +128,7 @@ def test_threads_get_a_task_each() -> None:
     """Also where there is one head, or one query a head."""
     cores = os.cpu_count() or 1
     for shape in ((512, 10**5, 1), (1, 10**5, 8 * cores), (256, 256, 8 * cores)):
-        assert len(plan_tiles(call_of("blas_threaded", *shape), 1, 128).tasks()) >= cores
+        assert len(plan_tiles(call_of(OUR_THREADS, *shape), 1, 128).tasks()) >= cores
 
 
 @pytest.mark.slow
@@ -136,6 +141,6 @@ def test_weights_take_as_many_rows_as_their_keys_leave_room_for(visited: list[Ti
 
 
 def test_traced_arrays_get_one_tile() -> None:
-    plan = plan_tiles(call_of("traced", 5000, 7000, 8), 1, 128)
+    plan = plan_tiles(call_of(TRACED, 5000, 7000, 8), 1, 128)
     assert [*plan.row_ranges()] == [range(5000)]
     assert [*plan.column_ranges(range(7000))] == [range(7000)]

@@ -42,11 +42,9 @@ class FormulaGrid:
 
     device = None
     entries = None
-    execution_kind = "traced"
     questions = None
-    waits = False
     is_traced = True
-    is_writeable = False
+    is_writeable = waits = uses_our_threads = False
     xp: ModuleType = xp
 
     def __init__(self, tile: GraphTile) -> None:
