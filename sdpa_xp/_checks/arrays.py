@@ -187,6 +187,16 @@ def check_one_dtype(function: str, arrays: Mapping[str, Array]) -> None:
             raise ArgumentTypeError(function, rule, got, hint)
 
 
+def check_one_kind(function: str, values: Mapping[str, object]) -> tuple[Namespace, dict[str, Array]]:
+    """Check that all values are floating arrays of one library, dtype and device, and return both."""
+    xp, arrays = check_one_library(function, values)
+    for name, array in arrays.items():
+        check_floating(function, name, array)
+    check_one_dtype(function, arrays)
+    check_one_device(function, arrays)
+    return xp, arrays
+
+
 def check_added_dtype(function: str, name: str, array: Array, query: Dtype, accumulation: Dtype) -> None:
     """Check that an array that joins the scores converts exactly: see `joins_scores`."""
     check_floating(function, name, array)

@@ -42,9 +42,9 @@ take it. `to` copies the layer to another library. Derive your own dataclass of 
 to give it these methods.
 """
 
+from sdpa_xp.layers.layer import Layer
 from sdpa_xp.layers.linear import Linear
 from sdpa_xp.layers.multi_head import MultiHeadAttention
-from sdpa_xp.layers.parameters import Layer
 from sdpa_xp.layers.single_head import SingleHeadAttention
 
 __all__ = ["Layer", "Linear", "MultiHeadAttention", "SingleHeadAttention"]

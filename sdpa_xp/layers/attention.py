@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict, TypeVar, Unpack, cast
 
-from sdpa_xp._checks.arrays import check_plain_array
+from sdpa_xp._checks.arrays import check_one_kind, check_plain_array
 from sdpa_xp._checks.keywords import Implementation, check_choice, explains_keywords, refuse_unknown_keywords
-from sdpa_xp._checks.layers import (
-    check_inputs,
-    check_maps,
-    check_one_kind,
-    check_one_per_head,
-    check_with_lengths,
-)
-from sdpa_xp._checks.messages import brief
+from sdpa_xp._checks.messages import brief, shown
+from sdpa_xp._checks.numbers import check_number
 from sdpa_xp._checks.shapes import HLE, LHE
-from sdpa_xp._libraries import accumulation_dtype, dtype_name, is_array, namespace_of, quiet
+from sdpa_xp._libraries import accumulation_dtype, dtype_name, is_array, is_number, namespace_of, quiet
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.layout import swap_heads_and_length
 from sdpa_xp.attention import attention_state, scaled_dot_product_attention
 from sdpa_xp.biases import Bias
 from sdpa_xp.caches.kv import KVCache
 from sdpa_xp.caches.paged import PagedKVCache
-from sdpa_xp.layers.linear import Linear
-from sdpa_xp.layers.parameters import Layer
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+from sdpa_xp.layers.layer import Layer
+from sdpa_xp.layers.linear import Linear, check_inputs, hint_for_widths
 from sdpa_xp.masks import Mask
 from sdpa_xp.states import AttentionState
 from sdpa_xp.weights import attention_weights
@@ -271,7 +267,10 @@ class Attention(Layer):
         """Map each input (..., length, width) to its heads (..., heads, length, width of a head)."""
         name, (query_heads, key_heads) = type(self).__name__, self.head_counts
         check_inputs(name, inputs, {role: getattr(self, role).weight for role in inputs})
-        check_with_lengths(name, inputs)
+        for role, x in inputs.items():
+            if len(x.shape) < 2:
+                rule = f"`{role}` must have at least 2 axes, (..., length, width)"
+                raise ArgumentValueError(name, rule, {f"{role}.shape": x.shape})
         heads: list[AnyArray] = []
         for role, x in inputs.items():
             projected = cast(Array, getattr(self, role)._apply(x))
@@ -303,14 +302,29 @@ class Attention(Layer):
     def _widths(self) -> dict[str, int]:
         """Return the output width of each map."""
         maps: dict[str, Linear] = {name: getattr(self, name) for name in ("query", "key", "value")}
-        check_maps(type(self).__name__, maps, Linear)
+        check_maps(type(self).__name__, maps)
         return {name: linear.widths[1] for name, linear in maps.items()}
 
     def _check_arrays(self, per_head: dict[str, object]) -> None:
         """Check that all arrays are of one kind, and that `per_head` and the temperature fit the heads."""
-        name = type(self).__name__
+        name, count = type(self).__name__, self.head_counts[0]
         check_one_kind(name, self.parameters)
         dtype = accumulation_dtype(namespace_of(self.query.weight), self.query.weight.dtype)
         for role, value in ({"temperature": self.temperature} | per_head).items():
-            if value is not None:
-                check_one_per_head(name, role, value, self.head_counts[0], dtype)
+            if is_array(value) and value.shape not in ((), (count,)):
+                rule = f"`{role}` must be a number, or an array with one number for each head"
+                raise ArgumentValueError(name, rule, {f"{role}.shape": value.shape, "num_heads": count})
+            if value is not None and not is_array(value):
+                check_number(name, role, value, dtype)
+
+
+def check_maps(function: str, values: Mapping[str, object]) -> None:
+    """Check that all values are a `Linear`."""
+    for name, value in values.items():
+        if not isinstance(value, Linear):
+            hint = ""
+            if is_array(value):
+                hint = f"Convert a weight (out, in): Linear({name})."
+            elif any(map(is_number, values.values())):
+                hint = hint_for_widths(function)
+            raise ArgumentTypeError(function, f"`{name}` must be a Linear", {name: shown(value)}, hint)

@@ -7,30 +7,42 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast
 
-from sdpa_xp._checks.keywords import explains_keywords
-from sdpa_xp._checks.layers import (
-    check_inputs,
-    check_linear,
-    check_mapping_entry,
-    check_named_arrays,
-    check_text,
-    check_width,
-)
+from sdpa_xp._checks.arrays import check_one_kind
+from sdpa_xp._checks.keywords import check_flag, explains_keywords
+from sdpa_xp._checks.messages import shown
+from sdpa_xp._checks.numbers import check_integer
+from sdpa_xp._checks.shapes import check_axes
 from sdpa_xp._libraries import (
+    LIBRARIES,
+    Library,
     accumulation_dtype,
+    array_signatures,
     astype_if_needed,
+    device_of,
     dtype_name,
+    has_override,
+    is_number,
     leading_array,
     library_of,
     namespace_of,
     plain,
     quiet,
 )
-from sdpa_xp._libraries.protocols import AnyArray, Array, Rng
-from sdpa_xp.layers.initialization import draw_parameters
-from sdpa_xp.layers.parameters import Layer
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+from sdpa_xp.layers.layer import Layer, check_mapping
+from sdpa_xp.layers.transfer import copy_to, destination_of
 
 A = TypeVar("A", bound=AnyArray)
+MOST_PASSED = 1024
+_PASSED: set[object] = set()
+"""Signatures of inputs that passed `check_inputs`, so that equal calls are checked once."""
+_FROM_WIDTHS = {
+    "Linear": "Linear.init(rng, in_dim, out_dim)",
+    "MultiHeadAttention": "MultiHeadAttention.init(rng, query_dim, num_heads=...)",
+    "SingleHeadAttention": "SingleHeadAttention.init(rng, embedding_dim, attention_dim)",
+}
+"""How to create a layer from widths, for callers who pass them to the constructor."""
 
 
 @explains_keywords
@@ -58,7 +70,17 @@ class Linear(Layer):
     bias: AnyArray | None = None
 
     def __post_init__(self) -> None:
-        arrays = check_linear("Linear", self.weight, self.bias)
+        if is_number(self.weight):
+            rule, got = "`weight` must be an array (out, in)", {"weight": shown(self.weight)}
+            raise ArgumentTypeError("Linear", rule, got, hint_for_widths("Linear"))
+        fields = {"weight": self.weight} | ({} if self.bias is None else {"bias": self.bias})
+        _, arrays = check_one_kind("Linear", fields)
+        shapes = {name: array.shape for name, array in arrays.items()}
+        check_axes("Linear", {"weight": shapes["weight"]}, 2)
+        if self.bias is not None and shapes["bias"] != shapes["weight"][:1]:
+            rule = "`bias` must have a number for each row of `weight` (out)"
+            got = {f"{name}.shape": shape for name, shape in shapes.items()}
+            raise ArgumentValueError("Linear", rule, got)
         for name, array in arrays.items():
             object.__setattr__(self, name, array)
 
@@ -130,9 +152,8 @@ class Linear(Layer):
             ValueError: A width is below 1.
         """
         function = "Linear.init"
-        widths = check_width(function, "in_dim", in_dim), check_width(function, "out_dim", out_dim)
-        parameters = draw_parameters(function, rng, {"": widths}, bias=bias, like=like)
-        return cls(*parameters[""])
+        widths = check_integer(function, "in_dim", in_dim, 1), check_integer(function, "out_dim", out_dim, 1)
+        return cls(*_draw_parameters(function, rng, {"": widths}, bias=bias, like=like)[""])
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, AnyArray], prefix: str = "") -> Self:
@@ -150,15 +171,106 @@ class Linear(Layer):
             ValueError: The weight is missing in the mapping.
         """
         function = "Linear.from_mapping"
-        check_named_arrays(function, "mapping", mapping)
-        check_text(function, "prefix", prefix)
-        weight = check_mapping_entry(function, mapping, f"{prefix}weight")
-        return cls(cast(AnyArray, weight), mapping.get(f"{prefix}bias"))
+        check_prefixed(function, mapping, prefix)
+        name = f"{prefix}weight"
+        if name not in mapping:
+            hint = "`prefix` is what the names begin with, and `names` says what each map is called."
+            got = {"names": ", ".join(sorted(mapping)[:8]) + ", ..." * (len(mapping) > 8) or "none"}
+            raise ArgumentValueError(function, f"`mapping` must have {name!r}", got, hint)
+        return cls(mapping[name], mapping.get(f"{prefix}bias"))
 
 
 def init_linears(
     function: str, rng: Any, widths: Mapping[str, tuple[int, int]], *, bias: bool, like: AnyArray | None
 ) -> dict[str, Linear]:
     """Return a map for each of the widths (in, out), with weights by Xavier's rule."""
-    parameters = draw_parameters(function, rng, widths, bias=bias, like=like)
+    parameters = _draw_parameters(function, rng, widths, bias=bias, like=like)
     return {name: Linear(*arrays) for name, arrays in parameters.items()}
+
+
+def check_inputs(function: str, arrays: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
+    """Check that each input (..., length, width) has the kind and the width of its weight (out, width).
+
+    Inputs that differ only in their numbers from inputs that passed are not checked again. Values of a graph
+    have no kind, because they can be combined with arrays of any library.
+    """
+    kinds = array_signatures(array for name, x in arrays.items() for array in (x, weights[name]))
+    signature = None if kinds is None else (function, *arrays, *kinds)
+    if signature is not None and signature in _PASSED:
+        return
+    if not has_override(*arrays.values()):
+        check_one_kind(function, {**arrays, **{f"{name}.weight": x for name, x in weights.items()}})
+    for name, array in arrays.items():
+        shape, width = array.shape, weights[name].shape[-1]
+        if not shape or shape[-1] != width:
+            rule = f"`{name}` must have the width (axis -1) that the layer takes for `{name}`"
+            raise ArgumentValueError(function, rule, {f"{name}.shape": shape, "width": width})
+    if signature is not None:
+        if len(_PASSED) >= MOST_PASSED:  # no lock: a signature that a thread loses here is checked once more
+            _PASSED.clear()
+        _PASSED.add(signature)
+
+
+def hint_for_widths(function: str) -> str:
+    """Return how to create a layer from widths; "" if `function` is none that has an `init`."""
+    return f"To create it from widths, call {_FROM_WIDTHS[function]}." if function in _FROM_WIDTHS else ""
+
+
+def check_prefixed(function: str, mapping: object, prefix: object) -> None:
+    """Check a mapping of arrays, and the string that the names of a layer's arrays begin with."""
+    check_mapping(function, "mapping", mapping)
+    if not isinstance(prefix, str):
+        raise ArgumentTypeError(function, "`prefix` must be a string", {"prefix": shown(prefix)})
+
+
+def _draw_parameters(
+    function: str, rng: Any, widths: Mapping[str, tuple[int, int]], *, bias: bool, like: AnyArray | None
+) -> dict[str, tuple[Array, Array | None]]:
+    """Return for each of the widths (in, out) a weight by Xavier's rule, and a bias of 0 or None.
+
+    Glorot and Bengio, "Understanding the difficulty of training deep feedforward neural networks", AISTATS
+    2010, equation 16: uniform up to sqrt(6 / (in + out)), so that a map keeps the variance of its inputs in the
+    forward pass and of its gradients in the backward pass.
+
+    All numbers are drawn at once and then split, because a key of JAX must not be used for a second draw.
+    """
+    check_flag(function, "bias", bias)
+    count = sum(in_width * out_width for in_width, out_width in widths.values())
+    with quiet(rng), quiet(like):
+        numbers = _draw_uniform(function, rng, count, like)
+    with quiet(numbers):
+        return _scaled(numbers, widths, bias=bias, dtype=numbers.dtype if like is None else like.dtype)
+
+
+def _scaled(
+    numbers: Array, widths: Mapping[str, tuple[int, int]], *, bias: bool, dtype: Dtype
+) -> dict[str, tuple[Array, Array | None]]:
+    """Return the weights of each map out of numbers from 0 to 1, and its bias."""
+    xp, device, start = namespace_of(numbers), device_of(numbers), 0
+    parameters: dict[str, tuple[Array, Array | None]] = {}
+    for name, (in_width, out_width) in widths.items():
+        bound, stop = math.sqrt(6 / (in_width + out_width)), start + in_width * out_width
+        weight = xp.reshape(numbers[start:stop] * (2 * bound) - bound, (out_width, in_width))
+        zeros = xp.zeros((out_width,), dtype=dtype, device=device) if bias else None
+        parameters[name], start = (astype_if_needed(xp, weight, dtype), zeros), stop
+    return parameters
+
+
+def _draw_uniform(function: str, rng: Any, count: int, like: AnyArray | None) -> Array:
+    """Return float32 from 0 to 1 in the library of `like`, so that all dtypes get the same numbers."""
+    library, example = _library_of_generator(function, rng)
+    numbers = library.uniform(rng, count, library.namespace(example))
+    return numbers if like is None else copy_to(numbers, destination_of(function, like))
+
+
+def _library_of_generator(function: str, rng: Any) -> tuple[Library, Array]:
+    """Return the library that the generator belongs to, and an array of that library."""
+    for library in LIBRARIES:
+        example = library.example()
+        if example is not None and library.is_rng(rng):
+            return library, example
+    rule = (
+        "`rng` must be a numpy.random.Generator, cupy.random.Generator, torch.Generator, or key of JAX or MLX"
+    )
+    hint = f"Pass it first: {function}(numpy.random.default_rng(0), ...)."
+    raise ArgumentTypeError(function, rule, {"rng": shown(rng)}, hint)

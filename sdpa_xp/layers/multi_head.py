@@ -7,21 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar, cast
 
 from sdpa_xp._checks.keywords import explains_keywords
-from sdpa_xp._checks.layers import (
-    check_layer_heads,
-    check_maps,
-    check_multi_head_module,
-    check_named_arrays,
-    check_text,
-    check_whole_heads,
-    check_width,
-)
+from sdpa_xp._checks.messages import shown
 from sdpa_xp._checks.numbers import check_integer
 from sdpa_xp._libraries.protocols import AnyArray, Rng
-from sdpa_xp.layers import torch_names
-from sdpa_xp.layers.attention import Attention
-from sdpa_xp.layers.checkpoint import read_fields
-from sdpa_xp.layers.linear import Linear, init_linears
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+from sdpa_xp.layers.attention import Attention, check_maps
+from sdpa_xp.layers.checkpoint import has_torch_names, read_fields, rename_parameters
+from sdpa_xp.layers.linear import Linear, check_prefixed, init_linears
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -80,11 +72,9 @@ class MultiHeadAttention(Attention):
     def __post_init__(self) -> None:
         widths = self._widths()
         if self.out is not None:
-            check_maps("MultiHeadAttention", {"out": self.out}, Linear)
+            check_maps("MultiHeadAttention", {"out": self.out})
         out_width = None if self.out is None else self.out.widths[0]
-        _, key_heads = check_layer_heads(
-            "MultiHeadAttention", widths, self.num_heads, self.num_kv_heads, out_width
-        )
+        _, key_heads = check_heads("MultiHeadAttention", widths, self.num_heads, self.num_kv_heads, out_width)
         object.__setattr__(self, "num_kv_heads", key_heads)
         self._check_arrays({"scale": self.scale, "sinks": self.sinks})
 
@@ -141,13 +131,17 @@ class MultiHeadAttention(Attention):
         key_heads = heads
         if num_kv_heads is not None:
             key_heads = check_integer(function, "num_kv_heads", num_kv_heads, least=1)
-        query_dim = check_width(function, "query_dim", query_dim)
-        key_dim = query_dim if key_dim is None else check_width(function, "key_dim", key_dim)
-        value_dim = key_dim if value_dim is None else check_width(function, "value_dim", value_dim)
+        query_dim = check_integer(function, "query_dim", query_dim, 1)
+        key_dim = query_dim if key_dim is None else check_integer(function, "key_dim", key_dim, 1)
+        value_dim = key_dim if value_dim is None else check_integer(function, "value_dim", value_dim, 1)
         if head_dim is None:
-            head_dim = check_whole_heads(function, query_dim, heads)
-        head_dim = check_width(function, "head_dim", head_dim)
-        out_dim = query_dim if out_dim is None else check_width(function, "out_dim", out_dim)
+            if query_dim % heads:
+                rule = "`query_dim` must be a multiple of `num_heads`"
+                hint = "`head_dim` sets the width of a head."
+                raise ArgumentValueError(function, rule, {"query_dim": query_dim, "num_heads": heads}, hint)
+            head_dim = query_dim // heads
+        head_dim = check_integer(function, "head_dim", head_dim, 1)
+        out_dim = query_dim if out_dim is None else check_integer(function, "out_dim", out_dim, 1)
         widths = {
             "query": (query_dim, heads * head_dim),
             "key": (key_dim, key_heads * head_dim),
@@ -196,10 +190,9 @@ class MultiHeadAttention(Attention):
             2
         """
         function = "MultiHeadAttention.from_mapping"
-        check_named_arrays(function, "mapping", mapping)
-        check_text(function, "prefix", prefix)
-        if torch_names.has_torch_names(mapping, prefix):
-            mapping, prefix = torch_names.rename_parameters(function, mapping, prefix), ""
+        check_prefixed(function, mapping, prefix)
+        if has_torch_names(mapping, prefix):
+            mapping, prefix = rename_parameters(function, mapping, prefix), ""
         fields = ("query", "key", "value", "out", "scale", "temperature", "sinks")
         values = read_fields(function, mapping, prefix, names, fields)
         return cls(**values, num_heads=num_heads, num_kv_heads=num_kv_heads)
@@ -222,7 +215,10 @@ class MultiHeadAttention(Attention):
             TypeError: `module` is not a torch.nn.MultiheadAttention.
             ValueError: The module has `bias_k` and `bias_v` (add_bias_kv=True).
         """
-        check_multi_head_module("MultiHeadAttention.from_torch", module)
+        names = ("in_proj_bias", "num_heads", "add_zero_attn", "state_dict")
+        if not all(hasattr(module, name) for name in names):
+            rule = "`module` must be a torch.nn.MultiheadAttention"
+            raise ArgumentTypeError("MultiHeadAttention.from_torch", rule, {"module": shown(module)})
         view = cls.from_mapping(module.state_dict(), num_heads=module.num_heads)
         copies: dict[str, Any] = {name: cast(Any, x).clone() for name, x in view.parameters.items()}
         layer = view.with_parameters(copies)
@@ -255,3 +251,49 @@ class MultiHeadAttention(Attention):
         """
         joined = Attention.combine(self, heads)
         return joined if self.out is None else self.out(joined)
+
+
+def check_heads(
+    function: str,
+    widths: Mapping[str, int],
+    num_heads: object,
+    num_kv_heads: object,
+    out_width: int | None,
+) -> tuple[int, int]:
+    """Check that the maps split into heads, and return the number of query heads and of key heads.
+
+    The heads of queries and keys must be equally wide, and there must be as many heads of keys as of values.
+    """
+    count = check_integer(function, "num_heads", num_heads, least=1)
+    key_heads = (
+        count if num_kv_heads is None else check_integer(function, "num_kv_heads", num_kv_heads, least=1)
+    )
+    if count % key_heads:
+        rule = "`num_heads` must be a multiple of `num_kv_heads`"
+        raise ArgumentValueError(function, rule, {"num_heads": count, "num_kv_heads": key_heads})
+    for name, width in widths.items():
+        argument, heads = ("num_heads", count) if name == "query" else ("num_kv_heads", key_heads)
+        if width == 0 or width % heads:
+            rule = f"the output width of `{name}` must be a multiple of `{argument}`"
+            got = {f"output width of {name}": width, argument: heads}
+            raise ArgumentValueError(function, rule, got, _hint_for_groups(widths, count))
+    if widths["query"] // count != widths["key"] // key_heads:
+        rule = "the heads of `query` and `key` must have the same width"
+        got = {"width in query": widths["query"] // count, "width in key": widths["key"] // key_heads}
+        raise ArgumentValueError(function, rule, got, _hint_for_groups(widths, count))
+    joined = widths["value"] // key_heads * count
+    if out_width not in (None, joined):
+        rule = "the input width of `out` must be the width of all `num_heads` heads of `value` together"
+        raise ArgumentValueError(function, rule, {"input width of out": out_width, "width of heads": joined})
+    return count, key_heads
+
+
+def _hint_for_groups(widths: Mapping[str, int], count: int) -> str:
+    """Hint at the number of key heads that fits the widths and `count` query heads; "" if none does."""
+    head = widths["query"] // count
+    key_heads, rest = divmod(widths["key"], head) if head and not widths["query"] % count else (0, 0)
+    if rest or not key_heads or count % key_heads or not widths["value"] or widths["value"] % key_heads:
+        return ""
+    if key_heads == count:
+        return "The heads are not grouped: leave out num_kv_heads."
+    return f"For grouped heads, pass num_kv_heads={key_heads}."

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar, Unpack, cast
 
 from sdpa_xp._checks.keywords import explains_keywords
-from sdpa_xp._checks.layers import check_layer_heads, check_width
+from sdpa_xp._checks.numbers import check_integer
 from sdpa_xp._libraries.protocols import AnyArray, Array, Rng
 from sdpa_xp.layers.attention import Attention, Keywords
 from sdpa_xp.layers.checkpoint import read_fields
 from sdpa_xp.layers.linear import init_linears
+from sdpa_xp.layers.multi_head import check_heads
 from sdpa_xp.masks import Mask
 
 A = TypeVar("A", bound=AnyArray)
@@ -58,7 +59,7 @@ class SingleHeadAttention(Attention):
     """
 
     def __post_init__(self) -> None:
-        check_layer_heads("SingleHeadAttention", self._widths(), 1, 1, None)
+        check_heads("SingleHeadAttention", self._widths(), 1, 1, None)
         self._check_arrays({"scale": self.scale})
 
     @classmethod
@@ -93,10 +94,10 @@ class SingleHeadAttention(Attention):
             ValueError: A width is below 1.
         """
         function = "SingleHeadAttention.init"
-        embedding_dim = check_width(function, "embedding_dim", embedding_dim)
-        attention_dim = check_width(function, "attention_dim", attention_dim)
-        key_dim = embedding_dim if key_dim is None else check_width(function, "key_dim", key_dim)
-        value_dim = key_dim if value_dim is None else check_width(function, "value_dim", value_dim)
+        embedding_dim = check_integer(function, "embedding_dim", embedding_dim, 1)
+        attention_dim = check_integer(function, "attention_dim", attention_dim, 1)
+        key_dim = embedding_dim if key_dim is None else check_integer(function, "key_dim", key_dim, 1)
+        value_dim = key_dim if value_dim is None else check_integer(function, "value_dim", value_dim, 1)
         widths = {"query": embedding_dim, "key": key_dim, "value": value_dim}
         shapes = {name: (width, attention_dim) for name, width in widths.items()}
         maps: dict[str, Any] = init_linears(function, rng, shapes, bias=bias, like=like)

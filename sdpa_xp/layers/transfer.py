@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, cast
 
-from sdpa_xp._checks.layers import check_module_of_arrays
+from sdpa_xp._checks.messages import shown
 from sdpa_xp._libraries import (
     CPU,
     Library,
@@ -22,6 +22,7 @@ from sdpa_xp._libraries import (
     quiet,
 )
 from sdpa_xp._libraries.protocols import Array, Device
+from sdpa_xp.errors import ArgumentTypeError
 
 
 class Destination(NamedTuple):
@@ -36,8 +37,9 @@ class Destination(NamedTuple):
 def destination_of(function: str, like: Any, device: Device = None) -> Destination:
     """Return the destination that `like`, a library or an array, stands for; `device` overrides the array's."""
     is_module = not is_array(like)
-    if is_module:
-        check_module_of_arrays(function, like)
+    if is_module and not callable(getattr(like, "zeros", None)):
+        rule = "`like` must be a library of arrays, or an array of it"
+        raise ArgumentTypeError(function, rule, {"like": shown(like)})
     array: Array = like.zeros((0,)) if is_module else like
     if device is None and not is_module:
         device = device_of(array)

@@ -193,7 +193,7 @@ def test_calls_that_are_alike_are_checked_once(monkeypatch: pytest.MonkeyPatch) 
     layer(x, other)
     checked: list[str] = []
     monkeypatch.setattr(
-        "sdpa_xp._checks.layers.check_one_kind", lambda function, values: checked.append(function)
+        "sdpa_xp.layers.linear.check_one_kind", lambda function, values: checked.append(function)
     )
     layer(x + 1, other * 2)
     assert checked == []

@@ -9,12 +9,12 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from sdpa_xp._checks.keywords import Immutable, explains_keywords
-from sdpa_xp._checks.layers import check_known_names, check_named_arrays
-from sdpa_xp._checks.messages import call_of
+from sdpa_xp._checks.messages import call_of, shown
 from sdpa_xp._display import nested
 from sdpa_xp._libraries import dtype_name, is_array
 from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._libraries.protocols import AnyArray, Array
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.layers.transfer import copy_to, destination_of
 
 if TYPE_CHECKING:
@@ -62,8 +62,12 @@ class Layer(Tree, Immutable):
             TypeError: A value is not an array, or the arrays have several libraries or dtypes.
             ValueError: A name is not in `parameters`, or the shapes do not fit.
         """
-        check_named_arrays(f"{type(self).__name__}.with_parameters", "parameters", parameters)
-        check_known_names(type(self).__name__, parameters, self.parameters)
+        function, known = f"{type(self).__name__}.with_parameters", self.parameters
+        check_mapping(function, "parameters", parameters)
+        for name in parameters:
+            if name not in known:
+                rule = "the parameters must be among " + ", ".join(known)
+                raise ArgumentValueError(function, rule, {"name": repr(name)})
         return self._replace_parameters(parameters, "")
 
     def to(self, like: object, device: object = None) -> Self:
@@ -100,6 +104,12 @@ class Layer(Tree, Immutable):
             name: _replace_in(value, parameters, prefix + name) for name, value in _field_values(self).items()
         }
         return cast(Self, replace(cast(Any, self), **changed))
+
+
+def check_mapping(function: str, name: str, value: object) -> None:
+    """Check that `value` is a mapping, such as `parameters` or a file of safetensors."""
+    if not isinstance(value, Mapping):
+        raise ArgumentTypeError(function, f"`{name}` must be a mapping of names", {name: shown(value)})
 
 
 def _arrays_in(name: str, value: object) -> dict[str, AnyArray]:
