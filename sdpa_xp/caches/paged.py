@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from sdpa_xp._checks.arrays import check_one_library
 from sdpa_xp._checks.caches import (
@@ -169,41 +169,6 @@ class PagedKVCache(PagedAttention[A]):
         left_out = len(sequences) - MOST_SEQUENCES
         more = [["...", f"and {left_out:,} more", *[""] * (len(header) - 2)]] if left_out > 0 else []
         return table(f"PagedKVCache: {facts}", [*sequences[:MOST_SEQUENCES], *more], header)
-
-    @property
-    def layout(self) -> Layout:
-        """The layout of all inputs and outputs."""
-        return self._layout
-
-    @property
-    def key_blocks(self) -> A:
-        """The keys of all blocks in the pool, (P, H, size, E)."""
-        return cast(A, self._key_blocks)
-
-    @property
-    def value_blocks(self) -> A:
-        """The values of all blocks in the pool, (P, H, size, Ev)."""
-        return cast(A, self._value_blocks)
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """The number of tokens of each sequence."""
-        return self._lengths
-
-    @property
-    def block_table(self) -> tuple[tuple[int, ...], ...]:
-        """The blocks of each sequence."""
-        return tuple(map(tuple, self._table))
-
-    @property
-    def positions(self) -> tuple[Sequence[int], ...]:
-        """The positions of the tokens of each sequence."""
-        return self._positions
-
-    @property
-    def block_size(self) -> int:
-        """The number of tokens that fit into a block."""
-        return self._key_blocks.shape[self._token_axis]
 
     def append(
         self,

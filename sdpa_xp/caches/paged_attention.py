@@ -43,7 +43,7 @@ A = TypeVar("A", bound=AnyArray)
 
 @explains_keywords
 class PagedAttention(Tree, Generic[A]):
-    """The part of a PagedKVCache that attends: it places queries and options among the tokens."""
+    """The tokens of a PagedKVCache, and attention over them: it places queries and options among the tokens."""
 
     __slots__ = (
         "_key_blocks",
@@ -63,6 +63,41 @@ class PagedAttention(Tree, Generic[A]):
     _table: list[list[int]]
     _token_axis: int
     _value_blocks: Array
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of all inputs and outputs."""
+        return self._layout
+
+    @property
+    def key_blocks(self) -> A:
+        """The keys of all blocks in the pool, (P, H, size, E)."""
+        return cast(A, self._key_blocks)
+
+    @property
+    def value_blocks(self) -> A:
+        """The values of all blocks in the pool, (P, H, size, Ev)."""
+        return cast(A, self._value_blocks)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The number of tokens of each sequence."""
+        return self._lengths
+
+    @property
+    def block_table(self) -> tuple[tuple[int, ...], ...]:
+        """The blocks of each sequence."""
+        return tuple(map(tuple, self._table))
+
+    @property
+    def positions(self) -> tuple[Sequence[int], ...]:
+        """The positions of the tokens of each sequence."""
+        return self._positions
+
+    @property
+    def block_size(self) -> int:
+        """The number of tokens that fit into a block."""
+        return self._key_blocks.shape[self._token_axis]
 
     def attend(
         self,
