@@ -29,6 +29,9 @@ class ScoreModifier(Tree, Immutable):
     counts: ClassVar[Literal["slots", "distances", "positions"]] = "positions"
     """What it reads of a token: its place in the arrays, its distance from other tokens, or its position. In
     most calls they are the same, but not in a cache from which tokens were dropped."""
+    ignores_heads: ClassVar[bool] = False
+    """Whether it tells heads apart by the axis of an array alone, so that a graph may take them as batch
+    entries."""
     _caches: ClassVar[tuple[str, ...]] = ("_signature",)
     __array_ufunc__: ClassVar[None] = None  # so that in `array & mask` the mask decides, not the array
     _signature: tuple[object] | None = field(init=False, repr=False, compare=False, default=None)

@@ -73,6 +73,11 @@ class Bias(ScoreModifier, ABC):
         alibi(8) + alibi((0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5))
     """
 
+    can_mask: ClassVar[bool] = True
+    """Whether it may be -inf for some pair."""
+    only_adds: ClassVar[bool] = False
+    """Whether what it adds does not depend on the scores."""
+
     @property
     def parts(self) -> tuple[Bias, ...]:
         """The biases that `+` joined to this one."""
@@ -124,6 +129,7 @@ class ArrayBias(Bias):
 
     name = "from_array"
     counts = "slots"
+    ignores_heads = only_adds = True
     array: AnyArray
     argument: str = field(default="bias", repr=False)
     """The name of the array in messages."""

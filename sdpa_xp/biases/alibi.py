@@ -106,6 +106,8 @@ class Alibi(Bias):
 
     name = "alibi"
     counts = "distances"
+    can_mask = False
+    only_adds = True
     slopes: int | Sequence[float] | AnyArray
     offset: IntegersLike | Literal["lower_right"] = 0
 

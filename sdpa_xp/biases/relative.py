@@ -132,6 +132,7 @@ class Relative(Bias):
 
     name = "relative"
     counts = "distances"
+    only_adds = True
     table: AnyArray
     bidirectional: bool = True
     max_distance: int = 128

@@ -69,6 +69,12 @@ class Mask(ScoreModifier, ABC):
         """The masks that an operator joined to this one."""
         return ()
 
+    @property
+    def hides_whole_keys(self) -> bool:
+        """Whether it hides a key from all queries and heads of a batch entry or from none, so that a graph may
+        leave the key out."""
+        return False
+
     def _repr_html_(self) -> str | None:
         """Return the picture that a notebook shows."""
         from sdpa_xp._display import sampled_mask  # only notebooks need it
@@ -182,9 +188,14 @@ class ArrayMask(Mask):
 
     name = "from_array"
     counts = "slots"
+    ignores_heads = True
     boolean: AnyArray
     argument: str = field(default="attn_mask", repr=False)
     """The name of the array in messages."""
+
+    @property
+    def hides_whole_keys(self) -> bool:
+        return all(length == 1 for length in cast(Array, self.boolean).shape[-3:-1])
 
     def bind(self, grid: ScoreGrid) -> Pattern:
         array = cast(Array, self.boolean)

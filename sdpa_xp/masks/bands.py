@@ -103,6 +103,7 @@ class Causal(Mask):
 
     name = "causal"
     counts = "distances"
+    ignores_heads = True
     offset: IntegersLike | Literal["lower_right"] = 0
 
     def bind(self, grid: ScoreGrid) -> Pattern:
@@ -115,6 +116,7 @@ class SlidingWindow(Mask):
 
     name = "sliding_window"
     counts = "distances"
+    ignores_heads = True
     left: int | None
     right: int | None
     offset: IntegersLike | Literal["lower_right"] = 0

@@ -100,6 +100,10 @@ class Padding(Mask):
     names: tuple[str, str] = field(default=("attn_mask.key_lengths", "attn_mask.query_lengths"), repr=False)
     """The names of the lengths in messages."""
 
+    @property
+    def hides_whole_keys(self) -> bool:
+        return self.query_lengths is None and self.key_lengths is not None
+
     def bind(self, grid: ScoreGrid) -> Pattern:
         patterns: list[Pattern] = []
         if self.key_lengths is not None:
@@ -115,6 +119,10 @@ class Prefix(Mask):
 
     name = "prefix"
     length: IntegersLike
+
+    @property
+    def hides_whole_keys(self) -> bool:
+        return True
 
     def bind(self, grid: ScoreGrid) -> Pattern:
         return KeysBefore(grid.check_integers("attn_mask.length", self.length, least=0))

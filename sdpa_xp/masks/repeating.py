@@ -89,6 +89,7 @@ class Chunked(Mask, Pattern):
     """Made by `chunked`. It has nothing to bind, so it is its own pattern."""
 
     name = "chunked"
+    ignores_heads = True
     size: int
 
     def bind(self, _grid: ScoreGrid) -> Pattern:
@@ -122,6 +123,7 @@ class Dilated(Mask, Pattern):
 
     name = "dilated"
     counts = "distances"
+    ignores_heads = True
     step: int
 
     def bind(self, _grid: ScoreGrid) -> Pattern:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import cast
 
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
@@ -46,8 +46,7 @@ def is_lower_triangle(call: ExportCall) -> bool:
 
 def may_mask(bias: Bias) -> bool:
     """Return whether a bias may be -inf for some pair."""
-    kind = kind_of(bias)
-    return kind != "alibi" and not (kind == "at_positions" and not may_mask(bias.parts[0]))
+    return any(map(may_mask, bias.parts)) if bias.parts else bias.can_mask
 
 
 def only_causal(call: ExportCall) -> bool:
@@ -58,16 +57,6 @@ def only_causal(call: ExportCall) -> bool:
 def is_only_causal(masks: Sequence[Mask], biases: Iterable[Bias]) -> bool:
     """Return whether these mask with the diagonal, and with nothing else."""
     return bool(masks) and all(map(is_causal, masks)) and not any(map(may_mask, biases))
-
-
-def hides_whole_keys(mask: Mask) -> bool:
-    """Return whether the mask hides a key from all queries and heads of a batch entry, or from none of them."""
-    kind = kind_of(mask)
-    if kind == "padding":
-        return mask.arguments["query_lengths"] is None and mask.arguments["key_lengths"] is not None
-    if kind == "from_array":
-        return all(length == 1 for length in cast(Any, mask.arguments["boolean"]).shape[-3:-1])
-    return kind == "prefix"
 
 
 def unmasked(call: ExportCall) -> bool:

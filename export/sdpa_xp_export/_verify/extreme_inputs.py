@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.operands import kind_of
 from sdpa_xp_export._verify.pair_terms import Arrays, numbers
 from sdpa_xp_export._verify.reference_inputs import heads_first
 
@@ -29,14 +28,13 @@ LEAST = {"bfloat16": -(2.0**128 - 2.0**120)} | {
     name: float(np.finfo(name).min) for name in ("float16", "float32", "float64")
 }
 """The most negative number of each dtype."""
-SUMS = ("from_array", "alibi", "relative")
-"""Biases that add a term. A function may turn a large score into inf."""
 
 
 def extremes(call: ExportCall) -> Iterator[Extreme]:
     """Yield the extreme inputs that a call can have."""
     overflows = call.query.dtype == "float16" and "scores" in call.outputs  # as they are returned
-    if not overflows and all(kind_of(bias) in SUMS for bias in call.biases):
+    # Any other bias, such as a function, may turn a high score into inf.
+    if not overflows and all(bias.only_adds for bias in call.biases):
         yield from ("one high score", "low scores")
     if any(_floating_biases(call)):
         yield "least biases"

@@ -8,7 +8,7 @@ from functools import cached_property
 from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._call.arguments import OUTPUTS
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.mask_analysis import hides_whole_keys, is_only_causal
+from sdpa_xp_export._call.mask_analysis import is_only_causal
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.forms.inputs import FormInputs, finished_outputs, read_inputs
@@ -119,7 +119,7 @@ class _QueryBlock(GraphTile):
         first = counting.larger(self.start, 0)
         masks = whole.masks
         if key_mask is not None:
-            masks = tuple(mask for mask in masks if not hides_whole_keys(mask))
+            masks = tuple(mask for mask in masks if not mask.hides_whole_keys)
             self.key_mask = KeyMask(graph.here(key_mask.allowed), graph.here(key_mask.added))
         rows_of_tile, columns = TileRange("queries", "rows", first, stop), TileRange("keys", kept)
         super().__init__(whole.lengths, graph, rows_of_tile, columns, masks)

@@ -17,7 +17,7 @@ from sdpa_xp_export._array_api import ops
 from sdpa_xp_export._array_api.dispatch import is_array
 from sdpa_xp_export._call.arguments import warn_of_zeros_and_ones
 from sdpa_xp_export._call.call import OPTIONS, ExportCall, checked_call
-from sdpa_xp_export._call.operands import kind_of, with_operands
+from sdpa_xp_export._call.operands import with_operands
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.traced_graph import TracedGraph
 from sdpa_xp_export._runtime.releases import Runtime
@@ -155,9 +155,7 @@ def _is_one_head_each(inputs: Mapping[str, GraphValue], rules: Mapping[str, obje
 def _ignores_heads(argument: object) -> bool:
     if not isinstance(argument, Mask | Bias):
         return True
-    if argument.parts:
-        return all(map(_ignores_heads, argument.parts))
-    return kind_of(argument) in ("causal", "sliding_window", "chunked", "dilated", "from_array")
+    return all(map(_ignores_heads, argument.parts)) if argument.parts else argument.ignores_heads
 
 
 def _with_head(value: GraphValue) -> GraphValue:

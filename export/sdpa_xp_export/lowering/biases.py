@@ -68,8 +68,7 @@ def _for_all_pairs(result: GraphValue, scores: GraphValue) -> GraphValue:
 
 def is_additive(bias: Bias) -> bool:
     """Return whether the bias is known to add a term that does not depend on the scores."""
-    kind = kind_of(bias)
-    return kind in _LOWERED or (kind == "at_positions" and is_additive(bias.parts[0]))
+    return all(map(is_additive, bias.parts)) if bias.parts else bias.only_adds
 
 
 def _from_array(tile: GraphTile, array: Any) -> GraphValue:

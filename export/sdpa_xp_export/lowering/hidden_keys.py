@@ -6,7 +6,7 @@ import math
 
 from sdpa_xp_export._array_api import namespace as xp
 from sdpa_xp_export._array_api import ops
-from sdpa_xp_export._call.mask_analysis import hides_whole_keys, may_mask
+from sdpa_xp_export._call.mask_analysis import may_mask
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export.lowering.graph_lengths import GraphLengths
 from sdpa_xp_export.lowering.key_range import key_range
@@ -25,7 +25,7 @@ def hide_keys(
     """
     call, graph = lengths.call, lengths.graph
     queries, columns = TileRange("queries", call.sizes.queries), TileRange("keys", key.dims[-2])
-    masks = tuple(mask for mask in call.masks if hides_whole_keys(mask))
+    masks = tuple(mask for mask in call.masks if mask.hides_whole_keys)
     if not masks or call.cached or any(map(may_mask, call.biases)):
         return key, value, columns, None
     last_query = ops.unsqueeze(lengths.queries, 0) - 1
