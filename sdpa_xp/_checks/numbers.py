@@ -345,6 +345,14 @@ def check_integer_list(
     ]
 
 
+def check_some_integers(function: str, name: str, value: object, least: int = 1) -> list[int]:
+    """Check one integer or more, each at least `least`, and return them."""
+    integers = check_integer_list(function, name, value, least)
+    if not integers:
+        raise ArgumentValueError(function, f"`{name}` must hold at least one integer", {name: value})
+    return integers
+
+
 def check_integers_or_rows(function: str, name: str, value: object) -> list[Any]:
     """Check integers, or rows of them, and return them as lists."""
     items = _to_list(function, name, value)

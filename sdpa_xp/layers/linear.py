@@ -79,8 +79,7 @@ class Linear(Layer):
         check_axes("Linear", {"weight": shapes["weight"]}, 2)
         if self.bias is not None and shapes["bias"] != shapes["weight"][:1]:
             rule = "`bias` must have a number for each row of `weight` (out)"
-            got = {f"{name}.shape": shape for name, shape in shapes.items()}
-            raise ArgumentValueError("Linear", rule, got)
+            raise ArgumentValueError("Linear", rule, {f"{name}.shape": x.shape for name, x in arrays.items()})
         for name, array in arrays.items():
             object.__setattr__(self, name, array)
 

@@ -12,9 +12,7 @@ on the background of its theme. With `transparent=True` the background is transp
 colours differ in lightness, so you can tell them apart in print and without colour vision.
 """
 
-from sdpa_xp.plot.attention_map import attention
-from sdpa_xp.plot.mask_map import mask
-from sdpa_xp.plot.memory_curve import memory
-from sdpa_xp.plot.saturation_curve import saturation
+from sdpa_xp.plot.curves import memory, saturation
+from sdpa_xp.plot.maps import attention, mask
 
 __all__ = ["attention", "mask", "memory", "saturation"]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
 from sdpa_xp._checks.keywords import check_choice
+from sdpa_xp._checks.messages import install_hint
+from sdpa_xp.errors import Message
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,6 +91,15 @@ class Grid(NamedTuple):
         self.figure.set_size_inches(max(width, least_width), height)
         for axes, aspect in zip(self.panels, aspects, strict=True):
             axes.set_aspect(aspect)
+
+
+def require_matplotlib(function: str) -> None:
+    """Raise an error that says how to install matplotlib, if it is not installed."""
+    try:
+        import_module("matplotlib.figure")
+    except ImportError as error:
+        rule, hint = "matplotlib must be installed", install_hint("plot")
+        raise ModuleNotFoundError(Message(function, rule, {"error": error}, hint), name="matplotlib") from None
 
 
 def labels(name: str, tokens: Sequence[str] | None, count: int) -> Labels:

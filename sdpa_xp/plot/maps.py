@@ -1,0 +1,279 @@
+"""Maps of weights and of masks: rows are queries, columns are keys."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sdpa_xp._checks.arrays import check_boolean, check_floating, check_plain_array
+from sdpa_xp._checks.messages import shown
+from sdpa_xp._checks.numbers import check_integer, check_some_integers
+from sdpa_xp._checks.shapes import check_broadcasts
+from sdpa_xp._libraries import is_number, is_traced, library_of, namespace_of
+from sdpa_xp._libraries.protocols import AnyArray, Array, Shape
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+from sdpa_xp.masks import Mask
+from sdpa_xp.masks.custom import as_boolean
+from sdpa_xp.plot.panels import LETTER, ThemeName, grid, labels, paint, require_matplotlib, theme_of
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from matplotlib.path import Path
+
+BAR = 0.18
+"""The width of the colour bar in inches."""
+LETTERS = 48
+"""The longest line of the title of a mask."""
+
+
+def attention(
+    weights: AnyArray,
+    *,
+    query_tokens: Sequence[str] | None = None,
+    key_tokens: Sequence[str] | None = None,
+    mask: Mask | AnyArray | None = None,
+    heads: int | Sequence[int] | None = None,
+    theme: ThemeName = "light",
+) -> Figure:
+    """Draw attention weights: rows are queries, columns are keys, and each head has a panel.
+
+    All panels share one scale of colours.
+
+    Shapes:
+        `Hq` query heads, `L` queries, `S` keys.
+
+    Args:
+        weights: (L, S) or (Hq, L, S), as `attention_weights` returns them; any library, any floating dtype.
+        query_tokens: A name for each of the L queries. Without names, the axis has numbers.
+        key_tokens: A name for each of the S keys. If the names need too much room, some are left out. A name of
+            more than 24 letters is cut.
+        mask: A mask, or a boolean array that broadcasts to the weights; True = may attend. Masked pairs are
+            hatched.
+        heads: The heads to draw, one number or several, counted from 0. Default: all.
+        theme: "light" or "dark", for the page that shows the figure.
+
+    Returns:
+        A Matplotlib figure.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+        TypeError: The weights are not a floating array, or are inside a jit; the mask is not boolean; or a
+            token is not a string.
+        ValueError: The weights have another shape, are empty or are below 0; or tokens, mask or heads do not
+            fit the weights.
+
+    Examples:
+        >>> import numpy as np
+        >>> from sdpa_xp import attention_weights, masks, plot
+        >>> x, words = np.eye(3), ["one", "minute", "."]
+        >>> weights = attention_weights(x, x, is_causal=True)
+        >>> figure = plot.attention(
+        ...     weights, query_tokens=words, key_tokens=words, mask=masks.causal()
+        ... )
+        >>> [label.get_text() for label in figure.axes[0].get_xticklabels()]
+        ['one', 'minute', '.']
+
+    References:
+        Vaswani et al., "Attention is all you need", arXiv 1706.03762, figures 3 to 5.
+    """
+    require_matplotlib("plot.attention")
+    from matplotlib.colors import LinearSegmentedColormap
+
+    colours = theme_of("plot.attention", theme)
+    numbers = _check_weights(weights)
+    shape = weights.shape
+    queries, keys = shape[-2:]
+    query_tokens = _check_tokens("query_tokens", query_tokens, queries, "L")
+    key_tokens = _check_tokens("key_tokens", key_tokens, keys, "S")
+    heads_to_draw = _check_heads(heads, len(numbers))
+    allowed = None if mask is None else _allowed_pairs(mask, shape)
+
+    axis_labels = labels("query", query_tokens, queries), labels("key", key_tokens, keys)
+    figure, panels, inches, _ = grid(len(heads_to_draw), *axis_labels, colours)
+    finite = [w for head in heads_to_draw for row in numbers[head] for w in row if math.isfinite(w)]
+    ramp = LinearSegmentedColormap.from_list("weights", colours.ramp)
+    for axes, head in zip(panels, heads_to_draw, strict=True):
+        aspect = axes.get_aspect()
+        image = axes.imshow(numbers[head], cmap=ramp, vmin=0, vmax=max(finite, default=0) or 1, aspect=aspect)
+        if len(shape) == 3:
+            axes.set_title(f"head {head}")
+        if allowed is not None:
+            _hatch(axes, allowed[head], colours.ink)
+    label = "weight" if mask is None else "weight\n(hatched: masked)"
+    width, height = inches
+    bar = figure.colorbar(image, ax=panels, label=label, fraction=BAR / width, aspect=height / BAR)
+    paint(bar.ax, colours)
+    bar.outline.set_edgecolor(colours.ink)
+    return figure
+
+
+def mask(mask: Mask, shape: tuple[int, ...], *, like: Any = None, theme: ThemeName = "light") -> Figure:
+    """Draw which pairs may attend: rows are queries, columns are keys, and filled cells may attend.
+
+    Cells have the same size in all small masks, whatever their shape, so you can show them side by side.
+
+    Shapes:
+        `Hq` query heads, `L` queries, `S` keys, `...` batch.
+
+    Args:
+        mask: A mask.
+        shape: (L, S), or (..., Hq, L, S), with one panel for each batch entry and head.
+        like: An array with the library and the device to compute the mask with, as for `masks.to_array`.
+        theme: "light" or "dark", for the page that shows the figure.
+
+    Returns:
+        A Matplotlib figure.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is not installed.
+        TypeError: As for `masks.to_array`.
+        ValueError: As for `masks.to_array`; or the shape has an axis of length 0.
+
+    Examples:
+        >>> from sdpa_xp import masks, plot
+        >>> figure = plot.mask(masks.causal() & masks.sliding_window(3, 0), (8, 8))
+        >>> figure.axes[0].get_xlabel()
+        'key'
+
+    References:
+        Dong et al., "Flex Attention", arXiv 2412.05496, figure 2.
+    """
+    require_matplotlib("plot.mask")
+    from matplotlib.colors import ListedColormap
+
+    colours = theme_of("plot.mask", theme)
+    allowed = as_boolean("plot.mask", mask, shape, like=like)
+    _check_not_empty("plot.mask", "shape", shape)
+    leading, (queries, keys) = shape[:-2], shape[-2:]
+    title = "" if leading else textwrap.fill(str(mask), LETTERS)
+    least_width = 1.3 + 1.2 * LETTER * max(map(len, title.splitlines()), default=0)
+    axis_labels = labels("query", None, queries), labels("key", None, keys)
+    drawing = grid(math.prod(leading), *axis_labels, colours, least_side=0)
+    shades = ListedColormap([colours.empty, colours.full])
+    for number, axes in enumerate(drawing.panels):
+        index = _unravel_index(number, leading)
+        pairs = _check_readable("plot.mask", "mask", allowed[(*index, ...)])
+        axes.imshow(pairs, cmap=shades, vmin=0, vmax=1, aspect=axes.get_aspect())
+        axes.set_title(_panel_title(index) if index else title)
+    drawing.fit(least_width=least_width)
+    return drawing.figure
+
+
+def _check_weights(value: object) -> list[list[list[float]]]:
+    """Check weights (L, S) or (Hq, L, S), none below 0, and return them as lists for each head."""
+    array = check_plain_array("plot.attention", "weights", value)
+    check_floating("plot.attention", "weights", array)
+    if array.ndim not in (2, 3):
+        rule = "`weights` must be (L, S) or (Hq, L, S)"
+        hint = "One entry of a batch is weights[0, ...]." if array.ndim > 3 else ""
+        raise ArgumentValueError("plot.attention", rule, {"weights.shape": array.shape}, hint)
+    _check_not_empty("plot.attention", "weights.shape", array.shape)
+    numbers: Any = _check_readable("plot.attention", "weights", array)
+    heads = numbers if array.ndim == 3 else [numbers]
+    if any(weight < 0 for rows in heads for row in rows for weight in row):
+        least = min(weight for rows in heads for row in rows for weight in row)
+        hint = "Compute them with `attention_weights`; scores are not weights."
+        raise ArgumentValueError(
+            "plot.attention", "`weights` must not be below 0", {"smallest weight": least}, hint
+        )
+    return [[[float(weight) for weight in row] for row in rows] for rows in heads]
+
+
+def _check_tokens(name: str, value: object, count: int, letter: str) -> Sequence[str] | None:
+    """Check a name for each query or key, or None, and return it."""
+    if value is None:
+        return None
+    if isinstance(value, str) or not isinstance(value, Sequence) or any(type(x) is not str for x in value):
+        raise ArgumentTypeError("plot.attention", f"`{name}` must be a list of strings", {name: repr(value)})
+    if len(value) != count:
+        rule = f"`{name}` must have one string for each entry of its axis of `weights` ({letter})"
+        raise ArgumentValueError("plot.attention", rule, {f"len({name})": len(value), letter: count})
+    return value
+
+
+def _check_heads(value: object, count: int) -> list[int]:
+    """Check the numbers of heads, and return them in a list; None is all heads."""
+    if value is None:
+        return [*range(count)]
+    if is_number(value):
+        chosen = [check_integer("plot.attention", "heads", value, least=0)]
+    else:
+        chosen = check_some_integers("plot.attention", "heads", value, least=0)
+    if max(chosen) >= count:
+        rule = "`heads` must be below Hq, the number of heads of `weights`"
+        raise ArgumentValueError("plot.attention", rule, {"heads": value, "Hq": count})
+    return chosen
+
+
+def _check_not_empty(function: str, name: str, shape: Shape) -> None:
+    """Check that there is something to draw."""
+    if 0 in shape:
+        raise ArgumentValueError(function, f"`{name}` must have no axis of length 0", {name: shape})
+
+
+def _check_readable(function: str, name: str, array: Array) -> Any:
+    """Check that the numbers of an array can be read, and return them in nested lists."""
+    if is_traced(array) and library_of(array).chunks is None:
+        rule = f"`{name}` must have numbers that can be read now, so not inside a jit"
+        raise ArgumentTypeError(function, rule, {name: shown(array)})
+    return library_of(array).to_list(array)
+
+
+def _allowed_pairs(mask: Mask | AnyArray, shape: Shape) -> list[list[list[bool]]]:
+    """Return which pairs may attend, for each head."""
+    if isinstance(mask, Mask):
+        array = as_boolean("plot.attention", mask, shape)
+    else:
+        array = check_plain_array("plot.attention", "mask", mask)
+        check_boolean("plot.attention", "mask", array)
+        letters = "(Hq, L, S)" if len(shape) == 3 else "(L, S)"
+        check_broadcasts("plot.attention", "mask", array.shape, shape, letters)
+        array = namespace_of(array).broadcast_to(array, shape)
+    pairs: Any = _check_readable("plot.attention", "mask", array)
+    return pairs if len(shape) == 3 else [pairs]
+
+
+def _hatch(axes: Any, allowed: Sequence[Sequence[bool]], ink: str) -> None:
+    """Hatch the masked pairs: neighbours in a row as one rectangle, and all rectangles as one path."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    masked = [_rectangle(row, run) for row, pairs in enumerate(allowed) for run in _masked_runs(pairs)]
+    if masked:
+        path = Path.make_compound_path(*masked)
+        axes.add_patch(PathPatch(path, fill=False, hatch="////", edgecolor=ink, linewidth=0, alpha=0.4))
+
+
+def _masked_runs(allowed: Sequence[bool]) -> Iterator[range]:
+    """Yield the ranges of neighbouring keys that are masked."""
+    for attended, group in itertools.groupby(range(len(allowed)), allowed.__getitem__):
+        if not attended:
+            run = [*group]
+            yield range(run[0], run[-1] + 1)
+
+
+def _rectangle(row: int, keys: range) -> Path:
+    from matplotlib.path import Path
+
+    left, right, top, bottom = keys.start - 0.5, keys.stop - 0.5, row - 0.5, row + 0.5
+    return Path([(left, top), (right, top), (right, bottom), (left, bottom), (left, top)], closed=True)
+
+
+def _panel_title(index: tuple[int, ...]) -> str:
+    """Return which batch entry and head a panel shows, as "batch 1, head 0"."""
+    *entry, head = index
+    if not entry:
+        return f"head {head}"
+    return f"batch {', '.join(map(str, entry))}, head {head}"
+
+
+def _unravel_index(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the index of element `number` of an array of that shape."""
+    index: list[int] = []
+    for length in reversed(shape):
+        number, last = divmod(number, length)
+        index.insert(0, last)
+    return tuple(index)
