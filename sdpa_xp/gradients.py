@@ -176,7 +176,7 @@ def _try_functions(scores: Scores) -> None:
     tile = scores.tile(range(min(PROBE_SIDE, grid.queries)), range(min(PROBE_SIDE, grid.keys)))
     distance = grid.xp.astype(tile.key_index - tile.query_index, grid.dtype)
     probe = grid.xp.broadcast_to(distance * 0.75 + 0.5, tile.shape)
-    for bias in scores.biases:
+    for bias in scores.options.biases:
         if bias.is_of_caller:
             bias.gradient(tile, probe, probe)
 

@@ -20,6 +20,7 @@ from sdpa_xp._call.ragged import (
 )
 from sdpa_xp._core.key_value_source import ArraySource, PagedSource
 from sdpa_xp._core.pool_order import attend_in_pool_order
+from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.padding import equal_lengths
 from sdpa_xp._tiles.plan import Plan, plan_pages
@@ -130,7 +131,7 @@ def _attend_in_pool_order(paged: PagedCall) -> tuple[Array, Array] | None:
     query = call.arrays["query"]
     if paged.starts is not None:
         query = stack_sequences(query, paged.starts, entries)
-    scores = call.scores_with(grid, query, ArraySource(blocks[0]), call.bind(grid))
+    scores = Scores(grid, query, ArraySource(blocks[0]), call.bind(grid))
     state = attend_in_pool_order(scores, *blocks, plan)
     if state is None:
         return None

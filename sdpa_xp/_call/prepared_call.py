@@ -12,30 +12,19 @@ from sdpa_xp._call.missing_functions import MissingFunctions
 from sdpa_xp._call.rng_rollback import RngRollback
 from sdpa_xp._checks.shapes import ONE_A_ROW, Sizes, check_broadcasts
 from sdpa_xp._core.dropout import Dropout
-from sdpa_xp._core.key_value_source import ArraySource, KeyValueSource
+from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._core.nonfinite import finite_sums
-from sdpa_xp._core.scores import Scores
+from sdpa_xp._core.scores import BoundOptions, Scores
 from sdpa_xp._libraries import astype_if_needed, is_array, is_unknown, library_of
 from sdpa_xp._libraries.protocols import Array, Dtype
 from sdpa_xp._tiles.layout import swap_heads_and_length
 from sdpa_xp._tiles.plan import Plan, plan_tiles
 from sdpa_xp._tiles.questions import Questions
 from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp.biases.algebra import Bias, Term
-from sdpa_xp.masks.algebra import AllOf, Mask, Pattern
+from sdpa_xp.biases.algebra import Bias
+from sdpa_xp.masks.algebra import AllOf, Mask
 
 T = TypeVar("T")
-
-
-class BoundOptions(NamedTuple):
-    """The options that join the scores, checked against a grid and converted to its library."""
-
-    mask: Pattern
-    biases: tuple[Term, ...]
-    scale: float | Array
-    sinks: Array | None
-    finite_inputs: frozenset[str] | None = None
-    """The names of the inputs without NaN and inf; None if they have not been searched."""
 
 
 class PreparedCall(NamedTuple):
@@ -106,7 +95,7 @@ class PreparedCall(NamedTuple):
         # Only arrays are asked about. Calls with arrays in their options are not kept, and nor are the answers.
         if not questions.arrays:
             return bound
-        scores = self.scores_with(grid, self.arrays["query"], ArraySource(self.arrays["key"]), bound)
+        scores = Scores(grid, self.arrays["query"], ArraySource(self.arrays["key"]), bound)
         finite_inputs = self._search_inputs(questions, scores)
         return self.bind(grid)._replace(finite_inputs=finite_inputs)
 
@@ -116,7 +105,7 @@ class PreparedCall(NamedTuple):
         The query counts as scaled: a finite number times the scale may be inf.
         """
         arrays = self.arrays
-        if not isinstance(scores.scale, float) or abs(scores.scale) > 1.0:
+        if not isinstance(scores.options.scale, float) or abs(scores.options.scale) > 1.0:
             arrays = {**arrays, "query": scores.scaled_query(range(self.grid.queries))}
         questions.ask(lambda: finite_sums(self.grid, arrays.values()))
         *_, flags = questions.read(self.grid.library, self.grid.xp)
@@ -130,18 +119,21 @@ class PreparedCall(NamedTuple):
     def scores(self) -> Scores:
         """Return the scores of the whole call. With dropout this draws from `rng`."""
         scores, dropout = self.scores_without_dropout(), self.draw_dropout()
-        return scores if dropout is None else scores._replace(dropout=dropout)
+        if dropout is None:
+            return scores
+        return scores._replace(options=scores.options._replace(dropout=dropout))
 
     def search_inputs(self, scores: Scores) -> Scores:
         """Return the scores with `finite_inputs`, for which a device is waited for; on the CPU, as they are."""
-        if not self.grid.waits or scores.finite_inputs is not None or not scores.may_mask:
+        if not self.grid.waits or scores.options.finite_inputs is not None or not scores.options.may_mask:
             return scores
-        return scores._replace(finite_inputs=self._search_inputs(Questions(), scores))
+        finite_inputs = self._search_inputs(Questions(), scores)
+        return scores._replace(options=scores.options._replace(finite_inputs=finite_inputs))
 
     def scores_without_dropout(self) -> Scores:
         """Return the scores of the whole call, without drawing from `rng`."""
-        bound, key = self.bound_options(), ArraySource(self.arrays["key"])
-        return self.scores_with(self.grid, self.arrays["query"], key, bound, self.derived)
+        key = ArraySource(self.arrays["key"])
+        return Scores(self.grid, self.arrays["query"], key, self.bound_options(), answers=self.derived)
 
     def result(self, output: Array) -> Any:
         """Return an output (..., Hq, L, Ev) in the caller's dtype and layout; for 2-D inputs without heads."""
@@ -167,6 +159,7 @@ class PreparedCall(NamedTuple):
             mask=patterns[0] if len(patterns) == 1 else AllOf(patterns),
             biases=tuple([term for bias in self.biases for term in bias.bind(grid)]),
             scale=self._bind_scale(grid),
+            softcap=self.softcap,
             sinks=self._bind_sinks(grid),
         )
 
@@ -183,20 +176,6 @@ class PreparedCall(NamedTuple):
         if self.sinks is None:
             return None
         return grid.xp.astype(grid.check_heads_shape("sinks", self.sinks), grid.dtype, copy=False)
-
-    def scores_with(
-        self,
-        grid: ScoreGrid,
-        query: Array,
-        key: KeyValueSource,
-        bound: BoundOptions,
-        answers: dict[str, Any] | None = None,
-    ) -> Scores:
-        """Return the scores of some arrays, without dropout."""
-        mask, biases, scale, sinks, finite = bound
-        return Scores(
-            grid, query, key, mask, biases, scale, self.softcap, sinks, answers=answers, finite_inputs=finite
-        )
 
     def draw_dropout(self) -> Dropout | None:
         """Return the dropout of the call, or None; draws the seed from `rng`."""

@@ -8,14 +8,14 @@ from contextlib import nullcontext
 from itertools import chain
 from typing import NamedTuple, TypeAlias, cast
 
-from sdpa_xp._call.prepared_call import BoundOptions, PreparedCall
+from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks.shapes import LHE
 from sdpa_xp._core import streaming, threads
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.key_value_source import ArraySource, KeyValueSource
 from sdpa_xp._core.nonfinite import are_finite
 from sdpa_xp._core.one_tile import one_tile
-from sdpa_xp._core.scores import Scores
+from sdpa_xp._core.scores import BoundOptions, Scores
 from sdpa_xp._core.tile_buffers import Buffer, CallBuffers, call_buffers
 from sdpa_xp._libraries import namespace_of, quiet
 from sdpa_xp._libraries.protocols import Array
@@ -40,7 +40,7 @@ class Group(NamedTuple):
 
     entries: Entries
     grid: ScoreGrid
-    bound: BoundOptions
+    options: BoundOptions
     plan: Plan
     tables: DeviceTables | None = None
     """What is known on the device, if the call is computed there."""
@@ -114,10 +114,10 @@ def attend_groups(
         state = None if attend_otherwise is None else attend_otherwise(group, arrays, dropout)
         if state is None:
             with quiet(arrays.query):  # here too: a library may keep this setting for each thread
-                scores = call.scores_with(group.grid, arrays.query, arrays.key, group.bound)
+                options = group.options._replace(dropout=dropout)
                 if is_guarded:
-                    scores = scores._replace(finite_inputs=frozenset())
-                scores = scores._replace(dropout=dropout)
+                    options = options._replace(finite_inputs=frozenset())
+                scores = Scores(group.grid, arrays.query, arrays.key, options)
                 state = _attend_group(call, group, scores, arrays, out, buffers, checksums, with_lse=with_lse)
         output, lse = state
         if packed is None:

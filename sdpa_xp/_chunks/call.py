@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from sdpa_xp._call.prepared_call import BoundOptions, PreparedCall
+from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._chunks.cutting import (
     KEY_AXES,
     QUERY_AXES,
@@ -22,7 +22,7 @@ from sdpa_xp._chunks.slots import take_arrays
 from sdpa_xp._chunks.tasks import ChunkedCall
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.key_value_source import ArraySource
-from sdpa_xp._core.scores import Scores
+from sdpa_xp._core.scores import BoundOptions, Scores
 from sdpa_xp._libraries import READ_ONLY, device_of, dtype_name, is_traced, library_of, numpy_array
 from sdpa_xp._libraries.base import ChunkedArrays
 from sdpa_xp._libraries.cubed import CubedStreams
@@ -73,7 +73,9 @@ class CutCall:
         chunks = regular(query, key, value) if library.is_regular else (query, key, value)
         self.pieces = cut(self.grid.shape, *chunks)
         self.bound = _bind_readable(call, self.grid)
-        options, option_arrays = take_arrays(self.bound._replace(sinks=None))
+        if dropout is not None:
+            dropout = Dropout(dropout.p, call.grid.library.known_values(dropout.seed))
+        options, option_arrays = take_arrays(self.bound._replace(sinks=None, dropout=dropout))
         self.query, self.key, self.value = (
             self._align(AlignedArray(arrays[name], aligned_axes(axes, arrays[name].ndim)))
             for name, axes in (("query", QUERY_AXES), ("key", KEY_AXES), ("value", KEY_AXES))
@@ -82,10 +84,6 @@ class CutCall:
         self.sinks = None
         if self.bound.sinks is not None:
             self.sinks = self._align(AlignedArray(self.bound.sinks, aligned_axes((), self.bound.sinks.ndim)))
-        seed = None
-        if dropout is not None:
-            words = call.grid.library.known_values(dropout.seed)
-            seed = dropout.p, tuple(int(words[index]) for index in range(words.shape[0]))
         self.shared = ChunkedCall(
             call.grid.function,
             self.grid.shape,
@@ -93,9 +91,7 @@ class CutCall:
             self.grid.entries,
             self.grid.position,
             dtype_name(call.grid.dtype),
-            call.softcap,
             options,
-            seed,
         )
 
     @property
@@ -107,8 +103,7 @@ class CutCall:
     def readable_scores(self) -> Scores:
         """Return the scores of the whole call with all readable values; they are never computed."""
         key = ArraySource(self.key.array)
-        bound = self.bound
-        return Scores(self.grid, self.query.array, key, bound.mask, bound.biases, bound.scale, None, None)
+        return Scores(self.grid, self.query.array, key, self.bound)
 
     def rows(self) -> Iterator[Place]:
         """Return the place of each chunk of queries, on the axes (..., Hq, L)."""

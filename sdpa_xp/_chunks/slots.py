@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
 
-from sdpa_xp._call.prepared_call import BoundOptions
 from sdpa_xp._checks.numbers import Integers
 from sdpa_xp._chunks.cutting import AlignedArray, Axis, aligned_axes
+from sdpa_xp._core.dropout import Dropout
+from sdpa_xp._core.scores import BoundOptions
 from sdpa_xp._libraries import is_array, is_traced, namespace_of
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp.biases.algebra import Term
@@ -59,7 +60,7 @@ def _mapped(
     if isinstance(value, tuple):
         changed = [_mapped(item, is_leaf, change) for item in value]
         return type(value)(*changed) if hasattr(value, "_fields") else tuple(changed)
-    if isinstance(value, Pattern | Term) and is_dataclass(value):
+    if isinstance(value, Pattern | Term | Dropout) and is_dataclass(value):
         array_axes: Mapping[str, tuple[Axis, ...]] = getattr(value, "array_axes", {})
         parts = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
         changes = {name: _mapped(part, is_leaf, change, array_axes.get(name)) for name, part in parts.items()}

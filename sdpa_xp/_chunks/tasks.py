@@ -10,7 +10,6 @@ from functools import reduce
 from operator import add
 from typing import NamedTuple, TypeAlias, cast
 
-from sdpa_xp._call.prepared_call import BoundOptions
 from sdpa_xp._chunks.cutting import Block
 from sdpa_xp._chunks.slots import put_blocks
 from sdpa_xp._core import streaming, threads
@@ -25,9 +24,9 @@ from sdpa_xp._core.full_matrix import (
 )
 from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._core.online_softmax import merge
-from sdpa_xp._core.scores import Scores
+from sdpa_xp._core.scores import BoundOptions, Scores
 from sdpa_xp._core.targets import gradient_targets
-from sdpa_xp._core.window import Window, WindowDropout, WindowTerm
+from sdpa_xp._core.window import Window
 from sdpa_xp._libraries import (
     access_of,
     astype_if_needed,
@@ -60,11 +59,8 @@ class ChunkedCall(NamedTuple):
     """The position of the first query among the keys."""
     dtype: str
     """The accumulation dtype."""
-    softcap: float | None
     options: BoundOptions
     """With slots instead of arrays, and without the sinks."""
-    dropout: tuple[float, tuple[int, ...]] | None
-    """The probability and the seed."""
 
 
 def partial_state(
@@ -148,7 +144,8 @@ def partial_gradients(
     *others, sinks = arrays if has_sinks else (*arrays, None)
     with _task("attention-gradient", call, block, query, key, cast(list[Array], others)) as scores:
         if sinks is not None:
-            scores = scores._replace(sinks=to_library_of(query, sinks))
+            options = scores.options._replace(sinks=to_library_of(query, sinks))
+            scores = scores._replace(options=options)
         values = ArraySource(value)
         targets, bias_names = gradient_targets(scores, key, value, names)
         forward = Forward(scores, values, output, lse, targets, bias_names, _plan(scores, value))
@@ -257,24 +254,8 @@ def _whole_grid(call: ChunkedCall, query: Array) -> ScoreGrid:
 
 def _scores(call: ChunkedCall, block: Block, query: Array, key: Array, arrays: Sequence[Array]) -> Scores:
     window = Window(_whole_grid(call, query), *block)
-    bound = put_blocks(call.options, [to_library_of(query, array) for array in arrays])
-    dropout, grid = None, window.grid
-    if call.dropout is not None:
-        p, words = call.dropout
-        dropout = WindowDropout(
-            p, grid.xp.asarray(list(words), dtype=grid.xp.int32, device=grid.device), window
-        )
-    return Scores(
-        grid,
-        query,
-        ArraySource(key),
-        window.pattern(bound.mask),
-        tuple(WindowTerm(window, term) for term in bound.biases),
-        bound.scale,
-        call.softcap,
-        None,
-        dropout,
-    )
+    options = put_blocks(call.options, [to_library_of(query, array) for array in arrays])
+    return Scores(window.grid, query, ArraySource(key), window.options(options))
 
 
 def _dtype(xp: Namespace, name: str) -> Dtype:

@@ -96,7 +96,7 @@ def gradients(forward: Forward, cotangent: Array) -> dict[str, Array]:
     scores = forward.scores
     if scores.grid.is_traced or is_traced(cotangent):  # whether a gradient is NaN cannot be read
         return _gradients(forward.in_one_tile(), cotangent, "all")
-    if (finite := scores.finite_inputs) is not None:
+    if (finite := scores.options.finite_inputs) is not None:
         questions = Questions()
         forward = forward._replace(scores=scores._replace(grid=replace(scores.grid, questions=questions)))
         computed = _gradients(forward, cotangent, "cotangent" if finite >= INPUTS else "all")
@@ -104,7 +104,7 @@ def gradients(forward: Forward, cotangent: Array) -> dict[str, Array]:
             refuse_unknown_derivative(scores.grid.function, traced=False)
         return computed
     computed = _gradients(forward, cotangent, "none")
-    if not scores.may_mask or _is_finite(scores.xp, computed):
+    if not scores.options.may_mask or _is_finite(scores.xp, computed):
         return computed
     return _gradients(forward, cotangent, "all")
 
@@ -184,11 +184,11 @@ def _add_rows(
     for tile, allowed in _tiles(scores, rows, forward.plan):
         contribution = _add_tile(accumulators, forward, inputs, tile, allowed, guard)
         of_scaled_query = contribution if of_scaled_query is None else of_scaled_query + contribution
-    if scores.sinks is not None:
-        accumulators["sinks"].add(row_tile, -xp.exp(scores.sinks - inputs.shift) * delta)
+    if scores.options.sinks is not None:
+        accumulators["sinks"].add(row_tile, -xp.exp(scores.options.sinks - inputs.shift) * delta)
     if of_scaled_query is None:  # these queries attend to no key
         return
-    query, scale = astype_if_needed(xp, row_tile.slice_queries(scores.query), dtype), scores.scale
+    query, scale = astype_if_needed(xp, row_tile.slice_queries(scores.query), dtype), scores.options.scale
     if not isinstance(scale, float):
         scale = astype_if_needed(xp, row_tile.slice(scale), dtype)
         scale, query = (_zero_nonfinite(xp, x) if guard == "all" else x for x in (scale, query))
@@ -205,7 +205,7 @@ def _tiles(scores: Scores, rows: range, plan: Plan) -> Iterator[tuple[Tile, Allo
     """
     for columns in plan.column_ranges(range(plan.keys)):
         tile = scores.tile(rows, columns)
-        allowed = scores.mask.allowed_in(tile)
+        allowed = scores.options.mask.allowed_in(tile)
         if allowed is not False:
             yield tile, allowed
 
@@ -227,16 +227,16 @@ def _add_tile(
     for_cotangent: Allowed = True if guard == "none" else allowed
     for_inputs: Allowed = allowed if guard == "all" else True
     # The score of a masked pair may be NaN or inf although the inputs are finite; only the slope reads it.
-    for_scores = for_inputs if scores.softcap is None else for_cotangent
+    for_scores = for_inputs if scores.options.softcap is None else for_cotangent
     if not isinstance(for_scores, bool):
         capped = xp.where(for_scores, capped, 0.0)
-    slope = None if scores.softcap is None else _softcap_slope(capped, scores.softcap)
+    slope = None if scores.options.softcap is None else _softcap_slope(capped, scores.options.softcap)
     p = xp.exp(s - inputs.shift)
     dp = matmul_grouped(xp, inputs.cotangent, xp.matrix_transpose(value))
     kept = p
-    if scores.dropout is not None:
+    if scores.options.dropout is not None:
         ones = xp.full((1, 1), 1.0, dtype=dtype, device=scores.grid.device)
-        factor = scores.dropout.apply(tile, ones)
+        factor = scores.options.dropout.apply(tile, ones)
         kept, dp = p * factor, dp * factor
     ds = p * (dp - inputs.delta)
     if not isinstance(for_cotangent, bool):
@@ -249,7 +249,7 @@ def _add_tile(
         return matmul_grouped(xp, weights, operand)
 
     accumulators["value"].add(tile, _guarded_product(xp, over_group, kept, inputs.cotangent, for_cotangent))
-    for bias, name in zip(scores.biases, forward.bias_names, strict=True):
+    for bias, name in zip(scores.options.biases, forward.bias_names, strict=True):
         of_bias = bias.gradient(tile, capped, ds)
         if name is not None and of_bias is not None:
             accumulators[name].add(tile, of_bias)

@@ -11,6 +11,7 @@ Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, for count
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.tile import Tile
@@ -20,6 +21,7 @@ from sdpa_xp._tiles.tile import Tile
 class Dropout:
     """Each weight is dropped with probability p, and the others are divided by 1 - p."""
 
+    array_axes: ClassVar = {"seed": (None,)}
     p: float
     seed: Array
     """Four random int32."""

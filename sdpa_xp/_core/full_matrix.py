@@ -68,13 +68,13 @@ def _weights_of_rows(scores: Scores, rows: range) -> Array:
     if 0 in s.shape:  # the maximum of no numbers is an error
         return s
     m = xp.max(s, axis=-1, keepdims=True)
-    if scores.sinks is not None:
-        m = xp.maximum(m, scores.sinks)
+    if scores.options.sinks is not None:
+        m = xp.maximum(m, scores.options.sinks)
     shift = finite_shift(xp, m)
     p = xp.exp(s - shift)
     l = xp.sum(p, axis=-1, keepdims=True)
-    if scores.sinks is not None:
-        l = l + xp.exp(scores.sinks - shift)
+    if scores.options.sinks is not None:
+        l = l + xp.exp(scores.options.sinks - shift)
     return _normalized(scores, rows, p, l, allowed)
 
 
@@ -82,9 +82,9 @@ def _normalized(scores: Scores, rows: range, p: Array, l: Array, allowed: Allowe
     w = p / avoid_zero_sum(l)
     if not isinstance(allowed, bool):  # a row with a NaN is NaN everywhere, but a masked pair has weight 0
         w = scores.xp.where(allowed, w, 0.0)
-    if scores.dropout is None:
+    if scores.options.dropout is None:
         return w
-    return scores.dropout.apply(scores.tile(rows, range(scores.grid.keys)), w)
+    return scores.options.dropout.apply(scores.tile(rows, range(scores.grid.keys)), w)
 
 
 def _scores_of_rows(scores: Scores, rows: range) -> tuple[Array, Allowed]:
@@ -92,7 +92,7 @@ def _scores_of_rows(scores: Scores, rows: range) -> tuple[Array, Allowed]:
     xp = scores.xp
     query = scores.scaled_query(rows)
     tile = scores.tile(rows, range(scores.grid.keys))
-    allowed = False if 0 in tile.shape else scores.mask.allowed_in(tile)
+    allowed = False if 0 in tile.shape else scores.options.mask.allowed_in(tile)
     if allowed is False:
         return xp.broadcast_to(xp.zeros_like(query[..., :1]) - math.inf, tile.shape), False
     s, allowed = scores.masked(tile, query, allowed)

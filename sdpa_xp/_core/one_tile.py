@@ -60,15 +60,17 @@ class OneTile(NamedTuple):
 
 def one_tile(scores: Scores, plan: Plan, dtype: Dtype) -> OneTile | None:
     """Return the formula of a call; None if the call has other options, several tiles or no key."""
-    grid = scores.grid
-    has_options = scores.softcap is not None or scores.sinks is not None or scores.dropout is not None
-    if has_options or scores.biases or not isinstance(scores.scale, float) or dtype != grid.dtype:
+    grid, options = scores.grid, scores.options
+    has_others = not (options.softcap is None and options.sinks is None and options.dropout is None)
+    if options.biases or has_others:
+        return None
+    if not isinstance(options.scale, float) or dtype != grid.dtype:
         return None
     is_one_tile = plan.is_one_tile and not plan.tries_without_maximum
     if not grid.library.has_ufuncs or not is_one_tile or not grid.keys:  # without a key, a tile may be large
         return None
     keys, allowed = None, None
-    if not scores.is_unmasked:
+    if not options.is_unmasked:
         # The answer of the mask is kept with the call, so it must be small.
         is_large = scores.answers is not None and math.prod(grid.shape) > MOST_ANSWERED
         tiles = [] if is_large else [*scores.tiles(range(plan.queries), plan)]
@@ -80,4 +82,4 @@ def one_tile(scores: Scores, plan: Plan, dtype: Dtype) -> OneTile | None:
         if not isinstance(answer, bool):
             allowed = answer
     functions, least = cast(Ufuncs, sys.modules[grid.library.module]), -LARGEST[dtype_name(grid.dtype)]
-    return OneTile(grid.xp, functions, scores.scale, keys, allowed, least)
+    return OneTile(grid.xp, functions, options.scale, keys, allowed, least)

@@ -59,7 +59,7 @@ def attend_with_maximum(
 ) -> RowResult:
     """Return the attention of a `scaled_query`, with the largest score of each row as m."""
     xp = scores.xp
-    state = None if scores.sinks is None else _state_without_keys(scores, query)
+    state = None if scores.options.sinks is None else _state_without_keys(scores, query)
     for tile, allowed in scores.tiles(rows, plan):
         s, allowed = scores.masked(tile, query, allowed)
         m_new = xp.max(s, axis=-1, keepdims=True)
@@ -69,7 +69,7 @@ def attend_with_maximum(
         p = _exp(scores, s, shift)
         l_new = xp.sum(p, axis=-1, keepdims=True)
         # Dropout comes after the sum: the weights are normalised before some are dropped.
-        kept = p if scores.dropout is None else scores.dropout.apply(tile, p)
+        kept = p if scores.options.dropout is None else scores.options.dropout.apply(tile, p)
         v = astype_if_needed(xp, value.slice_keys(tile.columns), scores.grid.dtype)
         # The first tile has nothing to rescale: with one tile this is the textbook formula.
         if state is None:
@@ -137,7 +137,7 @@ def _exp(scores: Scores, s: Array, shift: Array) -> Array:
 
 def _state_without_keys(scores: Scores, query: Array) -> tuple[Array, Array, Array | None]:
     """Return m, l and o of rows that have met no key: -inf and 0, or sink and 1. None is an o of 0."""
-    xp, sinks = scores.xp, scores.sinks
+    xp, sinks = scores.xp, scores.options.sinks
     zero = xp.zeros_like(query[..., :1])  # on the device of the query
     l = xp.broadcast_to(zero, (*scores.leading_shape, query.shape[-2], 1))
     if sinks is None:

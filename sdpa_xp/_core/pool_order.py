@@ -60,8 +60,8 @@ def attend_in_pool_order(
     for other in sums[1:]:
         l += other.l
         o += other.o
-    if scores.sinks is not None:
-        l += xp.exp(scores.sinks - m)
+    if scores.options.sinks is not None:
+        l += xp.exp(scores.options.sinks - m)
     o /= l
     return (o, m + xp.log(l)) if is_finite(xp, o, l) else None
 

@@ -19,18 +19,10 @@ from sdpa_xp._tiles.tile import LeadingSlice, RowBlock, Tile, slice_leading
 from sdpa_xp.biases.algebra import Term
 from sdpa_xp.masks.algebra import AllOf, Pattern
 
-MOST_ANSWERED = 2**12
-"""The scores of the largest call whose mask is asked once for all equal calls: its answer is an array."""
 
+class BoundOptions(NamedTuple):
+    """The options of a call, checked against a grid and converted to its library: an option is a field here."""
 
-class Scores(NamedTuple):
-    """All that the scores are computed from. Nothing is computed until a tile is asked for."""
-
-    grid: ScoreGrid
-    query: Array
-    """(..., Hq, L, E)."""
-    key: KeyValueSource
-    """(..., H, S, E)."""
     mask: Pattern
     biases: tuple[Term, ...]
     scale: float | Array
@@ -38,20 +30,8 @@ class Scores(NamedTuple):
     sinks: Array | None
     """A logit that joins the sum of each row and has no value, (..., Hq, 1, 1) in the accumulation dtype."""
     dropout: Dropout | None = None
-    leading: LeadingSlice | None = None
-    """The batch entries and heads that these scores are for; None is all of the grid."""
-    block: RowBlock | None = None
-    """The queries of an iteration of a compiler's loop; None outside of such loops."""
-    answers: dict[str, Any] | None = None
-    """What equal calls keep of the answers of their mask."""
     finite_inputs: frozenset[str] | None = None
     """The names of the inputs without NaN and inf; None if they have not been searched."""
-    buffers: CallBuffers | None = None
-    """The buffers in which the arrays of each tile are computed; with None, each tile allocates new arrays."""
-
-    @property
-    def xp(self) -> Namespace:
-        return self.grid.xp
 
     @property
     def is_unmasked(self) -> bool:
@@ -66,9 +46,44 @@ class Scores(NamedTuple):
         return True in [bias.can_mask for bias in self.biases]
 
     @property
-    def are_ours(self) -> bool:
-        """Whether no function of the caller sees the scores. Such a function may keep them, or use autograd."""
-        return not any(bias.is_of_caller for bias in self.biases)
+    def has_functions(self) -> bool:
+        """Whether a function of the caller sees the scores. It may keep them, or use autograd."""
+        return any(bias.is_of_caller for bias in self.biases)
+
+    def for_tiles(self, grid: ScoreGrid) -> BoundOptions:
+        """Return the options with what the tiles of a call share computed already."""
+        return self._replace(biases=tuple([bias.for_tiles(grid) for bias in self.biases]))
+
+    def slice_leading(self, leading: LeadingSlice) -> BoundOptions:
+        """Return the options of some batch entries and heads; masks, biases and dropout slice for each tile."""
+        return self if self.sinks is None else self._replace(sinks=slice_leading(self.sinks, leading))
+
+
+MOST_ANSWERED = 2**12
+"""The scores of the largest call whose mask is asked once for all equal calls: its answer is an array."""
+
+
+class Scores(NamedTuple):
+    """All that the scores are computed from. Nothing is computed until a tile is asked for."""
+
+    grid: ScoreGrid
+    query: Array
+    """(..., Hq, L, E)."""
+    key: KeyValueSource
+    """(..., H, S, E)."""
+    options: BoundOptions
+    leading: LeadingSlice | None = None
+    """The batch entries and heads that these scores are for; None is all of the grid."""
+    block: RowBlock | None = None
+    """The queries of an iteration of a compiler's loop; None outside of such loops."""
+    answers: dict[str, Any] | None = None
+    """What equal calls keep of the answers of their mask."""
+    buffers: CallBuffers | None = None
+    """The buffers in which the arrays of each tile are computed; with None, each tile allocates new arrays."""
+
+    @property
+    def xp(self) -> Namespace:
+        return self.grid.xp
 
     @property
     def group(self) -> int:
@@ -87,7 +102,7 @@ class Scores(NamedTuple):
         return self._replace(
             query=slice_leading(self.query, leading),
             key=self.key.slice_leading(key_leading_slice(leading, self.group)),
-            sinks=None if self.sinks is None else slice_leading(self.sinks, leading),
+            options=self.options.slice_leading(leading),
             leading=leading,
         )
 
@@ -102,7 +117,7 @@ class Scores(NamedTuple):
     def key_range(self, rows: range) -> range:
         """Return the keys that the queries of `rows` may attend, in one piece."""
         keys = range(self.grid.keys)
-        return keys if self.is_unmasked else self.mask.key_range(self.tile(rows, keys))
+        return keys if self.options.is_unmasked else self.options.mask.key_range(self.tile(rows, keys))
 
     def tiles(self, rows: range, plan: Plan) -> Iterable[tuple[Tile, Allowed]]:
         """Return the tiles of `rows` in which some pair may attend, with the answer of the mask."""
@@ -116,19 +131,19 @@ class Scores(NamedTuple):
     def _tiles(self, rows: range, plan: Plan) -> Iterator[tuple[Tile, Allowed]]:
         for columns in plan.column_ranges(self.key_range(rows)):
             tile = self.tile(rows, columns)
-            allowed = self.mask.allowed_in(tile)
+            allowed = self.options.mask.allowed_in(tile)
             if allowed is not False:
                 yield tile, allowed
 
     def trimmed_tiles(self, rows: range, plan: Plan) -> Iterator[tuple[Tile, Allowed]]:
         """Return the same tiles, without queries that attend to no key of the tile, if the mask knows them."""
-        if self.is_unmasked:
+        if self.options.is_unmasked:
             yield from ((self.tile(rows, columns), True) for columns in plan.column_ranges(range(plan.keys)))
             return
         for columns in plan.column_ranges(self.key_range(rows)):
-            query_range = self.mask.query_range(self.tile(rows, columns))
+            query_range = self.options.mask.query_range(self.tile(rows, columns))
             tile = self.tile(query_range, columns)
-            allowed = self.mask.allowed_in(tile) if query_range else False
+            allowed = self.options.mask.allowed_in(tile) if query_range else False
             if allowed is not False:
                 yield tile, allowed
 
@@ -139,9 +154,9 @@ class Scores(NamedTuple):
         query = query if is_whole else self.tile(rows, range(1)).slice_queries(query)
         if query.dtype != self.grid.dtype:
             query = self.xp.astype(query, self.grid.dtype)
-        if isinstance(self.scale, float):
-            return query * self.scale
-        scale = self.tile(rows, range(1)).slice(self.scale)
+        if isinstance(self.options.scale, float):
+            return query * self.options.scale
+        scale = self.tile(rows, range(1)).slice(self.options.scale)
         return query * self.xp.astype(scale, self.grid.dtype, copy=False)
 
     def keys(self, columns: range) -> Array:
@@ -153,19 +168,19 @@ class Scores(NamedTuple):
         xp = self.grid.xp
         buffer = None if self.buffers is None else self.buffers.scores
         scores = matmul_grouped(xp, query, xp.matrix_transpose(self.keys(tile.columns)), buffer)
-        if self.softcap is None:
+        if self.options.softcap is None:
             return scores
         if buffer is None:
-            return xp.tanh(scores / self.softcap) * self.softcap
-        scores /= self.softcap
+            return xp.tanh(scores / self.options.softcap) * self.options.softcap
+        scores /= self.options.softcap
         scores = buffer.functions.tanh(scores, out=scores)
-        scores *= self.softcap
+        scores *= self.options.softcap
         return scores
 
     def masked(self, tile: Tile, query: Array, allowed: Allowed) -> tuple[Array, Allowed]:
         """Return the scores (..., Hq, rows, columns), -inf where a pair may not attend; and which pairs may."""
         scores = self.products(tile, query)
-        if allowed is True and not self.biases:
+        if allowed is True and not self.options.biases:
             return scores, True
         return self.with_biases(tile, scores, allowed)
 
@@ -175,10 +190,12 @@ class Scores(NamedTuple):
         Each bias says itself which pairs it masks: the sum does not show it, since -inf + inf is NaN.
         """
         xp, dtype = self.xp, self.grid.dtype
-        for bias in self.biases:
+        for bias in self.options.biases:
             scores, unmasked = bias.apply(tile, scores, in_place=self.buffers is not None)
             allowed = both(allowed, unmasked)
-        if len(self.biases) > 1:  # two of the most negative finite numbers add up to -inf, and must not mask
+        if (
+            len(self.options.biases) > 1
+        ):  # two of the most negative finite numbers add up to -inf, and must not mask
             scores = xp.where(is_masked(scores), -LARGEST[dtype_name(dtype)], scores)
         if not isinstance(allowed, bool):
             scores = xp.where(allowed, scores, -math.inf)

@@ -55,7 +55,7 @@ def attend(
     if out is None:
         out = xp.zeros((*shape, value.width), dtype=dtype, device=grid.device)
     lse = xp.zeros((*shape, 1 + in_parts), dtype=grid.dtype, device=grid.device) if lse_of else None
-    if not scores.are_ours:
+    if scores.options.has_functions:
         _attend_in_tasks(scores, value, plan, out, lse, lse_of)
         return out, lse
     with call_buffers(grid) as buffers:
@@ -95,14 +95,14 @@ def _attend_on_device(
     It is not waited for if no pair may be masked, if the inputs have been searched for NaN and inf, or if the
     caller reads `checksums`.
     """
-    xp, row_ranges, finite = scores.xp, [*plan.row_ranges()], scores.finite_inputs
+    xp, row_ranges, finite = scores.xp, [*plan.row_ranges()], scores.options.finite_inputs
 
     def attend(rows: range, guard: NonfiniteGuard) -> RowResult:
         return attend_with_maximum(scores, scores.scaled_query(rows), value, plan, rows, guard)
 
     guard = _first_guard(scores, value) if finite is None or "value" in finite else "pairs"
     results = [attend(rows, guard) for rows in row_ranges]
-    if finite is not None or not scores.may_mask:
+    if finite is not None or not scores.options.may_mask:
         return results
     if any(is_traced(result.output) for result in results):  # a function of the caller has brought it in
         return [attend(rows, "columns") for rows in row_ranges]
@@ -130,9 +130,9 @@ def _attend_in_tasks(
     again, so that the result does not depend on which task fails first.
     """
     xp, grid = scores.xp, scores.grid
-    scores = scores._replace(biases=tuple([bias.for_tiles(grid) for bias in scores.biases]))
+    scores = scores._replace(options=scores.options.for_tiles(grid))
     has_buffers = scores.buffers is not None and not grid.is_traced
-    shortcut = _Shortcut(plan.tries_without_maximum and has_buffers and scores.sinks is None)
+    shortcut = _Shortcut(plan.tries_without_maximum and has_buffers and scores.options.sinks is None)
 
     def write(task: Task) -> None:
         values = value
@@ -189,7 +189,7 @@ def attend_rows(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) 
         return attend_with_maximum(scores, query, value, plan, rows, "columns")
     guard: NonfiniteGuard = "none" if scores.grid.padding is None else _first_guard(scores, value)
     result = attend_with_maximum(scores, query, value, plan, rows, guard)
-    if not scores.may_mask:  # each NaN and inf belongs to the output
+    if not scores.options.may_mask:  # each NaN and inf belongs to the output
         return result
     if is_traced(result.output):  # a function of the caller has brought in a traced array
         return attend_with_maximum(scores, query, value, plan, rows, "columns")

@@ -22,13 +22,15 @@ def gradient_targets(
         "value": GradientTarget(value.shape, ("columns", None), scores.group),
     }
     of_biases = [name for name in names if name not in (*targets, "scale", "sinks")]
-    bias_names = tuple(None if bias.gradient_target is None else of_biases.pop(0) for bias in scores.biases)
-    for name, bias in zip(bias_names, scores.biases, strict=True):
+    bias_names = tuple(
+        None if bias.gradient_target is None else of_biases.pop(0) for bias in scores.options.biases
+    )
+    for name, bias in zip(bias_names, scores.options.biases, strict=True):
         if name and bias.gradient_target:
             targets[name] = bias.gradient_target
-    if not isinstance(scores.scale, float):
-        shape = (*[1] * (3 - scores.scale.ndim), *scores.scale.shape)
+    if not isinstance(scores.options.scale, float):
+        shape = (*[1] * (3 - scores.options.scale.ndim), *scores.options.scale.shape)
         targets["scale"] = GradientTarget(shape, ("rows" if shape[-2] > 1 else None, None))
-    if scores.sinks is not None:
-        targets["sinks"] = GradientTarget((*[1] * (3 - scores.sinks.ndim), *scores.sinks.shape))
+    if scores.options.sinks is not None:
+        targets["sinks"] = GradientTarget((*[1] * (3 - scores.options.sinks.ndim), *scores.options.sinks.shape))
     return targets, bias_names

@@ -44,7 +44,7 @@ def attend_without_maximum(
             fits = p.shape[:-2] == leading_shape
             p = buffers.functions.multiply(p, allowed, out=p) if fits else p * xp.astype(allowed, p.dtype)
         l[index] += p @ ones[: len(tile.columns), :]  # a product with ones is faster than a sum of rows
-        kept = p if scores.dropout is None else scores.dropout.apply(tile, p)
+        kept = p if scores.options.dropout is None else scores.options.dropout.apply(tile, p)
         # No name for the values: a copy from a paged cache would live until the next copy has been made.
         o[index] += matmul_grouped(
             xp, kept, astype_if_needed(xp, value.slice_keys(tile.columns), grid.dtype), buffers.product
@@ -69,7 +69,7 @@ def is_accurate(scores: Scores, value: KeyValueSource, plan: Plan, rows: range, 
         return False
     if least >= LEAST_SUM:
         return True
-    return not scores.is_unmasked and not bool(xp.any(_has_keys(scores, plan, rows) & (l < LEAST_SUM)))
+    return not scores.options.is_unmasked and not bool(xp.any(_has_keys(scores, plan, rows) & (l < LEAST_SUM)))
 
 
 def _are_usual(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) -> bool:
@@ -82,7 +82,7 @@ def _are_usual(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) -
     if not value.width:
         return True
     smallest, largest = 1.0, 1.0
-    key_range = range(plan.keys) if scores.is_unmasked else scores.key_range(rows)
+    key_range = range(plan.keys) if scores.options.is_unmasked else scores.key_range(rows)
     # A tile of few queries has many keys, whose values would make the buffer large.
     keys = max(1, ONE_CORE.scores // max(1, value.width * math.prod(scores.leading_shape)))
     for columns in replace(plan, columns=min(keys, plan.columns)).column_ranges(key_range):

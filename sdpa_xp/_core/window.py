@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sdpa_xp._core.dropout import Dropout
+from sdpa_xp._core.scores import BoundOptions
 from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp._tiles.allowed import Allowed
 from sdpa_xp._tiles.gradient_target import GradientTarget
@@ -46,10 +47,9 @@ class Window(NamedTuple):
             origin=self.origin,
         )
 
-    def pattern(self, pattern: Pattern) -> Pattern:
-        """Return a mask of the whole grid as a mask of the window."""
-        is_trivial = isinstance(pattern, AllOf) and not pattern.patterns
-        return pattern if is_trivial else WindowPattern(self, pattern)
+    def options(self, options: BoundOptions) -> BoundOptions:
+        """Return options of the whole grid as options of the window."""
+        return _asked_about(self, options, WindowPattern(self, options.mask))
 
 
 class PlacedWindow(NamedTuple):
@@ -71,10 +71,19 @@ class PlacedWindow(NamedTuple):
         rows, columns = range(self.whole.queries), range(self.whole.keys)
         return Tile(rows, columns, self.whole, tile.leading, tile.block, placement=self.placement)
 
-    def pattern(self, pattern: Pattern) -> Pattern:
-        """Return a mask of the whole grid as a mask of the window."""
-        is_trivial = isinstance(pattern, AllOf) and not pattern.patterns
-        return pattern if is_trivial else PlacedPattern(self, pattern)
+    def options(self, options: BoundOptions) -> BoundOptions:
+        """Return options of the whole grid as options of the window."""
+        return _asked_about(self, options, PlacedPattern(self, options.mask))
+
+
+def _asked_about(window: Window | PlacedWindow, options: BoundOptions, mask: Pattern) -> BoundOptions:
+    is_trivial = isinstance(options.mask, AllOf) and not options.mask.patterns
+    dropout = options.dropout
+    return options._replace(
+        mask=options.mask if is_trivial else mask,
+        biases=tuple(WindowTerm(window, term) for term in options.biases),
+        dropout=None if dropout is None else WindowDropout(dropout.p, dropout.seed, window),
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -59,7 +59,7 @@ def unsupported_reason(call: PreparedCall) -> str | None:
         return "an axis is empty"
     # The kernel adds one array. The function of a bias may do more than add.
     scores = call.scores_without_dropout()
-    if len(scores.biases) > 1 or not all(isinstance(term, Added) for term in scores.biases):
+    if len(scores.options.biases) > 1 or not all(isinstance(term, Added) for term in scores.options.biases):
         return "JAX's kernel supports only one bias, which must be added to the scores"
     return None
 
@@ -68,13 +68,13 @@ def attend(call: PreparedCall) -> Array | None:
     """Return the output, (..., Hq, L, Ev); None if the kernel does not keep a NaN out."""
     scores = call.scores_without_dropout()
     tile = scores.tile(range(call.sizes.queries), range(call.sizes.keys))
-    allowed = scores.mask.allowed_in(tile)
+    allowed = scores.options.mask.allowed_in(tile)
     if allowed is False:  # no pair attends: the portable implementation returns zeros without a product
         return None
-    added = [term.added(tile) for term in scores.biases if isinstance(term, Added)]
+    added = [term.added(tile) for term in scores.options.biases if isinstance(term, Added)]
     output, finite = _compiled()(
         *call.arrays.values(),
-        scores.scale,
+        scores.options.scale,
         None if allowed is True else allowed,
         added[0] if added else None,
         batch=call.sizes.batch,

@@ -30,12 +30,9 @@ def attend(call: PreparedCall, ring: DeviceRing) -> Array:
     grid = replace(call.grid, device=None, access=TRACED)
     schedule = schedule_of(call, ring.size)
     bound = call.bind(replace(call.grid, device=None, access=call.grid.access._replace(waits=False)))
-    options, aligned = take_arrays(bound._replace(sinks=None))
-    dropout = call.draw_dropout()
+    options, aligned = take_arrays(bound._replace(sinks=None, dropout=call.draw_dropout()))
     arrays, axes = [array.array for array in aligned], [array.axes for array in aligned]
-    if dropout is not None:
-        arrays, axes = [*arrays, dropout.seed], [*axes, (None,)]
-    ring_call = RingCall(ring, schedule, grid, options, tuple(axes), call.softcap, call.dropout_p)
+    ring_call = RingCall(ring, schedule, grid, options, tuple(axes))
     inputs = [call.arrays[name] for name in ("query", "key", "value")]
     sinks = [] if bound.sinks is None else [bound.sinks]
     rows = [_row_axis(array, of_array) for array, of_array in zip(arrays, axes, strict=True)]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from sdpa_xp._call.prepared_call import BoundOptions
 from sdpa_xp._chunks.cutting import Axis
 from sdpa_xp._chunks.slots import put_blocks
 from sdpa_xp._core import streaming
 from sdpa_xp._core.key_value_source import ArraySource
-from sdpa_xp._core.scores import Scores
-from sdpa_xp._core.window import PlacedWindow, WindowDropout, WindowTerm
+from sdpa_xp._core.scores import BoundOptions, Scores
+from sdpa_xp._core.window import PlacedWindow
 from sdpa_xp._libraries.programs import DeviceRing
 from sdpa_xp._libraries.protocols import Array, Part
 from sdpa_xp._ring.schedule import Schedule
@@ -32,7 +31,7 @@ class Operands(NamedTuple):
     key: Array
     value: Array
     arrays: tuple[Array, ...] = ()
-    """Those of masks, biases and the scale; with dropout, the seed is the last."""
+    """Those of the options."""
 
 
 class RingCall(NamedTuple):
@@ -46,8 +45,6 @@ class RingCall(NamedTuple):
     """With slots instead of arrays, and without the sinks."""
     axes: tuple[tuple[Axis, ...], ...]
     """The axes of the scores along which `Operands.arrays` lie."""
-    softcap: float | None
-    dropout_p: float
 
 
 class BlockPlace(NamedTuple):
@@ -104,20 +101,9 @@ def parts_of_array(call: RingCall, number: int, array: Array, place: BlockPlace)
 
 def state_of(call: RingCall, block: Operands, place: BlockPlace) -> State:
     """Return attention of a block."""
-    window, arrays = window_of(call, place), [*block.arrays]
-    seed = arrays.pop() if call.dropout_p else None
-    bound = put_blocks(call.options, arrays)
-    scores = Scores(
-        window.grid,
-        block.query,
-        ArraySource(block.key),
-        window.pattern(bound.mask),
-        tuple(WindowTerm(window, term) for term in bound.biases),
-        bound.scale,
-        call.softcap,
-        None,
-        None if seed is None else WindowDropout(call.dropout_p, seed, window),
-    )
+    window = window_of(call, place)
+    options = window.options(put_blocks(call.options, block.arrays))
+    scores = Scores(window.grid, block.query, ArraySource(block.key), options)
     widths = block.query.shape[-1] + block.value.shape[-1]
     plan = plan_tiles(window.grid, scores.group, widths)
     output, lse = streaming.attend(scores, ArraySource(block.value), plan, call.grid.dtype, in_parts=True)
