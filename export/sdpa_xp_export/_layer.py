@@ -14,7 +14,7 @@ from typing import Any, cast
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, message_of, summary
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._array_api.dispatch import is_array
+from sdpa_xp_export._arrays.operators import is_array
 from sdpa_xp_export._graph.lengths import length_error
 from sdpa_xp_export.spec import TensorSpec
 

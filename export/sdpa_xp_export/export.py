@@ -9,7 +9,7 @@ import sdpa_xp
 from sdpa_xp._checks.keywords import explains_keywords
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._array_api import namespace
+from sdpa_xp_export._arrays import namespace
 from sdpa_xp_export._call.call import OPTIONS, ExportCall, Layout, OutputName, WideDtype, checked_call
 from sdpa_xp_export._call.mask_analysis import counts_real_keys
 from sdpa_xp_export._call.text import digest, to_json

@@ -10,11 +10,10 @@ from typing import Any
 
 import sdpa_xp
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp_export._array_api import namespace
+from sdpa_xp_export._arrays import namespace
 from sdpa_xp_export._call.numbers import CallNumbers, numbers_as_json, numbers_of
-from sdpa_xp_export._graph.finished_model import finished_model
+from sdpa_xp_export._graph.finished_model import finished_model, moved_inputs
 from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.moved_inputs import moved_inputs
 from sdpa_xp_export._graph.traced_graph import TracedGraph
 from sdpa_xp_export._layer import (
     bound_arguments,

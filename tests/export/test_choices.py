@@ -11,7 +11,7 @@ from short_runs import assert_right
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx
-from sdpa_xp_export._array_api import namespace
+from sdpa_xp_export._arrays import namespace
 from sdpa_xp_export._graph.graph import Graph
 from sdpa_xp_export._model.entries import metadata_of
 from sdpa_xp_export._runtime.releases import FEW_QUERIES, FEW_SCORES, PREFERRED, VERY_MANY_SCORES

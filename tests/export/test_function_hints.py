@@ -11,8 +11,8 @@ import onnxruntime
 import pytest
 
 from sdpa_xp_export import TensorSpec, to_onnx
-from sdpa_xp_export._array_api import namespace
-from sdpa_xp_export._graph.function_hints import ARGUMENTS, EXPRESSIONS, OTHER_NAMES, function_hint
+from sdpa_xp_export._arrays import namespace
+from sdpa_xp_export._arrays.numpy_and_torch import ARGUMENTS, EXPRESSIONS, OTHER_NAMES, function_hint
 
 X = TensorSpec("float32", (1, 4, 4))
 OPERANDS: dict[str, Any] = {

@@ -11,7 +11,7 @@ import pytest
 
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp_export import LargeModel, TensorSpec, export_attention, to_onnx
-from sdpa_xp_export._array_api import namespace
+from sdpa_xp_export._arrays import namespace
 from sdpa_xp_export._call import text as expressions
 from sdpa_xp_export._model.entries import metadata_of
 from sdpa_xp_export._model.weights import Weight

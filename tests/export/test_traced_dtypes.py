@@ -29,7 +29,7 @@ from traced_calls import (
 from traced_table import BESIDE_THE_STANDARD, BINARY, COUNTED, IN_PLACE, JOINED, OPERATORS, UNARY, Row
 
 from sdpa_xp_export import TensorSpec, to_onnx
-from sdpa_xp_export._array_api import namespace
+from sdpa_xp_export._arrays import namespace
 from sdpa_xp_export._graph.graph import GraphValue
 
 SCALARS = (True, 0, 1, 3, -2, 200, 2**40, 2**63 + 1, 0.25, -2.5, float("inf"), float("nan"))

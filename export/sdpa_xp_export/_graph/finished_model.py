@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import onnx
 from onnx import helper
@@ -17,6 +17,8 @@ CONTRIB = "com.microsoft"
 """The domain of onnxruntime's own operators."""
 MATH_MODE = "no TF32 (CUDA: use_tf32=0)"
 """The math mode in which a model's numbers hold, and the option that a session on CUDA needs for it."""
+_MOVING = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Expand")
+"""Operators that change no integer but its dtype."""
 
 
 def finished_model(graph: Graph, outputs: Mapping[str, GraphValue], metadata: Mapping[str, str]) -> Model:
@@ -56,3 +58,15 @@ def _rename(nodes: list[onnx.NodeProto], names: Mapping[str, str]) -> None:
         for attribute in node.attribute:
             if attribute.type == onnx.AttributeProto.GRAPH:
                 _rename(list(attribute.g.node), names)
+
+
+def moved_inputs(nodes: Iterable[onnx.NodeProto], inputs: Iterable[str]) -> dict[str, str]:
+    """Return the input that each value has its numbers from; computed values have none.
+
+    Reshape(Cast(lengths)) has its numbers from lengths.
+    """
+    sources = {name: name for name in inputs}
+    for node in nodes:
+        if node.op_type in _MOVING and node.input[0] in sources:
+            sources[node.output[0]] = sources[node.input[0]]
+    return sources

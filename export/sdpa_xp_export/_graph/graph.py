@@ -19,18 +19,16 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from sdpa_xp.errors import ArgumentTypeError, Message
+from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE, numpy_dtype, to_numpy
 from sdpa_xp_export._dtypes.dtype import Dtype, dtype_name
-from sdpa_xp_export._graph.device import DEVICE, Device
-from sdpa_xp_export._graph.function_hints import function_hint
-from sdpa_xp_export._graph.lengths import Length, plain
-from sdpa_xp_export._graph.value_operators import augmented, binary, reflected, unary
+from sdpa_xp_export._graph.lengths import DEVICE, Device, Length, plain
 from sdpa_xp_export._model.weights import Weight
 from sdpa_xp_export.spec import SymbolicShape, TensorSpec
 
 Attend: TypeAlias = Callable[["Graph", str, Mapping[str, object], Mapping[str, object]], Any]
 """Writes a call of the library: the graph, the public function, its arrays by name, its other arguments."""
+_Binary: TypeAlias = Callable[["GraphValue", object], "GraphValue"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -188,6 +186,41 @@ class Graph:
         return helper.make_graph(self.nodes, "body", self.inputs, infos, constants, value_info=self.declared)
 
 
+def _unary(function: str) -> Callable[[GraphValue], GraphValue]:
+    """Return an operator that calls a function of the value's array API."""
+
+    def operator(value: GraphValue) -> GraphValue:
+        result: GraphValue = getattr(value.graph.namespace, function)(value)
+        return result
+
+    return operator
+
+
+def _binary(function: str) -> tuple[_Binary, _Binary]:
+    """Return an operator with the value as its left operand, and one with the value as its right operand."""
+
+    def operator(value: GraphValue, other: object) -> GraphValue:
+        result: GraphValue = getattr(value.graph.namespace, function)(value, other)
+        return result
+
+    def reflected(value: GraphValue, other: object) -> GraphValue:
+        result: GraphValue = getattr(value.graph.namespace, function)(other, value)
+        return result
+
+    return operator, reflected
+
+
+def _augmented(operator: str) -> _Binary:
+    """Return the augmented assignment of an operator, `x += y`: the result takes the name of the value."""
+
+    def assign(value: GraphValue, other: object) -> GraphValue:
+        result = getattr(value, operator)(other)
+        assigned: GraphValue = value.graph.namespace.in_place_result(value, result)
+        return assigned
+
+    return assign
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GraphValue:
     """An edge of the graph, with the operators of the array API."""
@@ -245,42 +278,35 @@ class GraphValue:
         return self.graph.namespace.of_ufunc(self, ufunc, method, inputs, **keywords)
 
     def __array_function__(self, function: Callable[..., object], *_: object) -> Any:
-        """Refuse a function of NumPy, which would make an array of objects of a value."""
-        name = function.__name__
-        rule = f"a value of a graph must not go to `numpy.{name}`"
-        hint = function_hint(name, self.graph.namespace)
-        raise ArgumentTypeError(self.graph.function, rule, {"value": self.name}, hint)
+        raise self.graph.namespace.numpy_error(self, function.__name__)
 
     if not TYPE_CHECKING:  # a type checker would allow any attribute
 
         def __getattr__(self, name: str) -> Any:
-            """Say where a method of other arrays is found here."""
-            rule = f"a value of a graph has no attribute {name!r}"
-            hint = "" if name.startswith("_") else function_hint(name, self.graph.namespace)
-            raise AttributeError(Message(self.graph.function, rule, {"value": self.name}, hint))
+            raise self.graph.namespace.attribute_error(self, name)
 
-    __add__, __radd__ = binary("add"), reflected("add")
-    __sub__, __rsub__ = binary("subtract"), reflected("subtract")
-    __mul__, __rmul__ = binary("multiply"), reflected("multiply")
-    __truediv__, __rtruediv__ = binary("divide"), reflected("divide")
-    __mod__, __rmod__ = binary("remainder"), reflected("remainder")
-    __floordiv__, __rfloordiv__ = binary("floor_divide"), reflected("floor_divide")
-    __pow__, __rpow__ = binary("pow"), reflected("pow")
-    __lshift__, __rlshift__ = binary("bitwise_left_shift"), reflected("bitwise_left_shift")
-    __rshift__, __rrshift__ = binary("bitwise_right_shift"), reflected("bitwise_right_shift")
-    __and__ = __rand__ = binary("bitwise_and")
-    __or__ = __ror__ = binary("bitwise_or")
-    __xor__ = __rxor__ = binary("bitwise_xor")
-    __iadd__, __isub__, __imul__ = augmented("__add__"), augmented("__sub__"), augmented("__mul__")
-    __itruediv__, __ifloordiv__ = augmented("__truediv__"), augmented("__floordiv__")
-    __imod__, __ipow__, __imatmul__ = augmented("__mod__"), augmented("__pow__"), augmented("__matmul__")
-    __iand__, __ior__, __ixor__ = augmented("__and__"), augmented("__or__"), augmented("__xor__")
-    __ilshift__, __irshift__ = augmented("__lshift__"), augmented("__rshift__")
-    __le__, __lt__ = binary("less_equal"), binary("less")
-    __ge__, __gt__ = binary("greater_equal"), binary("greater")
-    __neg__, __pos__, __abs__ = unary("negative"), unary("positive"), unary("abs")
-    __invert__ = unary("bitwise_invert")
-    __getitem__ = binary("item")
+    __add__, __radd__ = _binary("add")
+    __sub__, __rsub__ = _binary("subtract")
+    __mul__, __rmul__ = _binary("multiply")
+    __truediv__, __rtruediv__ = _binary("divide")
+    __mod__, __rmod__ = _binary("remainder")
+    __floordiv__, __rfloordiv__ = _binary("floor_divide")
+    __pow__, __rpow__ = _binary("pow")
+    __lshift__, __rlshift__ = _binary("bitwise_left_shift")
+    __rshift__, __rrshift__ = _binary("bitwise_right_shift")
+    __and__ = __rand__ = _binary("bitwise_and")[0]
+    __or__ = __ror__ = _binary("bitwise_or")[0]
+    __xor__ = __rxor__ = _binary("bitwise_xor")[0]
+    __iadd__, __isub__, __imul__ = _augmented("__add__"), _augmented("__sub__"), _augmented("__mul__")
+    __itruediv__, __ifloordiv__ = _augmented("__truediv__"), _augmented("__floordiv__")
+    __imod__, __ipow__, __imatmul__ = _augmented("__mod__"), _augmented("__pow__"), _augmented("__matmul__")
+    __iand__, __ior__, __ixor__ = _augmented("__and__"), _augmented("__or__"), _augmented("__xor__")
+    __ilshift__, __irshift__ = _augmented("__lshift__"), _augmented("__rshift__")
+    __le__, __lt__ = _binary("less_equal")[0], _binary("less")[0]
+    __ge__, __gt__ = _binary("greater_equal")[0], _binary("greater")[0]
+    __neg__, __pos__, __abs__ = _unary("negative"), _unary("positive"), _unary("abs")
+    __invert__ = _unary("bitwise_invert")
+    __getitem__ = _binary("item")[0]
 
     # Python's own == returns a bool; an array's returns an answer for each element.
     def __eq__(self, other: object) -> GraphValue:  # type: ignore[override]

@@ -1,13 +1,14 @@
-"""A length that is known only when the graph runs."""
+"""What is known only when the graph runs: lengths, which are names until then, and the device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, cast
 
 import numpy as np
 
-from sdpa_xp.errors import ArgumentTypeError
+from sdpa_xp._checks.shapes import broadcast
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export.spec import SymbolicShape, addends
 
 HINT = (
@@ -165,3 +166,41 @@ def has_names(shape: Sequence[Any]) -> bool:
 def joined_name(*parts: object) -> str:
     """Return a name for a new length, made of what it follows from; equal parts give equal names."""
     return "_".join(str(part).replace("+", "_and_").replace("-", "minus_") for part in parts)
+
+
+def joint_shape(*shapes: SymbolicShape) -> SymbolicShape:
+    """Return the shape that `shapes` broadcast to."""
+    # `broadcast` compares lengths and never counts with them, so a name may stand where its type says int.
+    joint = broadcast(*(cast(tuple[int, ...], shape) for shape in shapes))
+    if joint is None:
+        rule = "shapes must broadcast; a name broadcasts only with itself and with 1"
+        raise ArgumentValueError("to_onnx", rule, {"shapes": ", ".join(map(str, shapes))})
+    return joint
+
+
+def broadcasts_to(shape: SymbolicShape, target: SymbolicShape) -> bool:
+    """Return whether an array of `shape` broadcasts to `target` without making it larger."""
+    return broadcast(*(cast(tuple[int, ...], lengths) for lengths in (shape, target))) == target
+
+
+class Device:
+    """The one device of all values, which the session of a run decides. Any other comparison is refused."""
+
+    def __repr__(self) -> str:
+        return "the device of a graph"
+
+    def __eq__(self, other: object) -> bool:
+        if other is None or isinstance(other, Device):
+            return other is not None
+        return self._refuse()
+
+    def __hash__(self) -> NoReturn:
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        rule = "a value of a graph has no device to be compared, since a run chooses it"
+        hint = "Write the graph for each device: `runtime` names the provider, as in 'onnxruntime>=1.28;cuda'."
+        raise ArgumentTypeError("to_onnx", rule, {"x.device": self}, hint)
+
+
+DEVICE = Device()

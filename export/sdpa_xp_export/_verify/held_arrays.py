@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
-from sdpa_xp_export._array_api.dispatch import is_array
+from sdpa_xp_export._arrays.operators import is_array
 
 Change: TypeAlias = Callable[[Any], Any]
 """A function that returns another array for an array, or the same one if it does not change."""

@@ -7,8 +7,8 @@ from typing import cast
 
 import numpy as np
 
-from sdpa_xp_export._array_api import namespace as xp
-from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._arrays import namespace as xp
+from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import counts_real_keys, hides_keys, is_causal, only_appends
 from sdpa_xp_export._graph.graph import Graph, GraphValue
@@ -126,9 +126,9 @@ def _with_lengths(inputs: FormInputs) -> dict[str, GraphValue]:
     batch = call.sizes.batch[0]
     # The operator only adds -inf to the scores of other keys, so a NaN in them would leak in a kernel that does
     # not skip them: onnxruntime's does, ONNX's own reference does not.
-    real = ops.unsqueeze(tile.columns, -1) < lengths
+    real = xp.expand_dims(tile.columns, axis=-1) < lengths
     key, value = (xp.where(real, array, 0.0) for array in (inputs.key, inputs.value))
-    counted = ops.reshape(lengths, [-1], (batch,))
+    counted = xp.reshape(lengths, [-1], dims=(batch,))
     more = [None, None, None, counted]  # no mask, past key and past value
     output, *_ = _node(tile, inputs.query, key, value, *more, is_causal=call.cached and bool(call.masks))
     return finished_outputs(inputs, {"output": output})
@@ -201,6 +201,6 @@ def _expanded_mask(inputs: FormInputs, mask: GraphValue) -> GraphValue:
     lengths, shape = inputs.lengths, (inputs.query.dims[-2], inputs.key.dims[-2])
     if mask.dims[-2:] != shape:
         columns = lengths.kept_keys if shape[1] == "first_keys" else lengths.keys
-        ends = [ops.unsqueeze(length, 0) for length in (lengths.queries, columns)]
-        mask = ops.expand(mask, ops.join(ends), shape)
+        ends = [xp.expand_dims(length, axis=0) for length in (lengths.queries, columns)]
+        mask = xp.broadcast_to(mask, xp.concat(ends), dims=shape)
     return mask if mask.ndim == 2 else ops.to_rank(mask, RANK)

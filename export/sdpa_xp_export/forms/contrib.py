@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._arrays import namespace as xp
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._graph.graph import GraphValue
 
@@ -32,13 +32,13 @@ def packed(value: GraphValue) -> GraphValue:
     heads, width = value.dims[-3], value.dims[-1]
     assert isinstance(heads, int)
     assert isinstance(width, int)
-    swapped = ops.swap(value, -2, -3)
-    return ops.reshape(swapped, [0, 0, heads * width], (*swapped.dims[:2], heads * width))
+    swapped = xp.moveaxis(value, -2, -3)
+    return xp.reshape(swapped, [0, 0, heads * width], dims=(*swapped.dims[:2], heads * width))
 
 
 def unpacked(value: GraphValue, heads: int) -> GraphValue:
     """(B, L, H * Ev) -> (B, H, L, Ev)."""
     batch, length, width = value.dims
     assert isinstance(width, int)
-    split = ops.reshape(value, [0, 0, heads, width // heads], (batch, length, heads, width // heads))
-    return ops.swap(split, -2, -3)
+    split = xp.reshape(value, [0, 0, heads, width // heads], dims=(batch, length, heads, width // heads))
+    return xp.moveaxis(split, -2, -3)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from sdpa_xp_export._array_api import namespace as xp
-from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._arrays import namespace as xp
+from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import is_window, key_window
 from sdpa_xp_export._graph.finished_model import CONTRIB
@@ -68,7 +68,7 @@ def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphVa
         _node(call, q, k, v, lengths, part_sinks, window)
         for q, k, v, part_sinks in zip(query, key, value, split_sinks, strict=True)
     ]
-    output = halves[0] if parts == 1 else ops.join(halves, 1, call.sizes.query_heads)
+    output = halves[0] if parts == 1 else xp.concat(halves, axis=1)
     return finished_outputs(inputs, {"output": xp.where(_holds_nan(inputs), math.nan, output)})
 
 
@@ -112,8 +112,8 @@ def _holds_nan(inputs: FormInputs) -> GraphValue:
     if group > 1:
         shape = (*key.dims[:2], group, *key.dims[2:])
         times = query.graph.constant([1, 1, group, 1, 1], "int64")
-        repeated = ops.expand(ops.unsqueeze(key, 2), times, shape)
-        key = ops.reshape(repeated, [0, call.sizes.query_heads, -1, 1], query.dims)
+        repeated = xp.broadcast_to(xp.expand_dims(key, axis=2), times, dims=shape)
+        key = xp.reshape(repeated, [0, call.sizes.query_heads, -1, 1], dims=query.dims)
     return (query != query) | (key != key)
 
 
@@ -136,6 +136,6 @@ def _window(call: ExportCall) -> int:
 def _lengths(inputs: FormInputs) -> tuple[GraphValue, GraphValue]:
     """Return seqlens_k, which is S - 1 for each batch entry, and the largest S."""
     lengths, batch = inputs.lengths, inputs.call.sizes.batch[0]
-    last = ops.unsqueeze(lengths.keys, 0) - 1
+    last = xp.expand_dims(lengths.keys, axis=0) - 1
     repeated = lengths.graph.add("Expand", last, lengths.length(batch), dtype="int64", shape=(batch,))
     return repeated.astype("int32"), lengths.keys.astype("int32")

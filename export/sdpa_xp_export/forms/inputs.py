@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._arrays import namespace as xp
+from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import cuts_keys
 from sdpa_xp_export._graph.graph import Graph, GraphValue
@@ -74,20 +75,20 @@ def _appended(lengths: GraphLengths, past: GraphValue, new: GraphValue, *, in_pl
     """past, new -> Concat; if the past has room, the new tokens written behind its last real ones."""
     call, graph, axis = lengths.call, lengths.graph, lengths.call.length_axis
     if call.past_lengths is None:
-        return ops.join([past, new], new.ndim + axis, call.sizes.keys)
+        return xp.concat([past, new], axis=axis)
     filled = graph.argument("past_lengths", call.past_lengths).astype("int64")
     if in_place:
         return graph.add("TensorScatter", past, new, filled, dtype=past.elem_type, shape=past.dims, axis=axis)
     # ScatterElements wants an index for each element: where the past ends, and a step more for each new token.
     count = ops.scalar(lengths.length(call.key.shape[axis]))
     ones = [1] * (new.ndim - 1)
-    first = ops.reshape(filled, [-1, *ones], (*filled.dims, *ones))
+    first = xp.reshape(filled, [-1, *ones], dims=(*filled.dims, *ones))
     shape = [1] * new.ndim
     shape[axis] = -1
-    steps = ops.arange(count, call.key.shape[axis])
-    steps = ops.reshape(steps, shape, tuple(new.dims[axis] if n == -1 else 1 for n in shape))
-    target = graph.add("Shape", new, dtype="int64", shape=(new.ndim,))
-    index = ops.expand(first + steps, target, new.dims)
+    steps = xp.arange(0, count, length=call.key.shape[axis])
+    steps = xp.reshape(steps, shape, dims=tuple(new.dims[axis] if n == -1 else 1 for n in shape))
+    target = ops.shape_of(new)
+    index = xp.broadcast_to(first + steps, target, dims=new.dims)
     return graph.add(
         "ScatterElements", past, index, new, dtype=past.elem_type, shape=past.dims, axis=new.ndim + axis
     )

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cached_property
 
-from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._arrays import namespace as xp
+from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._call.arguments import OUTPUTS
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import is_only_causal
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.forms.inputs import FormInputs, finished_outputs, read_inputs
-from sdpa_xp_export.lowering import counting
 from sdpa_xp_export.lowering.graph_lengths import GraphLengths, LengthsAsData, LengthsInBody
 from sdpa_xp_export.lowering.hidden_keys import hide_keys
 from sdpa_xp_export.lowering.key_range import key_range
@@ -62,7 +62,7 @@ def _rows(lengths: GraphLengths) -> GraphValue:
     length = lengths.call.sizes.queries
     if isinstance(length, int):
         return lengths.graph.constant([min(length, ROWS)], "int64")
-    return counting.within(lengths.length(length), 1, ROWS)
+    return xp.clip(lengths.length(length), 1, ROWS, exact=False)
 
 
 def _attend_block(
@@ -93,7 +93,7 @@ def _padded(query: GraphValue, missing: GraphValue) -> GraphValue:
     graph = query.graph
     before, behind = (graph.constant([0] * length, "int64") for length in (query.ndim - 2, query.ndim + 1))
     shape = (*query.dims[:-2], "rows", query.dims[-1])
-    pads = ops.join([before, missing, behind])
+    pads = xp.concat([before, missing, behind])
     return graph.add("Pad", query, pads, dtype=query.elem_type, shape=shape)
 
 
@@ -116,7 +116,7 @@ class _QueryBlock(GraphTile):
         stop = self._host.length(whole.call.sizes.queries) - number * rows
         self.start = stop - rows
         """The first row, which is negative where rows are missing."""
-        first = counting.larger(self.start, 0)
+        first = xp.maximum(self.start, 0, exact=False)
         masks = whole.masks
         if key_mask is not None:
             masks = tuple(mask for mask in masks if not mask.hides_whole_keys)
@@ -143,12 +143,13 @@ class _QueryBlock(GraphTile):
     @cached_property
     def rows(self) -> GraphValue:
         # Missing rows count as the first query: each index that masks ask for exists.
-        return counting.larger(self._numbers(replace(self.row_range, start=self.start)), 0)
+        rows = self._numbers(replace(self.row_range, start=self.start))
+        return xp.maximum(rows, 0, exact=False)
 
     def cut(self, value: GraphValue) -> GraphValue:
         # A Slice would begin at the first query; Gather repeats its row for the missing ones.
         rows = self.rows if value.ndim > 1 and value.dims[-2] != 1 else None
-        value = value if rows is None else ops.gather(value, rows, value.ndim - 2)
+        value = value if rows is None else xp.take(value, rows, axis=value.ndim - 2)
         columns = self.column_range
         if columns.length == "kept_keys":  # the first ones
             zero = self.graph.constant([0], "int64")
@@ -163,13 +164,13 @@ def _joined(inputs: FormInputs, blocks: GraphValue, even: bool) -> GraphValue:
     length = inputs.call.sizes.queries
     queries, rows = lengths.length(length), _rows(lengths)
     # The count of blocks is at least 1, as without a query.
-    count = counting.larger(counting.divided(queries + (rows - 1), rows), 1)
+    count = xp.maximum(xp.floor_divide(queries + (rows - 1), rows, exact=False), 1, exact=False)
     # The standard stacks what a loop returns. ONNX's evaluator joins it, but the numbers have the same order.
     outer, inner = ([lengths.length(name) for name in names] for names in (before, rest))
-    blocks = ops.reshape_to(blocks, ops.join([count, *outer, rows, *inner]), blocks.dims)
-    blocks = ops.permute(ops.reverse(blocks), [*range(1, axis), 0, *range(axis, blocks.ndim)])
+    blocks = xp.reshape(blocks, xp.concat([count, *outer, rows, *inner]), dims=blocks.dims)
+    blocks = xp.permute_dims(ops.reverse(blocks), [*range(1, axis), 0, *range(axis, blocks.ndim)])
     target = graph.constant([*[0] * len(before), -1, *rest], "int64")
-    joined = ops.reshape_to(blocks, target, (*before, length if even else "padded", *rest))
+    joined = xp.reshape(blocks, target, dims=(*before, length if even else "padded", *rest))
     if even:
         return joined
     stop = count * rows

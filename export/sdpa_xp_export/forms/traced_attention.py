@@ -12,9 +12,8 @@ from sdpa_xp._checks.shapes import HLE
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._array_api import namespace as xp
-from sdpa_xp_export._array_api import ops
-from sdpa_xp_export._array_api.dispatch import is_array
+from sdpa_xp_export._arrays import namespace as xp
+from sdpa_xp_export._arrays.operators import is_array
 from sdpa_xp_export._call.arguments import warn_of_zeros_and_ones
 from sdpa_xp_export._call.call import OPTIONS, ExportCall, checked_call
 from sdpa_xp_export._call.operands import with_operands
@@ -160,4 +159,4 @@ def _ignores_heads(argument: object) -> bool:
 
 def _with_head(value: GraphValue) -> GraphValue:
     """(B, length, width) -> (B, 1, length, width); fewer axes have no heads."""
-    return ops.unsqueeze(value, -3) if value.ndim == 3 else value
+    return xp.expand_dims(value, axis=-3) if value.ndim == 3 else value

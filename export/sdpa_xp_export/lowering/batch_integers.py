@@ -6,7 +6,7 @@ from typing import cast
 
 from sdpa_xp._checks.shapes import check_broadcasts
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp_export._graph.shapes import broadcasts_to
+from sdpa_xp_export._graph.lengths import broadcasts_to
 from sdpa_xp_export.spec import SymbolicShape
 
 _WRITTEN = {

@@ -11,8 +11,8 @@ from sdpa_xp import biases
 from sdpa_xp._checks.shapes import check_broadcasts, check_columns
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp_export._array_api import namespace as xp
-from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._arrays import namespace as xp
+from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._call.mask_analysis import may_mask
 from sdpa_xp_export._call.operands import Initializer, Input, kind_of
 from sdpa_xp_export._graph.graph import GraphValue
@@ -62,8 +62,7 @@ def _for_all_pairs(result: GraphValue, scores: GraphValue) -> GraphValue:
     """result of a function -> Expand to the shape of the scores; the function may have ignored them."""
     if result.dims == scores.dims:
         return result
-    lengths = scores.graph.add("Shape", scores, dtype="int64", shape=(scores.ndim,))
-    return ops.expand(result, lengths, scores.dims)
+    return xp.broadcast_to(result, ops.shape_of(scores), dims=scores.dims)
 
 
 def is_additive(bias: Bias) -> bool:
@@ -111,14 +110,14 @@ def _relative(
     if max_distance <= LISTED:
         # The graph holds the bucket of each distance, so the table is reordered by distance once.
         every = tile.graph.constant(rules.of_each_distance(), "int64")
-        by_bucket = ops.gather(by_bucket, every, 0)
+        by_bucket = xp.take(by_bucket, every, axis=0)
         index = xp.clip(distance, -max_distance, max_distance) + max_distance
     else:
         # A list of that many distances would be larger than a search among the beginnings of the buckets.
         index = bucket(rules, distance)
-    term = ops.gather(ops.transpose(by_bucket), index, 1)
+    term = xp.take(xp.matrix_transpose(by_bucket), index, axis=1)
     if index.ndim == 3:  # (Hq, 1, rows, columns)
-        return ops.squeeze(term, [1])
+        return xp.squeeze(term, 1)
     # If batch entries stand at different keys, (Hq, B, 1, rows, columns) becomes (B, Hq, rows, columns).
     return term if index.ndim == 2 else ops.squeeze_front(ops.swap(term, 0, 2), 4)
 

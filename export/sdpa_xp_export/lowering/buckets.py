@@ -9,8 +9,7 @@ import numpy as np
 
 from sdpa_xp import biases
 from sdpa_xp.biases import Bias
-from sdpa_xp_export._array_api import namespace as xp
-from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._arrays import namespace as xp
 from sdpa_xp_export._graph.graph import GraphValue
 
 LISTED = 2**10
@@ -68,7 +67,7 @@ def bucket(rules: Buckets, distance: GraphValue) -> GraphValue:
     number = distance * 0
     for step in steps:
         further = number + 2**step
-        reached = ops.gather(listed, further, 0) <= away
+        reached = xp.take(listed, further, axis=0) <= away
         number = xp.where(reached, further, number)
     if rules.bidirectional:
         return xp.where(distance > 0, number + rules.of_one_direction, number)

@@ -20,8 +20,8 @@ from sdpa_xp._checks.shapes import check_broadcasts
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, message_of
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._array_api import namespace as xp
-from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._arrays import namespace as xp
+from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._call.operands import Initializer, Input, with_operands
 from sdpa_xp_export._dtypes.dtype import Dtype
 from sdpa_xp_export._graph.graph import GraphValue

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from sdpa_xp_export._array_api import namespace as xp
-from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._arrays import namespace as xp
+from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import cuts_keys
 from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export.lowering import counting
 from sdpa_xp_export.spec import addends
 
 BEYOND = 2**30
@@ -47,12 +46,12 @@ class GraphLengths:
     @cached_property
     def kept_keys(self) -> GraphValue:
         """The number of keys that are left when those behind the last query are cut off."""
-        return counting.smaller(self.queries, self.keys) if cuts_keys(self.call) else self.keys
+        return xp.minimum(self.queries, self.keys, exact=False) if cuts_keys(self.call) else self.keys
 
     @cached_property
     def key_count(self) -> GraphValue:
         """`kept_keys` as (1,)."""
-        return ops.unsqueeze(self.kept_keys, 0)
+        return xp.expand_dims(self.kept_keys, axis=0)
 
     @cached_property
     def more_keys(self) -> GraphValue:
@@ -78,7 +77,7 @@ class GraphLengths:
     def extreme(self, op: str, integers: GraphValue, *, shifts: bool = False) -> GraphValue:
         """integers of any shape, which may shift queries -> ReduceMin or ReduceMax of them, (1,)."""
         del shifts  # here no length bounds them
-        flat = ops.reshape(xp.clip(integers, -BEYOND, BEYOND), [-1], ("all",))
+        flat = xp.reshape(xp.clip(integers, -BEYOND, BEYOND), (-1,))
         return ops.reduce(op, flat)
 
     def _new_keys(self) -> GraphValue:
@@ -128,8 +127,8 @@ class LengthsInBody(GraphLengths):
         if shifts and self.call.cached:
             queries = keys = queries + keys
             added = added + self.length(self.call.sizes.keys)
-        extreme = counting.smaller(counting.larger(lengths.extreme(op, integers), -queries), keys)
-        marks = ops.arange(ops.scalar(extreme + queries), "marks")
+        extreme = xp.clip(lengths.extreme(op, integers), -queries, keys, exact=False)
+        marks = xp.arange(0, ops.scalar(extreme + queries), length="marks")
         return ops.length_of(self.graph.here(marks), 0) - added
 
 
@@ -167,4 +166,4 @@ class LengthsAsData(GraphLengths):
 
 def _as_data(length: GraphValue) -> GraphValue:
     """A length -> the same number: a Range of one, which takes its bounds from the host, and gives data."""
-    return ops.scalar(ops.arange(length + 1, 1, length))
+    return ops.scalar(xp.arange(length, length + 1, length=1))

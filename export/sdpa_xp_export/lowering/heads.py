@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from sdpa_xp._checks.shapes import HLE
-from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._arrays import namespace as xp
+from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.shapes import joint_shape
+from sdpa_xp_export._graph.lengths import joint_shape
 
 
 def in_layout(value: GraphValue, layout: str) -> GraphValue:
     """(..., heads, length, width) -> the axes in the order of `layout`, and back; 2-D has no heads."""
-    return value if layout == HLE or value.ndim < 3 else ops.swap(value, -2, -3)
+    return value if layout == HLE or value.ndim < 3 else xp.moveaxis(value, -2, -3)
 
 
 def matmul_grouped(rows: GraphValue, shared: GraphValue) -> GraphValue:
@@ -23,13 +24,12 @@ def matmul_grouped(rows: GraphValue, shared: GraphValue) -> GraphValue:
     batch = joint_shape(rows.dims[:-3], shared.dims[:-3])
     shape = (*batch, heads, rows.dims[-2], shared.dims[-1])
     if heads == groups:
-        return ops.product(rows, shared, shape)
+        return rows @ shared
     assert isinstance(groups, int)
     assert isinstance(heads, int)
     folded = (*rows.dims[:-3], groups, "rows", rows.dims[-1])
-    rows = ops.reshape(rows, [0] * (rows.ndim - 3) + [groups, -1, 0], folded)
-    result = ops.product(rows, shared, (*batch, *folded[-3:-1], shape[-1]))
-    return ops.reshape(result, [0] * len(batch) + [heads, -1, 0], shape)
+    rows = xp.reshape(rows, [0] * (rows.ndim - 3) + [groups, -1, 0], dims=folded)
+    return xp.reshape(rows @ shared, [0] * len(batch) + [heads, -1, 0], dims=shape)
 
 
 def has_allowed_key(allowed: GraphValue) -> GraphValue:
@@ -51,6 +51,6 @@ def is_attended(allowed: GraphValue, groups: int) -> GraphValue:
     heads = count.dims[-3] if count.ndim >= 3 else 1
     if isinstance(heads, int) and heads not in (1, groups):
         target = [0] * (count.ndim - 3) + [groups, heads // groups, -1]
-        count = ops.reshape(count, target, (*count.dims[:-3], groups, heads // groups, count.dims[-1]))
+        count = xp.reshape(count, target, dims=(*count.dims[:-3], groups, heads // groups, count.dims[-1]))
         count = ops.reduce("ReduceSum", count, -2)
-    return ops.transpose(count) > 0.0
+    return xp.matrix_transpose(count) > 0.0

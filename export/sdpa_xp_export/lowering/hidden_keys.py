@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from sdpa_xp_export._array_api import namespace as xp
-from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._arrays import namespace as xp
+from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._call.mask_analysis import may_mask
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export.lowering.graph_lengths import GraphLengths
@@ -28,7 +28,7 @@ def hide_keys(
     masks = tuple(mask for mask in call.masks if mask.hides_whole_keys)
     if not masks or call.cached or any(map(may_mask, call.biases)):
         return key, value, columns, None
-    last_query = ops.unsqueeze(lengths.queries, 0) - 1
+    last_query = xp.expand_dims(lengths.queries, axis=0) - 1
     kept = key_range(
         GraphTile(lengths, graph, queries, columns, masks), graph.constant([0], "int64"), last_query
     )
@@ -38,6 +38,6 @@ def hide_keys(
     allowed = all_allowed(GraphTile(lengths, graph, queries, columns, masks), masks)
     assert isinstance(allowed, GraphValue)
     allowed = ops.to_rank(allowed, 2)
-    key, value = (xp.where(ops.transpose(allowed), array, 0.0) for array in (key, value))
+    key, value = (xp.where(xp.matrix_transpose(allowed), array, 0.0) for array in (key, value))
     added = xp.where(allowed, graph.constant(0.0, key.elem_type), -math.inf)
     return key, value, columns, KeyMask(allowed, added)

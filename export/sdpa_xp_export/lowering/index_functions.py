@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sdpa_xp.errors import ArgumentTypeError, message_of, summary
-from sdpa_xp_export._graph.function_hints import MissingFunctionError
+from sdpa_xp_export._arrays.numpy_and_torch import MissingFunctionError
 from sdpa_xp_export._graph.graph import GraphValue
 
 TRACING_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, NotImplementedError)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import cast
 
+from sdpa_xp_export._arrays import namespace as xp
 from sdpa_xp_export._call.operands import kind_of
 from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export.lowering import counting
 from sdpa_xp_export.lowering.tile import GraphTile
 
 
@@ -64,12 +64,12 @@ def key_range(tile: GraphTile, first: GraphValue, last: GraphValue) -> tuple[Gra
         keys = host.key_count
     start, stop = zero, keys
     for bound in starts:
-        start = counting.larger(start, bound)
+        start = xp.maximum(start, bound, exact=False)
     for bound in stops:
-        stop = counting.smaller(stop, bound)
+        stop = xp.minimum(stop, bound, exact=False)
     # At least one key stays, so that no operator meets an empty axis; a query may still have no key among them.
-    start = counting.larger(counting.smaller(start, keys - 1), zero)
-    return start, counting.larger(stop, start + 1)
+    start = xp.maximum(xp.minimum(start, keys - 1, exact=False), zero, exact=False)
+    return start, xp.maximum(stop, start + 1, exact=False)
 
 
 def _extreme(tile: GraphTile, op: str, integers: GraphValue | int) -> GraphValue:

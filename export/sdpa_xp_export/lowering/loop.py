@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._arrays import namespace as xp
+from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 
 
@@ -34,7 +35,7 @@ def loop_over_steps(
     number = body.input("Iteration", "int64", ())
     body.input("GoesOn", "bool", ())
     carried = body.input("Captured", "int64", ("one",))
-    one = body.add("Shape", carried, dtype="int64", shape=(1,))
+    one = ops.shape_of(carried)
     goes_on, results = step(body, number * one)
     states = [ops.scalar(goes_on), body.copy(carried)]  # an output of a body must be the output of a node
     stacked = [(result.elem_type, ("steps", *result.dims)) for result in results]
@@ -54,12 +55,8 @@ def _sum_of_captured(body: Graph) -> GraphValue:
     """What a body captures -> an integer that follows from each of it, (1,)."""
     used = {name for node in body.nodes for name in node.input}
     parts = [
-        value if (value.elem_type, value.dims) == ("int64", (1,)) else _shape_of(value)
+        value if (value.elem_type, value.dims) == ("int64", (1,)) else ops.shape_of(value)
         for value in body.captured.values()
         if value.name in used
     ]
-    return ops.reduce("ReduceSum", ops.join(parts, length="lengths"))
-
-
-def _shape_of(value: GraphValue) -> GraphValue:
-    return value.graph.add("Shape", value, dtype="int64", shape=(value.ndim,))
+    return ops.reduce("ReduceSum", xp.concat(parts))

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._arrays import namespace as xp
 from sdpa_xp_export._call.operands import kind_of
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export.lowering.formula import allowed_by_formula
@@ -104,8 +104,8 @@ def _document(tile: GraphTile, query_ids: object, key_ids: object) -> AllowedPai
         raise ArgumentValueError(tile.graph.function, rule, got, "Pass the ids of the keys as `key_ids`.")
     queries = tile.ids("attn_mask.query_ids", query_ids, tile.call.sizes.queries)
     keys = queries if key_ids is None else tile.ids("attn_mask.key_ids", key_ids, tile.call.sizes.keys)
-    queries, keys = (ops.unsqueeze(ids, -2) for ids in (queries, keys))
-    return tile.cut(ops.unsqueeze(queries, -1)) == tile.cut(ops.unsqueeze(keys, -2))
+    queries, keys = (xp.expand_dims(ids, axis=-2) for ids in (queries, keys))
+    return tile.cut(xp.expand_dims(queries, axis=-1)) == tile.cut(xp.expand_dims(keys, axis=-2))
 
 
 def _chunked(tile: GraphTile, size: int) -> AllowedPairs:

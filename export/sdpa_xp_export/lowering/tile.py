@@ -12,13 +12,14 @@ import numpy as np
 from sdpa_xp._checks.numbers import LARGEST_INTEGER, check_integer
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._arrays import namespace as xp
+from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import hides_keys
 from sdpa_xp_export._call.operands import GraphOperand, Initializer, Input
 from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export._graph.shapes import broadcasts_to
+from sdpa_xp_export._graph.lengths import broadcasts_to
 from sdpa_xp_export.lowering.batch_integers import check_batch_integers
 from sdpa_xp_export.lowering.graph_lengths import GraphLengths
 
@@ -97,7 +98,7 @@ class GraphTile:
     @property
     def row(self) -> GraphValue:
         """Numbers of the queries, (rows, 1)."""
-        return ops.unsqueeze(self.rows, -1)
+        return xp.expand_dims(self.rows, axis=-1)
 
     @property
     def query_index(self) -> GraphValue:
@@ -112,7 +113,7 @@ class GraphTile:
         """Positions of the keys, (1, columns); (B, 1, 1, columns) if batch entries differ."""
         if self.positions is not None:
             return self.cut(self.here(self.positions[1]))
-        return ops.unsqueeze(self.columns, 0)
+        return xp.expand_dims(self.columns, axis=0)
 
     @property
     def indices(self) -> tuple[GraphValue, GraphValue, GraphValue, GraphValue]:
@@ -130,15 +131,15 @@ class GraphTile:
         for length in lengths:
             count = count * ops.scalar(length)
         ones = [self.graph.constant([1], "int64")] * 3
-        target = ops.join([*lengths, *ones])
-        return ops.reshape_to(ops.arange(count, "entries"), target, (*batch, 1, 1, 1))
+        target = xp.concat([*lengths, *ones])
+        return xp.reshape(xp.arange(0, count, length="entries"), target, dims=(*batch, 1, 1, 1))
 
     def at_positions(self, query_positions: object, key_positions: object) -> GraphTile:
         """Return the same tile with positions of the queries, (..., L), and of the keys, (..., S)."""
-        queries = ops.unsqueeze(self.vector("query_positions", query_positions), -2)
-        keys = ops.unsqueeze(self.vector("key_positions", key_positions), -2)
+        queries = xp.expand_dims(self.vector("query_positions", query_positions), axis=-2)
+        keys = xp.expand_dims(self.vector("key_positions", key_positions), axis=-2)
         tile = copy(self)
-        tile.positions = ops.unsqueeze(queries, -1), ops.unsqueeze(keys, -2)
+        tile.positions = xp.expand_dims(queries, axis=-1), xp.expand_dims(keys, axis=-2)
         return tile
 
     def here(self, value: GraphValue) -> GraphValue:
@@ -172,7 +173,7 @@ class GraphTile:
         vector = self.vector(name, value)
         batch = self.call.sizes.batch
         if vector.dims == (1,) and not batch:
-            return ops.reshape(vector, (1, 1, 1), (1, 1, 1))
+            return xp.reshape(vector, (1, 1, 1), dims=(1, 1, 1))
         check_batch_integers(self.graph.function, name, vector.dims, batch)
         return ops.with_ones(vector, 3)
 
@@ -221,10 +222,13 @@ class GraphTile:
         return ops.cut(value, (part.start, part.stop), axis, part.length)
 
     def _numbers(self, part: TileRange) -> GraphValue:
+        start: GraphValue | int = 0
         if part.start is not None and part.stop is not None:
-            return ops.arange(ops.scalar(part.stop), part.length, ops.scalar(part.start))
-        stop = self.host.queries if part.kind == "queries" else self.host.kept_keys
-        return ops.arange(stop, part.length)
+            stop, start = ops.scalar(part.stop), ops.scalar(part.start)
+        else:
+            stop = self.host.queries if part.kind == "queries" else self.host.kept_keys
+        numbers: GraphValue = xp.arange(start, stop, length=part.length)
+        return numbers
 
 
 def _check_range(function: str, name: str, value: object, least: int, most: int) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from sdpa_xp_export._array_api import namespace as xp
-from sdpa_xp_export._array_api import ops
+from sdpa_xp_export._arrays import namespace as xp
+from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._call.mask_analysis import has_empty_rows, is_only_causal
 from sdpa_xp_export._call.operands import Initializer, Input
 from sdpa_xp_export._graph.graph import GraphValue
@@ -62,7 +62,7 @@ def masked_scores(
     With `may_add`, the -inf of a `key_mask` is added, which is faster than a Where but leaves NaN what is NaN.
     """
     call = tile.call
-    scores = heads.matmul_grouped(query, ops.transpose(key))
+    scores = heads.matmul_grouped(query, xp.matrix_transpose(key))
     if call.softcap is not None:
         scores = xp.tanh(scores) * call.softcap
     scores, allowed = add_biases(call.biases, tile, scores, all_allowed(tile, tile.masks))
@@ -90,8 +90,8 @@ def _expand_to_batch(tile: GraphTile, scores: GraphValue) -> GraphValue:
         return scores
     lengths = tile.whole.lengths
     ones = [lengths.graph.constant([1], "int64")] * 3
-    target = tile.here(ops.join([*(lengths.length(length) for length in batch), *ones]))
-    return ops.expand(scores, target, (*batch, *scores.dims[-3:]))
+    target = tile.here(xp.concat([*(lengths.length(length) for length in batch), *ones]))
+    return xp.broadcast_to(scores, target, dims=(*batch, *scores.dims[-3:]))
 
 
 def _softmax(scores: GraphValue) -> GraphValue:

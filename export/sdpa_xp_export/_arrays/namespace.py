@@ -10,9 +10,16 @@ import math
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
-from sdpa_xp_export._array_api.creation import arange, asarray, astype, full, ones, ones_like, zeros, zeros_like
-from sdpa_xp_export._array_api.division import divide, floor_divide, remainder
-from sdpa_xp_export._array_api.elementwise import (
+from sdpa_xp_export._arrays.arithmetic import (
+    bitwise_left_shift,
+    bitwise_right_shift,
+    divide,
+    floor_divide,
+    pow,
+    remainder,
+)
+from sdpa_xp_export._arrays.creation import arange, asarray, astype, full, ones, ones_like, zeros, zeros_like
+from sdpa_xp_export._arrays.elementwise import (
     abs,
     add,
     bitwise_and,
@@ -48,25 +55,25 @@ from sdpa_xp_export._array_api.elementwise import (
     tanh,
     where,
 )
-from sdpa_xp_export._array_api.in_place import in_place_result as in_place_result
-from sdpa_xp_export._array_api.indexing import item as item
-from sdpa_xp_export._array_api.manipulation import (
+from sdpa_xp_export._arrays.indexing import item as item
+from sdpa_xp_export._arrays.indexing import take, unstack
+from sdpa_xp_export._arrays.manipulation import (
     broadcast_to,
     concat,
     expand_dims,
-    matmul,
     matrix_transpose,
     moveaxis,
     permute_dims,
     reshape,
     squeeze,
     stack,
-    take,
-    unstack,
 )
-from sdpa_xp_export._array_api.numpy_operators import of_ufunc as of_ufunc
-from sdpa_xp_export._array_api.powers import bitwise_left_shift, bitwise_right_shift, pow
-from sdpa_xp_export._array_api.reductions import max, mean, min, std, sum, var
+from sdpa_xp_export._arrays.numpy_and_torch import attribute_error as attribute_error
+from sdpa_xp_export._arrays.numpy_and_torch import in_place_result as in_place_result
+from sdpa_xp_export._arrays.numpy_and_torch import missing_function
+from sdpa_xp_export._arrays.numpy_and_torch import numpy_error as numpy_error
+from sdpa_xp_export._arrays.numpy_and_torch import of_ufunc as of_ufunc
+from sdpa_xp_export._arrays.reductions import matmul, max, mean, min, std, sum, var
 from sdpa_xp_export._dtypes.names import (
     bfloat16,
     bool,
@@ -83,7 +90,6 @@ from sdpa_xp_export._dtypes.names import (
     uint64,
 )
 from sdpa_xp_export._dtypes.standard import __array_namespace_info__, result_type
-from sdpa_xp_export._graph.function_hints import missing_function
 
 __all__ = [
     "__array_namespace_info__",

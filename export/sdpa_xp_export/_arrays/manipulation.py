@@ -1,4 +1,8 @@
-"""The functions of the array API that move, join and repeat the elements of values."""
+"""The functions of the array API that give values another shape, or join them.
+
+Where only the caller knows the shape of the result, as in the body of a loop, `dims` says it. The lengths
+themselves are then a value.
+"""
 
 from __future__ import annotations
 
@@ -8,24 +12,51 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp_export._array_api import ops
-from sdpa_xp_export._array_api.axes import axes_of, axis_of
-from sdpa_xp_export._array_api.dispatch import array_function
-from sdpa_xp_export._array_api.indexing import item
-from sdpa_xp_export._array_api.operators import operands, promoted
-from sdpa_xp_export._dtypes.promotion import INTEGERS
+from sdpa_xp.errors import ArgumentValueError
+from sdpa_xp_export._arrays.operators import array_function, kernel_dtype, promoted
 from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.lengths import Length, has_names, joined_name, plain
-from sdpa_xp_export._graph.shapes import broadcasts_to, joint_shape
+from sdpa_xp_export._graph.lengths import Length, broadcasts_to, has_names, joined_name, joint_shape, plain
 from sdpa_xp_export._graph.traced_graph import TracedGraph, name_length, traced_graph_of
 from sdpa_xp_export.spec import SymbolicShape, total
 
+Axes = int | Sequence[int] | None
+
+
+def axis_of(value: GraphValue, axis: int, added: int = 0) -> int:
+    """Count `axis` from the front, for a value that gets `added` more axes."""
+    count, number = value.ndim + added, operator.index(axis)
+    if not -count <= number < count:
+        rule = f"`axis` must be one of {count} axes"
+        raise ArgumentValueError(value.graph.function, rule, {"axis": axis, "shape": value.dims})
+    return number % count
+
+
+def axes_of(value: GraphValue, axes: Axes) -> tuple[int, ...]:
+    """Count several axes from the front; None means all of them."""
+    if axes is None:
+        return tuple(range(value.ndim))
+    counted = tuple(axis_of(value, axis) for axis in (axes if isinstance(axes, Sequence) else (axes,)))
+    if len({*counted}) < len(counted):
+        rule = "`axis` must name each axis once"
+        raise ArgumentValueError(value.graph.function, rule, {"axis": axes, "shape": value.dims})
+    return counted
+
 
 @array_function
-def reshape(value: GraphValue, shape: Sequence[Any], *, copy: object = None) -> GraphValue:
-    """value -> Reshape; one length may be -1, which is what is left."""
-    del copy  # a value has no memory
+def reshape(
+    value: GraphValue, shape: Any, *, copy: object = None, dims: SymbolicShape | None = None
+) -> GraphValue:
+    """value -> Reshape; one length may be -1, which is what is left.
+
+    Args:
+        value: The value.
+        shape: The lengths. With `dims`, they are written as they are, and 0 keeps a length; or a value of them.
+        copy: Ignored, since a value has no memory.
+        dims: The resulting shape.
+    """
+    del copy
+    if dims is not None:
+        return _reshaped(value, shape, dims)
     shape = tuple(shape) if isinstance(shape, Sequence) else (shape,)
     shape = tuple(plain(n) if isinstance(n, Length) else operator.index(n) for n in shape)
     left = [axis for axis, length in enumerate(shape) if length == -1]
@@ -43,13 +74,24 @@ def reshape(value: GraphValue, shape: Sequence[Any], *, copy: object = None) -> 
         for axis, length in enumerate(shape)
     ]
     if has_names(kept):
-        target = ops.join([traced_graph_of(value).length(length) for length in kept])
+        target = concat([traced_graph_of(value).length(length) for length in kept])
     else:
         target = value.graph.constant(kept, "int64")
-    reshaped = ops.reshape_to(value, target, tuple(stated), **({"allowzero": 1} if is_empty else {}))
+    attributes = {"allowzero": 1} if is_empty else {}
+    reshaped = value.graph.add(
+        "Reshape", value, target, dtype=value.elem_type, shape=tuple(stated), **attributes
+    )
     for axis in left:
         name_length(reshaped, axis, stated[axis])
     return reshaped
+
+
+def _reshaped(value: GraphValue, target: GraphValue | Sequence[int], dims: SymbolicShape) -> GraphValue:
+    if not isinstance(target, GraphValue):
+        if value.dims == dims:
+            return value
+        target = value.graph.constant([*target], "int64")
+    return value.graph.add("Reshape", value, target, dtype=value.elem_type, shape=dims)
 
 
 def _remaining_length(shape: SymbolicShape, others: list[Any]) -> int | str:
@@ -73,7 +115,8 @@ def permute_dims(value: GraphValue, axes: Sequence[int]) -> GraphValue:
     if len(perm) != value.ndim:
         rule = "`axes` must name each axis"
         raise ArgumentValueError(value.graph.function, rule, {"axes": axes, "shape": value.dims})
-    return ops.permute(value, perm)
+    shape = tuple(value.dims[axis] for axis in perm)
+    return value.graph.add("Transpose", value, dtype=value.elem_type, shape=shape, perm=[*perm])
 
 
 @array_function
@@ -82,7 +125,7 @@ def matrix_transpose(value: GraphValue) -> GraphValue:
     if value.ndim < 2:
         rule = "`matrix_transpose` needs at least two axes"
         raise ArgumentValueError(value.graph.function, rule, {"shape": value.dims})
-    return ops.transpose(value)
+    return permute_dims(value, (*range(value.ndim - 2), -1, -2))
 
 
 @array_function
@@ -102,7 +145,9 @@ def moveaxis(value: GraphValue, source: int | Sequence[int], destination: int | 
 @array_function
 def expand_dims(value: GraphValue, *, axis: int = 0) -> GraphValue:
     """value -> Unsqueeze."""
-    return ops.unsqueeze(value, axis_of(value, axis, 1))
+    position, axes = axis_of(value, axis, 1), value.graph.constant([axis], "int64")
+    shape = (*value.dims[:position], 1, *value.dims[position:])
+    return value.graph.add("Unsqueeze", value, axes, dtype=value.elem_type, shape=shape)
 
 
 @array_function
@@ -112,24 +157,29 @@ def squeeze(value: GraphValue, axis: int | Sequence[int]) -> GraphValue:
     if any(isinstance(value.dims[one], int) and value.dims[one] != 1 for one in axes):
         rule = "`axis` must name axes of length 1"
         raise ArgumentValueError(value.graph.function, rule, {"axis": axis, "shape": value.dims})
-    return ops.squeeze(value, axes)
+    shape = tuple(length for axis, length in enumerate(value.dims) if axis not in axes)
+    removed = value.graph.constant(sorted(axes), "int64")
+    return value.graph.add("Squeeze", value, removed, dtype=value.elem_type, shape=shape)
 
 
 @array_function
-def broadcast_to(value: GraphValue, shape: Sequence[Any]) -> GraphValue:
-    """value -> Expand."""
-    target = tuple(map(plain, shape))
+def broadcast_to(value: GraphValue, shape: Any, *, dims: SymbolicShape | None = None) -> GraphValue:
+    """value -> Expand; with `dims`, the shape that results, `shape` is a value of the lengths."""
+    target = tuple(map(plain, shape)) if dims is None else joint_shape(value.dims, dims)
     if not broadcasts_to(value.dims, target):
         rule = "`x` must broadcast to `shape`"
         raise ArgumentValueError(value.graph.function, rule, {"x.shape": value.dims, "shape": target})
     if value.dims == target:
         return value
-    graph = traced_graph_of(value)
-    if has_names(target):
-        lengths = ops.join([graph.length(length) for length in target], length=len(target))
+    if dims is not None:
+        lengths = shape
+    elif has_names(target):
+        lengths = concat([traced_graph_of(value).length(length) for length in target])
     else:
-        lengths = graph.constant(list(target), "int64")
-    return ops.expand(value, lengths, target)
+        lengths = value.graph.constant([*target], "int64")
+    inner = kernel_dtype("Expand", value)
+    expanded = value.graph.add("Expand", value.astype(inner), lengths, dtype=inner, shape=target)
+    return expanded.astype(value.elem_type)
 
 
 @array_function
@@ -141,12 +191,13 @@ def concat(values: Sequence[GraphValue], *, axis: int | None = 0) -> GraphValue:
     values = [value.astype(one.elem_type) for value in values]
     if axis is None:
         values, axis = [reshape(value, (-1,)) for value in values], 0
-    position = axis_of(values[0], axis)
+    first, position = values[0], axis_of(values[0], axis)
     _check_alike(values, position)
-    length = values[0].dims[position]
+    length = first.dims[position]
     for value in values[1:]:
         length = total(length, value.dims[position])
-    joined = ops.join(values, position, length)
+    shape = (*first.dims[:position], length, *first.dims[position + 1 :])
+    joined = first.graph.add("Concat", *values, dtype=first.elem_type, shape=shape, axis=position)
     if len(values) == 2 and isinstance(joined.graph, TracedGraph):
         joined.graph.concatenated[joined.name] = position - joined.ndim, values[0], values[1]
     return joined
@@ -173,51 +224,4 @@ def stack(values: Sequence[GraphValue], *, axis: int = 0) -> GraphValue:
     """values -> Unsqueeze, Concat."""
     _check_alike(values, None)
     position = axis_of(values[0], axis, 1)
-    return concat([ops.unsqueeze(value, position) for value in values], axis=position)
-
-
-@array_function
-def unstack(value: GraphValue, *, axis: int = 0) -> tuple[GraphValue, ...]:
-    """value -> its entries along an axis, whose length must be known."""
-    position = axis_of(value, axis)
-    count, before = value.dims[position], (slice(None),) * position
-    if isinstance(count, str):
-        rule = "`unstack` must be along an axis whose length is known"
-        raise ArgumentTypeError(value.graph.function, rule, {"axis": axis, "shape": value.dims})
-    return tuple(item(value, (*before, index)) for index in range(count))
-
-
-@array_function
-def take(value: GraphValue, indices: GraphValue, *, axis: int | None = None) -> GraphValue:
-    """value, indices of any shape -> Gather; `axis` may be left out if there is just one."""
-    if indices.elem_type not in INTEGERS:
-        rule = "`indices` must be integers"
-        raise ArgumentTypeError(value.graph.function, rule, {"indices.elem_type": indices.elem_type})
-    if axis is None and value.ndim != 1:
-        rule = "`axis` must be given if the array has more than one axis"
-        raise ArgumentValueError(value.graph.function, rule, {"shape": value.dims})
-    index = indices if indices.elem_type == "int32" else indices.astype("int64")
-    return ops.gather(value, index, axis_of(value, axis or 0))
-
-
-@array_function
-def matmul(one: GraphValue, other: GraphValue) -> GraphValue:
-    """(..., M, K), (..., K, N) -> MatMul; a vector is a row on the left, and a column on the right."""
-    one, other = operands("matmul", "numeric", one, other)
-    if not one.ndim or not other.ndim:
-        rule = "the operands of `matmul` must have axes"
-        raise ArgumentValueError(
-            one.graph.function, rule, {"first.shape": one.dims, "second.shape": other.dims}
-        )
-    left = one.dims[:-1]
-    right = other.dims[-1:] if other.ndim > 1 else ()
-    if one.dims[-1] != other.dims[-2 if other.ndim > 1 else -1]:
-        rule = "the last axis of the first operand must be as long as the last but one of the second"
-        got = {"first.shape": one.dims, "second.shape": other.dims}
-        raise ArgumentValueError(one.graph.function, rule, got)
-    if one.dims[-1] == 0 and one.elem_type == "uint64":  # for which onnxruntime fails
-        rule = "`matmul` of uint64 must sum at least one product"
-        got = {"first.shape": one.dims, "second.shape": other.dims}
-        raise ArgumentValueError(one.graph.function, rule, got, "Convert both operands to int64.")
-    batch = joint_shape(one.dims[:-2], other.dims[:-2])
-    return ops.product(one, other, (*batch, *left[-1:], *right))
+    return concat([expand_dims(value, axis=position) for value in values], axis=position)

@@ -1,8 +1,32 @@
-"""Where a function or a method of NumPy or torch is found in the array API of the values of a graph."""
+"""Code that was written for NumPy or torch and meets a value of a graph.
+
+Operators that NumPy starts, with an array or a number of NumPy on the left, are computed. Any other function of
+NumPy, and any method that a value lacks, is refused; a hint names the function that does the same here.
+"""
 
 from __future__ import annotations
 
 from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
+from sdpa_xp_export._graph.graph import GraphValue
+from sdpa_xp_export.spec import SymbolicShape
+
+_OPERATORS = (
+    *("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "matmul"),
+    *("left_shift", "right_shift", "bitwise_and", "bitwise_or", "bitwise_xor"),
+    *("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"),
+)
+"""The functions of NumPy that compute operators."""
+_STANDARD_NAMES = {
+    "power": "pow",
+    "left_shift": "bitwise_left_shift",
+    "right_shift": "bitwise_right_shift",
+}
+"""The standard's names for these functions, if they differ."""
 
 _TWO = "x, y"
 ARGUMENTS = {
@@ -79,6 +103,67 @@ EXPRESSIONS = {
     "softmax": ("(e := xp.exp(x - xp.max(x, axis=-1, keepdims=True))) / xp.sum(e, axis=-1, keepdims=True)"),
 }
 """What to write instead of other functions and methods."""
+
+
+def of_ufunc(
+    value: GraphValue,
+    ufunc: np.ufunc,
+    method: str,
+    inputs: tuple[Any, ...],
+    out: tuple[Any, ...] = (),
+    **keywords: Any,
+) -> Any:
+    """Compute a NumPy operator as a function of values; `out` is the first operand of an in-place operator."""
+    name = ufunc.__name__
+    if name not in _OPERATORS or method != "__call__" or keywords or (out and out[0] is not inputs[0]):
+        raise numpy_error(value, name)
+    function = getattr(value.graph.namespace, _STANDARD_NAMES.get(name, name))
+    result = function(*(_operand(value, operand) for operand in inputs))
+    if out:
+        check_in_place(result, out[0].dtype.name, out[0].shape)
+    return result
+
+
+def _operand(value: GraphValue, operand: Any) -> Any:
+    """Convert an operand of NumPy to one that a Python operator can combine with a value."""
+    if isinstance(operand, np.ndarray):
+        return value.graph.operand(operand)
+    if not isinstance(operand, np.generic):
+        return operand
+    number = isinstance(operand, float) or value.graph.mixes_kinds
+    return operand.item() if number else value.graph.operand(np.asarray(operand))
+
+
+def numpy_error(value: GraphValue, name: str) -> ArgumentTypeError:
+    """Return the error for a function of NumPy, which would make an array of objects of a value."""
+    rule, hint = f"a value of a graph must not go to `numpy.{name}`", function_hint(name, value.graph.namespace)
+    return ArgumentTypeError(value.graph.function, rule, {"value": value.name}, hint)
+
+
+def attribute_error(value: GraphValue, name: str) -> AttributeError:
+    """Return the error for an attribute of other arrays: where it is found here."""
+    rule = f"a value of a graph has no attribute {name!r}"
+    hint = "" if name.startswith("_") else function_hint(name, value.graph.namespace)
+    return AttributeError(Message(value.graph.function, rule, {"value": value.name}, hint))
+
+
+def in_place_result(value: GraphValue, result: GraphValue) -> GraphValue:
+    """Return the result of an operator in place, which has the dtype and the shape of its first operand."""
+    if not value.graph.mixes_kinds:
+        check_in_place(result, value.elem_type, value.dims)
+    return result
+
+
+def check_in_place(result: GraphValue, dtype: str, shape: SymbolicShape) -> None:
+    """Refuse an in-place result whose dtype or shape differs from the operand that it replaces."""
+    rule = "an in-place operator must not change the dtype or the shape of its first operand"
+    hint = "Write x = x + y for x += y."
+    if result.elem_type != dtype:
+        got = {"dtype": dtype, "dtype of the result": result.elem_type}
+        raise ArgumentTypeError(result.graph.function, rule, got, hint)
+    if result.dims != shape:
+        shapes = {"shape": shape, "shape of the result": result.dims}
+        raise ArgumentValueError(result.graph.function, rule, shapes, hint)
 
 
 class MissingFunctionError(AttributeError):

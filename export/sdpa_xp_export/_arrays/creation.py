@@ -8,9 +8,9 @@ import array_api_compat
 import numpy as np
 
 from sdpa_xp.errors import ArgumentTypeError
-from sdpa_xp_export._array_api import ops
-from sdpa_xp_export._array_api.dispatch import graph_of, is_array
-from sdpa_xp_export._array_api.manipulation import broadcast_to
+from sdpa_xp_export._arrays import ops
+from sdpa_xp_export._arrays.manipulation import broadcast_to
+from sdpa_xp_export._arrays.operators import graph_of, is_array
 from sdpa_xp_export._dtypes.conversion import numpy_dtype
 from sdpa_xp_export._dtypes.dtype import Dtype, dtype_name
 from sdpa_xp_export._dtypes.promotion import DEFAULTS
@@ -54,8 +54,20 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: object = None, copy: Any 
     return np.asarray(array, numpy_dtype(DEFAULTS[kind] if dtype is None else dtype_name(dtype)))
 
 
-def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None, device: object = None) -> Any:
-    """Return start, start + step, ... below stop; a bound may be a length, or a sum of lengths."""
+def arange(
+    start: Any,
+    /,
+    stop: Any = None,
+    step: Any = 1,
+    *,
+    dtype: Any = None,
+    device: object = None,
+    length: int | str | None = None,
+) -> Any:
+    """Return start, start + step, ... below stop; a bound may be a length, or a sum of lengths.
+
+    `length` says how many numbers these are, if only the caller knows it.
+    """
     del device
     start, stop = (0, start) if stop is None else (start, stop)
     graph = graph_of([start, stop, step])
@@ -63,8 +75,11 @@ def arange(start: Any, /, stop: Any = None, step: Any = 1, *, dtype: Any = None,
         numbers = np.arange(start, stop, step)
         default = DEFAULTS[float if numbers.dtype.kind == "f" else int]
         return np.asarray(numbers, numpy_dtype(default if dtype is None else dtype_name(dtype)))
+    if length is None:
+        length = _count(start, stop, step)
+    else:  # a 0 that no node reads: constants are numbered, and so all graphs keep the names that were measured
+        graph.constant(0, "int64")
     bounds = [_as_int64(graph, bound) for bound in (start, stop, step)]
-    length = _count(start, stop, step)
     counted = graph.add("Range", *bounds, dtype="int64", shape=(length,))
     name_length(counted, 0, length)
     return counted if dtype is None else counted.astype(dtype_name(dtype))

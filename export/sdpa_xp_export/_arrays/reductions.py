@@ -1,4 +1,4 @@
-"""Sums, means, extremes and variances over axes of values."""
+"""Matrix products, and sums, means, extremes and variances over axes of values."""
 
 from __future__ import annotations
 
@@ -9,18 +9,53 @@ from typing import Any
 import array_api_compat
 
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp_export._array_api import ops
-from sdpa_xp_export._array_api.axes import Axes, axes_of
-from sdpa_xp_export._array_api.creation import dtype_like
-from sdpa_xp_export._array_api.dispatch import array_function
-from sdpa_xp_export._array_api.elementwise import equal, maximum, sqrt, where
-from sdpa_xp_export._array_api.operators import admitted, computed, elementwise, kernel_dtype
+from sdpa_xp_export._arrays import ops
+from sdpa_xp_export._arrays.creation import dtype_like
+from sdpa_xp_export._arrays.elementwise import equal, maximum, sqrt, where
+from sdpa_xp_export._arrays.manipulation import Axes, axes_of, squeeze
+from sdpa_xp_export._arrays.operators import (
+    admitted,
+    array_function,
+    computed,
+    elementwise,
+    kernel_dtype,
+    operands,
+)
 from sdpa_xp_export._dtypes.dtype import dtype_name
 from sdpa_xp_export._dtypes.promotion import FLOATING, UNSIGNED
 from sdpa_xp_export._graph.graph import GraphValue
+from sdpa_xp_export._graph.lengths import joint_shape
 
 HALVES = ("float16", "bfloat16")
 LEAST, HALF = -(2**63), 2**31
+
+
+@array_function
+def matmul(one: GraphValue, other: GraphValue) -> GraphValue:
+    """(..., M, K), (..., K, N) -> MatMul; a vector is a row on the left, and a column on the right."""
+    one, other = operands("matmul", "numeric", one, other)
+    if not one.ndim or not other.ndim:
+        rule = "the operands of `matmul` must have axes"
+        raise ArgumentValueError(
+            one.graph.function, rule, {"first.shape": one.dims, "second.shape": other.dims}
+        )
+    left = one.dims[:-1]
+    right = other.dims[-1:] if other.ndim > 1 else ()
+    if one.dims[-1] != other.dims[-2 if other.ndim > 1 else -1]:
+        rule = "the last axis of the first operand must be as long as the last but one of the second"
+        got = {"first.shape": one.dims, "second.shape": other.dims}
+        raise ArgumentValueError(one.graph.function, rule, got)
+    if one.dims[-1] == 0 and one.elem_type == "uint64":  # for which onnxruntime fails
+        rule = "`matmul` of uint64 must sum at least one product"
+        got = {"first.shape": one.dims, "second.shape": other.dims}
+        raise ArgumentValueError(one.graph.function, rule, got, "Convert both operands to int64.")
+    batch = joint_shape(one.dims[:-2], other.dims[:-2])
+    # onnxruntime folds a number that an operand of a MatMul is multiplied with into the MatMul, as a float32;
+    # and before 1.26 it joins a Transpose and a MatMul of float64 to a node that has no kernel. It does
+    # neither across Neg, so in float64 both operands are negated.
+    if one.elem_type == "float64":
+        one, other = -one, -other
+    return computed("MatMul", one, other, shape=(*batch, *left[-1:], *right))
 
 
 def sum(x: Any, /, *, axis: Axes = None, dtype: Any = None, keepdims: bool = False) -> Any:
@@ -105,7 +140,7 @@ def _over(
     """Reduce one axis after the other; each is kept with length 1, or removed."""
     for axis in axes:
         value = reduce(value, axis)
-    return value if keepdims or not axes else ops.squeeze(value, axes)
+    return value if keepdims or not axes else squeeze(value, axes)
 
 
 def _of_floats(op: str, value: GraphValue, axis: Axes, keepdims: bool) -> GraphValue:
@@ -152,7 +187,7 @@ def _extreme_by_halves(op: str, value: GraphValue, axes: tuple[int, ...], keepdi
     rest = _over(axes, True, lower, lambda x, axis: ops.reduce(op, x, axis))
     result = (extreme.astype("int64") << 32) + rest.astype("int64") + HALF
     result = (result + LEAST if value.elem_type == "uint64" else result).astype(value.elem_type)
-    return result if keepdims or not axes else ops.squeeze(result, axes)
+    return result if keepdims or not axes else squeeze(result, axes)
 
 
 def _count(value: GraphValue, axes: tuple[int, ...]) -> GraphValue:

@@ -1,6 +1,7 @@
 """The elementwise functions of the array API: those that are one operator in a table, then those that are more.
 
-Division and powers are in separate files.
+With `exact=False` they write ONNX's own operator for int64, too. It is right for lengths and positions; for
+integers of any size it takes several nodes. Division and powers are in arithmetic.py.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp_export._array_api.dispatch import array_function
-from sdpa_xp_export._array_api.operators import (
+from sdpa_xp_export._arrays.operators import (
     admitted,
+    array_function,
     binary,
     computed,
     elementwise,
@@ -23,8 +24,7 @@ from sdpa_xp_export._array_api.operators import (
 )
 from sdpa_xp_export._dtypes.promotion import DEFAULTS, INTEGERS
 from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export._graph.lengths import Length
-from sdpa_xp_export._graph.shapes import joint_shape
+from sdpa_xp_export._graph.lengths import Length, joint_shape
 
 
 def _unary(name: str, op: str, category: str = "floating") -> Callable[[Any], GraphValue]:
@@ -108,32 +108,32 @@ def floor(value: GraphValue) -> GraphValue:
 
 
 @array_function
-def maximum(one: Any, other: Any) -> GraphValue:
+def maximum(one: Any, other: Any, *, exact: bool = True) -> GraphValue:
     """Return the larger of two numbers; NaN if one of them is NaN."""
-    return _extreme("Max", "maximum", "Greater", one, other)
+    return _extreme("Max", "maximum", "Greater", one, other, exact)
 
 
 @array_function
-def minimum(one: Any, other: Any) -> GraphValue:
+def minimum(one: Any, other: Any, *, exact: bool = True) -> GraphValue:
     """Return the smaller of two numbers; NaN if one of them is NaN."""
-    return _extreme("Min", "minimum", "Less", one, other)
+    return _extreme("Min", "minimum", "Less", one, other, exact)
 
 
-def _extreme(op: str, name: str, compare: str, one: Any, other: Any) -> GraphValue:
+def _extreme(op: str, name: str, compare: str, one: Any, other: Any, exact: bool) -> GraphValue:
     first, second = operands(name, "numeric", one, other)
-    if first.elem_type != "int64":
+    if first.elem_type != "int64" or not exact:
         return elementwise(op, first, second)
-    # onnxruntime's kernel misorders int64, so the two are compared, and one is chosen.
+    # onnxruntime's kernel misorders large int64, so the two are compared, and one is chosen.
     return where(elementwise(compare, first, second, dtype="bool"), first, second)
 
 
 @array_function
-def clip(value: GraphValue, min: Any = None, max: Any = None) -> GraphValue:
+def clip(value: GraphValue, min: Any = None, max: Any = None, *, exact: bool = True) -> GraphValue:
     """Limit `value` to bounds, each of which may be None; the result has the dtype of `value`."""
     if not hasattr(value, "graph"):
         raise ArgumentTypeError("clip", "`x` must be an array", {"x": repr(value)})
-    result = value if min is None else maximum(value, min)
-    result = result if max is None else minimum(result, max)
+    result = value if min is None else maximum(value, min, exact=exact)
+    result = result if max is None else minimum(result, max, exact=exact)
     return admitted("clip", "numeric", result).astype(value.elem_type)
 
 

@@ -1,4 +1,4 @@
-"""`value[index]` as nodes: entries, slices, new axes."""
+"""The functions that choose elements of values: `value[index]`, `take` and `unstack`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import operator
 from contextlib import suppress
 from typing import Any, cast
 
-from sdpa_xp.errors import ArgumentTypeError, Message
-from sdpa_xp_export._array_api import ops
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
+from sdpa_xp_export._arrays.manipulation import axis_of, expand_dims
+from sdpa_xp_export._arrays.operators import array_function
+from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.lengths import Length, has_names, joined_name, plain
 from sdpa_xp_export._graph.traced_graph import name_length, traced_graph_of
@@ -29,7 +31,7 @@ def item(value: GraphValue, index: object) -> GraphValue:
         if entry is ...:
             axis += value.ndim - counted
         elif entry is None:
-            result, axis = ops.unsqueeze(result, axis), axis + 1
+            result, axis = expand_dims(result, axis=axis), axis + 1
         elif isinstance(entry, slice):
             result, axis = _sliced(result, entry, axis), axis + 1
         else:
@@ -50,7 +52,7 @@ def _entry(value: GraphValue, index: Any, axis: int) -> GraphValue:
     if isinstance(length, int) and not -length <= number < length:
         rule, got = "an index must be within its axis", {"index": number, "length": length}
         raise IndexError(Message(value.graph.function, rule, got))
-    return ops.gather(value, value.graph.constant(number, "int64"), axis)
+    return take(value, value.graph.constant(number, "int64"), axis=axis)
 
 
 def _sliced(value: GraphValue, part: slice, axis: int) -> GraphValue:
@@ -88,3 +90,29 @@ def _bound(value: GraphValue, bound: Any, default: int) -> GraphValue:
     if isinstance(bound, str):
         return traced_graph_of(value).length(bound)
     return value.graph.constant([default if bound is None else operator.index(bound)], "int64")
+
+
+@array_function
+def take(value: GraphValue, indices: GraphValue, *, axis: int | None = None) -> GraphValue:
+    """value, indices of any shape -> Gather; `axis` may be left out if there is just one."""
+    if indices.elem_type not in INTEGERS:
+        rule = "`indices` must be integers"
+        raise ArgumentTypeError(value.graph.function, rule, {"indices.elem_type": indices.elem_type})
+    if axis is None and value.ndim != 1:
+        rule = "`axis` must be given if the array has more than one axis"
+        raise ArgumentValueError(value.graph.function, rule, {"shape": value.dims})
+    index = indices if indices.elem_type == "int32" else indices.astype("int64")
+    axis = axis_of(value, axis or 0)
+    shape = (*value.dims[:axis], *index.dims, *value.dims[axis + 1 :])
+    return value.graph.add("Gather", value, index, dtype=value.elem_type, shape=shape, axis=axis)
+
+
+@array_function
+def unstack(value: GraphValue, *, axis: int = 0) -> tuple[GraphValue, ...]:
+    """value -> its entries along an axis, whose length must be known."""
+    position = axis_of(value, axis)
+    count, before = value.dims[position], (slice(None),) * position
+    if isinstance(count, str):
+        rule = "`unstack` must be along an axis whose length is known"
+        raise ArgumentTypeError(value.graph.function, rule, {"axis": axis, "shape": value.dims})
+    return tuple(item(value, (*before, index)) for index in range(count))

@@ -1,4 +1,6 @@
-"""Write one elementwise operator: promote its operands, and compute in a dtype that has a kernel.
+"""How a function becomes a node: who computes, how operands are promoted, and which dtype has a kernel.
+
+If a value of the graph is among the arguments, the graph computes, else the library of the arrays.
 
 Dtypes follow the array API standard. A Python scalar gets the dtype of the array that it is combined with. Two
 kinds of dtypes raise an error (the standard leaves the result undefined, and libraries differ), except in
@@ -7,18 +9,75 @@ functions of the indices, which follow FlexAttention: there a bool becomes a num
 
 from __future__ import annotations
 
+import functools
 import numbers
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ParamSpec, TypeVar
 
+import array_api_compat
 import numpy as np
 
 from sdpa_xp.errors import ArgumentTypeError, Message
-from sdpa_xp_export._dtypes.kernels import computable_dtype
-from sdpa_xp_export._dtypes.promotion import CATEGORIES, INTEGERS, holds, joint, joint_of_kinds, of_scalar
+from sdpa_xp_export._dtypes.promotion import (
+    CATEGORIES,
+    INTEGERS,
+    UNSIGNED,
+    holds,
+    joint,
+    joint_of_kinds,
+    of_scalar,
+)
 from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export._graph.lengths import Length
-from sdpa_xp_export._graph.shapes import joint_shape
+from sdpa_xp_export._graph.lengths import Length, joint_shape
 from sdpa_xp_export.spec import SymbolicShape
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def array_function(function: Callable[P, T]) -> Callable[P, T]:
+    """Make a function of values a function of the namespace, whose arguments may also be other arrays.
+
+    Without a value among the arguments, the function of that name in the arrays' own library is called.
+    """
+
+    @functools.wraps(function)
+    def dispatched(*arguments: Any, **keywords: Any) -> Any:
+        graph = graph_of(arguments)
+        if graph is None:
+            arrays = [leaf for leaf in _leaves(arguments) if is_array(leaf)]
+            arrays = arrays or [np.asarray(leaf) for leaf in _leaves(arguments) if isinstance(leaf, np.generic)]
+            namespace = array_api_compat.array_namespace(*arrays)
+            return getattr(namespace, function.__name__)(*arguments, **keywords)
+        compute: Callable[..., Any] = function
+        return compute(*(_as_values(graph, argument) for argument in arguments), **keywords)
+
+    return dispatched
+
+
+def graph_of(arguments: Sequence[Any]) -> Graph | None:
+    """Return the graph of the first value or length among arguments, and in lists of them."""
+    graphs = (leaf.graph for leaf in _leaves(arguments) if isinstance(leaf, GraphValue | Length))
+    return next((graph for graph in graphs if isinstance(graph, Graph)), None)
+
+
+def is_array(operand: object) -> bool:
+    """Return whether `operand` is an array of some library, and neither a number nor a value of a graph."""
+    known = isinstance(operand, numbers.Number | GraphValue)
+    return not known and bool(array_api_compat.is_array_api_obj(operand))
+
+
+def _leaves(arguments: Sequence[Any]) -> Iterator[Any]:
+    for argument in arguments:
+        yield from _leaves(argument) if isinstance(argument, tuple | list) else (argument,)
+
+
+def _as_values(graph: Graph, argument: Any) -> Any:
+    if isinstance(argument, tuple | list):
+        return type(argument)(_as_values(graph, element) for element in argument)
+    if isinstance(argument, np.generic) and not isinstance(argument, float):  # an array of NumPy without axes
+        return argument.item() if graph.mixes_kinds else graph.from_array(argument)
+    return graph.from_array(argument) if is_array(argument) else argument
 
 
 def binary(op: str, name: str, category: str, one: Any, other: Any, dtype: str | None = None) -> GraphValue:
@@ -153,3 +212,47 @@ def _with_scalar(
     except OverflowError as error:  # an integer that no float holds
         rule = f"a Python integer in `{name}` must be within the range of the dtype of the array"
         raise OverflowError(Message(graph.function, rule, {"dtype": dtype})) from error
+
+
+_MOVING = ("Cast", "Concat", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
+"""Operators that only move elements: they have kernels for every dtype."""
+
+_MISSING = {
+    "Where": ("bool", "int8", "int16", "uint16", "uint32", "uint64"),
+    "Max": ("int8", "int16", "uint8", "uint16"),
+    "Min": ("int8", "int16", "uint8", "uint16"),
+    "MatMul": ("int8", "int16", "uint8", "uint16"),
+    "Neg": UNSIGNED,
+    "ReduceMax": ("int16", "uint16", "uint32"),
+    "ReduceMin": ("int16", "uint16", "uint32"),
+    "Erf": ("float64",),
+}
+
+_WIDER = {
+    "bool": ("uint8",),
+    "int8": ("int32",),
+    "int16": ("int32",),
+    "uint8": ("int32",),
+    "uint16": ("int32",),
+    "uint32": ("int64",),
+    "uint64": ("int64",),  # the same bits: sums, products and choices stay right, an order would not
+    "bfloat16": ("float32",),
+}
+
+
+def computable_dtype(op: str, dtype: str, *, bfloat16: bool = False) -> str | None:
+    """Return the dtype to compute `op` in for inputs of `dtype`: the same, a wider one, or None.
+
+    A Cast to the wider dtype and back loses nothing: integers wrap in both, and a result in bfloat16 is the
+    result in float32 rounded once.
+
+    Args:
+        op: An operator whose data inputs have one dtype.
+        dtype: That dtype.
+        bfloat16: Whether the target computes in bfloat16 itself, as CUDA does.
+    """
+    if dtype == "bfloat16":
+        return dtype if bfloat16 or op in _MOVING else "float32"
+    if dtype not in _MISSING.get(op, ()):
+        return dtype
+    return next((wider for wider in _WIDER.get(dtype, ()) if wider not in _MISSING[op]), None)
