@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 from sdpa_xp._call.options import CallOptions, arrays_of
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._checks.gradients import check_cotangent
+from sdpa_xp._checks.arrays import check_one_device, check_one_dtype, check_one_library
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
+from sdpa_xp._checks.shapes import check_known
 from sdpa_xp._chunks import graph_call
 from sdpa_xp._chunks.backward import gradients as gradients_in_chunks
 from sdpa_xp._chunks.forward import attend as attend_in_chunks
@@ -20,10 +21,11 @@ from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.targets import gradient_targets
 from sdpa_xp._libraries import FLOATING, astype_if_needed, dtype_name, overridden
-from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng, Shape
 from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.layout import Layout, swap_heads_and_length
 from sdpa_xp.biases import Bias
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks import Mask
 
 A = TypeVar("A", bound=AnyArray)
@@ -133,7 +135,7 @@ def scaled_dot_product_attention_vjp(
     shape = output.shape
 
     def pullback(cotangent: AnyArray) -> dict[str, A]:
-        array = check_cotangent(FUNCTION, cotangent, arrays["query"], shape)
+        array = _check_cotangent(cotangent, arrays["query"], shape)
         with call.quiet():
             computed = _backward(call, forward, arrays, array)
         return {name: call.checked(cast(A, gradient), name) for name, gradient in computed.items()}
@@ -206,3 +208,19 @@ def _backward(
 def _is_empty(call: PreparedCall) -> bool:
     """Return whether there are no scores, or the output has no elements."""
     return 0 in (*call.grid.shape, call.arrays["value"].shape[-1])
+
+
+def _check_cotangent(value: object, query: Array, output: Shape) -> Array:
+    """Check that a cotangent is like the output, and return it.
+
+    The output has the library, dtype and device of the query.
+    """
+    _, arrays = check_one_library(FUNCTION, {"query": query, "cotangent": value})
+    check_one_dtype(FUNCTION, arrays)
+    check_one_device(FUNCTION, arrays)
+    array = arrays["cotangent"]
+    check_known(FUNCTION, "cotangent", array.shape)
+    if array.shape != output:
+        rule = "`cotangent` must have the shape of the output"
+        raise ArgumentValueError(FUNCTION, rule, {"cotangent.shape": array.shape, "output.shape": output})
+    return array

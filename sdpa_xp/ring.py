@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeVar, cast
 
 from sdpa_xp import _ring
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
-from sdpa_xp._checks.meshes import check_divided, check_ring
+from sdpa_xp._checks.messages import shown
 from sdpa_xp._libraries import library_of
+from sdpa_xp._libraries.programs import DeviceRing
 from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.biases import Bias
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
 
 A = TypeVar("A", bound=AnyArray)
+FUNCTION = "ring_attention"
 
 
 @explains_keywords
@@ -100,12 +104,42 @@ def ring_attention(
         Liu, Zaharia and Abbeel, "Ring Attention with Blockwise Transformers", arXiv 2310.01889, section 3.
         Dubey et al., "The Llama 3 Herd of Models", arXiv 2407.21783, section 3.3.2, for zig-zag order.
     """
-    function = "ring_attention"
     options = CallOptions(
         attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
     )
-    ring = check_ring(function, library_of(query), query, mesh, axis_name)
-    call = prepare(function, {"query": query, "key": key, "value": value}, options)
-    check_divided(function, {"query": call.sizes.queries, "key": call.sizes.keys}, axis_name, ring.size)
+    ring = _check_ring(query, mesh, axis_name)
+    call = prepare(FUNCTION, {"query": query, "key": key, "value": value}, options)
+    _check_divided({"query": call.sizes.queries, "key": call.sizes.keys}, axis_name, ring.size)
     with call.quiet():
         return cast(A, call.result(_ring.attend(call, ring)))
+
+
+def _check_ring(query: AnyArray, mesh: object, axis_name: object) -> DeviceRing:
+    """Check an axis of a mesh of the library of `query`, and return its devices."""
+    meshes = library_of(query).meshes
+    if meshes is None:
+        rule, hint = "`query` must be an array of JAX, which has meshes", "For other arrays see `merge_states`."
+        raise ArgumentTypeError(FUNCTION, rule, {"query": shown(query)}, hint)
+    if missing := meshes.missing():
+        raise ValueError(f"{FUNCTION}: this call needs {missing}.")
+    axes = meshes.axes(mesh)
+    if axes is None:
+        rule, hint = "`mesh` must be a jax.sharding.Mesh", 'jax.make_mesh((8,), ("keys",)) makes one.'
+        raise ArgumentTypeError(FUNCTION, rule, {"mesh": shown(mesh)}, hint)
+    if not isinstance(axis_name, str):
+        raise ArgumentTypeError(FUNCTION, "`axis_name` must be a string", {"axis_name": repr(axis_name)})
+    if axis_name not in axes:
+        rule = "`axis_name` must be an axis of `mesh`"
+        raise ArgumentValueError(FUNCTION, rule, {"axis_name": repr(axis_name), "mesh.axis_names": tuple(axes)})
+    return meshes.ring(mesh, axis_name)
+
+
+def _check_divided(lengths: Mapping[str, int], axis_name: str, devices: int) -> None:
+    """Check that each device gets as many queries, and as many keys."""
+    for name, length in lengths.items():
+        if length % devices or not length:
+            letter = "L" if name == "query" else "S"
+            rule = f"`{name}` must have a length ({letter}) that is a multiple of the devices along `axis_name`"
+            got = {letter: length, f"mesh.shape[{axis_name!r}]": devices}
+            hint = "Pad the keys, and mask them with `masks.padding`." if name == "key" else "Pad the queries."
+            raise ArgumentValueError(FUNCTION, rule, got, hint)

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
-from typing import Generic, NamedTuple, TypeVar, cast
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
 
-from sdpa_xp._checks.arrays import explain_missing_name
-from sdpa_xp._checks.key_ranges import KeyRanges, check_key_ranges
+from sdpa_xp._checks.arrays import (
+    check_floating,
+    check_one_device,
+    check_one_dtype,
+    check_one_library,
+    explain_missing_name,
+)
 from sdpa_xp._checks.keywords import check_layout, check_lse_base, explains_keywords
-from sdpa_xp._checks.messages import brief
-from sdpa_xp._checks.states import check_states
+from sdpa_xp._checks.messages import brief, shown
+from sdpa_xp._checks.numbers import check_integer
+from sdpa_xp._checks.shapes import HLE, check_known, headed
 from sdpa_xp._core.online_softmax import merge
-from sdpa_xp._libraries import quiet
-from sdpa_xp._libraries.protocols import AnyArray, Array
+from sdpa_xp._libraries import accumulation_dtype, dtype_name, quiet
+from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
 from sdpa_xp._tiles.layout import Layout, swap_heads_and_length
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 A = TypeVar("A", bound=AnyArray)
+KeyRange: TypeAlias = range | tuple[int, int]
+"""The keys from the first number up to the second."""
+KeyRanges: TypeAlias = Sequence[KeyRange | Sequence[KeyRange]]
+"""For each state one range, or several if the state was merged from others."""
 
 
 class AttentionState(NamedTuple, Generic[A]):
@@ -90,8 +102,8 @@ def merge_states(
     """
     check_layout("merge_states", layout)
     base = check_lse_base("merge_states", lse_base)
-    xp, parts = check_states("merge_states", states, layout)
-    check_key_ranges("merge_states", key_ranges, len(parts), keys)
+    xp, parts = _check_states(states, layout)
+    _check_key_ranges(key_ranges, len(parts), keys)
     try:
         with quiet(parts[0][0]):
             natural_states = [
@@ -109,3 +121,118 @@ def merge_states(
 def to_base(lse: Array, base: float | None) -> Array:
     """Convert a natural logarithm to another base; None is e."""
     return lse if base is None else lse * (1 / math.log(base))
+
+
+def _check_states(value: object, layout: str) -> tuple[Namespace, Sequence[tuple[Array, Array]]]:
+    """Check states of one library, dtype, device and shape, and return their namespace and arrays."""
+    if not isinstance(value, Iterable):
+        rule = "`states` must be the states to merge, each an AttentionState"
+        raise ArgumentTypeError("merge_states", rule, {"states": shown(value)})
+    parts = list(value)
+    if not parts:
+        raise ArgumentValueError("merge_states", "`states` must hold at least one state", {"states": "nothing"})
+    for index, part in enumerate(parts):
+        if not (isinstance(part, tuple) and len(part) == 2):
+            rule = f"`states[{index}]` must be an AttentionState, (output, lse)"
+            raise ArgumentTypeError("merge_states", rule, {f"states[{index}]": shown(part)})
+    pairs = cast(Sequence[tuple[Array, Array]], parts)
+    outputs = {f"states[{index}].output": output for index, (output, _) in enumerate(pairs)}
+    lses = {f"states[{index}].lse": lse for index, (_, lse) in enumerate(pairs)}
+    xp, arrays = check_one_library("merge_states", outputs | lses)
+    outputs, lses = ({name: arrays[name] for name in named} for named in (outputs, lses))
+    check_one_device("merge_states", arrays)
+    for arrays in (outputs, lses):
+        (first, reference), *_ = arrays.items()
+        check_floating("merge_states", first, reference)
+        check_one_dtype("merge_states", arrays)
+        for name, array in arrays.items():
+            check_known("merge_states", name, array.shape)
+            if array.shape != reference.shape:
+                rule = f"`{first}` and `{name}` must have one shape"
+                got = {f"{first}.shape": reference.shape, f"{name}.shape": array.shape}
+                raise ArgumentValueError("merge_states", rule, got)
+    pairs = list(zip(outputs.values(), lses.values(), strict=True))
+    output, lse = pairs[0]
+    least = dtype_name(accumulation_dtype(xp, output.dtype))
+    if dtype_name(lse.dtype) not in (least, "float64"):  # float64 comes from `softmax_dtype`
+        rule = f"`lse` must be {least} if `output` is {dtype_name(output.dtype)}"
+        raise ArgumentTypeError("merge_states", rule, {"lse.dtype": lse.dtype})
+    rows = output.shape if output.ndim < 3 else headed(output.shape, layout)
+    if output.ndim < 2 or lse.shape != rows[:-1]:
+        rule = "`lse` must have the shape of `output` without its width (axis -1, Ev)"
+        rule += "" if layout == HLE else " and with the heads first"
+        raise ArgumentValueError("merge_states", rule, {"output.shape": output.shape, "lse.shape": lse.shape})
+    return xp, pairs
+
+
+class _Keys(NamedTuple):
+    start: int
+    stop: int
+    state: int
+    """The number of the state that is over these keys."""
+
+
+def _check_key_ranges(value: object, states: int, keys: object) -> None:
+    """Check that `value` has the ranges of each state, that none overlap, and that they cover `keys`."""
+    total = None if keys is None else check_integer("merge_states", "keys", keys, least=0, most=math.inf)
+    if value is None:
+        if total is not None:
+            rule, hint = "`keys` needs `key_ranges`", "They say which keys each state is over."
+            raise ArgumentValueError("merge_states", rule, {"key_ranges": None}, hint)
+        return
+    if not isinstance(value, Sequence) or len(value) != states:
+        rule = "`key_ranges` must have one item for each state"
+        length = len(value) if isinstance(value, Sequence) else shown(value)
+        raise ArgumentValueError("merge_states", rule, {"key_ranges": length, "states": states})
+    ranges = sorted(keys for number, item in enumerate(value) for keys in _ranges(number, item))
+    furthest = _Keys(0, 0, 0)
+    for current in ranges:
+        if current.start < furthest.stop:
+            rule = "each key must be in one state"
+            twice = f"{current.start}:{min(current.stop, furthest.stop)}"
+            places = f"states[{furthest.state}] and states[{current.state}]"
+            hint = "Merge each state only once."
+            raise ArgumentValueError("merge_states", rule, {"keys": f"{twice} in {places}"}, hint)
+        furthest = current
+    if total is not None:
+        _check_complete(ranges, total)
+
+
+def _check_complete(ranges: Iterable[_Keys], total: int) -> None:
+    """Check that sorted ranges cover all keys."""
+    borders = [_Keys(0, 0, -1), *ranges, _Keys(total, total, -1)]
+    if borders[-2].stop > total:
+        rule = "no range of keys may end beyond `keys`"
+        got = {f"key_ranges[{borders[-2].state}]": f"{borders[-2].start}:{borders[-2].stop}", "keys": total}
+        raise ArgumentValueError("merge_states", rule, got)
+    lost = [f"{a.stop}:{b.start}" for a, b in itertools.pairwise(borders) if a.stop < b.start]
+    if lost:
+        rule = f"the states must be over all {total} keys"
+        got = {"no state over keys": ", ".join(lost)}
+        raise ArgumentValueError("merge_states", rule, got, "A state is missing.")
+
+
+def _ranges(number: int, item: object) -> Iterator[_Keys]:
+    """Return the ranges of one state that have keys."""
+    name = f"key_ranges[{number}]"
+    is_one = isinstance(item, range) or (isinstance(item, Sequence) and not _is_nested(item))
+    parts = [item] if is_one else item
+    if not isinstance(parts, Sequence) or isinstance(parts, str):
+        rule = f"`{name}` must be a range of keys, (start, stop), or a list of ranges"
+        raise ArgumentTypeError("merge_states", rule, {name: shown(item)})
+    for part in parts:
+        pair = (part.start, part.stop) if isinstance(part, range) and part.step == 1 else part
+        if isinstance(pair, range) or not isinstance(pair, Sequence) or len(pair) != 2:
+            rule = f"`{name}` must be a range of keys, (start, stop), or a list of ranges"
+            raise ArgumentTypeError("merge_states", rule, {name: repr(item)})
+        start, stop = (check_integer("merge_states", name, border, least=0, most=math.inf) for border in pair)
+        if stop < start:
+            raise ArgumentValueError(
+                "merge_states", f"`{name}` must not end before it begins", {name: (start, stop)}
+            )
+        if start < stop:
+            yield _Keys(start, stop, number)
+
+
+def _is_nested(item: Sequence[object]) -> bool:
+    return all(isinstance(part, range | Sequence) for part in item)

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
-from sdpa_xp._checks.gradients import refuse_unknown_derivative
 from sdpa_xp._core import threads
 from sdpa_xp._core.gradient_accumulator import GradientAccumulator
 from sdpa_xp._core.key_value_source import KeyValueSource
@@ -30,6 +29,7 @@ from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.plan import Plan
 from sdpa_xp._tiles.questions import Questions
 from sdpa_xp._tiles.tile import LeadingSlice, Tile, slice_leading
+from sdpa_xp.biases.custom import refuse_unknown_derivative
 
 GradientGuard: TypeAlias = Literal["none", "cotangent", "all"]
 """Whose NaN and inf are kept out of the products where a pair may not attend: those of no array, of the

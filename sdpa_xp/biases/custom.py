@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from sdpa_xp._checks.arrays import (
     apply_caller_function,
@@ -12,7 +12,6 @@ from sdpa_xp._checks.arrays import (
     check_function_result,
     check_plain_array,
 )
-from sdpa_xp._checks.gradients import refuse_unknown_derivative
 from sdpa_xp._checks.keywords import check_function, explains_keywords
 from sdpa_xp._checks.messages import brief
 from sdpa_xp._checks.shapes import broadcast
@@ -22,7 +21,7 @@ from sdpa_xp._tiles.allowed import Allowed, is_masked
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.biases.algebra import Bias, Term, as_bias
-from sdpa_xp.errors import ArgumentTypeError
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks.custom import array_of_rows
 
 ScoreFunction: TypeAlias = Callable[[Any, Any, Any, Any, Any], Any]
@@ -184,3 +183,13 @@ class FunctionBias(Bias, Term):
             questions.ask(lambda: xp.reshape(only_adds, (1,)))
         elif not bool(only_adds):
             refuse_unknown_derivative(function, traced=False)
+
+
+def refuse_unknown_derivative(function: str, *, traced: bool) -> NoReturn:
+    """Refuse a caller's function that does more than add to the score, or that cannot be tried."""
+    rule = "the function of `bias` must only add to the score, because its derivative is not known"
+    got = "a function that does more"
+    if traced:
+        got = "a function inside a jit or a lazy graph, where it cannot be tried"
+    hint = "Pass what it adds as an array, or let torch or JAX differentiate `scaled_dot_product_attention`."
+    raise ArgumentValueError(function, rule, {"bias": got}, hint)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from sdpa_xp import attention_weights, scaled_dot_product_attention
-from sdpa_xp._checks.models import refuse_model_keywords
+from sdpa_xp._checks.messages import type_name
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.integrations._mask_tensor import MaskTensor
 from sdpa_xp.integrations._transformers_masks import EVERY_PAIR
 from sdpa_xp.integrations.transformers import NAME
+
+UNSUPPORTED = {
+    "cache": ("the cache of continuous batching", "Use `generate`, whose caches are supported."),
+    "sinks": ("sinks that differ between tokens", 'Use `attn_implementation="eager"` for this model.'),
+    "block_indices": ("lists of blocks", 'Use `attn_implementation="eager"` for this model.'),
+}
+"""Keywords of transformers' attention functions that change the result, and that sdpa_xp does not compute."""
 
 
 def attend(
@@ -33,7 +41,7 @@ def attend(
 
     Without a mask every pair may attend, as in eager attention; `create_mask` makes the mask of a causal model.
     """
-    refuse_model_keywords(NAME, keywords)
+    _refuse_keywords(keywords)
     query, key, value = _of_one_dtype(query, key, value)
     options = {
         "attn_mask": _mask(attention_mask, query.dtype),
@@ -75,3 +83,11 @@ def _of_one_dtype(*arrays: Any) -> tuple[Any, ...]:
     if len({array.dtype for array in arrays}) > 1 and torch.is_autocast_enabled(kind):
         return tuple(array.to(torch.get_autocast_dtype(kind)) for array in arrays)
     return arrays
+
+
+def _refuse_keywords(keywords: Mapping[str, object]) -> None:
+    """Refuse keywords that would change the result and are not computed."""
+    for name, (rule, hint) in UNSUPPORTED.items():
+        if keywords.get(name) is not None:
+            got = {name: f"<{type_name(keywords[name])}>"}
+            raise ArgumentValueError(NAME, f"sdpa_xp does not support {rule} (`{name}`)", got, hint)
