@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from internals import judge, namespace, reference, textbook
 from libraries import Library
 from rotations import turned
 
 from sdpa_xp import biases, masks
-from sdpa_xp._libraries import namespace_of as namespace
 from sdpa_xp.positional import LinearScaling, Rotary, YaRNScaling
-from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.agreement import judge
-from sdpa_xp_export._verify.textbook import textbook
 
 F = np.float32
 HEADS, KEY_HEADS, WIDTH, VALUE_WIDTH = 4, 2, 8, 5

@@ -7,13 +7,10 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from internals import judge, namespace, reference, textbook
 from libraries import Library
 
 from sdpa_xp import scaled_dot_product_attention
-from sdpa_xp._libraries import namespace_of
-from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.agreement import judge
-from sdpa_xp_export._verify.textbook import textbook
 
 F = np.float32
 
@@ -36,7 +33,7 @@ def ones(*shape: int, dtype: Any = F) -> np.ndarray:
 
 def sloping(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
     """A score_mod of all its indices, also where integers are not promoted to floating numbers."""
-    return score * 0.5 + namespace_of(score).astype(h * b - i + j, score.dtype)
+    return score * 0.5 + namespace(score).astype(h * b - i + j, score.dtype)
 
 
 def moved(x: np.ndarray, layout: str) -> np.ndarray:

@@ -18,6 +18,7 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
+from internals import TileSize, override, reference
 from libraries import (
     CUPY_RULES,
     DEFAULT,
@@ -30,9 +31,6 @@ from libraries import (
     Library,
     installed,
 )
-
-from sdpa_xp._tiles.plan import TileSize
-from sdpa_xp_export._verify import reference
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # also for the processes that tests start
 
@@ -195,13 +193,13 @@ def _the_reference_is_computed_once() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _no_call_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call that another test has made would keep the tiles and threads that were planned there."""
-    monkeypatch.setattr("sdpa_xp._call.prepare._CACHE", {})
+    override(monkeypatch, "CALL_CACHE", {})
 
 
 @pytest.fixture(autouse=True)
 def _one_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     """`verify` draws no seed of its own: the tests do the same in each run."""
-    monkeypatch.setattr("sdpa_xp_export._verify.seeds.new_seed", lambda: 0)
+    override(monkeypatch, "new_seed", lambda: 0)
 
 
 @pytest.fixture
@@ -227,7 +225,7 @@ def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     if request.param == "no maximum":
         if "library" in request.fixturenames and request.getfixturevalue("library").name not in WRITEABLE:
             pytest.skip("a softmax without a maximum is tried where arrays are written to")
-        monkeypatch.setattr("sdpa_xp._tiles.plan.LEAST_SCORES_WITHOUT_MAXIMUM", 0)
+        override(monkeypatch, "LEAST_SCORES_WITHOUT_MAXIMUM", 0)
     _cut_small(monkeypatch)
 
 
@@ -237,7 +235,7 @@ def tiles(library: Library, request: pytest.FixtureRequest, monkeypatch: pytest.
     if request.param == "no maximum":
         if library.name not in WRITEABLE:
             pytest.skip("a softmax without a maximum is tried where arrays are written to")
-        monkeypatch.setattr("sdpa_xp._tiles.plan.LEAST_SCORES_WITHOUT_MAXIMUM", 0)
+        override(monkeypatch, "LEAST_SCORES_WITHOUT_MAXIMUM", 0)
     if not library.name.startswith("jax"):
         _cut_small(monkeypatch)
 
@@ -248,4 +246,4 @@ def _cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
         "ALL_CORES": TileSize(4, 6, 24),
         "DEVICE": TileSize(4, 6, 2**22),
     }.items():
-        monkeypatch.setattr(f"sdpa_xp._tiles.plan.{name}", size)
+        override(monkeypatch, name, size)

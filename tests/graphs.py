@@ -13,13 +13,13 @@ import numpy as np
 import onnx
 import onnxruntime
 from calls import draw_named
+from internals import metadata_of
 from short_runs import assert_right
 
 from sdpa_xp import attention_scores, attention_state, attention_weights
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export import TensorSpec, export_attention
-from sdpa_xp_export._model.entries import metadata_of
 
 Arrays = dict[str, np.ndarray]
 Rules = Callable[..., dict[str, Any]]

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx
+from internals import digest
 from onnx import TensorProto, helper, numpy_helper
 
 from sdpa_xp_export import TensorSpec, export_attention
-from sdpa_xp_export._call.text import digest
 
 
 def honest(dtype: str = "float32", form: str = "primitive") -> onnx.ModelProto:

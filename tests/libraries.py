@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from sdpa_xp._libraries import dtype_name, namespace_of
+from internals import dtype_name, namespace
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Library:
 
     @property
     def xp(self) -> Any:
-        return namespace_of(self.put(np.zeros(1, np.float32)))
+        return namespace(self.put(np.zeros(1, np.float32)))
 
     @property
     def lazy(self) -> bool:
@@ -81,7 +80,7 @@ def read_only(x: np.ndarray) -> np.ndarray:
 
 def _exported(name: str, device: str = "") -> Any:
     """The library on one of its devices, as the exporter's `agree` holds its arrays; onnx is not needed."""
-    from sdpa_xp_export._agree import backends
+    from internals import backends
 
     fitting = [backend for backend in backends.find_backends([name]) if backend.device.startswith(device)]
     assert fitting, f"{name} has no device {device} here"

@@ -10,15 +10,25 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-
-from sdpa_xp_export._model.entries import metadata_of
-from sdpa_xp_export._runtime import engine
-from sdpa_xp_export._runtime.engine import TimedRun
-from sdpa_xp_export._runtime.releases import PROVIDERS
-from sdpa_xp_export._runtime.session import open_session, providers, run, version
-from sdpa_xp_export._verify.stated_call import check_interface, computed_dtype, stated_call
-from sdpa_xp_export._verify.trial_settings import short_settings
-from sdpa_xp_export._verify.trials import Trial, judge, outcome, trials
+from internals import (
+    PROVIDERS,
+    TimedRun,
+    Trial,
+    check_interface,
+    computed_dtype,
+    engine,
+    judge_outputs,
+    metadata_of,
+    open_session,
+    outcome,
+    override,
+    providers,
+    run_session,
+    short_settings,
+    stated_call,
+    trials,
+    version,
+)
 
 MOST_KEPT = 16
 KEPT: dict[tuple[Any, ...], list[Trial]] = {}
@@ -42,8 +52,8 @@ def assert_right(model: onnx.ModelProto, *, seed: int = 0, session: Any = None, 
     if len(KEPT) > MOST_KEPT:
         del KEPT[next(iter(KEPT))]
     session = session or open_session(model, PROVIDERS["cpu"])
-    outcomes = [outcome(call, trial, run(session, trial.inputs)) for trial in drawn]
-    for name, agreements in judge(call, outcomes, computed_in).items():
+    outcomes = [outcome(call, trial, run_session(session, trial.inputs)) for trial in drawn]
+    for name, agreements in judge_outputs(call, outcomes, computed_in).items():
         for one_outcome, agreement in zip(outcomes, agreements, strict=True):
             assert agreement.agrees, (name, one_outcome.shown, agreement)
             if name == "output" and "large" not in one_outcome.shown and computed_in == call.query.dtype:
@@ -58,7 +68,7 @@ class UntimedSession:
 
     def timed(self, feeds: Any, *, frees: bool = False) -> TimedRun:
         del frees
-        return TimedRun(run(self.session, feeds), 0.0, None)
+        return TimedRun(run_session(self.session, feeds), 0.0, None)
 
 
 class UntimedRuntime:
@@ -88,7 +98,7 @@ def run_each_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def leave_out_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let `verify` and `verify_layer` try long lengths only around the numbers of a call, and few at random."""
-    monkeypatch.setattr("sdpa_xp_export._verify.random_lengths.RANGES", ((10, 130, 2),))
-    monkeypatch.setattr("sdpa_xp_export._verify.random_lengths.DRAWS_FOR_A_LAYER", 1)
-    monkeypatch.setattr("sdpa_xp_export._verify.trial_settings.LONGEST", 300)
-    monkeypatch.setattr("sdpa_xp_export._verify.layer_trials.LONG", (33, 40))
+    override(monkeypatch, "RANDOM_RANGES", ((10, 130, 2),))
+    override(monkeypatch, "DRAWS_FOR_A_LAYER", 1)
+    override(monkeypatch, "LONGEST_TRIAL", 300)
+    override(monkeypatch, "LONG_LAYER_TRIAL", (33, 40))

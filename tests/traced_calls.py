@@ -9,10 +9,10 @@ from typing import Any
 import array_api_strict as strict
 import numpy as np
 import onnx
+from internals import GraphValue
 from traced_table import COUNTED, COUNTS, SIGN_OF_ZERO, ULPS, Row, refused_here
 
 from sdpa_xp_export import TensorSpec, to_onnx
-from sdpa_xp_export._graph.graph import GraphValue
 
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 DTYPES = ("bool", *INTEGERS, "float32", "float64")

@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2]))
+from internals import LIBRARIES, backends, compare, feature_jobs, session
+
 from benchmarks import machine
-from sdpa_xp_export._agree import backends
-from sdpa_xp_export._agree.backends import LIBRARIES
-from sdpa_xp_export._agree.comparison import compare, feature_jobs
-from sdpa_xp_export._runtime import session
 from sdpa_xp_export.cli.options import DTYPES
 
 RESULTS = Path(__file__).parents[2] / "results" / "agreement.json"

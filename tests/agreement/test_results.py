@@ -8,12 +8,8 @@ from typing import Any
 
 import pytest
 from agreement.measure import RESULTS, rounded, written
+from internals import attention, backends, compare, feature_jobs, features, session
 
-from sdpa_xp_export._agree import backends
-from sdpa_xp_export._agree.comparison import compare, feature_jobs
-from sdpa_xp_export._agree.features import features
-from sdpa_xp_export._agree.library_calls import attention
-from sdpa_xp_export._runtime import session
 from sdpa_xp_export.cli.options import DTYPES
 from sdpa_xp_export.forms.choice import FORMS
 

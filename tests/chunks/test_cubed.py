@@ -11,6 +11,7 @@ import pytest
 from calls import F, draw
 from hypothesis import given
 from hypothesis import strategies as st
+from internals import Chunks, regular
 
 from chunks.calls_in_chunks import OPTIONS, inputs, options
 from sdpa_xp import (
@@ -22,8 +23,6 @@ from sdpa_xp import (
     scaled_dot_product_attention_vjp,
     varlen_attention,
 )
-from sdpa_xp._chunks.cutting import regular
-from sdpa_xp._libraries.protocols import Chunks
 
 pytestmark = pytest.mark.needs("cubed")
 

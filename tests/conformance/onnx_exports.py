@@ -16,12 +16,11 @@ import numpy as np
 from conformance.onnx_calls import WEIGHTS, library_call, plain_call, until, with_layout
 from conformance.onnx_cases import Arrays, Case
 from conformance.onnx_numbers import check, dtype_of, exact_stage, in_numpy, plain_stage
+from internals import ExportCall, checked_call, reference
 from libraries import LIBRARIES
 from numpy.typing import NDArray
 
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export._call.call import ExportCall, checked_call
-from sdpa_xp_export._verify import reference
 
 WHOLE = 2  # the mode in which `qk_matmul_output` has all that `scores` has
 

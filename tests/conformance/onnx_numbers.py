@@ -12,12 +12,9 @@ from typing import Any
 import array_api_compat.numpy
 import numpy as np
 from conformance.onnx_calls import WEIGHTS, Call, until, without
+from internals import judge, reference, textbook
 from libraries import Library
 from numpy.typing import NDArray
-
-from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.agreement import judge
-from sdpa_xp_export._verify.textbook import textbook
 
 
 def dtype_of(array: Any) -> str:

@@ -11,11 +11,9 @@ import pytest
 from conformance.onnx_calls import AFTER, WEIGHTS, Call, plain_call
 from conformance.onnx_cases import CASES, Case, named
 from conformance.onnx_numbers import exact_stage, in_numpy, plain_stage
+from internals import judge, reference
 from libraries import LIBRARIES
 from numpy.typing import NDArray
-
-from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.agreement import judge
 
 INPUTS = {"Q", "K", "V", "attn_mask", "past_key", "past_value", "nonpad_kv_seqlen"}
 ATTRIBUTES = {

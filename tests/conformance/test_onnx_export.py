@@ -9,12 +9,19 @@ import pytest
 from conformance.onnx_calls import plain_call
 from conformance.onnx_cases import CASES, Case, named
 from conformance.onnx_exports import Export, check_outputs, exports
+from internals import (
+    DEFAULT_OPSET,
+    DEFAULT_RUNTIME,
+    OPSETS,
+    PROVIDERS,
+    Runtime,
+    checked_call,
+    open_session,
+    reference,
+    run_session,
+)
 
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export._call.call import checked_call
-from sdpa_xp_export._runtime.releases import DEFAULT_OPSET, DEFAULT_RUNTIME, OPSETS, PROVIDERS, Runtime
-from sdpa_xp_export._runtime.session import open_session, run
-from sdpa_xp_export._verify import reference
 from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
 
@@ -50,7 +57,7 @@ def test_every_output_is_exported() -> None:
 )
 def test_export(export: Export, form: str, opset: int) -> None:
     model = export_call(export.call, form=form, opset=opset)
-    check_outputs(export, run(open_session(model, PROVIDERS["cpu"]), export.feeds))
+    check_outputs(export, run_session(open_session(model, PROVIDERS["cpu"]), export.feeds))
 
 
 def test_softmax_precision_is_kept() -> None:
@@ -61,7 +68,9 @@ def test_softmax_precision_is_kept() -> None:
     (export,) = (candidate for candidate in EXPORTS if candidate.case.softmax_dtype == "float64")
     session = open_session(export_call(export.call), PROVIDERS["cpu"])
     exact = reference.attention(**plain_call(export.case))[0]
-    np.testing.assert_array_equal(run(session, export.feeds)["output"], exact.astype(np.float32), strict=True)
+    np.testing.assert_array_equal(
+        run_session(session, export.feeds)["output"], exact.astype(np.float32), strict=True
+    )
 
 
 @pytest.mark.parametrize(
@@ -81,7 +90,7 @@ def test_a_mask_shorter_than_the_keys_is_refused(case: Case) -> None:
 def test_a_wrong_output_is_found() -> None:
     """Nothing above compares a graph with itself: one number that is off is reported."""
     export = next(candidate for candidate in EXPORTS if candidate.case.past and candidate.case.mode is not None)
-    outputs = run(open_session(export_call(export.call), PROVIDERS["cpu"]), export.feeds)
+    outputs = run_session(open_session(export_call(export.call), PROVIDERS["cpu"]), export.feeds)
     check_outputs(export, outputs)
     for name in outputs:
         changed = outputs | {name: outputs[name].copy()}

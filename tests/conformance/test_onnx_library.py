@@ -7,10 +7,10 @@ import pytest
 from conformance.onnx_calls import WEIGHTS, library_call, plain_call, until, with_layout, without
 from conformance.onnx_cases import CASES, Case, named
 from conformance.onnx_numbers import check, dtype_of, exact_stage, in_library, plain_stage
+from internals import reference
 from libraries import LIBRARIES
 
 from sdpa_xp import KVCache, attention_scores, attention_weights, scaled_dot_product_attention
-from sdpa_xp_export._verify import reference
 
 BACKENDS = ("numpy", "torch")  # beside onnxruntime; a process that holds every library may hang
 

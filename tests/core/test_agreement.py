@@ -9,14 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from calls import draw_named
+from internals import device, judge, namespace, reference, textbook
 from libraries import Library
 
 from sdpa_xp import attention_state, attention_weights, scaled_dot_product_attention
-from sdpa_xp._libraries import device_of as device
-from sdpa_xp._libraries import namespace_of as namespace
-from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.agreement import judge
-from sdpa_xp_export._verify.textbook import textbook
 
 DTYPES = {
     "float16": np.float16,

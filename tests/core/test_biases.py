@@ -9,12 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from calls import assert_agrees, draw
+from internals import device, namespace, reference
 from libraries import Library
 
 from sdpa_xp import attention_state, attention_weights, biases, masks, scaled_dot_product_attention
-from sdpa_xp._libraries import device_of as device
-from sdpa_xp._libraries import namespace_of as namespace
-from sdpa_xp_export._verify import reference
 
 F = np.float32
 PAIRS = (2, 4, 7, 11)  # B, Hq, L, S

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import draw
+from internals import NumPy
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
-from sdpa_xp._libraries.numpy import NumPy
 from sdpa_xp.biases.alibi import AlibiTerm
 from sdpa_xp.biases.relative import RelativeTerm
 

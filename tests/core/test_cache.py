@@ -10,10 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from calls import assert_agrees, draw, draw_named, moved
+from internals import namespace
 from libraries import LIBRARIES, Library, can_write
 
 from sdpa_xp import KVCache, biases, masks, scaled_dot_product_attention
-from sdpa_xp._libraries import namespace_of as namespace
 
 F = np.float32
 TOKENS, HEADS = 7, 4

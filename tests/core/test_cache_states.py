@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import draw, moved
+from internals import reference
 from libraries import Library, generator
 
 from sdpa_xp import AttentionState, KVCache, attention_state, biases, masks, merge_states
 from sdpa_xp.positional import Rotary
-from sdpa_xp_export._verify import reference
 
 F = np.float32
 TOKENS, QUERIES, WINDOW = 9, 3, 4

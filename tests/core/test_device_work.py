@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
+from internals import score_grid
 
 from sdpa_xp import (
     attention_state,
@@ -21,7 +22,6 @@ from sdpa_xp import (
     scaled_dot_product_attention,
     scaled_dot_product_attention_vjp,
 )
-from sdpa_xp._tiles import score_grid
 
 torch: Any = pytest.importorskip("torch")
 

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import draw
+from internals import reference
 from libraries import Library
 
 from sdpa_xp import biases, dot_product_attention, masks
-from sdpa_xp_export._verify import reference
 
 F = np.float32
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import attend, draw_named
+from internals import TileSize, override
 from libraries import Library, generator
 
 from sdpa_xp import (
@@ -20,7 +21,6 @@ from sdpa_xp import (
     scaled_dot_product_attention_vjp,
     varlen_attention,
 )
-from sdpa_xp._tiles.plan import TileSize
 
 F = np.float32
 SEED = 20170612
@@ -54,7 +54,7 @@ def test_output_is_the_dropped_weights_times_value(
     expected = w.astype(np.float64) @ np.repeat(call["value"], 2, axis=1)
     for rows, columns in ((256, 1024), (5, 7)):
         for name in ("ONE_CORE", "ALL_CORES", "DEVICE"):
-            monkeypatch.setattr(f"sdpa_xp._tiles.plan.{name}", TileSize(rows, columns, rows * columns))
+            override(monkeypatch, name, TileSize(rows, columns, rows * columns))
         output = attend(library, **call, dropout_p=0.5, rng=generator(library), **rules)
         np.testing.assert_allclose(output, expected, rtol=0, atol=4e-6)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-
-from sdpa_xp._core import dropout
+from internals import dropout
 
 ALL = 2**32 - 1
 EDGES = [0, 1, 2, 2**15, 2**16 - 1, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 0xDEADBEEF]

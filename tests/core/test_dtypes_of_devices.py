@@ -7,8 +7,7 @@ from typing import Any
 import array_api_compat
 import numpy as np
 import pytest
-
-from sdpa_xp._libraries import dtype_name, library_of, widest_dtype
+from internals import dtype_name, library_of, widest_dtype
 
 
 @pytest.mark.parametrize(

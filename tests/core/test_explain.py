@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import environment, kernels, nonfinite, unshifted_softmax
 from threadpoolctl import threadpool_limits
 
-from sdpa_xp import _kernels, explain, masks, scaled_dot_product_attention
-from sdpa_xp._core import environment, nonfinite, unshifted_softmax
+from sdpa_xp import explain, masks, scaled_dot_product_attention
 
 CALLS = [
     {},
@@ -70,7 +70,7 @@ def test_the_implementation_is_the_one_that_computes(
 ) -> None:
     import torch
 
-    kernel, kernel_calls = _kernels.KERNELS["torch"], []
+    kernel, kernel_calls = kernels.KERNELS["torch"], []
     monkeypatch.setattr(
         kernel, "attend", lambda call, attend=kernel.attend: kernel_calls.append(1) or attend(call)
     )

@@ -7,11 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import TileSize, backward, nonfinite, online_softmax, override, scores
 
 from sdpa_xp import biases, gradients
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
-from sdpa_xp._core import backward, nonfinite, online_softmax, scores
-from sdpa_xp._tiles.plan import TileSize
 
 F = np.float32
 
@@ -46,7 +45,7 @@ def test_five_products_a_tile_beside_the_scores(monkeypatch: pytest.MonkeyPatch)
 
                 monkeypatch.setattr(module, name, counted)
     for name in ("ONE_CORE", "ALL_CORES"):
-        monkeypatch.setattr(f"sdpa_xp._tiles.plan.{name}", TileSize(4, 6, 24))
+        override(monkeypatch, name, TileSize(4, 6, 24))
     x = np.random.default_rng(0).standard_normal((2, 8, 4)).astype(F)
     output, pullback = vjp(x, x, x)
     products.clear()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import ones
+from internals import NativeLibrary
 from libraries import Library
 
 from sdpa_xp import (
@@ -25,7 +26,6 @@ from sdpa_xp import (
     scaled_dot_product_attention,
     varlen_attention,
 )
-from sdpa_xp._libraries.base import Library as NativeLibrary
 
 F = np.float32
 

@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from internals import dtype_name
 from libraries import Library
 
 from sdpa_xp import (
@@ -17,7 +18,6 @@ from sdpa_xp import (
     scaled_dot_product_attention,
     scaled_dot_product_attention_vjp,
 )
-from sdpa_xp._libraries import dtype_name
 
 F, HALF, BRAIN, DOUBLE = np.float32, np.float16, ml_dtypes.bfloat16, np.float64
 JOINED: dict[str, tuple[tuple[int, ...], Any]] = {

@@ -13,15 +13,12 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
+from internals import judge, namespace, product, reference, stages
 from libraries import LIBRARIES, Library, generator, read_only
 
 from sdpa_xp import KVCache, PagedKVCache, masks, merge_states
-from sdpa_xp._libraries import namespace_of as namespace
 from sdpa_xp.layers import Layer as Parameters
 from sdpa_xp.layers import Linear, MultiHeadAttention, SingleHeadAttention
-from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.agreement import judge
-from sdpa_xp_export._verify.textbook import product, stages
 
 F = np.float32
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float64": np.float64}

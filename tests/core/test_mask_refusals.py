@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import ones
+from internals import override
 from libraries import LIBRARIES
 
 from sdpa_xp import attention_state, attention_weights, biases, masks, scaled_dot_product_attention
@@ -265,7 +266,7 @@ def test_function_that_returns_another_library(keyword: str) -> None:
 
 def test_nothing_is_computed_before_a_mask_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a function returns is seen when it is called; all else before any work."""
-    monkeypatch.setattr("sdpa_xp.attention._attend_portably", lambda *_, **__: pytest.fail("work began"))
+    override(monkeypatch, "attend_portably", lambda *_, **__: pytest.fail("work began"))
     for rules in ({"attn_mask": masks.padding(9)}, {"bias": biases.alibi(3)}):
         with pytest.raises(ValueError, match=r"`(attn_mask.key_lengths|bias.slopes)` must"):
             scaled_dot_product_attention(Q, K, V, **rules)

@@ -11,12 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from internals import ONE_CORE, ScoreGrid, Scores, Tile, grid_of
 
 from sdpa_xp import masks, scaled_dot_product_attention
-from sdpa_xp._core.scores import Scores
-from sdpa_xp._tiles.plan import ONE_CORE
-from sdpa_xp._tiles.score_grid import ScoreGrid, grid_of
-from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.masks.bands import Band
 
 BATCH, HEADS, QUERIES, KEYS = SHAPE = (2, 2, 5, 6)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import check_integers, override
 from libraries import Library
 
 from sdpa_xp import (
@@ -19,7 +20,6 @@ from sdpa_xp import (
     scaled_dot_product_attention,
     varlen_attention,
 )
-from sdpa_xp._checks.numbers import check_integers
 
 F = np.float32
 
@@ -180,7 +180,7 @@ def test_a_batch_of_its_own_lengths_is_not_read_again_for_each(monkeypatch: pyte
         looked.append(value)
         return whole(function, name, value, *rest, **rules)
 
-    monkeypatch.setattr("sdpa_xp._tiles.score_grid.check_integers", integers)
+    override(monkeypatch, "check_grid_integers", integers)
     rows = np.ones((512, 1, 2), F)
     starts = list(range(513))
     varlen_attention(rows, rows, rows, starts, starts, masks.padding([1, 0] * 256))

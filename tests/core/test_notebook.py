@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import ALLOWED, CELLS, Squares
 from libraries import Library
 
 from sdpa_xp import KVCache, PagedKVCache, attention_state, biases, explain, masks
-from sdpa_xp._display import Squares
-from sdpa_xp._display.samples import ALLOWED, CELLS
 from sdpa_xp.layers import Linear, MultiHeadAttention
 from sdpa_xp.positional import Rotary
 

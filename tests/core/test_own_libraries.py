@@ -16,6 +16,7 @@ import array_api_compat.numpy as np_compat
 import ml_dtypes
 import numpy as np
 import pytest
+from internals import Namespace, TileSize, override
 
 from sdpa_xp import (
     KVCache,
@@ -33,8 +34,6 @@ from sdpa_xp import (
     varlen_attention,
     varlen_attention_state,
 )
-from sdpa_xp._libraries.protocols import Namespace
-from sdpa_xp._tiles.plan import TileSize
 
 SCALARS = {"where": ("x", "y"), "clip": ("min", "max")}
 """The arguments of functions that may be Python scalars in the place of arrays, as the page lists them."""
@@ -260,7 +259,7 @@ def inputs() -> np.ndarray:
 @pytest.mark.parametrize("feature", FEATURES)
 def test_no_more_is_needed(feature: str, dtype: str, inputs: np.ndarray, monkeypatch: Any) -> None:
     for size in ("ONE_CORE", "DEVICE"):
-        monkeypatch.setattr(f"sdpa_xp._tiles.plan.{size}", TileSize(4, 6, 2**22))
+        override(monkeypatch, size, TileSize(4, 6, 2**22))
     arrays = inputs.astype(getattr(ml_dtypes, dtype, dtype))
     expected = FEATURES[feature](*arrays)
     result = FEATURES[feature](*map(Array, arrays))

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from calls import draw_named, moved
+from internals import reference
 from libraries import Library, generator
 
 from sdpa_xp import (
@@ -25,7 +26,6 @@ from sdpa_xp import (
     varlen_attention,
     varlen_attention_state,
 )
-from sdpa_xp_export._verify import reference
 
 F = np.float32
 HEADS = 4

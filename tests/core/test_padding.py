@@ -7,8 +7,7 @@ import math
 import hypothesis
 import hypothesis.strategies as st
 import pytest
-
-from sdpa_xp._tiles.padding import WORK_OF_LAUNCHES, Entries, HeadSizes, Work, equal_lengths, padded_calls
+from internals import WORK_OF_LAUNCHES, Entries, HeadSizes, Work, equal_lengths, padded_calls
 
 pytestmark = pytest.mark.mathematics
 Lengths = list[tuple[int, int]]

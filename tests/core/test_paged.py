@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from calls import assert_agrees, draw_named, moved
+from internals import PagedSource, override
 from libraries import Library, can_write
 
 from sdpa_xp import PagedKVCache, biases, masks
-from sdpa_xp._core.key_value_source import PagedSource
 
 F = np.float32
 HEADS, SIZE, POOL = 4, 4, 10
@@ -265,7 +265,7 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], np.ndarray]]:
         return part
 
     monkeypatch.setattr(PagedSource, "slice_keys", watched)
-    monkeypatch.setattr("sdpa_xp._tiles.plan.MOST_COPIED", 2 * SIZE * 2 * (8 + 5))
+    override(monkeypatch, "MOST_COPIED", 2 * SIZE * 2 * (8 + 5))
     return parts
 
 
@@ -313,7 +313,7 @@ def test_blocks_outside_the_mask_are_skipped(
 def test_sequences_of_equal_lengths_are_one_computation(
     arrays: Arrays, cuts: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sdpa_xp._tiles.plan.MOST_COPIED", 2**20)
+    override(monkeypatch, "MOST_COPIED", 2**20)
     pools = [pool_of(arrays[name], [8, 8, 8], TABLE) for name in ("key", "value")]
     PagedKVCache(*pools, TABLE, [8, 8, 8]).attend(arrays["query"][:, :, :1])
     assert [part.shape[0] for _, part in cuts] == [3, 3]

@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import Scores, Tile
 from libraries import Library
 
 from sdpa_xp import attention_weights, masks, plot, scaled_dot_product_attention
-from sdpa_xp._core.scores import Scores
-from sdpa_xp._tiles.tile import Tile
 
 matplotlib = pytest.importorskip("matplotlib")
 agg = pytest.importorskip("matplotlib.backends.backend_agg")

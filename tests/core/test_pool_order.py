@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import assert_agrees, draw_named, moved
+from internals import PagedSource, override, pool_order, reference
 from libraries import WRITEABLE, Library
 
 from sdpa_xp import PagedKVCache, masks
-from sdpa_xp._core import pool_order
-from sdpa_xp._core.key_value_source import PagedSource
-from sdpa_xp_export._verify import reference
 
 Arrays = dict[str, np.ndarray]
 QUERY_HEADS, HEADS, SIZE, POOL, WIDTHS = 4, 2, 8, 150, {"key": 16, "value": 12}
@@ -41,7 +39,7 @@ def small_calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """Calls as small as these are computed in this way, too, where sums are written to."""
     if "library" in request.fixturenames and request.getfixturevalue("library").name not in WRITEABLE:
         pytest.skip("blocks are computed in the order of the pool where arrays are written to")
-    monkeypatch.setattr("sdpa_xp._tiles.pool_plan.LEAST_SCORES", 0)
+    override(monkeypatch, "LEAST_POOL_SCORES", 0)
 
 
 def attend(
@@ -108,7 +106,7 @@ def test_it_is_attention_over_each_sequence(
     most: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sdpa_xp._tiles.pool_plan.MOST_ELEMENTS", most)
+    override(monkeypatch, "MOST_POOL_ELEMENTS", most)
     assert_agrees(library, attend(library, arrays, table, layout=layout), padded(arrays))
 
 
@@ -265,7 +263,7 @@ def test_blocks_of_a_size_that_fits(
     length: int,
     is_copied: bool,
 ) -> None:
-    monkeypatch.setattr("sdpa_xp._tiles.pool_plan.MOST_ELEMENTS", 4 * 64)
+    override(monkeypatch, "MOST_POOL_ELEMENTS", 4 * 64)
     table = np.arange(sequences * -(-length // size)).reshape(sequences, -1)
     pools = [np.ones((table.size, 1, size, 4), np.float32) for _ in range(2)]
     output = PagedKVCache(*pools, table, [length] * sequences).attend(np.ones((sequences, 4, 1, 4), np.float32))
@@ -286,8 +284,8 @@ def test_the_number_of_threads_changes_no_bit(
     library: Library, arrays: Arrays, table: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pool is cut into parts for the cores of the machine, and threads share the parts."""
-    monkeypatch.setattr("sdpa_xp._tiles.pool_plan.MOST_ELEMENTS", 1000)
-    monkeypatch.setattr("sdpa_xp._tiles.plan.LEAST_WORK_FOR_THREADS", 0)
+    override(monkeypatch, "MOST_POOL_ELEMENTS", 1000)
+    override(monkeypatch, "LEAST_WORK_FOR_THREADS", 0)
     monkeypatch.setattr("os.cpu_count", lambda: 5)
     parts: list[int] = []
     run = pool_order.threads.run

@@ -8,11 +8,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from internals import judge
 from libraries import Library
 
 from sdpa_xp import biases, positional
 from sdpa_xp.positional import Rotary
-from sdpa_xp_export._verify.agreement import judge
 
 F = np.float32
 EPS = 2.0**-23

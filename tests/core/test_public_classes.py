@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import ScoreModifier
 
 import sdpa_xp
 from sdpa_xp import KVCache, PagedKVCache, biases, layers, masks, positional
 from sdpa_xp import scaled_dot_product_attention as attend
-from sdpa_xp._tiles.modifier import ScoreModifier
 from sdpa_xp.biases.positioned import bias_at
 from sdpa_xp.layers import Layer, Linear, MultiHeadAttention, SingleHeadAttention
 from sdpa_xp.masks.positioned import mask_at

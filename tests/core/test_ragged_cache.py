@@ -12,11 +12,11 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from calls import draw, moved
+from internals import reference
 from libraries import Library, can_write, generator
 
 from sdpa_xp import AttentionState, KVCache, PagedKVCache, attention_state, biases, masks, merge_states
 from sdpa_xp.positional import Rotary, RotaryTables
-from sdpa_xp_export._verify import reference
 
 F = np.float32
 HEADS, SIZE, POOL = 4, 4, 12

@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from calls import ones
+from internals import override
 from libraries import LIBRARIES, Library
 
 from sdpa_xp import KVCache, attention_state, attention_weights, scaled_dot_product_attention
@@ -231,7 +232,7 @@ def test_nothing_is_computed_before_the_checks(monkeypatch: pytest.MonkeyPatch) 
     def work(*_: Any, **__: Any) -> None:
         raise AssertionError("work began")
 
-    monkeypatch.setattr("sdpa_xp.attention._attend_portably", work)
+    override(monkeypatch, "attend_portably", work)
     with pytest.raises(ValueError, match="softcap"):
         scaled_dot_product_attention(Q, K, V, softcap=-1)
     with pytest.raises(AssertionError, match="work began"):

@@ -6,9 +6,9 @@ import math
 
 import numpy as np
 import pytest
+from internals import grid_of
 
 from sdpa_xp import biases
-from sdpa_xp._tiles.score_grid import grid_of
 
 WIDE = [(32, 128), (32, 10**7), (16, 2**29), (8, 20), (4, 5), (1000, 600), (1000, 10**7), (6, 9)]
 """Buckets, and where the last begins."""

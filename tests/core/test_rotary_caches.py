@@ -8,14 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import draw_named, moved
+from internals import judge, reference, textbook
 from libraries import Library, can_write
 from rotations import turned
 
 from sdpa_xp import KVCache, PagedKVCache, masks
 from sdpa_xp.positional import LinearScaling, Rotary, YaRNScaling
-from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.agreement import judge
-from sdpa_xp_export._verify.textbook import textbook
 
 F = np.float32
 TOKENS, SIZE = 9, 4

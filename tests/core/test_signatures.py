@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import MOST_MASK_NUMBERS, prepare
 
 from sdpa_xp import attention_state, biases, masks, scaled_dot_product_attention
-from sdpa_xp._call import prepare
-from sdpa_xp._tiles.modifier import MOST_NUMBERS
 
 F = np.float32
 
@@ -176,6 +175,6 @@ def test_what_may_change_is_bound_each_time(checked: list[str]) -> None:
     np.testing.assert_array_equal(scaled_dot_product_attention(x, x, x, changing[0]["attn_mask"]), everywhere)
     expected = np.broadcast_to(x[:, :1], x.shape)
     np.testing.assert_array_equal(scaled_dot_product_attention(x, x, x, changing[2]["attn_mask"]), expected)
-    y = arrays(1, MOST_NUMBERS + 1, 4)
-    scaled_dot_product_attention(y, y, y, masks.document(range(MOST_NUMBERS + 1)))
+    y = arrays(1, MOST_MASK_NUMBERS + 1, 4)
+    scaled_dot_product_attention(y, y, y, masks.document(range(MOST_MASK_NUMBERS + 1)))
     assert prepare._CACHE == {}

@@ -8,12 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import draw_named
+from internals import judge, reference, textbook
 from libraries import Library
 
 from sdpa_xp import attention_state, attention_weights, masks, merge_states, scaled_dot_product_attention
-from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.agreement import judge
-from sdpa_xp_export._verify.textbook import textbook
 
 F = np.float32
 Call = dict[str, np.ndarray]

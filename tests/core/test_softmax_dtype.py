@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import reference
 from libraries import Library
 
 from sdpa_xp import attention_scores, attention_state, attention_weights, masks, scaled_dot_product_attention
-from sdpa_xp_export._verify import reference
 
 F = np.float32
 

@@ -10,10 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from calls import draw
+from internals import reference
 from libraries import LIBRARIES, Library
 
 from sdpa_xp import AttentionState, attention_state, merge_states
-from sdpa_xp_export._verify import reference
 
 F = np.float32
 

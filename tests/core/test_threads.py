@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import blas as blas_module
+from internals import environment, program, reference, threads
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from sdpa_xp import attention_state, masks, scaled_dot_product_attention, scaled_dot_product_attention_vjp
-from sdpa_xp._core import blas as blas_module
-from sdpa_xp._core import environment, threads
-from sdpa_xp_export._verify import reference
 
 
 def blas() -> list[int]:
@@ -192,7 +191,7 @@ def test_what_shares_a_large_array_is_one_task(
     call: tuple[np.ndarray, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Heads and batch entries have tasks of their own, those that add to the gradient of one bias have not."""
-    monkeypatch.setattr("sdpa_xp._tiles.plan.os.cpu_count", lambda: 8)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
     counts: list[int] = []
     run = threads.run
     tasks_of = {}
@@ -217,7 +216,7 @@ STORY = """
 import atexit, os, time
 import numpy as np
 from sdpa_xp import scaled_dot_product_attention
-from sdpa_xp._core import blas, threads
+from internals import blas, threads
 
 x = np.random.default_rng(0).standard_normal((4, 600, 16)).astype(np.float32)
 expected = scaled_dot_product_attention(x, x, x)
@@ -238,7 +237,7 @@ atexit.register(lambda: print(same()))
 @pytest.mark.slow
 def test_a_forked_process_and_an_ending_one_compute_too() -> None:
     """The first has no threads but its own; the second starts none."""
-    assert run_story(STORY) == ["0", "True"]
+    assert run_story(program(STORY)) == ["0", "True"]
 
 
 def run_story(story: str) -> list[str]:

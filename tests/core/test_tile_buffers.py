@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import ONE_CORE, tile_buffers
 
 from sdpa_xp import attention_state, masks, scaled_dot_product_attention, varlen_attention
-from sdpa_xp._core import tile_buffers
-from sdpa_xp._tiles.plan import ONE_CORE
 
 F = np.float32
 

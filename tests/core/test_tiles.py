@@ -9,13 +9,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import (
+    ALL_CORES,
+    DEVICE,
+    ONE_CORE,
+    READ_ONLY,
+    SMALLEST_SIDE,
+    TRACED,
+    Access,
+    Scores,
+    Tile,
+    grid_of,
+    plan_full_rows,
+    plan_tiles,
+)
 
 from sdpa_xp import attention_weights, scaled_dot_product_attention
-from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries import READ_ONLY, TRACED, Access
-from sdpa_xp._tiles.plan import ALL_CORES, DEVICE, ONE_CORE, SMALLEST_SIDE, plan_full_rows, plan_tiles
-from sdpa_xp._tiles.score_grid import grid_of
-from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.masks import causal
 
 

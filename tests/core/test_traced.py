@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import draw_named
+from internals import reference
 from libraries import Library
 
 from sdpa_xp import attention_state, attention_weights, scaled_dot_product_attention
-from sdpa_xp_export._verify import reference
 
 F = np.float32
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import draw_named, sloping
+from internals import TileSize, override
 from libraries import Library
 
 from sdpa_xp import attention_state, biases, masks, scaled_dot_product_attention
-from sdpa_xp._tiles.plan import TileSize
 
 F = np.float32
 Arrays = dict[str, np.ndarray]
@@ -27,8 +27,8 @@ def _of_jax(library: Library) -> None:
 @pytest.fixture
 def short_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 2 or 3 queries each, wherever there are 6 scores."""
-    monkeypatch.setattr("sdpa_xp._tiles.plan.DEVICE", TileSize(4, 6, 5))
-    monkeypatch.setattr("sdpa_xp._tiles.plan.SMALLEST_SIDE", 3)
+    override(monkeypatch, "DEVICE", TileSize(4, 6, 5))
+    override(monkeypatch, "SMALLEST_SIDE", 3)
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import MOST_BANDS
 from libraries import Library
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
-from sdpa_xp._tiles.plan import MOST_BANDS
 
 RULES: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -10,10 +10,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 from calls import attend, draw
+from internals import reference
 from libraries import Library
 
 from sdpa_xp import attention_state, attention_weights, merge_states, scaled_dot_product_attention
-from sdpa_xp_export._verify import reference
 
 F = np.float32
 

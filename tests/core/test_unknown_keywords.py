@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import INSTEAD, SYNONYMS
 
 import sdpa_xp
 from sdpa_xp import (
@@ -21,7 +22,6 @@ from sdpa_xp import (
     positional,
     scaled_dot_product_attention,
 )
-from sdpa_xp._checks.keywords import INSTEAD, SYNONYMS
 from sdpa_xp.layers import Linear, MultiHeadAttention
 
 X = np.ones((2, 4, 8))

@@ -11,13 +11,11 @@ import autograd
 import numpy as np
 import pytest
 from autograd import Call
+from internals import TileSize, judge_together, namespace, override
 from libraries import Library
 
 from sdpa_xp import attention_state, attention_weights, biases, masks, scaled_dot_product_attention
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
-from sdpa_xp._libraries import namespace_of as namespace
-from sdpa_xp._tiles.plan import TileSize
-from sdpa_xp_export._verify.agreement import judge_together
 
 pytestmark = [pytest.mark.mathematics, pytest.mark.needs("torch")]  # the formula is by its autograd
 
@@ -162,9 +160,7 @@ def several_tiles(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles of 4 x 5; on JAX, which compiles each shape anew, one of all pairs."""
     if not library.name.startswith("jax"):
         for name in ("ONE_CORE", "ALL_CORES", "DEVICE"):
-            monkeypatch.setattr(
-                f"sdpa_xp._tiles.plan.{name}", TileSize(4, 5, 2**22 if name == "DEVICE" else 20)
-            )
+            override(monkeypatch, name, TileSize(4, 5, 2**22 if name == "DEVICE" else 20))
 
 
 def put_in(

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import TileSize, agreement, override, reference, streaming, textbook_module
 from libraries import each_module
 
 from sdpa_xp import attention_state, biases, masks, scaled_dot_product_attention
-from sdpa_xp._core import streaming
-from sdpa_xp._tiles.plan import TileSize
-from sdpa_xp_export._verify import agreement, reference, textbook
 
 F = np.float32
 
@@ -219,7 +217,7 @@ def test_weights_that_are_small_keep_the_digits_of_small_values(
         k[:, 7, 0], v[:, 7] = 8 - 8 * 80 / score, 1e25
         q, k = q.copy(), k.copy()
     rules = {"is_causal": True} if what == "causal" else {}
-    expected, plain = reference.attention(q, k, v, **rules)[0], textbook.textbook(np, q, k, v, **rules)
+    expected, plain = reference.attention(q, k, v, **rules)[0], textbook_module.textbook(np, q, k, v, **rules)
     judged = agreement.judge(attention_state(q, k, v, **rules).output, expected, plain, "float32")
     assert judged.absolute <= judged.bound
 
@@ -231,7 +229,7 @@ def test_the_order_of_the_tasks_does_not_matter(
     """With threads, any of the tasks may be the first that needs a maximum."""
     q, k, v = (np.concatenate([x, x]) for x in arrays(rng))
     q[1, failing] *= 60
-    monkeypatch.setattr("sdpa_xp._tiles.plan.ONE_CORE", TileSize(64, 64, 2**12))
+    override(monkeypatch, "ONE_CORE", TileSize(64, 64, 2**12))
     results = []
     for seed in range(6):
 
@@ -262,7 +260,7 @@ def test_nan_and_inf_in_values_that_are_masked(
 def test_no_worse_than_the_textbook(ranges_computed: dict[str, int], rng: np.random.Generator) -> None:
     """The rule by which every number here is judged."""
     call = arrays(rng, 1.4)  # scores up to 20 in size
-    expected, plain = reference.attention(*call)[0], textbook.textbook(np, *call)
+    expected, plain = reference.attention(*call)[0], textbook_module.textbook(np, *call)
     result = agreement.judge(attention_state(*call).output, expected, plain, "float32")
     assert result.absolute <= result.bound
     assert ranges_computed["without"]

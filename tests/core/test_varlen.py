@@ -12,13 +12,10 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from calls import draw_named
+from internals import judge, one_tile, reference, textbook
 from libraries import Library
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention, varlen_attention
-from sdpa_xp._core import one_tile
-from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.agreement import judge
-from sdpa_xp_export._verify.textbook import textbook
 
 F = np.float32
 HEADS = 4

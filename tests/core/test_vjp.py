@@ -11,14 +11,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 from autograd import Call
+from internals import TileSize, device, judge_together, namespace, override
 from libraries import Library, generator
 
 from sdpa_xp import attention_weights, biases, masks, scaled_dot_product_attention
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
-from sdpa_xp._libraries import device_of as device
-from sdpa_xp._libraries import namespace_of as namespace
-from sdpa_xp._tiles.plan import TileSize
-from sdpa_xp_export._verify.agreement import judge_together
 
 F = np.float32
 
@@ -174,7 +171,7 @@ def several_tiles(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ONE_CORE", "ALL_CORES", "DEVICE"):
-        monkeypatch.setattr(f"sdpa_xp._tiles.plan.{name}", TileSize(4, 6, 2**22 if name == "DEVICE" else 24))
+        override(monkeypatch, name, TileSize(4, 6, 2**22 if name == "DEVICE" else 24))
 
 
 def assert_agree(library: Library, call: Call, rng: np.random.Generator, dtype: Any = F) -> None:

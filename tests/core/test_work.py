@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import ONE_CORE, nonfinite, one_tile, scores, unshifted_softmax
 from libraries import each_module
 
 from sdpa_xp import explain, masks, scaled_dot_product_attention
-from sdpa_xp._core import nonfinite, one_tile, scores, unshifted_softmax
-from sdpa_xp._tiles.plan import ONE_CORE
 
 MOST_CALLS: dict[tuple[str, str], int] = {
     ("numpy", "plain"): 53,

@@ -10,12 +10,12 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from internals import judge
 from runtime.outcomes import runtime_of
 from runtime.releases import REDUCED, run_graphs
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, save, to_onnx, verify_layer
-from sdpa_xp_export._verify.agreement import judge
 
 pytestmark = pytest.mark.usefixtures("short_verify")
 

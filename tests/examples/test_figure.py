@@ -7,8 +7,7 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from sdpa_xp_export._demo.encoder import Activations, AttentionInputs
-from sdpa_xp_export._demo.picture import HEAD, LAYER, AttentionMap, attention_maps, draw
+from internals import HEAD, LAYER, Activations, AttentionInputs, AttentionMap, attention_maps, draw
 
 
 def activations() -> Activations:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from calls import draw
+from internals import Compared, ExpectedRows, checked_call, expected_rows, judge_copies, judge_rows, smallest
 
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export._call.call import checked_call
-from sdpa_xp_export._verify.bounds import Compared, ExpectedRows, judge_copies, judge_rows, smallest
-from sdpa_xp_export._verify.trials import expected_rows
 
 EPS = 2.0**-23
 HALF = 2.0**-10

@@ -10,20 +10,12 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from internals import FEW_SCORES, FIRST_RELEASE, NEWEST_TRIED, OPSETS, PREFERRED, VERY_MANY_SCORES, metadata_of
 from short_runs import assert_right
 
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp.layers import MultiHeadAttention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx
-from sdpa_xp_export._model.entries import metadata_of
-from sdpa_xp_export._runtime.releases import (
-    FEW_SCORES,
-    FIRST_RELEASE,
-    NEWEST_TRIED,
-    OPSETS,
-    PREFERRED,
-    VERY_MANY_SCORES,
-)
 from sdpa_xp_export.forms.choice import FORMS
 
 FIXED = TensorSpec("float32", (1, 4, 40, 64))

@@ -7,14 +7,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from internals import FEW_QUERIES, FEW_SCORES, PREFERRED, VERY_MANY_SCORES, Graph, graph_namespace, metadata_of
 from short_runs import assert_right
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx
-from sdpa_xp_export._arrays import namespace
-from sdpa_xp_export._graph.graph import Graph
-from sdpa_xp_export._model.entries import metadata_of
-from sdpa_xp_export._runtime.releases import FEW_QUERIES, FEW_SCORES, PREFERRED, VERY_MANY_SCORES
 from sdpa_xp_export.forms.traced_attention import refuse_attention
 from sdpa_xp_export.lowering.masks import both_allow
 
@@ -215,7 +212,7 @@ def test_opset_of_a_layer(runtime: str, wanted: int) -> None:
 
 def test_pairs_that_both_let_attend() -> None:
     """No node for what is known while the graph is written."""
-    graph = Graph(opset=18, namespace=namespace, attend=refuse_attention)
+    graph = Graph(opset=18, namespace=graph_namespace, attend=refuse_attention)
     one, other = (graph.input(name, "bool", (2, 3)) for name in "ab")
     for known in (True, False, one):
         assert both_allow(True, known) is known

@@ -13,13 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 from command import refused, run
+from internals import backends, comparison, demo, features
 
 import sdpa_xp
 from sdpa_xp_export import TensorSpec, cli, verify
-from sdpa_xp_export._agree import backends
-from sdpa_xp_export._agree import comparison as agree
-from sdpa_xp_export._agree.features import features
-from sdpa_xp_export._demo import demo
 from sdpa_xp_export.cli import compare
 
 
@@ -131,7 +128,7 @@ def test_agree_says_what_a_library_refuses(
 ) -> None:
     """JAX without x64 has no float64 to hold scores in: refused, which is no disagreement."""
     few = {name: feature for name, feature in features("float32").items() if name in ("plain", REFUSED_BY_JAX)}
-    monkeypatch.setattr(agree, "features", lambda dtype: few)  # JAX compiles each of them anew
+    monkeypatch.setattr(comparison, "features", lambda dtype: few)  # JAX compiles each of them anew
     code, out, _ = run(capsys, "agree", "--backend", "jax", "--dtype", "float32", "--json")
     (row,) = (row for row in json.loads(out) if row["backend"] == "jax")
     refused = {feature["feature"]: feature["refused"] for feature in row["features"] if feature["refused"]}
@@ -145,10 +142,10 @@ def test_agree_takes_no_other_error_for_a_refusal() -> None:
     def broken(*_: Any) -> Any:
         raise ValueError("operands could not be broadcast")
 
-    (job,) = (job for name, job in agree.feature_jobs("float32").items() if name == "plain")
+    (job,) = (job for name, job in comparison.feature_jobs("float32").items() if name == "plain")
     with pytest.raises(ValueError, match="operands"):
         [
-            *agree.compare(
+            *comparison.compare(
                 {"plain": replace(job, compute=broken)}, "float32", backends.find_backends(["numpy"]), []
             )
         ]
@@ -158,7 +155,7 @@ def test_agree_exits_1_and_names_what_disagrees(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sdpa_xp.masks.bands.Band.allowed_in", lambda *_: True)
-    monkeypatch.setattr(agree, "LONGER", ())
+    monkeypatch.setattr(comparison, "LONGER", ())
     code, out, _ = run(capsys, "agree", "--backend", "numpy", "--dtype", "float32")
     assert code == 1
     (line,) = (line for line in out.splitlines() if line.startswith("DISAGREES: numpy xp float32 cpu: "))

@@ -10,10 +10,10 @@ from typing import Any
 import onnx
 import pytest
 from command import QKV, refused, run
+from internals import metadata_of
 from short_runs import assert_right
 
 from sdpa_xp_export import TensorSpec, export_attention, verify
-from sdpa_xp_export._model.entries import metadata_of
 
 CONFIG = """
 query = "float32[B,8,L,64]"

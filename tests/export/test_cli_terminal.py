@@ -14,17 +14,16 @@ from pathlib import Path
 import pytest
 from command import QKV, run
 from faults.edits import changed_output
+from internals import OPSETS, comparison, program
 
 from sdpa_xp_export import TensorSpec, export_attention, save
-from sdpa_xp_export._agree import comparison
-from sdpa_xp_export._runtime.releases import OPSETS
 from sdpa_xp_export.cli import main
 
 # As from a terminal: where the tests run in the background, interrupts are ignored, and that is inherited.
 # And with few features to compare, and at one length.
 COMMAND = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler);"
-    "from sdpa_xp_export._agree import comparison; every = comparison.features; comparison.LONGER = ();"
+    "from internals import comparison; every = comparison.features; comparison.LONGER = ();"
     "comparison.features = lambda dtype: dict([*every(dtype).items()][:3]);"
     "from sdpa_xp_export.cli import main; main()"
 )
@@ -34,7 +33,7 @@ COMMAND = (
 def on_terminal(*arguments: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """The command, whose standard error is a terminal, and the other end of that."""
     reader, writer = os.openpty()
-    command = [sys.executable, "-c", COMMAND, *arguments]
+    command = [sys.executable, "-c", program(COMMAND), *arguments]
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=writer, env=environment) as process:
         os.close(writer)

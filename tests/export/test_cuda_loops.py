@@ -9,13 +9,12 @@ from typing import Any
 
 import onnx
 import pytest
+from internals import Runtime, metadata_of
 from runtime.features import DTYPES, features
 from standins.cuda.loops import copies_in_loops
 
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx
-from sdpa_xp_export._model.entries import metadata_of
-from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import unsupported_reason
 from sdpa_xp_export.lowering.graph_lengths import GraphLengths, LengthsAsData, LengthsInBody

@@ -16,14 +16,11 @@ import numpy as np
 import onnxruntime
 import pytest
 from command import refused, run
+from internals import CPU, CUDA, engine, metadata_of, open_session, providers
 from short_runs import run_each_model_once
 
 from sdpa_xp.layers import SingleHeadAttention
 from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
-from sdpa_xp_export._model.entries import metadata_of
-from sdpa_xp_export._runtime import engine
-from sdpa_xp_export._runtime.engine import CPU, CUDA
-from sdpa_xp_export._runtime.session import open_session, providers
 
 ROOT = Path(__file__).parents[2]
 QKV = TensorSpec("float32", (1, 2, "L", 8))

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import Runtime
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, export_attention
-from sdpa_xp_export._runtime.releases import Runtime
 
 Q = TensorSpec("float32", ("B", 8, "L", 64))
 K = TensorSpec("float32", ("B", 2, "S", 64))

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import DEEPEST, LONGEST_EXPRESSION, Initializer, parse, text_of
 from short_runs import assert_right
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec, export_attention
-from sdpa_xp_export._call.operands import Initializer
-from sdpa_xp_export._call.text import DEEPEST, LONGEST, parse, text_of
 
 LENGTHS: Any = TensorSpec("int64", ("B",))
 TABLE: Any = TensorSpec("float32", (32, 8))
@@ -182,7 +181,7 @@ REFUSED = {
     "deep": ("~" * (DEEPEST + 1) + "causal()", f"nested more than {DEEPEST} deep"),
     "deeper": ("~" * 20_000 + "causal()", f"nested more than {DEEPEST} deep"),
     "brackets": ("padding(" + "[" * 5000 + "]" * 5000 + ")", "too many nested parentheses"),
-    "long": ("1" * (LONGEST + 1), f"at most {LONGEST} characters"),
+    "long": ("1" * (LONGEST_EXPRESSION + 1), f"at most {LONGEST_EXPRESSION} characters"),
 }
 
 

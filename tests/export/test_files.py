@@ -15,13 +15,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from internals import model_files, peak_above, without_numbers
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from sdpa_xp_export import TensorSpec, export_attention, save
-from sdpa_xp_export._files import model_files as files
-from sdpa_xp_export._model.external_data import without_numbers
-from sdpa_xp_export._runtime.memory import peak_above
 
 MODEL = export_attention(*[TensorSpec("float32", (2, 4))] * 3)
 
@@ -191,7 +189,7 @@ def test_a_failed_save_leaves_what_was_there(
         return lambda *args, **named: fail() if next(steps) == failing_step else step(*args, **named)
 
     monkeypatch.setattr(os, "fsync", counted(os.fsync))
-    monkeypatch.setattr(files, "give_name", counted(files.give_name))
+    monkeypatch.setattr(model_files, "give_name", counted(model_files.give_name))
     if failing_step == 3 and external_above:  # there are two steps
         save(twos(), tmp_path / "a.onnx", overwrite=overwrite, external_above=external_above)
         return
@@ -210,13 +208,13 @@ def test_interrupted_when_it_has_its_name(
     """Then it is whole: its data must not go."""
     if overwrite:
         save(ones(), tmp_path / "a.onnx", external_above=0)
-    publish = files.give_name
+    publish = model_files.give_name
 
     def late(*args: Any, **named: Any) -> None:
         publish(*args, **named)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(files, "give_name", late)
+    monkeypatch.setattr(model_files, "give_name", late)
     with pytest.raises(KeyboardInterrupt):
         save(twos(), tmp_path / "a.onnx", overwrite=overwrite, external_above=0)
     np.testing.assert_array_equal(row(tmp_path / "a.onnx", 1), np.full((1, 1000), 2))

@@ -14,13 +14,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import OPTIONS, FormName, Runtime, checked_call, metadata_of
 from short_runs import assert_right
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, forms, to_onnx
-from sdpa_xp_export._call.call import OPTIONS, checked_call
-from sdpa_xp_export._model.entries import metadata_of
-from sdpa_xp_export._runtime.releases import FormName, Runtime
 from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
 
 OLD, NEW, CUDA = "onnxruntime>=1.28;cpu", "onnxruntime>=1.31;cpu", "onnxruntime>=1.31;cuda"

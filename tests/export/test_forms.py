@@ -12,11 +12,11 @@ import onnx
 import onnx.numpy_helper
 import onnxruntime
 import pytest
+from internals import metadata_of
 from short_runs import assert_right
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention
-from sdpa_xp_export._model.entries import metadata_of
 from sdpa_xp_export.forms import tiled
 
 FORMS = [

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from internals import ARGUMENTS, EXPRESSIONS, OTHER_NAMES, function_hint, graph_namespace
 
 from sdpa_xp_export import TensorSpec, to_onnx
-from sdpa_xp_export._arrays import namespace
-from sdpa_xp_export._arrays.numpy_and_torch import ARGUMENTS, EXPRESSIONS, OTHER_NAMES, function_hint
 
 X = TensorSpec("float32", (1, 4, 4))
 OPERANDS: dict[str, Any] = {
@@ -28,13 +27,13 @@ OPERANDS: dict[str, Any] = {
 }
 KINDS = {"bitwise": "int32", "logical": "bool"}
 """The dtype of the operands, by the first word of a function."""
-NAMES = {name for name in (*namespace.__all__, *OTHER_NAMES, *EXPRESSIONS) if not name.startswith("_")}
+NAMES = {name for name in (*graph_namespace.__all__, *OTHER_NAMES, *EXPRESSIONS) if not name.startswith("_")}
 
 
 def suggestion(name: str) -> str:
     """The expression of a hint."""
     pattern = r"^Write (.+?)(?:, with xp = .*)?\.$|__array_namespace__\(\), (.+)\.$"
-    match = re.search(pattern, function_hint(name, namespace))
+    match = re.search(pattern, function_hint(name, graph_namespace))
     assert match, name
     return str(match[1] or match[2])
 
@@ -42,7 +41,7 @@ def suggestion(name: str) -> str:
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_what_a_hint_says_can_be_computed(name: str) -> None:
     expression = suggestion(name)
-    assert set(re.findall(r"xp\.(\w+)", expression)) <= set(namespace.__all__)
+    assert set(re.findall(r"xp\.(\w+)", expression)) <= set(graph_namespace.__all__)
     words = re.search(r"xp\.([a-z]+)_", expression)
     dtype = KINDS.get(words[1] if words else "", "float32")
 
@@ -78,15 +77,15 @@ def test_what_a_hint_says_is_the_function() -> None:
 
 def test_each_name_has_one_place() -> None:
     assert not {*OTHER_NAMES} & {*EXPRESSIONS}
-    assert not {*OTHER_NAMES, *EXPRESSIONS} & {*namespace.__all__} - {"bool", "bfloat16"}
-    assert {*OTHER_NAMES.values(), *ARGUMENTS} <= {*namespace.__all__}
+    assert not {*OTHER_NAMES, *EXPRESSIONS} & {*graph_namespace.__all__} - {"bool", "bfloat16"}
+    assert {*OTHER_NAMES.values(), *ARGUMENTS} <= {*graph_namespace.__all__}
 
 
 def test_a_name_without_a_counterpart() -> None:
     """Nothing is listed that does not exist, whatever NumPy has."""
     for name in (*dir(np), *dir(np.ndarray), "scatter_add", "backward"):
-        named = set(re.findall(r"xp\.(\w+)", function_hint(name, namespace)))
-        assert named <= set(namespace.__all__), name
+        named = set(re.findall(r"xp\.(\w+)", function_hint(name, graph_namespace)))
+        assert named <= set(graph_namespace.__all__), name
     with pytest.raises(TypeError, match="no `argsort` and no replacement for it"):
         to_onnx(lambda x: np.argsort(x), X)
     with pytest.raises(TypeError, match="no `arctan` and no replacement for it"):

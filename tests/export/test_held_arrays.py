@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import with_changed_arrays
 
 from sdpa_xp.layers import Layer, Linear
-from sdpa_xp_export._verify.held_arrays import with_changed_arrays
 
 WEIGHT = np.full((4, 4), 0.1, np.float32)
 X = np.ones((2, 4), np.float16)

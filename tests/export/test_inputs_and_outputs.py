@@ -14,9 +14,9 @@ import numpy as np
 import onnx
 import pytest
 from command import QKV, refused, run
+from internals import Weight
 
 from sdpa_xp_export import LargeModel, TensorSpec, export_attention, save
-from sdpa_xp_export._model.weights import Weight
 from sdpa_xp_export.cli import settings
 
 MODEL = export_attention(*[TensorSpec("float32", ("B", 2, "L", 8))] * 3)

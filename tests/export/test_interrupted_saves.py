@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from internals import PathArgument, exporter_files, lock, publish
 
-from sdpa_xp_export import TensorSpec, _files, export_attention, save
-from sdpa_xp_export._files.atomic import publish
-from sdpa_xp_export._files.locks import lock
-from sdpa_xp_export._files.paths import PathArgument
+from sdpa_xp_export import TensorSpec, export_attention, save
 
-FILES = str(Path(_files.__file__).parent)
+FILES = str(Path(exporter_files.__file__).parent)
 QKV = TensorSpec("float32", ("B", 2, 2, 4))
 OLD = export_attention(QKV, QKV, QKV, bias=np.zeros((2, 2, 2), np.float32))
 NEW = export_attention(QKV, QKV, QKV, bias=np.ones((2, 2, 2), np.float32))

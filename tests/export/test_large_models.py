@@ -12,14 +12,13 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from internals import metadata_of, override, program, with_weights
 from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from sdpa_xp import biases
 from sdpa_xp.layers import MultiHeadAttention
 from sdpa_xp_export import LargeModel, TensorSpec, export_attention, save, to_onnx, verify, verify_layer
-from sdpa_xp_export._model.entries import metadata_of
-from sdpa_xp_export._model.external_data import with_weights
 
 MEBIBYTE = 2**20
 X = TensorSpec("float32", ("N", 4))
@@ -28,7 +27,7 @@ X = TensorSpec("float32", ("N", 4))
 @pytest.fixture
 def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models of more than 4,000 bytes are large."""
-    monkeypatch.setattr("sdpa_xp_export._model.external_data.EXTERNAL_ABOVE", 4_000)
+    override(monkeypatch, "EXTERNAL_ABOVE", 4_000)
 
 
 def run(path: Path, **feeds: np.ndarray) -> np.ndarray:
@@ -41,11 +40,10 @@ MEASURED = """
 import sys, tempfile
 import numpy as np
 from sdpa_xp_export import TensorSpec, save, to_onnx
-from sdpa_xp_export._model import external_data as external
-from sdpa_xp_export._runtime.memory import peak_above
+from internals import external_data, peak_above
 
 kind, side = sys.argv[1], 2**11
-external.EXTERNAL_ABOVE = 2**20
+external_data.EXTERNAL_ABOVE = 2**20
 
 def made():
     if kind == "torch":
@@ -76,7 +74,9 @@ print("unknown" if peak is None else peak / size)
 @pytest.mark.parametrize("kind", ["one", "many", "transposed", "torch"])
 def test_the_peak_is_that_of_the_weights(kind: str) -> None:
     """200 MB of them, from where there are none to where they are in a file: no copy of them is made."""
-    done = subprocess.run([sys.executable, "-c", MEASURED, kind], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program(MEASURED), kind], capture_output=True, text=True, check=True
+    )
     if done.stdout == "unknown\n":
         pytest.skip("the system does not tell")
     assert 0.9 < float(done.stdout) < 1.25

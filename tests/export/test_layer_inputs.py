@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import metadata_of
 
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, to_onnx, verify_layer
-from sdpa_xp_export._model.entries import metadata_of
 
 X = TensorSpec("float32", ("B", 2, "L", 8))
 MEMORY = TensorSpec("float32", ("B", 2, "S", 8))

@@ -11,12 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from command import run
+from internals import checked_call, left_out, override, trial_settings
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
-from sdpa_xp_export._call.call import checked_call
-from sdpa_xp_export._verify.left_out import left_out
-from sdpa_xp_export._verify.trial_settings import trial_settings
 
 WINDOW = masks.sliding_window(4096, 0)
 NEEDS = "needs 4,098 queries and 4,098 keys, 134 million scores; `thorough=True` tries it"
@@ -95,7 +93,7 @@ def test_a_large_batch_and_a_block() -> None:
 def test_the_report_the_command_and_the_page(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sdpa_xp_export._verify.trial_settings.DEFAULT_NUMBERS", 2**12)
+    override(monkeypatch, "DEFAULT_NUMBERS", 2**12)
     qkv = TensorSpec("float32", (1, 2, "L", 8))
     model = save(
         export_attention(qkv, qkv, qkv, masks.sliding_window(60, 0), form="primitive"), tmp_path / "a.onnx"

@@ -13,14 +13,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from internals import HELD, MOST_TRIAL_NUMBERS, ExportCall, check_size, checked_call, load, peak_above
 from onnx import TensorProto, helper, numpy_helper
 
 from sdpa_xp import biases
 from sdpa_xp_export import TensorSpec, export_attention, save, verify
-from sdpa_xp_export._call.call import ExportCall, checked_call
-from sdpa_xp_export._files.loading import load
-from sdpa_xp_export._runtime.memory import peak_above
-from sdpa_xp_export._verify.trial_lengths import HELD, MOST_NUMBERS, check_size
 
 MODEL = export_attention(*[TensorSpec("float32", (2, 4))] * 3)
 ARRAY = np.arange(16, dtype=np.float32).reshape(4, 4)
@@ -317,6 +314,6 @@ def test_the_bound_is_met() -> None:
         check_size("verify", exact, inputs + of_one_query + output - 1)
     for many_scores in ("float32[1,8,4096,64]", "float32[B,8,4096,64]", "float32[1,1,40000,8]"):
         check_size("verify", call(many_scores, many_scores))
-    assert MOST_NUMBERS == 2**28
+    assert MOST_TRIAL_NUMBERS == 2**28
     cached = TensorSpec("float32", ("B", 2, "P", 4))
     check_size("verify", call("float32[B,2,L,4]", "float32[B,2,L,4]", past_key=cached, past_value=cached))

@@ -11,14 +11,11 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
+from internals import CPU, numpy_dtype, open_session, reference, run_session
 from numpy.typing import NDArray
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec, export_attention
-from sdpa_xp_export._dtypes.conversion import numpy_dtype
-from sdpa_xp_export._runtime.engine import CPU
-from sdpa_xp_export._runtime.session import open_session, run
-from sdpa_xp_export._verify import reference
 
 L = 6
 SENTINEL = {"float16": -65504.0, "bfloat16": -1e30, "float32": -1e30}
@@ -46,7 +43,7 @@ def mask_of(model: onnx.ModelProto, feeds: dict[str, NDArray[Any]]) -> tuple[NDA
     graph.node.append(cast)
     graph.output.append(onnx.helper.make_tensor_value_info("mask", onnx.TensorProto.FLOAT, None))
     names = [value.name for value in graph.input]
-    return run(open_session(model, CPU), {name: feeds[name] for name in names})["mask"], dtype, causal
+    return run_session(open_session(model, CPU), {name: feeds[name] for name in names})["mask"], dtype, causal
 
 
 def as_cuda(scores: NDArray[Any], value: NDArray[Any], mask: NDArray[Any], sentinel: float) -> NDArray[Any]:

@@ -8,13 +8,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from internals import Weight, call_text, graph_namespace, metadata_of
 
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp_export import LargeModel, TensorSpec, export_attention, to_onnx
-from sdpa_xp_export._arrays import namespace
-from sdpa_xp_export._call import text as expressions
-from sdpa_xp_export._model.entries import metadata_of
-from sdpa_xp_export._model.weights import Weight
 
 X = TensorSpec("float32", ("B", "L", 4))
 QKV = TensorSpec("float32", ("B", 2, "L", 8))
@@ -81,8 +78,8 @@ def test_a_function_that_the_array_api_lacks(name: str, words: str) -> None:
     message = rf"^a value of a graph has a part of the functions of the array API, and no `{name}`\. .*{words}"
     with pytest.raises(AttributeError, match=message):
         to_onnx(lambda x: getattr(x.__array_namespace__(), name)(x), X)
-    assert not hasattr(namespace, name)
-    assert not hasattr(namespace, "__nothing__")
+    assert not hasattr(graph_namespace, name)
+    assert not hasattr(graph_namespace, "__nothing__")
     where = rf"^export_attention: the function of `attn_mask` .* can be traced to ONNX: .*no `{name}`\."
     mask = masks.from_function(lambda b, h, i, j: getattr(i.__array_namespace__(), name)(i) > j)
     with pytest.raises(TypeError, match=where):
@@ -176,7 +173,7 @@ def test_an_error_in_a_function_of_the_indices_is_one_message(mask_mod: Any, wor
 def test_an_expression_that_is_refused_is_one_message() -> None:
     words = r"readable \(sliding_window: `left` must be at least 0; got left=-1\); got attn_mask="
     with pytest.raises(ValueError, match=f"^export: `attn_mask` must be {words}"):
-        expressions.parse("export", "attn_mask", "sliding_window(-1, 0)")
+        call_text.parse("export", "attn_mask", "sliding_window(-1, 0)")
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,11 @@ from graphs import (
     run,
     spec,
 )
+from internals import open_session, reference, run_session
 from short_runs import assert_right
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec, export_attention, verify
-from sdpa_xp_export._runtime.session import open_session
-from sdpa_xp_export._runtime.session import run as run_session
-from sdpa_xp_export._verify import reference
 
 F = np.float32
 EVERY = ("output", "lse", "weights", "scores")

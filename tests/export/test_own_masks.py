@@ -21,6 +21,7 @@ from graphs import (
     run,
     spec,
 )
+from internals import override
 from short_runs import assert_right
 
 from sdpa_xp import KVCache, biases, masks, scaled_dot_product_attention
@@ -66,7 +67,7 @@ def test_public_masks(rng: np.random.Generator, name: str) -> None:
 @pytest.mark.parametrize("name", sorted(PUBLIC.keys() - {"from_function"}))
 def test_formulas_of_public_masks(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """As a new mask is exported: no lowering knows it."""
-    monkeypatch.setattr("sdpa_xp_export.lowering.masks._LOWERED", {})
+    override(monkeypatch, "LOWERED_MASKS", {})
     check_forms(qkv(rng), PUBLIC[name], operands(PUBLIC[name], rng, *LONGER), names=NAMES)
 
 

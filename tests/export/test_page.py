@@ -8,11 +8,10 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from internals import PathArgument, publish
 
 from sdpa_xp import masks
 from sdpa_xp_export import Report, TensorSpec, export_attention, verify
-from sdpa_xp_export._files.atomic import publish
-from sdpa_xp_export._files.paths import PathArgument
 from sdpa_xp_export.cli.report_page import page
 from sdpa_xp_export.report import Placement
 

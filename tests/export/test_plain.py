@@ -9,16 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import draw_named
+from internals import ExportCall, checked_call, expected_cache, library_arguments, reference_inputs, with_arrays
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export._call.call import ExportCall, checked_call
-from sdpa_xp_export._verify.reference_inputs import (
-    expected_cache,
-    library_arguments,
-    reference_inputs,
-    with_arrays,
-)
 
 B, HQ, H, E, EV = 3, 4, 2, 8, 5
 NEW, ROOM = 2, 9

@@ -11,12 +11,9 @@ import numpy as np
 import pytest
 from command import run
 from faults.edits import changed_from
+from internals import RANDOM_RANGES, ExportCall, Setting, checked_call, override, seeds, trial_settings
 
 from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
-from sdpa_xp_export._call.call import ExportCall, checked_call
-from sdpa_xp_export._verify import seeds
-from sdpa_xp_export._verify.random_lengths import RANGES
-from sdpa_xp_export._verify.trial_settings import Setting, trial_settings
 
 X = TensorSpec("float32", ("B", 1, "L", 4))
 
@@ -36,7 +33,7 @@ def test_each_seed_draws_others_in_every_range() -> None:
     assert one == again
     assert one != other
     assert trial_settings(call, seed=0)[:30] == trial_settings(call, seed=1)[:30]  # the rest stays
-    for first, end, count in RANGES:
+    for first, end, count in RANDOM_RANGES:
         for name in ("L", "S"):
             assert 0 < sum(first <= setting.lengths[name] < end for setting in one) <= count
     assert {setting.lengths["L"] == setting.lengths["S"] for setting in one} == {False, True}
@@ -64,8 +61,8 @@ def test_a_past_and_a_batch_are_drawn_too_and_fixed_lengths_are_not() -> None:
 def test_a_fault_at_one_length_is_found_by_some_seeds_and_the_seed_repeats_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sdpa_xp_export._verify.trial_settings.LONGEST", 140)
-    monkeypatch.setattr("sdpa_xp_export._verify.random_lengths.RANGES", RANGES[:1])
+    override(monkeypatch, "LONGEST_TRIAL", 140)
+    override(monkeypatch, "RANDOM_RANGES", RANDOM_RANGES[:1])
     model = export_attention(X, X, X, is_causal=True, form="primitive")
     seed = next(n for n in range(99) if any(s.lengths["L"] == 33 for s in drawn(call_of(X.shape, X.shape), n)))
     other = next(n for n in range(99) if all(s.lengths["L"] != 33 for s in drawn(call_of(X.shape, X.shape), n)))

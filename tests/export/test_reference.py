@@ -8,14 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-
-from sdpa_xp_export._agree.features import LENGTHS, features
-from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.agreement import EPS, judge
-from sdpa_xp_export._verify.random_inputs import random_inputs
-from sdpa_xp_export._verify.reference_inputs import reference_inputs
-from sdpa_xp_export._verify.trials import ExpectedRows, expected_rows
+from internals import (
+    EPS,
+    LENGTHS,
+    ExpectedRows,
+    ExportCall,
+    expected_rows,
+    features,
+    judge,
+    random_inputs,
+    reference,
+    reference_inputs,
+)
 
 
 def expected_output(call: ExportCall, inputs: dict[str, Any], computed_in: str) -> ExpectedRows:

@@ -12,13 +12,10 @@ import array_api_compat
 import numpy as np
 import onnx
 import pytest
+from internals import LONGEST_CALL, backends, demo, from_json
 
 from sdpa_xp import masks, scaled_dot_product_attention, scaled_dot_product_attention_vjp
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify
-from sdpa_xp_export._agree import backends
-from sdpa_xp_export._call.text import LONGEST_CALL as LONGEST
-from sdpa_xp_export._call.text import from_json
-from sdpa_xp_export._demo import demo
 
 X = TensorSpec("float32", (2, 4, 6, 16))
 OPEN = TensorSpec("float32", ("B", 4, "L", 16))
@@ -217,9 +214,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "find: `backends` must be installed and have a device here; got backend='cupy'",
     ),
     "a call that is too long": (
-        lambda: from_json(" " * (LONGEST + 1), {}),
+        lambda: from_json(" " * (LONGEST_CALL + 1), {}),
         ValueError,
-        f"a call of {LONGEST + 1} characters, more than {LONGEST}",
+        f"a call of {LONGEST_CALL + 1} characters, more than {LONGEST_CALL}",
     ),
     "a list for a call": (lambda: from_json("[]", {}), ValueError, "no call"),
     "a call of a query alone": (lambda: from_json('{"query": "float32[2,3]"}', {}), ValueError, "no call"),
@@ -234,7 +231,7 @@ def test_refused(call: Callable[[], Any], error: type[Exception], words: str) ->
 
 def test_the_longest_call_is_read() -> None:
     text = '{"query": "float32[2,3]", "key": "float32[2,3]", "value": "float32[2,3]"}'
-    assert from_json(text.ljust(LONGEST), {}).query == floats(2, 3)
+    assert from_json(text.ljust(LONGEST_CALL), {}).query == floats(2, 3)
 
 
 def test_the_folder_of_the_demo_holds_it(tmp_path: Path) -> None:

@@ -7,14 +7,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import (
+    LARGE,
+    ExportCall,
+    Trial,
+    checked_call,
+    poison,
+    random_inputs,
+    several_lengths,
+    short_settings,
+    trials,
+    with_nan,
+)
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export._call.call import ExportCall, checked_call
-from sdpa_xp_export._verify.random_inputs import poison, random_inputs, with_nan
-from sdpa_xp_export._verify.trial_lengths import several_lengths
-from sdpa_xp_export._verify.trial_settings import LARGE, short_settings
-from sdpa_xp_export._verify.trials import Trial, trials
 
 LENGTHS = {"B": 3, "L": 7, "S": 11, "P": 5, "T": 2}
 

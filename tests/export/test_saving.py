@@ -16,13 +16,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from internals import PathArgument, demo, lock, override, program, publish
 from onnx import TensorProto, helper, numpy_helper
 
 from sdpa_xp_export import TensorSpec, export_attention, save, verify, verify_layer
-from sdpa_xp_export._demo import demo
-from sdpa_xp_export._files.atomic import publish
-from sdpa_xp_export._files.locks import lock
-from sdpa_xp_export._files.paths import PathArgument
 
 MODEL = export_attention(*[TensorSpec("float32", (2, 4))] * 3)
 
@@ -66,8 +63,7 @@ import json, os, signal, sys
 from pathlib import Path
 import onnx
 from sdpa_xp_export import save
-from sdpa_xp_export._files import model_files as files
-from sdpa_xp_export._files import atomic as publishing
+from internals import model_files
 
 def save_and_die(model, target, step, overwrite):
     def dying(name, function):
@@ -83,7 +79,7 @@ def save_and_die(model, target, step, overwrite):
     counts = iter(range(1, 99))
     sync, fsync = os.fsync, lambda descriptor: dying(f"sync {next(counts)}", sync)(descriptor)
     os.fsync = fsync
-    files.give_name = dying("name", files.give_name)
+    model_files.give_name = dying("name", model_files.give_name)
     os.rename = dying("rename", os.rename)
     Path.rename = dying("rename", Path.rename)
     Path.unlink = dying("unlink", Path.unlink)
@@ -103,7 +99,7 @@ for line in sys.stdin:
 @pytest.fixture(scope="module")
 def dying() -> Iterator[Callable[..., int]]:
     """The exit status of a save in a process of its own that is killed at a step; all share their imports."""
-    command = [sys.executable, "-c", DYING]
+    command = [sys.executable, "-c", program(DYING)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -257,20 +253,20 @@ def test_nothing_is_removed_where_nobody_can_tell(tmp_path: Path, monkeypatch: p
 
     left = tmp_path / f".{'0' * 32}.unfinished"
     left.touch()
-    monkeypatch.setattr("sdpa_xp_export._files.locks.flock", none)
+    override(monkeypatch, "flock", none)
     save(filled(1), tmp_path / "a.onnx", external_above=0)
     save(filled(2), tmp_path / "a.onnx", external_above=0, overwrite=True)
     left.unlink()
     assert_one_model(tmp_path, 2)
-    monkeypatch.setattr("sdpa_xp_export._files.locks.HAS_LOCKS", False)
-    monkeypatch.setattr("sdpa_xp_export._files.atomic.HAS_LOCKS", False)
+    override(monkeypatch, "HAS_LOCKS", False)
+    override(monkeypatch, "HAS_LOCKS_TO_PUBLISH", False)
     save(filled(3), tmp_path / "a.onnx", external_above=0, overwrite=True)
     assert_one_model(tmp_path, 3)
 
 
 def test_a_writer_that_was_stopped_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may have the folder to itself for good."""
-    monkeypatch.setattr("sdpa_xp_export._files.locks.SECONDS", 0.05)
+    override(monkeypatch, "LOCK_SECONDS", 0.05)
     descriptor = os.open(tmp_path, os.O_RDONLY)
     try:
         assert lock(descriptor)

@@ -7,9 +7,7 @@ import itertools
 import array_api_compat.numpy as xp
 import numpy as np
 import pytest
-
-from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.textbook import stages
+from internals import reference, stages
 
 KEYS = {2: (5, 8), 3: (1, 5, 8), 4: (2, 1, 5, 8)}
 QUERIES = {3: (4, 7, 8), 4: (2, 4, 7, 8)}

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from internals import judge, metadata_of
 
 from sdpa_xp import (
     attention_scores,
@@ -27,8 +28,6 @@ from sdpa_xp import (
     scaled_dot_product_attention,
 )
 from sdpa_xp_export import TensorSpec, save, to_onnx, verify_layer
-from sdpa_xp_export._model.entries import metadata_of
-from sdpa_xp_export._verify.agreement import judge
 
 X = TensorSpec("float32", ("B", "L", 16))
 RNG = np.random.default_rng(11)

@@ -11,12 +11,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from internals import judge, metadata_of
 
 from sdpa_xp import KVCache, PagedKVCache, attention_state, biases, masks, scaled_dot_product_attention
 from sdpa_xp.positional import Rotary
 from sdpa_xp_export import TensorSpec, to_onnx, verify_layer
-from sdpa_xp_export._model.entries import metadata_of
-from sdpa_xp_export._verify.agreement import judge
 
 pytestmark = pytest.mark.usefixtures("short_verify")
 

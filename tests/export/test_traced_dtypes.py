@@ -13,6 +13,7 @@ import array_api_strict as strict
 import numpy as np
 import pytest
 from graphs import run
+from internals import GraphValue, graph_namespace
 from traced_calls import (
     DTYPES,
     INTEGERS,
@@ -29,8 +30,6 @@ from traced_calls import (
 from traced_table import BESIDE_THE_STANDARD, BINARY, COUNTED, IN_PLACE, JOINED, OPERATORS, UNARY, Row
 
 from sdpa_xp_export import TensorSpec, to_onnx
-from sdpa_xp_export._arrays import namespace
-from sdpa_xp_export._graph.graph import GraphValue
 
 SCALARS = (True, 0, 1, 3, -2, 200, 2**40, 2**63 + 1, 0.25, -2.5, float("inf"), float("nan"))
 
@@ -51,15 +50,17 @@ def check(rows: Mapping[str, Row], *arguments: Any) -> None:
 
 
 def test_each_function_has_a_row() -> None:
-    offered = {name for name in namespace.__all__ if callable(getattr(namespace, name)) and name[0] != "_"}
+    offered = {
+        name for name in graph_namespace.__all__ if callable(getattr(graph_namespace, name)) and name[0] != "_"
+    }
     assert (
         offered
         == {name for name in {*BINARY, *JOINED, *UNARY} if name[0] != "_"} - {"mT"} | BESIDE_THE_STANDARD
     )
     defined = {
-        name for name, x in vars(namespace).items() if getattr(x, "__module__", "").endswith("namespace")
+        name for name, x in vars(graph_namespace).items() if getattr(x, "__module__", "").endswith("namespace")
     }
-    assert defined - {"__getattr__"} <= {*namespace.__all__}  # Python's hook for names that are missing
+    assert defined - {"__getattr__"} <= {*graph_namespace.__all__}  # Python's hook for names that are missing
 
 
 def test_each_operator_has_a_row() -> None:

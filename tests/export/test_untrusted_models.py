@@ -17,10 +17,9 @@ import numpy as np
 import onnx
 import pytest
 from command import refused, run
+from internals import ModelFailedError, process
 
 from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
-from sdpa_xp_export._runtime import process
-from sdpa_xp_export._runtime.failure import ModelFailedError
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux tells which processes there are")
 

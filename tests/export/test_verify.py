@@ -15,17 +15,12 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx
 import pytest
+from internals import Setting, checked_call, judge, judge_outputs, outcome, placements, trials
 from onnx import numpy_helper
 from short_runs import assert_right
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, export_attention, verify
-from sdpa_xp_export._call.call import checked_call
-from sdpa_xp_export._runtime.session import placements
-from sdpa_xp_export._verify.agreement import judge
-from sdpa_xp_export._verify.trial_settings import Setting
-from sdpa_xp_export._verify.trials import judge as judge_outputs
-from sdpa_xp_export._verify.trials import outcome, trials
 from sdpa_xp_export.report import Agreement, Placement
 
 QKV = TensorSpec("float32", ("B", 4, "L", 16))

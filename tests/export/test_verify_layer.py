@@ -11,13 +11,12 @@ import onnx
 import pytest
 from command import run
 from faults.edits import graphs
+from internals import CallNumbers, LayerLengths
 from onnx import numpy_helper
 
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp.layers import MultiHeadAttention
 from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
-from sdpa_xp_export._call.numbers import CallNumbers
-from sdpa_xp_export._verify.layer_lengths import LayerLengths
 
 pytestmark = pytest.mark.usefixtures("short_verify")
 

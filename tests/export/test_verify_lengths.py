@@ -7,13 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import (
+    HUGE,
+    LARGE,
+    ExportCall,
+    checked_call,
+    constants,
+    sampled_rows,
+    short_settings,
+    trial_settings,
+)
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export._call.call import ExportCall, checked_call
-from sdpa_xp_export._call.numbers import constants
-from sdpa_xp_export._verify.row_sample import sampled_rows
-from sdpa_xp_export._verify.trial_settings import HUGE, LARGE, short_settings, trial_settings
 from sdpa_xp_export.spec import evaluated
 
 PAST = TensorSpec("float32", ("B", 2, "P", 8))

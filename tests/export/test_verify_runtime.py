@@ -8,10 +8,9 @@ from pathlib import Path
 import onnx
 import pytest
 from command import run
+from internals import NEWEST_TRIED, newer_note, nodes_of_profile
 
 from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
-from sdpa_xp_export._runtime.engine import nodes_of_profile
-from sdpa_xp_export._runtime.releases import NEWEST_TRIED, newer_note
 
 QKV = TensorSpec("float32", ("B", 2, "L", 8))
 OLDER = "onnxruntime 1.23.2 is older than the file's onnxruntime>=1.28;cpu: results are not promised"

@@ -8,15 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 from faults.edits import changed_output
+from internals import (
+    HUGE,
+    LARGE,
+    ExportCall,
+    LengthsOfCall,
+    checked_call,
+    left_out,
+    override,
+    poison,
+    random_inputs,
+    trial_settings,
+    trials,
+)
 
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify, verify_layer
-from sdpa_xp_export._call.call import ExportCall, checked_call
-from sdpa_xp_export._verify.left_out import left_out
-from sdpa_xp_export._verify.random_inputs import poison, random_inputs
-from sdpa_xp_export._verify.trial_lengths import LengthsOfCall
-from sdpa_xp_export._verify.trial_settings import HUGE, LARGE, trial_settings
-from sdpa_xp_export._verify.trials import trials
 
 
 def call_of(*shape: int | str, **rules: Any) -> ExportCall:
@@ -28,7 +35,7 @@ def call_of(*shape: int | str, **rules: Any) -> ExportCall:
 @pytest.mark.usefixtures("short_verify")
 def test_fixed_lengths_with_very_many_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     """81 million scores: `auto` writes GroupQueryAttention for them."""
-    monkeypatch.setattr("sdpa_xp_export._verify.row_sample.MOST_SCORES", 2**18)
+    override(monkeypatch, "MOST_SAMPLED_SCORES", 2**18)
     x = TensorSpec("float32", (1, 1, 9000, 8))
     model = export_attention(x, x, x, is_causal=True)
     report = verify(model)
@@ -75,7 +82,7 @@ def test_pieces_are_what_is_computed_at_once(rules: dict[str, Any], monkeypatch:
         return list(trials(call, settings, np.random.default_rng(0), computed_in="float32"))
 
     whole = drawn()
-    monkeypatch.setattr("sdpa_xp_export._verify.row_sample.SCORES_AT_ONCE", 500)
+    override(monkeypatch, "SAMPLED_SCORES_AT_ONCE", 500)
     for one, other in zip(whole, drawn(), strict=True):
         for name, expected in one.expected.items():
             for field in ("reference", "textbook", "magnitude", "terms"):
@@ -95,8 +102,8 @@ def test_inputs_and_hidden_keys_do_not_depend_on_the_pieces(monkeypatch: pytest.
 
     whole = drawn()
     assert np.isnan(whole["key"]).any()
-    for name in ("DRAWN_AT_ONCE", "SCORES_AT_ONCE"):
-        monkeypatch.setattr(f"sdpa_xp_export._verify.random_inputs.{name}", 100)
+    for name in ("DRAWN_AT_ONCE", "DRAWN_SCORES_AT_ONCE"):
+        override(monkeypatch, name, 100)
     for name, array in drawn().items():
         np.testing.assert_array_equal(array, whole[name])
 

@@ -16,6 +16,17 @@ from typing import Any
 import hypothesis
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, Phase, given
+from internals import (
+    PROVIDERS,
+    ExportCall,
+    FormName,
+    Input,
+    Runtime,
+    checked_call,
+    runtime_text,
+    version,
+    with_operands,
+)
 from random_calls import CALLS, Part, taken_in_order
 from runtime.features import DTYPES
 from runtime.jobs import jobs
@@ -23,10 +34,6 @@ from runtime.jobs import jobs
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export import TensorSpec, verify
-from sdpa_xp_export._call.call import ExportCall, checked_call
-from sdpa_xp_export._call.operands import Input, with_operands
-from sdpa_xp_export._runtime.releases import PROVIDERS, FormName, Runtime, runtime_text
-from sdpa_xp_export._runtime.session import version
 from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
 

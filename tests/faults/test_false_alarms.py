@@ -9,11 +9,10 @@ import pytest
 from faults import false_alarms
 from faults.edits import changed_output
 from faults.false_alarms import alarm, functions_of, random_calls, right_models
+from internals import DEFAULT_RUNTIME, ExportCall, Runtime, checked_call
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export._call.call import ExportCall, checked_call
-from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, Runtime
 
 
 def small(**rules: Any) -> ExportCall:

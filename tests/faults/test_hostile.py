@@ -8,6 +8,7 @@ import pytest
 from faults.hostile import KINDS
 from faults.planted import Fault, planted
 from faults.test_planted import by_call, caught, one_draw_for_each_call
+from internals import override
 
 from sdpa_xp_export import verify
 
@@ -19,7 +20,7 @@ CALLS = by_call([fault for kind in KINDS for fault in kind()])
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of these faults shows only in the longest run."""
-    monkeypatch.setattr("sdpa_xp_export._verify.trial_settings.LONGEST", 300)
+    override(monkeypatch, "LONGEST_TRIAL", 300)
 
 
 def test_the_page_says_how_many_are_planted() -> None:

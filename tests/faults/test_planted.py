@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from faults.planted import Fault, planted
+from internals import to_json
 from short_runs import run_each_model_once
 
 from sdpa_xp_export import verify
-from sdpa_xp_export._call.text import to_json
 
 module: Any = importlib.import_module("sdpa_xp_export.verify")
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from sdpa_xp_export._agree import backends
-from sdpa_xp_export._agree.backends import Backend
+from internals import Backend, backends
 
 
 def on_cuda(name: str) -> list[Backend]:

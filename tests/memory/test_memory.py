@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import ONE_CORE, TileSize, override, tile_buffers
 
 from sdpa_xp import (
     KVCache,
@@ -18,8 +19,6 @@ from sdpa_xp import (
     scaled_dot_product_attention_vjp,
     varlen_attention,
 )
-from sdpa_xp._core import tile_buffers
-from sdpa_xp._tiles.plan import ONE_CORE, TileSize
 from sdpa_xp.masks import bands
 
 F = np.float32
@@ -40,7 +39,7 @@ def test_keys_and_values_are_not_repeated_for_groups(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """64 query heads on one key head: repeated keys would be 64 times the keys."""
-    monkeypatch.setattr("sdpa_xp._tiles.plan.ONE_CORE", ONE_CORE._replace(scores=2**16))
+    override(monkeypatch, "ONE_CORE", ONE_CORE._replace(scores=2**16))
     q, k = rng.standard_normal((64, 1, 32)).astype(F), rng.standard_normal((1, 4096, 32)).astype(F)
     assert peak(lambda: scaled_dot_product_attention(q, k, k)) < 2 * k.nbytes
 
@@ -80,7 +79,7 @@ def test_no_feature_makes_a_score_matrix(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, make: Made
 ) -> None:
     """Likewise, beside small tiles: less than a bit a pair."""
-    monkeypatch.setattr("sdpa_xp._tiles.plan.ONE_CORE", TileSize(64, 512, 2**15))
+    override(monkeypatch, "ONE_CORE", TileSize(64, 512, 2**15))
     peaks = []
     for length in (1024, 4096):
         x = rng.standard_normal((length, 8)).astype(F)
@@ -95,7 +94,7 @@ def test_no_gradient_makes_a_score_matrix(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, make: Made
 ) -> None:
     """Likewise: neither the output with what is kept for the pullback, nor the pullback."""
-    monkeypatch.setattr("sdpa_xp._tiles.plan.ONE_CORE", TileSize(64, 256, 2**14))
+    override(monkeypatch, "ONE_CORE", TileSize(64, 256, 2**14))
     peaks = []
     for length in (1024, 4096):
         x = rng.standard_normal((length, 8)).astype(F)

@@ -27,15 +27,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from calls import F, draw
+from internals import judge_together, plan, reference
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mesh.sent_bytes import received
 from sdpa_xp import biases, masks, ring_attention, scaled_dot_product_attention
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
-from sdpa_xp._tiles import plan
-from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.agreement import judge_together
 
 DRAWN = np.random.default_rng(19)
 Options = dict[str, Any]

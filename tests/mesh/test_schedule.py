@@ -8,8 +8,7 @@ from collections import Counter
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from sdpa_xp._ring.schedule import Schedule, plan_ring
+from internals import Schedule, plan_ring
 
 
 def computed(schedule: Schedule) -> Counter[tuple[int, int]]:

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("onnx")
 
-from sdpa_xp_export._runtime.releases import Runtime
+from internals import Runtime
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

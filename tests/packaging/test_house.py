@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import internals
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -82,6 +83,28 @@ def test_no_name_is_a_pronoun() -> None:
         if name is not None and name.strip("_") in PRONOUNS:
             pronouns.append(f"{path}:{getattr(node, 'lineno', 0)}: {name}")
     assert pronouns == []
+
+
+def test_tests_take_private_names_from_one_module() -> None:
+    """What moves or is renamed in a package changes tests/internals.py, and no test."""
+    private = re.compile(r"\bsdpa_xp(?:_export)?(?:\.\w+)*(?:\.| import )_[a-z]")
+    # The second has addresses on a page of the docs, where names of private modules must not be found.
+    allowed = {"tests/internals.py", "tests/site/test_search_words.py"}
+    places = []
+    for path, node in nodes_of([ROOT / "tests"]):
+        texts = []
+        if isinstance(node, ast.ImportFrom):
+            texts = [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            texts = [alias.name for alias in node.names]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts = [node.value]
+        if str(path) not in allowed and any(private.search(text) for text in texts):
+            places.append(f"{path}:{getattr(node, 'lineno', 0)}")
+    assert places == []
+    others = [path for path in (ROOT / "tests").rglob("*.py") if path.name != "internals.py"]
+    words = {word for path in others for word in re.findall(r"\w+", path.read_text())}
+    assert [name for name in internals.PLACES if name not in words] == []
 
 
 def test_contributing_names_what_there_is() -> None:

@@ -121,18 +121,19 @@ if __name__ == "__main__":
     import resource
     import sys
 
-    from sdpa_xp.integrations import _transformers_attention as adapter
+    from internals import transformers_attention
+
     from sdpa_xp.integrations.transformers import uses_sdpa_xp
 
     resource.setrlimit(resource.RLIMIT_AS, (12 * 2**30,) * 2)
     warnings.simplefilter("ignore")
-    real, number = adapter.scaled_dot_product_attention, [0]
+    real, number = transformers_attention.scaled_dot_product_attention, [0]
 
     def counted(*arrays: Any, **keywords: Any) -> Any:
         number[0] += 1
         return real(*arrays, **keywords)
 
-    adapter.scaled_dot_product_attention = counted
+    transformers_attention.scaled_dot_product_attention = counted
     for head in sys.argv[1:] or HEADS:
         for model_type in types_with(head):
             number[0] = 0

@@ -8,10 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-
-from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.agreement import EPS, judge
-from sdpa_xp_export._verify.textbook import textbook
+from internals import EPS, judge, reference, textbook
 
 CLOSE = 2e-6
 """Between two float32 values of size 1, where the reference has no such call."""

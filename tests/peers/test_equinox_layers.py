@@ -79,9 +79,9 @@ def epsilon(x: Any) -> float:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    from sdpa_xp.integrations import _equinox_layer
+    from internals import equinox_layer
 
-    return count_calls(_equinox_layer, monkeypatch.setattr)
+    return count_calls(equinox_layer, monkeypatch.setattr)
 
 
 def compared(runs: dict[str, tuple[Any, dict[str, Any]]], calls: list[int]) -> dict[str, int]:

@@ -35,9 +35,9 @@ def allowed(*shape: int) -> Any:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    from sdpa_xp.integrations import _flax_attention
+    from internals import flax_attention
 
-    return count_calls(_flax_attention, monkeypatch.setattr)
+    return count_calls(flax_attention, monkeypatch.setattr)
 
 
 def epsilon(x: Any) -> float:

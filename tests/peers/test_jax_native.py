@@ -12,11 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from internals import judge, override, reference, textbook
 
 from sdpa_xp import attention_state, biases, dot_product_attention, masks, scaled_dot_product_attention
-from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.agreement import judge
-from sdpa_xp_export._verify.textbook import textbook
 
 NATIVE = {"implementation": "native"}
 
@@ -217,16 +215,16 @@ def test_names_of_jax() -> None:
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of the queries of the calls that go to the kernel."""
-    from sdpa_xp._kernels import jax as native
+    from internals import jax_kernels
 
     shapes: list[tuple[int, ...]] = []
-    kernel = native._compiled()
+    kernel = jax_kernels._compiled()
 
     def recorded(query: Any, *rest: Any, **rules: Any) -> Any:
         shapes.append(query.shape)
         return kernel(query, *rest, **rules)
 
-    monkeypatch.setattr(native, "_compiled", lambda: recorded)
+    monkeypatch.setattr(jax_kernels, "_compiled", lambda: recorded)
     return shapes
 
 
@@ -258,7 +256,7 @@ def test_no_default_in_a_jit_nor_for_many_scores(
     arrays = grouped()
     jax.jit(scaled_dot_product_attention)(*arrays)
     jax.jit(lambda mask: scaled_dot_product_attention(*arrays, mask))(jnp.arange(7) < 5)
-    monkeypatch.setattr("sdpa_xp._kernels.jax.MOST_SCORES", 2 * 4 * 5 * 7 - 1)
+    override(monkeypatch, "MOST_JAX_SCORES", 2 * 4 * 5 * 7 - 1)
     scaled_dot_product_attention(*arrays)
     assert not kernels
 

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from internals import reference
 from peers.judged import CLOSE, assert_agree, assert_lse_agree
 
 from sdpa_xp import attention_state, dot_product_attention, masks, scaled_dot_product_attention
-from sdpa_xp_export._verify import reference
 
 jax_attention = jax.nn.dot_product_attention
 

@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import judge, reference, textbook
 
 from sdpa_xp.layers import Linear, MultiHeadAttention
-from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.agreement import judge
-from sdpa_xp_export._verify.textbook import textbook
 
 jax = pytest.importorskip("jax")
 EMBED, HEADS, QUERIES, KEYS = 12, 3, 4, 6

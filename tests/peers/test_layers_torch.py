@@ -8,11 +8,9 @@ import array_api_compat.torch as xp
 import numpy as np
 import pytest
 import torch
+from internals import judge, reference, stages
 
 from sdpa_xp.layers import MultiHeadAttention
-from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.agreement import judge
-from sdpa_xp_export._verify.textbook import stages
 
 EMBED, HEADS, BATCH, QUERIES, KEYS = 12, 3, 2, 4, 6
 VARIANTS: dict[str, dict[str, Any]] = {

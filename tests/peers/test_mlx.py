@@ -6,12 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import array_signatures, is_traced, judge, reference, textbook
 
 from sdpa_xp import attention_state
-from sdpa_xp._libraries import array_signatures, is_traced
-from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.agreement import judge
-from sdpa_xp_export._verify.textbook import textbook
 
 mx = pytest.importorskip("mlx.core")
 

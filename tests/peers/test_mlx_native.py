@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 from calls import draw
 from hypothesis import given
+from internals import judge, reference, textbook
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
-from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.agreement import judge
-from sdpa_xp_export._verify.textbook import textbook
 
 mx = pytest.importorskip("mlx.core")
 

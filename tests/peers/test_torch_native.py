@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from internals import judge, prepare, reference, textbook
 from standins.torch_cuda import cuda_tensors, get, put
 
 from sdpa_xp import (
@@ -24,10 +25,6 @@ from sdpa_xp import (
     scaled_dot_product_attention,
 )
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
-from sdpa_xp._call import prepare
-from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.agreement import judge
-from sdpa_xp_export._verify.textbook import textbook
 
 NATIVE = {"implementation": "native"}
 

@@ -14,11 +14,9 @@ import onnxruntime
 import pytest
 import torch
 from calls import draw
+from internals import judge, reference, textbook
 
 from sdpa_xp import biases, dot_product_attention, masks, scaled_dot_product_attention
-from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.agreement import judge
-from sdpa_xp_export._verify.textbook import textbook
 
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning"),

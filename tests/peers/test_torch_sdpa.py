@@ -11,13 +11,12 @@ import array_api_compat.torch as xp
 import numpy as np
 import pytest
 import torch
+from internals import judge, textbook
 from peers.judged import assert_agree
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention as torch_sdpa
 
 from sdpa_xp import attention_state, masks, scaled_dot_product_attention
-from sdpa_xp_export._verify.agreement import judge
-from sdpa_xp_export._verify.textbook import textbook
 
 DTYPES = [torch.float32, torch.float64]
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import judge_together
 from peers.tiny_models import ARCHITECTURES, LENGTH, WINDOW, padding, tiny_model, tokens
 
 from sdpa_xp.integrations.transformers import register
-from sdpa_xp_export._verify.agreement import judge_together
 
 pytestmark = [
     pytest.mark.needs("torch", "transformers"),

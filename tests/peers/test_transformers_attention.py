@@ -22,9 +22,9 @@ def arrays(*dtypes: str, length: int = 6) -> list[Any]:
 
 
 def attend(*inputs: Any, training: bool = False, mask: Any = None, **keywords: Any) -> Any:
-    from sdpa_xp.integrations import _transformers_attention as ours
+    from internals import transformers_attention
 
-    return ours.attend(SimpleNamespace(training=training), *inputs, mask, **keywords)
+    return transformers_attention.attend(SimpleNamespace(training=training), *inputs, mask, **keywords)
 
 
 def test_a_causal_call_without_a_mask() -> None:

@@ -71,10 +71,8 @@ def padded(name: str, length: int) -> Any:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_same_pairs(name: str, place: str, padding: str) -> None:
     import torch
+    from internals import MaskTensor, transformers_masks
     from transformers import masking_utils as theirs
-
-    from sdpa_xp.integrations import _transformers_masks as ours
-    from sdpa_xp.integrations._mask_tensor import MaskTensor
 
     queries, keys, q_offset, kv_offset = PLACES[place]
     call = {
@@ -88,12 +86,12 @@ def test_the_same_pairs(name: str, place: str, padding: str) -> None:
     }
     for dtype in (torch.float32, torch.bfloat16):
         expected = theirs.eager_mask(**call, dtype=dtype)
-        mask = ours.create_mask(**call, dtype=dtype)
+        mask = transformers_masks.create_mask(**call, dtype=dtype)
         assert isinstance(mask, MaskTensor)
         assert (mask.shape, mask.dtype) == (expected.shape, expected.dtype)
         assert torch.equal(mask.to_tensor(), expected)
-    skipped = ours.create_mask(**call, allow_is_bidirectional_skip=True)
-    assert (skipped is None) == (mask.mask is ours.EVERY_PAIR)
+    skipped = transformers_masks.create_mask(**call, allow_is_bidirectional_skip=True)
+    assert (skipped is None) == (mask.mask is transformers_masks.EVERY_PAIR)
 
 
 @pytest.mark.parametrize(
@@ -114,23 +112,22 @@ def test_the_same_pairs(name: str, place: str, padding: str) -> None:
 )
 def test_values(name: str, place: str, padding: str, written: str) -> None:
     """Masks of the library, which skip tiles; parts that mask nothing are left out, for the sake of kernels."""
-    from sdpa_xp.integrations import _transformers_masks as ours
+    from internals import transformers_masks
 
     queries, keys, q_offset, kv_offset = PLACES[place]
     real = None if padding == "absent" else padded(padding, q_offset + queries)
-    mask = ours.create_mask(2, queries, keys, q_offset, kv_offset, functions()[name], real)
-    assert str(None if mask.mask is ours.EVERY_PAIR else mask.mask) == written
+    mask = transformers_masks.create_mask(2, queries, keys, q_offset, kv_offset, functions()[name], real)
+    assert str(None if mask.mask is transformers_masks.EVERY_PAIR else mask.mask) == written
 
 
 def test_what_cannot_be_a_value_is_an_array() -> None:
     """A function that takes single indices, and the one query of a step with a static cache."""
     import torch
-
-    from sdpa_xp.integrations import _transformers_masks as ours
+    from internals import transformers_masks
 
     table = torch.tensor([True, False, True, True])
-    single = ours.create_mask(1, 4, 4, mask_function=lambda b, h, i, j: table[j], use_vmap=True)
-    step = ours.create_mask(1, 1, 4, torch.tensor(2), allow_is_causal_skip=False)
+    single = transformers_masks.create_mask(1, 4, 4, mask_function=lambda b, h, i, j: table[j], use_vmap=True)
+    step = transformers_masks.create_mask(1, 1, 4, torch.tensor(2), allow_is_causal_skip=False)
     assert type(single) is type(step) is torch.Tensor
     assert (single == 0).tolist() == [[[table.tolist()] * 4]]
     assert (step == 0).tolist() == [[[[True, True, True, False]]]]
@@ -139,10 +136,10 @@ def test_what_cannot_be_a_value_is_an_array() -> None:
 def test_a_mask_that_is_computed_with_has_its_elements(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are those of eager attention, for models that have an attention of their own."""
     import torch
+    from internals import MaskTensor
     from transformers import masking_utils as theirs
 
     from sdpa_xp import masks
-    from sdpa_xp.integrations._mask_tensor import MaskTensor
 
     mask = MaskTensor.from_mask(masks.causal(1), (2, 1, 3, 4), torch.float32, "cpu")
     expected = theirs.eager_mask(2, 3, 4, 1)

@@ -25,11 +25,10 @@ SIZES = {"vocab_size": 61, "hidden_size": 32, "num_attention_heads": 4}
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    from internals import transformers_attention
     from peers.same_layers import count_calls
 
-    from sdpa_xp.integrations import _transformers_attention
-
-    return count_calls(_transformers_attention, monkeypatch.setattr)
+    return count_calls(transformers_attention, monkeypatch.setattr)
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors:UserWarning")  # of MobileBERT

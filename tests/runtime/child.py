@@ -10,10 +10,8 @@ import sys
 from pathlib import Path
 
 import onnx
+from internals import PROVIDERS, open_session, run_session, version
 from runtime.arrays import load, save
-
-from sdpa_xp_export._runtime.releases import PROVIDERS
-from sdpa_xp_export._runtime.session import open_session, run, version
 
 
 def main(folder: Path, names: list[str]) -> None:
@@ -30,7 +28,7 @@ def main(folder: Path, names: list[str]) -> None:
 def _run(job: Path) -> None:
     session = open_session(onnx.load(job / "model.onnx"), PROVIDERS["cpu"])
     for feeds in sorted(job.glob("feeds-*")):
-        save(job / feeds.name.replace("feeds", "outputs"), run(session, load(feeds)))
+        save(job / feeds.name.replace("feeds", "outputs"), run_session(session, load(feeds)))
 
 
 if __name__ == "__main__":

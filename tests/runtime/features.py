@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from internals import ExportCall, cases, checked_call
+
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export._agree import cases
-from sdpa_xp_export._call.call import ExportCall, checked_call
 
 Calls = dict[str, ExportCall]
 DTYPES = ("float32", "float16", "bfloat16", "float64")

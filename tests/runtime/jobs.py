@@ -10,12 +10,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from conformance.onnx_cases import CASES
 from conformance.onnx_exports import Export, check_outputs, exports
+from internals import ExportCall, Trial, judge_outputs, outcome, short_settings, trials
 from numpy.typing import NDArray
 from runtime.features import DTYPES, features
-
-from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._verify.trial_settings import short_settings
-from sdpa_xp_export._verify.trials import Trial, judge, outcome, trials
 
 Outputs: TypeAlias = Mapping[str, NDArray[Any]]
 Drawn: TypeAlias = tuple[tuple[Outputs, ...], Callable[[Sequence[Outputs]], str | None]]
@@ -79,7 +76,7 @@ def _fault(call: ExportCall, tried: Sequence[Trial], runs: Sequence[Outputs]) ->
     if any(list(outputs) != names for outputs in runs):
         return f"the outputs are {', '.join(runs[0])}"
     outcomes = [outcome(call, trial, outputs) for trial, outputs in zip(tried, runs, strict=True)]
-    for name, agreements in judge(call, outcomes, call.accumulation_dtype).items():
+    for name, agreements in judge_outputs(call, outcomes, call.accumulation_dtype).items():
         worst = max(agreements, key=lambda agreement: agreement.share)
         if not worst.agrees:
             return f"{name} is off by {worst.absolute:.2g}, may be {worst.bound:.2g}"

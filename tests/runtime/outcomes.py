@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import onnx
+from internals import Runtime
 from runtime.jobs import Job
 from runtime.releases import run_graphs
 
-from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import choose, unsupported_reason
 

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import TypeVar
 
 import onnx
+from internals import version
 from runtime.arrays import load, save
 from runtime.jobs import Outputs
-
-from sdpa_xp_export._runtime.session import version
 
 INSTALLED = version()
 NEWEST = "1.32.0"

@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 from conformance import onnx_cases
+from internals import EPS, ROUNDINGS
 from numpy.typing import NDArray
 from onnx.backend.test.case.test_case import TestCase
 from runtime.releases import RELEASES, Graph, run_graphs
-
-from sdpa_xp_export._verify.agreement import EPS, ROUNDINGS
 
 RESULTS = Path(__file__).parents[2] / "results" / "conformance.json"
 IR_VERSION = 10  # onnx writes a later one than old releases load

@@ -24,13 +24,11 @@ from typing import Any
 
 import onnx
 import onnxruntime
+from internals import DEFAULT_RUNTIME, ExportCall, Runtime, checked_call, placements, run_session
 from runtime.jobs import Job, jobs, jobs_of_features
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export._call.call import ExportCall, checked_call
-from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, Runtime
-from sdpa_xp_export._runtime.session import placements, run
 from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
 
@@ -94,7 +92,7 @@ def computed(model: onnx.ModelProto, job: Job, ran: Counter[str]) -> str | None:
         options.add_provider_for_devices(devices[:1], {})
         try:
             session = onnxruntime.InferenceSession(model.SerializeToString(), options)
-            runs = [run(session, feeds) for feeds in job.feeds]
+            runs = [run_session(session, feeds) for feeds in job.feeds]
         except Exception as error:  # those of onnxruntime have no common base
             return str(error).splitlines()[0]
         if PROVIDER not in session.get_providers():  # without an adapter it silently falls back to the CPU

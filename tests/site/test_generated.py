@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from documented import PUBLIC
+from internals import metadata_of
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, export_attention
-from sdpa_xp_export._model.entries import metadata_of
 
 ROOT = Path(__file__).parents[2]
 sys.path += [str(ROOT / folder) for folder in ("docs/_site", "benchmarks")]

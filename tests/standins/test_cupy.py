@@ -9,11 +9,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from internals import find_backends
 from standins import counts
 
 from sdpa_xp import PagedKVCache, biases, masks, scaled_dot_product_attention, varlen_attention
 from sdpa_xp.layers import Linear
-from sdpa_xp_export._agree.backends import find_backends
 
 pytestmark = pytest.mark.needs("cupy")
 

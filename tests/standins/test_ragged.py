@@ -12,12 +12,11 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")
 
+from internals import Work, judge, override  # noqa: E402
 from standins.counts import Counts  # noqa: E402
 from standins.torch_cuda import cuda_tensors, get, put  # noqa: E402
 
 from sdpa_xp import PagedKVCache, biases, masks, positional, varlen_attention, varlen_attention_state  # noqa: E402
-from sdpa_xp._tiles.padding import Work  # noqa: E402
-from sdpa_xp_export._verify.agreement import judge  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch")
 
@@ -289,7 +288,7 @@ def test_each_option_in_several_groups(
     call: Callable[..., Any], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if launches cost little, so that sequences of a group do not lie side by side."""
-    monkeypatch.setattr("sdpa_xp._tiles.padding.WORK_OF_LAUNCHES", Work(100, 1500))
+    override(monkeypatch, "WORK_OF_LAUNCHES", Work(100, 1500))
     assert_agrees(lambda place: call(place, OPTIONS[name](place)))
 
 

@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 import torch
+from internals import Torch
 from standins import counts
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
-
-from sdpa_xp._libraries.torch import Torch
 
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 VIEWS = frozenset(

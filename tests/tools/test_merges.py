@@ -11,14 +11,12 @@ import numpy as np
 import onnx
 import onnx.compose
 import pytest
+from internals import FormName, exported_models, metadata_of, stated_runtime
 from tools.models import Arrays, drawn, run
 from tools.results import assert_equal
 
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify, verify_layer
-from sdpa_xp_export._model.entries import exported_models, metadata_of
-from sdpa_xp_export._runtime.releases import FormName
-from sdpa_xp_export._runtime.session import stated_runtime
 
 HEADS = TensorSpec("float32", (2, 4, 150, 8))
 OPEN = TensorSpec("float32", ("B", 4, "L", 8))

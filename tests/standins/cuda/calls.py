@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from internals import ExportCall, checked_call
+
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export._call.call import ExportCall, checked_call
 
 LENGTHS = TensorSpec("int64", ("B",))
 

@@ -23,13 +23,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import onnx
+from internals import ExportCall, FormChoice, Runtime, metadata_of
 from runtime.features import DTYPES, features
 from standins.cuda.build import build
 from standins.cuda.calls import calls
 
-from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._model.entries import metadata_of
-from sdpa_xp_export._runtime.releases import FormChoice, Runtime
 from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
 
