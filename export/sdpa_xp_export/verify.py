@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sdpa_xp._checks.keywords import check_flag, check_function, explains_keywords
-from sdpa_xp._checks.positions import check_instance
+from sdpa_xp._checks.keywords import check_flag, check_function, check_instance, explains_keywords
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks import Mask

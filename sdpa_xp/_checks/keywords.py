@@ -68,6 +68,13 @@ def check_choice(
         raise ArgumentValueError(function, rule, {name: repr(value)}, hint)
 
 
+def check_instance(function: str, name: str, value: object, kind: type, word: str = "", hint: str = "") -> None:
+    """Check that `value` is an instance of `kind`, called `word` in the message, or None."""
+    if value is not None and not isinstance(value, kind):
+        rule = f"`{name}` must be a {word or kind.__name__} or None"
+        raise ArgumentTypeError(function, rule, {name: shown(value)}, hint)
+
+
 def check_layout(function: str, value: object) -> None:
     """Check the name of a layout; those of other libraries, such as "bshd", get their name here."""
     if not (isinstance(value, str) and value in LAYOUTS):

@@ -19,7 +19,6 @@ from sdpa_xp._checks.caches import (
 from sdpa_xp._checks.keywords import check_flag, check_layout, explains_keywords
 from sdpa_xp._checks.messages import brief
 from sdpa_xp._checks.numbers import LARGEST_INTEGER, IntegersLike, check_integer
-from sdpa_xp._checks.positions import check_fits_rotation, check_rotary
 from sdpa_xp._checks.shapes import HLE
 from sdpa_xp._display import table
 from sdpa_xp._libraries import device_of, dtype_name, has_override, is_array, namespace_of
@@ -42,7 +41,7 @@ from sdpa_xp.caches.positions import (
     shown_positions,
 )
 from sdpa_xp.positional.positions import Consecutive
-from sdpa_xp.positional.rotation import Positions, Rotation, rotate
+from sdpa_xp.positional.rotation import Positions, Rotation, check_fits_rotation, check_rotary, rotate
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -118,7 +117,7 @@ class KVCache(CacheAttention[A]):
     ) -> None:
         function = "KVCache"
         check_layout(function, layout)
-        check_rotary(function, rotary, Rotation)
+        check_rotary(function, rotary)
         self._layout, self._rotary, axis = layout, rotary, -2 if layout == HLE else -3
         _, arrays = check_one_library(function, {"key": key, "value": value})
         check_same_dtype_and_device(function, arrays)

@@ -28,7 +28,6 @@ from sdpa_xp._checks.numbers import (
     check_same_length,
     read_together,
 )
-from sdpa_xp._checks.positions import check_fits_rotation, check_rotary
 from sdpa_xp._checks.shapes import HLE, check_axes
 from sdpa_xp._display import table
 from sdpa_xp._libraries import device_of, dtype_name, is_number
@@ -47,7 +46,7 @@ from sdpa_xp.caches.positions import (
     shown_row,
     shown_rows,
 )
-from sdpa_xp.positional.rotation import Rotation
+from sdpa_xp.positional.rotation import Rotation, check_fits_rotation, check_rotary
 
 A = TypeVar("A", bound=AnyArray)
 MOST_SEQUENCES = 8
@@ -132,7 +131,7 @@ class PagedKVCache(PagedAttention[A]):
         check_same_dtype_and_device(function, arrays)
         check_axes(function, {name: array.shape for name, array in arrays.items()}, 4)
         check_same_but_width(function, {name: array.shape for name, array in arrays.items()})
-        check_rotary(function, rotary, Rotation)
+        check_rotary(function, rotary)
         if rotary is not None:
             check_fits_rotation(function, "key_blocks", arrays["key_blocks"].shape, rotary.width)
         self._layout, self._token_axis, self._rotary = layout, -2 if layout == HLE else -3, rotary

@@ -4,12 +4,10 @@ Pass positions as a range, a list of integers, or an array of integers or floati
 """
 
 from sdpa_xp.biases.alibi import alibi_slopes
-from sdpa_xp.positional.learned import learned
-from sdpa_xp.positional.rotary import Rotary
-from sdpa_xp.positional.rotary_tables import RotaryTables
+from sdpa_xp.positional.encodings import learned, sinusoidal
+from sdpa_xp.positional.rotary import Rotary, RotaryTables
 from sdpa_xp.positional.rotation import Rotation
 from sdpa_xp.positional.scaling import LinearScaling, Llama3Scaling, NTKScaling, Scaling, YaRNScaling
-from sdpa_xp.positional.sinusoidal import sinusoidal
 
 __all__ = [
     "LinearScaling",

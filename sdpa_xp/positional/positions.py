@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeAlias, cast
 
-from sdpa_xp._checks.arrays import check_floating, check_one_device, check_one_library
+from sdpa_xp._checks.arrays import check_floating, check_one_device, check_one_library, check_plain_array
 from sdpa_xp._checks.numbers import check_integer
-from sdpa_xp._checks.positions import check_real_numbers
 from sdpa_xp._libraries import (
+    FLOATING,
     access_of,
     device_of,
+    dtype_name,
     has_override,
     is_number,
     library_of,
@@ -20,6 +21,7 @@ from sdpa_xp._libraries import (
     widest_dtype,
 )
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
+from sdpa_xp.errors import ArgumentTypeError
 
 PositionsLike: TypeAlias = range | Sequence[int] | AnyArray
 """Positions as a caller passes them: one integer for each token, or an array of numbers."""
@@ -109,7 +111,11 @@ def as_array(function: str, positions: PositionsLike, factory: ArrayFactory) -> 
     if isinstance(positions, list | tuple):
         integers = [check_integer(function, f"positions[{n}]", p) for n, p in enumerate(positions)]
         return factory.xp.asarray(integers, dtype=factory.xp.int32, device=factory.device)
-    return check_real_numbers(function, "positions", positions)
+    array = check_plain_array(function, "positions", positions)
+    dtype = dtype_name(array.dtype)
+    if dtype not in FLOATING and not dtype.startswith(("int", "uint")):
+        raise ArgumentTypeError(function, "`positions` must hold numbers", {"positions.dtype": array.dtype})
+    return array
 
 
 def are_readable(positions: Array) -> bool:

@@ -8,9 +8,8 @@ from itertools import chain
 from typing import Any, TypeAlias, TypeVar, cast
 
 from sdpa_xp._checks.arrays import check_plain_array
-from sdpa_xp._checks.keywords import Immutable, check_layout, explains_keywords
+from sdpa_xp._checks.keywords import Immutable, check_instance, check_layout, explains_keywords
 from sdpa_xp._checks.numbers import check_integer, check_one_each
-from sdpa_xp._checks.positions import check_fits_rotation, refuse_one_number
 from sdpa_xp._checks.shapes import HLE, headed
 from sdpa_xp._libraries import (
     accumulation_dtype,
@@ -21,8 +20,9 @@ from sdpa_xp._libraries import (
     widest_dtype,
 )
 from sdpa_xp._libraries.jax_trees import Tree
-from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
+from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace, Shape
 from sdpa_xp._tiles.layout import Layout
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.positional.positions import ArrayFactory, Consecutive, PositionsLike, array_factory, as_array
 
 A = TypeVar("A", bound=AnyArray)
@@ -111,7 +111,10 @@ class Rotation(Tree, Immutable, ABC):
             TypeError: The positions are not numbers, or are an array of another library than `like`.
         """
         function = f"{type(self).__name__}.cos_sin"
-        refuse_one_number(function, "positions", positions)
+        if is_number(positions):  # it could be a position or a length
+            rule = "`positions` must be a range, a list or an array"
+            hint = "For the first n positions, pass range(n)."
+            raise ArgumentTypeError(function, rule, {"positions": positions}, hint)
         factory = array_factory(function, positions, self._default_like if like is None else like)
         with factory.quiet():
             array = as_array(function, positions, factory)
@@ -133,6 +136,21 @@ class Rotation(Tree, Immutable, ABC):
             token_positions = as_array(function, cast(PositionsLike, positions), factory)
         check_one_each(function, "positions", token_positions.shape, (*array.shape[:-3], length), "L")
         return _rotate_at(self, array, token_positions, length, factory, layout, back=back)
+
+
+def check_rotary(function: str, value: object) -> None:
+    """Check the `rotary` of a cache."""
+    hint = "A `RotaryTables` takes your own cosines and sines." if isinstance(value, tuple | list) else ""
+    check_instance(function, "rotary", value, Rotation, "Rotary", hint)
+
+
+def check_fits_rotation(function: str, name: str, shape: Shape, width: int) -> None:
+    """Check that there is a length, and a width of at least that of the rotation."""
+    if len(shape) < 2 or shape[-1] < width:
+        rule = f"`{name}` must have at least 2 axes, and a width (axis -1, E) of at least `rotary.width`"
+        is_doubled = len(shape) > 1 and width == 2 * shape[-1]
+        hint = "If tables have each number twice, pass one half of each row." if is_doubled else ""
+        raise ArgumentValueError(function, rule, {f"{name}.shape": shape, "rotary.width": width}, hint)
 
 
 def rotate(

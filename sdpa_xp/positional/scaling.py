@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sdpa_xp._checks.keywords import Immutable, check_flag, explains_keywords
-from sdpa_xp._checks.numbers import check_integer
-from sdpa_xp._checks.positions import check_above
+from sdpa_xp._checks.numbers import check_integer, check_number
 from sdpa_xp._libraries.jax_trees import Tree
+from sdpa_xp.errors import ArgumentValueError
 
 Frequencies = tuple[float, ...]
 """The angle between two neighbouring positions, in radians, for each pair of elements."""
@@ -19,6 +19,22 @@ Frequencies = tuple[float, ...]
 def base_frequencies(width: int, base: float) -> Frequencies:
     """Return base^(-2i/width) for each pair i of elements: the frequencies without a scaling."""
     return tuple(base ** (-2 * pair / width) for pair in range(width // 2))
+
+
+def check_width_and_base(function: str, width: object, base: object) -> tuple[int, float]:
+    """Check the even number of elements that frequencies are for, and their base, and return both."""
+    elements = check_integer(function, "width", width, least=2)
+    if elements % 2:
+        raise ArgumentValueError(function, "`width` must be even", {"width": elements})
+    return elements, _check_above(function, "base", base, 1)
+
+
+def _check_above(function: str, name: str, value: object, limit: float) -> float:
+    """Check a number greater than `limit`, and return it."""
+    result = check_number(function, name, value)
+    if result <= limit:
+        raise ArgumentValueError(function, f"`{name}` must be greater than {limit:g}", {name: result})
+    return result
 
 
 class Scaling(Tree, Immutable, ABC):
@@ -63,7 +79,7 @@ class LinearScaling(Scaling):
     factor: float
 
     def __post_init__(self) -> None:
-        check_above("LinearScaling", "factor", self.factor, 0)
+        _check_above("LinearScaling", "factor", self.factor, 0)
 
     def frequencies(self, width: int, base: float) -> Frequencies:
         return tuple(frequency / self.factor for frequency in base_frequencies(width, base))
@@ -89,7 +105,7 @@ class NTKScaling(Scaling):
     factor: float
 
     def __post_init__(self) -> None:
-        check_above("NTKScaling", "factor", self.factor, 0)
+        _check_above("NTKScaling", "factor", self.factor, 0)
 
     def frequencies(self, width: int, base: float) -> Frequencies:
         # The new base is base * factor^(width / (width - 2)). A single pair has the frequency 1 with any base.
@@ -132,10 +148,10 @@ class Llama3Scaling(Scaling):
 
     def __post_init__(self) -> None:
         function = "Llama3Scaling"
-        check_above(function, "factor", self.factor, 0)
+        _check_above(function, "factor", self.factor, 0)
         check_integer(function, "original_length", self.original_length, least=1)
-        low = check_above(function, "low_freq_factor", self.low_freq_factor, 0)
-        check_above(function, "high_freq_factor", self.high_freq_factor, low)
+        low = _check_above(function, "low_freq_factor", self.low_freq_factor, 0)
+        _check_above(function, "high_freq_factor", self.high_freq_factor, low)
 
     def frequencies(self, width: int, base: float) -> Frequencies:
         old = base_frequencies(width, base)
@@ -179,12 +195,12 @@ class YaRNScaling(Scaling):
 
     def __post_init__(self) -> None:
         function = "YaRNScaling"
-        check_above(function, "factor", self.factor, 0)
+        _check_above(function, "factor", self.factor, 0)
         check_integer(function, "original_length", self.original_length, least=1)
-        slow = check_above(function, "beta_slow", self.beta_slow, 0)
-        check_above(function, "beta_fast", self.beta_fast, slow)
+        slow = _check_above(function, "beta_slow", self.beta_slow, 0)
+        _check_above(function, "beta_fast", self.beta_fast, slow)
         if self.attention_factor is not None:
-            check_above(function, "attention_factor", self.attention_factor, 0)
+            _check_above(function, "attention_factor", self.attention_factor, 0)
         check_flag(function, "truncate", self.truncate)
 
     @property
