@@ -15,7 +15,7 @@ from typing import Any, TypeGuard, TypeVar, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import CPU, READ_ONLY, TRACED, Access, Library
+from sdpa_xp._libraries.base import CUDA, READ_ONLY, TRACED, Access, Library
 from sdpa_xp._libraries.cubed import Cubed
 from sdpa_xp._libraries.cupy import CuPy
 from sdpa_xp._libraries.dask import Dask
@@ -220,7 +220,7 @@ def share_memory(first: Any, second: Any) -> bool:
 
 
 __all__ = [
-    "CPU",
+    "CUDA",
     "FLOATING",
     "LARGEST",
     "LIBRARIES",

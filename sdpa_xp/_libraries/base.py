@@ -24,7 +24,6 @@ from sdpa_xp._libraries.protocols import (
 
 A = TypeVar("A")
 
-CPU = 1
 CUDA = (2, 10, 13)
 """Types of devices in DLPack: CUDA's, ROCm's, whose libraries call it CUDA, and memory that CUDA manages."""
 
@@ -58,10 +57,6 @@ class Library:
     """Whether it computes products of float16 and of bfloat16."""
     flattens_products: ClassVar[bool] = False
     """Whether arrays of more than two axes get two to be multiplied by a matrix."""
-    exchanges_memory: ClassVar[bool] = False
-    """Whether it passes its arrays on by DLPack on their device, also bfloat16; see `takes_memory`."""
-    takes_strides: ClassVar[bool] = True
-    """Whether `from_dlpack` takes arrays on the CPU whose elements lie in any order, or apart."""
     uses_our_threads: ClassVar[bool] = False
     """Whether it computes in the calling thread: see `Access`."""
     keeps_buffers: ClassVar[bool] = False
@@ -109,10 +104,6 @@ class Library:
         """Return the device of `array`, or None if the library names no single device."""
         return compat.device(array)
 
-    def on_device(self, array: Array, device: Device) -> Array:
-        """Return `array` on `device`."""
-        return cast(Array, compat.to_device(array, device))
-
     def rows_at(self, array: Array, indices: Sequence[int]) -> Array:
         """Return a copy of some elements of the first axis."""
         xp = self.namespace(array)
@@ -137,6 +128,32 @@ class Library:
     def detach(self, array: Any) -> Any:
         """Return `array` without the operations that autograd has recorded."""
         return array
+
+    def to_numpy(self, array: Any) -> Any:
+        """Return the values as an array of NumPy, in the same memory if NumPy can read that.
+
+        NumPy has no bfloat16: it becomes float32, which has all of its numbers.
+        """
+        if dtype_name(array.dtype) == "bfloat16":
+            xp = self.namespace(array)
+            array = xp.astype(array, xp.float32)
+        numpy, array = import_module("numpy"), self.to_cpu(array)
+        if hasattr(array, "__dlpack__") and not isinstance(array, numpy.ndarray):
+            array = numpy.from_dlpack(array)
+        return numpy.asarray(array)
+
+    def from_numpy(self, array: Any, xp: Any, device: Device) -> Any:
+        """Return an array of NumPy as one of this library, whose namespace is `xp`, perhaps in the same memory.
+
+        The dtype stays if the library has it. A `device` of None is the default one.
+        """
+        if dtype_name(array.dtype) != "bfloat16":
+            # torch takes no negative strides, and warns of memory that is read-only.
+            rows = import_module("numpy").require(array, requirements=("C_CONTIGUOUS", "WRITEABLE"))
+            return xp.asarray(rows, device=device)
+        if (dtype := self.bfloat16(xp)) is None:
+            raise TypeError(f"{xp.__name__} has no bfloat16")
+        return xp.astype(self.from_numpy(array.astype("float32"), xp, device), dtype)
 
     def to_cpu(self, array: Any) -> Any:
         """Return an array that NumPy can read."""
@@ -248,9 +265,8 @@ class Library:
         numpy = sys.modules.get("numpy")
         return nullcontext if numpy is None else partial(numpy.errstate, all="ignore")
 
-    def takes_memory(self, device_type: int) -> bool:
-        """Return whether `from_dlpack` takes arrays on a type of device, which DLPack gives a number."""
-        del device_type
+    def takes_cuda(self) -> bool:
+        """Return whether `from_dlpack` takes arrays of `CUDA` where they are."""
         return False
 
     def bfloat16(self, xp: Any) -> Dtype | None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import CUDA, Addresses, Library, has_repeats
+from sdpa_xp._libraries.base import Addresses, Library, has_repeats
 from sdpa_xp._libraries.protocols import Array, Device, Dtype
 
 
@@ -21,7 +21,7 @@ class CuPy(Library):
     rng_name = "cupy.random.Generator"
     module = "cupy"
     conversion = "cupy.asarray"
-    multiplies_halves = exchanges_memory = has_astype = sets_elements = True
+    multiplies_halves = has_astype = sets_elements = True
     # With more than two axes CuPy 14 and 15 refuse bfloat16, multiply float16 in float32, and copy the matrix
     # (`matmul` in _routines_linalg.pyx). Two axes are one call of cuBLAS, which has tensor cores for halves.
     flattens_products = True
@@ -41,8 +41,8 @@ class CuPy(Library):
     def stream(self) -> object:
         return sys.modules["cupy"].cuda.get_current_stream().ptr  # where a copy of a list waits for its turn
 
-    def takes_memory(self, device_type: int) -> bool:
-        return device_type in CUDA
+    def takes_cuda(self) -> bool:
+        return True
 
     def bfloat16(self, xp: Any) -> Dtype | None:
         del xp

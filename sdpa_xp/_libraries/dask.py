@@ -85,7 +85,7 @@ class LazyLibrary(Library):
         return False
 
     def to_cpu(self, array: Any) -> Any:
-        return array.compute()
+        return compat.to_device(array.compute(), "cpu")  # chunks may be arrays of CuPy
 
     def to_list(self, array: Any) -> Any:
         return array.compute().tolist()

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import CPU, CUDA, Library
+from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.jax_trees import register_all
 from sdpa_xp._libraries.programs import Loops, Meshes
@@ -25,10 +25,9 @@ class Jax(Library):
     rng_name = "JAX key"
     module = "jax.numpy"
     conversion = "jax.numpy.asarray"
-    multiplies_halves = exchanges_memory = compiles_shapes = has_astype = True
+    multiplies_halves = compiles_shapes = has_astype = True
     loops, meshes = Loops(), Meshes()
     needs_quiet = True
-    takes_strides = False  # it refuses slices; transposed arrays fail later in 0.5.0, and are mixed up in 0.6.2
 
     def owns(self, array: object) -> bool:
         is_owned = bool(compat.is_jax_array(array))
@@ -50,14 +49,11 @@ class Jax(Library):
     def is_accelerator(self, device: Device) -> bool:
         return getattr(device, "platform", "cpu") != "cpu"
 
-    def takes_memory(self, device_type: int) -> bool:
-        if device_type not in CUDA:
-            return device_type == CPU
+    def takes_cuda(self) -> bool:
         return any(device.platform != "cpu" for device in sys.modules["jax"].devices())
 
     def to_cpu(self, array: Any) -> Any:
-        jax = sys.modules["jax"]
-        return jax.device_put(array, jax.devices("cpu")[0])
+        return sys.modules["numpy"].asarray(array)
 
     def to_list(self, array: Any) -> Any:
         return array.tolist()  # works for a constant inside a jit too, where indexing would be traced

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any, cast
 
-from sdpa_xp._libraries.base import CPU, Library
+from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Shape
 
@@ -23,7 +23,7 @@ class Mlx(Library):
     rng_name = "MLX key"
     module = "mlx.core"
     conversion = "mlx.core.array"
-    multiplies_halves = exchanges_memory = True
+    multiplies_halves = True
 
     def cast_text(self, name: str, dtype: str) -> str:
         return f"{name}.astype({dtype if '.' in dtype else f'mlx.core.{dtype}'})"
@@ -43,13 +43,6 @@ class Mlx(Library):
 
     def is_accelerator(self, device: Device) -> bool:
         return bool(device.type != sys.modules["mlx.core"].cpu)
-
-    def on_device(self, array: Array, device: Device) -> Array:
-        del device
-        return array
-
-    def takes_memory(self, device_type: int) -> bool:
-        return device_type == CPU
 
     def to_list(self, array: Any) -> Any:
         return array.tolist()
@@ -134,8 +127,8 @@ class MlxNamespace:
         del device
         return cast(Array, self._core.arange(start, stop, dtype=dtype))
 
-    def asarray(self, obj: object, /, *, dtype: Dtype, device: Device = None) -> Array:
-        """Return an array of Python numbers."""
+    def asarray(self, obj: object, /, *, dtype: Dtype = None, device: Device = None) -> Array:
+        """Return an array of numbers of Python or of NumPy. Without a `dtype`, float64 becomes float32."""
         del device
         return cast(Array, self._core.asarray(obj, dtype=dtype))
 

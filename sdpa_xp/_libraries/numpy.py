@@ -93,6 +93,13 @@ class NumPy(Library):
         numpy = sys.modules["numpy"]
         return array if type(array) is numpy.ndarray else cast(A, numpy.asarray(array))
 
+    def to_numpy(self, array: Any) -> Any:
+        return array
+
+    def from_numpy(self, array: Any, xp: Any, device: Device) -> Any:
+        del xp, device
+        return array
+
     def addresses(self, array: Any) -> Any:
         return array
 
@@ -109,6 +116,9 @@ class Strict(Library):
 
     def values_at_hand(self, array: Any) -> Any:
         return array  # its devices are names
+
+    def to_cpu(self, array: Any) -> Any:
+        return array.to_device(sys.modules["array_api_strict"].Device("CPU_DEVICE"))
 
     def is_writeable(self, array: Any) -> bool:
         memory = array._array

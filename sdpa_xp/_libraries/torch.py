@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import CPU, CUDA, Addresses, Library, has_repeats
+from sdpa_xp._libraries.base import Addresses, Library, has_repeats
 from sdpa_xp._libraries.dtypes import astype_if_needed
 from sdpa_xp._libraries.protocols import Array, Device, Namespace
 
@@ -33,7 +33,7 @@ class Torch(Library):
     rng_name = "torch.Generator"
     module = "torch"
     conversion = "torch.asarray"
-    multiplies_halves = exchanges_memory = sets_elements = True
+    multiplies_halves = sets_elements = True
 
     def cast_text(self, name: str, dtype: str) -> str:
         return f"{name}.to({dtype if '.' in dtype else f'torch.{dtype}'})"
@@ -41,8 +41,8 @@ class Torch(Library):
     def owns(self, array: object) -> bool:
         return bool(compat.is_torch_array(array))
 
-    def takes_memory(self, device_type: int) -> bool:
-        return device_type == CPU or (device_type in CUDA and sys.modules["torch"].cuda.is_available())
+    def takes_cuda(self) -> bool:
+        return bool(sys.modules["torch"].cuda.is_available())
 
     def detach(self, array: Any) -> Any:
         return array.detach()

@@ -1,9 +1,4 @@
-"""Copy an array to another library: by DLPack, or through the CPU where DLPack cannot carry it.
-
-DLPack moves nothing: CuPy takes no arrays on the CPU, and libraries without CUDA take none of CuPy. Dask has no
-DLPack, and JAX refuses read-only arrays of NumPy and slices. NumPy and array-api-strict have no bfloat16, so
-that NumPy cannot pass it on either.
-"""
+"""Copy an array to another library: by DLPack on a GPU, and else through NumPy."""
 
 from __future__ import annotations
 
@@ -11,14 +6,13 @@ from typing import Any, NamedTuple, cast
 
 from sdpa_xp._checks.messages import shown
 from sdpa_xp._libraries import (
-    CPU,
+    CUDA,
     Library,
     device_of,
     dtype_name,
     is_array,
     library_of,
     namespace_of,
-    numpy_array,
     quiet,
 )
 from sdpa_xp._libraries.protocols import Array, Device
@@ -48,31 +42,20 @@ def destination_of(function: str, like: Any, device: Device = None) -> Destinati
 
 def copy_to(array: Array, destination: Destination) -> Array:
     """Return a copy of `array` at the destination, in the same dtype if the library has that, else float32."""
-    is_bfloat16 = dtype_name(array.dtype) == "bfloat16"
     source, target = library_of(array), destination.library
+    is_bfloat16 = dtype_name(array.dtype) == "bfloat16"
     array = source.detach(array)
     with quiet(array):
-        held_on = cast(Any, array).__dlpack_device__()[0] if source.exchanges_memory else CPU
-        in_any_order = target.takes_strides or held_on != CPU
-        if source.exchanges_memory and in_any_order and target.takes_memory(held_on):
-            copy = destination.xp.from_dlpack(array)  # on the device where it is
+        # On a GPU, arrays stay there. On the CPU, libraries differ in which arrays they take by DLPack.
+        on_cuda = hasattr(array, "__dlpack_device__") and cast(Any, array).__dlpack_device__()[0] in CUDA
+        if on_cuda and target.takes_cuda():
+            copy = destination.xp.from_dlpack(array)
         else:
-            if is_bfloat16:  # NumPy, which such a copy goes through, has no bfloat16
-                xp = namespace_of(array)
-                array = xp.astype(array, xp.float32)
-            copy = _copy_by_numpy(array, destination)
+            values = source.to_numpy(array)
+            values = values.astype("float32") if is_bfloat16 else values
+            copy = target.from_numpy(values, destination.xp, destination.device)
     dtype = target.bfloat16(destination.xp) if is_bfloat16 else None
     with quiet(copy):
         copy = cast(Array, destination.xp.astype(copy, copy.dtype if dtype is None else dtype, copy=True))
     is_there = destination.device is None or device_of(copy) == destination.device
-    return copy if is_there else target.on_device(copy, destination.device)
-
-
-def _copy_by_numpy(array: Array, destination: Destination) -> Array:
-    """Return a copy made from a writeable NumPy array in the order of rows, which every library takes."""
-    numpy: Any = namespace_of(numpy_array())
-    computed = library_of(array).to_cpu(array)
-    view = numpy.from_dlpack(library_of(computed).to_cpu(computed))  # chunks of Dask may be on a device
-    on_cpu = numpy.asarray(view, copy=True, order="C")
-    convert = destination.xp.from_dlpack if destination.library.takes_memory(CPU) else destination.xp.asarray
-    return cast(Array, convert(on_cpu))
+    return copy if is_there else destination.xp.asarray(copy, device=destination.device)

@@ -7,17 +7,14 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-import array_api_compat
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp._libraries.dtypes import dtype_name
+from sdpa_xp._libraries import dtype_name, library_of
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp_export._dtypes.conversion import numpy_dtype
-
-BFLOAT16 = "bfloat16"
+from sdpa_xp_export._dtypes.conversion import numpy_dtype, to_numpy
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,8 @@ class Backend:
 
     def namespace(self) -> Any:
         """Return the array-API namespace of the library."""
-        return array_api_compat.array_namespace(self.put(np.zeros(1, np.float32)))
+        array = self.put(np.zeros(1, np.float32))
+        return library_of(array).namespace(array)
 
     def holds(self, dtype: str) -> bool:
         """Return whether the library keeps this dtype; JAX turns float64 into float32 unless told otherwise."""
@@ -55,7 +53,7 @@ def find_backends(names: Sequence[str] | None = None) -> list[Backend]:
         if name not in LIBRARIES:
             rule = f"`backends` must be among {', '.join(LIBRARIES)}"
             raise ArgumentValueError("find", rule, {"backend": repr(name)})
-        opened = _OPEN[name]() if _installed(name) else []
+        opened = _open(name) if _installed(name) else []
         if names is not None and not opened:
             rule = "`backends` must be installed and have a device here"
             raise ArgumentValueError("find", rule, {"backend": repr(name)})
@@ -67,103 +65,69 @@ def _installed(name: str) -> bool:
     return importlib.util.find_spec(name.replace("-", "_")) is not None
 
 
-def _version(name: str) -> str:
-    module = importlib.import_module(name.replace("-", "_"))
-    return str(getattr(module, "__version__", "unknown"))
-
-
-def _numpy() -> list[Backend]:
-    return [Backend("numpy", "cpu", np.__version__, lambda x: x, np.asarray)]
-
-
-def _torch() -> list[Backend]:
-    import torch
-
-    def put(x: NDArray[Any], device: str) -> Any:
-        if x.dtype.name == BFLOAT16:  # torch does not take NumPy's bfloat16
-            return torch.asarray(x.astype(np.float32), device=device).to(torch.bfloat16)
-        return torch.asarray(x, device=device)
-
-    def get(x: Any) -> NDArray[Any]:
-        x = x.detach().cpu()
-        if x.dtype == torch.bfloat16:
-            return _in_bfloat16(x.float().numpy())
-        array: NDArray[Any] = x.numpy()
-        return array
-
-    devices = ["cpu"] + [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    return [Backend("torch", device, torch.__version__, partial(put, device=device), get) for device in devices]
-
-
-def _strict() -> list[Backend]:
-    import array_api_strict
-
-    version = array_api_strict.__version__
-    return [Backend("array-api-strict", "cpu", version, array_api_strict.asarray, np.asarray)]
-
-
-def _jax() -> list[Backend]:
-    import jax
-
+def _open(name: str) -> list[Backend]:
+    package = _PACKAGES[name]
+    module = importlib.import_module(package.module)
+    devices = package.devices(module)
+    if not devices:
+        return []
+    like = module.zeros((1,))
+    library, xp = library_of(like), library_of(like).namespace(like)
+    version = getattr(module, "__version__", None) or importlib.import_module(name).__version__
     return [
         Backend(
-            "jax",
-            str(device),
-            jax.__version__,
-            partial(jax.device_put, device=device),
-            np.asarray,
+            name,
+            shown,
+            str(version),
+            package.put or partial(library.from_numpy, xp=xp, device=device),
+            partial(to_numpy, "agree", "array"),
         )
-        for device in jax.devices()
+        for shown, device in devices.items()
     ]
 
 
-def _cupy() -> list[Backend]:
-    import cupy
-
-    if not cupy.is_available():
-        return []
-    return [Backend("cupy", "cuda:0", cupy.__version__, cupy.asarray, cupy.asnumpy)]
-
-
-def _dask() -> list[Backend]:
-    import dask.array
-
-    def put(x: NDArray[Any]) -> Any:
-        halves = {axis: -(-x.shape[axis] // 2) for axis in (x.ndim - 2,) if x.ndim >= 2}
-        return dask.array.from_array(x, chunks=tuple(halves.get(i, -1) for i in range(x.ndim)))
-
-    return [Backend("dask", "cpu", _version("dask"), put, lambda x: np.asarray(x.compute()))]
+def _in_halves(x: NDArray[Any]) -> Any:
+    """Return an array of Dask that is cut in the middle of the rows."""
+    halves = {axis: -(-x.shape[axis] // 2) for axis in (x.ndim - 2,) if x.ndim >= 2}
+    chunks = tuple(halves.get(axis, -1) for axis in range(x.ndim))
+    return importlib.import_module("dask.array").from_array(x, chunks=chunks)
 
 
-def _mlx() -> list[Backend]:
-    import mlx.core as mx
-
-    def put(x: NDArray[Any]) -> Any:
-        if x.dtype.name == BFLOAT16:  # MLX does not take NumPy's bfloat16
-            return mx.array(x.astype(np.float32)).astype(mx.bfloat16)
-        wide = x.dtype == np.float64  # MLX makes float64 of it only if told to
-        return mx.array(x, dtype=mx.float64) if wide else mx.array(x)
-
-    def get(x: Any) -> NDArray[Any]:
-        if x.dtype == mx.bfloat16:
-            return _in_bfloat16(np.asarray(x.astype(mx.float32)))
-        return np.asarray(x)
-
-    return [Backend("mlx", mx.default_device().type.name, _version("mlx.core"), put, get)]
+def _in_mlx(x: NDArray[Any]) -> Any:
+    """Return an array of MLX, which has float64 only if it is asked for."""
+    mx = importlib.import_module("mlx.core")
+    if x.dtype == np.float64:
+        return mx.array(np.ascontiguousarray(x), dtype=mx.float64)
+    like = mx.zeros(1)
+    return library_of(like).from_numpy(x, library_of(like).namespace(like), None)
 
 
-def _in_bfloat16(x: NDArray[Any]) -> NDArray[Any]:
-    """Convert numbers to NumPy's bfloat16, which other libraries do not return."""
-    return x.astype(numpy_dtype(BFLOAT16))
+def _devices_of_torch(torch: Any) -> dict[str, Any]:
+    return {name: name for name in ("cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count())))}
 
 
-_OPEN: dict[str, Callable[[], list[Backend]]] = {
-    "numpy": _numpy,
-    "torch": _torch,
-    "array-api-strict": _strict,
-    "jax": _jax,
-    "cupy": _cupy,
-    "dask": _dask,
-    "mlx": _mlx,
+def _devices_of_jax(_module: Any) -> dict[str, Any]:
+    return {str(device): device for device in importlib.import_module("jax").devices()}
+
+
+class Package(NamedTuple):
+    """How a library is found."""
+
+    module: str
+    """What makes its arrays."""
+    devices: Callable[[Any], dict[str, Any]] = lambda _: {"cpu": None}
+    """The devices of the module by the names that are shown; None is the library's default."""
+    put: Callable[[NDArray[Any]], Any] | None = None
+    """A NumPy array -> an array of the library, if not as for the rest of sdpa_xp."""
+
+
+_PACKAGES = {
+    "numpy": Package("numpy"),
+    "torch": Package("torch", _devices_of_torch),
+    "array-api-strict": Package("array_api_strict"),
+    "jax": Package("jax.numpy", _devices_of_jax),
+    "cupy": Package("cupy", lambda cupy: {"cuda:0": None} if cupy.is_available() else {}),
+    "dask": Package("dask.array", put=_in_halves),
+    "mlx": Package("mlx.core", lambda mx: {mx.default_device().type.name: None}, _in_mlx),
 }
-LIBRARIES = tuple(_OPEN)
+LIBRARIES = tuple(_PACKAGES)

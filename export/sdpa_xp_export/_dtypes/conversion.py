@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import array_api_compat
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from sdpa_xp._libraries import library_of
 from sdpa_xp._libraries.dtypes import dtype_name as any_dtype_name
 from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp_export._dtypes.promotion import DTYPES, FLOATING, INTEGERS
@@ -49,16 +49,9 @@ def to_numpy(function: str, name: str, array: Any) -> NDArray[Any]:
         name: The argument that messages name.
         array: The array; its dtype must be one that a graph holds.
     """
-    if array_api_compat.is_torch_array(array):
-        array = array.detach()
-    if array_api_compat.is_torch_array(array) or array_api_compat.is_cupy_array(array):
-        array = array_api_compat.to_device(array, "cpu")
-    if any_dtype_name(array.dtype) == "bfloat16" and not array_api_compat.is_numpy_array(array):
-        xp = array_api_compat.array_namespace(array)
-        wide = to_numpy(function, name, xp.astype(array, xp.float32))  # DLPack of NumPy has no bfloat16
-        return wide.astype(ml_dtypes.bfloat16)
-    direct = array_api_compat.is_numpy_array(array) or not hasattr(array, "__dlpack__")
-    numbers: NDArray[Any] = np.asarray(array if direct else np.from_dlpack(array))
+    numbers: NDArray[Any] = library_of(array).to_numpy(array)
+    if any_dtype_name(array.dtype) == "bfloat16":
+        numbers = numbers.astype(ml_dtypes.bfloat16, copy=False)
     dtypes = (*FLOATING, *INTEGERS, "bool")
     if numbers.dtype.name not in dtypes:
         rule = f"`{name}` must be of a dtype that a graph holds, {', '.join(dtypes)}"
