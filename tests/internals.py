@@ -151,7 +151,7 @@ PLACES = {
     "nodes_of_profile": "sdpa_xp_export._runtime.engine:nodes_of_profile",
     "nonfinite": "sdpa_xp._core.nonfinite",
     "NumPy": "sdpa_xp._libraries.numpy:NumPy",
-    "numpy_dtype": "sdpa_xp_export._dtypes.conversion:numpy_dtype",
+    "numpy_dtype": "sdpa_xp_export._dtypes.dtype:numpy_dtype",
     "ONE_CORE": "sdpa_xp._tiles.plan:ONE_CORE",
     "one_tile": "sdpa_xp._core.one_tile",
     "online_softmax": "sdpa_xp._core.online_softmax",

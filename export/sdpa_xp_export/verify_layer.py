@@ -13,7 +13,7 @@ import numpy as np
 from sdpa_xp._checks.keywords import check_flag
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._call.numbers import CallNumbers, numbers_from_json
-from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE
+from sdpa_xp_export._dtypes.dtype import ONNX_DTYPE
 from sdpa_xp_export._layer import bound_arguments, with_arrays
 from sdpa_xp_export._model.entries import exported_models
 from sdpa_xp_export._model.large_model import Model

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from sdpa_xp._libraries import dtype_name, library_of
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp_export._dtypes.conversion import numpy_dtype, to_numpy
+from sdpa_xp_export._dtypes.dtype import numpy_dtype, to_numpy
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._dtypes import names
-from sdpa_xp_export._dtypes.conversion import to_numpy
+from sdpa_xp_export._dtypes.dtype import to_numpy
 from sdpa_xp_export.spec import SymbolicShape, TensorSpec
 
 

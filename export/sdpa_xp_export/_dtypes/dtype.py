@@ -1,17 +1,46 @@
-"""The dtype of a value of a graph, which stands beside the dtypes of other libraries."""
+"""The dtype of a value of a graph: what NumPy, ONNX and onnxruntime call it, and the functions of the standard.
+
+Also `to_numpy`, which reads arrays of any library in these dtypes.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import Any, NoReturn
 
+import ml_dtypes
 import numpy as np
+from numpy.typing import NDArray
 
+from sdpa_xp._libraries import library_of
 from sdpa_xp._libraries.dtypes import dtype_name as any_dtype_name
-from sdpa_xp.errors import ArgumentTypeError
-from sdpa_xp_export._dtypes.conversion import numpy_dtype
-from sdpa_xp_export._dtypes.promotion import DTYPES
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
+from sdpa_xp_export._dtypes.promotion import (
+    DEFAULTS,
+    DTYPES,
+    FLOATING,
+    INTEGERS,
+    NUMERIC,
+    SIGNED,
+    UNSIGNED,
+    holds,
+    joint,
+    of_scalar,
+)
 
+KINDS = {
+    "bool": ("bool",),
+    "signed integer": SIGNED,
+    "unsigned integer": UNSIGNED,
+    "integral": INTEGERS,
+    "real floating": FLOATING,
+    "complex floating": (),
+    "numeric": NUMERIC,
+}
+"""The dtypes of each kind, by the names that the standard has for kinds."""
+
+EVERYWHERE = tuple(dtype for dtype in DTYPES if dtype not in ("float16", "bfloat16"))
+"""The dtypes that every runtime has."""
 _OF_ONE_SIZE = re.compile(r"(bfloat|complex|float|int|uint)\d\w*")
 """Names of dtypes, also of those that no value of a graph has."""
 
@@ -58,3 +87,96 @@ def dtype_name(dtype: Any) -> str:
         rule = f"`dtype` must be one of {', '.join(DTYPES)}"
         raise ArgumentTypeError("to_onnx", rule, {"dtype": repr(dtype)})
     return name
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """Return the NumPy dtype of that name; bfloat16 comes from ml_dtypes."""
+    return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+
+
+ONNX_DTYPE = {
+    "float32": 1,
+    "uint8": 2,
+    "int8": 3,
+    "uint16": 4,
+    "int16": 5,
+    "int32": 6,
+    "int64": 7,
+    "bool": 9,
+    "float16": 10,
+    "float64": 11,
+    "uint32": 12,
+    "uint64": 13,
+    "bfloat16": 16,
+}
+"""The number that ONNX has for each dtype, by name. onnx is not asked: `_agree.backends` does without it."""
+
+_RUNTIME_NAMES = {"float32": "float", "float64": "double"}
+RUNTIME_DTYPES = {f"tensor({_RUNTIME_NAMES.get(name, name)})": numpy_dtype(name) for name in DTYPES}
+"""NumPy's dtypes by the names that onnxruntime has for the types of tensors."""
+
+
+def to_numpy(function: str, name: str, array: Any) -> NDArray[Any]:
+    """Return the numbers of an array of any library; they share its memory if that is the host's.
+
+    Args:
+        function: The function that messages name.
+        name: The argument that messages name.
+        array: The array; its dtype must be one that a graph holds.
+    """
+    numbers: NDArray[Any] = library_of(array).to_numpy(array)
+    if any_dtype_name(array.dtype) == "bfloat16":
+        numbers = numbers.astype(ml_dtypes.bfloat16, copy=False)
+    dtypes = (*FLOATING, *INTEGERS, "bool")
+    if numbers.dtype.name not in dtypes:
+        rule = f"`{name}` must be of a dtype that a graph holds, {', '.join(dtypes)}"
+        raise ArgumentTypeError(function, rule, {f"{name}.dtype": numbers.dtype})
+    return numbers
+
+
+def result_type(*arrays_and_dtypes: Any) -> Dtype:
+    """Return the dtype that arrays, dtypes and Python scalars promote to."""
+    scalars = [argument for argument in arrays_and_dtypes if isinstance(argument, bool | int | float)]
+    dtypes = [
+        dtype_name(getattr(argument, "dtype", argument))
+        for argument in arrays_and_dtypes
+        if not isinstance(argument, bool | int | float)
+    ]
+    if not dtypes:
+        rule = "there must be an array or a dtype"
+        raise ArgumentValueError("result_type", rule, {"arguments": arrays_and_dtypes})
+    promoted: str | None = dtypes[0]
+    for dtype in dtypes[1:]:
+        promoted = joint(promoted, dtype) if promoted else None
+    if promoted is None or any(promoted not in of_scalar(scalar) for scalar in scalars):
+        rule = "the arguments must have dtypes that the array API promotes to one"
+        raise ArgumentTypeError("result_type", rule, {"dtypes": ", ".join(dtypes), "scalars": scalars})
+    for scalar in scalars:
+        if promoted in INTEGERS and not holds(promoted, int(scalar)):
+            rule = "a Python integer must be within the range of the dtype of the arrays"
+            raise OverflowError(Message("result_type", rule, {"integer": scalar, "dtype": promoted}))
+    return Dtype(promoted)
+
+
+class NamespaceInfo:
+    """The dtypes that every runtime has."""
+
+    @staticmethod
+    def default_dtypes(*, device: object = None) -> dict[str, Dtype]:
+        """Return the dtypes of Python scalars that are combined with no array."""
+        del device
+        integer = Dtype(DEFAULTS[int])
+        return {"real floating": Dtype(DEFAULTS[float]), "integral": integer, "indexing": integer}
+
+    @staticmethod
+    def dtypes(*, device: object = None, kind: Any = None) -> dict[str, Dtype]:
+        """Return the dtypes of all kinds, or of one or several, by name."""
+        del device
+        kinds = KINDS if kind is None else (kind,) if isinstance(kind, str) else kind
+        wanted = {name for kind in kinds for name in KINDS[kind]}
+        return {name: Dtype(name) for name in EVERYWHERE if name in wanted}
+
+
+def __array_namespace_info__() -> NamespaceInfo:  # noqa: N807, the standard's name
+    """Return the object that describes the dtypes."""
+    return NamespaceInfo()

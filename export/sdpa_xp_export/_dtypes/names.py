@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sdpa_xp_export._dtypes.dtype import Dtype
-from sdpa_xp_export._dtypes.standard import __array_namespace_info__ as __array_namespace_info__
-from sdpa_xp_export._dtypes.standard import result_type as result_type
+from sdpa_xp_export._dtypes.dtype import __array_namespace_info__ as __array_namespace_info__
+from sdpa_xp_export._dtypes.dtype import result_type as result_type
 
 bool = Dtype("bool")
 int8 = Dtype("int8")

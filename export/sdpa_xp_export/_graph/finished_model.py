@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 import onnx
 from onnx import helper
 
-from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE
+from sdpa_xp_export._dtypes.dtype import ONNX_DTYPE
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._model.entries import write_metadata
 from sdpa_xp_export._model.external_data import with_weights, without_numbers

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from sdpa_xp.errors import ArgumentTypeError
-from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE, numpy_dtype, to_numpy
-from sdpa_xp_export._dtypes.dtype import Dtype, dtype_name
+from sdpa_xp_export._dtypes.dtype import ONNX_DTYPE, Dtype, dtype_name, numpy_dtype, to_numpy
 from sdpa_xp_export._graph.lengths import DEVICE, Device, Length, plain
 from sdpa_xp_export._model.weights import Weight
 from sdpa_xp_export.spec import SymbolicShape, TensorSpec

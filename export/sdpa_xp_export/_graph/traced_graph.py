@@ -11,7 +11,7 @@ import array_api_compat
 import onnx
 
 from sdpa_xp.errors import ArgumentTypeError
-from sdpa_xp_export._dtypes.conversion import to_numpy
+from sdpa_xp_export._dtypes.dtype import to_numpy
 from sdpa_xp_export._graph.graph import Attend, Graph, GraphValue
 from sdpa_xp_export._graph.lengths import Length, plain
 from sdpa_xp_export.spec import SymbolicShape, addends

@@ -12,7 +12,7 @@ import array_api_compat
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp_export._dtypes.conversion import to_numpy
+from sdpa_xp_export._dtypes.dtype import to_numpy
 from sdpa_xp_export._layer import with_parameters
 from sdpa_xp_export._verify.held_arrays import with_changed_arrays
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.operands import Input
-from sdpa_xp_export._dtypes.conversion import numpy_dtype
+from sdpa_xp_export._dtypes.dtype import numpy_dtype
 from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export._runtime.deadline import check_time
 from sdpa_xp_export._verify.integer_operands import OPERANDS, OperandChoice, TokenCounts, drawn_integers

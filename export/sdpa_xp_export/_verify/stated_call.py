@@ -14,7 +14,7 @@ from sdpa_xp_export._call.call import OPTIONS, ExportCall, checked_call
 from sdpa_xp_export._call.operands import Initializer
 from sdpa_xp_export._call.text import LONGEST_CALL as LONGEST
 from sdpa_xp_export._call.text import digest, from_json, to_json
-from sdpa_xp_export._dtypes.conversion import ONNX_DTYPE
+from sdpa_xp_export._dtypes.dtype import ONNX_DTYPE
 from sdpa_xp_export._model.entries import exported_models, metadata_of
 from sdpa_xp_export._model.external_data import initializers, without_numbers
 from sdpa_xp_export._model.large_model import Model

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch.overrides import TorchFunctionMode
 
-from sdpa_xp_export._dtypes.conversion import to_numpy
+from sdpa_xp_export._dtypes.dtype import to_numpy
 
 _BINARY = (
     "add",
