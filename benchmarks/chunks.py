@@ -17,7 +17,7 @@ from measuring import Row, Spread, interleaved
 
 from sdpa_xp import scaled_dot_product_attention
 from sdpa_xp._core import threads
-from sdpa_xp_export._runtime.memory import peak_above
+from sdpa_xp_export._runtime.engine import peak_above
 
 WIDTH = 64
 

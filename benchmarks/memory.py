@@ -18,7 +18,7 @@ from cells import HEADS, Call
 from contenders import CONTENDERS, NUMPY, QUADRATIC, TEXTBOOK, TORCH
 from measuring import Row, Spread
 
-from sdpa_xp_export._runtime.memory import peak_above
+from sdpa_xp_export._runtime.engine import peak_above
 
 LONG = 100_000
 CELLS = {"memory": HEADS, "memory, one head": 1}

@@ -19,8 +19,8 @@ from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.numbers import constants
 from sdpa_xp_export._model.entries import exported_models
 from sdpa_xp_export._model.large_model import Model
-from sdpa_xp_export._runtime.deadline import check_time, deadline
-from sdpa_xp_export._runtime.process import TIMEOUT, RuntimeProcess, check_limits, runtime_process
+from sdpa_xp_export._runtime.limits import TIMEOUT, check_limits, check_time, deadline
+from sdpa_xp_export._runtime.process import RuntimeProcess, runtime_process
 from sdpa_xp_export._runtime.releases import ProviderName
 from sdpa_xp_export._runtime.session import runtime_notes, stated_runtime
 from sdpa_xp_export._verify.left_out import left_out

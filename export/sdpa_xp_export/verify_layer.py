@@ -18,7 +18,8 @@ from sdpa_xp_export._layer import bound_arguments, with_arrays
 from sdpa_xp_export._model.entries import exported_models
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.engine import TimedRun
-from sdpa_xp_export._runtime.process import TIMEOUT, check_limits, runtime_process
+from sdpa_xp_export._runtime.limits import TIMEOUT, check_limits
+from sdpa_xp_export._runtime.process import runtime_process
 from sdpa_xp_export._runtime.releases import ProviderName
 from sdpa_xp_export._runtime.session import runtime_notes, stated_runtime
 from sdpa_xp_export._verify.agreement import judge_integers, judge_together

@@ -184,7 +184,7 @@ def _limit_memory(most: int) -> bool:
         return False
     import resource
 
-    from sdpa_xp_export._runtime.memory import kilobytes
+    from sdpa_xp_export._runtime.engine import kilobytes
 
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     most += kilobytes("VmData") * 1024
@@ -224,7 +224,7 @@ def _peak_bytes() -> int:
         ctypes.windll.kernel32.K32GetProcessMemoryInfo(process, ctypes.byref(counters), counters.cb)
         return int(counters.PeakWorkingSetSize)
     if sys.platform == "linux":  # its getrusage(2) begins with the peak of the process that started this one
-        from sdpa_xp_export._runtime.memory import kilobytes
+        from sdpa_xp_export._runtime.engine import kilobytes
 
         return kilobytes("VmHWM") * 1024
     import resource

@@ -1,4 +1,7 @@
-"""Sessions of onnxruntime in the process that has them, with no more imports than are needed there."""
+"""Sessions of onnxruntime, their time and their memory in the process that has them.
+
+It has no more imports than that process needs.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,17 @@ import math
 import re
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
-
-from sdpa_xp_export._runtime.memory import peak_above
 
 LONG_RUN = 0.05
 """Seconds; in a run of this length, the additional time of a first run is small."""
@@ -35,7 +36,10 @@ BFLOAT16 = 16
 """The number of the dtype in ONNX."""
 MOST_NODES = 100_000
 """The nodes that are read from a profile; a loop may run as many as it likes."""
+_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 _NAME_OF_EVENT = re.compile(r'(?<="name" :)".*?"(?=,"args" : \{)', re.DOTALL)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +167,28 @@ def timed(session: Any, feeds: Mapping[str, NDArray[Any]], *, frees: bool = Fals
         outputs = run(session, feeds)
         seconds = time.perf_counter() - start
     return TimedRun(outputs, seconds, peak)
+
+
+def peak_above(run: Callable[[], T]) -> tuple[T, int | None]:
+    """Return what `run` returns, and by how many bytes the process grew at most while it ran.
+
+    The bytes are None if the system cannot tell; Linux can.
+    """
+    try:
+        _RESET.write_text("5")  # resets the peak to the present size, see proc(5)
+        start = kilobytes("VmRSS")
+    except OSError:
+        return run(), None
+    result = run()
+    return result, max(0, kilobytes("VmHWM") - start) * 1024
+
+
+def kilobytes(name: str) -> int:
+    """Return a number of the process' status, see proc(5)."""
+    line = re.search(rf"^{name}:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
+    if line is None:
+        raise OSError(f"no {name} in {_STATUS}")
+    return int(line[1])
 
 
 def element_types(model: Any) -> dict[str, int]:

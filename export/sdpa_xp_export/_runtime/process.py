@@ -12,23 +12,20 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent import futures
 from contextlib import contextmanager, suppress
-from numbers import Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from sdpa_xp._checks.numbers import check_integer
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
+from sdpa_xp.errors import Message
 from sdpa_xp_export._model.external_data import initializer_bytes
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime import child
-from sdpa_xp_export._runtime.deadline import shown_limit, time_left
 from sdpa_xp_export._runtime.engine import TimedRun
-from sdpa_xp_export._runtime.failure import ModelFailedError
 from sdpa_xp_export._runtime.frames import Frame, TooLargeError, receive, send
+from sdpa_xp_export._runtime.limits import TIMEOUT, Limits, ModelFailedError, shown_limit, time_left
 from sdpa_xp_export._runtime.releases import PROVIDERS
 from sdpa_xp_export._runtime.session import (
     check_installed,
@@ -43,8 +40,6 @@ from sdpa_xp_export._runtime.session import (
 )
 from sdpa_xp_export.report import Placement
 
-TIMEOUT = 3600.0
-"""Seconds of all runs together."""
 MEMORY = 2**33
 """Bytes. The largest run of `verify(thorough=True)` has a few arrays of 151 million scores."""
 TIMES_MODEL = 4
@@ -57,24 +52,6 @@ START = 120.0
 """Seconds that onnxruntime may take to be imported."""
 POLL = 0.1
 """Seconds. A wait without an end cannot be interrupted on Windows."""
-
-
-class Limits(NamedTuple):
-    """What a process may take: seconds of all runs together, and bytes."""
-
-    timeout: float
-    memory: int
-
-
-def check_limits(function: str, timeout: object, memory: object) -> None:
-    """Check what a caller passed as limits."""
-    rule, got = "`timeout` must be a positive number of seconds", {"timeout": repr(timeout)}
-    if isinstance(timeout, bool) or not isinstance(timeout, Real):
-        raise ArgumentTypeError(function, rule, got)
-    if not float(timeout) > 0:
-        raise ArgumentValueError(function, rule, got, "Infinity is no limit: pass inf.")
-    if memory is not None:
-        check_integer(function, "memory", memory, least=1, most=2**62)
 
 
 def default_memory(model: Model, scores: int) -> int:

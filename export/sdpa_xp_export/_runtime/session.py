@@ -21,7 +21,7 @@ from sdpa_xp_export._model.entries import exported_models
 from sdpa_xp_export._model.external_data import EXTERNAL_ABOVE, initializer_bytes
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime import engine
-from sdpa_xp_export._runtime.failure import ModelFailedError
+from sdpa_xp_export._runtime.limits import ModelFailedError
 from sdpa_xp_export._runtime.releases import OPSETS, PROVIDERS, Runtime, newer_note, short_provider
 from sdpa_xp_export.report import Placement
 

@@ -18,7 +18,7 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.operands import Initializer, Input, kind_of, with_operands
-from sdpa_xp_export._runtime.deadline import check_time
+from sdpa_xp_export._runtime.limits import check_time
 
 Arrays: TypeAlias = dict[str, Any]
 """NumPy arrays by the name of the argument, or of the input of a graph."""

@@ -13,7 +13,7 @@ from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.operands import Input
 from sdpa_xp_export._dtypes.dtype import numpy_dtype
 from sdpa_xp_export._dtypes.promotion import INTEGERS
-from sdpa_xp_export._runtime.deadline import check_time
+from sdpa_xp_export._runtime.limits import check_time
 from sdpa_xp_export._verify.integer_operands import OPERANDS, OperandChoice, TokenCounts, drawn_integers
 from sdpa_xp_export._verify.pair_terms import Arrays, numbers
 from sdpa_xp_export._verify.reference_inputs import heads_first, reference_inputs, reference_shape

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp_export._runtime.deadline import check_time
+from sdpa_xp_export._runtime.limits import check_time
 
 Floats: TypeAlias = NDArray[np.float64]
 Addend: TypeAlias = NDArray[Any] | Callable[..., Any]

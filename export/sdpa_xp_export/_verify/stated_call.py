@@ -18,7 +18,7 @@ from sdpa_xp_export._dtypes.dtype import ONNX_DTYPE
 from sdpa_xp_export._model.entries import exported_models, metadata_of
 from sdpa_xp_export._model.external_data import initializers, without_numbers
 from sdpa_xp_export._model.large_model import Model
-from sdpa_xp_export._runtime.failure import ModelFailedError
+from sdpa_xp_export._runtime.limits import ModelFailedError
 
 T = TypeVar("T")
 FUSED = ("Attention", "MultiHeadAttention", "GroupQueryAttention")

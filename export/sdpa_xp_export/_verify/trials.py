@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from sdpa_xp_export._call.arguments import OUTPUTS
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._dtypes.dtype import numpy_dtype
-from sdpa_xp_export._runtime.deadline import check_time
+from sdpa_xp_export._runtime.limits import check_time
 from sdpa_xp_export._verify import reference
 from sdpa_xp_export._verify.bounds import Compared, ExpectedRows, judge_copies, judge_rows
 from sdpa_xp_export._verify.extreme_inputs import with_extremes

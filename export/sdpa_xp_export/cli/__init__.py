@@ -16,7 +16,7 @@ from typing import Any
 from sdpa_xp import __version__
 from sdpa_xp._checks.messages import install_hint
 from sdpa_xp_export._interrupts import INTERRUPTED, raise_again
-from sdpa_xp_export._runtime.failure import ModelFailedError
+from sdpa_xp_export._runtime.limits import ModelFailedError
 
 DISAGREES = 1
 BAD_ARGUMENTS = 2

@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 from sdpa_xp import __version__
 from sdpa_xp_export._interrupts import INTERRUPTED
-from sdpa_xp_export._runtime.failure import ModelFailedError
+from sdpa_xp_export._runtime.limits import ModelFailedError
 from sdpa_xp_export.cli import __doc__
 from sdpa_xp_export.cli.compare import agree, list_backends, run_demo
 from sdpa_xp_export.cli.export import export

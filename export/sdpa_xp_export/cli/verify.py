@@ -13,7 +13,7 @@ from sdpa_xp_export._call.call import OPTIONS
 from sdpa_xp_export._files.atomic import publish
 from sdpa_xp_export._files.loading import data_files
 from sdpa_xp_export._files.paths import PathArgument, free_target
-from sdpa_xp_export._runtime.process import TIMEOUT
+from sdpa_xp_export._runtime.limits import TIMEOUT
 from sdpa_xp_export._runtime.releases import PROVIDERS, ProviderName, Runtime, short_provider
 from sdpa_xp_export.cli import DISAGREES, settings
 from sdpa_xp_export.cli import report_page as page

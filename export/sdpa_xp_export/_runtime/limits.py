@@ -1,4 +1,4 @@
-"""The end of the time that a caller gives `verify`, for what it computes itself.
+"""What a model may take that is verified: time, also for what this process computes itself, and memory.
 
 A file states the call, and so how long the reference takes. The loops of the reference ask here whether the
 time is up, as no other process can be ended for it.
@@ -11,9 +11,36 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from numbers import Real
+from typing import NamedTuple
 
-from sdpa_xp.errors import Message
-from sdpa_xp_export._runtime.failure import ModelFailedError
+from sdpa_xp._checks.numbers import check_integer
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
+
+TIMEOUT = 3600.0
+"""Seconds of all runs together."""
+
+
+class ModelFailedError(ValueError):
+    """onnxruntime cannot load or run a model: a fault of the model or of the release, not of the arguments."""
+
+
+class Limits(NamedTuple):
+    """What a process may take: seconds of all runs together, and bytes."""
+
+    timeout: float
+    memory: int
+
+
+def check_limits(function: str, timeout: object, memory: object) -> None:
+    """Check what a caller passed as limits."""
+    rule, got = "`timeout` must be a positive number of seconds", {"timeout": repr(timeout)}
+    if isinstance(timeout, bool) or not isinstance(timeout, Real):
+        raise ArgumentTypeError(function, rule, got)
+    if not float(timeout) > 0:
+        raise ArgumentValueError(function, rule, got, "Infinity is no limit: pass inf.")
+    if memory is not None:
+        check_integer(function, "memory", memory, least=1, most=2**62)
 
 
 class Deadline:
