@@ -97,7 +97,7 @@ def _in_mlx(x: NDArray[Any]) -> Any:
     """Return an array of MLX, which has float64 only if it is asked for."""
     mx = importlib.import_module("mlx.core")
     if x.dtype == np.float64:
-        return mx.array(np.ascontiguousarray(x), dtype=mx.float64)
+        return mx.array(np.array(x, order="C"), dtype=mx.float64)
     like = mx.zeros(1)
     return library_of(like).from_numpy(x, library_of(like).namespace(like), None)
 
