@@ -54,7 +54,6 @@ PLACES = {
     "DEFAULT_RUNTIME": "sdpa_xp_export._runtime.releases:DEFAULT_RUNTIME",
     "demo": "sdpa_xp_export._demo.demo",
     "DEVICE": "sdpa_xp._tiles.plan:DEVICE",
-    "device": "sdpa_xp._libraries:device_of",
     "digest": "sdpa_xp_export._call.text:digest",
     "draw": "sdpa_xp_export._demo.picture:draw",
     "DRAWN_AT_ONCE": "sdpa_xp_export._verify.random_inputs:DRAWN_AT_ONCE",
@@ -251,6 +250,12 @@ def __getattr__(name: str) -> Any:
     except KeyError:
         raise AttributeError(f"internals.PLACES has no {name}") from None
     return getattr(import_module(module), attribute) if attribute else import_module(module)
+
+
+def device(array: Any) -> Any:
+    """Return the device of an array, or None if its library names no single device."""
+    library: Any = import_module("sdpa_xp._libraries").library_of(array)
+    return library.device(array)
 
 
 def override(monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> None:

@@ -34,7 +34,6 @@ from sdpa_xp._libraries import (
     access_of,
     accumulation_dtype,
     array_signatures,
-    device_of,
     is_array,
     library_of,
     namespace_of,
@@ -148,7 +147,7 @@ def _validated(
     if queries_at_end and is_causal:
         check_appended(function, sizes.queries, sizes.keys)
     input_accumulation_dtype = accumulation_dtype(xp, query.dtype)
-    device = device_of(query)
+    device = library.device(query)
     dtype = check_softmax_dtype(function, options.softmax_dtype, input_accumulation_dtype, library, xp, device)
     grid = ScoreGrid(
         function=function,

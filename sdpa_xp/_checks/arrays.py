@@ -11,14 +11,12 @@ from sdpa_xp._checks.messages import shown, type_name
 from sdpa_xp._checks.shapes import broadcast
 from sdpa_xp._libraries import (
     FLOATING,
-    device_of,
     dtype_name,
     has_standard_name,
     is_array,
     is_unknown,
     library_of,
     namespace_of,
-    plain,
 )
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Shape
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
@@ -87,7 +85,7 @@ def check_plain_array(function: str, name: str, value: object) -> Array:
     """Check that `value` is an array with the arithmetic of the standard; return it without its subclass."""
     hint = library_of(value).unsupported_reason(value)
     if is_array(value) and not hint:
-        return plain(value)
+        return library_of(value).plain(value)
     if callable(value) and name in ("attn_mask", "mask", "bias") and not hint:
         hint = "`masks.from_function` and `biases.from_function` take a function of the indices."
         module = str(getattr(value, "__module__", ""))
@@ -148,7 +146,7 @@ def _named_hint(name: str, value: object) -> str:
 
 def check_one_device(function: str, arrays: Mapping[str, Array]) -> None:
     """Check that all arrays are on one device, as far as their library names one."""
-    devices = {name: device_of(array) for name, array in arrays.items()}
+    devices = {name: library_of(array).device(array) for name, array in arrays.items()}
     known = {name: device for name, device in devices.items() if device is not None}
     for name, device in known.items():
         first, reference = next(iter(known.items()))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from sdpa_xp._checks.arrays import check_floating, check_one_device, check_one_dtype, check_one_library
 from sdpa_xp._checks.messages import type_name
 from sdpa_xp._checks.shapes import check_known
-from sdpa_xp._libraries import device_of, has_override, library_of, share_memory
+from sdpa_xp._libraries import has_override, library_of, share_memory
 from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
@@ -22,7 +22,8 @@ def check_same_dtype_and_device(function: str, arrays: Mapping[str, Array]) -> N
 
 def check_query_of_cache(function: str, query: Array, name: str, cached: Array) -> None:
     """Check that a query has the library, the dtype and the device of a cache, whose array is called `name`."""
-    if type(query) is type(cached) and query.dtype == cached.dtype and device_of(query) == device_of(cached):
+    device = library_of(query).device
+    if type(query) is type(cached) and query.dtype == cached.dtype and device(query) == device(cached):
         return  # hot: each step of a decoder comes here
     if not has_override(query, cached):
         check_same_dtype_and_device(function, check_one_library(function, {"query": query, name: cached})[1])

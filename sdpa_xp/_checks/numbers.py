@@ -15,13 +15,11 @@ from sdpa_xp._checks.shapes import broadcast, check_known
 from sdpa_xp._libraries import (
     LARGEST,
     as_signed,
-    device_of,
     dtype_name,
     has_override,
     is_array,
     is_traced,
     library_of,
-    plain,
     quiet,
 )
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Shape
@@ -161,7 +159,8 @@ def check_integers(
         number = check_integer(function, name, value, least)
         return Integers(number, number, number)
     _integral(function, name, value)
-    is_uint64, value = dtype_name(value.dtype) == "uint64", _signed(function, name, plain(value))
+    is_uint64 = dtype_name(value.dtype) == "uint64"
+    value = _signed(function, name, library_of(value).plain(value))
     if traced or 0 in value.shape:
         return Integers(xp.astype(value, xp.int32, copy=False), -math.inf, math.inf)
     bounds = (int(xp.min(value)), int(xp.max(value))) if waiting is None else waiting.bounds(value)
@@ -201,7 +200,7 @@ def check_ids(
     """Return integers that are only compared; an array keeps its width, and so its values."""
     if is_array(value):
         _integral(function, name, value)
-        return _signed(function, name, plain(value))
+        return _signed(function, name, library_of(value).plain(value))
     values = check_integers(function, name, value, xp, device, traced=True, waiting=waiting).values
     return xp.asarray(values, dtype=xp.int32, device=device) if isinstance(values, int) else values
 
@@ -291,7 +290,8 @@ def read_together(like: Array, *values: Any) -> tuple[Any, ...]:
 
     Each read of an accelerator waits for it, so all are read at once. Arrays that a check refuses are returned.
     """
-    library, device = library_of(like), device_of(like)
+    library = library_of(like)
+    device = library.device(like)
     if not library.is_accelerator(device):
         return values
     arrays = [value for value in values if is_array(value)]
@@ -311,7 +311,8 @@ def read_together(like: Array, *values: Any) -> tuple[Any, ...]:
 
 
 def _is_readable(array: Array, first: Array, like: Array) -> bool:
-    is_alike = library_of(array) is library_of(like) and device_of(array) == device_of(like)
+    library = library_of(like)
+    is_alike = library_of(array) is library and library.device(array) == library.device(like)
     return (
         is_alike
         and array.ndim in (1, 2)

@@ -23,7 +23,7 @@ from sdpa_xp._chunks.tasks import ChunkedCall
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._core.scores import BoundOptions, Scores
-from sdpa_xp._libraries import READ_ONLY, device_of, dtype_name, is_traced, library_of, numpy_array
+from sdpa_xp._libraries import READ_ONLY, dtype_name, is_traced, library_of, numpy_array
 from sdpa_xp._libraries.base import ChunkedArrays
 from sdpa_xp._libraries.cubed import CubedStreams
 from sdpa_xp._libraries.dask import DaskGraphs
@@ -163,7 +163,7 @@ def readable_grid(call: PreparedCall) -> ScoreGrid:
         call.grid,
         library=library,
         xp=library.namespace(array),
-        device=device_of(array),
+        device=library.device(array),
         access=READ_ONLY,
     )
 

@@ -30,7 +30,6 @@ from sdpa_xp._core.window import Window
 from sdpa_xp._libraries import (
     access_of,
     astype_if_needed,
-    device_of,
     library_of,
     namespace_of,
     quiet,
@@ -202,8 +201,9 @@ def block_weights(
 
 def filled(shape: Shape, dtype: str, value: float, query: Array) -> Array:
     """Return a block of one value, as an array of the library of the query."""
-    xp = namespace_of(query)
-    return xp.full(shape, value, dtype=_dtype(xp, dtype), device=device_of(query))
+    library = library_of(query)
+    xp = library.namespace(query)
+    return xp.full(shape, value, dtype=_dtype(xp, dtype), device=library.device(query))
 
 
 def to_library_of(array: Array, block: Array) -> Array:
@@ -213,7 +213,7 @@ def to_library_of(array: Array, block: Array) -> Array:
         return block
     xp = library.namespace(array)
     dtype = getattr(xp, str(block.dtype))
-    return xp.asarray(block, dtype=dtype, device=device_of(array))
+    return xp.asarray(block, dtype=dtype, device=library.device(array))
 
 
 @contextmanager
@@ -239,7 +239,7 @@ def _whole_grid(call: ChunkedCall, query: Array) -> ScoreGrid:
         function=call.function,
         library=library,
         xp=xp,
-        device=device_of(query),
+        device=library.device(query),
         dtype=getattr(xp, call.dtype),
         input_dtype=query.dtype,
         access=access_of([query]),

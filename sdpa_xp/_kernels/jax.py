@@ -20,7 +20,7 @@ from typing import Any, cast
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._core.products import any_query_attends
 from sdpa_xp._kernels import operands
-from sdpa_xp._libraries import dtype_name, is_traced
+from sdpa_xp._libraries import dtype_name
 from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp._tiles.allowed import is_masked
 from sdpa_xp.biases.algebra import Added
@@ -80,7 +80,7 @@ def attend(call: PreparedCall) -> Array | None:
         batch=call.sizes.batch,
     )
     # Inside a jit no value can be read. Only NaN of keys that no query attends is kept out, as documented.
-    return cast(Array, output) if is_traced(output) or bool(finite) else None
+    return cast(Array, output) if call.grid.library.is_traced(output) or bool(finite) else None
 
 
 @functools.cache

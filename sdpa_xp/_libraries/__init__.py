@@ -125,11 +125,6 @@ def namespace_of(array: AnyArray) -> Namespace:
     return library_of(array).namespace(array)
 
 
-def device_of(array: AnyArray) -> Device:
-    """Return the device of `array`, or None if its library names no single device."""
-    return library_of(array).device(array)
-
-
 def is_traced(array: object) -> bool:
     """Return whether values cannot be read now, as in a lazy graph, a jit or an export."""
     return library_of(array).is_traced(array)
@@ -144,11 +139,6 @@ def lazy_reason(array: Array) -> str:
     except Exception as error:  # the library decides what `bool` raises
         return f"the arrays count as lazy: bool() raises {type(error).__name__}: {error}"
     return "the arrays count as lazy"
-
-
-def plain(array: A) -> A:
-    """Return `array` in the class that its library's functions return; subclasses become views."""
-    return library_of(array).plain(array)
 
 
 def quiet(array: object) -> AbstractContextManager[object]:
@@ -241,7 +231,6 @@ __all__ = [
     "array_signatures",
     "as_signed",
     "astype_if_needed",
-    "device_of",
     "dtype_name",
     "exp_in_place",
     "has_override",
@@ -259,7 +248,6 @@ __all__ = [
     "namespace_of",
     "numpy_array",
     "overridden",
-    "plain",
     "quiet",
     "share_memory",
     "widest_dtype",

@@ -24,7 +24,6 @@ from sdpa_xp._libraries import (
     Access,
     Library,
     access_of,
-    device_of,
     is_array,
     library_of,
     numpy_array,
@@ -356,11 +355,12 @@ def grid_of(
     xp, checked = check_one_library(function, named or {"like": numpy_array()})
     check_one_device(function, checked)
     first = next(iter(checked.values()))
+    library = library_of(first)
     return ScoreGrid(
         function=function,
-        library=library_of(first),
+        library=library,
         xp=xp,
-        device=device_of(first),
+        device=library.device(first),
         dtype=widest_dtype(function, first),
         input_dtype=None,
         access=access_of(checked.values()),
@@ -369,5 +369,5 @@ def grid_of(
         queries=sizes[-2],
         keys=sizes[-1],
         is_2d=len(sizes) == 2,
-        needs_all_axes=library_of(first).refuses_unlike_axes(),
+        needs_all_axes=library.refuses_unlike_axes(),
     )

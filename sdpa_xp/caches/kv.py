@@ -21,7 +21,7 @@ from sdpa_xp._checks.messages import brief
 from sdpa_xp._checks.numbers import LARGEST_INTEGER, IntegersLike, check_integer
 from sdpa_xp._checks.shapes import HLE
 from sdpa_xp._display import table
-from sdpa_xp._libraries import device_of, dtype_name, has_override, is_array, namespace_of
+from sdpa_xp._libraries import dtype_name, has_override, is_array, library_of, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.caches.kv_attention import CacheAttention
@@ -150,7 +150,7 @@ class KVCache(CacheAttention[A]):
             ("key", str(tuple(key.shape))),
             ("value", str(tuple(self.value.shape))),
             ("layout", self._layout),
-            ("arrays", f"{library}, {dtype_name(key.dtype)}, {device_of(key)}"),
+            ("arrays", f"{library}, {dtype_name(key.dtype)}, {library_of(key).device(key)}"),
             *shown_positions(self._positions).items(),
         ]
         return table("KVCache", rows if self._rotary is None else [*rows, ("rotary", str(self._rotary))])

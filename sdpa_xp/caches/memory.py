@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from sdpa_xp._checks.caches import check_capacity, check_is_newest, check_not_overwritten, check_writeable
-from sdpa_xp._libraries import device_of, is_traced, library_of, namespace_of, quiet
+from sdpa_xp._libraries import library_of, namespace_of, quiet
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.layout import slice_of_axis
 
@@ -137,7 +137,7 @@ def with_room(array: Array, room: int, axis: int) -> Array:
     shape = list(array.shape)
     shape[axis] = room
     with quiet(array):
-        free = xp.zeros(tuple(shape), dtype=array.dtype, device=device_of(array))
+        free = xp.zeros(tuple(shape), dtype=array.dtype, device=library_of(array).device(array))
         return xp.concat([array, free], axis=axis)
 
 
@@ -180,7 +180,7 @@ def write_tokens(pools: Sequence[Array], new: Sequence[Array], writes: Sequence[
     """Write new tokens, which lie along `axis`, into the pools themselves."""
     library = library_of(pools[0])
     with quiet(pools[0]) if library.needs_quiet else nullcontext():
-        if library.sets_elements and library.is_accelerator(device_of(pools[0])):
+        if library.sets_elements and library.is_accelerator(library.device(pools[0])):
             _write_at_once(pools, new, writes, axis)
             return
         for pool, tokens in zip(pools, new, strict=True):
@@ -197,8 +197,9 @@ def _write_at_once(
     places = [write.block_offset + token for write in writes for token in range(write.tokens)]
     if not blocks:
         return
-    xp = namespace_of(pools[0])
-    table = xp.asarray([blocks, places], dtype=xp.int32, device=device_of(pools[0]))
+    library = library_of(pools[0])
+    xp = library.namespace(pools[0])
+    table = xp.asarray([blocks, places], dtype=xp.int32, device=library.device(pools[0]))
     for pool, tokens in zip(pools, new, strict=True):
         if axis == -2:  # to (..., tokens, heads, width), packed or not
             heads = tokens.ndim - 3
@@ -219,9 +220,10 @@ def pools_with_tokens(
     if not writes:
         return [*pools]
     with quiet(pools[0]):
-        if not library.sets_elements or not library.is_accelerator(device_of(pools[0])) or is_traced(pools[0]):
+        on_accelerator = library.is_accelerator(library.device(pools[0]))
+        if not library.sets_elements or not on_accelerator or library.is_traced(pools[0]):
             return [_joined(pool, tokens, writes, axis) for pool, tokens in zip(pools, new, strict=True)]
-        xp = namespace_of(pools[0])
+        xp = library.namespace(pools[0])
         copied = [xp.astype(pool, pool.dtype, copy=True) for pool in pools]
         _write_at_once(copied, new, writes, axis)
         return copied

@@ -30,7 +30,7 @@ from sdpa_xp._checks.numbers import (
 )
 from sdpa_xp._checks.shapes import HLE, check_axes
 from sdpa_xp._display import table
-from sdpa_xp._libraries import device_of, dtype_name, is_number
+from sdpa_xp._libraries import dtype_name, is_number, library_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.caches.memory import pools_with_tokens, split_into_blocks, write_tokens
@@ -154,7 +154,8 @@ class PagedKVCache(PagedAttention[A]):
     def _repr_html_(self) -> str:
         """Return the table that a notebook shows, with the first sequences."""
         pool, size = self._key_blocks, self.block_size
-        facts = f"{pool.shape[0]:,} blocks of {size} tokens, {dtype_name(pool.dtype)}, {device_of(pool)}"
+        device = library_of(pool).device(pool)
+        facts = f"{pool.shape[0]:,} blocks of {size} tokens, {dtype_name(pool.dtype)}, {device}"
         header = ["sequence", "tokens", "blocks"]
         sequences = [
             [str(number), f"{length:,}", ", ".join(map(str, blocks[: -(-length // size)]))]

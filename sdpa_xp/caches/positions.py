@@ -27,7 +27,7 @@ from sdpa_xp._checks.numbers import (
     check_same_length,
 )
 from sdpa_xp._checks.shapes import THE_BATCH, broadcast, check_broadcasts
-from sdpa_xp._libraries import device_of, is_array, is_number, library_of, namespace_of, quiet
+from sdpa_xp._libraries import is_array, is_number, library_of, namespace_of, quiet
 from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp.positional.positions import ArrayFactory, Consecutive, PositionsLike, are_readable
 from sdpa_xp.positional.rotation import Positions, Rotation, rotate
@@ -40,7 +40,8 @@ Row: TypeAlias = range | tuple[int, ...]
 
 def factory_like(function: str, array: Array) -> ArrayFactory:
     """Return the factory of positions for the library and device of an array."""
-    return ArrayFactory(function, namespace_of(array), device_of(array), {"like": array})
+    library = library_of(array)
+    return ArrayFactory(function, library.namespace(array), library.device(array), {"like": array})
 
 
 def check_start(function: str, first: object, positions: object, length: int, like: Array) -> Positions:
@@ -172,7 +173,8 @@ def _integers(function: str, name: str, value: Any, like: Array, like_name: str 
 
 
 def _converted(function: str, name: str, value: Any, like: Array, like_name: str) -> Array:
-    xp, device = namespace_of(like), device_of(like)
+    library = library_of(like)
+    xp, device = library.namespace(like), library.device(like)
     if is_array(value):
         check_one_library(function, {like_name: like, name: value})
         check_one_device(function, {like_name: like, name: value})

@@ -18,14 +18,11 @@ from sdpa_xp._libraries import (
     accumulation_dtype,
     array_signatures,
     astype_if_needed,
-    device_of,
     dtype_name,
     has_override,
     is_number,
     leading_array,
     library_of,
-    namespace_of,
-    plain,
     quiet,
 )
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
@@ -97,9 +94,10 @@ class Linear(Layer):
 
     def _apply(self, x: A) -> A:
         """Return the map of an `x` that has been checked."""
-        array, weight = plain(cast(Array, x)), cast(Array, self.weight)
+        array, weight = library_of(x).plain(cast(Array, x)), cast(Array, self.weight)
         leader = cast(Array, leading_array(array, weight))
-        xp, library, dtype = namespace_of(leader), library_of(leader), leader.dtype
+        library, dtype = library_of(leader), leader.dtype
+        xp = library.namespace(leader)
         if not library.multiplies_halves:  # NumPy's BLAS has no half, and Dask cannot sum bfloat16
             dtype = accumulation_dtype(xp, leader.dtype)
         with quiet(leader):
@@ -245,7 +243,8 @@ def _scaled(
     numbers: Array, widths: Mapping[str, tuple[int, int]], *, bias: bool, dtype: Dtype
 ) -> dict[str, tuple[Array, Array | None]]:
     """Return the weights of each map out of numbers from 0 to 1, and its bias."""
-    xp, device, start = namespace_of(numbers), device_of(numbers), 0
+    library, start = library_of(numbers), 0
+    xp, device = library.namespace(numbers), library.device(numbers)
     parameters: dict[str, tuple[Array, Array | None]] = {}
     for name, (in_width, out_width) in widths.items():
         bound, stop = math.sqrt(6 / (in_width + out_width)), start + in_width * out_width

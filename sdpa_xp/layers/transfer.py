@@ -8,11 +8,9 @@ from sdpa_xp._checks.messages import shown
 from sdpa_xp._libraries import (
     CUDA,
     Library,
-    device_of,
     dtype_name,
     is_array,
     library_of,
-    namespace_of,
     quiet,
 )
 from sdpa_xp._libraries.protocols import Array, Device
@@ -35,9 +33,10 @@ def destination_of(function: str, like: Any, device: Device = None) -> Destinati
         rule = "`like` must be a library of arrays, or an array of it"
         raise ArgumentTypeError(function, rule, {"like": shown(like)})
     array: Array = like.zeros((0,)) if is_module else like
+    library = library_of(array)
     if device is None and not is_module:
-        device = device_of(array)
-    return Destination(namespace_of(array), library_of(array), device)
+        device = library.device(array)
+    return Destination(library.namespace(array), library, device)
 
 
 def copy_to(array: Array, destination: Destination) -> Array:
@@ -57,5 +56,5 @@ def copy_to(array: Array, destination: Destination) -> Array:
     dtype = target.bfloat16(destination.xp) if is_bfloat16 else None
     with quiet(copy):
         copy = cast(Array, destination.xp.astype(copy, copy.dtype if dtype is None else dtype, copy=True))
-    is_there = destination.device is None or device_of(copy) == destination.device
+    is_there = destination.device is None or target.device(copy) == destination.device
     return copy if is_there else destination.xp.asarray(copy, device=destination.device)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from sdpa_xp._checks.arrays import check_floating, check_plain_array
 from sdpa_xp._checks.messages import shown
 from sdpa_xp._checks.numbers import check_integer, check_some_integers
-from sdpa_xp._libraries import device_of, dtype_name, library_of, namespace_of, numpy_array
+from sdpa_xp._libraries import dtype_name, library_of, namespace_of, numpy_array
 from sdpa_xp._libraries.protocols import Array, NumPyGenerator
 from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp.explanation import explain
@@ -209,7 +209,7 @@ def _element_like(like: Any) -> Array:
     xp = namespace_of(array)
     check_floating("plot.memory", "like", array)
     dtype = xp.float32 if like is None else array.dtype
-    return xp.zeros((1, 1), dtype=dtype, device=device_of(array))
+    return xp.zeros((1, 1), dtype=dtype, device=library_of(array).device(array))
 
 
 def _scores_in_memory(element: Array, length: int, width: int) -> int:

@@ -12,7 +12,7 @@ from sdpa_xp._checks.arrays import check_boolean, check_floating, check_plain_ar
 from sdpa_xp._checks.messages import shown
 from sdpa_xp._checks.numbers import check_integer, check_some_integers
 from sdpa_xp._checks.shapes import check_broadcasts
-from sdpa_xp._libraries import is_number, is_traced, library_of, namespace_of
+from sdpa_xp._libraries import is_number, library_of, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array, Shape
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
@@ -216,10 +216,11 @@ def _check_not_empty(function: str, name: str, shape: Shape) -> None:
 
 def _check_readable(function: str, name: str, array: Array) -> Any:
     """Check that the numbers of an array can be read, and return them in nested lists."""
-    if is_traced(array) and library_of(array).chunks is None:
+    library = library_of(array)
+    if library.is_traced(array) and library.chunks is None:
         rule = f"`{name}` must have numbers that can be read now, so not inside a jit"
         raise ArgumentTypeError(function, rule, {name: shown(array)})
-    return library_of(array).to_list(array)
+    return library.to_list(array)
 
 
 def _allowed_pairs(mask: Mask | AnyArray, shape: Shape) -> list[list[list[bool]]]:

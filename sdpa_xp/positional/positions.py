@@ -11,7 +11,6 @@ from sdpa_xp._checks.numbers import check_integer
 from sdpa_xp._libraries import (
     FLOATING,
     access_of,
-    device_of,
     dtype_name,
     has_override,
     is_number,
@@ -99,7 +98,8 @@ def array_factory(function: str, positions: object, like: object, name: str = "l
     check_one_device(function, arrays)
     if like is not None:
         check_floating(function, name, arrays[name])
-    return ArrayFactory(function, xp, device_of(next(iter(arrays.values()))), arrays)
+    first = next(iter(arrays.values()))
+    return ArrayFactory(function, xp, library_of(first).device(first), arrays)
 
 
 def as_array(function: str, positions: PositionsLike, factory: ArrayFactory) -> Array:
