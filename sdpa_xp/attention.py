@@ -214,12 +214,12 @@ def compute_output(
     call = prepare(function, inputs, options, queries_at_end=queries_at_end, has_kernels=not queries_at_end)
     # The queries of a cache stand at its end. No kernel takes that position.
     kernel = None if queries_at_end else call.cached("kernel", lambda: choose_kernel(call)).kernel
-    with call.quiet():
+    with call.computing():
         output = None if kernel is None else kernel.attend(call)
         if output is None:
             output, _ = _attend_portably(call, with_lse=False)
         returned: A = call.result(output)  # no `cast`, which a tiny call would notice
-    if call.grid.library.needs_quiet:  # a tiny call would notice a function more
+    if call.grid.library.needs_context:  # a tiny call would notice a function more
         call.checked(returned)
     return returned
 
@@ -241,7 +241,7 @@ def compute_state(
     if result is not NotImplemented:
         return cast(AttentionState[A], result)
     call = prepare(function, inputs, options, queries_at_end=queries_at_end)
-    with call.quiet():
+    with call.computing():
         output, lse = _attend_portably(call, with_lse=True)
         lse = call.remove_head_axis(to_base(cast(Array, lse), base))
         state = AttentionState(cast(A, call.result(output)), cast(A, lse))

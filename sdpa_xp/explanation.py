@@ -132,7 +132,7 @@ def explain(
     if (cut := cut_call(call)) is not None:
         return _explain_chunks(cut)
     plan = call.plan()
-    with call.quiet():
+    with call.computing():
         computed, tile_map = _mapped_tiles(call.scores_without_dropout(), plan)
     all_tiles = len(plan.tasks()) * len([*plan.column_ranges(range(plan.keys))])
     return Explanation(

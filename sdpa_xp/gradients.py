@@ -128,7 +128,7 @@ def scaled_dot_product_attention_vjp(
         name: array for name, array in arrays_of(options) if dtype_name(cast(Array, array).dtype) in FLOATING
     }
     arrays = cast(dict[str, Array], inputs | floating)
-    with call.quiet():
+    with call.computing():
         forward = _forward(call, arrays)
         output = call.result(forward.output)
     call.checked(output)
@@ -136,7 +136,7 @@ def scaled_dot_product_attention_vjp(
 
     def pullback(cotangent: AnyArray) -> dict[str, A]:
         array = _check_cotangent(cotangent, arrays["query"], shape)
-        with call.quiet():
+        with call.computing():
             computed = _backward(call, forward, arrays, array)
         return {name: call.checked(cast(A, gradient), name) for name, gradient in computed.items()}
 

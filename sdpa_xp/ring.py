@@ -110,7 +110,7 @@ def ring_attention(
     ring = _check_ring(query, mesh, axis_name)
     call = prepare(FUNCTION, {"query": query, "key": key, "value": value}, options)
     _check_divided({"query": call.sizes.queries, "key": call.sizes.keys}, axis_name, ring.size)
-    with call.quiet():
+    with call.computing():
         return cast(A, call.result(_ring.attend(call, ring)))
 
 

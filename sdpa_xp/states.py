@@ -19,7 +19,7 @@ from sdpa_xp._checks.messages import brief, shown
 from sdpa_xp._checks.numbers import check_integer
 from sdpa_xp._checks.shapes import HLE, check_known, headed
 from sdpa_xp._core.online_softmax import merge
-from sdpa_xp._libraries import accumulation_dtype, dtype_name, quiet
+from sdpa_xp._libraries import accumulation_dtype, computing, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
 from sdpa_xp._tiles.layout import Layout, swap_heads_and_length
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
@@ -105,7 +105,7 @@ def merge_states(
     xp, parts = _check_states(states, layout)
     _check_key_ranges(key_ranges, len(parts), keys)
     try:
-        with quiet(parts[0][0]):
+        with computing(parts[0][0]):
             natural_states = [
                 (swap_heads_and_length(xp, output, layout), lse if base is None else lse * math.log(base), 0.0)
                 for output, lse in parts

@@ -117,7 +117,7 @@ def varlen_attention(
     )
     inputs = {"query": query, "key": key, "value": value}
     call = _prepare("varlen_attention", inputs, options)
-    with call.quiet():
+    with call.computing():
         output, _ = _attend(call, inputs, cu_seqlens_q, cu_seqlens_k, with_lse=False)
         result = cast(A, call.result(output))
     return call.checked(result)
@@ -197,7 +197,7 @@ def varlen_attention_state(
     base = check_lse_base(function, lse_base)
     inputs = {"query": query, "key": key, "value": value}
     call = _prepare(function, inputs, options)
-    with call.quiet():
+    with call.computing():
         output, lse = _attend(call, inputs, cu_seqlens_q, cu_seqlens_k, with_lse=True)
         state = AttentionState(cast(A, call.result(output)), cast(A, to_base(cast(Array, lse), base)))
     call.checked(state.output)

@@ -163,7 +163,7 @@ def _full_matrix(
     call = prepare(function, inputs, options)
     sizes = call.sizes
     plan = plan_full_rows(sizes.queries, sizes.keys, sizes.all_heads, is_traced=call.grid.is_traced)
-    with call.quiet():
+    with call.computing():
         if call.grid.library.chunks is not None and (cut := graph_call(call)) is not None:
             in_chunks = chunked_weights if compute is full_weights else chunked_scores
             return call.remove_head_axis(in_chunks(cut, call.result_dtype))

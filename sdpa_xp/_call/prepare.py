@@ -34,10 +34,10 @@ from sdpa_xp._libraries import (
     access_of,
     accumulation_dtype,
     array_signatures,
+    computing,
     is_array,
     library_of,
     namespace_of,
-    quiet,
 )
 from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp._tiles.layout import swap_heads_and_length
@@ -81,14 +81,14 @@ def prepare(
         # `arrays` is the second field. `_replace(arrays=arrays)` takes three times as long.
         return PreparedCall(call[0], arrays, *call[2:])
     try:
-        with quiet(inputs["query"]):
+        with computing(inputs["query"]):
             call = _validated(function, inputs, options, queries_at_end, cache_shapes, has_kernels)
     except AttributeError as error:
         if is_array(query := inputs["query"]):
             explain_missing_name(function, namespace_of(query), error)
         raise
     if not has_entries:
-        with call.quiet():
+        with call.computing():
             call.bound_options()  # checks them as well
     if signature is not None:
         if len(_CACHE) >= MOST_CACHED:

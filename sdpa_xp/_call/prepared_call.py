@@ -56,16 +56,20 @@ class PreparedCall(NamedTuple):
         derived: T = self.derived[name]
         return derived
 
-    def quiet(self) -> AbstractContextManager[object]:
-        """Return a context without warnings and autocast; if the call fails, `rng` gets back its state."""
-        query = self.arrays["query"]
-        quiet = self.cached("quiet", lambda: self._quiet(query))()
-        return RngRollback(self.rng, library_of(query), quiet) if self.dropout_p else quiet
+    def computing(self) -> AbstractContextManager[object]:
+        """Return the context in which the call is computed.
 
-    def _quiet(self, query: Array) -> Callable[[], AbstractContextManager[object]]:
-        quiet, (function, xp) = library_of(query).quiet(query), (self.grid.function, self.grid.xp)
+        It is without warnings and autocast, on the device of the query. If the call fails, `rng` gets back its
+        state, and an error for a function that the library lacks says which call needs it.
+        """
+        query = self.arrays["query"]
+        context = self.cached("context_maker", lambda: self._context_maker(query))()
+        return RngRollback(self.rng, library_of(query), context) if self.dropout_p else context
+
+    def _context_maker(self, query: Array) -> Callable[[], AbstractContextManager[object]]:
+        make, (function, xp) = library_of(query).context_maker(query), (self.grid.function, self.grid.xp)
         # Only a library without a file in `_libraries` may lack a function, and pays for the context.
-        return (lambda: MissingFunctions(function, xp, quiet())) if is_unknown(query) else quiet
+        return (lambda: MissingFunctions(function, xp, make())) if is_unknown(query) else make
 
     def attach_zero_gradient(self, result: Array, sole: Array | None = None) -> Array:
         """Connect a result that is constant where no pair may attend to all that may have a gradient.
@@ -143,7 +147,7 @@ class PreparedCall(NamedTuple):
         return output if self.is_default_layout else swap_heads_and_length(self.grid.xp, output, self.layout)
 
     def checked(self, result: T, name: str = "output") -> T:
-        """Return a result, unless the library is set to look for NaN or inf, which `quiet` has put off."""
+        """Return a result, unless the library is set to look for NaN or inf, which `computing` has put off."""
         self.grid.library.find_nonfinite(self.grid.function, name, result)
         return result
 

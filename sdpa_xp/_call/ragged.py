@@ -17,7 +17,7 @@ from sdpa_xp._core.nonfinite import are_finite
 from sdpa_xp._core.one_tile import one_tile
 from sdpa_xp._core.scores import BoundOptions, Scores
 from sdpa_xp._core.tile_buffers import Buffer, CallBuffers, call_buffers
-from sdpa_xp._libraries import namespace_of, quiet
+from sdpa_xp._libraries import computing, namespace_of
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.layout import swap_heads_and_length
 from sdpa_xp._tiles.padding import Entries
@@ -113,7 +113,7 @@ def attend_groups(
         out = None if packed is None else packed.view(group.entries)
         state = None if attend_otherwise is None else attend_otherwise(group, arrays, dropout)
         if state is None:
-            with quiet(arrays.query):  # here too: a library may keep this setting for each thread
+            with computing(arrays.query):  # here too: a library may keep this setting for each thread
                 options = group.options._replace(dropout=dropout)
                 if is_guarded:
                     options = options._replace(finite_inputs=frozenset())

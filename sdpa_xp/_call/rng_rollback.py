@@ -14,14 +14,14 @@ class RngRollback:
     Keys have no state, and the state of some generators cannot be read: these are not restored.
     """
 
-    def __init__(self, rng: Any, library: Library, quiet: AbstractContextManager[object]) -> None:
-        self.rng, self.library, self.quiet = rng, library, quiet
+    def __init__(self, rng: Any, library: Library, context: AbstractContextManager[object]) -> None:
+        self.rng, self.library, self.context = rng, library, context
 
     def __enter__(self) -> None:
         self.state = self.library.rng_state(self.rng)
-        self.quiet.__enter__()
+        self.context.__enter__()
 
     def __exit__(self, error: type[BaseException] | None, *rest: Any) -> None:
-        self.quiet.__exit__(error, *rest)
+        self.context.__exit__(error, *rest)
         if error is not None and self.state is not None:
             self.library.restore_rng(self.rng, self.state)

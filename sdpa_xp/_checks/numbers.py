@@ -15,12 +15,12 @@ from sdpa_xp._checks.shapes import broadcast, check_known
 from sdpa_xp._libraries import (
     LARGEST,
     as_signed,
+    computing,
     dtype_name,
     has_override,
     is_array,
     is_traced,
     library_of,
-    quiet,
 )
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Shape
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
@@ -298,7 +298,7 @@ def read_together(like: Array, *values: Any) -> tuple[Any, ...]:
     if len(arrays) < 2 or not all(_is_readable(value, arrays[0], like) for value in arrays):
         return values
     xp = library.namespace(like)
-    with quiet(like):
+    with computing(like):
         numbers = library.to_list(xp.concat([xp.reshape(array, (-1,)) for array in arrays], axis=0))
     rest = iter(numbers)
 

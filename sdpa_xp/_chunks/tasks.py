@@ -30,9 +30,9 @@ from sdpa_xp._core.window import Window
 from sdpa_xp._libraries import (
     access_of,
     astype_if_needed,
+    computing,
     library_of,
     namespace_of,
-    quiet,
 )
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Shape
 from sdpa_xp._tiles.plan import Plan, plan_full_rows, plan_tiles
@@ -86,7 +86,7 @@ def merged(states: Sequence[State]) -> State:
     """Merge states of the same queries over different keys."""
     if len(states) == 1:
         return states[0]
-    with quiet(states[0][0]):
+    with computing(states[0][0]):
         return merge(namespace_of(states[0][0]), states)
 
 
@@ -96,7 +96,7 @@ def merged_with_sinks(states: Sequence[State], sinks: Array | None = None) -> St
         return merged(states)
     output, lse, _ = states[0]
     xp = namespace_of(output)
-    with quiet(output):
+    with computing(output):
         of_sinks = xp.broadcast_to(to_library_of(output, sinks)[..., 0], lse.shape)
         return merge(xp, [*states, (xp.zeros_like(output), of_sinks, 0.0)])
 
@@ -104,7 +104,7 @@ def merged_with_sinks(states: Sequence[State], sinks: Array | None = None) -> St
 def output_of(dtype: str, states: Sequence[State], sinks: Array | None = None) -> Array:
     """Merge states, and return the output in the dtype of the call."""
     output, *_ = merged_with_sinks(states, sinks)
-    with quiet(output):
+    with computing(output):
         xp = namespace_of(output)
         return astype_if_needed(xp, output, _dtype(xp, dtype))
 
@@ -112,14 +112,14 @@ def output_of(dtype: str, states: Sequence[State], sinks: Array | None = None) -
 def lse_of(states: Sequence[State], sinks: Array | None = None) -> Array:
     """Merge states, and return the log-sum-exp."""
     _, large, small = merged_with_sinks(states, sinks)
-    with quiet(large):
+    with computing(large):
         return large + small
 
 
 def lse_parts_of(states: Sequence[State], sinks: Array | None = None) -> Array:
     """Merge states, and return two numbers that add up to the log-sum-exp, (..., Hq, L, 2)."""
     _, *parts = merged_with_sinks(states, sinks)
-    with quiet(parts[0]):
+    with computing(parts[0]):
         return namespace_of(parts[0]).stack(parts, axis=-1)
 
 
@@ -158,7 +158,7 @@ def total_of(name: str, contributions: Sequence[Mapping[str, Array]]) -> Array:
 
 def total(arrays: Sequence[Array]) -> Array:
     """Return the sum of arrays."""
-    with quiet(arrays[0]):
+    with computing(arrays[0]):
         return reduce(add, arrays)
 
 
@@ -180,7 +180,7 @@ def block_sums(call: ChunkedCall, block: Block, query: Array, key: Array, *array
 
 def merged_sums(parts: Sequence[RowSums], sinks: Array | None = None) -> RowSums:
     """Merge sums over different keys, and the sinks, (..., Hq, 1, 1)."""
-    with quiet(parts[0].m):
+    with computing(parts[0].m):
         xp = namespace_of(parts[0].m)
         if sinks is not None:
             parts = [*parts, sums_of_sinks(xp, to_library_of(parts[0].m, sinks), parts[0])]
@@ -222,7 +222,7 @@ def _task(
 ) -> Iterator[Scores]:
     """Yield the scores of a block, and compute with them in one thread. An error gets the block as a note."""
     try:
-        with quiet(query):
+        with computing(query):
             scores = _scores(call, block, query, key, arrays)
             with threads.one_blas_thread(scores.grid.uses_our_threads):
                 yield scores

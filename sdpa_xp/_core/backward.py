@@ -22,7 +22,7 @@ from sdpa_xp._core.gradient_accumulator import GradientAccumulator
 from sdpa_xp._core.key_value_source import KeyValueSource
 from sdpa_xp._core.products import key_leading_slice, matmul_grouped, matmul_over_group
 from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries import TRACED, astype_if_needed, is_traced, quiet
+from sdpa_xp._libraries import TRACED, astype_if_needed, computing, is_traced
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp._tiles.allowed import Allowed, is_masked
 from sdpa_xp._tiles.gradient_target import GradientTarget
@@ -124,7 +124,7 @@ def _gradients(forward: Forward, cotangent: Array, guard: GradientGuard) -> dict
     kept: dict[LeadingSlice | None, dict[str, Array]] = {}
 
     def compute(slices: list[LeadingSlice | None]) -> None:
-        with quiet(cotangent):  # here too: a library may keep this setting for each thread
+        with computing(cotangent):  # here too: a library may keep this setting for each thread
             for leading in slices:
                 part = cotangent if leading is None else slice_leading(cotangent, leading)
                 computed = _gradients_of_slice(forward.slice_leading(leading), part, guard)

@@ -19,7 +19,7 @@ from sdpa_xp._core.nonfinite import is_finite
 from sdpa_xp._core.products import matmul_grouped
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.tile_buffers import CallBuffers, call_buffers
-from sdpa_xp._libraries import astype_if_needed, exp_in_place, quiet
+from sdpa_xp._libraries import astype_if_needed, computing, exp_in_place
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.pool_plan import BlockRun, PoolPlan
 from sdpa_xp._tiles.score_grid import rows_at
@@ -49,7 +49,7 @@ def attend_in_pool_order(
     sums = [_zeros(scores, value_blocks.shape[-1]) for _ in plan.parts]
 
     def compute(part: int) -> None:
-        with quiet(query):  # here too: a library may keep this setting for each thread
+        with computing(query):  # here too: a library may keep this setting for each thread
             for run in plan.parts[part]:
                 _add_run(with_buffers, query, key_blocks, value_blocks, run, m, sums[part])
 

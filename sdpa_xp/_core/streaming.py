@@ -18,7 +18,7 @@ from sdpa_xp._core.products import key_leading_slice
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.tile_buffers import call_buffers
 from sdpa_xp._core.unshifted_softmax import attend_without_maximum, is_accurate
-from sdpa_xp._libraries import astype_if_needed, is_traced, quiet
+from sdpa_xp._libraries import astype_if_needed, computing, is_traced
 from sdpa_xp._libraries.programs import Loops
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
 from sdpa_xp._tiles.plan import Plan, Task
@@ -140,7 +140,7 @@ def _attend_in_tasks(
             values = value.slice_leading(key_leading_slice(task.leading, scores.group))
         ranges = *(task.leading or map(range, grid.leading_shape)), task.rows
         index = tuple(slice(r.start, r.stop) for r in ranges)
-        with quiet(scores.query):  # here too: a library may keep this setting for each thread
+        with computing(scores.query):  # here too: a library may keep this setting for each thread
             part = scores.slice_leading(task.leading)
             out = output[index] if shortcut.is_open and output.dtype == grid.dtype else None
             result = shortcut.attend(part, values, plan, task, out) if shortcut.is_open else None

@@ -8,7 +8,7 @@ from itertools import islice, product
 from typing import Any, Protocol
 
 from sdpa_xp._display.squares import Squares, captioned
-from sdpa_xp._libraries import is_array, quiet
+from sdpa_xp._libraries import computing, is_array
 from sdpa_xp._libraries.protocols import Shape
 from sdpa_xp._tiles.score_grid import ScoreGrid, grid_of
 from sdpa_xp._tiles.tile import Tile
@@ -97,7 +97,7 @@ def _shown(
             grid = grid_of("display", "value", shape, value.arrays(), None)
             if grid.is_traced:
                 return None
-            with quiet(next((array for _, array in value.arrays()), None)):
+            with computing(next((array for _, array in value.arrays()), None)):
                 pictures = squares(grid)
             return captioned(str(value), pictures, f"{grid.queries} queries (down) x {grid.keys} keys")
         except Exception:  # the shape is a guess, and a value that fits none still shows as text

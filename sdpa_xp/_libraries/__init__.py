@@ -141,9 +141,9 @@ def lazy_reason(array: Array) -> str:
     return "the arrays count as lazy"
 
 
-def quiet(array: object) -> AbstractContextManager[object]:
+def computing(array: object) -> AbstractContextManager[object]:
     """Return a context without NumPy's warnings, torch's autocast and JAX's debugging, on CuPy's device."""
-    return library_of(array).quiet(cast(Array, array))()
+    return library_of(array).context_maker(cast(Array, array))()
 
 
 def array_signatures(arrays: Iterable[object]) -> tuple[object, ...] | None:
@@ -231,6 +231,7 @@ __all__ = [
     "array_signatures",
     "as_signed",
     "astype_if_needed",
+    "computing",
     "dtype_name",
     "exp_in_place",
     "has_override",
@@ -248,7 +249,6 @@ __all__ = [
     "namespace_of",
     "numpy_array",
     "overridden",
-    "quiet",
     "share_memory",
     "widest_dtype",
 ]

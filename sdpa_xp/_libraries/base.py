@@ -68,8 +68,8 @@ class Library:
     """Whether its arrays have NumPy's method `astype`, as hints write it."""
     has_ufuncs: ClassVar[bool] = False
     """Whether its module has functions with `reduce`, like NumPy's: see `Ufuncs`."""
-    needs_quiet: ClassVar[bool] = False
-    """Whether `quiet` changes more than warnings. JAX may be set to refuse NaN in results, and numbers that an
+    needs_context: ClassVar[bool] = False
+    """Whether contexts change more than warnings. JAX may be set to refuse NaN in results, and numbers that an
     operation moves to the device; and CuPy computes on the current device alone."""
     compiles_shapes: ClassVar[bool] = False
     """Whether an operation is compiled for each shape of its operands."""
@@ -255,7 +255,7 @@ class Library:
         """Return a NumPy array at the addresses of `array`, to be compared and never read; or None."""
         del array
 
-    def quiet(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
+    def context_maker(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
         """Return a function that makes contexts on the device of `array`, without warnings and autocast.
 
         NumPy would warn of intended results: exp underflows, and NaN under a mask is ignored. Torch's autocast

@@ -25,7 +25,7 @@ class CuPy(Library):
     # With more than two axes CuPy 14 and 15 refuse bfloat16, multiply float16 in float32, and copy the matrix
     # (`matmul` in _routines_linalg.pyx). Two axes are one call of cuBLAS, which has tensor cores for halves.
     flattens_products = True
-    needs_quiet = True
+    needs_context = True
 
     def owns(self, array: object) -> bool:
         return bool(compat.is_cupy_array(array))
@@ -65,7 +65,7 @@ class CuPy(Library):
     def addresses(self, array: Any) -> Any:
         return Addresses(array.data.ptr, array.shape, array.strides, array.itemsize).as_array()
 
-    def quiet(self, array: Any) -> Callable[[], AbstractContextManager[object]]:
+    def context_maker(self, array: Any) -> Callable[[], AbstractContextManager[object]]:
         # CuPy computes on the current device, and array-api-compat ignores `device` in all but `asarray`.
         return partial(sys.modules["cupy"].cuda.Device, array.device.id)
 

@@ -27,7 +27,7 @@ class Jax(Library):
     conversion = "jax.numpy.asarray"
     multiplies_halves = compiles_shapes = has_astype = True
     loops, meshes = Loops(), Meshes()
-    needs_quiet = True
+    needs_context = True
 
     def owns(self, array: object) -> bool:
         is_owned = bool(compat.is_jax_array(array))
@@ -36,7 +36,7 @@ class Jax(Library):
         return is_owned
 
     def namespace(self, array: AnyArray) -> Namespace:
-        with _quiet():  # array-api-compat makes an array to ask for it
+        with _without_debugging():  # array-api-compat makes an array to ask for it
             return super().namespace(array)
 
     def device(self, array: Any) -> Device:
@@ -61,9 +61,9 @@ class Jax(Library):
     def is_traced(self, array: Any) -> bool:
         return isinstance(array, sys.modules["jax"].core.Tracer)
 
-    def quiet(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
+    def context_maker(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
         del array
-        return _quiet
+        return _without_debugging
 
     def values_at_hand(self, array: Any) -> Any:
         device = None if self.is_traced(array) else self.device(array)
@@ -77,7 +77,7 @@ class Jax(Library):
         if not (config.jax_debug_nans or config.jax_debug_infs) or self.is_traced(array):
             return
         xp: Any = self.namespace(array)
-        with self.quiet(array)():
+        with self.context_maker(array)():
             has_kind = {"nan": bool(xp.any(xp.isnan(array))), "inf": bool(xp.any(xp.isinf(array)))}
         for kind, setting in (("nan", "jax_debug_nans"), ("inf", "jax_debug_infs")):
             if has_kind[kind] and getattr(config, setting):
@@ -102,7 +102,7 @@ class Jax(Library):
         return sys.modules["numpy"].asarray(array) if is_here else array
 
 
-def _quiet() -> AbstractContextManager[object]:
+def _without_debugging() -> AbstractContextManager[object]:
     """Return a context in which JAX neither refuses our constants nor looks for NaN and inf in our steps.
 
     A masked score is -inf, and a number such as the scale is moved to the device: neither is a fault of the

@@ -63,7 +63,7 @@ class Mlx(Library):
     def array_signature(self, array: Any) -> object:
         return None if self.is_traced(array) else (array.shape, array.dtype, str(self.device(array)))
 
-    def quiet(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
+    def context_maker(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
         del array
         return nullcontext
 

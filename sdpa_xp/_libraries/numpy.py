@@ -47,7 +47,7 @@ class NumPy(Library):
         del array
         return False
 
-    def quiet(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
+    def context_maker(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
         del array
         return partial(sys.modules["numpy"].errstate, all="ignore")
 

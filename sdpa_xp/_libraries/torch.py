@@ -144,7 +144,7 @@ class Torch(Library):
         strides = tuple(step * size for step in array.stride())
         return Addresses(array.data_ptr(), tuple(array.shape), strides, size).as_array()
 
-    def quiet(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
+    def context_maker(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
         kind = self.device(array).type
         available = sys.modules["torch"].amp.is_autocast_available(kind)
         return partial(_without_autocast, kind) if available else nullcontext

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from sdpa_xp._checks.caches import check_capacity, check_is_newest, check_not_overwritten, check_writeable
-from sdpa_xp._libraries import library_of, namespace_of, quiet
+from sdpa_xp._libraries import computing, library_of, namespace_of
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.layout import slice_of_axis
 
@@ -63,7 +63,7 @@ class TokenSlots:
         is_whole = array.shape[axis] == self.length
         if is_whole:
             return array
-        with quiet(array) if library_of(array).needs_quiet else nullcontext():
+        with computing(array) if library_of(array).needs_context else nullcontext():
             return array[slice_of_axis(axis, self.start, self.start + self.length)]
 
     def arrays(self) -> dict[str, Array]:
@@ -123,9 +123,9 @@ def quietly(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, P
     @functools.wraps(method)
     def quiet_method(cache: C, /, *arguments: P.args, **keywords: P.kwargs) -> T:
         key = cache._slots.buffers.arrays["key"]
-        if not library_of(key).needs_quiet:
+        if not library_of(key).needs_context:
             return method(cache, *arguments, **keywords)
-        with quiet(key):
+        with computing(key):
             return method(cache, *arguments, **keywords)
 
     return quiet_method
@@ -136,7 +136,7 @@ def with_room(array: Array, room: int, axis: int) -> Array:
     xp = namespace_of(array)
     shape = list(array.shape)
     shape[axis] = room
-    with quiet(array):
+    with computing(array):
         free = xp.zeros(tuple(shape), dtype=array.dtype, device=library_of(array).device(array))
         return xp.concat([array, free], axis=axis)
 
@@ -179,7 +179,7 @@ def split_into_blocks(
 def write_tokens(pools: Sequence[Array], new: Sequence[Array], writes: Sequence[BlockWrite], axis: int) -> None:
     """Write new tokens, which lie along `axis`, into the pools themselves."""
     library = library_of(pools[0])
-    with quiet(pools[0]) if library.needs_quiet else nullcontext():
+    with computing(pools[0]) if library.needs_context else nullcontext():
         if library.sets_elements and library.is_accelerator(library.device(pools[0])):
             _write_at_once(pools, new, writes, axis)
             return
@@ -219,7 +219,7 @@ def pools_with_tokens(
     library = library_of(pools[0])
     if not writes:
         return [*pools]
-    with quiet(pools[0]):
+    with computing(pools[0]):
         on_accelerator = library.is_accelerator(library.device(pools[0]))
         if not library.sets_elements or not on_accelerator or library.is_traced(pools[0]):
             return [_joined(pool, tokens, writes, axis) for pool, tokens in zip(pools, new, strict=True)]

@@ -165,7 +165,7 @@ class PagedAttention(Tree, Generic[A]):
             implementation,
         )
         paged = self._call("PagedKVCache.attend", query, positions, options, cu_seqlens_q)
-        with paged.call.quiet():
+        with paged.call.computing():
             output, _ = attend(paged, with_lse=False)
             result = cast(A, paged.call.result(output))
         return paged.call.checked(result)
@@ -234,7 +234,7 @@ class PagedAttention(Tree, Generic[A]):
         function = "PagedKVCache.attend_state"
         base = check_lse_base(function, lse_base)
         paged = self._call(function, query, positions, options, cu_seqlens_q)
-        with paged.call.quiet():
+        with paged.call.computing():
             output, lse = attend(paged, with_lse=True)
             state = AttentionState(cast(A, paged.call.result(output)), cast(A, to_base(cast(Array, lse), base)))
         paged.call.checked(state.output)

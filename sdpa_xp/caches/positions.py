@@ -27,7 +27,7 @@ from sdpa_xp._checks.numbers import (
     check_same_length,
 )
 from sdpa_xp._checks.shapes import THE_BATCH, broadcast, check_broadcasts
-from sdpa_xp._libraries import is_array, is_number, library_of, namespace_of, quiet
+from sdpa_xp._libraries import computing, is_array, is_number, library_of, namespace_of
 from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp.positional.positions import ArrayFactory, Consecutive, PositionsLike, are_readable
 from sdpa_xp.positional.rotation import Positions, Rotation, rotate
@@ -168,7 +168,7 @@ def _is_same(one: Consecutive, other: Consecutive) -> bool:
 
 def _integers(function: str, name: str, value: Any, like: Array, like_name: str = "key") -> Array:
     """Return integers as int32, in the library and on the device of `like`, which messages call `like_name`."""
-    with quiet(like):
+    with computing(like):
         return _converted(function, name, value, like, like_name)
 
 
@@ -277,13 +277,13 @@ def rotate_packed(
     if rotary is None or not any(rows):
         return tokens
     factory = factory_like(function, tokens)
-    with factory.quiet():
+    with factory.computing():
         joined, places = rotary._of_packed(function, rows)
     return rotate(joined, function, name, tokens, lambda _: _array(factory, places), layout)
 
 
 def _array(factory: ArrayFactory, positions: Sequence[object]) -> Array:
-    with factory.quiet():
+    with factory.computing():
         return factory.xp.asarray(positions, dtype=factory.xp.int32, device=factory.device)
 
 
@@ -294,7 +294,7 @@ def positions_table(factory: ArrayFactory, rows: Sequence[Row]) -> Array:
         return _array(factory, [[*row, *[row[-1] if row else 0] * (longest - len(row))] for row in rows])
     # Two numbers for each sequence, since a step of a decoder comes here with all tokens of all sequences.
     ends = _array(factory, [[row.start, row.stop - 1] for row in rows if isinstance(row, range)])
-    with factory.quiet():
+    with factory.computing():
         positions = ends[:, :1] + library_of(ends).with_axes(factory.arange(0, longest), 2)
         return factory.xp.where(positions < ends[:, 1:], positions, ends[:, 1:])
 

@@ -12,7 +12,7 @@ from sdpa_xp._checks.keywords import Implementation, check_choice, explains_keyw
 from sdpa_xp._checks.messages import brief, shown
 from sdpa_xp._checks.numbers import check_number
 from sdpa_xp._checks.shapes import HLE, LHE
-from sdpa_xp._libraries import accumulation_dtype, dtype_name, is_array, is_number, namespace_of, quiet
+from sdpa_xp._libraries import accumulation_dtype, computing, dtype_name, is_array, is_number, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.layout import swap_heads_and_length
 from sdpa_xp.attention import attention_state, scaled_dot_product_attention
@@ -285,7 +285,7 @@ class Attention(Layer):
         if self.scale is None and not is_array(self.temperature) and self.temperature == 1:
             return {}
         scale: Any = 1 / math.sqrt(self.head_dim) if self.scale is None else self._as_scores_like(self.scale)
-        with quiet(self.query.weight):
+        with computing(self.query.weight):
             return {"scale": scale / self._as_scores_like(self.temperature)}
 
     def _options(self, keywords: Keywords) -> Any:

@@ -18,12 +18,12 @@ from sdpa_xp._libraries import (
     accumulation_dtype,
     array_signatures,
     astype_if_needed,
+    computing,
     dtype_name,
     has_override,
     is_number,
     leading_array,
     library_of,
-    quiet,
 )
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
@@ -100,7 +100,7 @@ class Linear(Layer):
         xp = library.namespace(leader)
         if not library.multiplies_halves:  # NumPy's BLAS has no half, and Dask cannot sum bfloat16
             dtype = accumulation_dtype(xp, leader.dtype)
-        with quiet(leader):
+        with computing(leader):
             if dtype != leader.dtype:
                 array, weight = (astype_if_needed(xp, x, dtype) for x in (array, weight))
             shape = array.shape
@@ -233,9 +233,9 @@ def _draw_parameters(
     """
     check_flag(function, "bias", bias)
     count = sum(in_width * out_width for in_width, out_width in widths.values())
-    with quiet(rng), quiet(like):
+    with computing(rng), computing(like):
         numbers = _draw_uniform(function, rng, count, like)
-    with quiet(numbers):
+    with computing(numbers):
         return _scaled(numbers, widths, bias=bias, dtype=numbers.dtype if like is None else like.dtype)
 
 

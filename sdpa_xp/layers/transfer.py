@@ -8,10 +8,10 @@ from sdpa_xp._checks.messages import shown
 from sdpa_xp._libraries import (
     CUDA,
     Library,
+    computing,
     dtype_name,
     is_array,
     library_of,
-    quiet,
 )
 from sdpa_xp._libraries.protocols import Array, Device
 from sdpa_xp.errors import ArgumentTypeError
@@ -44,7 +44,7 @@ def copy_to(array: Array, destination: Destination) -> Array:
     source, target = library_of(array), destination.library
     is_bfloat16 = dtype_name(array.dtype) == "bfloat16"
     array = source.detach(array)
-    with quiet(array):
+    with computing(array):
         # On a GPU, arrays stay there. On the CPU, libraries differ in which arrays they take by DLPack.
         on_cuda = hasattr(array, "__dlpack_device__") and cast(Any, array).__dlpack_device__()[0] in CUDA
         if on_cuda and target.takes_cuda():
@@ -54,7 +54,7 @@ def copy_to(array: Array, destination: Destination) -> Array:
             values = values.astype("float32") if is_bfloat16 else values
             copy = target.from_numpy(values, destination.xp, destination.device)
     dtype = target.bfloat16(destination.xp) if is_bfloat16 else None
-    with quiet(copy):
+    with computing(copy):
         copy = cast(Array, destination.xp.astype(copy, copy.dtype if dtype is None else dtype, copy=True))
     is_there = destination.device is None or target.device(copy) == destination.device
     return copy if is_there else destination.xp.asarray(copy, device=destination.device)

@@ -16,7 +16,7 @@ from sdpa_xp._checks.arrays import (
 from sdpa_xp._checks.keywords import check_function, explains_keywords
 from sdpa_xp._checks.messages import brief
 from sdpa_xp._checks.numbers import check_rows, frozen
-from sdpa_xp._libraries import quiet
+from sdpa_xp._libraries import computing
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.allowed import Allowed, collapse_uniform
 from sdpa_xp._tiles.modifier import ScoreModifier
@@ -165,7 +165,7 @@ def array_of_rows(
     xp, dtype = grid.xp, grid.xp.bool if isinstance(modifier, Mask) else grid.dtype
     tile = Tile(check_rows(function, "rows", rows, grid.queries), range(grid.keys), grid)
     shape = (*shape[:-2], len(tile.rows), shape[-1])
-    with quiet(next((array for _, array in modifier.arrays()), like)):
+    with computing(next((array for _, array in modifier.arrays()), like)):
         if 0 in shape:
             return xp.zeros(shape, dtype=dtype, device=grid.device)
         whole = xp.reshape(xp.broadcast_to(compute(tile), tile.shape), shape)

@@ -58,7 +58,7 @@ def sinusoidal(positions: PositionsLike | int, width: int, *, base: float = 1000
     positions = as_positions(function, positions)
     factory = array_factory(function, positions, like)
     xp = factory.xp
-    with factory.quiet():
+    with factory.computing():
         angles = factory.angles(as_array(function, positions, factory), frequencies)
         waves = xp.stack([xp.sin(angles), xp.cos(angles)], axis=-1)
         encoding = xp.reshape(waves, (*angles.shape[:-1], width))
@@ -103,7 +103,7 @@ def learned(table: A, positions: PositionsLike | int) -> A:
     check_axes(function, {"table": rows.shape}, 2)
     integers = tuple(positions) if isinstance(positions, range) else positions
     traced = is_array(integers) and is_traced(integers)
-    with factory.quiet():
+    with factory.computing():
         checked = check_integers(function, "positions", integers, xp, factory.device, traced=traced, least=0)
         # Positions that cannot be read, as inside a jit, have no largest value.
         if checked.most >= rows.shape[0] and checked.most != math.inf:

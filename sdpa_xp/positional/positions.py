@@ -11,12 +11,12 @@ from sdpa_xp._checks.numbers import check_integer
 from sdpa_xp._libraries import (
     FLOATING,
     access_of,
+    computing,
     dtype_name,
     has_override,
     is_number,
     library_of,
     numpy_array,
-    quiet,
     widest_dtype,
 )
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
@@ -54,9 +54,9 @@ class ArrayFactory(NamedTuple):
     arrays: Mapping[str, Array]
     """The arrays by their names in messages, whose library and device it is."""
 
-    def quiet(self) -> AbstractContextManager[object]:
+    def computing(self) -> AbstractContextManager[object]:
         """Return the context that arrays are computed in."""
-        return quiet(next(iter(self.arrays.values()), None))
+        return computing(next(iter(self.arrays.values()), None))
 
     def arange(self, start: int, stop: int) -> Array:
         """Return the int32 from `start` up to `stop`."""

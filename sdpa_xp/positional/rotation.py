@@ -14,9 +14,9 @@ from sdpa_xp._checks.shapes import HLE, headed
 from sdpa_xp._libraries import (
     accumulation_dtype,
     astype_if_needed,
+    computing,
     is_number,
     library_of,
-    quiet,
     widest_dtype,
 )
 from sdpa_xp._libraries.jax_trees import Tree
@@ -116,7 +116,7 @@ class Rotation(Tree, Immutable, ABC):
             hint = "For the first n positions, pass range(n)."
             raise ArgumentTypeError(function, rule, {"positions": positions}, hint)
         factory = array_factory(function, positions, self._default_like if like is None else like)
-        with factory.quiet():
+        with factory.computing():
             array = as_array(function, positions, factory)
             cos, sin = self._tables(array, array.shape[-1] if array.shape else 1, factory)
             if like is None:
@@ -132,7 +132,7 @@ class Rotation(Tree, Immutable, ABC):
         if is_number(positions):
             first = check_integer(function, "positions", positions)
             return _rotate_at(self, array, Consecutive(first), length, factory, layout, back=back)
-        with factory.quiet():
+        with factory.computing():
             token_positions = as_array(function, cast(PositionsLike, positions), factory)
         check_one_each(function, "positions", token_positions.shape, (*array.shape[:-3], length), "L")
         return _rotate_at(self, array, token_positions, length, factory, layout, back=back)
@@ -192,7 +192,7 @@ def _rotate_at(
     back: bool = False,
 ) -> Array:
     """Rotate tokens that stand at these positions, or rotate them back."""
-    with quiet(x):
+    with computing(x):
         return _computed(rotary, x, positions, length, factory, layout, back=back)
 
 
@@ -227,7 +227,7 @@ def _inverted(factory: ArrayFactory, cos: Array, sin: Array) -> tuple[Array, Arr
     dtype = widest_dtype(factory.function, cos)
     cos, sin = (astype_if_needed(factory.xp, table, dtype) for table in (cos, sin))
     squared = cos * cos + sin * sin
-    with quiet(cos):  # both may be 0 in tables of the caller
+    with computing(cos):  # both may be 0 in tables of the caller
         return cos / squared, -sin / squared
 
 
