@@ -8,16 +8,9 @@ from evidence import Notes, table
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export._call.call import ExportCall, checked_call
-from sdpa_xp_export._runtime.releases import (
-    DEFAULT_OPSET,
-    EMPTY_INPUTS,
-    FIRST_RELEASE,
-    OPSETS,
-    FormName,
-    Runtime,
-)
-from sdpa_xp_export.forms.choice import check_tensors, choose
+from sdpa_xp_export._call.call import ExportCall, FormName, checked_call
+from sdpa_xp_export._runtime.releases import Runtime
+from sdpa_xp_export.forms.choice import FORMS, check_tensors, choose
 
 RUNTIMES = (">=1.23;cpu", ">=1.28;cpu", ">=1.31;cpu", ">=1.28;cuda", ">=1.28;web")
 HEADS, KEY_HEADS, WIDTH = 8, 2, 64
@@ -95,12 +88,12 @@ def forms() -> str:
     """The table of the forms in Markdown: operators, first releases and opsets."""
     header = ["form", "operators", "fixed lengths, from", "open lengths, from", "opsets", "default opset"]
     rows = []
-    for form, release in FIRST_RELEASE.items():
-        batch = ", with a fixed batch" if form == "grouped_query" else ""
-        when_open = _release(EMPTY_INPUTS.get(form, release)) + batch
-        opsets = f"{OPSETS[form][0]} to {OPSETS[form][-1]}"
+    for name, form in FORMS.items():
+        batch = ", with a fixed batch" if name == "grouped_query" else ""
+        when_open = _release(max(form.since, form.empty_since)) + batch
+        opsets = f"{form.opsets[0]} to {form.opsets[-1]}"
         rows.append(
-            [f"`{form}`", OPERATORS[form], _release(release), when_open, opsets, str(DEFAULT_OPSET[form])]
+            [f"`{name}`", OPERATORS[name], _release(form.since), when_open, opsets, str(form.default_opset)]
         )
     return table(header, rows)
 

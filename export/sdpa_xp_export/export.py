@@ -10,20 +10,20 @@ from sdpa_xp._checks.keywords import explains_keywords
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._arrays import namespace
-from sdpa_xp_export._call.call import OPTIONS, ExportCall, Layout, OutputName, WideDtype, checked_call
-from sdpa_xp_export._call.mask_analysis import counts_real_keys
+from sdpa_xp_export._call.call import (
+    OPTIONS,
+    ExportCall,
+    FormChoice,
+    Layout,
+    OutputName,
+    WideDtype,
+    checked_call,
+)
 from sdpa_xp_export._call.text import digest, to_json
 from sdpa_xp_export._graph.finished_model import finished_model
 from sdpa_xp_export._graph.graph import Graph
 from sdpa_xp_export._model.large_model import Model
-from sdpa_xp_export._runtime.releases import (
-    DEFAULT_OPSET,
-    DEFAULT_RUNTIME,
-    OPSETS,
-    FormChoice,
-    FormName,
-    Runtime,
-)
+from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, Runtime
 from sdpa_xp_export.forms.choice import FORMS, check_tensors, choose
 from sdpa_xp_export.forms.traced_attention import refuse_attention
 from sdpa_xp_export.spec import TensorSpec
@@ -157,8 +157,11 @@ def export_call(
     target = Runtime.parse(function, runtime)
     check_tensors(function, call, target)
     name, reason = choose(function, call, form, opset, target)
+    written = FORMS[name]
+    if opset is None:
+        opset = written.opset_of(call) if written.opset_of else written.default_opset
     graph = Graph(
-        opset=_opset(name, call) if opset is None else opset,
+        opset=opset,
         namespace=namespace,
         attend=refuse_attention,
         float_dtype=call.accumulation_dtype,
@@ -172,8 +175,4 @@ def export_call(
         "sdpa_xp.reason": reason,
         "sdpa_xp.runtime": str(target),
     }
-    return finished_model(graph, FORMS[name].write(graph, call, target), metadata)
-
-
-def _opset(form: FormName, call: ExportCall) -> int:
-    return OPSETS[form][-1] if form == "attention" and counts_real_keys(call) else DEFAULT_OPSET[form]
+    return finished_model(graph, written.write(graph, call, target), metadata)

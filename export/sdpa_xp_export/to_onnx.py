@@ -11,6 +11,7 @@ from typing import Any
 import sdpa_xp
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export._arrays import namespace
+from sdpa_xp_export._call.call import FormChoice
 from sdpa_xp_export._call.numbers import CallNumbers, numbers_as_json, numbers_of
 from sdpa_xp_export._graph.finished_model import finished_model, moved_inputs
 from sdpa_xp_export._graph.graph import GraphValue
@@ -25,16 +26,8 @@ from sdpa_xp_export._layer import (
     with_parameters,
 )
 from sdpa_xp_export._model.large_model import Model
-from sdpa_xp_export._runtime.releases import (
-    DEFAULT_OPSET,
-    DEFAULT_RUNTIME,
-    ERF_KEEPS_NAN,
-    FIRST_RELEASE,
-    OPSETS,
-    FormChoice,
-    Runtime,
-)
-from sdpa_xp_export.forms.choice import check_loaded_opset
+from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, ERF_KEEPS_NAN, OPSETS, Runtime
+from sdpa_xp_export.forms.choice import FORMS, check_loaded_opset
 from sdpa_xp_export.forms.traced_attention import TracedAttention, operand_sources
 from sdpa_xp_export.spec import TensorSpec
 
@@ -205,13 +198,14 @@ def _fixed_names(bound: inspect.BoundArguments) -> list[str]:
 
 def _opset(opset: int | None, target: Runtime) -> int:
     if opset is None:
-        new = target.release >= FIRST_RELEASE["attention"]
-        return OPSETS["attention"][-1] if new else DEFAULT_OPSET["primitive"]
+        newest = FORMS[
+            "attention"
+        ]  # the form that needs the newest opset; a graph has one for all of its calls
+        return newest.opsets[-1] if target.release >= newest.since else FORMS["primitive"].default_opset
     if isinstance(opset, bool) or not isinstance(opset, int):
         raise ArgumentTypeError(FUNCTION, "`opset` must be an integer", {"opset": repr(opset)})
-    allowed = OPSETS["primitive"]
-    if opset not in allowed:
-        rule = f"`opset` must be {allowed[0]} to {allowed[-1]}"
+    if opset not in OPSETS:
+        rule = f"`opset` must be {OPSETS[0]} to {OPSETS[-1]}"
         raise ArgumentValueError(FUNCTION, rule, {"opset": opset})
     return opset
 

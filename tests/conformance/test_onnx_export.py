@@ -10,9 +10,7 @@ from conformance.onnx_calls import plain_call
 from conformance.onnx_cases import CASES, Case, named
 from conformance.onnx_exports import Export, check_outputs, exports
 from internals import (
-    DEFAULT_OPSET,
     DEFAULT_RUNTIME,
-    OPSETS,
     PROVIDERS,
     Runtime,
     checked_call,
@@ -52,7 +50,7 @@ def test_every_output_is_exported() -> None:
         for export in EXPORTS
         for form in FORMS
         if unsupported_reason(form, export.call, TARGET) is None
-        for opset in sorted({DEFAULT_OPSET[form], OPSETS[form][-1]})
+        for opset in sorted({FORMS[form].default_opset, FORMS[form].opsets[-1]})
     ],
 )
 def test_export(export: Export, form: str, opset: int) -> None:

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 from command import QKV, run
 from faults.edits import changed_output
-from internals import OPSETS, comparison, program
+from internals import comparison, program
 
 from sdpa_xp_export import TensorSpec, export_attention, save
 from sdpa_xp_export.cli import main
+from sdpa_xp_export.forms.choice import FORMS
 
 # As from a terminal: where the tests run in the background, interrupts are ignored, and that is inherited.
 # And with few features to compare, and at one length.
@@ -172,7 +173,7 @@ def test_a_reader_who_leaves_a_process() -> None:
 
 
 COMPLETIONS = {
-    "export --form ": {"auto", *OPSETS},
+    "export --form ": {"auto", *FORMS},
     "export --form prim": {"primitive"},
     "export --layout ": {"...HLE", "...LHE"},
     "export --dtype b": {"bfloat16"},

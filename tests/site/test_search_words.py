@@ -48,7 +48,7 @@ def test_an_attribute_comes_behind_the_pages() -> None:
 
 def test_private_places_join_their_page() -> None:
     """Nobody looks for the module that a type is written in; the page of types still has its name."""
-    page, private = "types/", "types/#sdpa_xp_export._runtime.releases.FormChoice"
+    page, private = "types/", "types/#sdpa_xp_export._call.call.FormChoice"
     public = ["types/#sdpa_xp.KVCache.__len__", "types/#sdpa_xp.__version__"]
     docs = [{"location": place, "title": place, "text": "<p>text</p>"} for place in (page, private, *public)]
     first, *others = search_words.without_private(docs)

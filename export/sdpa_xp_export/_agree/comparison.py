@@ -14,9 +14,9 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export._agree import library_calls
 from sdpa_xp_export._agree.backends import Backend
 from sdpa_xp_export._agree.features import LENGTHS, LONGER, features
-from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._call.call import ExportCall, FormName
 from sdpa_xp_export._runtime import session
-from sdpa_xp_export._runtime.releases import FormName, Runtime, runtime_text
+from sdpa_xp_export._runtime.releases import Runtime, runtime_text
 from sdpa_xp_export._verify.agreement import judge
 from sdpa_xp_export._verify.pair_terms import Arrays
 from sdpa_xp_export._verify.random_inputs import poison, random_inputs

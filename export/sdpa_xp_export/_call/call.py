@@ -22,6 +22,10 @@ OutputName: TypeAlias = Literal["output", "lse", "weights", "scores"]
 """What a graph can return."""
 WideDtype: TypeAlias = Literal["float32", "float64"]
 """The dtypes in which scores can be computed."""
+FormName: TypeAlias = Literal["attention", "multi_head", "grouped_query", "tiled", "primitive"]
+"""A form of the exported graph."""
+FormChoice: TypeAlias = Literal["auto", FormName]
+"""A form of the exported graph, or "auto": the exporter chooses one."""
 OptionKind: TypeAlias = Literal[
     "spec", "array", "number or array", "modifier", "number", "flag", "word", "names"
 ]

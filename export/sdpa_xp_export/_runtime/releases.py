@@ -5,103 +5,30 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
-FormName: TypeAlias = Literal["attention", "multi_head", "grouped_query", "tiled", "primitive"]
-"""A form of the exported graph."""
-FormChoice: TypeAlias = Literal["auto", FormName]
-"""A form of the exported graph, or "auto": the exporter chooses one."""
 ProviderName: TypeAlias = Literal["cpu", "cuda", "CPUExecutionProvider", "CUDAExecutionProvider"]
 """A provider on which `verify` can run models, by its short name or by onnxruntime's own name."""
 TargetProvider: TypeAlias = Literal["cpu", "web", "cuda"]
 """A provider that graphs can be written for."""
+TARGETS: tuple[TargetProvider, ...] = get_args(TargetProvider)
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 """The providers that `verify` runs models on, by short name. A graph can also be written for `web`, the two of
 onnxruntime-web: WebAssembly has the kernels of the CPU, and WebGPU has its own kernels."""
 
-# The first release on which each form computes every call that it takes. ai.onnx Attention gives wrong
-# numbers before 1.28: masked keys leak with a softcap (to 1.26), causal masks move (1.25 to 1.27).
-FIRST_RELEASE: dict[FormName, tuple[int, int]] = {
-    "attention": (1, 28),
-    "multi_head": (1, 23),
-    "grouped_query": (1, 23),
-    "tiled": (1, 23),
-    "primitive": (1, 23),
-}
-# The newest release that graphs were run in. A later one is taken to compute what this one does.
+OLDEST = (1, 23)
+"""The oldest release that graphs were run in."""
 NEWEST_TRIED = "1.32.0"
-# The opsets that each form can be written in; 26 is the last that onnxruntime 1.31 loads. At opset 18 each
-# operator that is written here has a kernel for CUDA since 1.23; at later opsets some have it since 1.27 only.
-OPSETS: dict[FormName, range] = {
-    "attention": range(23, 25),
-    "multi_head": range(17, 25),
-    "grouped_query": range(17, 25),
-    "tiled": range(17, 25),
-    "primitive": range(17, 25),
-}
-DEFAULT_OPSET: dict[FormName, int] = {
-    "attention": 23,
-    "multi_head": 18,
-    "grouped_query": 18,
-    "tiled": 18,
-    "primitive": 18,
-}
-# The first release that loads an opset, if it is not the first release of all.
+"""The newest release that graphs were run in. A later one is taken to compute what this one does."""
+OPSETS = range(17, 25)
+"""The opsets that graphs are written in; 26 is the last that onnxruntime 1.31 loads."""
 FIRST_RELEASE_OF_OPSET = {24: (1, 24)}
-# The first release on which an empty batch or length gives an empty result. Before, onnxruntime crashes.
-EMPTY_INPUTS: dict[FormName, tuple[int, int]] = {"multi_head": (1, 31)}
-# From this release on, the window of GroupQueryAttention counts the query's own key; before, it counts only the
-# keys to its left (onnxruntime 25927). So no graph with a window is right on both sides of it.
-WINDOW_COUNTS_ITSELF = (1, 24)
-# Why a provider computes a form wrong. WebGPU: outputs are off by 0.1 to 1.5 in 1.30 and 1.31 where the adapter
-# has subgroups and its FlashAttention uses them; tests/runtime/webgpu.py runs the other forms there.
-WRONG_ON: dict[TargetProvider, dict[FormName, str]] = {
-    "web": {
-        "multi_head": "the WebGPU provider computes MultiHeadAttention wrong from 32 tokens on",
-        "grouped_query": "the WebGPU provider computes GroupQueryAttention wrong from 32 tokens on",
-    }
-}
-# From this release on, Erf of NaN is NaN on the CPU; before, it is 1.
+"""The first release that loads an opset, if it is not the first release of all."""
 ERF_KEEPS_NAN = (1, 28)
-
-# The most scores, of all heads together, of a call with few scores.
-FEW_SCORES = {"unmasked": 2**24, "causal": 2**20, "masked": 2**21}
-# A call with more scores than this has very many.
-VERY_MANY_SCORES = 2**26
-# A call with at most this number of queries, as in decoding, has few scores for each key.
-FEW_QUERIES = 16
-# The forms to choose from, the best first, by provider and kind of call; what was measured, see benchmarks.
-_CPU: dict[str, tuple[FormName, ...]] = {
-    "unmasked, few queries": ("attention", "primitive"),
-    "causal, few queries": ("attention", "primitive"),
-    "masked, few queries": ("primitive",),
-    "unmasked, few scores": ("attention", "primitive"),
-    "unmasked, many scores": ("multi_head", "tiled", "primitive"),
-    "unmasked, very many scores": ("multi_head", "tiled", "primitive"),
-    "causal, few scores": ("attention", "tiled", "primitive"),
-    "causal, many scores": ("tiled", "primitive"),
-    "causal, very many scores": ("grouped_query", "tiled", "primitive"),
-    "masked, few scores": ("primitive",),
-    "masked, many scores": ("tiled", "primitive"),
-    "masked, very many scores": ("tiled", "primitive"),
-}
-_CUDA: dict[str, tuple[FormName, ...]] = {
-    **dict.fromkeys(_CPU, ("attention", "tiled", "primitive")),
-    **dict.fromkeys((case for case in _CPU if " few " in case), ("attention", "primitive")),
-}
-# The WebGPU provider has no kernel for Attention, which falls back to the CPU there.
-_WEB: dict[str, tuple[FormName, ...]] = {
-    case: ("primitive",) if " few " in case else ("tiled", "primitive") for case in _CPU
-}
-PREFERRED: dict[TargetProvider, dict[str, tuple[FormName, ...]]] = {"cpu": _CPU, "web": _WEB, "cuda": _CUDA}
-UNMEASURED: dict[TargetProvider, str] = {
-    "cuda": "no graph was run there",
-    "web": "its time was not measured there",
-}
-"""Why the order of the forms is an expectation, for each provider on which they were not timed."""
+"""From this release on, Erf of NaN is NaN on the CPU; before, it is 1."""
 
 DEFAULT_RUNTIME = "onnxruntime>=1.28;cpu"
 _RUNTIME = re.compile(r"onnxruntime>=(\d+)\.(\d+)(?:\.\d+)?;(\w+)")
@@ -149,9 +76,9 @@ class Runtime:
         """Read the runtime that is written as `onnxruntime>=1.28;cpu`."""
         match = _RUNTIME.fullmatch(text.replace(" ", "")) if isinstance(text, str) else None
         wanted = match and (short_provider(match[3]) or match[3])
-        provider = next((name for name in PREFERRED if name == wanted), None)
+        provider = next((name for name in TARGETS if name == wanted), None)
         if match is None or provider is None:
-            rule = f"`runtime` must be 'onnxruntime>=RELEASE;PROVIDER', the provider {', '.join(PREFERRED)}"
+            rule = f"`runtime` must be 'onnxruntime>=RELEASE;PROVIDER', the provider {', '.join(TARGETS)}"
             hint = (
                 "As in 'onnxruntime>=1.28;cpu'. Other providers were not tried: leave `runtime` out, and pass "
                 "form='primitive'."
@@ -160,8 +87,8 @@ class Runtime:
                 hint = f"In a shell, quote it, as in '{DEFAULT_RUNTIME}': without quotes, > writes to a file."
             raise ArgumentValueError(function, rule, {"runtime": repr(text)}, hint)
         release = (int(match[1]), int(match[2]))
-        if release < FIRST_RELEASE["primitive"]:
-            oldest = ".".join(map(str, FIRST_RELEASE["primitive"]))
+        if release < OLDEST:
+            oldest = ".".join(map(str, OLDEST))
             rule = f"`runtime` must be a release that was tried, onnxruntime>={oldest} or later"
             hint = "Older releases were not tried with any form."
             raise ArgumentValueError(function, rule, {"runtime": repr(text)}, hint)

@@ -141,7 +141,7 @@ def probe() -> bytes:
     """Return the smallest model, which shows whether a provider starts."""
     x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "probe", [x], [y])
-    opsets = [helper.make_opsetid("", OPSETS["primitive"][0])]
+    opsets = [helper.make_opsetid("", OPSETS[0])]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=helper.find_min_ir_version_for(opsets))
     return bytes(model.SerializeToString())
 

@@ -15,11 +15,11 @@ from sdpa_xp_export._agree import backends
 from sdpa_xp_export._agree.comparison import Row, compare, feature_jobs
 from sdpa_xp_export._demo import demo
 from sdpa_xp_export._files.paths import PathArgument
-from sdpa_xp_export._runtime.releases import OPSETS
 from sdpa_xp_export._runtime.session import providers, version
 from sdpa_xp_export.cli import DISAGREES
 from sdpa_xp_export.cli.options import DTYPES, AsJson, Force, check_output, completed_from
 from sdpa_xp_export.cli.printing import NO, YES, Cell, progress, say, say_json, say_table
+from sdpa_xp_export.forms.choice import FORMS
 
 COLUMNS = ("backend", "implementation", "dtype", "device", "abs", "rel", "bound", "used", "agrees", "ms")
 """`used` is the error as a share of its bound."""
@@ -78,7 +78,7 @@ def agree(
             rule = f"`dtype` must be one of {', '.join(DTYPES)}"
             raise ArgumentValueError("agree", rule, {"dtype": repr(name)})
     libraries, offered = backends.find_backends(backend), providers()
-    most = len(dtypes) * (len(libraries) + len(offered) * len(OPSETS))
+    most = len(dtypes) * (len(libraries) + len(offered) * len(FORMS))
     rows = (row for name in dtypes for row in compare(feature_jobs(name), name, libraries, offered))
     collected = _collected("agree", rows, most, quiet=as_json)
     if as_json:

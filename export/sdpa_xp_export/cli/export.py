@@ -16,18 +16,19 @@ from sdpa_xp_export._dtypes.promotion import FLOATING
 from sdpa_xp_export._files.paths import PathArgument
 from sdpa_xp_export._model.entries import metadata_of
 from sdpa_xp_export._model.large_model import Model
-from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, OPSETS, PREFERRED
+from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, TARGETS
 from sdpa_xp_export.cli import settings
 from sdpa_xp_export.cli.options import AsJson, Force, check_output, completed_from
 from sdpa_xp_export.cli.printing import say, say_json
 from sdpa_xp_export.export import export_attention
+from sdpa_xp_export.forms.choice import FORMS
 from sdpa_xp_export.save import save
 from sdpa_xp_export.spec import TensorSpec
 
 OUTPUT = PathArgument("export", "output")
 DEFAULT_OUTPUT = "attention.onnx"
 F = TypeVar("F", bound=Callable[..., None])
-RUNTIMES = [DEFAULT_RUNTIME.replace("cpu", provider) for provider in PREFERRED]
+RUNTIMES = [DEFAULT_RUNTIME.replace("cpu", provider) for provider in TARGETS]
 
 
 def _with_flags_of_a_call(command: F) -> F:
@@ -59,8 +60,8 @@ def export(
     form: Annotated[
         str | None,
         typer.Option(
-            help=f"The form of the graph: auto (default), {', '.join(OPSETS)}.",
-            autocompletion=completed_from(["auto", *OPSETS]),
+            help=f"The form of the graph: auto (default), {', '.join(FORMS)}.",
+            autocompletion=completed_from(["auto", *FORMS]),
         ),
     ] = None,
     opset: Annotated[
@@ -71,7 +72,7 @@ def export(
         typer.Option(
             help=(
                 "The oldest onnxruntime that will run the file, and its provider "
-                f"({', '.join(PREFERRED)}), in quotes. Default: '{DEFAULT_RUNTIME}'."
+                f"({', '.join(TARGETS)}), in quotes. Default: '{DEFAULT_RUNTIME}'."
             ),
             autocompletion=completed_from(RUNTIMES),
         ),

@@ -13,7 +13,7 @@ from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import counts_real_keys, hides_keys, is_causal, only_appends
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._runtime.releases import Runtime
-from sdpa_xp_export.forms.inputs import FormInputs, finished_outputs, read_inputs
+from sdpa_xp_export.forms.form import Form, FormInputs, finished_outputs, read_inputs
 from sdpa_xp_export.lowering import heads
 from sdpa_xp_export.lowering.biases import add_biases, is_additive
 from sdpa_xp_export.lowering.masks import AllowedPairs, all_allowed, both_allow
@@ -27,7 +27,7 @@ LEAST_ON_CPU = float(np.nextafter(np.finfo("float32").min, np.float32(0)))
 """The CPU returns 0 for a row whose scores are all the most negative number."""
 
 
-def unsupported_reason(call: ExportCall, _runtime: Runtime) -> str | None:
+def _unsupported_reason(call: ExportCall, _runtime: Runtime) -> str | None:
     """Return why this form cannot state the call; None if it can."""
     specs = (call.query, call.key, call.value)
     if max(spec.ndim for spec in specs) > RANK:
@@ -45,7 +45,7 @@ def unsupported_reason(call: ExportCall, _runtime: Runtime) -> str | None:
     return None
 
 
-def memory_on_cuda(call: ExportCall, opset: int | None) -> str | None:
+def _quadratic_on_cuda(call: ExportCall, opset: int | None) -> str | None:
     """Return why the kernel that CUDA takes for the node holds an array of L x S; None if it holds none.
 
     Read from the kernels that onnxruntime-gpu 1.28 and 1.31 choose for compute capability 9.0.
@@ -63,7 +63,7 @@ def memory_on_cuda(call: ExportCall, opset: int | None) -> str | None:
     return None
 
 
-def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
+def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
     """query, key, value -> Attention(query, key, value, mask, past, lengths), its inputs mended as below."""
     # On the CPU the scores of a half dtype overflow in the kernel, so it computes in float32. So it does where
     # two biases have to be added.
@@ -204,3 +204,22 @@ def _expanded_mask(inputs: FormInputs, mask: GraphValue) -> GraphValue:
         ends = [xp.expand_dims(length, axis=0) for length in (lengths.queries, columns)]
         mask = xp.broadcast_to(mask, xp.concat(ends), dims=shape)
     return mask if mask.ndim == 2 else ops.to_rank(mask, RANK)
+
+
+def _opset_of(call: ExportCall) -> int:
+    """Return the opset in which the node takes key lengths, if the call is one of these; else the first."""
+    return 24 if counts_real_keys(call) else 23
+
+
+# Before 1.28 the node gives wrong numbers: masked keys leak with a soft cap (to 1.26), and causal masks move
+# (1.25 to 1.27).
+FORM = Form(
+    "attention",
+    _write,
+    _unsupported_reason,
+    since=(1, 28),
+    opsets=range(23, 25),
+    default_opset=23,
+    opset_of=_opset_of,
+    quadratic_on_cuda=_quadratic_on_cuda,
+)

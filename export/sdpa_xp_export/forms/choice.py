@@ -3,33 +3,53 @@
 from __future__ import annotations
 
 import math
-from types import ModuleType
 
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._call.call import ExportCall, FormName
 from sdpa_xp_export._call.mask_analysis import is_causal, only_causal, unmasked
-from sdpa_xp_export._runtime.releases import (
-    FEW_QUERIES,
-    FEW_SCORES,
-    FIRST_RELEASE,
-    FIRST_RELEASE_OF_OPSET,
-    OPSETS,
-    PREFERRED,
-    UNMEASURED,
-    VERY_MANY_SCORES,
-    WRONG_ON,
-    FormName,
-    Runtime,
-)
+from sdpa_xp_export._runtime.releases import FIRST_RELEASE_OF_OPSET, OPSETS, Runtime, TargetProvider
 from sdpa_xp_export.forms import attention, grouped_query, multi_head, primitive, tiled
+from sdpa_xp_export.forms.form import Form
 
-FORMS: dict[FormName, ModuleType] = {
-    "attention": attention,
-    "multi_head": multi_head,
-    "grouped_query": grouped_query,
-    "tiled": tiled,
-    "primitive": primitive,
+FORMS: dict[FormName, Form] = {
+    form.name: form
+    for form in (attention.FORM, multi_head.FORM, grouped_query.FORM, tiled.FORM, primitive.FORM)
 }
+# The most scores, of all heads together, of a call with few scores.
+FEW_SCORES = {"unmasked": 2**24, "causal": 2**20, "masked": 2**21}
+# A call with more scores than this has very many.
+VERY_MANY_SCORES = 2**26
+# A call with at most this number of queries, as in decoding, has few scores for each key.
+FEW_QUERIES = 16
+# The forms to choose from, the best first, by provider and kind of call; what was measured, see benchmarks.
+_CPU: dict[str, tuple[FormName, ...]] = {
+    "unmasked, few queries": ("attention", "primitive"),
+    "causal, few queries": ("attention", "primitive"),
+    "masked, few queries": ("primitive",),
+    "unmasked, few scores": ("attention", "primitive"),
+    "unmasked, many scores": ("multi_head", "tiled", "primitive"),
+    "unmasked, very many scores": ("multi_head", "tiled", "primitive"),
+    "causal, few scores": ("attention", "tiled", "primitive"),
+    "causal, many scores": ("tiled", "primitive"),
+    "causal, very many scores": ("grouped_query", "tiled", "primitive"),
+    "masked, few scores": ("primitive",),
+    "masked, many scores": ("tiled", "primitive"),
+    "masked, very many scores": ("tiled", "primitive"),
+}
+_CUDA: dict[str, tuple[FormName, ...]] = {
+    **dict.fromkeys(_CPU, ("attention", "tiled", "primitive")),
+    **dict.fromkeys((case for case in _CPU if " few " in case), ("attention", "primitive")),
+}
+# The WebGPU provider has no kernel for Attention, which falls back to the CPU there.
+_WEB: dict[str, tuple[FormName, ...]] = {
+    case: ("primitive",) if " few " in case else ("tiled", "primitive") for case in _CPU
+}
+PREFERRED: dict[TargetProvider, dict[str, tuple[FormName, ...]]] = {"cpu": _CPU, "web": _WEB, "cuda": _CUDA}
+UNMEASURED: dict[TargetProvider, str] = {
+    "cuda": "no graph was run there",
+    "web": "its time was not measured there",
+}
+"""Why the order of the forms is an expectation, for each provider on which they were not timed."""
 
 
 def choose(
@@ -49,8 +69,8 @@ def choose(
         raise ArgumentValueError(function, rule, {"form": repr(form)})
     if opset is not None and (isinstance(opset, bool) or not isinstance(opset, int)):
         raise ArgumentTypeError(function, "`opset` must be an integer", {"opset": repr(opset)})
-    if opset is not None and not any(opset in opsets for opsets in OPSETS.values()):
-        first, last = OPSETS["primitive"][0], OPSETS["primitive"][-1]
+    if opset is not None and opset not in OPSETS:
+        first, last = OPSETS[0], OPSETS[-1]
         rule = f"`opset` must be {first} to {last}; no form supports {opset!r}"
         raise ArgumentValueError(function, rule, {"opset": repr(opset)})
     if form == "auto":
@@ -80,10 +100,10 @@ def unsupported_reason(form: FormName, call: ExportCall, target: Runtime) -> str
     Reasons that no release removes come before reasons that a newer release removes, also in the function of a
     form: whoever raises the release would meet the others next.
     """
-    if wrong := WRONG_ON.get(target.provider, {}).get(form):
+    if wrong := FORMS[form].wrong_on.get(target.provider):
         return f"{wrong}, and `runtime` is {target}"
-    why: str | None = FORMS[form].unsupported_reason(call, target)
-    oldest = FIRST_RELEASE[form]
+    why = FORMS[form].unsupported_reason(call, target)
+    oldest = FORMS[form].since
     if why is None and target.release < oldest:
         return f"onnxruntime computes it right from {oldest[0]}.{oldest[1]} on, and `runtime` is {target}"
     return why
@@ -99,7 +119,7 @@ def check_loaded_opset(function: str, opset: int | None, target: Runtime) -> Non
 
 def check_form_opset(function: str, form: FormName, opset: int | None) -> None:
     """Check that the form can be written in that opset; None is one that it can."""
-    allowed = OPSETS[form]
+    allowed = FORMS[form].opsets
     if opset is not None and opset not in allowed:
         rule = f"`opset` must be {allowed[0]} to {allowed[-1]} for form {form!r}"
         raise ArgumentValueError(function, rule, {"opset": repr(opset)})
@@ -122,10 +142,11 @@ def _best(call: ExportCall, opset: int | None, target: Runtime) -> tuple[FormNam
     why_not: dict[FormName, str] = {}
     for form in PREFERRED[target.provider][_case(call)]:
         why = unsupported_reason(form, call, target)
-        if opset is not None and opset not in OPSETS[form]:
+        if opset is not None and opset not in FORMS[form].opsets:
             why = f"opset {opset} was asked for"
-        if why is None and form == "attention" and target.provider == "cuda" and not _has_few_scores(call):
-            why = attention.memory_on_cuda(call, opset)
+        quadratic = FORMS[form].quadratic_on_cuda
+        if why is None and quadratic and target.provider == "cuda" and not _has_few_scores(call):
+            why = quadratic(call, opset)
         if why is None:
             break
         why_not[form] = why

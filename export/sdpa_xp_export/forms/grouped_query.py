@@ -10,9 +10,9 @@ from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import is_window, key_window
 from sdpa_xp_export._graph.finished_model import CONTRIB
 from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export._runtime.releases import WINDOW_COUNTS_ITSELF, Runtime
-from sdpa_xp_export.forms import contrib
-from sdpa_xp_export.forms.inputs import FormInputs, finished_outputs, read_inputs
+from sdpa_xp_export._runtime.releases import Runtime
+from sdpa_xp_export.forms.form import Form, FormInputs, finished_outputs, read_inputs
+from sdpa_xp_export.forms.multi_head import packed, unpacked, unsupported_by_contrib
 from sdpa_xp_export.lowering.tile import whole_tile
 
 WIDTHS = 8
@@ -20,10 +20,14 @@ WIDTHS = 8
 ALL = -1
 """The value of `local_window_size` for no window: all keys up to the query's own."""
 
+WINDOW_COUNTS_ITSELF = (1, 24)
+"""From this release on, a window counts the query's own key; before, only the keys to its left (issue 25927 of
+onnxruntime). So no graph with a window is right on both sides of it."""
 
-def unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
+
+def _unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
     """Return why this form cannot state the call; None if it can."""
-    if common := contrib.unsupported_reason(call):
+    if common := unsupported_by_contrib(call):
         return common
     if call.cached:
         return "the exporter writes GroupQueryAttention without its cache inputs"
@@ -51,7 +55,7 @@ def unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
     return None
 
 
-def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
+def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
     """query, key, value -> Transpose, Reshape -> GroupQueryAttention -> Reshape, Transpose."""
     # On the CPU half dtypes are computed in float32; CUDA has kernels for half dtypes alone.
     dtype = call.query.dtype if runtime.provider == "cuda" else "float32"
@@ -83,14 +87,14 @@ def _node(
 ) -> GraphValue:
     """Write the node; all keys are real."""
     graph, heads, groups = query.graph, int(query.dims[-3]), int(key.dims[-3])
-    packed = [contrib.packed(array) for array in (query, key, value)]
+    sides = [packed(array) for array in (query, key, value)]
     # The past key and value are left out, and in front of the sinks four more optional inputs.
-    operands = [*packed, None, None, *lengths, *([] if sinks is None else [*[None] * 4, sinks])]
+    operands = [*sides, None, None, *lengths, *([] if sinks is None else [*[None] * 4, sinks])]
     # The caches that it returns are not used, but releases before 1.28 do not load a node without them.
     output, *_ = graph.add_many(
         "GroupQueryAttention",
         *operands,
-        outputs=[(query.elem_type, packed[0].dims), (query.elem_type, key.dims), (query.elem_type, value.dims)],
+        outputs=[(query.elem_type, sides[0].dims), (query.elem_type, key.dims), (query.elem_type, value.dims)],
         domain=CONTRIB,
         num_heads=heads,
         kv_num_heads=groups,
@@ -98,7 +102,7 @@ def _node(
         softcap=call.softcap or 0.0,
         local_window_size=window,
     )
-    return contrib.unpacked(output, heads)
+    return unpacked(output, heads)
 
 
 def _holds_nan(inputs: FormInputs) -> GraphValue:
@@ -139,3 +143,11 @@ def _lengths(inputs: FormInputs) -> tuple[GraphValue, GraphValue]:
     last = xp.expand_dims(lengths.keys, axis=0) - 1
     repeated = lengths.graph.add("Expand", last, lengths.length(batch), dtype="int64", shape=(batch,))
     return repeated.astype("int32"), lengths.keys.astype("int32")
+
+
+FORM = Form(
+    "grouped_query",
+    _write,
+    _unsupported_reason,
+    wrong_on={"web": "the WebGPU provider computes GroupQueryAttention wrong from 32 tokens on"},
+)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from sdpa_xp_export._arrays import namespace as xp
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import is_lower_triangle, unmasked
 from sdpa_xp_export._graph.finished_model import CONTRIB
 from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export._runtime.releases import EMPTY_INPUTS, Runtime
-from sdpa_xp_export.forms import contrib
-from sdpa_xp_export.forms.inputs import finished_outputs, read_inputs
+from sdpa_xp_export._runtime.releases import Runtime
+from sdpa_xp_export.forms.form import Form, finished_outputs, read_inputs
+
+RANK = 4
+EMPTY_SINCE = (1, 31)
+"""The first release that takes an empty batch or length."""
 
 
-def unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
+def _unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
     """Return why this form cannot state the call; None if it can."""
-    if common := contrib.unsupported_reason(call):
+    if common := unsupported_by_contrib(call):
         return common
     if call.sizes.query_heads != call.sizes.heads:
         return "MultiHeadAttention has no grouped heads"
@@ -22,20 +26,20 @@ def unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
     if not unmasked(call) and not is_lower_triangle(call):
         return "MultiHeadAttention gives NaN for empty rows, and misplaces the diagonal where L is not S"
     sizes = (*call.sizes.batch, call.sizes.queries, call.sizes.keys)
-    if runtime.release < EMPTY_INPUTS["multi_head"] and any(isinstance(size, str) for size in sizes):
-        release = ".".join(map(str, EMPTY_INPUTS["multi_head"]))
+    if runtime.release < EMPTY_SINCE and any(isinstance(size, str) for size in sizes):
+        release = ".".join(map(str, EMPTY_SINCE))
         return f"before onnxruntime {release} it crashes on an empty batch, so the lengths must be numbers"
     return None
 
 
-def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
+def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
     """query, key, value -> Transpose, Reshape -> MultiHeadAttention -> Reshape, Transpose."""
     # The CPU has a kernel for float32 alone; CUDA for half dtypes too.
     dtype = call.query.dtype if runtime.provider == "cuda" else "float32"
     inputs = read_inputs(graph, call, dtype)
     heads = call.sizes.query_heads
     # Key and value with 4 axes would spare two Transposes, but lose the kernel without a matrix of scores.
-    query, key, value = (contrib.packed(array) for array in (inputs.query, inputs.key, inputs.value))
+    query, key, value = (packed(array) for array in (inputs.query, inputs.key, inputs.value))
     output = graph.add(
         "MultiHeadAttention",
         query,
@@ -48,4 +52,48 @@ def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphVa
         scale=call.scale,
         unidirectional=int(is_lower_triangle(call)),
     )
-    return finished_outputs(inputs, {"output": contrib.unpacked(output, heads)})
+    return finished_outputs(inputs, {"output": unpacked(output, heads)})
+
+
+def unsupported_by_contrib(call: ExportCall) -> str | None:
+    """Return what no fused operator of com.microsoft can state; None if it is for the operator to say."""
+    specs = (call.query, call.key, call.value)
+    if any(spec.ndim != RANK for spec in specs) or len({spec.shape[0] for spec in specs}) > 1:
+        return "com.microsoft operators take 4 axes with one batch"
+    if call.accumulation_dtype == "float64":
+        return "com.microsoft operators do not take float64"
+    if call.outputs != ("output",):
+        return "com.microsoft operators return only the output"
+    if call.biases:
+        return "com.microsoft operators give NaN for a row that a bias masks"
+    if not isinstance(call.scale, float):
+        return "com.microsoft operators take a scale that is a number"
+    if call.scale == 0:
+        return "com.microsoft operators read a scale of 0 as no scale"
+    return None
+
+
+def packed(value: GraphValue) -> GraphValue:
+    """(B, H, L, E) -> (B, L, H * E)."""
+    heads, width = value.dims[-3], value.dims[-1]
+    assert isinstance(heads, int)
+    assert isinstance(width, int)
+    swapped = xp.moveaxis(value, -2, -3)
+    return xp.reshape(swapped, [0, 0, heads * width], dims=(*swapped.dims[:2], heads * width))
+
+
+def unpacked(value: GraphValue, heads: int) -> GraphValue:
+    """(B, L, H * Ev) -> (B, H, L, Ev)."""
+    batch, length, width = value.dims
+    assert isinstance(width, int)
+    split = xp.reshape(value, [0, 0, heads, width // heads], dims=(batch, length, heads, width // heads))
+    return xp.moveaxis(split, -2, -3)
+
+
+FORM = Form(
+    "multi_head",
+    _write,
+    _unsupported_reason,
+    empty_since=EMPTY_SINCE,
+    wrong_on={"web": "the WebGPU provider computes MultiHeadAttention wrong from 32 tokens on"},
+)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._runtime.releases import Runtime
-from sdpa_xp_export.forms.inputs import finished_outputs, read_inputs
+from sdpa_xp_export.forms.form import Form, finished_outputs, read_inputs
 from sdpa_xp_export.lowering.tile import whole_tile
 from sdpa_xp_export.lowering.tile_attention import attend_tile, scale_query
 
 
-def unsupported_reason(_call: ExportCall, _runtime: Runtime) -> str | None:
+def _unsupported_reason(_call: ExportCall, _runtime: Runtime) -> str | None:
     """Return why this form cannot state the call; it can state every one."""
     return None
 
 
-def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
+def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
     """query, key, value -> MatMul -> softcap -> biases -> Where -> Softmax -> Where -> MatMul.
 
     Half inputs are computed in float32.
@@ -26,3 +26,6 @@ def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphVa
     # A Softmax that hides NaN would hide it in a row that attends it, too.
     results = attend_tile(tile, query, inputs.key, inputs.value, explicit_softmax=runtime.softmax_hides_nan)
     return finished_outputs(inputs, results)
+
+
+FORM = Form("primitive", _write, _unsupported_reason)

@@ -12,7 +12,7 @@ from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import is_only_causal
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._runtime.releases import Runtime
-from sdpa_xp_export.forms.inputs import FormInputs, finished_outputs, read_inputs
+from sdpa_xp_export.forms.form import Form, FormInputs, finished_outputs, read_inputs
 from sdpa_xp_export.lowering.graph_lengths import GraphLengths, LengthsAsData, LengthsInBody
 from sdpa_xp_export.lowering.hidden_keys import hide_keys
 from sdpa_xp_export.lowering.key_range import key_range
@@ -24,14 +24,14 @@ ROWS = 128
 """Queries in a block. A block meets all keys that it may attend at once, so its softmax is the plain one."""
 
 
-def unsupported_reason(call: ExportCall, _runtime: Runtime) -> str | None:
+def _unsupported_reason(call: ExportCall, _runtime: Runtime) -> str | None:
     """Return why this form cannot state the call; None if it can."""
     if {"weights", "scores"} & set(call.outputs):
         return "weights and scores are L x S arrays, which its blocks avoid"
     return None
 
 
-def write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
+def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
     """query, key, value -> Loop over blocks(Slice queries and keys -> attention) -> Reshape, Slice.
 
     Blocks are counted from the last query on: only the one of the first queries may be shorter than the others.
@@ -175,3 +175,6 @@ def _joined(inputs: FormInputs, blocks: GraphValue, even: bool) -> GraphValue:
         return joined
     stop = count * rows
     return ops.cut(joined, (stop - queries, stop), axis - 1 - joined.ndim, length)
+
+
+FORM = Form("tiled", _write, _unsupported_reason)

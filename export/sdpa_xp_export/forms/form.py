@@ -1,16 +1,44 @@
-"""The begin and the end of every form: inputs in one dtype and layout, and outputs as the call has them."""
+"""What a form is, and how each begins and ends: inputs in one dtype and layout, and the outputs of the call."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from sdpa_xp_export._arrays import namespace as xp
 from sdpa_xp_export._arrays import ops
-from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._call.call import ExportCall, FormName
 from sdpa_xp_export._call.mask_analysis import cuts_keys
 from sdpa_xp_export._graph.graph import Graph, GraphValue
+from sdpa_xp_export._runtime.releases import OLDEST, OPSETS, Runtime, TargetProvider
 from sdpa_xp_export.lowering.graph_lengths import GraphLengths
 from sdpa_xp_export.lowering.heads import in_layout
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A way to write calls as graphs, and what was measured of it in the releases of onnxruntime."""
+
+    name: FormName
+    write: Callable[[Graph, ExportCall, Runtime], dict[str, GraphValue]]
+    """Writes the nodes of a call, and returns the outputs by name."""
+    unsupported_reason: Callable[[ExportCall, Runtime], str | None]
+    """Returns why the form cannot state a call. What a newer release removes comes after all other reasons."""
+    since: tuple[int, int] = OLDEST
+    """The first release that computes every call that the form takes."""
+    empty_since: tuple[int, int] = OLDEST
+    """The first release in which an empty batch or length gives an empty result; before, it crashes."""
+    opsets: range = OPSETS
+    # At opset 18 each operator that is written here has a kernel for CUDA since 1.23; at later opsets some
+    # have it since 1.27 only.
+    default_opset: int = 18
+    opset_of: Callable[[ExportCall], int] | None = None
+    """Returns the default opset of a call, if calls have different ones."""
+    wrong_on: Mapping[TargetProvider, str] = field(default_factory=dict)
+    """Why a provider computes the form wrong. On WebGPU, outputs of two forms are off by 0.1 to 1.5 in 1.30 and
+    1.31 if its FlashAttention uses the subgroups of an adapter; tests/runtime/webgpu.py runs the others."""
+    quadratic_on_cuda: Callable[[ExportCall, int | None], str | None] | None = None
+    """Returns why CUDA's kernel for a call in an opset holds an array of L x S, if some do."""
 
 
 @dataclass(frozen=True, slots=True)
