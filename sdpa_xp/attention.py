@@ -253,9 +253,9 @@ def _attend_portably(call: PreparedCall, *, with_lse: bool) -> tuple[Array, Arra
     """Return output and log-sum-exp, computed by the portable implementation; of chunked arrays by tasks."""
     if call.grid.library.chunks is not None:
         # Imported here because it takes a fifth of this module's import time, and few programs need it.
-        from sdpa_xp import _chunks as chunks
+        from sdpa_xp import _many as many
 
-        if (in_chunks := chunks.attend(call)) is not None:
+        if (in_chunks := many.attend(call)) is not None:
             return in_chunks
     formula = None if with_lse else call.cached("one_tile", lambda: _one_tile(call))
     query, key, value = call.arrays.values()

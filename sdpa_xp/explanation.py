@@ -8,7 +8,6 @@ from typing import NamedTuple
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
-from sdpa_xp._chunks import CutCall, cut_call
 from sdpa_xp._core import threads
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._display import Squares, captioned
@@ -16,6 +15,7 @@ from sdpa_xp._kernels import choose_kernel
 from sdpa_xp._libraries import lazy_reason
 from sdpa_xp._libraries.jax_trees import without_arrays
 from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng
+from sdpa_xp._many import CutCall, cut_call
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp._tiles.plan import Plan
 from sdpa_xp.biases import Bias

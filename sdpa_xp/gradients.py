@@ -12,9 +12,6 @@ from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks.arrays import check_one_device, check_one_dtype, check_one_library
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
 from sdpa_xp._checks.shapes import check_known
-from sdpa_xp._chunks import graph_call
-from sdpa_xp._chunks.backward import gradients as gradients_in_chunks
-from sdpa_xp._chunks.forward import attend as attend_in_chunks
 from sdpa_xp._core import streaming
 from sdpa_xp._core.backward import Forward, gradients
 from sdpa_xp._core.key_value_source import ArraySource
@@ -22,6 +19,7 @@ from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.targets import gradient_targets
 from sdpa_xp._libraries import FLOATING, astype_if_needed, dtype_name, overridden
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng, Shape
+from sdpa_xp._many import graph_call
 from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.layout import Layout, swap_heads_and_length
 from sdpa_xp.biases import Bias
@@ -164,8 +162,8 @@ def _forward(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
     value = ArraySource(call.arrays["value"])
     targets, bias_names = gradient_targets(scores, call.arrays["key"], value.array, arrays)
     if cut is not None:
-        output, lse = attend_in_chunks(cut, call.grid.dtype, in_parts=True)
-        return Derivable(output, targets, partial(gradients_in_chunks, cut, output, lse, targets, arrays))
+        output, lse = cut.attend(call.grid.dtype, in_parts=True)
+        return Derivable(output, targets, partial(cut.gradients, output, lse, targets, arrays))
     plan = call.plan()
     output, lse_parts = streaming.attend(scores, value, plan, call.grid.dtype, in_parts=True)
     forward = Forward(scores, value, output, cast(Array, lse_parts), targets, bias_names, plan)

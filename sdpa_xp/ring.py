@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar, cast
 
-from sdpa_xp import _ring
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
@@ -13,6 +12,7 @@ from sdpa_xp._checks.messages import shown
 from sdpa_xp._libraries import library_of
 from sdpa_xp._libraries.programs import DeviceRing
 from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng
+from sdpa_xp._many.ring import attend
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
@@ -111,7 +111,7 @@ def ring_attention(
     call = prepare(FUNCTION, {"query": query, "key": key, "value": value}, options)
     _check_divided({"query": call.sizes.queries, "key": call.sizes.keys}, axis_name, ring.size)
     with call.computing():
-        return cast(A, call.result(_ring.attend(call, ring)))
+        return cast(A, call.result(attend(call, ring)))
 
 
 def _check_ring(query: AnyArray, mesh: object, axis_name: object) -> DeviceRing:

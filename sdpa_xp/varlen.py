@@ -7,7 +7,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar, cast
 
-from sdpa_xp import _chunks as chunks
+from sdpa_xp import _many as many
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.padded import RaggedBatch, gather_sequences, padded_groups
 from sdpa_xp._call.prepare import prepare
@@ -270,5 +270,5 @@ def _attend_in_chunks(
 ) -> GroupState | None:
     key, value = (cast(ArraySource, source).array for source in (arrays.key, arrays.value))
     of_group = call.of_entries(group.grid, {"query": arrays.query, "key": key, "value": value})
-    in_chunks = chunks.attend(of_group, dropout)
+    in_chunks = many.attend(of_group, dropout)
     return None if in_chunks is None else (in_chunks[0], in_chunks[1][..., None])

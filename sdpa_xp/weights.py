@@ -8,13 +8,11 @@ from typing import TypeVar, cast
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
-from sdpa_xp._chunks import graph_call
-from sdpa_xp._chunks.full import scores as chunked_scores
-from sdpa_xp._chunks.full import weights as chunked_weights
 from sdpa_xp._core.full_matrix import full_scores, full_weights
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries import overridden
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
+from sdpa_xp._many import graph_call
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp._tiles.plan import Plan, plan_full_rows
 from sdpa_xp.biases import Bias
@@ -165,7 +163,7 @@ def _full_matrix(
     plan = plan_full_rows(sizes.queries, sizes.keys, sizes.all_heads, is_traced=call.grid.is_traced)
     with call.computing():
         if call.grid.library.chunks is not None and (cut := graph_call(call)) is not None:
-            in_chunks = chunked_weights if compute is full_weights else chunked_scores
-            return call.remove_head_axis(in_chunks(cut, call.result_dtype))
+            in_chunks = cut.weights if compute is full_weights else cut.scores
+            return call.remove_head_axis(in_chunks(call.result_dtype))
         computed = compute(call.scores(), plan, call.result_dtype)
         return call.remove_head_axis(call.attach_zero_gradient(computed, call.sinks))

@@ -18,11 +18,8 @@ def computed(schedule: Schedule) -> Counter[tuple[int, int]]:
         assert walk.steps == tuple(range(walk.steps[0], walk.steps[-1] + walk.direction, walk.direction))
         for step, device in itertools.product(walk.steps, range(schedule.devices)):
             owner = (device - step) % schedule.devices
-            blocks = schedule.blocks[device][owner]
-            for (a, i), (b, j) in itertools.product(
-                enumerate(schedule.pieces[device]), enumerate(schedule.pieces[owner])
-            ):
-                met[i, j] += blocks[a][b]
+            for i, j in itertools.product(schedule.pieces[device], schedule.pieces[owner]):
+                met[i, j] += schedule.meets[i][j]
     return +met
 
 

@@ -1,10 +1,17 @@
-"""Calls of arrays that lie in chunks, on one machine or on many, computed by the tasks of a scheduler.
+"""Calls that are cut into blocks, which many tasks or devices compute.
 
-A task gets one chunk of queries and one of keys and values, and computes the attention state of these keys.
-States merge in a tree. Blocks that a mask empties have no task, and no array is larger than a chunk.
+    blocks      which part of each array belongs to a block of the scores
+    windows     a block as a call of its own, whose masks and biases count in the whole call
+    tasks       what a task computes for a block of chunked arrays
+    cut_call    a call of chunked arrays: where it is cut, and which blocks have pairs that may attend
+    graphs      the graph of its tasks, for Dask
+    streams     its tasks for cubed, which projects their memory
+    ring        devices that run one program, and send keys to each other, for JAX
+    schedule    which device has which queries and keys, and which way the keys travel
+    walks       around the ring: states merge, gradients travel with the keys
 
-The library's file in `_libraries` says how tasks become an array. Tasks hold no array and no lock, so any
-worker can compute them.
+The library's file in `_libraries` says how tasks become an array, and how devices send arrays. Tasks hold no
+array and no lock, so any worker can compute them. No array is larger than a chunk.
 """
 
 from __future__ import annotations
@@ -13,12 +20,13 @@ from typing import cast
 
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks.keywords import refuse_missing_streams
-from sdpa_xp._chunks import forward, streams
-from sdpa_xp._chunks.call import CutCall, GraphCall, StreamedCall, refused_function
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._libraries.cubed import CubedStreams
 from sdpa_xp._libraries.dask import DaskGraphs
 from sdpa_xp._libraries.protocols import Array
+from sdpa_xp._many.cut_call import CutCall, unsupported_reason
+from sdpa_xp._many.graphs import GraphCall
+from sdpa_xp._many.streams import StreamedCall
 
 
 def cut_call(call: PreparedCall, dropout: Dropout | None = None) -> GraphCall | StreamedCall | None:
@@ -46,17 +54,7 @@ def graph_call(call: PreparedCall) -> GraphCall | None:
 def attend(call: PreparedCall, dropout: Dropout | None = None) -> tuple[Array, Array] | None:
     """Return output and log-sum-exp of a call that is computed in chunks, or None."""
     cut = cut_call(call, dropout)
-    if isinstance(cut, StreamedCall):
-        return streams.attend(cut, call.result_dtype)
-    return None if cut is None else forward.attend(cut, call.result_dtype)
-
-
-def unsupported_reason(call: PreparedCall) -> str | None:
-    """Return why a call of chunked arrays has to be one block, or None."""
-    if 0 in call.grid.shape or any(0 in array.shape for array in call.arrays.values()):
-        return "an axis has no elements"
-    error = refused_function(call)
-    return None if error is None else f"a function of the caller does not take arrays of a chunk: {error}"
+    return None if cut is None else cut.attend(call.result_dtype)
 
 
 __all__ = ["CutCall", "attend", "cut_call", "graph_call"]

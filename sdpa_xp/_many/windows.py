@@ -1,23 +1,37 @@
-"""A window of a larger grid of scores: a range of queries and a range of keys, computed as a separate call.
+"""A window of a larger grid of scores: a range of queries and a range of keys, computed as a call of its own.
 
 The tiles of the window are tiles of the larger grid. Masks, biases and dropout are bound to the larger grid.
-They see the same pair indices as in a single call, and so give the same result.
+They see the same pair indices as in a single call, and so give the same result. The states of windows with the
+same queries merge to the state over all keys.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias, cast
 
+from sdpa_xp._core import streaming
 from sdpa_xp._core.dropout import Dropout
-from sdpa_xp._core.scores import BoundOptions
+from sdpa_xp._core.key_value_source import ArraySource
+from sdpa_xp._core.online_softmax import merge
+from sdpa_xp._core.scores import BoundOptions, Scores
+from sdpa_xp._libraries import namespace_of
 from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp._tiles.allowed import Allowed
 from sdpa_xp._tiles.gradient_target import GradientTarget
+from sdpa_xp._tiles.plan import Plan, plan_tiles
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Tile, WindowPlace, shifted
 from sdpa_xp.biases.algebra import Term
 from sdpa_xp.masks.algebra import AllOf, Pattern
+
+State: TypeAlias = tuple[Array, Array, Array]
+"""Output (..., Hq, L, Ev), and two numbers that add up to the log-sum-exp (..., Hq, L).
+
+All have the accumulation dtype.
+"""
 
 
 class Window(NamedTuple):
@@ -47,10 +61,6 @@ class Window(NamedTuple):
             origin=self.origin,
         )
 
-    def options(self, options: BoundOptions) -> BoundOptions:
-        """Return options of the whole grid as options of the window."""
-        return _asked_about(self, options, WindowPattern(self, options.mask))
-
 
 class PlacedWindow(NamedTuple):
     """A part of a grid on one of several devices that run one program. Only the device knows its place."""
@@ -71,26 +81,12 @@ class PlacedWindow(NamedTuple):
         rows, columns = range(self.whole.queries), range(self.whole.keys)
         return Tile(rows, columns, self.whole, tile.leading, tile.block, placement=self.placement)
 
-    def options(self, options: BoundOptions) -> BoundOptions:
-        """Return options of the whole grid as options of the window."""
-        return _asked_about(self, options, PlacedPattern(self, options.mask))
-
-
-def _asked_about(window: Window | PlacedWindow, options: BoundOptions, mask: Pattern) -> BoundOptions:
-    is_trivial = isinstance(options.mask, AllOf) and not options.mask.patterns
-    dropout = options.dropout
-    return options._replace(
-        mask=options.mask if is_trivial else mask,
-        biases=tuple(WindowTerm(window, term) for term in options.biases),
-        dropout=None if dropout is None else WindowDropout(dropout.p, dropout.seed, window),
-    )
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedPattern(Pattern):
-    """A mask of the whole grid, asked about a window whose place is not known: it skips no key."""
+    """A mask of the whole grid, asked about a window. A place that is not known leaves all else open."""
 
-    window: PlacedWindow
+    window: Window | PlacedWindow
     pattern: Pattern
 
     def allowed_in(self, tile: Tile) -> Allowed:
@@ -98,14 +94,10 @@ class PlacedPattern(Pattern):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WindowPattern(Pattern):
-    """A mask of the whole grid, asked about tiles of a window."""
+class WindowPattern(PlacedPattern):
+    """A mask of the whole grid, asked about a window at a known place, so that tiles are skipped."""
 
     window: Window
-    pattern: Pattern
-
-    def allowed_in(self, tile: Tile) -> Allowed:
-        return self.pattern.allowed_in(self.window.tile_of_whole(tile))
 
     def uniform(self, tile: Tile) -> bool | None:
         return self.pattern.uniform(self.window.tile_of_whole(tile))
@@ -147,3 +139,45 @@ class WindowDropout(Dropout):
 
     def apply(self, tile: Tile, weights: Array) -> Array:
         return Dropout.apply(self, self.window.tile_of_whole(tile), weights)
+
+
+def window_scores(window: Window | PlacedWindow, query: Array, key: Array, options: BoundOptions) -> Scores:
+    """Return the scores of a window; the options are bound to the whole grid, with the window's arrays."""
+    mask, dropout = options.mask, options.dropout
+    if not isinstance(mask, AllOf) or mask.patterns:
+        mask = WindowPattern(window, mask) if isinstance(window, Window) else PlacedPattern(window, mask)
+    of_window = options._replace(
+        mask=mask,
+        biases=tuple(WindowTerm(window, term) for term in options.biases),
+        dropout=None if dropout is None else WindowDropout(dropout.p, dropout.seed, window),
+    )
+    return Scores(window.grid, query, ArraySource(key), of_window)
+
+
+def window_plan(scores: Scores, value: Array) -> Plan:
+    """Return the tiles of a window, in one thread: a scheduler computes as many windows at a time as it can."""
+    return replace(plan_tiles(scores.grid, scores.group, scores.query.shape[-1] + value.shape[-1]), threads=1)
+
+
+def window_state(scores: Scores, value: Array) -> State:
+    """Return attention over the keys of a window."""
+    plan = window_plan(scores, value)
+    output, lse = streaming.attend(scores, ArraySource(value), plan, scores.grid.dtype, in_parts=True)
+    lse = cast(Array, lse)
+    return output, lse[..., 0], lse[..., 1]
+
+
+def state_without_keys(grid: ScoreGrid, shape: Shape, width: int) -> State:
+    """Return the state of queries, (..., Hq, L), that attend to no key: 0, -inf and 0."""
+    lse = grid.xp.full(shape, -math.inf, dtype=grid.dtype, device=grid.device)
+    zeros = grid.xp.zeros((*shape, width), dtype=grid.dtype, device=grid.device)
+    return zeros, lse, grid.xp.zeros_like(lse)
+
+
+def merge_states(states: Sequence[State], sinks: Array | None = None) -> State:
+    """Merge states of the same queries over different keys, and the sinks, (..., Hq, 1, 1)."""
+    output, lse, _ = states[0]
+    xp, parts = namespace_of(output), cast("list[tuple[Array, Array, Array | float]]", [*states])
+    if sinks is not None:  # a sink is the state of a key whose value is 0
+        parts.append((xp.zeros_like(output), xp.broadcast_to(sinks[..., 0], lse.shape), 0.0))
+    return merge(xp, parts) if len(parts) > 1 else states[0]

@@ -8,6 +8,10 @@ The axis of a mesh has n devices. The sequence is cut into n or 2 n pieces:
 Zig-zag is the balanced order of a causal mask: Dubey et al., "The Llama 3 Herd of Models", arXiv 2407.21783,
 section 3.3.2. Other masks may be done sooner in the plain order, which needs no exchange. So all are tried, and
 the one whose busiest devices compute least is taken.
+
+For zig-zag, each device exchanges its two halves with two others. Device d has the pieces 2 d and 2 d + 1, and
+is to have d and 2 n - 1 - d. The first halves of all devices go to one device each, even pieces below n and odd
+ones from n on; and so do the second halves.
 """
 
 from __future__ import annotations
@@ -15,6 +19,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
+
+from sdpa_xp._libraries.programs import DeviceRing
+from sdpa_xp._libraries.protocols import Array, Namespace
+from sdpa_xp._tiles.layout import slice_of_axis
 
 
 class Walk(NamedTuple):
@@ -34,8 +42,8 @@ class Schedule(NamedTuple):
     """The length of a piece of queries."""
     keys: int
     """The length of a piece of keys."""
-    blocks: tuple[tuple[tuple[tuple[bool, ...], ...], ...], ...]
-    """Whether pairs may attend, by the device of the queries, that of the keys, and the pieces of both."""
+    meets: tuple[tuple[bool, ...], ...]
+    """Whether a pair may attend, by the number of the piece of the queries and that of the keys."""
     walks: tuple[Walk, ...]
 
     @property
@@ -56,7 +64,7 @@ class Schedule(NamedTuple):
     @property
     def is_full(self) -> bool:
         """Whether all pieces meet."""
-        return all(met for of_device in self.blocks for met in _flat(of_device))
+        return all(map(all, self.meets))
 
     @property
     def hops(self) -> int:
@@ -65,7 +73,9 @@ class Schedule(NamedTuple):
 
     def blocks_at(self, step: int) -> list[int]:
         """Return how many blocks each device computes at a step."""
-        return [sum(_flat((self.blocks[d][(d - step) % self.devices],))) for d in range(self.devices)]
+        keys = [self.pieces[(device - step) % self.devices] for device in range(self.devices)]
+        pairs = zip(self.pieces, keys, strict=True)
+        return [sum(self.meets[i][j] for i in rows for j in columns) for rows, columns in pairs]
 
     @property
     def cost(self) -> tuple[float, int, int]:
@@ -95,19 +105,12 @@ def _schedule(
 ) -> Schedule:
     devices, count = len(pieces), len(pieces) * len(pieces[0])
     rows, columns = queries // count, keys // count
-
-    def met(i: int, j: int) -> bool:
-        return meet(range(i * rows, (i + 1) * rows), range(j * columns, (j + 1) * columns))
-
-    all_met = [[met(i, j) for j in range(count)] for i in range(count)]
-    blocks = tuple(
-        tuple(tuple(tuple(all_met[i][j] for j in of_keys) for i in of_queries) for of_keys in pieces)
-        for of_queries in pieces
-    )
-    steps = [
-        s for s in range(devices) if any(any(_flat((blocks[d][(d - s) % devices],))) for d in range(devices))
-    ]
-    return Schedule(pieces, rows, columns, blocks, _walks({0, *steps}, devices))
+    row_ranges = [range(n * rows, (n + 1) * rows) for n in range(count)]
+    column_ranges = [range(n * columns, (n + 1) * columns) for n in range(count)]
+    meets = tuple(tuple(meet(i, j) for j in column_ranges) for i in row_ranges)
+    still = Schedule(pieces, rows, columns, meets, ())
+    steps = {step for step in range(devices) if any(still.blocks_at(step))}
+    return still._replace(walks=_walks({0, *steps}, devices))
 
 
 def _walks(steps: Iterable[int], devices: int) -> tuple[Walk, ...]:
@@ -123,5 +126,40 @@ def _walks(steps: Iterable[int], devices: int) -> tuple[Walk, ...]:
     return tuple(walks)
 
 
-def _flat(blocks: Iterable[Iterable[Iterable[bool]]]) -> Iterable[bool]:
-    return (met for of_keys in blocks for row in of_keys for met in row)
+def to_zigzag(ring: DeviceRing, xp: Namespace, array: Array, axis: int) -> Array:
+    """Return the pieces d and 2 n - 1 - d of an array whose pieces 2 d and 2 d + 1 each device has."""
+    first, second = (
+        ring.permuted(half, _devices_of(ring.size, number)) for number, half in enumerate(_halves(array, axis))
+    )
+    return _joined_by_parity(ring, xp, first, second, axis)
+
+
+def to_plain(ring: DeviceRing, xp: Namespace, array: Array, axis: int) -> Array:
+    """Return the pieces 2 d and 2 d + 1 of an array whose pieces d and 2 n - 1 - d each device has."""
+    early, late = _halves(array, axis)
+    joined = _joined_by_parity(ring, xp, early, late, axis)
+    halves = []
+    for number, half in enumerate(_halves(joined, axis)):
+        homes = [0] * ring.size
+        for home, device in enumerate(_devices_of(ring.size, number)):
+            homes[device] = home
+        halves.append(ring.permuted(half, homes))
+    return xp.concat(halves, axis=axis)
+
+
+def _devices_of(devices: int, half: int) -> list[int]:
+    """Return for each device the device that its first or second half belongs to."""
+    pieces = [2 * device + half for device in range(devices)]
+    return [min(piece, 2 * devices - 1 - piece) for piece in pieces]
+
+
+def _halves(array: Array, axis: int) -> tuple[Array, Array]:
+    half = array.shape[axis] // 2
+    return array[slice_of_axis(axis, 0, half)], array[slice_of_axis(axis, half, 2 * half)]
+
+
+def _joined_by_parity(ring: DeviceRing, xp: Namespace, first: Array, second: Array, axis: int) -> Array:
+    """Join two halves, on devices with odd numbers the other way round."""
+    is_even = ring.number() % 2 <= 0
+    halves = xp.where(is_even, first, second), xp.where(is_even, second, first)
+    return xp.concat(halves, axis=axis)

@@ -1,12 +1,23 @@
-"""How a call is cut where its arrays are cut: into pieces that no chunk of an array crosses."""
+"""Which part of each array belongs to a block of the scores.
+
+A call of many tasks or devices is cut into pieces that no chunk of an array crosses, and each task gets one
+block. The bound masks and biases are cut too: the call that all tasks share has slots instead of their arrays.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
 
+from sdpa_xp._checks.numbers import Integers
+from sdpa_xp._core.dropout import Dropout
+from sdpa_xp._core.scores import BoundOptions
+from sdpa_xp._libraries import is_array, is_traced, namespace_of
 from sdpa_xp._libraries.protocols import Array, Chunks, Shape
+from sdpa_xp.biases.algebra import Term
+from sdpa_xp.masks.algebra import Pattern
 
 Axis: TypeAlias = int | None
 """An axis of the scores, -1 for S, -2 for L, -3 for Hq, and so on; `KEY_HEADS`; or None for any other axis."""
@@ -55,38 +66,32 @@ class Pieces(NamedTuple):
         """Return the ranges of a piece on the first of the axes (..., Hq, L, S)."""
         return tuple(ranges[number] for ranges, number in zip(self.ranges, place, strict=False))
 
-    def ranges_along(self, axis: Axis, length: int) -> tuple[range, ...]:
+    def chunks(self, shape: Shape, axes: Sequence[Axis]) -> Chunks:
+        """Return the chunks of an array cut into the pieces; its axes are `axes` of the scores."""
+        ranges = (self._ranges_along(axis, length) for axis, length in zip(axes, shape, strict=True))
+        return tuple(tuple(map(len, of_axis)) for of_axis in ranges)
+
+    def numbers(self, shape: Shape, axes: Sequence[Axis], place: Place) -> tuple[int, ...]:
+        """Return the number of the chunk that belongs to a place, on each axis of an array."""
+        return tuple(self._number_along(axis, length, place) for axis, length in zip(axes, shape, strict=True))
+
+    def _ranges_along(self, axis: Axis, length: int) -> tuple[range, ...]:
         """Return the pieces of an axis of an array: one if it is broadcast, or no axis of the scores."""
         if axis is None or (length == 1 and axis != KEY_HEADS):
             return (range(length),)
         return self.key_heads if axis == KEY_HEADS else self.ranges[axis]
 
-    def number_along(self, axis: Axis, length: int, place: Place) -> int:
-        """Return which of `ranges_along` belongs to a place."""
+    def _number_along(self, axis: Axis, length: int, place: Place) -> int:
         if axis is None or length == 1:
             return 0
         return self.key_heads_of[place[-3]] if axis == KEY_HEADS else place[axis]
 
 
 class AlignedArray(NamedTuple):
-    """A chunked array whose axes lie along axes of the scores."""
+    """An array whose axes lie along axes of the scores."""
 
     array: Array
     axes: tuple[Axis, ...]
-
-    def numbers(self, pieces: Pieces, place: Place) -> tuple[int, ...]:
-        """Return the number of the block at a place, on each axis."""
-        return numbers_at(pieces, self.array.shape, self.axes, place)
-
-
-def numbers_at(pieces: Pieces, shape: Shape, axes: Sequence[Axis], place: Place) -> tuple[int, ...]:
-    """Return the number of the block at a place, on each axis of an array of `shape`."""
-    return tuple(pieces.number_along(axis, n, place) for axis, n in zip(axes, shape, strict=True))
-
-
-def chunks_along(pieces: Pieces, shape: Shape, axes: Sequence[Axis]) -> Chunks:
-    """Return the chunks of an array of `shape` that is cut into the pieces."""
-    return tuple(tuple(map(len, pieces.ranges_along(axis, n))) for axis, n in zip(axes, shape, strict=True))
 
 
 def aligned_axes(axes: Sequence[Axis], ndim: int) -> tuple[Axis, ...]:
@@ -100,15 +105,15 @@ def cut(scores_shape: Shape, query: Chunks, key: Chunks, value: Chunks) -> Piece
     ranges = []
     for axis, length in zip(range(-3 - len(batch), -3), batch, strict=True):
         cuts = [chunks[axis] for chunks in (query, key, value) if len(chunks) >= -axis]
-        ranges.append(_ranges({0, length}.union(*(borders(c) for c in cuts if sum(c) == length))))
+        ranges.append(_ranges({0, length}.union(*(_borders(c) for c in cuts if sum(c) == length))))
     group = heads // sum(key[-3])
-    of_heads = _head_ranges(borders(query[-3]), borders(key[-3]) | borders(value[-3]), group)
+    of_heads = _head_ranges(_borders(query[-3]), _borders(key[-3]) | _borders(value[-3]), group)
     read = [range(r.start // group, -(-r.stop // group)) for r in of_heads]
     key_heads = tuple(sorted(set(read), key=lambda r: r.start))
     ranges += [
         of_heads,
-        _ranges({0, queries} | borders(query[-2])),
-        _ranges({0, keys} | borders(key[-2]) | borders(value[-2])),
+        _ranges({0, queries} | _borders(query[-2])),
+        _ranges({0, keys} | _borders(key[-2]) | _borders(value[-2])),
     ]
     return Pieces(tuple(ranges), key_heads, tuple(map(key_heads.index, read)))
 
@@ -149,10 +154,70 @@ def _head_ranges(query: set[int], key: set[int], group: int) -> tuple[range, ...
     return _ranges(cuts)
 
 
-def borders(chunks: Sequence[int]) -> set[int]:
+def _borders(chunks: Sequence[int]) -> set[int]:
     """Return where chunks begin and end."""
     return {0, *itertools.accumulate(chunks)}
 
 
 def _ranges(cuts: set[int]) -> tuple[range, ...]:
     return tuple(range(start, stop) for start, stop in itertools.pairwise(sorted(cuts)))
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The place of an array in bound options."""
+
+    index: int
+
+
+def take_arrays(bound: BoundOptions) -> tuple[BoundOptions, list[AlignedArray]]:
+    """Return the options with a slot for each array, and the arrays in the order of the slots."""
+    arrays: list[AlignedArray] = []
+
+    def take(array: Any, axes: tuple[Axis, ...]) -> Any:
+        arrays.append(AlignedArray(array, axes))
+        return Slot(len(arrays) - 1)
+
+    with_slots: BoundOptions = _mapped(bound, is_array, take)
+    return with_slots, arrays
+
+
+def put_blocks(bound: BoundOptions, blocks: Sequence[Array]) -> BoundOptions:
+    """Return the options with a block in each slot."""
+    filled: BoundOptions = _mapped(bound, lambda x: isinstance(x, Slot), lambda slot, _: blocks[slot.index])
+    return filled
+
+
+def _mapped(
+    value: Any,
+    is_leaf: Callable[[Any], bool],
+    change: Callable[[Any, tuple[Axis, ...]], Any],
+    axes: tuple[Axis, ...] | None = None,
+) -> Any:
+    """Return `value` with each leaf changed.
+
+    `axes` are those of a leaf, None if it broadcasts to the scores.
+    """
+    if is_leaf(value):
+        ndim = getattr(value, "ndim", 0)
+        return change(value, aligned_axes((), ndim) if axes is None else axes)
+    if isinstance(value, Integers):
+        values = _mapped(value.values, is_leaf, change)
+        return _with_extremes(values) if is_array(values) else value._replace(values=values)
+    if isinstance(value, tuple):
+        changed = [_mapped(item, is_leaf, change) for item in value]
+        return type(value)(*changed) if hasattr(value, "_fields") else tuple(changed)
+    if isinstance(value, Pattern | Term | Dropout) and is_dataclass(value):
+        array_axes: Mapping[str, tuple[Axis, ...]] = getattr(value, "array_axes", {})
+        parts = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+        changes = {name: _mapped(part, is_leaf, change, array_axes.get(name)) for name, part in parts.items()}
+        return replace(value, **changes)
+    return value
+
+
+def _with_extremes(values: Array) -> Integers:
+    """Return integers with their least and most, so that tiles of a block are skipped."""
+    if is_traced(values) or 0 in values.shape:
+        return Integers(values, float("-inf"), float("inf"))
+    xp = namespace_of(values)
+    return Integers(values, int(xp.min(values)), int(xp.max(values)))

@@ -8,26 +8,23 @@ from functools import partial
 from typing import Any
 
 from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._chunks.cutting import (
-    KEY_AXES,
-    QUERY_AXES,
-    AlignedArray,
-    Place,
-    aligned_axes,
-    chunks_along,
-    cut,
-    regular,
-)
-from sdpa_xp._chunks.slots import take_arrays
-from sdpa_xp._chunks.tasks import ChunkedCall
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._core.scores import BoundOptions, Scores
 from sdpa_xp._libraries import READ_ONLY, dtype_name, is_traced, library_of, numpy_array
 from sdpa_xp._libraries.base import ChunkedArrays
-from sdpa_xp._libraries.cubed import CubedStreams
-from sdpa_xp._libraries.dask import DaskGraphs
-from sdpa_xp._libraries.protocols import Array, Key
+from sdpa_xp._libraries.protocols import Array, Chunks, Key
+from sdpa_xp._many.blocks import (
+    KEY_AXES,
+    QUERY_AXES,
+    AlignedArray,
+    Place,
+    aligned_axes,
+    cut,
+    regular,
+    take_arrays,
+)
+from sdpa_xp._many.tasks import ChunkedCall
 from sdpa_xp._tiles.modifier import ScoreModifier, with_arrays
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Tile
@@ -100,10 +97,15 @@ class CutCall:
         aligned = [self.query, self.key, self.value, *self.arrays, *([self.sinks] if self.sinks else [])]
         return [part.array for part in aligned]
 
+    @property
+    def output_chunks(self) -> Chunks:
+        """The chunks of the output, (..., Hq, L, Ev)."""
+        shape = (*self.grid.shape[:-1], self.width)
+        return self.pieces.chunks(shape, aligned_axes(QUERY_AXES, len(shape)))
+
     def readable_scores(self) -> Scores:
         """Return the scores of the whole call with all readable values; they are never computed."""
-        key = ArraySource(self.key.array)
-        return Scores(self.grid, self.query.array, key, self.bound)
+        return Scores(self.grid, self.query.array, ArraySource(self.key.array), self.bound)
 
     def rows(self) -> Iterator[Place]:
         """Return the place of each chunk of queries, on the axes (..., Hq, L)."""
@@ -123,33 +125,29 @@ class CutCall:
 
     def key_of(self, aligned: AlignedArray, place: Place) -> Key:
         """Return the key of an array's chunk at a place."""
-        return (self.library.name_of(aligned.array), *aligned.numbers(self.pieces, place))
+        array, axes = aligned
+        return (self.library.name_of(array), *self.pieces.numbers(array.shape, axes, place))
 
     def keys_of(self, aligned: Sequence[AlignedArray], place: Place) -> tuple[Key, ...]:
         """Return the keys of the chunks of several arrays."""
         return tuple(self.key_of(array, place) for array in aligned)
 
+    def sinks_of(self, rows: Place) -> tuple[Key, ...]:
+        """Return the key of the sinks of a chunk of queries, if the call has sinks."""
+        return () if self.sinks is None else (self.key_of(self.sinks, (*rows, 0)),)
+
     def _align(self, aligned: AlignedArray) -> AlignedArray:
-        chunks = chunks_along(self.pieces, aligned.array.shape, aligned.axes)
-        return AlignedArray(self.library.in_chunks(aligned.array, chunks, self.like), aligned.axes)
+        array, axes = aligned
+        chunks = self.pieces.chunks(array.shape, axes)
+        return AlignedArray(self.library.in_chunks(array, chunks, self.like), axes)
 
 
-class GraphCall(CutCall):
-    """A call that becomes a graph of tasks."""
-
-    def __init__(self, call: PreparedCall, graphs: DaskGraphs, dropout: Dropout | None) -> None:
-        super().__init__(call, graphs, dropout)
-        self.graphs = graphs
-        self.token = graphs.token(self.shared, [graphs.name_of(array) for array in self.inputs])
-        """A text that is the same for equal calls of the same arrays, and else another."""
-
-
-class StreamedCall(CutCall):
-    """A call whose chunks of queries are folded over streams of keys."""
-
-    def __init__(self, call: PreparedCall, streams: CubedStreams, dropout: Dropout | None) -> None:
-        super().__init__(call, streams, dropout)
-        self.streams = streams
+def unsupported_reason(call: PreparedCall) -> str | None:
+    """Return why a call of chunked arrays has to be one block, or None."""
+    if 0 in call.grid.shape or any(0 in array.shape for array in call.arrays.values()):
+        return "an axis has no elements"
+    error = _refused_function(call)
+    return None if error is None else f"a function of the caller does not take arrays of a chunk: {error}"
 
 
 def readable_grid(call: PreparedCall) -> ScoreGrid:
@@ -168,7 +166,7 @@ def readable_grid(call: PreparedCall) -> ScoreGrid:
     )
 
 
-def refused_function(call: PreparedCall) -> Exception | None:
+def _refused_function(call: PreparedCall) -> Exception | None:
     """Return the error of a caller's function that cannot compute with the arrays of a chunk."""
     grid = readable_grid(call)
     leading = tuple(range(min(n, PROBE_SIDE)) for n in grid.leading_shape)

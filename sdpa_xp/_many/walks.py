@@ -9,24 +9,26 @@ compute the scores of a block again.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from sdpa_xp._core.online_softmax import finite_shift, merge
+from sdpa_xp._core.online_softmax import finite_shift
+from sdpa_xp._core.scores import BoundOptions
 from sdpa_xp._libraries import FLOATING, astype_if_needed, dtype_name
+from sdpa_xp._libraries.programs import DeviceRing
 from sdpa_xp._libraries.protocols import Array, Part
-from sdpa_xp._ring.blocks import (
-    BlockPlace,
-    Operands,
-    RingCall,
+from sdpa_xp._many.blocks import Axis, put_blocks
+from sdpa_xp._many.schedule import Schedule
+from sdpa_xp._many.windows import (
+    PlacedWindow,
     State,
-    columns_of,
-    operands_of,
-    parts_of_array,
-    rows_of,
-    state_of,
+    merge_states,
+    state_without_keys,
+    window_scores,
+    window_state,
 )
+from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp._tiles.tile import WindowPlace
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -35,12 +37,87 @@ Meet: TypeAlias = Callable[[KeysAndValues, V, T, Array], tuple[V, T]]
 """What a device does with keys that have come by: (keys, what travels with them, what stays, step)."""
 
 
+class Operands(NamedTuple):
+    """What a block is computed from, or all that a device holds."""
+
+    query: Array
+    key: Array
+    value: Array
+    arrays: tuple[Array, ...] = ()
+    """Those of the options."""
+
+
+class RingCall(NamedTuple):
+    """What all blocks share."""
+
+    ring: DeviceRing
+    schedule: Schedule
+    grid: ScoreGrid
+    """That of the whole call."""
+    options: BoundOptions
+    """With slots instead of arrays, and without the sinks."""
+    axes: tuple[tuple[Axis, ...], ...]
+    """The axes of the scores along which `Operands.arrays` lie."""
+
+
+class BlockPlace(NamedTuple):
+    """Which queries of this device meet which keys: numbers that are known on the device."""
+
+    row: Array
+    """The first query among those of the device."""
+    column: Array
+    """The first key among those that have come by."""
+    query_start: Array
+    key_start: Array
+
+
 class Gradients(NamedTuple):
     """Sums over the blocks of a device."""
 
     query: Array
     arrays: tuple[Array, ...]
     """Of the floating ones among `Operands.arrays`."""
+
+
+def operands_of(call: RingCall, operands: Operands, place: BlockPlace) -> Operands:
+    """Return the part of what a device holds that belongs to a block."""
+    part, columns = call.ring.part, columns_of(call, place)
+    return Operands(
+        part(operands.query, rows_of(call, place)),
+        part(operands.key, columns),
+        part(operands.value, columns),
+        tuple(part(array, parts_of_array(call, n, array, place)) for n, array in enumerate(operands.arrays)),
+    )
+
+
+def rows_of(call: RingCall, place: BlockPlace, axis: int = -2) -> list[Part]:
+    """Return the queries of a block, of those of the device."""
+    return [Part(axis, place.row, call.schedule.queries)]
+
+
+def columns_of(call: RingCall, place: BlockPlace) -> list[Part]:
+    """Return the keys of a block, of those that have come by."""
+    return [Part(-2, place.column, call.schedule.keys)]
+
+
+def parts_of_array(call: RingCall, number: int, array: Array, place: BlockPlace) -> list[Part]:
+    """Return a block's part of one of `Operands.arrays`, which has the rows of the device, and all columns."""
+    parts = []
+    for axis, length in zip(range(-array.ndim, 0), array.shape, strict=True):
+        along = call.axes[number][axis]
+        if along == -2 and length > 1:
+            parts.append(Part(axis, place.row, call.schedule.queries))
+        elif along == -1 and length > 1:
+            parts.append(Part(axis, place.key_start, call.schedule.keys))
+    return parts
+
+
+def state_of(call: RingCall, block: Operands, place: BlockPlace) -> State:
+    """Return attention of a block: some queries of this device against some keys that have come by."""
+    lengths = call.schedule.queries, call.schedule.keys
+    window = PlacedWindow(call.grid, WindowPlace(place.query_start, place.key_start, *lengths))
+    scores = window_scores(window, block.query, block.key, put_blocks(call.options, block.arrays))
+    return window_state(scores, block.value)
 
 
 def attend(call: RingCall, operands: Operands) -> State:
@@ -62,20 +139,15 @@ def _operands(arrays: tuple[Array, ...]) -> Operands:
 
 
 def _attend(call: RingCall, operands: Operands) -> State:
-    xp, ring, dtype = call.grid.xp, call.ring, call.grid.dtype
-    shape = (*call.grid.leading_shape, operands.query.shape[-2])
-    state = (
-        xp.zeros((*shape, operands.value.shape[-1]), dtype=dtype, device=None),
-        xp.full(shape, -math.inf, dtype=dtype, device=None),
-        xp.zeros(shape, dtype=dtype, device=None),
-    )
+    ring, shape = call.ring, (*call.grid.leading_shape, operands.query.shape[-2])
+    state = state_without_keys(call.grid, shape, operands.value.shape[-1])
 
     def meet(keys: KeysAndValues, travelling: tuple[()], state: State, step: Array) -> tuple[tuple[()], State]:
         present = operands._replace(key=keys[0], value=keys[1])
 
         def compute(place: BlockPlace, state: State) -> State:
             new = state_of(call, operands_of(call, present, place), place)
-            output, large, small = merge(xp, [_rows_of(call, state, place), new])
+            output, large, small = merge_states([_rows_of(call, state, place), new])
             return (
                 ring.with_part(state[0], output, rows_of(call, place)),
                 ring.with_part(state[1], large, rows_of(call, place, -1)),
@@ -206,19 +278,20 @@ def _at_blocks(call: RingCall, step: Array, compute: Callable[[BlockPlace, T], T
     count, me = schedule.pieces_each, ring.number()
     owner = (me - step) % schedule.devices
     pieces = xp.asarray(schedule.pieces, dtype=xp.int32, device=None)
-    blocks = xp.asarray(schedule.blocks, dtype=xp.bool, device=None)
+    meets = xp.asarray(schedule.meets, dtype=xp.bool, device=None)
 
     def meet_block(state: T, number: Array) -> T:
         row, column = number // count, number % count
+        of_queries, of_keys = pieces[me, row], pieces[owner, column]
         place = BlockPlace(
             row * schedule.queries,
             column * schedule.keys,
-            pieces[me, row] * schedule.queries,
-            pieces[owner, column] * schedule.keys,
+            of_queries * schedule.queries,
+            of_keys * schedule.keys,
         )
         if schedule.is_full:
             return compute(place, state)
-        return ring.only_if(blocks[me, owner, row, column], lambda state: compute(place, state), state)
+        return ring.only_if(meets[of_queries, of_keys], lambda state: compute(place, state), state)
 
     return ring.repeated(meet_block, state, range(count * count))
 

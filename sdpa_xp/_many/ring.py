@@ -1,34 +1,32 @@
 """Attention over keys that are divided among devices which run one program, and send the keys to each other.
 
-    schedule    which device has which queries and keys, and which way the keys travel
-    blocks      some queries of a device against some keys that have come by
-    walks       around the ring: states merge, gradients travel with the keys
-
 JAX's programs (`_libraries/programs.py`) say how arrays are sent, and how one program runs on all devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._chunks.slots import take_arrays
-from sdpa_xp._core.online_softmax import merge
 from sdpa_xp._libraries import TRACED, astype_if_needed
 from sdpa_xp._libraries.programs import DeviceRing
 from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._ring import walks
-from sdpa_xp._ring.blocks import Operands, RingCall
-from sdpa_xp._ring.exchange import to_plain, to_zigzag
-from sdpa_xp._ring.reach import may_meet
-from sdpa_xp._ring.schedule import Schedule, plan_ring
+from sdpa_xp._many import walks
+from sdpa_xp._many.blocks import take_arrays
+from sdpa_xp._many.cut_call import readable_grid
+from sdpa_xp._many.schedule import plan_ring, to_plain, to_zigzag
+from sdpa_xp._many.walks import Operands, RingCall
+from sdpa_xp._many.windows import merge_states
+from sdpa_xp._tiles.modifier import with_arrays
+from sdpa_xp._tiles.tile import Tile
+from sdpa_xp.masks.algebra import AllOf, And, Mask
 
 
 def attend(call: PreparedCall, ring: DeviceRing) -> Array:
     """Return the output (..., Hq, L, Ev) of a call, computed by the devices of a ring."""
     grid = replace(call.grid, device=None, access=TRACED)
-    schedule = schedule_of(call, ring.size)
+    schedule = plan_ring(ring.size, grid.queries, grid.keys, may_meet(call))
     bound = call.bind(replace(call.grid, device=None, access=call.grid.access._replace(waits=False)))
     options, aligned = take_arrays(bound._replace(sinks=None, dropout=call.draw_dropout()))
     arrays, axes = [array.array for array in aligned], [array.axes for array in aligned]
@@ -44,11 +42,6 @@ def attend(call: PreparedCall, ring: DeviceRing) -> Array:
         compute, [*inputs, *arrays, *sinks], [-2, -2, -2, *rows, *[None] * len(sinks)], len(grid.shape)
     )
     return output
-
-
-def schedule_of(call: PreparedCall, devices: int) -> Schedule:
-    """Return which device computes what."""
-    return plan_ring(devices, call.grid.queries, call.grid.keys, may_meet(call))
 
 
 def _row_axis(array: Array, axes: Sequence[int | None]) -> int | None:
@@ -69,10 +62,21 @@ def _on_a_device(
             x if axis is None else to_zigzag(ring, xp, x, axis) for x, axis in zip(inputs, axes, strict=True)
         ]
     query, key, value, *arrays = inputs
-    state = walks.attend(call, Operands(query, key, value, tuple(arrays)))
-    output, large, _ = state
-    if sinks is not None:  # a sink is the state of a key whose value is 0
-        of_sinks = xp.broadcast_to(sinks[..., 0], large.shape)
-        output, *_ = merge(xp, [state, (xp.zeros_like(output), of_sinks, 0.0)])
+    output, *_ = merge_states([walks.attend(call, Operands(query, key, value, tuple(arrays)))], sinks)
     output = astype_if_needed(xp, output, dtype)
     return to_plain(ring, xp, output, -2) if call.schedule.is_zigzag else output
+
+
+def may_meet(call: PreparedCall) -> Callable[[range, range], bool]:
+    """Return a function of some queries and some keys: whether the masks let any pair of them attend.
+
+    A mask whose arrays are inputs of a jit lets all of them meet here, and decides on the devices.
+    """
+    grid, known_values = readable_grid(call), call.grid.library.known_values
+    parts = [part for mask in call.masks for part in (mask.parts if isinstance(mask, And) else (mask,))]
+    known: list[Mask] = []
+    for part in parts:
+        if all(known_values(array) is not array for _, array in part.arrays()):
+            known.append(with_arrays(part, known_values))
+    pattern = AllOf(tuple(mask.bind(grid) for mask in known))
+    return lambda rows, columns: pattern.uniform(Tile(rows, columns, grid)) is not False

@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import reduce
 from operator import add
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, cast
 
-from sdpa_xp._chunks.cutting import Block
-from sdpa_xp._chunks.slots import put_blocks
-from sdpa_xp._core import streaming, threads
+from sdpa_xp._core import threads
 from sdpa_xp._core.backward import Forward, gradients
 from sdpa_xp._core.full_matrix import (
     RowSums,
@@ -23,26 +20,22 @@ from sdpa_xp._core.full_matrix import (
     weights_of_rows,
 )
 from sdpa_xp._core.key_value_source import ArraySource
-from sdpa_xp._core.online_softmax import merge
 from sdpa_xp._core.scores import BoundOptions, Scores
 from sdpa_xp._core.targets import gradient_targets
-from sdpa_xp._core.window import Window
-from sdpa_xp._libraries import (
-    access_of,
-    astype_if_needed,
-    computing,
-    library_of,
-    namespace_of,
-)
+from sdpa_xp._libraries import access_of, astype_if_needed, computing, library_of, namespace_of
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Shape
-from sdpa_xp._tiles.plan import Plan, plan_full_rows, plan_tiles
+from sdpa_xp._many.blocks import Block, put_blocks
+from sdpa_xp._many.windows import (
+    State,
+    Window,
+    merge_states,
+    state_without_keys,
+    window_plan,
+    window_scores,
+    window_state,
+)
+from sdpa_xp._tiles.plan import Plan, plan_full_rows
 from sdpa_xp._tiles.score_grid import ScoreGrid
-
-State: TypeAlias = tuple[Array, Array, Array]
-"""Output (..., Hq, L, Ev), and two numbers that add up to the log-sum-exp (..., Hq, L).
-
-All have the accumulation dtype.
-"""
 
 
 class ChunkedCall(NamedTuple):
@@ -67,43 +60,24 @@ def partial_state(
 ) -> State:
     """Return attention of a chunk of queries over one chunk of keys."""
     with _task("attention-partial", call, block, query, key, arrays) as scores:
-        plan = _plan(scores, value)
-        output, lse = streaming.attend(scores, ArraySource(value), plan, scores.grid.dtype, in_parts=True)
-        lse = cast(Array, lse)
-        return output, lse[..., 0], lse[..., 1]
+        return window_state(scores, value)
 
 
-def state_without_keys(call: ChunkedCall, block: Block, width: int, query: Array) -> State:
-    """Return the state of a chunk of queries that attends to no key: 0, -inf and 0."""
-    grid = _whole_grid(call, query)
-    *shape, _ = block.shape
-    lse = grid.xp.full(tuple(shape), -math.inf, dtype=grid.dtype, device=grid.device)
-    zeros = grid.xp.zeros((*shape, width), dtype=grid.dtype, device=grid.device)
-    return zeros, lse, grid.xp.zeros_like(lse)
+def empty_state(call: ChunkedCall, block: Block, width: int, query: Array) -> State:
+    """Return the state of a chunk of queries that attends to no key."""
+    return state_without_keys(_whole_grid(call, query), block.shape[:-1], width)
 
 
-def merged(states: Sequence[State]) -> State:
-    """Merge states of the same queries over different keys."""
-    if len(states) == 1:
-        return states[0]
-    with computing(states[0][0]):
-        return merge(namespace_of(states[0][0]), states)
-
-
-def merged_with_sinks(states: Sequence[State], sinks: Array | None = None) -> State:
-    """Merge states with the sinks, (..., Hq, 1, 1): a sink is the state of a key whose value is 0."""
-    if sinks is None:
-        return merged(states)
-    output, lse, _ = states[0]
-    xp = namespace_of(output)
+def merged(states: Sequence[State], sinks: Array | None = None) -> State:
+    """Merge states of the same queries over different keys, and the sinks, (..., Hq, 1, 1)."""
+    output, *_ = states[0]
     with computing(output):
-        of_sinks = xp.broadcast_to(to_library_of(output, sinks)[..., 0], lse.shape)
-        return merge(xp, [*states, (xp.zeros_like(output), of_sinks, 0.0)])
+        return merge_states(states, None if sinks is None else to_library_of(output, sinks))
 
 
 def output_of(dtype: str, states: Sequence[State], sinks: Array | None = None) -> Array:
     """Merge states, and return the output in the dtype of the call."""
-    output, *_ = merged_with_sinks(states, sinks)
+    output, *_ = merged(states, sinks)
     with computing(output):
         xp = namespace_of(output)
         return astype_if_needed(xp, output, _dtype(xp, dtype))
@@ -111,14 +85,14 @@ def output_of(dtype: str, states: Sequence[State], sinks: Array | None = None) -
 
 def lse_of(states: Sequence[State], sinks: Array | None = None) -> Array:
     """Merge states, and return the log-sum-exp."""
-    _, large, small = merged_with_sinks(states, sinks)
+    _, large, small = merged(states, sinks)
     with computing(large):
         return large + small
 
 
 def lse_parts_of(states: Sequence[State], sinks: Array | None = None) -> Array:
     """Merge states, and return two numbers that add up to the log-sum-exp, (..., Hq, L, 2)."""
-    _, *parts = merged_with_sinks(states, sinks)
+    _, *parts = merged(states, sinks)
     with computing(parts[0]):
         return namespace_of(parts[0]).stack(parts, axis=-1)
 
@@ -147,7 +121,7 @@ def partial_gradients(
             scores = scores._replace(options=options)
         values = ArraySource(value)
         targets, bias_names = gradient_targets(scores, key, value, names)
-        forward = Forward(scores, values, output, lse, targets, bias_names, _plan(scores, value))
+        forward = Forward(scores, values, output, lse, targets, bias_names, window_plan(scores, value))
         return gradients(forward, cotangent)
 
 
@@ -223,7 +197,9 @@ def _task(
     """Yield the scores of a block, and compute with them in one thread. An error gets the block as a note."""
     try:
         with computing(query):
-            scores = _scores(call, block, query, key, arrays)
+            window = Window(_whole_grid(call, query), *block)
+            options = put_blocks(call.options, [to_library_of(query, array) for array in arrays])
+            scores = window_scores(window, query, key, options)
             with threads.one_blas_thread(scores.grid.uses_our_threads):
                 yield scores
     except Exception as error:  # each error goes on; a caller's function may raise any
@@ -252,12 +228,6 @@ def _whole_grid(call: ChunkedCall, query: Array) -> ScoreGrid:
     )
 
 
-def _scores(call: ChunkedCall, block: Block, query: Array, key: Array, arrays: Sequence[Array]) -> Scores:
-    window = Window(_whole_grid(call, query), *block)
-    options = put_blocks(call.options, [to_library_of(query, array) for array in arrays])
-    return Scores(window.grid, query, ArraySource(key), window.options(options))
-
-
 def _dtype(xp: Namespace, name: str) -> Dtype:
     """Return the dtype of a name; a name is the dtype that the standard lacks, as far as a library knows it."""
     return getattr(xp, name, name)
@@ -266,9 +236,3 @@ def _dtype(xp: Namespace, name: str) -> Dtype:
 def _plan_of_rows(scores: Scores) -> Plan:
     grid = scores.grid
     return plan_full_rows(grid.queries, grid.keys, math.prod(grid.leading_shape), is_traced=False)
-
-
-def _plan(scores: Scores, value: Array) -> Plan:
-    """Return the tiles of a task, in one thread: the scheduler runs as many tasks at a time as it has cores."""
-    widths = scores.query.shape[-1] + value.shape[-1]
-    return replace(plan_tiles(scores.grid, scores.group, widths), threads=1)

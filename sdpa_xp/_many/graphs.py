@@ -1,0 +1,242 @@
+"""A call as a graph of tasks, for Dask: one task for each block, and trees that merge or sum what they return.
+
+Blocks that a mask empties have no task. The keys of tasks say what they compute.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import product
+from typing import Any, TypeAlias
+
+from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._core.dropout import Dropout
+from sdpa_xp._libraries import dtype_name
+from sdpa_xp._libraries.dask import DaskGraphs
+from sdpa_xp._libraries.protocols import Array, Chunks, Dtype, Key
+from sdpa_xp._many.blocks import KEY_HEADS, QUERY_AXES, AlignedArray, Axis, Place, aligned_axes
+from sdpa_xp._many.cut_call import CutCall
+from sdpa_xp._many.tasks import (
+    block_scores,
+    block_sums,
+    block_weights,
+    empty_state,
+    filled,
+    lse_of,
+    lse_parts_of,
+    merged,
+    merged_sums,
+    output_of,
+    partial_gradients,
+    partial_state,
+    total,
+    total_of,
+)
+from sdpa_xp._tiles.gradient_target import GradientTarget
+
+AXES: Mapping[str | None, Axis] = {"rows": -2, "columns": -1, None: None}
+Contributions: TypeAlias = Mapping[tuple[int, ...], list[Key]]
+"""The tasks that contribute to each block of a gradient."""
+
+
+class GraphCall(CutCall):
+    """A call that becomes a graph of tasks."""
+
+    def __init__(self, call: PreparedCall, graphs: DaskGraphs, dropout: Dropout | None) -> None:
+        super().__init__(call, graphs, dropout)
+        self.graphs = graphs
+        self.token = graphs.token(self.shared, [graphs.name_of(array) for array in self.inputs])
+        """A text that is the same for equal calls of the same arrays, and else another."""
+
+    def attend(self, dtype: Dtype, *, in_parts: bool = False) -> tuple[Array, Array]:
+        """Return output (..., Hq, L, Ev) in `dtype`, and log-sum-exp (..., Hq, L) in the accumulation dtype.
+
+        With `in_parts` the log-sum-exp is (..., Hq, L, 2), as in `streaming.attend`. Both are lazy.
+        """
+        tasks = Stages(self.graphs, self.token, dtype_name(dtype), in_parts)
+        for rows in self.rows():
+            keys = [self._partial(tasks, place) for place in self.blocks_of(rows)]
+            if not keys:
+                compute = partial(empty_state, self.shared, self.pieces.block(rows), self.width)
+                keys = [tasks.add("partial", (*rows, "none"), compute, self.key_of(self.query, (*rows, 0)))]
+            keys = tasks.reduce("merge", rows, merged, keys)
+            tasks.add("output", (*rows, 0), partial(output_of, dtype_name(dtype)), keys, *self.sinks_of(rows))
+            lse, place = (lse_parts_of, (*rows, 0)) if in_parts else (lse_of, rows)
+            tasks.add("lse", place, lse, keys, *self.sinks_of(rows))
+        chunks = self.output_chunks
+        lse_chunks = (*chunks[:-1], *([(2,)] if in_parts else []))
+        states = "partial", "merge"
+        return (
+            self._array(tasks, [*states, "output"], chunks, dtype),
+            self._array(tasks, [*states, "lse"], lse_chunks, self.grid.dtype),
+        )
+
+    def scores(self, dtype: Dtype) -> Array:
+        """Return the scores, (..., Hq, L, S), lazily."""
+        tasks = Stages(self.graphs, self.token, dtype_name(dtype))
+        for rows in self.rows():
+            for place in self.blocks_of(rows):
+                compute = partial(block_scores, self.shared, self.pieces.block(place), dtype_name(dtype))
+                tasks.add("scores", place, compute, *self.keys_of((self.query, self.key, *self.arrays), place))
+        return self._all_pairs(tasks, ["scores"], -math.inf, dtype)
+
+    def weights(self, dtype: Dtype) -> Array:
+        """Return the weights, (..., Hq, L, S), lazily."""
+        tasks = Stages(self.graphs, self.token, dtype_name(dtype))
+        for rows in self.rows():
+            places, keys = self.blocks_of(rows), []
+            for place in places:
+                operands = self.keys_of((self.query, self.key, *self.arrays), place)
+                of_block = partial(block_sums, self.shared, self.pieces.block(place))
+                keys.append(tasks.add("sums", place, of_block, *operands))
+            keys = tasks.reduce("merge", rows, merged_sums, keys)
+            if keys:
+                sums = tasks.add("row-sums", rows, merged_sums, keys, *self.sinks_of(rows))
+            for place in places:
+                compute = partial(block_weights, self.shared, self.pieces.block(place), dtype_name(dtype))
+                operands = self.keys_of((self.query, self.key), place)
+                tasks.add("weights", place, compute, *operands, sums, *self.keys_of(self.arrays, place))
+        return self._all_pairs(tasks, ["sums", "merge", "row-sums", "weights"], 0.0, dtype)
+
+    def gradients(
+        self,
+        output: Array,
+        lse: Array,
+        targets: Mapping[str, GradientTarget],
+        names: Iterable[str],
+        cotangent: Array,
+    ) -> dict[str, Array]:
+        """Return the gradient of each target, in the accumulation dtype; all of them are lazy.
+
+        `lse` is in parts. `names` are those of the caller's floating arrays, as for `gradient_targets`.
+        """
+        axes = aligned_axes(QUERY_AXES, cotangent.ndim)
+        cotangent = self.graphs.in_chunks(cotangent, self.pieces.chunks(cotangent.shape, axes), self.like)
+        of_rows = [AlignedArray(array, axes) for array in (cotangent, output, lse)]
+        tasks = Stages(self.graphs, self.token, self.graphs.name_of(cotangent))
+        contributions = self._contributions(tasks, of_rows, targets, tuple(names))
+        computed = {}
+        for target, of_target in targets.items():
+            chunks = self.pieces.chunks(of_target.shape, _axes_of(of_target))
+            stages = self._add_sums(tasks, target, chunks, contributions[target])
+            inputs = cotangent, output, lse
+            computed[target] = self._array(tasks, ["gradient", *stages], chunks, self.grid.dtype, inputs)
+        return computed
+
+    def _partial(self, tasks: Stages, place: Place) -> Key:
+        compute = partial(partial_state, self.shared, self.pieces.block(place))
+        operands = self.keys_of((self.query, self.key, self.value, *self.arrays), place)
+        return tasks.add("partial", place, compute, *operands)
+
+    def _contributions(
+        self,
+        tasks: Stages,
+        of_rows: Sequence[AlignedArray],
+        targets: Mapping[str, GradientTarget],
+        names: tuple[str, ...],
+    ) -> Mapping[str, Contributions]:
+        """Add a task for each block, and return what contributes to each gradient."""
+        contributions: dict[str, dict[tuple[int, ...], list[Key]]] = {
+            target: defaultdict(list) for target in targets
+        }
+        for rows in self.rows():
+            # Only the first block of a row has the sinks: their gradient is one for the whole row.
+            sinks = self.sinks
+            for place in self.blocks_of(rows):
+                block, has_sinks = self.pieces.block(place), sinks is not None
+                compute = partial(partial_gradients, self.shared, block, names, has_sinks)
+                operands = [self.query, self.key, self.value, *of_rows, *self.arrays]
+                operands += [] if sinks is None else [sinks]
+                key = tasks.add("gradient", place, compute, *self.keys_of(operands, place))
+                for target, of_target in targets.items():
+                    if target != "sinks" or has_sinks:
+                        numbers = self.pieces.numbers(of_target.shape, _axes_of(of_target), place)
+                        contributions[target][numbers].append(key)
+                sinks = None
+        return contributions
+
+    def _add_sums(self, tasks: Stages, target: str, chunks: Chunks, contributions: Contributions) -> list[str]:
+        """Add the tasks that sum the contributions to each block of a gradient, and return their stages."""
+        stage, part, at_once = f"sum-{target}", f"sum-{target}-part", self.graphs.merged_at_once()
+        pick = partial(total_of, target)
+        query_key = self.key_of(self.query, (0,) * len(self.pieces.ranges))
+        for numbers in product(*(range(len(lengths)) for lengths in chunks)):
+            keys = contributions.get(numbers, [])
+            if not keys:
+                shape = tuple(lengths[number] for lengths, number in zip(chunks, numbers, strict=True))
+                tasks.add(stage, numbers, partial(filled, shape, self.shared.dtype, 0.0), query_key)
+            elif len(keys) <= at_once:
+                tasks.add(stage, numbers, pick, keys)
+            else:
+                groups = range(0, len(keys), at_once)
+                picked = [tasks.add(part, (*numbers, n), pick, keys[n : n + at_once]) for n in groups]
+                tasks.add(stage, numbers, total, tasks.reduce(part, (*numbers, -1), total, picked))
+        return [part, stage]
+
+    def _all_pairs(self, tasks: Stages, stages: list[str], empty: float, dtype: Dtype) -> Array:
+        """Return the array of the last stage, with a block of `empty` where a mask has left no task."""
+        for rows in self.rows():
+            for number in range(len(self.pieces.ranges[-1])):
+                place = (*rows, number)
+                if not tasks.has(stages[-1], place):
+                    compute = partial(filled, self.pieces.block(place).shape, dtype_name(dtype), empty)
+                    tasks.add(stages[-1], place, compute, self.key_of(self.query, place))
+        chunks = self.pieces.chunks(self.grid.shape, aligned_axes((), len(self.grid.shape)))
+        return self._array(tasks, stages, chunks, dtype)
+
+    def _array(
+        self, tasks: Stages, stages: Sequence[str], chunks: Chunks, dtype: Dtype, more: Sequence[Array] = ()
+    ) -> Array:
+        """Return the array of the last of `stages`, which needs the others, and `more` inputs."""
+        inputs = [*self.inputs, *more]
+        array: Array = self.graphs.array(tasks.of(stages), inputs, chunks, dtype, self.like)
+        return array
+
+
+class Stages:
+    """The tasks of a graph by their stage; a task needs tasks of its own stage and of earlier ones."""
+
+    def __init__(self, graphs: DaskGraphs, *differing: object) -> None:
+        self._token, self._at_once = graphs.token(*differing), graphs.merged_at_once()
+        self._tasks: dict[str, dict[Key, tuple[Any, ...]]] = defaultdict(dict)
+
+    def add(
+        self,
+        stage: str,
+        place: tuple[int | str, ...],
+        function: Callable[..., Any],
+        *arguments: Key | list[Key],
+    ) -> Key:
+        """Add a task that calls `function` with the results of other tasks, or with lists of them."""
+        key: Key = (self._name(stage), *place)
+        self._tasks[stage][key] = (function, *arguments)
+        return key
+
+    def has(self, stage: str, place: Place) -> bool:
+        """Return whether a stage has a task at a place."""
+        return (self._name(stage), *place) in self._tasks[stage]
+
+    def reduce(self, stage: str, place: Place, function: Callable[..., Any], keys: list[Key]) -> list[Key]:
+        """Apply `function` to lists of results in a tree; returns at most as many keys as a task merges."""
+        level = 0
+        while len(keys) > self._at_once:
+            groups = [keys[first : first + self._at_once] for first in range(0, len(keys), self._at_once)]
+            keys = [self.add(stage, (*place, level, n), function, group) for n, group in enumerate(groups)]
+            level += 1
+        return keys
+
+    def of(self, stages: Iterable[str]) -> dict[str, dict[Key, tuple[Any, ...]]]:
+        """Return the tasks of those of `stages` that have some, by the names that their keys begin with."""
+        return {self._name(stage): self._tasks[stage] for stage in stages if self._tasks[stage]}
+
+    def _name(self, stage: str) -> str:
+        return f"attention-{stage}-{self._token}"
+
+
+def _axes_of(target: GradientTarget) -> tuple[Axis, ...]:
+    rows, columns = (AXES[axis] for axis in target.axes)
+    heads: tuple[Axis, ...] = (KEY_HEADS if rows == -1 else -3, rows, columns)
+    return aligned_axes(heads, len(target.shape))

@@ -1,0 +1,138 @@
+"""A call as streams of chunks, for cubed: chunks of queries are folded over one chunk of keys after the other.
+
+A task holds one chunk of queries, one of keys and values, and a state, however many keys it reads. Chunks of
+keys that a mask empties are not read. A task reads a few chunks of keys, and a second operation merges the
+states.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._core.dropout import Dropout
+from sdpa_xp._libraries import dtype_name, namespace_of
+from sdpa_xp._libraries.cubed import CubedStreams
+from sdpa_xp._libraries.protocols import Array, Chunks, Dtype, Key
+from sdpa_xp._many.blocks import Pieces, Place
+from sdpa_xp._many.cut_call import CutCall
+from sdpa_xp._many.tasks import ChunkedCall, empty_state, lse_of, merged, output_of, partial_state
+from sdpa_xp._many.windows import State
+
+FOLDED_AT_ONCE = 8
+"""Chunks of keys that a task reads."""
+TILES = 2**24
+"""Bytes for the tiles of scores of a task, with what is computed from them: several times `ONE_CORE`."""
+
+
+class StreamedCall(CutCall):
+    """A call whose chunks of queries are folded over streams of keys."""
+
+    def __init__(self, call: PreparedCall, streams: CubedStreams, dropout: Dropout | None) -> None:
+        super().__init__(call, streams, dropout)
+        self.streams = streams
+
+    def attend(self, dtype: Dtype) -> tuple[Array, Array]:
+        """Return output (..., Hq, L, Ev) in `dtype`, and log-sum-exp (..., Hq, L), lazily."""
+        fold = Fold(self.shared, self.pieces, {rows: self.blocks_of(rows) for rows in self.rows()}, self.width)
+        groups = max(1, *(-(-len(blocks) // FOLDED_AT_ONCE) for blocks in fold.blocks.values()), 1)
+        chunks = self.output_chunks
+        aligned = (self.key, self.value, *self.arrays)
+
+        def blocks_of_fold(block_id: tuple[int, ...]) -> list[Key | list[Key]]:
+            *rows, _ = block_id
+            places = fold.places(block_id)
+            streams = [[self.key_of(array, place) for place in places] for array in aligned]
+            return [self.key_of(self.query, (*rows, 0)), *streams]
+
+        state_bytes = math.prod(max(lengths) for lengths in chunks[:-1]) * (self.width + 2) * 8
+        states = self.streams.array(
+            "attention-partial",
+            partial(folded, fold),
+            blocks_of_fold,
+            [self.query.array, *(array.array for array in aligned)],
+            (*chunks[:-1], (self.width + 2,) * groups),
+            self.grid.dtype,
+            self._extra_memory() + 4 * state_bytes,
+        )
+
+        def blocks_of_rows(block_id: tuple[int, ...]) -> list[Key | list[Key]]:
+            rows = block_id[: len(chunks) - 1]
+            name = self.streams.name_of(states)
+            return [[(name, *rows, group) for group in range(groups)], *self.sinks_of(rows)]
+
+        inputs = [states, *([] if self.sinks is None else [self.sinks.array])]
+
+        def array(name: str, function: partial[Array], chunks: Chunks, dtype: Dtype) -> Array:
+            memory = 5 * state_bytes
+            lazy: Array = self.streams.array(name, function, blocks_of_rows, inputs, chunks, dtype, memory)
+            return lazy
+
+        output = partial(output_of_folds, dtype_name(dtype))
+        return (
+            array("attention-output", output, chunks, dtype),
+            array("attention-lse", partial(lse_of_folds), chunks[:-1], self.grid.dtype),
+        )
+
+    def _extra_memory(self) -> int:
+        """Return a task's memory besides chunks and states: wider copies, the next chunks, and tiles."""
+        sizes = [
+            math.prod(max(lengths) for lengths in self.streams.chunks_of(array.array)) * 8
+            for array in (self.query, self.key, self.value, *self.arrays)
+        ]
+        return 2 * sum(sizes) + TILES
+
+
+class Fold(NamedTuple):
+    """What all tasks of a call share. It holds no array."""
+
+    call: ChunkedCall
+    pieces: Pieces
+    blocks: Mapping[Place, list[Place]]
+    """The blocks of each chunk of queries in which a pair may attend."""
+    width: int
+
+    def places(self, block_id: tuple[int, ...]) -> list[Place]:
+        """Return the blocks that a task reads."""
+        *rows, group = block_id
+        return self.blocks[tuple(rows)][group * FOLDED_AT_ONCE : (group + 1) * FOLDED_AT_ONCE]
+
+
+def folded(
+    fold: Fold,
+    query: Array,
+    keys: Iterable[Array],
+    values: Iterable[Array],
+    *arrays: Iterable[Array],
+    block_id: tuple[int, ...],
+) -> Array:
+    """Return the state of a chunk of queries over a stream of chunks of keys, (..., Hq, L, Ev + 2)."""
+    state: State | None = None
+    for place, key, value, *blocks in zip(fold.places(block_id), keys, values, *arrays, strict=True):
+        new = partial_state(fold.call, fold.pieces.block(place), query, key, value, *blocks)
+        state = new if state is None else merged([state, new])
+    if state is None:
+        state = empty_state(fold.call, fold.pieces.block(block_id[:-1]), fold.width, query)
+    xp = namespace_of(state[0])
+    return xp.concat([state[0], *(xp.expand_dims(column, axis=-1) for column in state[1:])], axis=-1)
+
+
+def output_of_folds(dtype: str, states: Iterable[Array], *sinks: Array) -> Array:
+    """Merge a stream of states, and return the output."""
+    return output_of(dtype, [_merged_stream(states)], *sinks)
+
+
+def lse_of_folds(states: Iterable[Array], *sinks: Array) -> Array:
+    """Merge a stream of states, and return the log-sum-exp."""
+    return lse_of([_merged_stream(states)], *sinks)
+
+
+def _merged_stream(states: Iterable[Array]) -> State:
+    parts: Iterator[State] = ((state[..., :-2], state[..., -2], state[..., -1]) for state in states)
+    whole = next(parts)
+    for part in parts:
+        whole = merged([whole, part])
+    return whole
