@@ -85,7 +85,7 @@ def check_plain_array(function: str, name: str, value: object) -> Array:
     """Check that `value` is an array with the arithmetic of the standard; return it without its subclass."""
     hint = library_of(value).unsupported_reason(value)
     if is_array(value) and not hint:
-        return library_of(value).plain(value)
+        return library_of(value).base_form(value)
     if callable(value) and name in ("attn_mask", "mask", "bias") and not hint:
         hint = "`masks.from_function` and `biases.from_function` take a function of the indices."
         module = str(getattr(value, "__module__", ""))

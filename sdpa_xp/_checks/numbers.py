@@ -160,7 +160,7 @@ def check_integers(
         return Integers(number, number, number)
     _integral(function, name, value)
     is_uint64 = dtype_name(value.dtype) == "uint64"
-    value = _signed(function, name, library_of(value).plain(value))
+    value = _signed(function, name, library_of(value).base_form(value))
     if traced or 0 in value.shape:
         return Integers(xp.astype(value, xp.int32, copy=False), -math.inf, math.inf)
     bounds = (int(xp.min(value)), int(xp.max(value))) if waiting is None else waiting.bounds(value)
@@ -200,7 +200,7 @@ def check_ids(
     """Return integers that are only compared; an array keeps its width, and so its values."""
     if is_array(value):
         _integral(function, name, value)
-        return _signed(function, name, library_of(value).plain(value))
+        return _signed(function, name, library_of(value).base_form(value))
     values = check_integers(function, name, value, xp, device, traced=True, waiting=waiting).values
     return xp.asarray(values, dtype=xp.int32, device=device) if isinstance(values, int) else values
 

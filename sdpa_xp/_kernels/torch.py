@@ -90,19 +90,23 @@ def unsupported_reason(call: PreparedCall) -> str | None:
 
 def attend(call: PreparedCall) -> Array | None:
     """Return the output, (..., Hq, L, Ev); None if the kernel gets a NaN or inf wrong."""
-    if call.cached("plain", lambda: _is_plain(call)):
-        kernel = sys.modules["torch"].nn.functional.scaled_dot_product_attention
-        query, key, value = call.arrays.values()
-        if not _stride(query) == _stride(key) == _stride(value) == 1:  # copy only if one of them needs it
-            query, key, value = map(_in_rows, (query, key, value))
-        plain: Any = kernel(query, key, value, scale=call.scale)
-        # If the scores of a row fill a register, a row of NaN stays NaN, and there is nothing to search for.
-        if call.sizes.keys < LONGEST_VECTOR and not _hides_no_nan(plain, query, key, call.scale):
-            return None
-        is_right = not plain.requires_grad or _has_right_gradients(plain, query, key, call.scale)
-        return plain if is_right else None
-    if _is_eager_on_cpu(call):
-        return _attend_now(call)
+    if not call.cached("needs_no_conversion", lambda: _needs_no_conversion(call)):
+        return _attend_now(call) if _is_eager_on_cpu(call) else _attend_unread(call)
+    # Here, and not in a function: a small call would notice one more.
+    kernel = sys.modules["torch"].nn.functional.scaled_dot_product_attention
+    query, key, value = call.arrays.values()
+    if not _stride(query) == _stride(key) == _stride(value) == 1:  # copy only if one of them needs it
+        query, key, value = map(_in_rows, (query, key, value))
+    output: Any = kernel(query, key, value, scale=call.scale)
+    # If the scores of a row fill a register, a row of NaN stays NaN, and there is nothing to search for.
+    if call.sizes.keys < LONGEST_VECTOR and not _hides_no_nan(output, query, key, call.scale):
+        return None
+    is_right = not output.requires_grad or _has_right_gradients(output, query, key, call.scale)
+    return output if is_right else None
+
+
+def _attend_unread(call: PreparedCall) -> Array:
+    """Return the output of arrays whose values are not read: traced ones, and those on a device."""
     torch, xp, sizes = sys.modules["torch"], call.grid.xp, call.sizes
     query, key, value = call.arrays.values()
     if not _keeps_half(call):
@@ -132,7 +136,7 @@ def _keeps_half(call: PreparedCall) -> bool:
     return call.grid.device.type == "cuda" and is_default_dtype and is_scaled_by_kernel and not call.biases
 
 
-def _is_plain(call: PreparedCall) -> bool:
+def _needs_no_conversion(call: PreparedCall) -> bool:
     """Return whether the call is three arrays and a scale that the kernel takes as they are."""
     if not _is_eager_on_cpu(call) or call.masks or call.biases:
         return False
@@ -150,6 +154,7 @@ _stride = operator.methodcaller("stride", -1)
 
 
 def _attend_now(call: PreparedCall) -> Array | None:
+    """Return the output of arrays on the CPU, whose values can be read."""
     query, key, value = (operands.with_4_axes(call, x) for x in call.arrays.values())
     real_keys = call.cached("real_keys", lambda: operands.real_keys(call))
     if real_keys is None:

@@ -243,12 +243,12 @@ class Library:
         return id(array)
 
     def unsupported_reason(self, array: Any) -> str:
-        """Return why `array` is refused: it lacks elements, or the standard's arithmetic. "" if it is plain."""
+        """Return why `array` is refused: it lacks elements, or the standard's arithmetic; or ""."""
         del array
         return ""
 
-    def plain(self, array: A) -> A:
-        """Return `array` in the class that the library's functions return; subclasses become views."""
+    def base_form(self, array: A) -> A:
+        """Return `array` in the form that the library computes with: not of a subclass with other operators."""
         return array
 
     def addresses(self, array: Any) -> Any:

@@ -110,7 +110,7 @@ class Dask(LazyLibrary):
             return f"{hint}`attn_mask` of what may attend."
         return ""
 
-    def plain(self, array: A) -> A:
+    def base_form(self, array: A) -> A:
         return cast(A, _without_empty_chunks(array))
 
     def known_values(self, array: Any) -> Any:

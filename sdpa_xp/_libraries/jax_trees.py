@@ -20,8 +20,8 @@ from sdpa_xp._libraries.torch import is_compiling
 
 K = TypeVar("K", bound=type)
 Token: TypeAlias = object
-"""What stands for a value in the static part: `CHILD`, a `Walked`, a `Static`, or a value of a `PLAIN` type."""
-PLAIN = frozenset({type(None), int, str})
+"""What stands for a value in the static part: `CHILD`, a `Walked`, a `Static`, or a value of a static type."""
+STATIC_TYPES = frozenset({type(None), int, str})
 """The types whose values are equal to no value of another type that stands in a static part."""
 _REGISTERED: set[type] = set()
 _WAITING: set[type] = set()
@@ -191,7 +191,7 @@ def _unflatten(structure: Walked | Static, children: Iterable[object]) -> object
 def _taken_apart(value: Any, children: list[object]) -> Token:
     """Return the static part of a value, and append its children."""
     kind = type(value)
-    if kind in PLAIN:
+    if kind in STATIC_TYPES:
         return value
     if kind is dict:
         return Walked(kind, tuple(value), tuple(_taken_apart(item, children) for item in value.values()))
@@ -228,7 +228,7 @@ def _paths(structure: Walked, prefix: str = "") -> Iterator[str]:
 def _is_child(value: Any) -> bool:
     """Return whether a value is an array, or stands for one, or is a pytree of a class that JAX knows."""
     kind = type(value)
-    if kind in PLAIN or kind in (float, bool, dict, list, tuple):
+    if kind in STATIC_TYPES or kind in (float, bool, dict, list, tuple):
         return False
     if isinstance(value, Tree):
         if kind not in _REGISTERED:

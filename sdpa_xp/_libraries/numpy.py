@@ -89,7 +89,7 @@ class NumPy(Library):
             return "Its class changes what operations mean: pass numpy.asarray(...) of it."
         return ""
 
-    def plain(self, array: A) -> A:
+    def base_form(self, array: A) -> A:
         numpy = sys.modules["numpy"]
         return array if type(array) is numpy.ndarray else cast(A, numpy.asarray(array))
 

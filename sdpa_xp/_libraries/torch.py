@@ -128,7 +128,7 @@ class Torch(Library):
     def frozen(self, array: Any) -> Any:
         return array.clone()
 
-    def plain(self, array: A) -> A:
+    def base_form(self, array: A) -> A:
         """Return a plain tensor, unless its class has its own `__torch_function__` or `__torch_dispatch__`."""
         torch, kind = sys.modules["torch"], cast(Any, type(array))
         if kind in (torch.Tensor, torch.nn.Parameter):

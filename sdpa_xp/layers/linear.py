@@ -94,7 +94,7 @@ class Linear(Layer):
 
     def _apply(self, x: A) -> A:
         """Return the map of an `x` that has been checked."""
-        array, weight = library_of(x).plain(cast(Array, x)), cast(Array, self.weight)
+        array, weight = library_of(x).base_form(cast(Array, x)), cast(Array, self.weight)
         leader = cast(Array, leading_array(array, weight))
         library, dtype = library_of(leader), leader.dtype
         xp = library.namespace(leader)
