@@ -15,14 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import ScoreModifier
+from internals import ScoreModifier, bias_at, mask_at
 
 import sdpa_xp
 from sdpa_xp import KVCache, PagedKVCache, biases, layers, masks, positional
 from sdpa_xp import scaled_dot_product_attention as attend
-from sdpa_xp.biases.positioned import bias_at
 from sdpa_xp.layers import Layer, Linear, MultiHeadAttention, SingleHeadAttention
-from sdpa_xp.masks.positioned import mask_at
 
 F, SEED = np.float32, np.random.default_rng(5)
 X = SEED.normal(size=(2, 4, 5, 8)).astype(F)

@@ -134,5 +134,4 @@ def kind_of(value: Mask | Bias) -> str:
 
     A subclass of a mask of the library has its name, but may have another formula.
     """
-    is_of_library = type(value).__module__.startswith(("sdpa_xp.masks", "sdpa_xp.biases"))
-    return value.name if is_of_library else ""
+    return value.name if type(value).__module__.startswith("sdpa_xp.") else ""
