@@ -35,7 +35,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: Rotary(8).apply(X, np.ones(5, bool)), TypeError, "Rotary.apply: `positions` must hold numbers; got positions.dtype=bool"),
     (lambda: Rotary(8).apply(X, None), TypeError, "Rotary.apply: `positions` must be a plain array"),
     (lambda: Rotary(8).apply(X, range(2**40, 2**40 + 5)), ValueError, "Rotary.apply: `positions` must be at most"),
-    (lambda: Rotary(8).cos_sin(4), TypeError, r"Rotary.cos_sin: `positions` must be a range.*positions=4. For the first n .*range\(n\)"),
+    (lambda: Rotary(8).cos_sin(4), TypeError, r"Rotary.cos_sin: `positions` must be a range, a list or an array; got positions=4. For the first n .*range\(n\)"),
     (lambda: Rotary(8).cos_sin(range(4), like=np.ones(1, int)), TypeError, "Rotary.cos_sin: `like` must be one of float16"),
     (lambda: positional.LinearScaling(0), ValueError, "LinearScaling: `factor` must be greater than 0"),
     (lambda: positional.NTKScaling(-1), ValueError, "NTKScaling: `factor` must be greater than 0"),

@@ -87,6 +87,8 @@ def test_states_of_a_wider_softmax(library: Library, rng: np.random.Generator) -
 
 
 def test_not_even_a_list_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"merge_states: `layout` must be '...HLE' or .*; got layout='BSHD'"):
+        merge_states([state()], layout="BSHD")
     for nothing in (5, None):
         with pytest.raises(TypeError, match="merge_states: `states` must be the states to merge"):
             merge_states(nothing)
@@ -134,7 +136,11 @@ def state(output: Any = (3, 2), lse: Any = (3,), dtype: Any = F, lse_dtype: Any 
     ("states", "error", "words"),
     [
         ([], ValueError, "`states` must hold at least one state"),
-        ([np.zeros((3, 2))], TypeError, r"`states\[0\]` must be an AttentionState.*numpy.ndarray"),
+        (
+            [np.zeros((3, 2))],
+            TypeError,
+            r"`states\[0\]` must be an AttentionState, \(output, lse\); got .*numpy.ndarray",
+        ),
         ([state(), 3], TypeError, r"`states\[1\]` must be an AttentionState"),
         ([state(), state((4, 2), (4,))], ValueError, r"must have one shape.*\(3, 2\).*\(4, 2\)"),
         ([state(), state(dtype=np.float64)], TypeError, "must have one dtype.*float32.*float64"),

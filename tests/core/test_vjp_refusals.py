@@ -25,23 +25,15 @@ def test_it_takes_what_the_forward_pass_takes() -> None:
 @pytest.mark.parametrize(
     ("cotangent", "error", "words"),
     [
-        (
-            X[:1],
-            ValueError,
-            r"`cotangent` must have the shape of the output; got cotangent.shape=\(1, 4, 8\), output",
-        ),
+        (X[:1], ValueError, r"`cotangent` must have the shape of the output; got cotangent.shape=\(1, 4, 8\), output"),
         (X[0], ValueError, r"`cotangent` must have the shape of the output"),
-        (
-            X.astype(np.float64),
-            TypeError,
-            "`query` and `cotangent` must have one dtype; got .*float32.*float64",
-        ),
+        (X.astype(np.float64), TypeError, "`query` and `cotangent` must have one dtype; got .*float32.*float64"),
         (X > 0, TypeError, "`query` and `cotangent` must have one dtype"),
         (X.tolist(), TypeError, "`cotangent` must be a plain array"),
         (1.0, TypeError, "`cotangent` must be a plain array"),
         (np.ma.masked_array(X), TypeError, "`cotangent` must be a plain array"),
     ],
-)
+)  # fmt: skip
 def test_cotangents(cotangent: Any, error: type[Exception], words: str) -> None:
     _, pullback = vjp(X, X, X)
     with pytest.raises(error, match=f"^scaled_dot_product_attention_vjp: {words}"):
@@ -72,7 +64,7 @@ def test_a_cotangent_on_another_device() -> None:
         ({"dropout_p": 0.5}, ValueError, "`dropout_p` > 0 needs `rng`"),
         ({"attn_mask": np.ones((4, 4), int)}, TypeError, "`attn_mask` must be boolean"),
     ],
-)
+)  # fmt: skip
 def test_what_the_forward_pass_refuses(rules: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=f"^scaled_dot_product_attention_vjp: .*{words}"):
         vjp(X, X, X, **rules)

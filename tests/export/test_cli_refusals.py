@@ -9,31 +9,19 @@ from command import QKV, refused
 
 CONFIGS = {
     "no TOML": ("query = ", "`--config` must be TOML (Invalid value"),
-    "an unknown key": (
-        "quary = 'float32[2,4]'",
-        "a key of `--config` must be known; got name='quary'. The nearest is query.",
-    ),
+    "an unknown key": ("quary = 'float32[2,4]'", "a key of `--config` must be known; got name='quary'. The nearest is query."),
     "a key far from any": ("zzz = 1", "There are query, key, value"),
     "a flag's name": ("is-causal = true", "The nearest is is_causal."),
     "force": ("force = true", "a key of `--config` must be known; got name='force'"),
     "a number for a spec": ("query = 3", "`--query` in `--config` must be of type str; got --query=3"),
-    "a word for a flag": (
-        "is_causal = 'yes'",
-        "`--is-causal` in `--config` must be of type bool; got --is-causal='yes'",
-    ),
-    "a flag for a number": (
-        "scale = true",
-        "`--scale` in `--config` must be of type int or float or str; got --scale=True",
-    ),
+    "a word for a flag": ("is_causal = 'yes'", "`--is-causal` in `--config` must be of type bool; got --is-causal='yes'"),
+    "a flag for a number": ("scale = true", "`--scale` in `--config` must be of type int or float or str; got --scale=True"),
     "a flag for an opset": ("opset = true", "`--opset` in `--config` must be of type int; got --opset=True"),
-    "no query": (
-        "key = 'float32[2,4]'",
-        "`--query` must be given; got given=key. Pass --query, or --config with",
-    ),
+    "no query": ("key = 'float32[2,4]'", "`--query` must be given; got given=key. Pass --query, or --config with"),
     "no key": ("query = 'float32[2,4]'", "`--key` must be given; got given=query."),
     "no encoding": (b"query = '\xff'", "`--config` must be TOML ('utf-8' codec"),
     "deep": ("query = " + "[" * 100_000, "`--config` must be TOML ("),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "words"), CONFIGS.values(), ids=CONFIGS)
@@ -47,58 +35,31 @@ def test_refused_files(
 
 
 REFUSED: dict[str, tuple[list[str], str]] = {
-    "a broken spec": (
-        ["--query", "float32[2", "--key", "float32[2,3]"],
-        "export: `--query` must be a spec, whose text must be a dtype, and its lengths in brackets; got --query='float32[2'. As in",
-    ),
-    "a spec's dtype": (
-        ["--query", "float3[2,3]", "--key", "float32[2,3]"],
-        "export: `--query` must be a spec, whose dtype must be one of",
-    ),
+    "a broken spec": (["--query", "float32[2", "--key", "float32[2,3]"], "export: `--query` must be a spec, whose text must be a dtype, and its lengths in brackets; got --query='float32[2'. As in"),
+    "a spec's dtype": (["--query", "float3[2,3]", "--key", "float32[2,3]"], "export: `--query` must be a spec, whose dtype must be one of"),
     "softcap": ([*QKV, "--softcap", "-1"], "export: `--softcap` must be positive"),
-    "no folder": (
-        [*QKV, "-o", "no/such/folder/a.onnx"],
-        "export: the folder of `--output` must exist; got --output=",
-    ),
+    "no folder": ([*QKV, "-o", "no/such/folder/a.onnx"], "export: the folder of `--output` must exist; got --output="),
     "no key": (["--query", "float32[2,3]"], "export: `--key` must be given"),
     "nothing": ([], "export: `--query` must be given; got given=none"),
     "no file": (["--config", "none.toml"], "export: `--config` must be a file; got --config=none.toml"),
     "a bare word": ([*QKV, "--attn-mask", "causal"], "as in causal(...)"),
     "a bias for a mask": ([*QKV, "--attn-mask", "alibi(8)"], "no function 'alibi'"),
-    "scale": (
-        [*QKV, "--scale", "large"],
-        "export: `--scale` must be a number or a spec, whose text must be a dtype, and its lengths in brackets; got --scale='large'",
-    ),
+    "scale": ([*QKV, "--scale", "large"], "export: `--scale` must be a number or a spec, whose text must be a dtype, and its lengths in brackets; got --scale='large'"),
     "scale, infinite": ([*QKV, "--scale", "inf"], "`--scale` must be"),
-    "dtype": (
-        [*QKV, "--dtype", "float8"],
-        "export: `--dtype` must be one of float16, bfloat16, float32, float64",
-    ),
-    "dtype of integers": (
-        ["--query", "int64[2,3]", "--key", "int64[2,3]", "--dtype", "float32"],
-        "`--query` must have a floating dtype; got --query.dtype=int64",
-    ),
-    "a form that cannot state the call": (
-        [*QKV, "--form", "multi_head", "--is-causal"],
-        "export: `--form` cannot be 'multi_head'",
-    ),
-    "a release": (
-        [*QKV, "--form", "attention", "--runtime", "onnxruntime>=1.23;cpu"],
-        "and `--runtime` is onnxruntime>=1.23;cpu",
-    ),
+    "dtype": ([*QKV, "--dtype", "float8"], "export: `--dtype` must be one of float16, bfloat16, float32, float64"),
+    "dtype of integers": (["--query", "int64[2,3]", "--key", "int64[2,3]", "--dtype", "float32"], "`--query` must have a floating dtype; got --query.dtype=int64"),
+    "a form that cannot state the call": ([*QKV, "--form", "multi_head", "--is-causal"], "export: `--form` cannot be 'multi_head'"),
+    "a release": ([*QKV, "--form", "attention", "--runtime", "onnxruntime>=1.23;cpu"], "and `--runtime` is onnxruntime>=1.23;cpu"),
     "form": ([*QKV, "--form", "fancy"], "`--form` must be auto, "),
     "opset": ([*QKV, "--form", "primitive", "--opset", "3"], "`--opset` must be "),
     "opset, a word": ([*QKV, "--opset", "new"], "Invalid value for '--opset'"),
     "runtime": ([*QKV, "--runtime", "tensorrt"], "`--runtime` must be 'onnxruntime>=RELEASE;PROVIDER'"),
     "layout": ([*QKV, "--layout", "HLE"], "`--layout` must be '...HLE' or '...LHE'"),
-    "outputs": (
-        [*QKV, "--outputs", "output,logits"],
-        "`--outputs` must be some of output, lse, weights, scores",
-    ),
+    "outputs": ([*QKV, "--outputs", "output,logits"], "`--outputs` must be some of output, lse, weights, scores"),
     "an unknown flag": ([*QKV, "--fom", "auto"], "No such option: --fom"),
     "a second word": ([*QKV, "more"], "unexpected extra argument"),
     "two lines": ([*QKV, "--attn-mask", "no\nsuch\x1b[31m"], r"got --attn-mask='no\nsuch\x1b[31m'"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(("arguments", "words"), REFUSED.values(), ids=REFUSED)

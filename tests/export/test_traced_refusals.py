@@ -6,41 +6,22 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
-from sdpa_xp_export import TensorSpec, to_onnx
+from sdpa_xp_export import TensorSpec, to_onnx, verify_layer
 
 OPEN = ("unstack", "range", "bits", "exp", "scalar", "take")
 """The rows whose first length is known only when the graph runs."""
 
 REFUSED: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "kinds": (lambda xp, x: x + xp.arange(4), TypeError, "operands of `add` must have dtypes.*int64.*`astype`"),
-    "halves": (
-        lambda xp, x: xp.astype(x, "float16") + xp.astype(x, "bfloat16"),
-        TypeError,
-        "operands of `add`",
-    ),
-    "scalar": (
-        lambda xp, x: xp.arange(x.shape[0]) * 0.5,
-        TypeError,
-        "scalar in `multiply` must fit the kind",
-    ),
-    "huge": (
-        lambda xp, x: x * 10**400,
-        OverflowError,
-        "integer in `multiply` must be within the range of the dtype",
-    ),
-    "wide": (
-        lambda xp, x: xp.astype(x, xp.int8) + 128,
-        OverflowError,
-        "within the range of the dtype.*got integer=128, dtype=int8",
-    ),
+    "halves": (lambda xp, x: xp.astype(x, "float16") + xp.astype(x, "bfloat16"), TypeError, "operands of `add`"),
+    "scalar": (lambda xp, x: xp.arange(x.shape[0]) * 0.5, TypeError, "scalar in `multiply` must fit the kind"),
+    "huge": (lambda xp, x: x * 10**400, OverflowError, "integer in `multiply` must be within the range of the dtype"),
+    "wide": (lambda xp, x: xp.astype(x, xp.int8) + 128, OverflowError, "within the range of the dtype.*got integer=128, dtype=int8"),
     "condition": (lambda xp, x: (x > 0) + 1, TypeError, "scalar in `add` must fit the kind.*dtype=bool"),
-    "exp": (
-        lambda xp, x: xp.exp(xp.arange(x.shape[0])),
-        TypeError,
-        "the arguments of `exp` must have dtypes that are floating",
-    ),
+    "exp": (lambda xp, x: xp.exp(xp.arange(x.shape[0])), TypeError, "the arguments of `exp` must have dtypes that are floating"),
     "where": (lambda xp, x: xp.where(x, 1, 0), TypeError, "condition of `where` must be a boolean array"),
     "axis": (lambda xp, x: xp.sum(x, axis=2), ValueError, "`axis` must be one of 2 axes; got axis=2"),
     "twice": (lambda xp, x: xp.max(x, axis=(0, -2)), ValueError, "`axis` must name each axis once"),
@@ -56,40 +37,16 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "unstack": (lambda xp, x: xp.unstack(xp.ones_like(x), axis=0), TypeError, "axis whose length is known"),
     "no axes": (lambda xp, x: x[0, 0] @ x, ValueError, "the operands of `matmul` must have axes"),
     "vector": (lambda xp, x: xp.matrix_transpose(x[0, :]), ValueError, "needs at least two axes"),
-    "dtype": (
-        lambda xp, x: xp.astype(x, "complex64"),
-        TypeError,
-        "`dtype` must be one of.*got dtype='complex64'",
-    ),
-    "moves": (
-        lambda xp, x: xp.moveaxis(x, (0, 1), 0),
-        ValueError,
-        "`source` and `destination` must have the same number",
-    ),
-    "range": (
-        lambda xp, x: xp.arange(0.5, x.shape[0]),
-        TypeError,
-        "a range to or from a length must have integer bounds",
-    ),
+    "dtype": (lambda xp, x: xp.astype(x, "complex64"), TypeError, "`dtype` must be one of.*got dtype='complex64'"),
+    "moves": (lambda xp, x: xp.moveaxis(x, (0, 1), 0), ValueError, "`source` and `destination` must have the same number"),
+    "range": (lambda xp, x: xp.arange(0.5, x.shape[0]), TypeError, "a range to or from a length must have integer bounds"),
     "list": (lambda xp, x: xp.asarray([x, x]), TypeError, "`obj` must be an array, or numbers.*`stack`"),
-    "bits": (
-        lambda xp, x: xp.arange(x.shape[0]) & 1,
-        ValueError,
-        "`opset` must be at least 18 for `bitwise_and`",
-    ),
-    "function of NumPy": (
-        lambda xp, x: np.tanh(x),
-        TypeError,
-        r"must not go to `numpy.tanh`.*xp = x.__array_namespace__\(\), xp.tanh\(x\)",
-    ),
-    "other function of NumPy": (
-        lambda xp, x: np.concatenate([x, x]),
-        TypeError,
-        r"must not go to `numpy.concatenate`.*xp.concat\(",
-    ),
+    "bits": (lambda xp, x: xp.arange(x.shape[0]) & 1, ValueError, "`opset` must be at least 18 for `bitwise_and`"),
+    "function of NumPy": (lambda xp, x: np.tanh(x), TypeError, r"must not go to `numpy.tanh`.*xp = x.__array_namespace__\(\), xp.tanh\(x\)"),
+    "other function of NumPy": (lambda xp, x: np.concatenate([x, x]), TypeError, r"must not go to `numpy.concatenate`.*xp.concat\("),
     "method": (lambda xp, x: x.reshape(-1), AttributeError, r"no attribute 'reshape'.*xp.reshape\(x, shape\)"),
     "nothing": (lambda xp, x: xp.result_type(1.0), ValueError, "there must be an array or a dtype"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -98,6 +55,27 @@ def test_refused(name: str) -> None:
     spec = TensorSpec("float32", ("N" if name in OPEN else 3, 4))
     with pytest.raises(error, match=words):
         to_onnx(lambda x: function(x.__array_namespace__(), x), spec, opset=17 if name == "bits" else None)
+
+
+PROMOTED: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
+    "an integer plus a float": (lambda i, x: i + x, TypeError, "the operands of `add` must have dtypes that the array API promotes to one"),
+    "a joint dtype of kinds": (lambda i, x: i.__array_namespace__().result_type(i, x) and x, TypeError, "the arguments must have dtypes that the array API promotes to one"),
+    "an integer to the power of -1": (lambda i, x: i**-1, ValueError, "an integer must not be raised to a negative power"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("function", "error", "words"), PROMOTED.values(), ids=PROMOTED)
+def test_dtypes_that_have_no_joint_one(
+    function: Callable[[Any, Any], Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        to_onnx(function, TensorSpec("int64", ("N",)), TensorSpec("float32", ("N",)))
+
+
+@pytest.mark.parametrize("wrong", [7, None, onnx.GraphProto()], ids=lambda x: type(x).__name__)
+def test_a_model_that_to_onnx_did_not_return(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"^verify_layer: `model` must be what to_onnx returned"):
+        verify_layer(wrong, lambda x: x)
 
 
 X = TensorSpec("float32", ("B", 4))

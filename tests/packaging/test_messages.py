@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 FILES = [*(ROOT / "sdpa_xp").rglob("*.py"), *(ROOT / "export" / "sdpa_xp_export").rglob("*.py")]
 UNSEEN = ("`bias.table` must have a number of buckets that is an int",)
 """What the library refuses first."""
+MAKES = re.compile(r"(^|\W)(Argument(Type|Value)Error|Message|\w*message)$")
 
 
 def texts(node: ast.expr) -> Iterator[str]:
@@ -30,11 +31,11 @@ def texts(node: ast.expr) -> Iterator[str]:
 
 
 def rules(tree: ast.Module) -> Iterator[str]:
-    """What is assigned to `rule`, and the second argument of `message`."""
+    """What is assigned to `rule`, and the second argument of an error with fields and of `message`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["rule"]:
             strings = texts(node.value)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("message") and len(node.args) > 1:
+        elif isinstance(node, ast.Call) and MAKES.search(ast.unparse(node.func)) and len(node.args) > 1:
             strings = texts(node.args[1])
         else:
             continue
