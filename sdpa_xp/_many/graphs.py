@@ -192,7 +192,7 @@ class GraphCall(CutCall):
     ) -> Array:
         """Return the array of the last of `stages`, which needs the others, and `more` inputs."""
         inputs = [*self.inputs, *more]
-        array: Array = self.graphs.array(tasks.of(stages), inputs, chunks, dtype, self.like)
+        array: Array = self.graphs.array(tasks.graph(stages), inputs, chunks, dtype, self.like)
         return array
 
 
@@ -228,7 +228,7 @@ class Stages:
             level += 1
         return keys
 
-    def of(self, stages: Iterable[str]) -> dict[str, dict[Key, tuple[Any, ...]]]:
+    def graph(self, stages: Iterable[str]) -> dict[str, dict[Key, tuple[Any, ...]]]:
         """Return the tasks of those of `stages` that have some, by the names that their keys begin with."""
         return {self._name(stage): self._tasks[stage] for stage in stages if self._tasks[stage]}
 

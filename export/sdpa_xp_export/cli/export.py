@@ -40,12 +40,12 @@ def _with_flags_of_a_call(command: F) -> F:
         completion = completed_from(option.choices) if option.choices else None
         default = typer.Option(None, *names, help=option.help, autocompletion=completion)
         flags.append(inspect.Parameter(name, kind, default=default, annotation=types[-1] | None))
-    own = [
+    parameters = [
         parameter
         for parameter in inspect.signature(command, eval_str=True).parameters.values()
         if parameter.kind != inspect.Parameter.VAR_KEYWORD
     ]
-    cast(Any, command).__signature__ = inspect.Signature([*flags, *own])
+    cast(Any, command).__signature__ = inspect.Signature([*flags, *parameters])
     return command
 
 
@@ -89,8 +89,8 @@ def export(
     **call: Any,
 ) -> None:
     """Write the ONNX graph of one attention call."""
-    own = {"dtype": dtype, "form": form, "opset": opset, "runtime": runtime, "output": output}
-    flags = {name: flag for name, flag in (call | own).items() if flag is not None}
+    others = {"dtype": dtype, "form": form, "opset": opset, "runtime": runtime, "output": output}
+    flags = {name: flag for name, flag in (call | others).items() if flag is not None}
     stated = (settings.read(config) if config else {}) | flags
     has_output = "output" in stated
     target = Path(stated.pop("output", DEFAULT_OUTPUT))
