@@ -185,8 +185,8 @@ class PreparedCall(NamedTuple):
         """Return the dropout of the call, or None; draws the seed from `rng`."""
         if not self.dropout_p:
             return None
-        query = self.arrays["query"]
-        return Dropout(self.dropout_p, library_of(query).random_words(self.rng, 4, query))
+        grid = self.grid
+        return Dropout(self.dropout_p, grid.library.generators.random_words(self.rng, 4, grid.xp, grid.device))
 
     def of_entries(self, grid: ScoreGrid, arrays: Mapping[str, Array]) -> PreparedCall:
         """Return some batch entries as a separate call."""

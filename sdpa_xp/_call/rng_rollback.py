@@ -18,10 +18,10 @@ class RngRollback:
         self.rng, self.library, self.context = rng, library, context
 
     def __enter__(self) -> None:
-        self.state = self.library.rng_state(self.rng)
+        self.state = self.library.generators.state(self.rng)
         self.context.__enter__()
 
     def __exit__(self, error: type[BaseException] | None, *rest: Any) -> None:
         self.context.__exit__(error, *rest)
         if error is not None and self.state is not None:
-            self.library.restore_rng(self.rng, self.state)
+            self.library.generators.restore(self.rng, self.state)

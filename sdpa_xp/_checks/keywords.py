@@ -137,13 +137,13 @@ def check_function(public_function: str, name: str, value: object, arguments: Se
 
 def check_rng(function: str, value: object, library: Library, *, needed: bool) -> None:
     """Check a generator of `library`. It may be None if none is `needed`."""
-    name = library.rng_name
+    name = library.generators.name
     if value is None and needed:
         hint = "Pass one, so that you can reproduce the result."
         raise ArgumentValueError(function, f"`dropout_p` > 0 needs `rng`, a {name}", {"rng": None}, hint)
-    if value is not None and not library.is_rng(value):
+    if value is not None and not library.generators.owns(value):
         raise ArgumentTypeError(function, f"`rng` must be a {name}", {"rng": shown(value)})
-    if value is not None and not library.can_draw():
+    if value is not None and not library.generators.can_draw():
         rule = "`rng` cannot be used inside torch.compile"
         hint = "torch.compile does not support torch.Generator: call this outside of the compiled function."
         raise ArgumentTypeError(function, rule, {"rng": name}, hint)

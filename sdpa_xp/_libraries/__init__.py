@@ -15,7 +15,8 @@ from typing import Any, TypeGuard, TypeVar, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import CUDA, READ_ONLY, TRACED, Access, Library
+from sdpa_xp._libraries.base import CUDA, Library
+from sdpa_xp._libraries.capabilities import READ_ONLY, TRACED, Access
 from sdpa_xp._libraries.cubed import Cubed
 from sdpa_xp._libraries.cupy import CuPy
 from sdpa_xp._libraries.dask import Dask

@@ -9,9 +9,9 @@ from typing import Any
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import ChunkedArrays
+from sdpa_xp._libraries.capabilities import ChunkedArrays, Generators
 from sdpa_xp._libraries.dask import LazyLibrary, own_copy
-from sdpa_xp._libraries.protocols import Array, Chunks, Dtype, Key
+from sdpa_xp._libraries.protocols import Array, Chunks, Device, Dtype, Key
 
 
 class CubedStreams(ChunkedArrays):
@@ -74,21 +74,26 @@ class CubedStreams(ChunkedArrays):
         )
 
 
+class EagerWords(Generators):
+    """Generators of NumPy, whose numbers stay arrays of NumPy: the tasks of a call are given their values."""
+
+    def random_words(self, rng: Any, count: int, xp: Any, device: Device) -> Array:
+        del xp, device
+        words: Array = rng.integers(-(2**31), 2**31 - 1, size=count, dtype="int32")
+        return words
+
+
 class Cubed(LazyLibrary):
     """Arrays of cubed."""
 
     name = "cubed"
     conversion = "cubed.from_array"
     chunks = CubedStreams()
+    generators = EagerWords()
 
     def owns(self, array: object) -> bool:
         cubed: Any = sys.modules.get("cubed")
         return cubed is not None and isinstance(array, cubed.Array)
-
-    def random_words(self, rng: Any, count: int, array: Array) -> Array:
-        del array
-        words: Array = rng.integers(-(2**31), 2**31 - 1, size=count, dtype="int32")
-        return words
 
     def known_values(self, array: Any) -> Any:
         return getattr(array, "made_of", array)

@@ -11,14 +11,37 @@ from typing import Any, cast
 import array_api_compat as compat
 
 from sdpa_xp._libraries.base import Addresses, Library, has_repeats
+from sdpa_xp._libraries.capabilities import Generators
 from sdpa_xp._libraries.protocols import Array, Device, Dtype
+
+
+class CuPyGenerators(Generators):
+    """cupy.random.Generator, each on a device of its own."""
+
+    name = "cupy.random.Generator"
+
+    def owns(self, rng: object) -> bool:
+        return isinstance(rng, sys.modules["cupy"].random.Generator)
+
+    def state(self, rng: Any) -> Any:
+        del rng  # its state is on the device, and has no public name
+
+    def random_words(self, rng: Any, count: int, xp: Any, device: Device) -> Array:
+        del xp, device
+        with _device_of(rng):
+            words = rng.integers(-(2**31), 2**31 - 1, size=count, dtype="int32")
+        return cast(Array, sys.modules["cupy"].asarray(words))  # on the current device
+
+    def uniform(self, rng: Any, count: int, xp: Any) -> Array:
+        with _device_of(rng):
+            return super().uniform(rng, count, xp)
 
 
 class CuPy(Library):
     """Arrays of CuPy."""
 
     name = "cupy"
-    rng_name = "cupy.random.Generator"
+    generators = CuPyGenerators()
     module = "cupy"
     conversion = "cupy.asarray"
     multiplies_halves = has_astype = sets_elements = True
@@ -68,22 +91,6 @@ class CuPy(Library):
     def context_maker(self, array: Any) -> Callable[[], AbstractContextManager[object]]:
         # CuPy computes on the current device, and array-api-compat ignores `device` in all but `asarray`.
         return partial(sys.modules["cupy"].cuda.Device, array.device.id)
-
-    def rng_state(self, rng: Any) -> Any:
-        del rng  # its state is on the device, and has no public name
-
-    def is_rng(self, rng: object) -> bool:
-        return isinstance(rng, sys.modules["cupy"].random.Generator)
-
-    def random_words(self, rng: Any, count: int, array: Array) -> Array:
-        del array
-        with _device_of(rng):
-            words = rng.integers(-(2**31), 2**31 - 1, size=count, dtype="int32")
-        return cast(Array, sys.modules["cupy"].asarray(words))  # on the current device
-
-    def uniform(self, rng: Any, count: int, xp: Any) -> Array:
-        with _device_of(rng):
-            return super().uniform(rng, count, xp)
 
 
 def _device_of(rng: Any) -> AbstractContextManager[object]:

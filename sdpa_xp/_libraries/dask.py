@@ -10,7 +10,8 @@ from typing import Any, TypeVar, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import ChunkedArrays, Library
+from sdpa_xp._libraries.base import Library
+from sdpa_xp._libraries.capabilities import ChunkedArrays
 from sdpa_xp._libraries.protocols import Chunks, Dtype, Tasks
 
 A = TypeVar("A")

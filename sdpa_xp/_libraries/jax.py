@@ -10,6 +10,7 @@ from typing import Any, cast
 import array_api_compat as compat
 
 from sdpa_xp._libraries.base import Library
+from sdpa_xp._libraries.capabilities import Generators
 from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.jax_trees import register_all
 from sdpa_xp._libraries.programs import Loops, Meshes
@@ -18,11 +19,31 @@ from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
 UNCHANGED = nullcontext()
 
 
+class JaxKeys(Generators):
+    """Keys of JAX, which are arrays."""
+
+    name = "JAX key"
+
+    def owns(self, rng: object) -> bool:
+        if not compat.is_jax_array(rng):
+            return False
+        jax, key = sys.modules["jax"], cast(Any, rng)
+        typed = jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key)
+        return bool(key.ndim == 0 if typed else key.ndim == 1 and dtype_name(key.dtype) == "uint32")
+
+    def random_words(self, rng: Any, count: int, xp: Any, device: Device) -> Array:
+        del xp, device
+        return cast(Array, sys.modules["jax"].random.bits(rng, (count,), "uint32").view("int32"))
+
+    def uniform(self, rng: Any, count: int, xp: Any) -> Array:
+        return cast(Array, sys.modules["jax"].random.uniform(rng, (count,), xp.float32))
+
+
 class Jax(Library):
     """Arrays of JAX."""
 
     name = "jax"
-    rng_name = "JAX key"
+    generators = JaxKeys()
     module = "jax.numpy"
     conversion = "jax.numpy.asarray"
     multiplies_halves = compiles_shapes = has_astype = True
@@ -82,20 +103,6 @@ class Jax(Library):
         for kind, setting in (("nan", "jax_debug_nans"), ("inf", "jax_debug_infs")):
             if has_kind[kind] and getattr(config, setting):
                 raise FloatingPointError(f"{function}: `{name}` must have no {kind}, since {setting} is set")
-
-    def is_rng(self, rng: object) -> bool:
-        if not self.owns(rng):
-            return False
-        jax, key = sys.modules["jax"], cast(Any, rng)
-        typed = jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key)
-        return bool(key.ndim == 0 if typed else key.ndim == 1 and dtype_name(key.dtype) == "uint32")
-
-    def random_words(self, rng: Any, count: int, array: Array) -> Array:
-        del array
-        return cast(Array, sys.modules["jax"].random.bits(rng, (count,), "uint32").view("int32"))
-
-    def uniform(self, rng: Any, count: int, xp: Any) -> Array:
-        return cast(Array, sys.modules["jax"].random.uniform(rng, (count,), xp.float32))
 
     def known_values(self, array: Any) -> Any:
         is_here = not self.is_traced(array) and array.is_fully_addressable

@@ -12,15 +12,35 @@ from types import ModuleType
 from typing import Any, cast
 
 from sdpa_xp._libraries.base import Library
+from sdpa_xp._libraries.capabilities import Generators
 from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Shape
+
+
+class MlxKeys(Generators):
+    """Keys of MLX, which are arrays."""
+
+    name = "MLX key"
+
+    def owns(self, rng: object) -> bool:
+        key: Any = rng
+        is_array = isinstance(rng, sys.modules["mlx.core"].array)
+        return is_array and key.shape == (2,) and dtype_name(key.dtype) == "uint32"
+
+    def random_words(self, rng: Any, count: int, xp: Any, device: Device) -> Array:
+        del device
+        words = xp.random.split(rng, count)  # `randint` has only the 24 random bits of a float
+        return cast(Array, words[:, 0].view(xp.int32))
+
+    def uniform(self, rng: Any, count: int, xp: Any) -> Array:
+        return cast(Array, xp.random.uniform(shape=(count,), key=rng))
 
 
 class Mlx(Library):
     """Arrays of MLX."""
 
     name = "mlx"
-    rng_name = "MLX key"
+    generators = MlxKeys()
     module = "mlx.core"
     conversion = "mlx.core.array"
     multiplies_halves = True
@@ -66,19 +86,6 @@ class Mlx(Library):
     def context_maker(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
         del array
         return nullcontext
-
-    def is_rng(self, rng: object) -> bool:
-        key: Any = rng
-        return self.owns(key) and key.shape == (2,) and dtype_name(key.dtype) == "uint32"
-
-    def random_words(self, rng: Any, count: int, array: Array) -> Array:
-        del array
-        mx = sys.modules["mlx.core"]
-        words = mx.random.split(rng, count)  # `randint` has only the 24 random bits of a float
-        return cast(Array, words[:, 0].view(mx.int32))
-
-    def uniform(self, rng: Any, count: int, xp: Any) -> Array:
-        return cast(Array, xp.random.uniform(shape=(count,), key=rng))
 
 
 class MlxNamespace:

@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from sdpa_xp._libraries.base import Diagonals, Library, has_repeats
+from sdpa_xp._libraries.base import Library, has_repeats
+from sdpa_xp._libraries.capabilities import Diagonals
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
 
 A = TypeVar("A")

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 import array_api_compat as compat
 
 from sdpa_xp._libraries.base import Addresses, Library, has_repeats
+from sdpa_xp._libraries.capabilities import Generators
 from sdpa_xp._libraries.dtypes import astype_if_needed
 from sdpa_xp._libraries.protocols import Array, Device, Namespace
 
@@ -26,11 +27,39 @@ PARTS = (
 )
 
 
+class TorchGenerators(Generators):
+    """torch.Generator, each on a device of its own."""
+
+    name = "torch.Generator"
+
+    def owns(self, rng: object) -> bool:
+        return isinstance(rng, sys.modules["torch"].Generator)
+
+    def can_draw(self) -> bool:
+        """Return False inside torch.compile, which cannot trace a generator, because it has a state."""
+        return not is_compiling()
+
+    def state(self, rng: Any) -> Any:
+        return rng.get_state()
+
+    def restore(self, rng: Any, state: Any) -> None:
+        rng.set_state(state)
+
+    def random_words(self, rng: Any, count: int, xp: Any, device: Device) -> Array:
+        del xp
+        torch, least, most = sys.modules["torch"], -(2**31), 2**31 - 1
+        words = torch.randint(least, most, (count,), generator=rng, device=rng.device, dtype=torch.int32)
+        return cast(Array, words.to(device))
+
+    def uniform(self, rng: Any, count: int, xp: Any) -> Array:
+        return cast(Array, xp.rand(count, generator=rng, dtype=xp.float32, device=rng.device))
+
+
 class Torch(Library):
     """Tensors of torch."""
 
     name = "torch"
-    rng_name = "torch.Generator"
+    generators = TorchGenerators()
     module = "torch"
     conversion = "torch.asarray"
     multiplies_halves = sets_elements = True
@@ -163,27 +192,6 @@ class Torch(Library):
                 zero = astype_if_needed(xp, xp.sum(xp.reshape(x, (-1,))[:0]), output.dtype)
                 total = zero if total is None else total + zero
         return output if total is None else output + total
-
-    def rng_state(self, rng: Any) -> Any:
-        return rng.get_state()
-
-    def restore_rng(self, rng: Any, state: Any) -> None:
-        rng.set_state(state)
-
-    def is_rng(self, rng: object) -> bool:
-        return isinstance(rng, sys.modules["torch"].Generator)
-
-    def can_draw(self) -> bool:
-        """Return False inside torch.compile, which cannot trace a generator, because it has a state."""
-        return not is_compiling()
-
-    def random_words(self, rng: Any, count: int, array: Array) -> Array:
-        torch, least, most = sys.modules["torch"], -(2**31), 2**31 - 1
-        words = torch.randint(least, most, (count,), generator=rng, device=rng.device, dtype=torch.int32)
-        return cast(Array, words.to(self.device(array)))
-
-    def uniform(self, rng: Any, count: int, xp: Any) -> Array:
-        return cast(Array, xp.rand(count, generator=rng, dtype=xp.float32, device=rng.device))
 
 
 def makes_fakes() -> bool:

@@ -12,7 +12,7 @@ from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._core.scores import BoundOptions, Scores
 from sdpa_xp._libraries import READ_ONLY, dtype_name, is_traced, library_of, numpy_array
-from sdpa_xp._libraries.base import ChunkedArrays
+from sdpa_xp._libraries.capabilities import ChunkedArrays
 from sdpa_xp._libraries.protocols import Array, Chunks, Key
 from sdpa_xp._many.blocks import (
     KEY_AXES,

@@ -257,7 +257,7 @@ def _scaled(
 def _draw_uniform(function: str, rng: Any, count: int, like: AnyArray | None) -> Array:
     """Return float32 from 0 to 1 in the library of `like`, so that all dtypes get the same numbers."""
     library, example = _library_of_generator(function, rng)
-    numbers = library.uniform(rng, count, library.namespace(example))
+    numbers = library.generators.uniform(rng, count, library.namespace(example))
     return numbers if like is None else copy_to(numbers, destination_of(function, like))
 
 
@@ -265,7 +265,7 @@ def _library_of_generator(function: str, rng: Any) -> tuple[Library, Array]:
     """Return the library that the generator belongs to, and an array of that library."""
     for library in LIBRARIES:
         example = library.example()
-        if example is not None and library.is_rng(rng):
+        if example is not None and library.generators.owns(rng):
             return library, example
     rule = (
         "`rng` must be a numpy.random.Generator, cupy.random.Generator, torch.Generator, or key of JAX or MLX"

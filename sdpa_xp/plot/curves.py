@@ -79,7 +79,7 @@ def saturation(
     colours = theme_of("plot.saturation", theme)
     widths = sorted(check_some_integers("plot.saturation", "widths", widths))
     keys = check_integer("plot.saturation", "keys", keys, least=2)
-    if not library_of(numpy_array()).is_rng(rng):
+    if not library_of(numpy_array()).generators.owns(rng):
         hint = "Pass one, so that you can reproduce the picture."
         rule = "`rng` must be a numpy.random.Generator"
         raise ArgumentTypeError("plot.saturation", rule, {"rng": shown(rng)}, hint)
