@@ -40,8 +40,8 @@ from measuring import Row, Spread, interleaved, ratios
 from numpy.typing import NDArray
 
 from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.agreement import judge
-from sdpa_xp_export._verify.textbook import textbook
+from sdpa_xp_export._verify.judging import judge
+from sdpa_xp_export._verify.reference import textbook
 
 PACKAGES = ("numpy", "torch", "cupy-cuda13x", "onnxruntime-gpu", "onnxruntime", "array-api-compat")
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)

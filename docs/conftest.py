@@ -25,7 +25,7 @@ from sybil.parsers.markdown import SkipParser
 from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 
 from sdpa_xp_export._runtime.session import providers
-from sdpa_xp_export._verify import seeds
+from sdpa_xp_export._verify import settings
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 ROOT = Path(__file__).parents[1]
@@ -33,7 +33,7 @@ sys.path += [
     str(ROOT / folder) for folder in ("docs/_site", "tests", "benchmarks")
 ]  # as _site/hooks.py does
 
-seeds.new_seed = lambda: 0  # so that each run of the pages does the same
+settings.new_seed = lambda: 0  # so that each run of the pages does the same
 
 
 class Blocks:

@@ -16,15 +16,14 @@ from sdpa_xp_export._call.numbers import CallNumbers, numbers_as_json, numbers_o
 from sdpa_xp_export._graph.finished_model import finished_model, moved_inputs
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.traced_graph import TracedGraph
-from sdpa_xp_export._layer import (
+from sdpa_xp_export._layer.arguments import (
     bound_arguments,
     foreign_errors_reworded,
     named_outputs,
-    parameter_arrays,
     signature_of,
     with_arrays,
-    with_parameters,
 )
+from sdpa_xp_export._layer.copies import parameter_arrays, with_parameters
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, ERF_KEEPS_NAN, OPSETS, Runtime
 from sdpa_xp_export.forms.choice import FORMS, check_loaded_opset

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -17,32 +16,39 @@ from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.numbers import constants
-from sdpa_xp_export._model.entries import exported_models
 from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.limits import TIMEOUT, check_limits, check_time, deadline
-from sdpa_xp_export._runtime.process import RuntimeProcess, runtime_process
+from sdpa_xp_export._runtime.process import RemoteSession, runtime_process
 from sdpa_xp_export._runtime.releases import ProviderName
 from sdpa_xp_export._runtime.session import runtime_notes, stated_runtime
-from sdpa_xp_export._verify.left_out import left_out
-from sdpa_xp_export._verify.loaded import blocks_of, loaded_model
-from sdpa_xp_export._verify.row_sample import DEFAULT_ROWS, THOROUGH_ROWS
-from sdpa_xp_export._verify.seeds import seed_of
-from sdpa_xp_export._verify.stated_call import (
+from sdpa_xp_export._verify.lengths import OF_A_NUMBER, check_size, numbers_within, scores_shape
+from sdpa_xp_export._verify.model import (
+    blocks_of,
     check_interface,
     computed_dtype,
+    loaded_model,
     of_metadata,
     other_call_note,
     stated_call,
+    stated_forms,
     written_call,
 )
-from sdpa_xp_export._verify.trial_lengths import OF_A_NUMBER, check_size, numbers_within
-from sdpa_xp_export._verify.trial_settings import Setting, trial_settings
-from sdpa_xp_export._verify.trials import TrialOutcome, judge, outcome, trials
+from sdpa_xp_export._verify.settings import left_out, seed_of, trial_settings
+from sdpa_xp_export._verify.trials import (
+    DEFAULT_ROWS,
+    THOROUGH_ROWS,
+    Trial,
+    TrialOutcome,
+    judge_outputs,
+    outcome,
+    trials,
+)
 from sdpa_xp_export.report import Placement, Report, Run
-from sdpa_xp_export.spec import evaluated
 
 MANY_SCORES = 2**22
 """Runs with more scores than that give their memory back."""
+_Finished: TypeAlias = tuple[TrialOutcome, float, int | None]
+"""What is compared of a run, its seconds, and its peak of memory in bytes."""
 
 
 @explains_keywords
@@ -141,93 +147,74 @@ def verify(
         check_size("verify", stated, numbers_within(memory, OF_A_NUMBER))
         blocks = blocks_of(loaded)
         settings = trial_settings(stated, blocks, thorough=thorough, seed=seed, memory=memory)
-        scores = max(_scores(stated, setting) for setting in settings)
+        scores = max(math.prod(scores_shape(stated, setting.lengths)) for setting in settings)
+        runs: list[Run] = []
+        placements: list[Placement] = []
+        modes: list[str] = []
         with runtime_process(loaded, timeout, memory, scores=scores) as runtime:
             with limit.paused():  # the start of Python is no fault of the model
                 on_providers = runtime.providers(provider)
-            report = verified(
-                runtime,
-                loaded,
-                stated,
-                settings,
-                blocks,
-                on_providers,
-                seed=seed,
-                rows=THOROUGH_ROWS if thorough else DEFAULT_ROWS,
-                from_metadata=call is None,
-                watch=watch,
-                memory=memory,
-            )
-    if call is not None and not report.agrees and (note := other_call_note(loaded, stated)):
-        return replace(report, notes=(*report.notes, note))
-    return report
-
-
-def verified(
-    runtime: RuntimeProcess,
-    model: Model,
-    call: ExportCall,
-    settings: list[Setting],
-    blocks: list[int],
-    on_providers: list[str],
-    *,
-    seed: int = 0,
-    rows: int = DEFAULT_ROWS,
-    from_metadata: bool = True,
-    watch: Callable[[int, int, str], None] | None = None,
-    memory: int | None = None,
-) -> Report:
-    """Run a model, which cuts its queries into `blocks`, with each of `settings` on each provider."""
-    computed_in, borders = computed_dtype(model, call, runtime.element_types), [*constants(call), *blocks]
-    done, total = itertools.count(1), len(on_providers) * len(settings)
-    runs: list[Run] = []
-    placements: list[Placement] = []
-    modes: list[str] = []
-    for provider in on_providers:
-        drawn = trials(
-            call, settings, np.random.default_rng(seed), computed_in=computed_in, borders=borders, rows=rows
-        )
-        drawn = of_metadata(call, drawn) if from_metadata else drawn
-        outcomes: list[TrialOutcome] = []
-        measured: list[tuple[float, int | None]] = []
-        with runtime.session(model, provider) as session:
-            for trial in drawn:
-                run = session.timed(trial.inputs, frees=math.prod(trial.pairs) > MANY_SCORES)
-                outcomes.append(outcome(call, trial, run.outputs))
-                measured.append((run.seconds, run.peak_bytes))
-                if watch is not None:
-                    watch(next(done), total, f"{trial.shown} on {provider}")
-        placements += session.placements
-        modes.append(session.math_mode)
-        check_time()
-        for name, agreements in judge(call, outcomes, computed_in).items():
-            for judged, agreement, (seconds, peak) in zip(outcomes, agreements, measured, strict=True):
-                longest, compared, whole = judged.counts
-                measures = (seconds, peak, longest, compared, whole, judged.where(name, agreement))
-                runs.append(Run(judged.shown, provider, name, agreement, *measures))
-    form, reason = (
-        ", ".join(dict.fromkeys(exported[name] for exported in exported_models(model) if name in exported))
-        for name in ("sdpa_xp.form", "sdpa_xp.reason")
-    )
+            computed_in = computed_dtype(loaded, stated, runtime.element_types)
+            done = _counted(watch, len(on_providers) * len(settings))
+            for name in on_providers:
+                drawn = trials(
+                    stated,
+                    settings,
+                    np.random.default_rng(seed),  # each provider gets the same inputs
+                    computed_in=computed_in,
+                    borders=[*constants(stated), *blocks],
+                    rows=THOROUGH_ROWS if thorough else DEFAULT_ROWS,
+                )
+                drawn = of_metadata(stated, drawn) if call is None else drawn
+                with runtime.session(loaded, name) as session:
+                    finished = [_finished(session, stated, trial, name, done) for trial in drawn]
+                placements += session.placements
+                modes.append(session.math_mode)
+                check_time()
+                runs += _judged(stated, finished, name, computed_in)
+            release, notes = runtime.version, runtime.notes
+    notes += runtime_notes(loaded, release, on_providers)
+    if call is not None and not (runs and all(run.agreement.agrees for run in runs)):
+        notes += tuple(filter(None, (other_call_note(loaded, stated),)))
+    form, reason = stated_forms(loaded)
     return Report(
         form or "unknown",
         reason or "unknown",
-        runtime.version,
-        (*runtime.notes, *runtime_notes(model, runtime.version, on_providers)),
+        release,
+        notes,
         tuple(runs),
         tuple(placements),
-        left_out(call, blocks, settings, memory),
-        call,
-        from_metadata,
+        left_out(stated, blocks, settings, memory),
+        stated,
+        call is None,
         computed_in,
-        runtime=str(stated_runtime(model) or ""),
+        runtime=str(stated_runtime(loaded) or ""),
         seed=seed,
         math_mode=" and ".join(dict.fromkeys(modes)),
     )
 
 
-def _scores(call: ExportCall, setting: Setting) -> int:
-    return math.prod(evaluated(length, setting.lengths) for length in call.sizes.scores_shape)
+def _counted(watch: Callable[[int, int, str], None] | None, total: int) -> Callable[[str], None]:
+    """Return a function that tells `watch` of each run, how many there were, and how many there will be."""
+    done = itertools.count(1)
+    return lambda shown: None if watch is None else watch(next(done), total, shown)
+
+
+def _finished(
+    session: RemoteSession, call: ExportCall, trial: Trial, provider: str, done: Callable[[str], None]
+) -> _Finished:
+    """Return what is compared of a run, its time and its memory; the whole outputs are not kept."""
+    run = session.timed(trial.inputs, frees=math.prod(trial.pairs) > MANY_SCORES)
+    done(f"{trial.shown} on {provider}")
+    return outcome(call, trial, run.outputs), run.seconds, run.peak_bytes
+
+
+def _judged(call: ExportCall, finished: Sequence[_Finished], provider: str, computed_in: str) -> Iterator[Run]:
+    """Yield a run for each output and trial, by one bound for all trials of an output."""
+    for name, agreements in judge_outputs(call, [judged for judged, *_ in finished], computed_in).items():
+        for (judged, seconds, peak), agreement in zip(finished, agreements, strict=True):
+            measures = (seconds, peak, *judged.counts, judged.where(name, agreement))
+            yield Run(judged.shown, provider, name, agreement, *measures)
 
 
 def _check_arguments(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,24 +14,25 @@ from sdpa_xp._checks.keywords import check_flag
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._call.numbers import CallNumbers, numbers_from_json
 from sdpa_xp_export._dtypes.dtype import ONNX_DTYPE
-from sdpa_xp_export._layer import bound_arguments, with_arrays
+from sdpa_xp_export._layer.arguments import bound_arguments, with_arrays
 from sdpa_xp_export._model.entries import exported_models
 from sdpa_xp_export._model.large_model import Model
-from sdpa_xp_export._runtime.engine import TimedRun
 from sdpa_xp_export._runtime.limits import TIMEOUT, check_limits
 from sdpa_xp_export._runtime.process import runtime_process
 from sdpa_xp_export._runtime.releases import ProviderName
 from sdpa_xp_export._runtime.session import runtime_notes, stated_runtime
-from sdpa_xp_export._verify.agreement import judge_integers, judge_together
-from sdpa_xp_export._verify.case_list import CaseList
-from sdpa_xp_export._verify.layer_cases import BothLayers, LayerCase, judged_dtype, rounding_errors, words_of
+from sdpa_xp_export._verify.layer import BothLayers, words_of
+from sdpa_xp_export._verify.layer_cases import CaseList, judged_runs, widest_dtype
 from sdpa_xp_export._verify.layer_inputs import Draw, LayerInputs
-from sdpa_xp_export._verify.layer_lengths import LayerLengths
-from sdpa_xp_export._verify.layer_notes import missing_arguments_note, stated_forms
-from sdpa_xp_export._verify.layer_trials import input_specs, length_names
-from sdpa_xp_export._verify.loaded import blocks_of, loaded_model
-from sdpa_xp_export._verify.seeds import seed_of
-from sdpa_xp_export._verify.trial_lengths import shown_lengths, shown_shapes
+from sdpa_xp_export._verify.lengths import LayerLengths
+from sdpa_xp_export._verify.model import (
+    blocks_of,
+    input_specs,
+    loaded_model,
+    missing_arguments_note,
+    stated_forms,
+)
+from sdpa_xp_export._verify.settings import seed_of
 from sdpa_xp_export.report import LayerReport, Placement, Run
 from sdpa_xp_export.spec import TensorSpec
 from sdpa_xp_export.to_onnx import traced_numbers
@@ -124,7 +125,7 @@ def verify_layer(
         raise ArgumentValueError("verify_layer", rule, {"metadata": sorted(metadata)})
     check_flag("verify_layer", "thorough", thorough)
     check_limits("verify_layer", timeout, memory)
-    specs = input_specs(loaded, {number: name for name, number in ONNX_DTYPE.items()})
+    specs = input_specs(loaded)
     draws = dict(draw or {})
     for name in draws.keys() - specs.keys():
         rule = "`draw` must name inputs of the model"
@@ -141,11 +142,11 @@ def verify_layer(
     # Names for lengths that are computed may differ between the two; they are never chosen.
     calls = [*(traced or []), *stated]  # a file can state too few
     calls = [call for n, call in enumerate(calls) if call not in calls[:n]]
-    chosen = LayerLengths(calls, length_names(specs), blocks_of(loaded), thorough=thorough, memory=memory)
+    chosen = LayerLengths(calls, specs, blocks_of(loaded), thorough=thorough, memory=memory)
     inputs = LayerInputs(loaded, specs, draws, stated if traced is None else traced)
     both = BothLayers(layer, keywords, np.random.default_rng([seed, 2]), double=_is_double(loaded))
-    tried = CaseList(both, inputs, seed)
-    tried.fill(chosen, thorough=thorough)
+    tried = CaseList(both, inputs, chosen, seed)
+    tried.fill()
     left_out += tried.left_out
     runs: list[Run] = []
     placements: list[Placement] = []
@@ -159,10 +160,10 @@ def verify_layer(
             modes.append(session.math_mode)
             placements += session.placements
             for _, group in itertools.groupby(zip(tried.cases, timed, strict=True), lambda pair: pair[0].kind):
-                runs += _judged([*group], name)
+                runs += judged_runs([*group], name)
         release, unstarted = process.version, process.notes
     form, reason = stated_forms(loaded)
-    reference = "float64" if not both.why_not_wide else _widest(tried.cases)
+    reference = "float64" if not both.why_not_wide else widest_dtype(tried.cases)
     notes = [*unstarted, *runtime_notes(loaded, release, on_providers)]
     if both.why_not_wide:
         notes.append(f"the reference is the layer in {reference}, not in float64: {both.why_not_wide}")
@@ -172,7 +173,7 @@ def verify_layer(
     measured = tuple(runs), tuple(placements), tuple(left_out)
     runtime = str(stated_runtime(loaded) or "")
     return LayerReport(
-        form,
+        form or "no attention",
         reason,
         release,
         shown,
@@ -218,28 +219,3 @@ def _is_double(model: Model) -> bool:
     """Return whether a model computes in float64, of which there is no wider dtype."""
     values = [*model.graph.input, *model.graph.output]
     return any(value.type.tensor_type.elem_type == ONNX_DTYPE["float64"] for value in values)
-
-
-def _widest(cases: Sequence[LayerCase]) -> str:
-    """Return the widest floating dtype that a layer computed in."""
-    dtypes = {x.dtype.name for case in cases for x in case.direct.values()}
-    return next((name for name in ("float64", "float32", "bfloat16", "float16") if name in dtypes), "float32")
-
-
-def _judged(pairs: Sequence[tuple[LayerCase, TimedRun]], provider: str) -> Iterator[Run]:
-    """Yield a run for each output and case, by one bound for all cases of an output."""
-    for output in pairs[0][0].exact:
-        triples = [(run.outputs[output], case.exact[output], case.direct[output]) for case, run in pairs]
-        if triples[0][1].dtype.kind in "iub":
-            agreements = judge_integers(triples)
-        else:
-            dtype = judged_dtype(triples[0][0], pairs[0][0], output)
-            errors = rounding_errors([case for case, _ in pairs], output, dtype)
-            agreements = judge_together(triples, dtype, errors)
-        for (case, run), agreement in zip(pairs, agreements, strict=True):
-            longest = max(case.lengths.values(), default=0)
-            count = math.prod(case.exact[output].shape[:-1])
-            shown = (shown_lengths(case.lengths) if case.lengths else shown_shapes(case.inputs)) + case.kind
-            where = f"{output}{list(agreement.index)}" if agreement.index else ""
-            measured = (run.seconds, run.peak_bytes, longest, count, count, where)
-            yield Run(shown, provider, output, agreement, *measured)

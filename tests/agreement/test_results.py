@@ -10,6 +10,7 @@ import pytest
 from agreement.measure import RESULTS, rounded, written
 from internals import attention, backends, compare, feature_jobs, features, session
 
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export.cli.options import DTYPES
 from sdpa_xp_export.forms.choice import FORMS
 
@@ -71,7 +72,7 @@ def test_what_is_not_as_stated_disagrees(wrong: str) -> None:
 
     def compute(xp: Any, call: Any, arrays: Any) -> Any:
         if wrong == "refused":
-            raise ValueError("scaled_dot_product_attention: nothing is computed")
+            raise ArgumentValueError("scaled_dot_product_attention", "nothing must be computed", {"xp": xp})
         output = attention(xp, call, arrays)
         return output.astype("float64") if wrong == "dtype" else output[..., :1]
 

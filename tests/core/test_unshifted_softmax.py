@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import TileSize, agreement, override, reference, streaming, textbook_module
+from internals import TileSize, judge, override, reference, streaming, textbook
 from libraries import each_module
 
 from sdpa_xp import attention_state, biases, masks, scaled_dot_product_attention
@@ -217,8 +217,8 @@ def test_weights_that_are_small_keep_the_digits_of_small_values(
         k[:, 7, 0], v[:, 7] = 8 - 8 * 80 / score, 1e25
         q, k = q.copy(), k.copy()
     rules = {"is_causal": True} if what == "causal" else {}
-    expected, plain = reference.attention(q, k, v, **rules)[0], textbook_module.textbook(np, q, k, v, **rules)
-    judged = agreement.judge(attention_state(q, k, v, **rules).output, expected, plain, "float32")
+    expected, plain = reference.attention(q, k, v, **rules)[0], textbook(np, q, k, v, **rules)
+    judged = judge(attention_state(q, k, v, **rules).output, expected, plain, "float32")
     assert judged.absolute <= judged.bound
 
 
@@ -260,8 +260,8 @@ def test_nan_and_inf_in_values_that_are_masked(
 def test_no_worse_than_the_textbook(ranges_computed: dict[str, int], rng: np.random.Generator) -> None:
     """The rule by which every number here is judged."""
     call = arrays(rng, 1.4)  # scores up to 20 in size
-    expected, plain = reference.attention(*call)[0], textbook_module.textbook(np, *call)
-    result = agreement.judge(attention_state(*call).output, expected, plain, "float32")
+    expected, plain = reference.attention(*call)[0], textbook(np, *call)
+    result = judge(attention_state(*call).output, expected, plain, "float32")
     assert result.absolute <= result.bound
     assert ranges_computed["without"]
 

@@ -89,7 +89,8 @@ def test_a_wrong_window_of_a_layer_that_cannot_be_traced() -> None:
 def test_numbers_beyond_the_first_few_are_not_tried() -> None:
     """The largest would need too many scores, so that no length goes beyond those between."""
     calls = [CallNumbers(("B", 8, "L", "L"), {n: f"window {n}" for n in (*range(20, 30), 10**5)})]
-    fast, thorough = (LayerLengths(calls, ["B", "L"], [], thorough=thorough) for thorough in (False, True))
+    specs = {"x": TensorSpec("float32", ("B", 8, "L", 4))}
+    fast, thorough = (LayerLengths(calls, specs, [], thorough=thorough) for thorough in (False, True))
     *between, largest = fast.left_out(fast.around())
     longest = max(lengths["L"] for lengths in fast.around())
     assert between == [

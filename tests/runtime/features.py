@@ -1,10 +1,10 @@
-"""Our own list of what a call may ask, beyond `_agree.cases`: each feature alone, some together."""
+"""Our own list of what a call may ask, beyond `basic_calls`: each feature alone, some together."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from internals import ExportCall, cases, checked_call
+from internals import ExportCall, basic_calls, checked_call
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec
@@ -17,7 +17,7 @@ HEADS, WIDTH = 8, 32
 def features(dtype: str) -> Calls:
     """The calls by what they are about; batch and lengths are symbols where nothing else is said."""
     return (
-        cases.basic_calls(dtype)
+        basic_calls(dtype)
         | _of_itself(dtype)
         | _of_a_batch(dtype)
         | _masks(dtype)

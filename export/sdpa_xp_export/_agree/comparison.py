@@ -11,18 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp_export._agree import library_calls
 from sdpa_xp_export._agree.backends import Backend
-from sdpa_xp_export._agree.features import LENGTHS, LONGER, features
+from sdpa_xp_export._agree.features import LENGTHS, LONGER, Compute, attention, features
 from sdpa_xp_export._call.call import ExportCall, FormName
 from sdpa_xp_export._runtime import session
 from sdpa_xp_export._runtime.releases import Runtime, runtime_text
-from sdpa_xp_export._verify.agreement import judge
-from sdpa_xp_export._verify.pair_terms import Arrays
-from sdpa_xp_export._verify.random_inputs import poison, random_inputs
-from sdpa_xp_export._verify.reference_inputs import heads_first, reference_inputs
-from sdpa_xp_export._verify.textbook import stages
-from sdpa_xp_export._verify.trials import expected_rows
+from sdpa_xp_export._verify.expected import expected_rows, stated_dtype
+from sdpa_xp_export._verify.inputs import poison, random_inputs
+from sdpa_xp_export._verify.judging import judge
+from sdpa_xp_export._verify.pairs import Arrays, heads_first, reference_inputs
+from sdpa_xp_export._verify.reference import stages
 from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
 from sdpa_xp_export.report import Agreement
@@ -56,7 +54,7 @@ class Job:
     call: ExportCall
     inputs: tuple[JobInputs, ...]
     """Those that are timed come first."""
-    compute: library_calls.Compute = library_calls.attention
+    compute: Compute = attention
     no_graph: str = ""
     """Why no graph computes the call; empty if one does."""
 
@@ -248,7 +246,7 @@ def _row(
                     seconds += time.perf_counter() - start
                 if textbook_of is not None:
                     output = output._replace(textbook=textbook_of(job, inputs.plain))
-                agreements.append(_judged(job, result, output, labels[2]))
+                agreements.append(_judged(job, result, output))
         except (ArgumentTypeError, ArgumentValueError) as error:  # the library refuses the call
             results.append(JobResult(name, None, error.message.statement))
             continue
@@ -256,9 +254,9 @@ def _row(
     return Row(*labels, tuple(results), seconds)
 
 
-def _judged(job: Job, result: NDArray[Any], expected: ExpectedOutput, dtype: str) -> Agreement:
+def _judged(job: Job, result: NDArray[Any], expected: ExpectedOutput) -> Agreement:
     """Compare an output; if its dtype or shape is not that of the call, it does not agree."""
-    dtype = job.call.accumulation_dtype if job.call.outputs == ("lse",) else dtype
+    dtype = stated_dtype(job.call, job.call.outputs[0])
     reference, textbook, largest_terms = expected
     as_stated = result.shape == reference.shape and result.dtype.name == dtype
     result = result if as_stated else np.full(reference.shape, np.nan)

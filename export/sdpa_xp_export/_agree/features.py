@@ -1,17 +1,22 @@
-"""The features of a call, each alone, with how the library computes it and whether a graph does."""
+"""The features of a call, each alone: how sdpa_xp computes it on any arrays, and whether a graph does."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from typing import Any, TypeAlias
 
+import sdpa_xp
 from sdpa_xp import biases, masks
-from sdpa_xp_export._agree import cases, library_calls
-from sdpa_xp_export._agree.library_calls import Compute
+from sdpa_xp.biases import Bias
+from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import ExportCall, checked_call
+from sdpa_xp_export._call.operands import with_operands
+from sdpa_xp_export._verify.pairs import Arrays, numbers
 from sdpa_xp_export.spec import TensorSpec
 
-LENGTHS = cases.LENGTHS | {"P": 14, "R": 40}
+LENGTHS = {"B": 2, "L": 19, "S": 33, "P": 14, "R": 40}
 LONGER = (
     {"B": 1, "L": 130, "S": 141, "P": 150, "R": 288},
     {"B": 1, "L": 3, "S": 1100, "P": 1100, "R": 1104},
@@ -19,6 +24,111 @@ LONGER = (
 """More lengths, for calls with names for them: beyond a block of queries, and many keys for a few queries."""
 QUERY_IDS, KEY_IDS = [0] * 4 + [1] * 9 + [2] * 6, [0] * 10 + [1] * 8 + [2] * 15
 """Documents of a packed row, all of different lengths."""
+Compute: TypeAlias = Callable[[Any, ExportCall, Mapping[str, Any]], Any]
+"""A namespace, a call, and its inputs as arrays of that namespace -> the one output of the call."""
+PORTABLE: dict[str, Any] = {"implementation": "xp"}
+BLOCK = 4
+"""Tokens in a block of a paged cache."""
+
+
+def attention(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
+    return sdpa_xp.scaled_dot_product_attention(**library_arguments(call, arrays), **PORTABLE)
+
+
+def lse_of(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
+    return sdpa_xp.attention_state(**library_arguments(call, arrays), **PORTABLE).lse
+
+
+def weights_of(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
+    return sdpa_xp.attention_weights(**_without(library_arguments(call, arrays), "value"), **PORTABLE)
+
+
+def scores_of(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
+    arguments = _without(library_arguments(call, arrays), "value", "sinks")
+    return sdpa_xp.attention_scores(**arguments, **PORTABLE)
+
+
+def merged_halves(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
+    """Merge the states over the first half of the keys and over the second."""
+    arguments = library_arguments(call, arrays)
+    query, key = arguments["query"], arguments["key"]
+    pairs = (*query.shape[:-1], key.shape[-2])
+    allowed = masks.to_array(arguments["attn_mask"], pairs, like=query)
+    states = []
+    for keys in (slice(0, pairs[-1] // 2), slice(pairs[-1] // 2, pairs[-1])):
+        part = {name: arguments[name][..., keys, :] for name in ("key", "value")}
+        part["attn_mask"] = allowed[..., keys]
+        states.append(sdpa_xp.attention_state(**arguments | part, **PORTABLE))
+    return sdpa_xp.merge_states(states).output
+
+
+def dot_product(xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
+    swapped = {name: xp.permute_dims(arrays[name], (0, 2, 1, 3)) for name in ("query", "key", "value")}
+    rules: dict[str, Any] = {"scale": call.scale, "is_causal": call.is_causal, **PORTABLE}
+    return xp.permute_dims(sdpa_xp.dot_product_attention(**swapped, **rules), (0, 2, 1, 3))
+
+
+def cached(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
+    cache = sdpa_xp.KVCache(arrays["past_key"], arrays["past_value"])
+    return _append_and_attend(cache, call, arrays)
+
+
+def paged(xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
+    """Attend a cache with room, cut into blocks."""
+    entries, heads, room, width = arrays["past_key"].shape
+    count = room // BLOCK
+
+    def blocks(past: Any) -> Any:
+        split = xp.reshape(past, (entries, heads, count, BLOCK, width))
+        return xp.reshape(xp.permute_dims(split, (0, 2, 1, 3, 4)), (entries * count, heads, BLOCK, width))
+
+    table = [[entry * count + number for number in range(count)] for entry in range(entries)]
+    lengths = [int(arrays["past_lengths"][entry]) for entry in range(entries)]
+    pools = blocks(arrays["past_key"]), blocks(arrays["past_value"])
+    return _append_and_attend(sdpa_xp.PagedKVCache(*pools, table, lengths), call, arrays)
+
+
+def varlen(query_ids: Sequence[int], key_ids: Sequence[int]) -> Compute:
+    """Return how packed queries and keys are computed whose documents have these ids, which rise from 0."""
+    starts_q, starts_k = _starts(query_ids), _starts(key_ids)
+
+    def compute(_xp: Any, _call: ExportCall, arrays: Mapping[str, Any]) -> Any:
+        query, key, value = (arrays[name][0, ...] for name in ("query", "key", "value"))
+        rules: dict[str, Any] = {"layout": "...HLE", **PORTABLE}
+        return sdpa_xp.varlen_attention(query, key, value, starts_q, starts_k, **rules)[None, ...]
+
+    return compute
+
+
+def library_arguments(call: ExportCall, arrays: Mapping[str, Any]) -> Arrays:
+    """Convert inputs of the graph to keywords of `sdpa_xp.scaled_dot_product_attention`, without the cache."""
+    arguments = {name: arrays[name] for name in ("query", "key", "value")}
+    operands = ("attn_mask", "bias", "scale", "sinks")
+    arguments |= {name: with_inputs(getattr(call, name), arrays) for name in operands}
+    options = ("is_causal", "softcap", "softmax_dtype", "layout")
+    return arguments | {name: getattr(call, name) for name in options}
+
+
+def with_inputs(value: Any, arrays: Mapping[str, Any]) -> Any:
+    """Return a mask or a bias with the arrays of a run instead of its inputs, and an operand as its array."""
+    if isinstance(value, Mask | Bias):
+        return with_operands(value, lambda _, operand: with_inputs(operand, arrays))
+    return numbers(value, arrays)
+
+
+def _append_and_attend(cache: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
+    """Append the new tokens to the cache, and attend it."""
+    arguments = _without(library_arguments(call, arrays), "key", "value", "layout")
+    return cache.append(arrays["key"], arrays["value"]).attend(**arguments, **PORTABLE)
+
+
+def _starts(ids: Sequence[int]) -> list[int]:
+    """Return where each document begins, and where the last one ends."""
+    return [0, *accumulate(list(ids).count(number) for number in range(max(ids) + 1))]
+
+
+def _without(arguments: Arrays, *names: str) -> Arrays:
+    return {name: value for name, value in arguments.items() if name not in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +136,7 @@ class Feature:
     """A call, and how sdpa_xp computes its one output."""
 
     call: ExportCall
-    compute: Compute = library_calls.attention
+    compute: Compute = attention
     no_graph: str = ""
     """Why no graph computes the call; empty if one does."""
 
@@ -34,13 +144,42 @@ class Feature:
 def features(dtype: str) -> dict[str, Feature]:
     """Return the features by name; batch and lengths are names, unless a fused operator needs numbers."""
     return (
-        {name: Feature(call) for name, call in cases.basic_calls(dtype).items()}
+        {name: Feature(call) for name, call in basic_calls(dtype).items()}
         | _masks(dtype)
         | _biases(dtype)
         | _rules(dtype)
         | _outputs(dtype)
         | _caches(dtype)
     )
+
+
+def basic_calls(dtype: str) -> dict[str, ExportCall]:
+    """Return calls with one feature each, then one with all; batch and lengths are names."""
+    query = TensorSpec(dtype, ("B", 8, "L", 32))
+    key = TensorSpec(dtype, ("B", 8, "S", 32))
+    shared = TensorSpec(dtype, ("B", 2, "S", 32))
+    narrow = TensorSpec(dtype, ("B", 2, "S", 16))
+    padding = TensorSpec("bool", ("B", 1, 1, "S"))
+    pairs = TensorSpec("bool", ("L", "S"))
+    term = TensorSpec(dtype, (8, "L", "S"))
+
+    def call(key: TensorSpec, value: TensorSpec, **rules: Any) -> ExportCall:
+        return checked_call("calls", query, key, value, **rules)
+
+    return {
+        "plain": call(key, key),
+        "is_causal": call(key, key, is_causal=True),
+        "padding mask (B, 1, 1, S)": call(key, key, attn_mask=padding),
+        "boolean mask with empty rows": call(key, key, attn_mask=pairs),
+        "floating mask": call(key, key, attn_mask=term),
+        "boolean mask and bias": call(key, key, attn_mask=pairs, bias=term),
+        "grouped heads, Ev != E": call(shared, narrow),
+        "scale": call(key, key, scale=0.5),
+        "softcap": call(key, key, softcap=5.0),
+        "all of it": call(
+            shared, narrow, attn_mask=padding, bias=term, is_causal=True, scale=-0.3, softcap=5.0
+        ),
+    }
 
 
 def _call(query: TensorSpec, key: TensorSpec, **rules: Any) -> ExportCall:
@@ -103,9 +242,7 @@ def _rules(dtype: str) -> dict[str, Feature]:
         'softmax_dtype="float64"': Feature(_call(query, key, softmax_dtype="float64")),
         'layout="...LHE"': Feature(_call(*swapped, is_causal=True, layout="...LHE")),
         "two axes": Feature(_call(rows, keys, is_causal=True)),
-        "dot_product_attention": Feature(
-            _call(query, key, is_causal=True, scale=0.3), library_calls.dot_product
-        ),
+        "dot_product_attention": Feature(_call(query, key, is_causal=True, scale=0.3), dot_product),
     }
 
 
@@ -118,10 +255,10 @@ def _outputs(dtype: str) -> dict[str, Feature]:
 
     merged = "no graph merges states: it gives output and lse of one of them"
     return {
-        "attention_state.lse": Feature(call_for("lse"), library_calls.lse),
-        "attention_weights": Feature(call_for("weights"), library_calls.weights),
-        "attention_scores": Feature(call_for("scores"), library_calls.scores),
-        "merge_states": Feature(_call(query, key, **rules), library_calls.merged, merged),
+        "attention_state.lse": Feature(call_for("lse"), lse_of),
+        "attention_weights": Feature(call_for("weights"), weights_of),
+        "attention_scores": Feature(call_for("scores"), scores_of),
+        "merge_states": Feature(_call(query, key, **rules), merged_halves, merged),
     }
 
 
@@ -133,10 +270,10 @@ def _caches(dtype: str) -> dict[str, Feature]:
     )
     lengths: dict[str, Any] = {"past_lengths": TensorSpec("int64", ("B",))}
     return {
-        "KVCache": Feature(_call(query, new, **past, is_causal=True), library_calls.cached),
-        "PagedKVCache": Feature(_call(query, new, **room, **lengths, is_causal=True), library_calls.paged),
+        "KVCache": Feature(_call(query, new, **past, is_causal=True), cached),
+        "PagedKVCache": Feature(_call(query, new, **room, **lengths, is_causal=True), paged),
         "varlen_attention": Feature(
             _call(packed, packed_keys, attn_mask=masks.document(QUERY_IDS, KEY_IDS)),
-            library_calls.packed(QUERY_IDS, KEY_IDS),
+            varlen(QUERY_IDS, KEY_IDS),
         ),
     }

@@ -1,211 +1,128 @@
-"""What a layer computes of inputs: in float64, and in the dtype of the inputs."""
+"""The cases that a layer is tried with, and when the outputs of its model agree with them.
+
+There are ordinary inputs at many lengths, special integers, and large tokens.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Literal
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp.errors import ArgumentValueError, message_of
-from sdpa_xp_export._layer import named_outputs, with_arrays
-from sdpa_xp_export._verify.agreement import EPS, textbook_error
-from sdpa_xp_export._verify.large_inputs import (
-    factors,
-    furthest,
-    moved,
-    overflows,
-    perturbed,
-    with_large_tokens,
-)
-from sdpa_xp_export._verify.layer_copies import Way, ways_to_copy
-from sdpa_xp_export._verify.pair_terms import Arrays
-from sdpa_xp_export._verify.trial_lengths import Lengths
-from sdpa_xp_export.spec import TensorSpec
+from sdpa_xp_export._runtime.engine import TimedRun
+from sdpa_xp_export._verify.judging import EPS, judge_integers, judge_together
+from sdpa_xp_export._verify.layer import BothLayers, LayerCase, words_of
+from sdpa_xp_export._verify.layer_inputs import IntegerChoice, LayerInputs
+from sdpa_xp_export._verify.lengths import LayerLengths, Lengths, shown_lengths, shown_shapes
+from sdpa_xp_export.report import Run
 
-LARGE = ", large tokens"
-"""What a report says of inputs in which some tokens are very large."""
-MOST_DISTANCE = 8
-"""The most that results in float64 and in the dtype of the inputs may differ, in units of what rounding errors
-in inputs and weights change. In layers that are one function in both it is about 1."""
-FLIPS = 0.005
-"""The fraction of integers that rounding errors may decide, beside those that are measured."""
-OWN_ERROR = 2.0
-"""The distance from a reference in the dtype of the inputs is multiplied by that: it has an error itself."""
 UNMEASURED = 16.0
 """How many times as many rounding errors are allowed if there was nothing to measure them with: neither inputs
 nor weights are floats that `verify_layer` finds."""
+BEYOND = 33
+"""Special integers are tried with the first lengths, and with some around this one."""
+REPEATED = 12
+"""The first cases, which have small lengths, are computed twice more: a layer has to return the same."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerCase:
-    """Inputs, and what the layer computes of them: in float64, and in the dtype of the inputs."""
-
-    lengths: Lengths
-    inputs: Arrays
-    exact: dict[str, NDArray[Any]]
-    direct: dict[str, NDArray[Any]]
-    """The results in the dtype of the inputs; of several, for each element the one with the largest error."""
-    kind: str = ""
-    """What is special about the inputs, as a report shows it; empty for ordinary inputs."""
-    narrow: dict[str, NDArray[Any]] | None = None
-    """The result in the dtype of the inputs, and ..."""
-    moved: dict[str, NDArray[Any]] | None = None
-    """... the same with rounding errors in the inputs and weights."""
-    refused: str = ""
-    """Why `exact` is the layer's own result: its error in float64, for example."""
-    is_own: bool = False
-    """Whether the reference is the layer in the dtype of the inputs."""
-
-
-class BothLayers:
-    """A layer with its keyword arguments, and the same with its weights in float64.
+class CaseList:
+    """Draws the inputs of each case, and computes what the layer returns for them.
 
     Attributes:
-        why_not_wide: Why the reference is the layer in its own dtype; empty if it is the layer in float64.
+        cases: The cases, those of each kind behind each other.
+        left_out: A line for everything that was not tried.
     """
 
-    def __init__(
-        self, layer: Callable[..., Any], keywords: Mapping[str, Any], rng: np.random.Generator, *, double: bool
-    ) -> None:
-        self.double, self.why_not_wide = double, ""
-        self.called, self.rng = partial(layer, **keywords), rng
-        self.ways = [*ways_to_copy(self.called)]
-        self._copy(self.ways[0])
+    def __init__(self, both: BothLayers, inputs: LayerInputs, chosen: LayerLengths, seed: int) -> None:
+        self.both, self.inputs, self.chosen, self.seed = both, inputs, chosen, seed
+        self.rng, self.roundings = np.random.default_rng(seed), np.random.default_rng(seed)
+        self.cases: list[LayerCase] = []
+        self.left_out: list[str] = []
 
-    def choose_copies(self, arrays: Arrays) -> None:
-        """Copy the layer in the first way in which it accepts these inputs."""
-        for way in self.ways if len(self.ways) > 1 else ():
-            self._copy(way)
+    def fill(self) -> None:
+        """Make all cases; the layer must accept the first lengths, and may refuse the others."""
+        first, more = self.chosen.first(), self.chosen.more()
+        with self.inputs.hint_for_errors():
+            self.both.choose_copies(self.inputs.drawn(first[-1], np.random.default_rng(self.seed)))
+            self.cases = [self._ordinary(lengths) for lengths in first]
+        self._try_all(more)
+        self.both.check_repeats(self.cases[:REPEATED])
+        accepted = [case.lengths for case in self.cases]
+        self._try_all([*self.chosen.at_random(accepted, np.random.default_rng([self.seed, 1]))])
+        tried = [case.lengths for case in self.cases]
+        self.left_out += self.chosen.left_out([*tried, *more])
+        self.cases = self.both.judged_as_own(self.cases, self.roundings)
+        self._try_integers([*first[:2], *(lengths for lengths in more if max(lengths.values()) >= BEYOND)][:3])
+        self._try_large([lengths for lengths in [*first[:2], *self.chosen.longest()] if lengths in tried])
+
+    def _ordinary(self, lengths: Lengths) -> LayerCase:
+        return self.both.ordinary_case(lengths, self.inputs.drawn(lengths, self.rng), self.roundings)
+
+    def _try_all(self, many: Iterable[Lengths]) -> None:
+        for lengths in many:
             try:
-                self._called(self.layer, arrays)
-            except Exception:  # an error of a copy, or of the layer, which is anyone's function
-                continue
-            return
-        self._copy(self.ways[0])
+                self.cases.append(self._ordinary(lengths))
+            except Exception as error:  # the layer and `draw` are anyone's functions, and raise what they like
+                self.left_out.append(f"{shown_lengths(lengths)}: {words_of(error)}")
 
-    def case(self, lengths: Lengths, arrays: Arrays) -> LayerCase:
-        """Return what both compute."""
-        direct = self._called(self.layer, arrays)
-        if self.why_not_wide:
-            return LayerCase(lengths, arrays, _in_float64(direct), direct)
+    def _try_integers(self, many: Sequence[Lengths]) -> None:
+        """Try special integers in all inputs together; if the layer refuses them, in one input at a time."""
+        self.left_out += self.inputs.left_out()
+        for choice, names in self.inputs.choices():
+            try:
+                self.cases += [*self._with_integers(many, choice, names)]
+            except Exception as error:  # any of the layer's, of which one input alone may be the cause
+                alone = [[name] for name in names] if len(names) > 1 else []
+                if not alone:
+                    self.left_out.append(f"{choice} in {names[0]}: {words_of(error)}")
+                for one in alone:
+                    try:
+                        self.cases += [*self._with_integers(many, choice, one)]
+                    except Exception as refused:  # the report says what was not tried
+                        self.left_out.append(f"{choice} in {one[0]}: {words_of(refused)}")
+
+    def _with_integers(
+        self, many: Sequence[Lengths], choice: IntegerChoice, names: Sequence[str]
+    ) -> Iterator[LayerCase]:
+        for lengths in many:
+            arrays = self.inputs.drawn(lengths, self.rng, choice, names)
+            yield self.both.integer_case(f", {choice}", lengths, arrays, self.roundings)
+
+    def _try_large(self, many: Sequence[Lengths]) -> None:
+        drawn = [*self.inputs.draws]
         try:
-            exact = self._called(self.wide, {name: _widened(x) for name, x in arrays.items()})
-        except Exception as error:  # the layer is anyone's function, and it accepts its own dtype
-            refused = f"it raises an error there, {words_of(error)}"
-            return LayerCase(lengths, arrays, _in_float64(direct), direct, refused=refused)
-        if {name: x.shape for name, x in exact.items()} != {name: x.shape for name, x in direct.items()}:
-            refused = "it returns outputs of other names or shapes there"
-            return LayerCase(lengths, arrays, _in_float64(direct), direct, refused=refused)
-        if self.double:
-            direct = self._double_precision(exact, arrays)
-        return LayerCase(lengths, arrays, exact, direct)
+            large = [
+                self.both.large_case(lengths, self.inputs.drawn(lengths, self.rng), drawn, self.rng)
+                for lengths in many
+            ]
+        except Exception as error:  # here too: the report says what was not tried, and the other runs count
+            self.left_out.append(f"large tokens: {words_of(error)}")
+            return
+        self.cases += [case for case in large if case is not None]
+        if None in large:
+            self.left_out.append("large tokens: the outputs overflow, or no floating input has tokens to draw")
 
-    def ordinary_case(self, lengths: Lengths, arrays: Arrays, rng: np.random.Generator) -> LayerCase:
-        """Return what both compute, with the error that another order of the sums may have."""
-        computed = self.case(lengths, arrays)
-        if self.double:
-            return computed
-        off = self._called(self.moved, perturbed(arrays, rng))
-        return replace(
-            computed,
-            direct={
-                name: furthest(exact, [computed.direct[name], off[name]])
-                for name, exact in computed.exact.items()
-            },
-            narrow=computed.direct,
-            moved=off,
-        )
 
-    def check_repeats(self, cases: Sequence[LayerCase]) -> None:
-        """Refuse a layer that returns something else if it is called again, beyond rounding errors."""
-        for case in cases:
-            first, second = (self._called(self.layer, case.inputs) for _ in range(2))
-            for name in first:
-                if not _is_repeated(first[name], second.get(name)):
-                    rule = "`layer` must return the same for the same inputs"
-                    got = {name: "other values at the second call"}
-                    hint = "Switch off dropout, or pass a fixed mask or a generator that the layer makes anew."
-                    raise ArgumentValueError("verify_layer", rule, got, hint)
-
-    def judged_as_own(self, cases: Sequence[LayerCase], rng: np.random.Generator) -> list[LayerCase]:
-        """Return ordinary cases whose reference is the layer in its own dtype, if float64 is not to be had."""
-        self.why_not_wide = _why_not_wide(cases)
-        if not self.why_not_wide:
-            return list(cases)
-        return [self._own_case(case, rng) for case in cases]
-
-    def integer_case(self, kind: str, lengths: Lengths, arrays: Arrays, rng: np.random.Generator) -> LayerCase:
-        """Return what both compute of special integers.
-
-        Raises:
-            FloatingPointError: The layer converts a float to an integer dtype that does not hold it.
-        """
-        self._called(self.layer, arrays, invalid="raise")
-        computed = self.ordinary_case(lengths, arrays, rng)
-        return replace(self._own_case(computed, rng) if self.why_not_wide else computed, kind=kind)
-
-    def large_case(
-        self, lengths: Lengths, arrays: Arrays, drawn: Sequence[str], rng: np.random.Generator
-    ) -> LayerCase | None:
-        """Return what both compute if some tokens are very large; None if the layer overflows."""
-        sizes = factors(arrays, drawn)
-        ordinary = self.case(lengths, arrays) if sizes else None
-        for factor in sizes:
-            large = with_large_tokens(arrays, drawn, factor, rng)
-            computed = self.case(lengths, large)
-            off = [self.case(lengths, perturbed(large, rng)).direct for _ in range(3)]
-            if ordinary is not None and not overflows(ordinary.exact, computed.exact, computed.direct, *off):
-                direct = {
-                    name: furthest(exact, [computed.direct[name], *(other[name] for other in off)])
-                    for name, exact in computed.exact.items()
-                }
-                return LayerCase(lengths, large, computed.exact, direct, LARGE)
-        return None
-
-    def _copy(self, way: Way) -> None:
-        copy, self.context = way
-        self.layer, self.wide, self.moved, self.narrow = (
-            copy(self.called, change)
-            for change in (lambda x: x, _widened, lambda x: moved(x, self.rng), _narrowed)
-        )
-
-    def _own_case(self, case: LayerCase, rng: np.random.Generator) -> LayerCase:
-        narrow = case.narrow if case.narrow is not None else self._called(self.layer, case.inputs)
-        exact = _in_float64(narrow)
-        off = [self._called(self.moved, perturbed(case.inputs, rng)) for _ in range(3)]
-        direct = {name: _further(x, furthest(x, [other[name] for other in off])) for name, x in exact.items()}
-        return replace(case, exact=exact, direct=direct, is_own=True)
-
-    def _called(
-        self, layer: partial[Any], arrays: Arrays, *, invalid: Literal["ignore", "raise"] = "ignore"
-    ) -> dict[str, NDArray[Any]]:
-        left = dict(arrays)
-
-        def array_of(name: str, _: TensorSpec) -> NDArray[Any]:
-            array: NDArray[Any] = left.pop(name)
-            return array
-
-        keywords = {name: with_arrays(value, name, array_of) for name, value in layer.keywords.items()}
-        with np.errstate(all="ignore", invalid=invalid), self.context():
-            outputs = named_outputs(layer.func(*layer.args, **left, **keywords))
-            return {name: np.asarray(x) for name, x in outputs.items()}
-
-    def _double_precision(self, exact: dict[str, NDArray[Any]], arrays: Arrays) -> dict[str, NDArray[Any]]:
-        """Return `exact` with the error that float64 has.
-
-        There is no wider dtype to measure it with. So it is the error of float32, 2**29 times smaller.
-        """
-        single = {name: _narrowed(x) for name, x in arrays.items()}
-        right = self._called(self.wide, {name: _widened(x) for name, x in single.items()})
-        off = self._called(self.narrow, single)
-        return {
-            name: x if x.dtype.kind in "iub" else x + (off[name] - right[name]) * 2.0**-29
-            for name, x in exact.items()
-        }
+def judged_runs(pairs: Sequence[tuple[LayerCase, TimedRun]], provider: str) -> Iterator[Run]:
+    """Yield a run for each output and case, by one bound for all cases of an output."""
+    for output in pairs[0][0].exact:
+        triples = [(run.outputs[output], case.exact[output], case.direct[output]) for case, run in pairs]
+        if triples[0][1].dtype.kind in "iub":
+            agreements = judge_integers(triples)
+        else:
+            dtype = judged_dtype(triples[0][0], pairs[0][0], output)
+            errors = rounding_errors([case for case, _ in pairs], output, dtype)
+            agreements = judge_together(triples, dtype, errors)
+        for (case, run), agreement in zip(pairs, agreements, strict=True):
+            longest = max(case.lengths.values(), default=0)
+            count = math.prod(case.exact[output].shape[:-1])
+            shown = (shown_lengths(case.lengths) if case.lengths else shown_shapes(case.inputs)) + case.kind
+            where = f"{output}{list(agreement.index)}" if agreement.index else ""
+            measured = (run.seconds, run.peak_bytes, longest, count, count, where)
+            yield Run(shown, provider, output, agreement, *measured)
 
 
 def judged_dtype(result: NDArray[Any], case: LayerCase, output: str) -> str:
@@ -225,80 +142,7 @@ def rounding_errors(cases: Sequence[LayerCase], output: str, dtype: str) -> floa
     return UNMEASURED if unmoved and (narrower or cases[0].is_own) else 1.0
 
 
-def _why_not_wide(cases: Sequence[LayerCase]) -> str:
-    """Return why the results in float64 are no reference for a layer; empty if they are."""
-    if refused := next((case.refused for case in cases if case.refused), ""):
-        return refused
-    for case in cases:
-        for name, exact in case.exact.items():
-            if exact.dtype.name in EPS and exact.dtype != np.float64:
-                return f"it computes {name} in {exact.dtype.name} there too"
-    both = [(case.exact, case.narrow, case.moved) for case in cases if case.narrow and case.moved]
-    for name in both[0][0] if both else ():
-        triples = [(exact[name], narrow[name], off[name]) for exact, narrow, off in both]
-        if any(_is_elsewhere_finite(*triple) for triple in triples):
-            return f"{name} has inf or NaN at other places there"
-        apart = _apart([(exact, narrow) for exact, narrow, _ in triples])
-        noise = _apart([(narrow, off) for _, narrow, off in triples])
-        least = EPS.get(triples[0][1].dtype.name, FLIPS)
-        if apart > MOST_DISTANCE * (noise + least):
-            return f"{name} is another there, by more than rounding errors explain"
-    return ""
-
-
-def _is_repeated(first: NDArray[Any], second: NDArray[Any] | None) -> bool:
-    """Return whether two results of the same inputs are the same, but for other orders of additions."""
-    if second is None or second.shape != first.shape or second.dtype != first.dtype:
-        return False
-    if np.array_equal(first, second, equal_nan=first.dtype.kind not in "iub"):
-        return True
-    if first.dtype.name not in EPS:
-        return False
-    is_finite, is_again = (np.isfinite(x.astype(np.float64)) for x in (first, second))
-    apart = _apart([(first, second)])
-    return np.array_equal(is_finite, is_again) and apart <= MOST_DISTANCE * EPS[first.dtype.name]
-
-
-def _apart(pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> float:
-    """Return the largest difference over the largest value; of integers, the fraction that differs."""
-    if pairs[0][0].dtype.kind in "iub":
-        count = sum(one.size for one, _ in pairs)
-        return sum(np.count_nonzero(one != other) for one, other in pairs) / count if count else 0.0
-    return max(textbook_error(one.astype(np.float64), other) for one, other in pairs)
-
-
-def _is_elsewhere_finite(exact: NDArray[Any], narrow: NDArray[Any], off: NDArray[Any]) -> bool:
-    """Return whether a result has inf or NaN at other places than in float64, also if its inputs are moved."""
-    if exact.dtype.kind in "iub" or narrow.dtype.kind in "iub":
-        return exact.dtype.kind != narrow.dtype.kind
-    finite = [np.isfinite(x.astype(np.float64)) for x in (exact, narrow, off)]
-    return bool(np.any((finite[0] != finite[1]) & (finite[1] == finite[2])))
-
-
-def _widened(x: NDArray[Any]) -> NDArray[Any]:
-    """Return floats as float64, and integers and booleans unchanged."""
-    return x.astype(np.float64) if x.dtype.name in EPS and x.dtype != np.float64 else x
-
-
-def _narrowed(x: NDArray[Any]) -> NDArray[Any]:
-    """Return float64 as float32, and any other array unchanged."""
-    return x.astype(np.float32) if x.dtype == np.float64 else x
-
-
-def _further(exact: NDArray[Any], direct: NDArray[Any]) -> NDArray[Any]:
-    """Return `direct` with its distance from `exact` increased by the error of `exact` itself."""
-    if direct.dtype.name not in EPS:
-        return direct
-    with np.errstate(invalid="ignore", over="ignore"):
-        further = exact + OWN_ERROR * (direct - exact)
-        return np.where(np.isfinite(exact), further, direct).astype(direct.dtype)
-
-
-def _in_float64(outputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    return {name: _widened(x) for name, x in outputs.items()}
-
-
-def words_of(error: Exception) -> str:
-    """Return the first line of an error, after its type if it is not one of ours, which names a function."""
-    kind = [] if message_of(error) else [type(error).__name__]
-    return ": ".join([*kind, *str(error).splitlines()[:1]])
+def widest_dtype(cases: Sequence[LayerCase]) -> str:
+    """Return the widest floating dtype that a layer computed in."""
+    dtypes = {x.dtype.name for case in cases for x in case.direct.values()}
+    return next((name for name in ("float64", "float32", "bfloat16", "float16") if name in dtypes), "float32")

@@ -1,4 +1,8 @@
-"""Draw the inputs of a layer: integers within what its attention calls and its tables accept."""
+"""Draw the inputs of a layer: integers within what its attention calls and its tables accept, and large tokens.
+
+A mask that adds -1e4 instead of -inf works as long as scores are ordinary. So some tokens are multiplied by a
+number so large that their scores are far beyond 1e4. If a mask hides them, other tokens must not change.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +20,33 @@ from sdpa_xp_export._dtypes.dtype import numpy_dtype
 from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export._graph.finished_model import moved_inputs
 from sdpa_xp_export._model.large_model import Model
-from sdpa_xp_export._verify.integer_operands import (
+from sdpa_xp_export._verify.inputs import (
     LENGTHS,
     MOST,
     OPERANDS,
     OperandChoice,
     TokenCounts,
+    clipped,
     drawn_integers,
-    far_integers,
 )
-from sdpa_xp_export._verify.pair_terms import Arrays
-from sdpa_xp_export._verify.trial_lengths import Lengths
+from sdpa_xp_export._verify.lengths import Lengths
+from sdpa_xp_export._verify.pairs import Arrays
 from sdpa_xp_export.spec import TensorSpec, evaluated
 
 IntegerChoice: TypeAlias = OperandChoice | Literal["negative integers", "large integers"]
 """What integer inputs hold: random values that fit their use, or values far from these."""
 Draw: TypeAlias = Callable[..., NDArray[Any]]
 """A function that returns an input: it takes a generator, a shape and, optionally, the lengths of the run."""
+FACTORS = {
+    "float16": (2.0**13, 2.0**10, 2.0**6),
+    "bfloat16": (2.0**30, 2.0**20, 2.0**10, 2.0**6),
+    "float32": (2.0**30, 2.0**20, 2.0**10, 2.0**6),
+    "float64": (2.0**30, 2.0**20, 2.0**10, 2.0**6),
+}
+"""Tokens are multiplied by the first factor; if a layer overflows, the next one is tried. If scores are far
+larger than 1e7, a rounding error of float32 almost never decides which of two keys gets all the weight."""
+PART = 0.25
+"""The fraction of tokens that become large."""
 
 
 class LayerInputs:
@@ -172,3 +186,42 @@ def _called(draw: Draw, rng: np.random.Generator, shape: tuple[int, ...], length
 def _token_counts(call: CallNumbers, lengths: Lengths) -> TokenCounts:
     queries, keys = (min(size, MOST) for size in call.sizes(lengths)[-2:])
     return TokenCounts(queries, keys)
+
+
+def far_integers(
+    shape: tuple[int, ...], dtype: np.dtype[Any], longest: int, rng: np.random.Generator, choice: str
+) -> NDArray[Any]:
+    """Return random integers of which nothing is known: from -longest to longest, or of any size up to 2**62.
+
+    The two ends of a dtype are left out: to divide by -1 or to negate may end the process there.
+    """
+    ends = np.iinfo(dtype)
+    signed = ends.min < 0
+    if choice == "negative integers":
+        return clipped(rng.integers(-max(longest, 2), longest + 1, shape), dtype)
+    bits = rng.integers(1, ends.bits - 1, shape)
+    bits.flat[0] = bits.flat[-1] = ends.bits - 2  # the first is large, and so is the last
+    sizes = rng.integers(2**61, 2**62, shape) >> (62 - bits)
+    signs = np.where(signed & (rng.random(shape) < 0.5), -1, 1)
+    signs.flat[-1] = -1 if signed else 1
+    return clipped(sizes * signs, dtype)
+
+
+def factors(arrays: Arrays, drawn: Sequence[str]) -> tuple[float, ...]:
+    """Return the factors to try, the largest first, for the narrowest dtype that is enlarged."""
+    dtypes = {arrays[name].dtype.name for name in _enlarged(arrays, drawn)}
+    return min((FACTORS[dtype] for dtype in dtypes), default=())
+
+
+def with_large_tokens(arrays: Arrays, drawn: Sequence[str], factor: float, rng: np.random.Generator) -> Arrays:
+    """Multiply some tokens of each floating input by `factor`, except of inputs in `drawn`."""
+    large = {}
+    for name in _enlarged(arrays, drawn):
+        x = arrays[name]
+        chosen = rng.random((*x.shape[:-1], 1)) < PART
+        large[name] = np.where(chosen, x * np.asarray(factor, x.dtype), x).astype(x.dtype)
+    return {**arrays, **large}
+
+
+def _enlarged(arrays: Arrays, drawn: Sequence[str]) -> list[str]:
+    return [name for name, x in arrays.items() if x.dtype.name in FACTORS and x.ndim > 1 and name not in drawn]

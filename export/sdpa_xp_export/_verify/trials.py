@@ -7,32 +7,27 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import array_api_compat.numpy as numpy_namespace
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp_export._call.arguments import OUTPUTS
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._dtypes.dtype import numpy_dtype
 from sdpa_xp_export._runtime.limits import check_time
-from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.bounds import Compared, ExpectedRows, judge_copies, judge_rows
-from sdpa_xp_export._verify.extreme_inputs import with_extremes
-from sdpa_xp_export._verify.magnitudes import magnitudes, sizes_of_terms
-from sdpa_xp_export._verify.pair_terms import Arrays
-from sdpa_xp_export._verify.random_inputs import poison, random_inputs, with_nan
-from sdpa_xp_export._verify.reference import Floats
-from sdpa_xp_export._verify.reference_inputs import (
-    expected_cache,
-    heads_first,
-    reference_inputs,
-    reference_shape,
-)
-from sdpa_xp_export._verify.row_sample import DEFAULT_ROWS, pieces, sampled_rows
-from sdpa_xp_export._verify.textbook import stages
-from sdpa_xp_export._verify.trial_lengths import shown_shapes
-from sdpa_xp_export._verify.trial_settings import Setting
+from sdpa_xp_export._verify.expected import expected_rows, row_axis, stated_dtype
+from sdpa_xp_export._verify.inputs import poison, random_inputs, with_extremes, with_nan
+from sdpa_xp_export._verify.judging import Compared, ExpectedRows, judge_copies, judge_rows
+from sdpa_xp_export._verify.lengths import scores_shape, shown_shapes
+from sdpa_xp_export._verify.pairs import Arrays, expected_cache, heads_first, reference_inputs, reference_shape
+from sdpa_xp_export._verify.settings import Setting
 from sdpa_xp_export.report import Agreement
+
+DEFAULT_ROWS, THOROUGH_ROWS = 512, 8192
+"""The most rows, of all heads and batch entries together; the reference computes them one by one."""
+MOST_SCORES = 2**22
+"""The most scores of all compared rows together."""
+SCORES_AT_ONCE = 2**20
+"""The most scores that the reference computes at one time; it holds some 15 arrays of that size."""
+FEWEST = 6
+"""The fewest queries that are compared, for any number of heads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +43,6 @@ class Trial:
     expected: Mapping[str, ExpectedRows]
     copies: Arrays
     """The cache that is returned, by name: the old and the new tokens, bit for bit."""
-    leaks: Mapping[str, NDArray[np.bool_]]
-    """Where a masked NaN may make the output NaN: in the rows of the same head and batch entry."""
 
     @property
     def shown(self) -> str:
@@ -92,99 +85,17 @@ def trials(
             dtype = call.accumulation_dtype
         sample = sampled_rows(call, setting.lengths, borders, rng, min(rows, setting.rows or rows))
         expected: list[dict[str, ExpectedRows]] = []
-        leaks: list[dict[str, NDArray[np.bool_]]] = []
         copies: Arrays = {}
-        for piece in pieces(call, setting.lengths, sample):
+        for piece in _pieces(call, setting.lengths, sample):
             check_time()
             arguments = reference_inputs(call, arrays, piece)
-            expected.append(expected_rows(call, arguments, dtype))
-            leaks.append(_leaks(arguments) if setting.nan_in else {})
+            expected.append(expected_rows(call, arguments, dtype, leaks=bool(setting.nan_in)))
             copies = copies or (expected_cache(call, arguments) if call.cached else {})
         joined = {
             name: ExpectedRows.joined([rows[name] for rows in expected], row_axis(name))
             for name in call.outputs
         }
-        yield Trial(
-            setting,
-            poison(call, arrays),
-            sample,
-            reference_shape(call, arrays),
-            joined,
-            copies,
-            {name: np.concatenate([rows[name] for rows in leaks], row_axis(name)) for name in leaks[0]},
-        )
-
-
-def row_axis(name: str) -> int:
-    """Return the axis of the queries in an output of that name."""
-    return -1 if name == "lse" else -2
-
-
-def _leaks(arguments: Arrays) -> dict[str, NDArray[np.bool_]]:
-    """Return where each output is NaN if no pair is masked.
-
-    A product of matrices adds 0 times NaN for a masked pair. So only keys and values that no query attends are
-    without effect in every graph; that is what `poison` tries.
-    """
-    with np.errstate(all="ignore"):
-        unmasked = _reference(arguments | {"attn_mask": None, "bias": ()})
-    return {name: np.isnan(array) for name, array in unmasked.items()}
-
-
-def expected_rows(call: ExportCall, arguments: Arrays, computed_in: str) -> dict[str, ExpectedRows]:
-    """Return the expected values of each output of the call, for the rows in `arguments`."""
-    with np.errstate(all="ignore"):
-        exact = _reference(arguments)
-        textbook = _textbook(arguments, computed_in)
-        if computed_in == "float64":
-            textbook = _double_precision(arguments, exact, textbook)
-    sizes = magnitudes(arguments, exact["lse"], exact["weights"])
-    terms = exact | {"output": sizes_of_terms(arguments, exact["weights"])}
-    # The weights have the batch of the values too, and so have what is computed without them.
-    return {
-        name: ExpectedRows(
-            exact[name], *(np.broadcast_to(x[name], exact[name].shape) for x in (textbook, sizes, terms))
-        )
-        for name in call.outputs
-    }
-
-
-def _reference(arguments: Arrays) -> dict[str, Floats]:
-    return dict(zip(OUTPUTS, reference.attention_and_scores(**arguments), strict=True))
-
-
-def _textbook(arguments: Arrays, dtype: str) -> dict[str, NDArray[Any]]:
-    tokens = {name: arguments[name].astype(numpy_dtype(dtype)) for name in ("query", "key", "value")}
-    return stages(numpy_namespace, **arguments | tokens)
-
-
-def _double_precision(
-    arguments: Arrays, exact: Mapping[str, Floats], textbook: Mapping[str, NDArray[Any]]
-) -> dict[str, NDArray[Any]]:
-    """Return the result of the textbook formula in float64, plus an estimate of its error.
-
-    The reference is float64 too, and rounds large scores in the same way, so the difference of the two says
-    little. The error of float32, divided by 2**29, is used where it is larger.
-    """
-    narrow = {name: _in_range_of_float32(value) for name, value in arguments.items()}
-    narrow |= {name: arguments[name].astype(np.float32) for name in ("query", "key", "value")}
-    right, off = _reference(narrow), _textbook(narrow, "float32")
-    with_error = {}
-    for name, plain in textbook.items():
-        scaled = (off[name] - right[name]) * 2.0**-29
-        shown = exact[name] + np.where(np.isfinite(scaled), scaled, 0.0)
-        with_error[name] = np.where(np.abs(scaled) > np.abs(plain - exact[name]), shown, plain)
-    return with_error
-
-
-def _in_range_of_float32(value: Any) -> Any:
-    """Return finite numbers of float64 as finite ones of float32: the smallest bias must not become -inf."""
-    if isinstance(value, tuple):
-        return tuple(_in_range_of_float32(item) for item in value)
-    if not isinstance(value, np.ndarray) or value.dtype != np.float64:
-        return value
-    largest = np.finfo(np.float32).max
-    return np.where(np.isinf(value), value, np.clip(value, -largest, largest))
+        yield Trial(setting, poison(call, arrays), sample, reference_shape(call, arrays), joined, copies)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,10 +129,8 @@ def outcome(call: ExportCall, trial: Trial, results: Mapping[str, NDArray[Any]])
     outputs = {}
     for name, expected in trial.expected.items():
         sampled = _rows_of(call, trial, name, results[name])
-        if sampled is None:
-            sampled = np.full(expected.reference.shape, np.nan)
-        elif name in trial.leaks:
-            sampled = np.where(np.isnan(sampled) & trial.leaks[name], expected.reference, sampled)
+        if expected.leaks is not None:
+            sampled = np.where(np.isnan(sampled) & expected.leaks, expected.reference, sampled)
         outputs[name] = Compared(sampled, expected, trial.setting.size, trial.setting.extreme)
     copies = {
         name: (_real_tokens(call, trial, results[name], array), array) for name, array in trial.copies.items()
@@ -233,7 +142,9 @@ def outcome(call: ExportCall, trial: Trial, results: Mapping[str, NDArray[Any]])
     )
 
 
-def judge(call: ExportCall, outcomes: list[TrialOutcome], computed_in: str) -> dict[str, list[Agreement]]:
+def judge_outputs(
+    call: ExportCall, outcomes: list[TrialOutcome], computed_in: str
+) -> dict[str, list[Agreement]]:
     """Compare each output of all runs; an output has one agreement a run, in the order of the runs."""
     if not outcomes:
         return {}
@@ -246,22 +157,17 @@ def judge(call: ExportCall, outcomes: list[TrialOutcome], computed_in: str) -> d
     return agreements
 
 
-def stated_dtype(call: ExportCall, name: str) -> str:
-    """Return the dtype that an output of the call has."""
-    return call.accumulation_dtype if name == "lse" else call.query.dtype
-
-
-def _rows_of(call: ExportCall, trial: Trial, name: str, result: NDArray[Any]) -> NDArray[Any] | None:
-    """Return the compared rows, with heads before lengths; None if the output cannot be right."""
+def _rows_of(call: ExportCall, trial: Trial, name: str, result: NDArray[Any]) -> NDArray[Any]:
+    """Return the compared rows, with heads before lengths; NaN if the output cannot be right."""
     axis = row_axis(name)
     if result.ndim >= -axis and name == "output":
         result = heads_first(call, result)
-    shape = list(trial.expected[name].reference.shape)
+    expected = trial.expected[name]
+    shape = list(expected.reference.shape)
     shape[axis] = trial.pairs[-2]
-    if list(result.shape) != shape or result.dtype.name != stated_dtype(call, name):
-        return None
-    if not trial.leaks and np.isnan(result).any():
-        return None
+    is_stated = list(result.shape) == shape and result.dtype.name == stated_dtype(call, name)
+    if not is_stated or (expected.leaks is None and np.isnan(result).any()):
+        return np.full(expected.reference.shape, np.nan)
     return result.take(trial.rows, axis=axis)
 
 
@@ -277,3 +183,45 @@ def _real_tokens(call: ExportCall, trial: Trial, result: NDArray[Any], expected:
     for entry, past in enumerate(trial.inputs["past_lengths"].tolist()):
         rows[entry, :, past + new :] = 0
     return result
+
+
+def sampled_rows(
+    call: ExportCall,
+    lengths: Mapping[str, int],
+    borders: Iterable[int],
+    rng: np.random.Generator,
+    most: int = DEFAULT_ROWS,
+) -> NDArray[np.int64]:
+    """Return the indices of the queries to compare, in ascending order, for every head and batch entry.
+
+    If there are too many queries, they are the first two and the last two, the queries next to each of
+    `borders`, and some random ones. A border is counted from the first query, from the last, and from the first
+    key.
+    """
+    heads, queries, keys = _sizes(call, lengths)
+    count = max(min(most // heads, MOST_SCORES // max(heads * keys, 1)), FEWEST)
+    if queries <= count:
+        return np.arange(queries)
+    rows = [0, queries - 1, 1, queries - 2]
+    for border in borders:
+        for start in (border, queries - border, border - max(keys - queries, 0)):
+            rows += [row for row in (start - 1, start, start + 1) if 0 <= row < queries]
+    first = list(dict.fromkeys(rows))
+    if len(first) > count - 2:  # the ends, and some of the others
+        first = [*first[:4], *rng.choice(first[4:], max(count - 6, 0), replace=False).tolist()]
+    rest = np.setdiff1d(np.arange(queries), first)
+    drawn = rng.choice(rest, min(max(count - len(first), 0), len(rest)), replace=False)
+    return np.sort(np.concatenate([np.asarray(first, np.int64), drawn]))
+
+
+def _pieces(call: ExportCall, lengths: Mapping[str, int], rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Cut the compared rows into pieces that the reference computes one after the other."""
+    heads, _, keys = _sizes(call, lengths)
+    most = max(SCORES_AT_ONCE // max(heads * keys, 1), 1)
+    return np.array_split(rows, range(most, len(rows), most))
+
+
+def _sizes(call: ExportCall, lengths: Mapping[str, int]) -> tuple[int, int, int]:
+    """Return the heads of all batch entries, the queries and the keys."""
+    *leading, queries, keys = scores_shape(call, lengths)
+    return max(math.prod(leading), 1), queries, keys

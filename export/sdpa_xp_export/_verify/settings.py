@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,49 +11,41 @@ from typing import Literal
 
 import numpy as np
 
+from sdpa_xp._checks.numbers import check_integer
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.numbers import constants
+from sdpa_xp_export._call.numbers import constant_names, constants
 from sdpa_xp_export._dtypes.promotion import INTEGERS
-from sdpa_xp_export._verify.extreme_inputs import Extreme, extremes
-from sdpa_xp_export._verify.integer_operands import OperandChoice
-from sdpa_xp_export._verify.random_lengths import FEW_ROWS, random_lengths
-from sdpa_xp_export._verify.trial_lengths import (
+from sdpa_xp_export._verify.inputs import LARGE, Extreme, OperandChoice, extremes
+from sdpa_xp_export._verify.lengths import (
     OF_A_SCORE,
+    SMALL,
+    THOROUGH_NUMBERS,
     Lengths,
     LengthsOfCall,
+    lengths_beside,
+    lengths_of_blocks,
+    most_numbers,
+    needs,
     numbers_within,
+    random_lengths,
+    scores_shape,
     several_lengths,
     shown_lengths,
 )
+from sdpa_xp_export.spec import evaluated
 
-LARGE = 100.0
-"""The size of large scores, some hundreds: the exponential of most of them overflows float32."""
 HUGE = {"float16": 8e3, "bfloat16": 3e4, "float32": 3e4, "float64": 3e4}
 """The size of huge scores by the dtype of the query; they reveal a mask that adds -1e4 instead of -inf."""
-
-DEFAULT_NUMBERS, THOROUGH_NUMBERS = 9 * 2**22, 9 * 2**24
-"""The largest number of scores, or of elements of an input, in one run: 38 and 151 million. A form that keeps
-all scores needs about 14 bytes for each of them in float32. A window of 4,096 can be tested with 2 and 8
-heads."""
 LONGEST, THOROUGH_LONGEST = 2053, 4099
 """The longest length if no number of the call needs a longer one. It is prime, so no block ends there."""
-SMALL = 9
-"""Each number up to this one is tried as the number of queries, the number of keys, and the batch."""
 LARGE_BATCH = 7
 """The largest batch that a call is tried with by default."""
 DRAWS_OF_FIXED = 3
 """The number of draws for each size of scores if all lengths of a call are fixed; one if it has many scores."""
-MOST_CONSTANTS = 6
-"""The number of constants of a call that get their own lengths by default; the longest length exceeds all."""
-
-
-def larger_limit(numbers: float, affordable: int) -> str:
-    """Return what a report says of a run with too many scores or numbers in an input: what would try it."""
-    if numbers > THOROUGH_NUMBERS:
-        return ""
-    if numbers <= affordable:
-        return "; `thorough=True` tries it"
-    return "; a larger `memory` tries it" + (", with `thorough=True`" if numbers > DEFAULT_NUMBERS else "")
+FEW_ROWS = 32
+"""The rows that are compared at random lengths: a fault at a length concerns most rows."""
+SEEDS = 2**32
+"""The number of seeds that are drawn from; a caller may pass any integer from 0 on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +83,7 @@ def trial_settings(
 
     Each seed adds other random lengths. A limit of memory leaves out long ones.
     """
-    most = min(THOROUGH_NUMBERS if thorough else DEFAULT_NUMBERS, numbers_within(memory, OF_A_SCORE))
+    most = most_numbers(memory, thorough=thorough)
     chosen = LengthsOfCall(call, most)
     small = [lengths for lengths in several_lengths(call) if chosen.affords(lengths)]
     many, blocky = (
@@ -152,18 +145,10 @@ def _at_numbers(
 ) -> Iterator[Lengths]:
     """Yield lengths on each side of the numbers of the call, and of the borders of blocks."""
     numbers = constants(call)
-    sides = (-1, 0, 1, 2, 3) if thorough else (0, 2)
-    for number in numbers if thorough else numbers[:MOST_CONSTANTS]:
-        for side in sides:
-            yield chosen(number + side, number + side)
-    if numbers:
-        yield chosen(2 * max(numbers) + 3, 2 * max(numbers) + 5)
-    for block in blocks:
-        yield from (
-            chosen(block, block + 1),
-            chosen(block + 1, block + 9),
-            chosen(3 * block + 5, 3 * block + 20),
-        )
+    wanted = [(length, length) for length in lengths_beside(numbers, thorough=thorough)]
+    wanted += [(2 * number + 3, 2 * number + 5) for number in numbers[-1:]]
+    for queries, keys in (*wanted, *lengths_of_blocks(blocks)):
+        yield chosen(queries, keys)
 
 
 def _longest(call: ExportCall, chosen: LengthsOfCall, *, thorough: bool) -> Iterator[Lengths]:
@@ -202,3 +187,53 @@ def _affordable(settings: Sequence[Setting], chosen: LengthsOfCall, draws: int) 
             wanted = counts[setting.shown] <= draws
         if wanted:
             yield setting
+
+
+def left_out(
+    call: ExportCall, blocks: Sequence[int], settings: Sequence[Setting], memory: int | None = None
+) -> tuple[str, ...]:
+    """Return a line for each number of the call, and each block, that `settings` do not go beyond.
+
+    A number that no lengths of the call can exceed is not listed.
+    """
+    names = constant_names(call) | {block: f"blocks of {block} queries" for block in blocks}
+    chosen = LengthsOfCall(call, THOROUGH_NUMBERS)
+    missed: list[tuple[str, Lengths]] = []
+    for number in sorted(names):
+        lengths = chosen(number + 2, number + 2)
+        if _is_missed(call, number + 2, lengths, settings):
+            missed.append((names[number], lengths))
+    batch = chosen.batch_name
+    if batch and max(setting.lengths[batch] for setting in settings) < LARGE_BATCH:
+        missed.append((f"a batch of {LARGE_BATCH}", chosen(19, 23, batch=LARGE_BATCH)))
+    most = numbers_within(memory, OF_A_SCORE)
+    return tuple(f"{name}: {_needs(chosen, lengths, most)}" for name, lengths in missed)
+
+
+def _is_missed(call: ExportCall, length: int, lengths: Lengths, settings: Sequence[Setting]) -> bool:
+    """Return whether `lengths` have at least `length` queries or keys, and no setting has that many."""
+    # With a cache, queries are counted from the first key on, so a few queries are enough to exceed a number.
+    sides = (call.sizes.keys,) if call.cached else (call.sizes.queries, call.sizes.keys)
+    return any(
+        evaluated(side, lengths) >= length > max(evaluated(side, setting.lengths) for setting in settings)
+        for side in sides
+    )
+
+
+def _needs(chosen: LengthsOfCall, lengths: Lengths, affordable: int) -> str:
+    shape, largest = scores_shape(chosen.call, lengths), chosen.largest(lengths)
+    what = "scores" if math.prod(shape) >= largest else "numbers in an input"
+    return needs(shape[-2], shape[-1], largest, what, affordable)
+
+
+def seed_of(function: str, seed: int | None) -> int:
+    """Return the seed that a caller passed, or a new one."""
+    if seed is None:
+        return new_seed()
+    check_integer(function, "seed", seed, least=0)
+    return int(seed)
+
+
+def new_seed() -> int:
+    """Return a seed that nobody chose."""
+    return secrets.randbelow(SEEDS)

@@ -1,10 +1,13 @@
-"""The call that a model has to compute: as its metadata state it, or as the caller writes it down."""
+"""The model that is verified, and the call that it has to compute."""
 
 from __future__ import annotations
 
 import json
+import os
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import onnx
@@ -12,18 +15,45 @@ import onnx
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, summary
 from sdpa_xp_export._call.call import OPTIONS, ExportCall, checked_call
 from sdpa_xp_export._call.operands import Initializer
-from sdpa_xp_export._call.text import LONGEST_CALL as LONGEST
-from sdpa_xp_export._call.text import digest, from_json, to_json
+from sdpa_xp_export._call.text import LONGEST_CALL, digest, from_json, to_json
 from sdpa_xp_export._dtypes.dtype import ONNX_DTYPE
+from sdpa_xp_export._files.loading import load
 from sdpa_xp_export._model.entries import exported_models, metadata_of
-from sdpa_xp_export._model.external_data import initializers, without_numbers
-from sdpa_xp_export._model.large_model import Model
+from sdpa_xp_export._model.external_data import check_holds_data, initializers, without_numbers
+from sdpa_xp_export._model.large_model import LargeModel, Model
 from sdpa_xp_export._runtime.limits import ModelFailedError
+from sdpa_xp_export._verify.expected import stated_dtype
+from sdpa_xp_export.forms import tiled
+from sdpa_xp_export.spec import TensorSpec
 
 T = TypeVar("T")
 FUSED = ("Attention", "MultiHeadAttention", "GroupQueryAttention")
 HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+_DTYPES: dict[int, str] = {number: name for name, number in ONNX_DTYPE.items()}
 HINT = "Pass `call` to say what the model should compute; `verify` then trusts nothing in the file."
+
+
+def loaded_model(function: str, model: object, rule: str) -> Model:
+    """Return a model, or read it from the file of that path.
+
+    Raises:
+        TypeError: Neither a model nor a path; the message has `rule`.
+        ValueError: The file is no ONNX model, or the model refers to external data.
+        FileNotFoundError: No such file.
+    """
+    if isinstance(model, LargeModel):
+        return model
+    if isinstance(model, onnx.ModelProto):
+        check_holds_data(function, model)
+        return model
+    if isinstance(model, str | os.PathLike):
+        return load(function, model)
+    raise ArgumentTypeError(function, rule, {"model": type(model).__name__})
+
+
+def blocks_of(model: Model) -> list[int]:
+    """Return the lengths of the blocks that a model cuts its queries into."""
+    return [tiled.ROWS] if any(node.op_type in ("Scan", "Loop") for node in model.graph.node) else []
 
 
 def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
@@ -84,7 +114,7 @@ def other_call_note(model: Model, call: ExportCall) -> str:
     texts = [exported.get("sdpa_xp.call", "") for exported in exported_models(model)]
     text = texts[0] if len(texts) == 1 else ""
     try:
-        stated = json.loads(text) if len(text) <= LONGEST else None
+        stated = json.loads(text) if len(text) <= LONGEST_CALL else None
     except (ValueError, RecursionError):
         return ""
     if not isinstance(stated, dict):  # anyone may have written the file
@@ -122,7 +152,7 @@ def check_interface(model: Model, call: ExportCall) -> None:
         raise _interface_error("inputs", inputs, wanted)
     names = [*call.outputs, *(["present_key", "present_value"] if call.cached else [])]
     outputs = {value.name: shown_type(value).partition("[")[0] for value in model.graph.output}
-    stated = {name: call.accumulation_dtype if name == "lse" else call.query.dtype for name in names}
+    stated = {name: stated_dtype(call, name) for name in names}
     if [*outputs.items()] != [*stated.items()]:
         raise _interface_error("outputs", outputs, stated)
 
@@ -147,8 +177,7 @@ def shown_type(value: onnx.ValueInfoProto) -> str:
     if not value.type.HasField("tensor_type"):
         return str(value.type.WhichOneof("value") or "no type").removesuffix("_type")
     tensor = value.type.tensor_type
-    dtypes: dict[int, str] = {number: name for name, number in ONNX_DTYPE.items()}
-    dtype = dtypes.get(tensor.elem_type) or _onnx_name(tensor.elem_type)
+    dtype = _DTYPES.get(tensor.elem_type) or _onnx_name(tensor.elem_type)
     if not tensor.HasField("shape"):
         return dtype
     lengths = (
@@ -181,3 +210,39 @@ def _interface_error(kind: str, got: dict[str, str], wanted: dict[str, str]) -> 
 
 def _shown(types: dict[str, str], names: list[str]) -> str:
     return ", ".join(f"{name}: {types[name]}" for name in names)
+
+
+def missing_arguments_note(model: Model, layer: Callable[..., Any], keywords: Mapping[str, Any]) -> str:
+    """Return which arguments `to_onnx` was given, and `verify_layer` was not; empty if there are none."""
+    try:
+        texts = [exported.get("sdpa_xp.arguments", "[]") for exported in exported_models(model)]
+        recorded = dict.fromkeys(str(name) for text in texts for name in json.loads(text))
+    except (TypeError, ValueError, RecursionError):
+        return ""
+    known = {*keywords, *(layer.keywords if isinstance(layer, partial) else ())}
+    missing = [name for name in recorded if name not in known]
+    if not missing:
+        return ""
+    return f"to_onnx was called with {', '.join(missing)}, and verify_layer was not; pass the same arguments"
+
+
+def stated_forms(model: Model) -> tuple[str, str]:
+    """Return the forms of the attention in a model, and the reasons for them; empty if it states none."""
+    chosen = []
+    for exported in exported_models(model):
+        if "sdpa_xp.form" in exported:
+            chosen.append({key: exported.get(f"sdpa_xp.{key}", "") for key in ("form", "reason")})
+        with suppress(ValueError, RecursionError):  # anyone may have written the file
+            chosen += json.loads(exported.get("sdpa_xp.forms", "[]"))
+    forms, reasons = (dict.fromkeys(choice[key] for choice in chosen) for key in ("form", "reason"))
+    return ", ".join(forms), "; ".join(reasons)
+
+
+def input_specs(model: Model) -> dict[str, TensorSpec]:
+    """Return the specs of the inputs of a model."""
+    specs = {}
+    for value in model.graph.input:
+        tensor = value.type.tensor_type
+        shape = tuple(dim.dim_param or dim.dim_value for dim in tensor.shape.dim)
+        specs[value.name] = TensorSpec(_DTYPES[tensor.elem_type], shape)
+    return specs

@@ -1,7 +1,4 @@
-"""What masks and biases say about the pairs of some rows, as arrays and as functions of the scores.
-
-The library says what masks and biases mean: an exported graph has to agree with it.
-"""
+"""A call on arrays in the terms of the reference: one boolean mask, what is added, and all keys and values."""
 
 from __future__ import annotations
 
@@ -24,6 +21,119 @@ Arrays: TypeAlias = dict[str, Any]
 """NumPy arrays by the name of the argument, or of the input of a graph."""
 ScoreMod: TypeAlias = Callable[[Any, Any, Any, Any, Any], Any]
 """score_mod(score, batch, head, query_index, key_index) -> score."""
+ROWS_AT_ONCE, PAIRS_AT_ONCE = 256, 2**22
+"""The most queries, and the most pairs, that a mask is asked about at one time."""
+
+
+def reference_inputs(
+    call: ExportCall, arrays: Mapping[str, NDArray[Any]], rows: NDArray[np.int64] | None = None
+) -> Arrays:
+    """Convert inputs of the graph to arguments of `reference.attention`, with heads before lengths.
+
+    In a padded cache, tokens that are not real become 0 and are masked.
+
+    Args:
+        call: The call.
+        arrays: The inputs, by name.
+        rows: The queries to convert, which rise; by default all of them.
+    """
+    arrays = {name: x.astype(np.int64) if x.dtype.kind in "iu" else x for name, x in arrays.items()}
+    query, key, value = (heads_first(call, arrays[name]) for name in ("query", "key", "value"))
+    filled = None
+    if call.cached:
+        past = [heads_first(call, arrays[f"past_{name}"]) for name in ("key", "value")]
+        if call.past_lengths is None:
+            key, value = (np.concatenate(pair, axis=-2) for pair in zip(past, (key, value), strict=True))
+        else:
+            filled = arrays["past_lengths"] + key.shape[-2]
+            key, value = (_written(old, new, filled) for old, new in zip(past, (key, value), strict=True))
+    pairs = _score_shape(query, key, value)
+    rows = np.arange(pairs[-2]) if rows is None else rows
+    terms = PairTerms(call, arrays, pairs, filled, rows)
+    return {
+        "query": query[..., rows, :],
+        "key": key,
+        "value": value,
+        "attn_mask": terms.allowed(),
+        "bias": terms.added(),
+        "scale": _of_rows(numbers(call.scale, arrays), rows),
+        "softcap": call.softcap,
+        "sinks": numbers(call.sinks, arrays),
+    }
+
+
+def reference_shape(call: ExportCall, arrays: Mapping[str, NDArray[Any]]) -> tuple[int, ...]:
+    """Return the shape of the scores, (..., Hq, L, S), or (L, S) if the inputs have neither heads nor a batch.
+
+    The keys of a joined cache count; a padded cache has its whole length.
+    """
+    query, key, value = (heads_first(call, arrays[name]) for name in ("query", "key", "value"))
+    pairs = _score_shape(query, key, value)
+    if not call.cached:
+        return pairs
+    past = heads_first(call, arrays["past_key"]).shape[-2]
+    return (*pairs[:-1], past + (pairs[-1] if call.past_lengths is None else 0))
+
+
+def hidden_keys(call: ExportCall, arrays: Arrays) -> NDArray[np.bool_]:
+    """Return which keys no query attends, (..., H, S); (1, S) if the inputs have neither heads nor a batch."""
+    *leading, queries, keys = reference_shape(call, arrays)
+    attended = np.zeros((*leading[:-1], call.sizes.heads, keys) if leading else (1, keys), bool)
+    at_once = max(min(ROWS_AT_ONCE, PAIRS_AT_ONCE // max(math.prod(leading) * keys, 1)), 1)
+    for stop in range(queries, 0, -at_once):
+        if attended.all():  # often the last queries attend to all keys
+            break
+        rows = np.arange(max(stop - at_once, 0), stop)
+        allowed = _allowed(reference_inputs(call, arrays, rows), (*leading, len(rows), keys))
+        # The queries of the heads that share keys are one row after the other.
+        attended |= allowed.reshape(*attended.shape[:-1], -1, keys).any(axis=-2)
+    return ~attended
+
+
+def _allowed(arguments: Arrays, pairs: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Return the pairs that neither the mask nor a bias hides."""
+    allowed = np.ones(pairs, bool)
+    if arguments["attn_mask"] is not None:
+        allowed &= arguments["attn_mask"]
+    for term in arguments["bias"]:
+        if not callable(term):
+            allowed &= ~np.isneginf(term)
+    return allowed
+
+
+def expected_cache(call: ExportCall, arguments: Arrays) -> Arrays:
+    """Return the cache that the graph returns, with 0 where no token is."""
+    return {f"present_{name}": heads_first(call, arguments[name]) for name in ("key", "value")}
+
+
+def heads_first(call: ExportCall, array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array of the call as a view with heads before lengths; the same swap leads back."""
+    return array if call.length_axis == -2 or array.ndim < 3 else array.swapaxes(-2, -3)
+
+
+def _score_shape(query: NDArray[Any], key: NDArray[Any], value: NDArray[Any]) -> tuple[int, ...]:
+    """Return (..., Hq, L, S), or (L, S) if the inputs have neither heads nor a batch."""
+    if query.ndim == key.ndim == value.ndim == 2:
+        return query.shape[-2], key.shape[-2]
+    batch = np.broadcast_shapes(*(x.shape[:-3] for x in (query, key, value)))
+    heads = query.shape[-3] if query.ndim > 2 else 1
+    return (*batch, heads, query.shape[-2], key.shape[-2])
+
+
+def _written(past: NDArray[Any], new: NDArray[Any], filled: NDArray[Any]) -> NDArray[Any]:
+    """Return the real tokens of `past`, the new ones behind them, and 0 beyond."""
+    cache = np.zeros_like(past)
+    count = new.shape[-2]
+    for entry, stop in enumerate(filled):
+        cache[entry, :, : stop - count] = past[entry, :, : stop - count]
+        cache[entry, :, stop - count : stop] = new[entry]
+    return cache
+
+
+def _of_rows(scale: Any, rows: NDArray[np.int64]) -> Any:
+    """Return the rows of a scale that has one for each query, (..., L, 1)."""
+    per_query = isinstance(scale, np.ndarray) and scale.ndim > 1 and scale.shape[-2] > 1
+    return scale[..., rows, :] if per_query else scale
 
 
 class PairTerms:

@@ -7,14 +7,12 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from types import MethodType
 from typing import Any, cast
 
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, message_of, summary
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._arrays.operators import is_array
 from sdpa_xp_export._graph.lengths import length_error
 from sdpa_xp_export.spec import TensorSpec
 
@@ -42,35 +40,6 @@ def signature_of(layer: Callable[..., Any]) -> inspect.Signature:
     """Return the signature of a layer; a torch module, which takes any arguments, passes them to `forward`."""
     of_torch = _is_torch_module(layer) and not isinstance(layer, MethodType)
     return inspect.signature(cast(Any, layer).forward if of_torch else layer)
-
-
-def parameter_arrays(layer: object) -> dict[str, Any]:
-    """Return the parameters of a layer, also through a method of it or a `functools.partial`, by name."""
-    if isinstance(layer, partial):
-        return parameter_arrays(layer.func)
-    parameters = getattr(getattr(layer, "__self__", layer), "parameters", None)
-    if not isinstance(parameters, Mapping):
-        return {}
-    return {name: array for name, array in parameters.items() if is_array(array)}
-
-
-def with_parameters(layer: Callable[..., Any], change: Callable[[str, Any], Any]) -> Callable[..., Any]:
-    """Return `layer` with `change(name, array)` instead of each parameter.
-
-    This works for a layer that has `parameters` and `with_parameters`, like those of `sdpa_xp.layers`, and its
-    methods. Any other function is returned unchanged.
-    """
-    if isinstance(layer, partial):
-        return partial(with_parameters(layer.func, change), *layer.args, **layer.keywords)
-    if isinstance(layer, MethodType):
-        changed_self = with_parameters(cast(Callable[..., Any], layer.__self__), change)
-        method: Callable[..., Any] = MethodType(layer.__func__, changed_self)
-        return method
-    arrays = parameter_arrays(layer)
-    replace = getattr(layer, "with_parameters", None) if arrays else None
-    if replace is None:
-        return layer
-    return cast(Callable[..., Any], replace({name: change(name, array) for name, array in arrays.items()}))
 
 
 @contextmanager

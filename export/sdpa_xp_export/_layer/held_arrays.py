@@ -13,7 +13,7 @@ import copy
 import functools
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -21,7 +21,6 @@ from sdpa_xp_export._arrays.operators import is_array
 
 Change: TypeAlias = Callable[[Any], Any]
 """A function that returns another array for an array, or the same one if it does not change."""
-
 MOST = 100_000
 """The most objects that are looked at: a layer that leads to more is connected with half of the program."""
 LIBRARIES = {"array_api_compat", "array_api_strict", "cupy", "dask", "jax", "jaxlib", "ml_dtypes", "mlx"}
@@ -139,8 +138,8 @@ class _Copy:
         elif isinstance(value, types.MethodType):
             self.copies[key] = types.MethodType(self.copy_of(value.__func__), self.copy_of(value.__self__))
         elif isinstance(value, functools.partial):
-            keywords = {name: self.copy_of(x) for name, x in value.keywords.items()}
-            self.copies[key] = type(value)(self.copy_of(value.func), *map(self.copy_of, value.args), **keywords)
+            arguments, keywords = map(self.copy_of, value.args), self._copies_in(value.keywords)
+            self.copies[key] = type(value)(self.copy_of(value.func), *arguments, **keywords)
         elif isinstance(value, types.CellType):
             self.copies[key] = cell = types.CellType()
             for contents in _contents(value):
@@ -149,16 +148,18 @@ class _Copy:
             self._copy_class(value)
         elif isinstance(value, _ModuleInPart):
             self.copies[key] = module = types.ModuleType(value.module.__name__)
-            named = {name: self.copy_of(x) for name, x in value.named.items()}
-            vars(module).update({**vars(value.module), **named})
+            vars(module).update({**vars(value.module), **self._copies_in(value.named)})
         elif wrapped := _wrapped(value):
-            self.copies[key] = _wrapped_again(value, {name: self.copy_of(x) for name, x in wrapped.items()})
+            self.copies[key] = _wrapped_again(value, self._copies_in(wrapped))
         elif isinstance(value, tuple | frozenset):  # these are filled when they are made
             items = map(self.copy_of, value)
             copied = value._make(items) if hasattr(value, "_make") else type(value)(items)
             self.copies[key] = copied
         else:
             self._copy_object(value)
+
+    def _copies_in(self, named: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: self.copy_of(x) for name, x in named.items()}
 
     def _copy_object(self, value: Any) -> None:
         """Copy a list, a dictionary, a set, or an object with attributes."""
@@ -191,30 +192,17 @@ class _Copy:
         scope = value.__globals__
         if any(id(x) in self.needed for x in named.values()):  # functions of a module share what they name
             scope = self.globals.setdefault(id(scope), dict(scope))
-        closure = value.__closure__
-        copied = types.FunctionType(
-            value.__code__,
-            scope,
-            value.__name__,
-            None,
-            None if closure is None else tuple(map(self.copy_of, closure)),
-        )
+        closure = value.__closure__ and tuple(map(self.copy_of, value.__closure__))
+        copied = types.FunctionType(value.__code__, scope, value.__name__, None, closure)
         self.copies[id(value)] = copied
         for name, x in named.items():
             if id(x) in self.needed:
                 scope[name] = self.copy_of(x)
-        copied.__defaults__ = (
-            None if value.__defaults__ is None else tuple(map(self.copy_of, value.__defaults__))
-        )
-        if value.__kwdefaults__:
-            copied.__kwdefaults__ = {name: self.copy_of(x) for name, x in value.__kwdefaults__.items()}
-        copied.__dict__.update({name: self.copy_of(x) for name, x in value.__dict__.items()})
-        copied.__qualname__, copied.__module__, copied.__doc__ = (
-            value.__qualname__,
-            value.__module__,
-            value.__doc__,
-        )
-        copied.__annotations__ = value.__annotations__
+        copied.__defaults__ = value.__defaults__ and tuple(map(self.copy_of, value.__defaults__))
+        copied.__kwdefaults__ = value.__kwdefaults__ and self._copies_in(value.__kwdefaults__)
+        copied.__dict__.update(self._copies_in(value.__dict__))
+        for name in ("__qualname__", "__module__", "__doc__", "__annotations__"):
+            setattr(copied, name, getattr(value, name))
 
     def _copy_class(self, value: type) -> None:
         """Copy a class with its functions: `super()` and the globals that they name lead to copies."""

@@ -1,20 +1,21 @@
-"""Copy a layer with other numbers in its arrays: as tensors of torch, as NumPy arrays, or not at all."""
+"""The parameters of a layer, and copies of it with other numbers: as tensors of torch, or as NumPy arrays."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from types import MethodType
 from typing import Any, TypeAlias, cast
 
 import array_api_compat
 import numpy as np
 from numpy.typing import NDArray
 
+from sdpa_xp_export._arrays.operators import is_array
 from sdpa_xp_export._dtypes.dtype import to_numpy
-from sdpa_xp_export._layer import with_parameters
-from sdpa_xp_export._verify.held_arrays import with_changed_arrays
+from sdpa_xp_export._layer.held_arrays import with_changed_arrays
 
 Change: TypeAlias = Callable[[NDArray[Any]], NDArray[Any]]
 Way: TypeAlias = tuple[
@@ -22,6 +23,35 @@ Way: TypeAlias = tuple[
 ]
 """A function that returns a copy of a layer, with `change(array)` in place of the arrays that it holds, and the
 context in which the copy is called."""
+
+
+def parameter_arrays(layer: object) -> dict[str, Any]:
+    """Return the parameters of a layer, also through a method of it or a `functools.partial`, by name."""
+    if isinstance(layer, partial):
+        return parameter_arrays(layer.func)
+    parameters = getattr(getattr(layer, "__self__", layer), "parameters", None)
+    if not isinstance(parameters, Mapping):
+        return {}
+    return {name: array for name, array in parameters.items() if is_array(array)}
+
+
+def with_parameters(layer: Callable[..., Any], change: Callable[[str, Any], Any]) -> Callable[..., Any]:
+    """Return `layer` with `change(name, array)` instead of each parameter.
+
+    This works for a layer that has `parameters` and `with_parameters`, like those of `sdpa_xp.layers`, and its
+    methods. Any other function is returned unchanged.
+    """
+    if isinstance(layer, partial):
+        return partial(with_parameters(layer.func, change), *layer.args, **layer.keywords)
+    if isinstance(layer, MethodType):
+        changed_self = with_parameters(cast(Callable[..., Any], layer.__self__), change)
+        method: Callable[..., Any] = MethodType(layer.__func__, changed_self)
+        return method
+    arrays = parameter_arrays(layer)
+    replace = getattr(layer, "with_parameters", None) if arrays else None
+    if replace is None:
+        return layer
+    return cast(Callable[..., Any], replace({name: change(name, array) for name, array in arrays.items()}))
 
 
 def ways_to_copy(called: partial[Any]) -> Iterator[Way]:
@@ -48,7 +78,7 @@ def ways_to_copy(called: partial[Any]) -> Iterator[Way]:
 
 
 def _tensors_take_arrays() -> AbstractContextManager[object]:
-    from sdpa_xp_export._verify.tensor_copies import tensors_take_arrays
+    from sdpa_xp_export._layer.tensors import tensors_take_arrays
 
     return tensors_take_arrays()
 
@@ -58,7 +88,7 @@ def _with_numpy(called: partial[Any], change: Change) -> partial[Any]:
 
 
 def _with_tensors(called: partial[Any], change: Change) -> partial[Any]:
-    from sdpa_xp_export._verify.tensor_copies import changed_tensor, is_plain_tensor
+    from sdpa_xp_export._layer.tensors import changed_tensor, is_plain_tensor
 
     def of_library(x: Any) -> NDArray[Any]:
         return _numpy_array(x, change)  # its layers take arrays of one library

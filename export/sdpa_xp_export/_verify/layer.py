@@ -1,0 +1,317 @@
+"""A layer in float64 and in the dtype of its inputs, and what both compute of the inputs of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdpa_xp.errors import ArgumentValueError, message_of
+from sdpa_xp_export._layer.arguments import named_outputs, with_arrays
+from sdpa_xp_export._layer.copies import Way, ways_to_copy
+from sdpa_xp_export._verify.judging import EPS, textbook_error
+from sdpa_xp_export._verify.layer_inputs import factors, with_large_tokens
+from sdpa_xp_export._verify.lengths import Lengths
+from sdpa_xp_export._verify.pairs import Arrays
+from sdpa_xp_export.spec import TensorSpec
+
+Outputs: TypeAlias = dict[str, NDArray[Any]]
+"""What a layer returns, by name."""
+
+LARGE_TOKENS = ", large tokens"
+"""What a report says of inputs in which some tokens are very large."""
+MOST_DISTANCE = 8
+"""The most that results in float64 and in the dtype of the inputs may differ, in units of what rounding errors
+in inputs and weights change. In layers that are one function in both it is about 1."""
+FLIPS = 0.005
+"""The fraction of integers that rounding errors may decide, beside those that are measured."""
+OWN_ERROR = 2.0
+"""The distance from a reference in the dtype of the inputs is multiplied by that: it has an error itself."""
+WHOLE = 256
+"""The whole numbers up to this one are exact in every dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCase:
+    """Inputs, and what the layer computes of them: in float64, and in the dtype of the inputs."""
+
+    lengths: Lengths
+    inputs: Arrays
+    exact: Outputs
+    direct: Outputs
+    """The results in the dtype of the inputs; of several, for each element the one with the largest error."""
+    kind: str = ""
+    """What is special about the inputs, as a report shows it; empty for ordinary inputs."""
+    narrow: Outputs | None = None
+    """The result in the dtype of the inputs, and ..."""
+    moved: Outputs | None = None
+    """... the same with rounding errors in the inputs and weights."""
+    refused: str = ""
+    """Why `exact` is the layer's own result: its error in float64, for example."""
+    is_own: bool = False
+    """Whether the reference is the layer in the dtype of the inputs."""
+
+
+class BothLayers:
+    """A layer with its keyword arguments, and the same with its weights in float64.
+
+    Attributes:
+        why_not_wide: Why the reference is the layer in its own dtype; empty if it is the layer in float64.
+    """
+
+    def __init__(
+        self, layer: Callable[..., Any], keywords: Mapping[str, Any], rng: np.random.Generator, *, double: bool
+    ) -> None:
+        self.double, self.why_not_wide = double, ""
+        self.called, self.rng = partial(layer, **keywords), rng
+        self.ways = [*ways_to_copy(self.called)]
+        self._copy(self.ways[0])
+
+    def choose_copies(self, arrays: Arrays) -> None:
+        """Copy the layer in the first way in which it accepts these inputs."""
+        for way in self.ways if len(self.ways) > 1 else ():
+            self._copy(way)
+            try:
+                self._called(self.layer, arrays)
+            except Exception:  # an error of a copy, or of the layer, which is anyone's function
+                continue
+            return
+        self._copy(self.ways[0])
+
+    def case(self, lengths: Lengths, arrays: Arrays) -> LayerCase:
+        """Return what both compute."""
+        direct = self._called(self.layer, arrays)
+        exact, refused = None, ""
+        if not self.why_not_wide:
+            try:
+                exact = self._called(self.wide, _in_float64(arrays))
+            except Exception as error:  # the layer is anyone's function, and it accepts its own dtype
+                refused = f"it raises an error there, {words_of(error)}"
+        if exact and {name: x.shape for name, x in exact.items()} != {n: x.shape for n, x in direct.items()}:
+            exact, refused = None, "it returns outputs of other names or shapes there"
+        if exact is None:
+            return LayerCase(lengths, arrays, _in_float64(direct), direct, refused=refused)
+        if self.double:
+            direct = self._double_precision(exact, arrays)
+        return LayerCase(lengths, arrays, exact, direct)
+
+    def ordinary_case(self, lengths: Lengths, arrays: Arrays, rng: np.random.Generator) -> LayerCase:
+        """Return what both compute, with the error that another order of the sums may have."""
+        computed = self.case(lengths, arrays)
+        if self.double:
+            return computed
+        off = self._called(self.moved, _perturbed(arrays, rng))
+        direct = _furthest(computed.exact, computed.direct, off)
+        return replace(computed, direct=direct, narrow=computed.direct, moved=off)
+
+    def check_repeats(self, cases: Sequence[LayerCase]) -> None:
+        """Refuse a layer that returns something else if it is called again, beyond rounding errors."""
+        for case in cases:
+            first, second = (self._called(self.layer, case.inputs) for _ in range(2))
+            for name in first:
+                if not _is_repeated(first[name], second.get(name)):
+                    rule = "`layer` must return the same for the same inputs"
+                    got = {name: "other values at the second call"}
+                    hint = "Switch off dropout, or pass a fixed mask or a generator that the layer makes anew."
+                    raise ArgumentValueError("verify_layer", rule, got, hint)
+
+    def judged_as_own(self, cases: Sequence[LayerCase], rng: np.random.Generator) -> list[LayerCase]:
+        """Return ordinary cases whose reference is the layer in its own dtype, if float64 is not to be had."""
+        self.why_not_wide = _why_not_wide(cases)
+        if not self.why_not_wide:
+            return list(cases)
+        return [self._own_case(case, rng) for case in cases]
+
+    def integer_case(self, kind: str, lengths: Lengths, arrays: Arrays, rng: np.random.Generator) -> LayerCase:
+        """Return what both compute of special integers.
+
+        Raises:
+            FloatingPointError: The layer converts a float to an integer dtype that does not hold it.
+        """
+        self._called(self.layer, arrays, invalid="raise")
+        computed = self.ordinary_case(lengths, arrays, rng)
+        return replace(self._own_case(computed, rng) if self.why_not_wide else computed, kind=kind)
+
+    def large_case(
+        self, lengths: Lengths, arrays: Arrays, drawn: Sequence[str], rng: np.random.Generator
+    ) -> LayerCase | None:
+        """Return what both compute if some tokens are very large; None if the layer overflows."""
+        sizes = factors(arrays, drawn)
+        ordinary = self.case(lengths, arrays) if sizes else None
+        for factor in sizes:
+            large = with_large_tokens(arrays, drawn, factor, rng)
+            computed = self.case(lengths, large)
+            off = [self.case(lengths, _perturbed(large, rng)).direct for _ in range(3)]
+            if ordinary is not None and not _overflows(ordinary.exact, computed.exact, computed.direct, *off):
+                direct = _furthest(computed.exact, computed.direct, *off)
+                return LayerCase(lengths, large, computed.exact, direct, LARGE_TOKENS)
+        return None
+
+    def _copy(self, way: Way) -> None:
+        copy, self.context = way
+        self.layer, self.wide, self.moved, self.narrow = (
+            copy(self.called, change)
+            for change in (lambda x: x, _widened, lambda x: _moved(x, self.rng), _narrowed)
+        )
+
+    def _own_case(self, case: LayerCase, rng: np.random.Generator) -> LayerCase:
+        narrow = case.narrow if case.narrow is not None else self._called(self.layer, case.inputs)
+        exact = _in_float64(narrow)
+        off = _furthest(exact, *(self._called(self.moved, _perturbed(case.inputs, rng)) for _ in range(3)))
+        direct = {name: _further(x, off[name]) for name, x in exact.items()}
+        return replace(case, exact=exact, direct=direct, is_own=True)
+
+    def _called(
+        self, layer: partial[Any], arrays: Arrays, *, invalid: Literal["ignore", "raise"] = "ignore"
+    ) -> Outputs:
+        left = dict(arrays)
+
+        def array_of(name: str, _: TensorSpec) -> NDArray[Any]:
+            array: NDArray[Any] = left.pop(name)
+            return array
+
+        keywords = {name: with_arrays(value, name, array_of) for name, value in layer.keywords.items()}
+        with np.errstate(all="ignore", invalid=invalid), self.context():
+            outputs = named_outputs(layer.func(*layer.args, **left, **keywords))
+            return {name: np.asarray(x) for name, x in outputs.items()}
+
+    def _double_precision(self, exact: Outputs, arrays: Arrays) -> Outputs:
+        """Return `exact` with the error that float64 has.
+
+        There is no wider dtype to measure it with. So it is the error of float32, 2**29 times smaller.
+        """
+        single = {name: _narrowed(x) for name, x in arrays.items()}
+        right = self._called(self.wide, _in_float64(single))
+        off = self._called(self.narrow, single)
+        return {
+            name: x if x.dtype.kind in "iub" else x + (off[name] - right[name]) * 2.0**-29
+            for name, x in exact.items()
+        }
+
+
+def words_of(error: Exception) -> str:
+    """Return the first line of an error, after its type if it is not one of ours, which names a function."""
+    kind = [] if message_of(error) else [type(error).__name__]
+    return ": ".join([*kind, *str(error).splitlines()[:1]])
+
+
+def _why_not_wide(cases: Sequence[LayerCase]) -> str:
+    """Return why the results in float64 are no reference for a layer; empty if they are."""
+    if refused := next((case.refused for case in cases if case.refused), ""):
+        return refused
+    for case in cases:
+        for name, exact in case.exact.items():
+            if exact.dtype.name in EPS and exact.dtype != np.float64:
+                return f"it computes {name} in {exact.dtype.name} there too"
+    both = [(case.exact, case.narrow, case.moved) for case in cases if case.narrow and case.moved]
+    for name in both[0][0] if both else ():
+        triples = [(exact[name], narrow[name], off[name]) for exact, narrow, off in both]
+        if any(_is_elsewhere_finite(*triple) for triple in triples):
+            return f"{name} has inf or NaN at other places there"
+        apart = _apart([(exact, narrow) for exact, narrow, _ in triples])
+        noise = _apart([(narrow, off) for _, narrow, off in triples])
+        least = EPS.get(triples[0][1].dtype.name, FLIPS)
+        if apart > MOST_DISTANCE * (noise + least):
+            return f"{name} is another there, by more than rounding errors explain"
+    return ""
+
+
+def _is_repeated(first: NDArray[Any], second: NDArray[Any] | None) -> bool:
+    """Return whether two results of the same inputs are the same, but for other orders of additions."""
+    if second is None or second.shape != first.shape or second.dtype != first.dtype:
+        return False
+    if np.array_equal(first, second, equal_nan=first.dtype.kind not in "iub"):
+        return True
+    if first.dtype.name not in EPS:
+        return False
+    is_finite, is_again = (np.isfinite(x.astype(np.float64)) for x in (first, second))
+    apart = _apart([(first, second)])
+    return np.array_equal(is_finite, is_again) and apart <= MOST_DISTANCE * EPS[first.dtype.name]
+
+
+def _apart(pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> float:
+    """Return the largest difference over the largest value; of integers, the fraction that differs."""
+    if pairs[0][0].dtype.kind in "iub":
+        count = sum(one.size for one, _ in pairs)
+        return sum(np.count_nonzero(one != other) for one, other in pairs) / count if count else 0.0
+    return max(textbook_error(one.astype(np.float64), other) for one, other in pairs)
+
+
+def _is_elsewhere_finite(exact: NDArray[Any], narrow: NDArray[Any], off: NDArray[Any]) -> bool:
+    """Return whether a result has inf or NaN at other places than in float64, also if its inputs are moved."""
+    if exact.dtype.kind in "iub" or narrow.dtype.kind in "iub":
+        return exact.dtype.kind != narrow.dtype.kind
+    finite = [np.isfinite(x.astype(np.float64)) for x in (exact, narrow, off)]
+    return bool(np.any((finite[0] != finite[1]) & (finite[1] == finite[2])))
+
+
+def _perturbed(arrays: Arrays, rng: np.random.Generator) -> Arrays:
+    """Return inputs with each number changed by at most two rounding errors.
+
+    The change of the result shows how much rounding errors of that size may change it, in any order of
+    operations.
+    """
+    return {name: _moved(x, rng) for name, x in arrays.items()}
+
+
+def _moved(x: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
+    """Return floats with each number changed by at most two rounding errors; other arrays stay.
+
+    Small whole numbers stay too: no rounding changes them, and they may be positions that are compared.
+    """
+    if x.dtype.name not in EPS:
+        return x
+    wide = x.astype(np.float64)
+    step = 2 * EPS[x.dtype.name] * rng.uniform(-1, 1, x.shape)
+    with np.errstate(invalid="ignore"):
+        is_small_and_whole = (wide == np.rint(wide)) & (np.abs(wide) <= WHOLE)
+        return np.asarray(wide * (1 + np.where(is_small_and_whole, 0.0, step))).astype(x.dtype)
+
+
+def _furthest(exact: Outputs, *candidates: Outputs) -> Outputs:
+    """Return for each element of each output the candidate with the largest error."""
+    worst = dict(candidates[0])
+    for candidate in candidates[1:]:
+        for name, right in exact.items():
+            other = candidate[name]
+            with np.errstate(invalid="ignore"):
+                is_float = right.dtype.kind not in "iub"  # booleans have no difference, and unsigned ones wrap
+                further = np.abs(other - right) > np.abs(worst[name] - right) if is_float else other != right
+            worst[name] = np.where(further, other, worst[name])
+    return worst
+
+
+def _overflows(ordinary: Outputs, *large: Outputs) -> bool:
+    """Return whether an output has inf or NaN in other places than with ordinary inputs."""
+    return any(
+        not np.array_equal(np.isfinite(ordinary[name]), np.isfinite(outputs[name]))
+        for outputs in large
+        for name in outputs
+    )
+
+
+def _widened(x: NDArray[Any]) -> NDArray[Any]:
+    """Return floats as float64, and integers and booleans unchanged."""
+    return x.astype(np.float64) if x.dtype.name in EPS and x.dtype != np.float64 else x
+
+
+def _narrowed(x: NDArray[Any]) -> NDArray[Any]:
+    """Return float64 as float32, and any other array unchanged."""
+    return x.astype(np.float32) if x.dtype == np.float64 else x
+
+
+def _further(exact: NDArray[Any], direct: NDArray[Any]) -> NDArray[Any]:
+    """Return `direct` with its distance from `exact` increased by the error of `exact` itself."""
+    if direct.dtype.name not in EPS:
+        return direct
+    with np.errstate(invalid="ignore", over="ignore"):
+        further = exact + OWN_ERROR * (direct - exact)
+        return np.where(np.isfinite(exact), further, direct).astype(direct.dtype)
+
+
+def _in_float64(outputs: Outputs) -> Outputs:
+    return {name: _widened(x) for name, x in outputs.items()}
