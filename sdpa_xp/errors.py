@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 _NAME = re.compile(r"`(\w+)([.\[=][^`]*)?`")
@@ -89,14 +90,21 @@ class _ArgumentError(Exception):
     hint: str
     """What to do; may be empty."""
 
-    def __init__(self, function: str, rule: str, got: Mapping[str, object], hint: str = "") -> None:
+    def __init__(
+        self, function: str, rule: str = "", got: Mapping[str, object] = MappingProxyType({}), hint: str = ""
+    ) -> None:
+        if not rule:  # Keras and torch's DataLoader raise an error anew with its text, which then has no parts
+            super().__init__(function)
+            self.function, self.rule, self.got, self.hint, self.argument = "", function, {}, "", ""
+            return
         self.message = Message(function, rule, got, hint)
         super().__init__(self.message)
         self.function, self.rule, self.hint = function, rule, hint
         self.argument, self.got = self.message.argument, self.message.got
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), self.message.parts
+        message = message_of(self)
+        return type(self), self.args if message is None else message.parts
 
 
 class ArgumentTypeError(_ArgumentError, TypeError):

@@ -41,6 +41,15 @@ def test_errors_keep_their_fields_elsewhere(kind: Any, change: Any) -> None:
     assert (message, message.got) == ("f: `a` must be; got a=1.", {"a": "1"})
 
 
+def test_an_error_may_be_raised_anew_with_its_text() -> None:
+    """As Keras does, to say in which layer it was, and torch's DataLoader, to raise it in another process."""
+    error = refusal()
+    other = pickle.loads(pickle.dumps(type(error)(f"in a layer: {error}")))
+    assert (type(other), str(other)) == (ArgumentValueError, f"in a layer: {error}")
+    assert (other.rule, other.function, other.got) == (str(other), "", {})
+    assert message_of(other) is None
+
+
 @pytest.mark.parametrize(
     ("rule", "argument"),
     [
