@@ -1,8 +1,7 @@
-"""Compute the attention of Equinox's models."""
+"""Compute the attention of Equinox's models. Equinox is imported when a model is replaced."""
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TypeVar
 
 __all__ = ["replace_attention"]
@@ -38,5 +37,7 @@ def replace_attention(model: M) -> M:
     References:
         Equinox, `equinox.nn.MultiheadAttention`, https://docs.kidger.site/equinox/api/nn/attention.
     """
-    replaced: M = import_module("sdpa_xp.integrations._equinox_layer").replace(model)
+    from sdpa_xp.integrations import _equinox_layer
+
+    replaced: M = _equinox_layer.replace(model)
     return replaced

@@ -1,17 +1,13 @@
-"""Run the models of transformers on sdpa_xp."""
+"""Run the models of transformers on sdpa_xp. transformers is imported when a function is called."""
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from sdpa_xp._checks.messages import install_hint
 from sdpa_xp.errors import Message
 
 __all__ = ["register", "uses_sdpa_xp"]
-
-NAME = "xp_attention"
-"""The name in transformers. transformers refuses some models by a name with "sdpa" in it."""
 
 
 def register() -> str:
@@ -59,21 +55,15 @@ def register() -> str:
         https://huggingface.co/docs/transformers/attention_interface.
     """
     try:
-        library = import_module("transformers")
-        interfaces = library.AttentionInterface, library.AttentionMaskInterface
-        attention = import_module("sdpa_xp.integrations._transformers_attention")
-        mask_creation = import_module("sdpa_xp.integrations._transformers_masks")
-        models = import_module("sdpa_xp.integrations._transformers_models")
+        from sdpa_xp.integrations import _transformers
     except (ImportError, AttributeError) as error:
         rule = "transformers 5.23 or later and torch must be installed"
         hint = install_hint("transformers")
         raise ModuleNotFoundError(
             Message("register", rule, {"error": error}, hint), name="transformers"
         ) from None
-    for interface, function in zip(interfaces, (attention.attend, mask_creation.create_mask), strict=True):
-        interface.register(NAME, function)
-    models.watch_models()
-    return NAME
+    _transformers.register()
+    return _transformers.NAME
 
 
 def uses_sdpa_xp(model: Any) -> bool:
@@ -107,4 +97,6 @@ def uses_sdpa_xp(model: Any) -> bool:
         transformers, "Attention Interface", https://huggingface.co/docs/transformers/attention_interface.
     """
     register()
-    return bool(import_module("sdpa_xp.integrations._transformers_models").uses_sdpa_xp(model))
+    from sdpa_xp.integrations import _transformers
+
+    return _transformers.uses_sdpa_xp(model)
