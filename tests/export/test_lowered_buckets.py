@@ -11,7 +11,7 @@ from graphs import check_forms, qkv
 
 from sdpa_xp import biases
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx
-from sdpa_xp_export.lowering.buckets import LISTED, Buckets, bucket
+from sdpa_xp_export.lowering.biases import LISTED, Buckets, bucket
 
 QKV = TensorSpec("float32", ("B", 4, "L", 8))
 RULES = [(32, 128), (32, 10**7), (16, 2**29), (8, 20), (4, 5), (1000, 10**7), (6, 9), (200, 120)]

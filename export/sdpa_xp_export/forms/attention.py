@@ -14,10 +14,10 @@ from sdpa_xp_export._call.mask_analysis import counts_real_keys, hides_keys, is_
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.forms.form import Form, FormInputs, finished_outputs, read_inputs
-from sdpa_xp_export.lowering import heads
 from sdpa_xp_export.lowering.biases import add_biases, is_additive
 from sdpa_xp_export.lowering.masks import AllowedPairs, all_allowed, both_allow
 from sdpa_xp_export.lowering.tile import GraphTile, whole_tile
+from sdpa_xp_export.lowering.tile_attention import in_layout, is_attended
 
 RANK = 4
 LEAST = {"float16": -64992.0, "bfloat16": -(2.0**99), "float32": -(2.0**99)}
@@ -88,7 +88,7 @@ def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphV
         mask = _masked(xp.maximum(total, LEAST_ON_CPU), allowed)
     if hides_keys(call) and isinstance(reachable, GraphValue):
         # The operator adds -inf to masked scores, so a NaN in a key that no query attends would leak.
-        attended = heads.is_attended(reachable, int(key.dims[-3]))
+        attended = is_attended(reachable, int(key.dims[-3]))
         key, value = (xp.where(attended, array, 0.0) for array in (key, value))
     exact = _expanded_mask(inputs, mask) if isinstance(mask, GraphValue) else None
     output, *_ = _node(tile, inputs.query, key, value, exact, is_causal=bool(diagonal))
@@ -100,7 +100,7 @@ def _with_past(graph: Graph, call: ExportCall, dtype: str) -> dict[str, GraphVal
     inputs = read_inputs(graph, call, dtype, RANK, append=False)
     tile = whole_tile(inputs.lengths, inputs.key)
     past = [
-        heads.in_layout(graph.argument(f"past_{name}", spec).astype(dtype), call.layout)
+        in_layout(graph.argument(f"past_{name}", spec).astype(dtype), call.layout)
         for name, spec in (("key", call.past_key), ("value", call.past_value))
         if spec is not None
     ]
@@ -108,7 +108,7 @@ def _with_past(graph: Graph, call: ExportCall, dtype: str) -> dict[str, GraphVal
         tile, inputs.query, inputs.key, inputs.value, None, *past, is_causal=bool(call.masks)
     )
     returned = {
-        f"present_{name}": heads.in_layout(value, call.layout).astype(call.query.dtype)
+        f"present_{name}": in_layout(value, call.layout).astype(call.query.dtype)
         for name, value in zip(("key", "value"), present, strict=True)
     }
     return finished_outputs(inputs, {"output": output}) | returned

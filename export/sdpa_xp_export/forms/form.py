@@ -12,7 +12,7 @@ from sdpa_xp_export._call.mask_analysis import cuts_keys
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._runtime.releases import OLDEST, OPSETS, Runtime, TargetProvider
 from sdpa_xp_export.lowering.graph_lengths import GraphLengths
-from sdpa_xp_export.lowering.heads import in_layout
+from sdpa_xp_export.lowering.tile_attention import in_layout
 
 
 @dataclass(frozen=True, slots=True)

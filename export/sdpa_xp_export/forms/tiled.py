@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import cached_property
 
@@ -9,14 +10,13 @@ from sdpa_xp_export._arrays import namespace as xp
 from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._call.arguments import OUTPUTS
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.mask_analysis import is_only_causal
+from sdpa_xp_export._call.mask_analysis import is_only_causal, may_mask
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.forms.form import Form, FormInputs, finished_outputs, read_inputs
-from sdpa_xp_export.lowering.graph_lengths import GraphLengths, LengthsAsData, LengthsInBody
-from sdpa_xp_export.lowering.hidden_keys import hide_keys
-from sdpa_xp_export.lowering.key_range import key_range
-from sdpa_xp_export.lowering.loop import loop_over_steps
+from sdpa_xp_export.lowering.graph_lengths import GraphLengths
+from sdpa_xp_export.lowering.loop import LengthsAsData, LengthsInBody, loop_over_steps
+from sdpa_xp_export.lowering.masks import all_allowed, key_range
 from sdpa_xp_export.lowering.tile import GraphTile, KeyMask, TileRange, whole_tile
 from sdpa_xp_export.lowering.tile_attention import attend_tile, scale_query
 
@@ -40,7 +40,7 @@ def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphV
     inputs = read_inputs(graph, call, call.accumulation_dtype, max(3, *ranks))
     length = call.sizes.queries
     even = isinstance(length, int) and length % min(length, ROWS) == 0
-    key, value, columns, key_mask = hide_keys(inputs.lengths, inputs.key, inputs.value)
+    key, value, columns, key_mask = _hide_keys(inputs.lengths, inputs.key, inputs.value)
     inputs = replace(inputs, key=key, value=value)
     whole = whole_tile(LengthsAsData(inputs.lengths), key)
     names = [name for name in OUTPUTS if name in call.outputs]
@@ -55,6 +55,35 @@ def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphV
     blocks = loop_over_steps(graph, step)
     joined = {name: _joined(inputs, stacked, even) for name, stacked in zip(names, blocks, strict=True)}
     return finished_outputs(inputs, joined)
+
+
+def _hide_keys(
+    lengths: GraphLengths, key: GraphValue, value: GraphValue
+) -> tuple[GraphValue, GraphValue, TileRange, KeyMask | None]:
+    """Return keys and values, the range of keys that is left of all, and what is masked there.
+
+    Keys that no query attends are cut off if they are the last ones of all batch entries, and else 0. Nothing
+    is done if no mask says so by itself, or if a bias may be infinite: -inf + inf would be NaN. With a cache,
+    few queries meet many keys, and a copy of these takes longer than to mask the scores.
+    """
+    call, graph = lengths.call, lengths.graph
+    queries, columns = TileRange("queries", call.sizes.queries), TileRange("keys", key.dims[-2])
+    masks = tuple(mask for mask in call.masks if mask.hides_whole_keys)
+    if not masks or call.cached or any(map(may_mask, call.biases)):
+        return key, value, columns, None
+    last_query = xp.expand_dims(lengths.queries, axis=0) - 1
+    kept = key_range(
+        GraphTile(lengths, graph, queries, columns, masks), graph.constant([0], "int64"), last_query
+    )
+    if kept is not None:
+        key, value = (ops.cut(array, kept, -2, "kept_keys") for array in (key, value))
+        columns = TileRange("keys", "kept_keys", *kept)
+    allowed = all_allowed(GraphTile(lengths, graph, queries, columns, masks), masks)
+    assert isinstance(allowed, GraphValue)
+    allowed = ops.to_rank(allowed, 2)
+    key, value = (xp.where(xp.matrix_transpose(allowed), array, 0.0) for array in (key, value))
+    added = xp.where(allowed, graph.constant(0.0, key.elem_type), -math.inf)
+    return key, value, columns, KeyMask(allowed, added)
 
 
 def _rows(lengths: GraphLengths) -> GraphValue:

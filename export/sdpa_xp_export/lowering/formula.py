@@ -1,7 +1,7 @@
-"""Trace a mask or a bias without a lowering: its own formula is array-API code, and a graph has an array API.
+"""Trace a formula: it is array-API code, and a graph has an array API.
 
-So a subclass of `Mask` or `Bias`, which may be the caller's, is exported too. It is bound to a grid and asked
-about a tile as in the library; both are values of the graph here.
+So each mask and bias is exported without a lowering, also the caller's: it is bound to a grid and asked about a
+tile as in the library, and both have values of the graph here. A function of the indices is called with values.
 """
 
 from __future__ import annotations
@@ -18,20 +18,23 @@ from sdpa_xp._checks.arrays import check_added_dtype
 from sdpa_xp._checks.numbers import LARGEST_INTEGER, Integers, check_within
 from sdpa_xp._checks.shapes import check_broadcasts
 from sdpa_xp.biases import Bias
-from sdpa_xp.errors import ArgumentTypeError, message_of
+from sdpa_xp.errors import ArgumentTypeError, message_of, summary
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._arrays import namespace as xp
 from sdpa_xp_export._arrays import ops
+from sdpa_xp_export._arrays.numpy_and_torch import MissingFunctionError
 from sdpa_xp_export._call.operands import Initializer, Input, with_operands
 from sdpa_xp_export._dtypes.dtype import Dtype
 from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export.lowering.index_functions import TRACING_ERRORS, untraceable
 from sdpa_xp_export.lowering.tile import GraphTile, TileRange
 
 T = TypeVar("T")
 
 FAR = 2**62
 """Beyond any length. A tile whose place only a run knows is answered for as a part of all pairs up to there."""
+
+TRACING_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, NotImplementedError)
+"""What code raises that computes with values of a graph and needs more than they have."""
 
 
 class FormulaGrid:
@@ -241,3 +244,41 @@ def _with_values(modifier: Any, tile: GraphTile) -> Any:
 def _range_of(part: TileRange) -> range:
     """Return the queries or keys of a tile if they are known, else a range that holds them."""
     return range(part.length) if part.start is None and isinstance(part.length, int) else range(FAR)
+
+
+def untraceable(public_function: str, what: str, error: Exception, hint: str) -> TypeError:
+    """Return the error for code that `error` stopped; `what` names it, and `hint` says what it may use."""
+    rule = f"{what} must be one that can be traced to ONNX"
+    message = message_of(error)
+    if message is not None and message.function == public_function:  # it says what values of a graph lack
+        return ArgumentTypeError(public_function, f"{rule}: {message.rule}", message.got, message.hint)
+    if isinstance(error, MissingFunctionError):
+        return TypeError(f"{public_function}: {rule}: {error}")
+    return ArgumentTypeError(public_function, rule, {"its error": summary(error)}, hint)
+
+
+def call_index_function(
+    name: str, function: Callable[..., Any], arguments: tuple[GraphValue, ...], dtype: str
+) -> Any:
+    """Return what a function makes of values: a value of `dtype`, or a bool for a condition that is constant.
+
+    Args:
+        name: The argument that the function came with, for messages.
+        function: A `mask_mod` or a `score_mod`.
+        arguments: The indices; for a `score_mod` the scores first.
+        dtype: "bool" for a condition, else the dtype of the scores.
+    """
+    public_function = arguments[0].graph.function
+    try:
+        result = function(*arguments)
+    except TRACING_ERRORS as error:
+        hint = "Use operators and the functions of `index.__array_namespace__()`."
+        raise untraceable(public_function, f"the function of `{name}`", error, hint) from error
+    if isinstance(result, bool | np.bool_) and dtype == "bool":
+        return bool(result)
+    if not isinstance(result, GraphValue) or (result.elem_type == "bool") != (dtype == "bool"):
+        kind = "a condition" if dtype == "bool" else "scores"
+        rule = f"the function of `{name}` must return {kind}"
+        got = result.elem_type if isinstance(result, GraphValue) else type(result).__name__
+        raise ArgumentTypeError(public_function, rule, {"its result": got})
+    return result.astype(dtype)

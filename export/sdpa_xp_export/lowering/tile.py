@@ -5,11 +5,12 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
 from sdpa_xp._checks.numbers import LARGEST_INTEGER, check_integer
+from sdpa_xp._checks.shapes import check_broadcasts
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._arrays import namespace as xp
@@ -20,8 +21,15 @@ from sdpa_xp_export._call.operands import GraphOperand, Initializer, Input
 from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.lengths import broadcasts_to
-from sdpa_xp_export.lowering.batch_integers import check_batch_integers
 from sdpa_xp_export.lowering.graph_lengths import GraphLengths
+from sdpa_xp_export.spec import SymbolicShape
+
+_WRITTEN = {
+    "key_lengths": "masks.padding({})",
+    "query_lengths": "masks.padding(None, {})",
+    "length": "masks.prefix({})",
+}
+"""How the integers of an argument are passed, if not by its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +182,7 @@ class GraphTile:
         batch = self.call.sizes.batch
         if vector.dims == (1,) and not batch:
             return xp.reshape(vector, (1, 1, 1), dims=(1, 1, 1))
-        check_batch_integers(self.graph.function, name, vector.dims, batch)
+        _check_batch_integers(self.graph.function, name, vector.dims, batch)
         return ops.with_ones(vector, 3)
 
     def limited(self, name: str, value: object, limit: int | str | None = None) -> GraphValue | int:
@@ -244,3 +252,16 @@ def whole_tile(lengths: GraphLengths, key: GraphValue) -> GraphTile:
     """Return the tile of all queries against all of `key`, (..., S, E), or against what was left of it."""
     queries = TileRange("queries", lengths.call.sizes.queries)
     return GraphTile(lengths, lengths.graph, queries, TileRange("keys", key.dims[-2]))
+
+
+def _check_batch_integers(function: str, name: str, shape: SymbolicShape, batch: SymbolicShape) -> None:
+    """Check that integers of `shape` broadcast to the batch; `name` is the argument, as attn_mask.offset."""
+    if batch and len(shape) <= len(batch) and not broadcasts_to(shape, batch):
+        lengths = ", ".join(f'"{length}"' if isinstance(length, str) else str(length) for length in batch)
+        spec = f'TensorSpec("int64", ({lengths}{"," if len(batch) == 1 else ""}))'
+        argument = name.rpartition(".")[2]
+        hint = f"Write {_WRITTEN.get(argument, f'{argument}={{}}').format(spec)}."
+        rule = f"`{name}` must have one integer for each batch entry"
+        raise ArgumentValueError(function, rule, {f"{name}.shape": shape, "batch": batch}, hint)
+    numbers, target = (cast(tuple[int, ...], lengths) for lengths in (shape, batch))
+    check_broadcasts(function, name, numbers, target, "(...), one per batch entry")

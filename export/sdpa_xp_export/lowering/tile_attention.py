@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 
+from sdpa_xp._checks.shapes import HLE
 from sdpa_xp_export._arrays import namespace as xp
 from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._call.mask_analysis import has_empty_rows, is_only_causal
 from sdpa_xp_export._call.operands import Initializer, Input
 from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export.lowering import heads
+from sdpa_xp_export._graph.lengths import joint_shape
 from sdpa_xp_export.lowering.biases import add_biases
 from sdpa_xp_export.lowering.masks import AllowedPairs, all_allowed, both_allow
 from sdpa_xp_export.lowering.tile import GraphTile
@@ -43,13 +44,13 @@ def attend_tile(
     weights, lse = _explicit_softmax(tile, scores) if explicit_softmax else (_softmax(scores), None)
     if isinstance(allowed, GraphValue) and tile.hides_keys:
         # The weight of a masked pair is 0, but 0 * NaN is NaN: what no query attends becomes 0 first.
-        value = xp.where(heads.is_attended(allowed, int(value.dims[-3])), value, 0.0)
-    results = {"output": heads.matmul_grouped(weights, value), "weights": weights, "scores": scores}
+        value = xp.where(is_attended(allowed, int(value.dims[-3])), value, 0.0)
+    results = {"output": matmul_grouped(weights, value), "weights": weights, "scores": scores}
     if lse is not None:
         results["lse"] = lse
     if not explicit_softmax and isinstance(allowed, GraphValue) and has_empty_rows(call):
         # Softmax returns NaN for a row without a key. The explicit softmax divides by 1 there, and returns 0.
-        attends = heads.has_allowed_key(allowed)
+        attends = has_allowed_key(allowed)
         results |= {name: xp.where(attends, results[name], 0.0) for name in call.outputs if name != "scores"}
     return results
 
@@ -62,7 +63,7 @@ def masked_scores(
     With `may_add`, the -inf of a `key_mask` is added, which is faster than a Where but leaves NaN what is NaN.
     """
     call = tile.call
-    scores = heads.matmul_grouped(query, xp.matrix_transpose(key))
+    scores = matmul_grouped(query, xp.matrix_transpose(key))
     if call.softcap is not None:
         scores = xp.tanh(scores) * call.softcap
     scores, allowed = add_biases(call.biases, tile, scores, all_allowed(tile, tile.masks))
@@ -120,3 +121,50 @@ def _explicit_softmax(tile: GraphTile, scores: GraphValue) -> tuple[GraphValue, 
     lse = xp.where(empty, -math.inf, xp.log(l) + shift)
     axis = lse.graph.constant([-1], "int64")
     return weights, lse.graph.add("Squeeze", lse, axis, dtype=lse.elem_type, shape=lse.dims[:-1])
+
+
+def in_layout(value: GraphValue, layout: str) -> GraphValue:
+    """(..., heads, length, width) -> the axes in the order of `layout`, and back; 2-D has no heads."""
+    return value if layout == HLE or value.ndim < 3 else xp.moveaxis(value, -2, -3)
+
+
+def matmul_grouped(rows: GraphValue, shared: GraphValue) -> GraphValue:
+    """rows (..., Hq, L, X), shared (..., H, X, Y) -> (..., Hq, L, Y); head h meets shared head h // G.
+
+    The G = Hq // H heads of a group become rows of one product, so `shared` is never repeated:
+    Reshape -> MatMul -> Reshape. With Hq = H it is a MatMul alone.
+    """
+    heads, groups = rows.dims[-3], shared.dims[-3]
+    batch = joint_shape(rows.dims[:-3], shared.dims[:-3])
+    shape = (*batch, heads, rows.dims[-2], shared.dims[-1])
+    if heads == groups:
+        return rows @ shared
+    assert isinstance(groups, int)
+    assert isinstance(heads, int)
+    folded = (*rows.dims[:-3], groups, "rows", rows.dims[-1])
+    rows = xp.reshape(rows, [0] * (rows.ndim - 3) + [groups, -1, 0], dims=folded)
+    return xp.reshape(rows @ shared, [0] * len(batch) + [heads, -1, 0], dims=shape)
+
+
+def has_allowed_key(allowed: GraphValue) -> GraphValue:
+    """allowed (..., Hq, L, S), any axis of which may be 1 -> boolean (..., Hq, L, 1): may it attend a key.
+
+    Cast -> MatMul with a column of ones -> Greater 0.
+    """
+    flags = ops.to_rank(allowed, 2).astype("float32")
+    shape = (*flags.dims[:-1], 1)
+    return allowed.graph.add("MatMul", flags, ops.ones_column(flags), dtype="float32", shape=shape) > 0.0
+
+
+def is_attended(allowed: GraphValue, groups: int) -> GraphValue:
+    """allowed (..., Hq, L, S), any axis of which may be 1 -> boolean (..., H, S, 1): may a query attend it.
+
+    Cast -> ReduceSum over L -> ReduceSum over the heads of a group -> Transpose -> Greater 0.
+    """
+    count = ops.reduce("ReduceSum", ops.to_rank(allowed, 2).astype("float32"), -2)
+    heads = count.dims[-3] if count.ndim >= 3 else 1
+    if isinstance(heads, int) and heads not in (1, groups):
+        target = [0] * (count.ndim - 3) + [groups, heads // groups, -1]
+        count = xp.reshape(count, target, dims=(*count.dims[:-3], groups, heads // groups, count.dims[-1]))
+        count = ops.reduce("ReduceSum", count, -2)
+    return xp.matrix_transpose(count) > 0.0
