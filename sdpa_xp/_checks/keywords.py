@@ -99,7 +99,7 @@ def check_softmax_dtype(
         rule = "`softmax_dtype` must be None, or float32 or float64 and no narrower than the scores"
         hint = "A narrower one would only lose digits."
         raise ArgumentValueError(function, rule, {"softmax_dtype": chosen, "scores": least}, hint)
-    if chosen not in library.real_dtypes(function, xp, device):
+    if not library.has_dtype(function, xp, device, chosen):
         rule = f"`softmax_dtype` must be one that {xp.__name__} has on this device"
         raise ArgumentValueError(function, rule, {"softmax_dtype": chosen, "device": device})
     return getattr(xp, chosen)

@@ -72,10 +72,10 @@ class PagedSource(NamedTuple):
         first, start = divmod(columns.start, size)
         stop = start + len(columns)
         last = -(-columns.stop // size)
-        if isinstance(self.block_tables, Sequence):
-            blocks = [row[first:last] for row in self.block_tables]
-            if len(blocks) == len(blocks[0]) == 1:
-                return self.pool[blocks[0][0] : blocks[0][0] + 1, :, start:stop, :]
-            return library_of(self.pool).rows_in_blocks(self.pool, blocks)[..., start:stop, :]
-        table = self.block_tables[:, first:last]
-        return library_of(self.pool).rows_in_table(self.pool, table)[..., start:stop, :]
+        if not isinstance(self.block_tables, Sequence):
+            tables = self.block_tables[:, first:last]
+            return library_of(self.pool).rows_in_blocks(self.pool, tables)[..., start:stop, :]
+        blocks = [row[first:last] for row in self.block_tables]
+        if len(blocks) == len(blocks[0]) == 1:
+            return self.pool[blocks[0][0] : blocks[0][0] + 1, :, start:stop, :]
+        return library_of(self.pool).rows_in_blocks(self.pool, blocks)[..., start:stop, :]

@@ -177,7 +177,8 @@ def widest_dtype(function: str, array: Array) -> Dtype:
     """Return float64 if the device of `array` has it, else float32. `function` is for messages."""
     library = library_of(array)
     xp = library.namespace(array)
-    return xp.float64 if "float64" in library.real_dtypes(function, xp, library.device(array)) else xp.float32
+    has_float64 = library.has_dtype(function, xp, library.device(array), "float64")
+    return xp.float64 if has_float64 else xp.float32
 
 
 def as_signed(function: str, array: Array) -> Array | None:
@@ -190,7 +191,7 @@ def as_signed(function: str, array: Array) -> Array | None:
         return array
     library = library_of(array)
     xp = cast(Any, library.namespace(array))
-    has_int64 = library.has_int64(function, xp, library.device(array))
+    has_int64 = library.has_dtype(function, xp, library.device(array), "int64")
     dtype = getattr(xp, "int64" if has_int64 else "int32", None)
     return None if dtype is None else cast(Array, xp.astype(array, dtype))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
@@ -44,8 +44,8 @@ class Library:
     mode."""
     conversion: ClassVar[str] = ""
     """What makes one of its arrays of an array of another library; "" is `from_dlpack`."""
-    has_astype: ClassVar[bool] = False
-    """Whether its arrays have NumPy's method `astype`, as hints write it."""
+    cast_code: ClassVar[tuple[str, str]] = ("xp.astype({array}, {dtype})", "xp.{name}")
+    """The code that converts an array to a dtype, and the code of a dtype, for hints."""
     has_ufuncs: ClassVar[bool] = False
     """Whether its module has functions with `reduce`, like NumPy's: see `Ufuncs`."""
     needs_context: ClassVar[bool] = False
@@ -70,9 +70,8 @@ class Library:
 
     def cast_text(self, name: str, dtype: str) -> str:
         """Return the code that converts the array `name` to a dtype, such as float32 or query.dtype."""
-        if self.has_astype:
-            return f"{name}.astype({dtype if '.' in dtype else repr(dtype)})"
-        return f"xp.astype({name}, {dtype if '.' in dtype else f'xp.{dtype}'})"
+        code, dtype_code = self.cast_code
+        return code.format(array=name, dtype=dtype if "." in dtype else dtype_code.format(name=dtype))
 
     def owns(self, array: object) -> bool:
         """Return whether `array` is an array of this library."""
@@ -91,21 +90,20 @@ class Library:
         xp = self.namespace(array)
         return xp.take(array, xp.asarray([*indices], dtype=xp.int32, device=self.device(array)), axis=0)
 
-    def rows_in_blocks(self, pool: Array, tables: Sequence[Sequence[int]]) -> Array:
-        """Copy a row of blocks for each n out of a pool (P, H, size, width); returns (n, H, rows, width)."""
-        blocks = [block for row in tables for block in row]
-        return self._joined_blocks(self.rows_at(pool, blocks), len(tables))
+    def rows_in_blocks(self, pool: Array, tables: Sequence[Sequence[int]] | Array) -> Array:
+        """Copy a row of blocks for each n out of a pool (P, H, size, width); returns (n, H, rows, width).
 
-    def rows_in_table(self, pool: Array, table: Array) -> Array:
-        """Return the same for int32 (n, blocks) on the device of the pool."""
-        xp = self.namespace(pool)
-        return self._joined_blocks(xp.take(pool, xp.reshape(table, (-1,)), axis=0), table.shape[0])
-
-    def _joined_blocks(self, copied: Array, sequences: int) -> Array:
-        xp, (blocks, heads, size, width) = self.namespace(copied), copied.shape
-        copied = xp.reshape(copied, (sequences, blocks // sequences, heads, size, width))
-        rows = blocks // sequences * size
-        return xp.reshape(xp.permute_dims(copied, (0, 2, 1, 3, 4)), (sequences, heads, rows, width))
+        The tables are lists of numbers, or int32 (n, blocks) on the device of the pool.
+        """
+        xp, (heads, size, width) = self.namespace(pool), pool.shape[1:]
+        if isinstance(tables, Sequence):
+            sequences, blocks = len(tables), len(tables[0])
+            copied = self.rows_at(pool, [block for table in tables for block in table])
+        else:
+            sequences, blocks = tables.shape
+            copied = xp.take(pool, xp.reshape(tables, (-1,)), axis=0)
+        copied = xp.reshape(copied, (sequences, blocks, heads, size, width))
+        return xp.reshape(xp.permute_dims(copied, (0, 2, 1, 3, 4)), (sequences, heads, blocks * size, width))
 
     def detach(self, array: Any) -> Any:
         """Return `array` without the operations that autograd has recorded."""
@@ -143,18 +141,19 @@ class Library:
 
     def to_list(self, array: Any) -> Any:
         """Return the elements as Python numbers in nested lists. A lazy array is computed."""
+        if hasattr(array, "tolist"):  # for a constant inside a jit too, where indexing would be traced
+            return array.tolist()
         if array.ndim == 0:
             kind = dtype_name(array.dtype)
             return bool(array) if kind == "bool" else float(array) if kind in FLOATING else int(array)
         return [self.to_list(array[index, ...]) for index in range(array.shape[0])]
 
-    def real_dtypes(self, function: str, xp: Namespace, device: Device) -> Collection[str]:
-        """Return the names of the standard's real floating dtypes that `device` has, for `function`."""
-        return cast(Collection[str], _info(function, xp).dtypes(device=device, kind="real floating"))
-
-    def has_int64(self, function: str, xp: Namespace, device: Device) -> bool:
-        """Return whether `device` has int64. `function` is the public function, for messages."""
-        return "int64" in _info(function, xp).dtypes(device=device, kind="signed integer")
+    def has_dtype(self, function: str, xp: Namespace, device: Device, name: str) -> bool:
+        """Return whether `device` has a dtype of the standard, for the public function `function`."""
+        if not hasattr(xp, "__array_namespace_info__"):
+            rule = f"the namespace {xp.__name__} must have __array_namespace_info__()"
+            raise TypeError(f"{function}: {rule}, which names the dtypes of a device (array API 2023.12).")
+        return name in xp.__array_namespace_info__().dtypes(device=device)
 
     def is_traced(self, array: Any) -> bool:
         """Return whether values cannot be read now, as in a lazy graph, a jit or an export."""
@@ -166,10 +165,6 @@ class Library:
         is_here = "cpu" in str(self.device(array)).lower() and not self.is_traced(array)
         return known if is_here or known is not array else None
 
-    def makes_fakes(self) -> bool:
-        """Return whether arrays that are made now have no values, as in a mode that only computes shapes."""
-        return False
-
     def results_are_writeable(self, arrays: Sequence[Array]) -> bool:
         """Return whether what is computed from `arrays`, none of which is traced, can be written to."""
         del arrays
@@ -180,8 +175,13 @@ class Library:
         del device
         return False
 
-    def stream(self) -> object:
-        """Return a key of the queue that the device computes now; an array of another may not be complete."""
+    def sharing_key(self) -> object:
+        """Return a key of the calls that may share arrays which are made now; None if no other call may.
+
+        Arrays have no values in a mode that only computes shapes. And only the queue in which a device makes an
+        array knows when it is complete.
+        """
+        return ()
 
     def lasting(self) -> AbstractContextManager[object]:
         """Return a context. Any later call may use the arrays that are made in it."""
@@ -278,12 +278,8 @@ class Library:
         return array
 
 
-def _info(function: str, xp: Any) -> Any:
-    """Return what a namespace says about its dtypes."""
-    if not hasattr(xp, "__array_namespace_info__"):
-        rule = f"the namespace {xp.__name__} must have __array_namespace_info__()"
-        raise TypeError(f"{function}: {rule}, which names the dtypes of a device (array API 2023.12).")
-    return xp.__array_namespace_info__()
+ASTYPE = ("{array}.astype({dtype})", "{name!r}")
+"""The `cast_code` of libraries whose arrays have NumPy's method."""
 
 
 class Addresses:

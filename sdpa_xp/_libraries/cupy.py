@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import Addresses, Library, has_repeats
+from sdpa_xp._libraries.base import ASTYPE, Addresses, Library, has_repeats
 from sdpa_xp._libraries.capabilities import Generators
 from sdpa_xp._libraries.protocols import Array, Device, Dtype
 
@@ -41,10 +41,11 @@ class CuPy(Library):
     """Arrays of CuPy."""
 
     name = "cupy"
+    cast_code = ASTYPE
     generators = CuPyGenerators()
     module = "cupy"
     conversion = "cupy.asarray"
-    multiplies_halves = has_astype = sets_elements = True
+    multiplies_halves = sets_elements = True
     # With more than two axes CuPy 14 and 15 refuse bfloat16, multiply float16 in float32, and copy the matrix
     # (`matmul` in _routines_linalg.pyx). Two axes are one call of cuBLAS, which has tensor cores for halves.
     flattens_products = True
@@ -61,7 +62,7 @@ class CuPy(Library):
         del device
         return True
 
-    def stream(self) -> object:
+    def sharing_key(self) -> object:
         return sys.modules["cupy"].cuda.get_current_stream().ptr  # where a copy of a list waits for its turn
 
     def takes_cuda(self) -> bool:
@@ -81,9 +82,6 @@ class CuPy(Library):
 
     def to_cpu(self, array: Any) -> Any:
         return array.get()
-
-    def to_list(self, array: Any) -> Any:
-        return array.tolist()
 
     def addresses(self, array: Any) -> Any:
         return Addresses(array.data.ptr, array.shape, array.strides, array.itemsize).as_array()

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import Library
+from sdpa_xp._libraries.base import ASTYPE, Library
 from sdpa_xp._libraries.capabilities import ChunkedArrays
 from sdpa_xp._libraries.protocols import Chunks, Dtype, Tasks
 
@@ -97,7 +97,7 @@ class Dask(LazyLibrary):
 
     conversion = "dask.array.from_array"
     chunks = DaskGraphs()
-    has_astype = True
+    cast_code = ASTYPE
 
     def frozen(self, array: Any) -> Any:
         return array.copy()  # lazy, but its elements can be set, and `astype` would return it as it is

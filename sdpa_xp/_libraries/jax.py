@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import Library
+from sdpa_xp._libraries.base import ASTYPE, Library
 from sdpa_xp._libraries.capabilities import Generators
 from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.jax_trees import register_all
@@ -46,7 +46,8 @@ class Jax(Library):
     generators = JaxKeys()
     module = "jax.numpy"
     conversion = "jax.numpy.asarray"
-    multiplies_halves = compiles_shapes = has_astype = True
+    cast_code = ASTYPE
+    multiplies_halves = compiles_shapes = True
     loops, meshes = Loops(), Meshes()
     needs_context = True
 
@@ -75,9 +76,6 @@ class Jax(Library):
 
     def to_cpu(self, array: Any) -> Any:
         return sys.modules["numpy"].asarray(array)
-
-    def to_list(self, array: Any) -> Any:
-        return array.tolist()  # works for a constant inside a jit too, where indexing would be traced
 
     def is_traced(self, array: Any) -> bool:
         return isinstance(array, sys.modules["jax"].core.Tracer)

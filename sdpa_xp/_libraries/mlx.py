@@ -43,10 +43,8 @@ class Mlx(Library):
     generators = MlxKeys()
     module = "mlx.core"
     conversion = "mlx.core.array"
+    cast_code = ("{array}.astype({dtype})", "mlx.core.{name}")
     multiplies_halves = True
-
-    def cast_text(self, name: str, dtype: str) -> str:
-        return f"{name}.astype({dtype if '.' in dtype else f'mlx.core.{dtype}'})"
 
     def owns(self, array: object) -> bool:
         core = sys.modules.get("mlx.core")
@@ -63,9 +61,6 @@ class Mlx(Library):
 
     def is_accelerator(self, device: Device) -> bool:
         return bool(device.type != sys.modules["mlx.core"].cpu)
-
-    def to_list(self, array: Any) -> Any:
-        return array.tolist()
 
     def is_traced(self, array: Any) -> bool:
         """Return True inside mx.compile and mx.vmap. Inside mx.grad values can be read.

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from sdpa_xp._libraries.base import Library, has_repeats
+from sdpa_xp._libraries.base import ASTYPE, Library, has_repeats
 from sdpa_xp._libraries.capabilities import Diagonals
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
 
@@ -20,7 +20,8 @@ class NumPy(Library):
 
     module = "numpy"
     diagonals = Diagonals()
-    uses_our_threads = keeps_buffers = has_astype = has_ufuncs = True
+    cast_code = ASTYPE
+    uses_our_threads = keeps_buffers = has_ufuncs = True
 
     def owns(self, array: object) -> bool:
         numpy = sys.modules.get("numpy")
@@ -55,18 +56,16 @@ class NumPy(Library):
     def rows_at(self, array: Any, indices: Sequence[int]) -> Any:
         return array[[*indices]]  # numpy.take would copy all of a view first
 
-    def rows_in_blocks(self, pool: Any, tables: Sequence[Sequence[int]]) -> Any:
+    def rows_in_blocks(self, pool: Any, tables: Any) -> Any:
         # One copy, where the standard's functions need two.
         numpy, (heads, size, width) = sys.modules["numpy"], pool.shape[1:]
-        blocks, every_head = numpy.asarray(tables)[:, None, :], numpy.arange(heads)[:, None]
+        tables, every_head = numpy.asarray(tables), numpy.arange(heads)[:, None]
+        blocks = tables[:, None, :]
         if pool.flags.c_contiguous:  # `take` copies each head of a block in one piece
             copied = pool.reshape(len(pool) * heads, size * width).take(blocks * heads + every_head, axis=0)
         else:
             copied = pool[blocks, every_head]
-        return copied.reshape(len(tables), heads, len(tables[0]) * size, width)
-
-    def to_list(self, array: Any) -> Any:
-        return array.tolist()
+        return copied.reshape(len(tables), heads, tables.shape[1] * size, width)
 
     def results_are_writeable(self, arrays: Sequence[Array]) -> bool:
         del arrays

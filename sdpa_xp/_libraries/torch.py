@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -62,10 +62,8 @@ class Torch(Library):
     generators = TorchGenerators()
     module = "torch"
     conversion = "torch.asarray"
+    cast_code = ("{array}.to({dtype})", "torch.{name}")
     multiplies_halves = sets_elements = True
-
-    def cast_text(self, name: str, dtype: str) -> str:
-        return f"{name}.to({dtype if '.' in dtype else f'torch.{dtype}'})"
 
     def owns(self, array: object) -> bool:
         return bool(compat.is_torch_array(array))
@@ -82,16 +80,9 @@ class Torch(Library):
     def to_cpu(self, array: Any) -> Any:
         return array.detach().cpu()
 
-    def to_list(self, array: Any) -> Any:
-        return array.tolist()
-
-    def real_dtypes(self, function: str, xp: Namespace, device: Device) -> Collection[str]:
+    def has_dtype(self, function: str, xp: Namespace, device: Device, name: str) -> bool:
         del function, xp  # torch.compile cannot trace `__array_namespace_info__`
-        return ("float32",) if getattr(device, "type", device) == "mps" else ("float32", "float64")
-
-    def has_int64(self, function: str, xp: Namespace, device: Device) -> bool:
-        del function, xp, device
-        return True
+        return name != "float64" or getattr(device, "type", device) != "mps"
 
     def is_traced(self, array: Any) -> bool:
         return is_transforming() or self.device(array).type == "meta"
@@ -104,8 +95,8 @@ class Torch(Library):
             return None
         return array.detach()
 
-    def makes_fakes(self) -> bool:
-        return makes_fakes()
+    def sharing_key(self) -> object:
+        return None if makes_fakes() else ()
 
     def lasting(self) -> AbstractContextManager[object]:
         # Autograd refuses tensors of the inference mode.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import array_api_compat
@@ -42,14 +43,15 @@ def test_of_torch() -> None:
         ("cuda", ["float32", "float64"]),
         ("mps", ["float32"]),
     ):
-        assert list(library_of(tensor).real_dtypes("explain", xp, torch.device(device))) == names
+        has = partial(library_of(tensor).has_dtype, "explain", xp, torch.device(device))
+        assert [name for name in ("float32", "float64") if has(name)] == names
     assert widest_dtype("to_array", tensor) == torch.float64
 
 
 def test_of_numpy() -> None:
     array = np.zeros(1, np.float32)
     xp: Any = array_api_compat.array_namespace(array)
-    assert list(library_of(array).real_dtypes("explain", xp, "cpu")) == ["float32", "float64"]
+    assert all(library_of(array).has_dtype("explain", xp, "cpu", name) for name in ("float32", "float64"))
     assert widest_dtype("to_array", array) == np.float64
 
 
