@@ -32,7 +32,7 @@ from tables import table
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, export_attention
-from sdpa_xp_export._model.entries import metadata_of
+from sdpa_xp_export._files.model import metadata_of
 from sdpa_xp_export._runtime.engine import peak_above
 
 HEADS, KEY_HEADS, WIDTH = 8, 2, 64

@@ -24,7 +24,7 @@ from playground import MASKS, SOFTCAPS
 from sdpa_xp import attention_weights
 from sdpa_xp.masks import Mask
 from sdpa_xp_export import TensorSpec, to_onnx, verify_layer
-from sdpa_xp_export._model.entries import metadata_of
+from sdpa_xp_export._files.model import metadata_of
 
 LAYER = 3
 """The layer that is shown, counted from 0: more of its heads show a clear pattern than in other layers."""

@@ -21,7 +21,7 @@ except ImportError as error:
         raise ModuleNotFoundError(text, name="onnx") from _reason
 
 else:
-    from sdpa_xp_export._model.large_model import LargeModel
+    from sdpa_xp_export._files.model import LargeModel
     from sdpa_xp_export.export import export_attention
     from sdpa_xp_export.report import LayerReport, Report
     from sdpa_xp_export.save import save

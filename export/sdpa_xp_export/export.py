@@ -20,9 +20,9 @@ from sdpa_xp_export._call.call import (
     checked_call,
 )
 from sdpa_xp_export._call.text import digest, to_json
+from sdpa_xp_export._files.model import Model
 from sdpa_xp_export._graph.finished_model import finished_model
 from sdpa_xp_export._graph.graph import Graph
-from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, Runtime
 from sdpa_xp_export.forms.choice import FORMS, check_tensors, choose
 from sdpa_xp_export.forms.traced_attention import refuse_attention

@@ -10,9 +10,8 @@ import onnx
 
 from sdpa_xp._checks.keywords import check_flag, explains_keywords
 from sdpa_xp.errors import ArgumentTypeError
+from sdpa_xp_export._files.model import EXTERNAL_ABOVE, LargeModel, Model, check_holds_data
 from sdpa_xp_export._files.model_files import write_model
-from sdpa_xp_export._model.external_data import EXTERNAL_ABOVE, check_holds_data
-from sdpa_xp_export._model.large_model import LargeModel, Model
 
 
 @explains_keywords

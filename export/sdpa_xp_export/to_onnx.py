@@ -13,6 +13,7 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export._arrays import namespace
 from sdpa_xp_export._call.call import FormChoice
 from sdpa_xp_export._call.numbers import CallNumbers, numbers_as_json, numbers_of
+from sdpa_xp_export._files.model import Model
 from sdpa_xp_export._graph.finished_model import finished_model, moved_inputs
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.traced_graph import TracedGraph
@@ -24,7 +25,6 @@ from sdpa_xp_export._layer.arguments import (
     with_arrays,
 )
 from sdpa_xp_export._layer.copies import parameter_arrays, with_parameters
-from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, ERF_KEEPS_NAN, OPSETS, Runtime
 from sdpa_xp_export.forms.choice import FORMS, check_loaded_opset
 from sdpa_xp_export.forms.traced_attention import TracedAttention, operand_sources

@@ -14,9 +14,8 @@ from sdpa_xp._checks.keywords import check_flag
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._call.numbers import CallNumbers, numbers_from_json
 from sdpa_xp_export._dtypes.dtype import ONNX_DTYPE
+from sdpa_xp_export._files.model import Model, exported_models
 from sdpa_xp_export._layer.arguments import bound_arguments, with_arrays
-from sdpa_xp_export._model.entries import exported_models
-from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.limits import TIMEOUT, check_limits
 from sdpa_xp_export._runtime.process import runtime_process
 from sdpa_xp_export._runtime.releases import ProviderName

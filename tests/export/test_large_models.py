@@ -40,10 +40,10 @@ MEASURED = """
 import sys, tempfile
 import numpy as np
 from sdpa_xp_export import TensorSpec, save, to_onnx
-from internals import external_data, peak_above
+from internals import exporter_model, peak_above
 
 kind, side = sys.argv[1], 2**11
-external_data.EXTERNAL_ABOVE = 2**20
+exporter_model.EXTERNAL_ABOVE = 2**20
 
 def made():
     if kind == "torch":

@@ -259,7 +259,6 @@ def test_nothing_is_removed_where_nobody_can_tell(tmp_path: Path, monkeypatch: p
     left.unlink()
     assert_one_model(tmp_path, 2)
     override(monkeypatch, "HAS_LOCKS", False)
-    override(monkeypatch, "HAS_LOCKS_TO_PUBLISH", False)
     save(filled(3), tmp_path / "a.onnx", external_above=0, overwrite=True)
     assert_one_model(tmp_path, 3)
 

@@ -1,1 +1,1 @@
-"""Models and other files on the disk, written whole or not at all, and read with care."""
+"""A model, its weights, and files on the disk: written whole or not at all, and read with care."""

@@ -1,8 +1,13 @@
 """Files that are whole or not there, and that replace another file only if told to.
 
 A file is written under the name `.<32 hex digits>.unfinished`, which the writer keeps locked. A later writer in
-the folder removes such files that nobody has locked: a process left them that was killed.
+the folder removes such files that nobody has locked: a process left them that was killed. Locks end with the
+process that holds them, whatever ends it (flock(2)). If a system or a file system has none, nobody can tell
+whether a save still runs, and nothing is removed.
 """
+
+# Why not onnx_ir and filelock: a killed `onnx_ir.save` (1.1.0) leaves its temporary file for ever, or an old
+# model with new data; a `FileLock` (4.2) leaves its lock beside the model.
 
 from __future__ import annotations
 
@@ -10,17 +15,26 @@ import errno
 import os
 import re
 import stat
+import time
 import uuid
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from sdpa_xp_export._files import locks
-from sdpa_xp_export._files.locks import HAS_LOCKS, close_all, close_last, lock, open_into, unlock
 from sdpa_xp_export._files.paths import PathArgument, free_target, reworded, taken_error
 
+try:
+    from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
+except ImportError:  # Windows
+    HAS_LOCKS = False
+else:
+    HAS_LOCKS = True
+
+SECONDS = 10.0
+"""The time that a writer waits for another one that changes the names in a folder, and may be stopped."""
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 """The errors by which file systems without hard links, such as FAT, refuse one."""
 
@@ -113,7 +127,7 @@ class Writer:
         if not self._others:
             return act(False)
         try:
-            return act(lock(self._others[0], locks.SECONDS))
+            return act(lock(self._others[0], SECONDS))
         finally:
             unlock(self._others[0])
 
@@ -197,3 +211,47 @@ def _take(writer: Writer, unfinished: Path) -> None:
             raise
         writer.create_alone(writer.target)  # takes the name; for a moment the file is empty
         unfinished.replace(writer.target)
+
+
+def lock(descriptor: int, seconds: float = 0.0) -> bool:
+    """Lock an open file or folder until it is closed; False if another process has it or there are no locks."""
+    until = time.monotonic() + seconds
+    while HAS_LOCKS:
+        try:
+            flock(descriptor, LOCK_EX | LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(0.005)
+        except OSError:
+            return False
+        else:
+            return True
+    return False
+
+
+def unlock(descriptor: int) -> None:
+    """Give a lock back before the file or folder is closed."""
+    if HAS_LOCKS:
+        with suppress(OSError):
+            flock(descriptor, LOCK_UN)
+
+
+# In each of these, C both calls the system and keeps or drops the descriptor. Between two steps of Python an
+# interrupt could come, and the descriptor, with its lock, would stay for the life of the process.
+
+
+def open_into(descriptors: list[int], path: Path, flags: int, mode: int = 0o777) -> None:
+    """Open a file or folder, and append its descriptor."""
+    descriptors.extend(map(os.open, [path], [flags], [mode]))
+
+
+def close_last(descriptors: list[int]) -> None:
+    """Remove and close the last descriptor."""
+    deque(map(os.close, map(descriptors.pop, [-1])), maxlen=0)
+
+
+def close_all(descriptors: list[int]) -> None:
+    """Remove and close all descriptors; negative ones are closed already."""
+    with suppress(IndexError):  # the end of the list
+        deque(map(os.close, filter((-1).__lt__, iter(descriptors.pop, None))), maxlen=0)

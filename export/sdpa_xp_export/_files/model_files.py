@@ -15,15 +15,14 @@ from google.protobuf.message import DecodeError, EncodeError
 
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._files.atomic import Writer, give_name, write_with
-from sdpa_xp_export._files.paths import PathArgument, check_is_no_input, free_target, reworded
-from sdpa_xp_export._model.external_data import (
-    Chunks,
+from sdpa_xp_export._files.model import (
+    LargeModel,
+    Model,
     initializer_bytes,
-    locations,
-    with_data_apart,
-    with_data_inside,
+    initializer_parts,
+    without_initializers,
 )
-from sdpa_xp_export._model.large_model import LargeModel, Model
+from sdpa_xp_export._files.paths import PathArgument, check_is_no_input, free_target, reworded
 
 ARGUMENT = PathArgument("save", "path")
 
@@ -84,28 +83,49 @@ def _data_beside(target: Path) -> dict[Path, str]:
 
 def _with_data_in(data: Path, model: Model, writer: Writer) -> onnx.ModelProto:
     """Write the numbers to `data`; return the model that refers to them there."""
-    referring = []
+    referring = without_initializers(model)
 
     def write_all(file: BinaryIO) -> None:
-        def store(chunks: Chunks) -> tuple[str, int, int]:
+        for tensor, chunks in initializer_parts(model, "save"):
+            if chunks is None:
+                referring.graph.initializer.append(tensor)
+                continue
             offset = file.seek(-(-file.tell() // ALIGNED) * ALIGNED)
-            for chunk in chunks:
+            for chunk in chunks:  # so at most a part of one initializer is in memory twice
                 file.write(chunk)
-            return data.name, offset, file.tell() - offset
-
-        referring.append(with_data_apart(model, store))
+            referring.graph.initializer.append(_reference(tensor, data.name, offset, file.tell() - offset))
 
     unfinished = writer.create(writer.marker.with_suffix(".data.unfinished"))
     writer.write(unfinished, write_all)
     writer.create(writer.marker)  # if this process dies, a later writer finds the marker, and removes `data`
     unfinished.rename(data)
-    return referring[0]
+    return referring
+
+
+def _reference(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> onnx.TensorProto:
+    reference = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    if tensor.HasField("doc_string"):
+        reference.doc_string = tensor.doc_string
+    reference.metadata_props.extend(tensor.metadata_props)
+    reference.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in {"location": location, "offset": offset, "length": length}.items():
+        reference.external_data.add(key=key, value=str(value))
+    return reference
 
 
 def _in_one_file(model: Model) -> onnx.ModelProto:
+    """Return a message that holds all numbers."""
     if initializer_bytes(model) >= 2**31:
         raise _too_large(model)
-    return with_data_inside(model)
+    if isinstance(model, onnx.ModelProto):
+        return model
+    whole = without_initializers(model)
+    for tensor in model.graph.initializer:
+        if tensor.name in model.weights:
+            model.weights[tensor.name].fill(whole.graph.initializer.add(), "save")
+        else:
+            whole.graph.initializer.append(tensor)
+    return whole
 
 
 def _serialized(model: onnx.ModelProto) -> bytes:
@@ -155,7 +175,9 @@ def _data_of(target: Path) -> set[Path]:
     if not files:  # then there is no need to read `target`, which may be large
         return set()
     try:
-        referred = locations(onnx.load(target, format="protobuf", load_external_data=False))
+        model = onnx.load(target, format="protobuf", load_external_data=False)
     except DecodeError:
         return set()
+    entries = (entry for tensor in model.graph.initializer for entry in tensor.external_data)
+    referred = {entry.value for entry in entries if entry.key == "location"}
     return {file for file in files if file.name in referred}

@@ -8,10 +8,8 @@ import onnx
 from onnx import helper
 
 from sdpa_xp_export._dtypes.dtype import ONNX_DTYPE
+from sdpa_xp_export._files.model import Model, with_weights, without_numbers, write_metadata
 from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export._model.entries import write_metadata
-from sdpa_xp_export._model.external_data import with_weights, without_numbers
-from sdpa_xp_export._model.large_model import Model
 
 CONTRIB = "com.microsoft"
 """The domain of onnxruntime's own operators."""

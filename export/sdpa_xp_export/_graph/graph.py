@@ -21,8 +21,8 @@ from onnx import helper, numpy_helper
 
 from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp_export._dtypes.dtype import ONNX_DTYPE, Dtype, dtype_name, numpy_dtype, to_numpy
+from sdpa_xp_export._files.model import Weight
 from sdpa_xp_export._graph.lengths import DEVICE, Device, Length, plain
-from sdpa_xp_export._model.weights import Weight
 from sdpa_xp_export.spec import SymbolicShape, TensorSpec
 
 Attend: TypeAlias = Callable[["Graph", str, Mapping[str, object], Mapping[str, object]], Any]

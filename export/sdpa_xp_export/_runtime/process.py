@@ -20,8 +20,7 @@ import onnx
 from numpy.typing import NDArray
 
 from sdpa_xp.errors import Message
-from sdpa_xp_export._model.external_data import initializer_bytes
-from sdpa_xp_export._model.large_model import Model
+from sdpa_xp_export._files.model import Model, initializer_bytes
 from sdpa_xp_export._runtime import child
 from sdpa_xp_export._runtime.engine import TimedRun
 from sdpa_xp_export._runtime.frames import Frame, TooLargeError, receive, send

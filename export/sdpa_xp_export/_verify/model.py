@@ -18,9 +18,15 @@ from sdpa_xp_export._call.operands import Initializer
 from sdpa_xp_export._call.text import LONGEST_CALL, digest, from_json, to_json
 from sdpa_xp_export._dtypes.dtype import ONNX_DTYPE
 from sdpa_xp_export._files.loading import load
-from sdpa_xp_export._model.entries import exported_models, metadata_of
-from sdpa_xp_export._model.external_data import check_holds_data, initializers, without_numbers
-from sdpa_xp_export._model.large_model import LargeModel, Model
+from sdpa_xp_export._files.model import (
+    LargeModel,
+    Model,
+    check_holds_data,
+    exported_models,
+    initializers,
+    metadata_of,
+    without_numbers,
+)
 from sdpa_xp_export._runtime.limits import ModelFailedError
 from sdpa_xp_export._verify.expected import stated_dtype
 from sdpa_xp_export.forms import tiled

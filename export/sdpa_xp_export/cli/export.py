@@ -13,9 +13,8 @@ import typer
 from sdpa_xp.errors import Message, renamed
 from sdpa_xp_export._call.call import OPTIONS
 from sdpa_xp_export._dtypes.promotion import FLOATING
+from sdpa_xp_export._files.model import Model, metadata_of
 from sdpa_xp_export._files.paths import PathArgument
-from sdpa_xp_export._model.entries import metadata_of
-from sdpa_xp_export._model.large_model import Model
 from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, TARGETS
 from sdpa_xp_export.cli import settings
 from sdpa_xp_export.cli.options import AsJson, Force, check_output, completed_from

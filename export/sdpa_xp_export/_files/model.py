@@ -1,0 +1,302 @@
+"""A model, its weights and its metadata.
+
+protobuf ends at 2 GiB. Beyond that, a model refers to the caller's arrays until it is saved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
+
+import numpy as np
+import onnx
+from google.protobuf.internal.containers import RepeatedCompositeFieldContainer
+from google.protobuf.message import Message as ProtobufMessage
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+from onnx.model_container import ModelContainer, make_large_tensor_proto
+
+from sdpa_xp.errors import ArgumentValueError
+
+M = TypeVar("M", bound=Any)
+
+COPIED_BELOW = 2**20
+"""A smaller array, in bytes, is copied at once; a larger one is referred to, and must not be written to."""
+
+CHUNK = 2**22
+"""The count of numbers that are in memory twice while an array is written to a file."""
+
+EXTERNAL_ABOVE = 2**31 - 2**28
+"""Bytes of initializers that may stay in the model; the rest up to 2 GiB is for the graph."""
+
+SMALLEST = 1024
+"""Bytes of an initializer that is stored apart; shape inference has to see smaller ones."""
+
+_OF_ONE_MESSAGE = tuple(name for name in dir(ProtobufMessage) if not name.startswith("_"))
+"""The methods of every message of protobuf, such as `SerializeToString`."""
+
+_KEY = re.compile(r"(sdpa_xp\.[a-z]+)(?:\.([0-9a-f]{8}))?")
+
+Chunks: TypeAlias = Iterable[Any]
+"""The bytes of one initializer, a part at a time."""
+
+
+@dataclass(slots=True, eq=False)
+class Weight:
+    """An initializer: its name and its numbers, which must not change later."""
+
+    name: str
+    array: NDArray[Any]
+    checksum: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        if self.array.nbytes < COPIED_BELOW:
+            self.array = self.array.copy()
+        for chunk in self._read():
+            self.checksum = zlib.crc32(chunk, self.checksum)
+
+    @property
+    def nbytes(self) -> int:
+        return self.array.nbytes
+
+    def chunks(self, function: str) -> Iterator[memoryview]:
+        """Yield the numbers in order, little-endian; each part reuses the memory of the one before.
+
+        Args:
+            function: The function that messages name.
+
+        Raises:
+            ValueError: At the end, if the array was written to since this was made.
+        """
+        checksum = 0
+        for chunk in self._read():
+            checksum = zlib.crc32(chunk, checksum)
+            yield chunk
+        self._check(function, checksum)
+
+    @property
+    def kind(self) -> tuple[str, int, tuple[int, ...]]:
+        """Return the name, the number that ONNX has for the dtype, and the shape."""
+        data_type = helper.np_dtype_to_tensor_dtype(self.array.dtype.newbyteorder("="))
+        return self.name, data_type, self.array.shape
+
+    def fill(self, tensor: onnx.TensorProto, function: str) -> None:
+        """Copy the name, the dtype, the shape and the numbers to `tensor`."""
+        tensor.name, tensor.data_type, dims = self.kind
+        tensor.dims.extend(dims)
+        raw = self.array.astype(self._little, copy=False).tobytes()
+        self._check(function, zlib.crc32(raw))
+        tensor.raw_data = raw
+
+    @property
+    def _little(self) -> np.dtype[Any]:
+        """The dtype with the byte order of ONNX, which is little-endian."""
+        dtype = self.array.dtype
+        return dtype if dtype.isnative else dtype.newbyteorder("<")
+
+    def _check(self, function: str, checksum: int) -> None:
+        if checksum != self.checksum:
+            rule = f"`{self.name}` must not be written to before the model is saved"
+            hint = "The model refers to the array, which is large; export it again."
+            raise ArgumentValueError(function, rule, {"shape": self.array.shape}, hint)
+
+    def _read(self) -> Iterator[memoryview]:
+        """Yield the array in parts; each part reuses the memory of the one before."""
+        with np.nditer(
+            self.array,
+            flags=["external_loop", "buffered", "zerosize_ok"],
+            order="C",
+            op_dtypes=[self._little],
+            casting="equiv",
+            buffersize=CHUNK,
+        ) as chunks:
+            for chunk in map(np.asarray, chunks):  # a chunk that is not copied may be long, and have gaps
+                for start in range(0, chunk.size, CHUNK):
+                    yield np.ascontiguousarray(chunk[start : start + CHUNK]).view(np.uint8).data
+
+
+class LargeModel(ModelContainer):
+    """A model with more than 1.75 GiB of initializers, which may not fit into one ONNX file of 2 GiB.
+
+    `save`, `verify` and `verify_layer` take it like an onnx.ModelProto. The initializers of 1024 bytes or more
+    are not part of the graph: they are the caller's arrays, which must not be written to before the model is
+    saved. `save` refuses a model whose arrays were written to.
+
+    Args:
+        proto: The model without the numbers of its large initializers.
+        weights: The large initializers, by name.
+
+    Examples:
+        >>> from sdpa_xp_export import LargeModel
+        >>> issubclass(LargeModel, onnx.model_container.ModelContainer)
+        True
+    """
+
+    def __init__(self, proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> None:
+        super().__init__()
+        self.model_proto = proto
+        self.weights = dict(weights)
+        self.set_large_initializers({location(name): weight.array for name, weight in weights.items()})
+
+    if not TYPE_CHECKING:  # a type checker would allow any attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Say how a model is used that is too large for one onnx.ModelProto."""
+            if name in _OF_ONE_MESSAGE:
+                rule = f"the model is too large for one message, so it has no `{name}`"
+                raise AttributeError(f"LargeModel: {rule}. Use save(model, path).")
+            if name in onnx.ModelProto.DESCRIPTOR.fields_by_name:
+                raise AttributeError(f"LargeModel: it has no `{name}`. Use model.model_proto.{name}.")
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    @property
+    def graph(self) -> onnx.GraphProto:
+        """The graph. Its large initializers have a dtype and a shape, but no numbers."""
+        return self.model_proto.graph
+
+    @property
+    def metadata_props(self) -> RepeatedCompositeFieldContainer[onnx.StringStringEntryProto]:
+        """The metadata that the exporter wrote, by name."""
+        return self.model_proto.metadata_props
+
+    @property
+    def opset_import(self) -> RepeatedCompositeFieldContainer[onnx.OperatorSetIdProto]:
+        """The opsets of the graph."""
+        return self.model_proto.opset_import
+
+
+Model: TypeAlias = onnx.ModelProto | LargeModel
+"""An ONNX model; a LargeModel keeps weights over 2 GiB beside it."""
+
+
+def location(name: str) -> str:
+    """Return the location by which onnx marks an initializer whose numbers are in memory."""
+    return f"#{name}"
+
+
+def with_weights(model: onnx.ModelProto, weights: Sequence[Weight], function: str) -> Model:
+    """Put the weights into a model if it can hold them; else return a LargeModel that refers to them."""
+    large = sum(weight.nbytes for weight in weights) + initializer_bytes(model) > EXTERNAL_ABOVE
+    external = {weight.name: weight for weight in weights if large and weight.nbytes >= SMALLEST}
+    for weight in weights:
+        tensor = model.graph.initializer.add()
+        if weight.name in external:
+            tensor.CopyFrom(make_large_tensor_proto(location(weight.name), *weight.kind))
+        else:
+            weight.fill(tensor, function)
+    return LargeModel(model, external) if large else model
+
+
+def initializer_bytes(model: Model) -> int:
+    """Return the number of bytes of all initializers."""
+    external = model.weights.values() if isinstance(model, LargeModel) else ()
+    return sum(weight.nbytes for weight in external) + sum(
+        len(tensor.raw_data) for tensor in model.graph.initializer
+    )
+
+
+def initializers(model: Model) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Yield the name and the array of each initializer."""
+    external = model.weights if isinstance(model, LargeModel) else {}
+    for tensor in model.graph.initializer:
+        large = external.get(tensor.name)
+        yield tensor.name, numpy_helper.to_array(tensor) if large is None else large.array
+
+
+def initializer_parts(model: Model, function: str) -> Iterator[tuple[onnx.TensorProto, Chunks | None]]:
+    """Yield each initializer, with its numbers if these are `SMALLEST` bytes or more, else None."""
+    external = model.weights if isinstance(model, LargeModel) else {}
+    for tensor in model.graph.initializer:
+        if tensor.name in external:
+            yield tensor, external[tensor.name].chunks(function)
+        elif len(raw := tensor.raw_data) >= SMALLEST:
+            yield tensor, [raw]
+        else:
+            yield tensor, None
+
+
+def without_numbers(model: Model) -> onnx.ModelProto:
+    """Replace each large initializer by an input of its dtype and shape: a checker can read such a model."""
+    copy = without_initializers(model)
+    for tensor, chunks in initializer_parts(model, "check"):
+        if chunks is None:
+            copy.graph.initializer.append(tensor)
+        else:
+            info = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            copy.graph.input.append(info)
+    return copy
+
+
+def without_initializers(model: Model) -> onnx.ModelProto:
+    """Return a copy of a model without its initializers, which are never copied."""
+    proto = model.model_proto if isinstance(model, LargeModel) else model
+    copy = _all_but(proto, "graph")
+    copy.graph.CopyFrom(_all_but(proto.graph, "initializer"))
+    return copy
+
+
+def _all_but(part: M, left_out: str) -> M:
+    """Return a copy of a message without one of its fields, which is never copied."""
+    copy: M = type(part)()
+    for stated, value in part.ListFields():
+        if stated.name == left_out:
+            continue
+        if isinstance(value, ProtobufMessage):
+            getattr(copy, stated.name).CopyFrom(value)
+        elif isinstance(value, str | bytes | int | float):
+            setattr(copy, stated.name, value)
+        else:
+            getattr(copy, stated.name).extend(value)
+    return copy
+
+
+def check_holds_data(function: str, model: onnx.ModelProto) -> None:
+    """Refuse a model that refers to files, since their folder is not known."""
+    outside = {
+        entry.value for tensor in _tensors(model) for entry in tensor.external_data if entry.key == "location"
+    }
+    if outside:
+        rule, hint = "`model` must contain its data, not refer to files", "Read the model with onnx.load."
+        raise ArgumentValueError(function, rule, {"external data": sorted(outside)}, hint)
+
+
+def _tensors(part: Any) -> Iterator[onnx.TensorProto]:
+    """Yield every tensor in a part of a model, also in attributes, bodies of loops and functions."""
+    if isinstance(part, onnx.TensorProto):
+        yield part
+        return  # to list the fields of a tensor would copy its numbers
+    for stated, value in part.ListFields():
+        if stated.type == stated.TYPE_MESSAGE:
+            for inner in [value] if isinstance(value, ProtobufMessage) else value:
+                yield from _tensors(inner)
+
+
+def write_metadata(model: onnx.ModelProto, metadata: Mapping[str, str], *, graph: onnx.ModelProto) -> None:
+    """Write entries under their names and a digest of them and of a graph, as `sdpa_xp.form.3f2a9c1b`.
+
+    Equal keys then have equal values, which `onnx.compose.merge_models` needs.
+    """
+    hashed = hashlib.sha256(json.dumps(dict(metadata), sort_keys=True).encode())
+    hashed.update(graph.SerializeToString(deterministic=True))
+    digest = hashed.hexdigest()[:8]
+    helper.set_model_props(model, {f"{name}.{digest}": value for name, value in metadata.items()})
+
+
+def exported_models(model: Model) -> list[dict[str, str]]:
+    """Return the entries of each exported model that was merged into this one, by their names."""
+    models: dict[str, dict[str, str]] = {}
+    for entry in model.metadata_props:
+        if key := _KEY.fullmatch(entry.key):  # a file of an older exporter has no digest in its keys
+            models.setdefault(key[2] or "", {})[key[1]] = entry.value
+    return [*models.values()]
+
+
+def metadata_of(model: Model) -> dict[str, str]:
+    """Return all metadata of a model, those that the exporter wrote by their names."""
+    entries = {entry.key: entry.value for entry in model.metadata_props}
+    return {key[1] if (key := _KEY.fullmatch(name)) else name: value for name, value in entries.items()}

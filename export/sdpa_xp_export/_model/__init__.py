@@ -1,1 +1,0 @@
-"""A model and its numbers, which may be too large for one protobuf message."""
