@@ -59,6 +59,14 @@ def gradients(
     return {name: x.double().numpy() for name, x in zip(targets, results, strict=True)}
 
 
+def output_and_weights(call: Call, inputs: Mapping[str, np.ndarray], dtype: str) -> list[np.ndarray]:
+    """Computed in `dtype`."""
+    import torch
+
+    leaves = {name: torch.tensor(x, dtype=getattr(torch, dtype)) for name, x in inputs.items()}
+    return [x.double().numpy() for x in attention(call, leaves)]
+
+
 def attention(call: Call, leaves: Mapping[str, Any], dropped: Any = None) -> tuple[Any, Any]:
     """Output, and the weights that it is a sum by."""
     import torch

@@ -1,4 +1,7 @@
-"""Gradients without a framework, against torch's autograd of the textbook and against finite differences."""
+"""Gradients without a framework, against torch's autograd of the textbook and against finite differences.
+
+The output and the weights of the same calls are held against that textbook too.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,19 @@ from autograd import Call
 from internals import TileSize, device, judge_together, namespace, override
 from libraries import Library, generator
 
-from sdpa_xp import attention_weights, biases, masks, scaled_dot_product_attention
+from sdpa_xp import attention_state, attention_weights, biases, masks, scaled_dot_product_attention
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
 
 F = np.float32
 
 
-def shapes(query: Any = (2, 4, 7, 8), key: Any = (2, 2, 11, 8), width: int = 5, **more: Any) -> dict[str, Any]:
+FEW, MANY = 7, 17
+"""Tokens: one length is more than twice the other."""
+
+
+def shapes(
+    query: Any = (2, 4, FEW, 8), key: Any = (2, 2, MANY, 8), width: int = 5, **more: Any
+) -> dict[str, Any]:
     return {"query": query, "key": key, "value": (*key[:-1], width)} | more
 
 
@@ -28,10 +37,15 @@ def array(rows: str) -> np.ndarray:
     return np.asarray([[letter == "x" for letter in row] for row in rows.split()])
 
 
-def tensor(x: np.ndarray) -> Any:
+def tensor(x: Any) -> Any:
     import torch
 
-    return torch.asarray(x)
+    return torch.asarray(np.asarray(x))
+
+
+def per_entry(*numbers: int) -> Any:
+    """One number for each batch entry."""
+    return tensor(numbers).reshape(-1, 1, 1, 1)
 
 
 def alibi(leaves: Any, i: Any, j: Any) -> Any:
@@ -44,116 +58,177 @@ def t5(leaves: Any, i: Any, j: Any) -> Any:
     return leaves["bias.table"][away + 4 * (j > i)].permute(2, 0, 1)
 
 
-HOLES = array("xxx.xx...xx ........... .xxxxxxxxx. x.......... xxxxxxxxxxx ...x....... xxxxxxx....")
-"""7 x 11, with an empty row; no query attends the last key but three."""
-IDS = [0, 0, 1, 1, 1, 3, 3], [0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 3]
-LENGTHS = np.asarray([11, 6])[:, None, None, None]
+HOLES = array(
+    """
+    xxx.xx...xx.xx.x.
+    .................
+    .xxxxxxxxx.xxx.xx
+    x................
+    xxxxxxxxxxxxxx.xx
+    ...x.............
+    xxxxxxx......x..x
+    """
+)
+"""FEW x MANY, with an empty row; no query attends the last key but two."""
 
-CALLS = {
-    "2-D": Call(shapes((7, 8), (11, 8))),
-    "3-D": Call(shapes((4, 7, 8), (4, 11, 8), 8)),
-    "grouped heads": Call(shapes()),
-    "one key head": Call(shapes((2, 6, 7, 8), (2, 1, 11, 8))),
-    "batches broadcast": Call(shapes((3, 1, 4, 7, 8), (2, 4, 11, 8)) | {"value": (1, 1, 4, 11, 5)}),
-    "batch of value alone": Call(shapes((4, 7, 8), (4, 11, 8)) | {"value": (2, 4, 11, 5)}),
-    "ranks differ": Call(shapes((4, 7, 8), (11, 8))),
-    "one query": Call(shapes((2, 4, 1, 8))),
-    "heads behind the length": Call(shapes((2, 7, 4, 8), (2, 11, 2, 8)), {"layout": "...LHE"}),
-    "causal": Call(shapes(), {"is_causal": True}, allowed=lambda i, j: j <= i),
-    "causal, from the lower right": Call(
-        shapes((2, 4, 7, 8), (2, 2, 5, 8)),
-        {"attn_mask": masks.causal("lower_right")},
-        allowed=lambda i, j: j <= i - 2,
-    ),
-    "window": Call(
-        shapes(),
-        {"attn_mask": masks.sliding_window(2, 1, offset=3)},
-        allowed=lambda i, j: (i + 1 <= j) & (j <= i + 4),
-    ),
-    "padding": Call(shapes(), {"attn_mask": masks.padding([11, 6])}, allowed=lambda i, j: j < tensor(LENGTHS)),
-    "documents": Call(
-        shapes(),
-        {"attn_mask": masks.document(*IDS)},
-        allowed=lambda i, j: tensor(np.equal.outer(*map(np.asarray, IDS))),
-    ),
-    "causal or prefix, not chunked": Call(
-        shapes(),
-        {"attn_mask": (masks.causal() | masks.prefix(6)) & ~masks.chunked(3)},
-        allowed=lambda i, j: ((j <= i) | (j < 6)) & (i // 3 != j // 3),
-    ),
-    "mask function": Call(
-        shapes(),
-        {"attn_mask": masks.from_function(lambda b, h, i, j: (i * j + h) % 3 == 1)},
-        allowed=lambda i, j: (i * j + tensor(np.arange(4))[:, None, None]) % 3 == 1,
-    ),
-    "boolean array with an empty row": Call(shapes(), {"attn_mask": HOLES}, allowed=lambda i, j: tensor(HOLES)),
-    "floating mask": Call(shapes(attn_mask=(2, 1, 1, 11))),
-    "bias of each pair": Call(shapes(bias=(2, 4, 7, 11)), {"is_causal": True}, allowed=lambda i, j: j <= i),
-    "bias of each key": Call(shapes(bias=(11,))),
-    "bias of each query, beside sinks": Call(shapes(bias=(4, 7, 1), sinks=(4,))),
-    "bias, 2-D": Call(shapes((7, 8), (11, 8), bias=(7, 11))),
-    "mask and bias": Call(shapes(attn_mask=(7, 11), bias=(4, 1, 11))),
-    "biases of several kinds": Call(
-        shapes(**{"bias.array": (7, 11), "bias.slopes": (4,)}),
-        holds=lambda x: {"bias": biases.from_array(x["bias.array"]) + biases.alibi(x["bias.slopes"])},
-        added=lambda x, i, j: x["bias.array"] + alibi({"bias.slopes": x["bias.slopes"]}, i, j),
-    ),
-    "slopes of each head": Call(
-        shapes(**{"bias.slopes": (4,)}), holds=lambda x: {"bias": biases.alibi(x["bias.slopes"])}, added=alibi
-    ),
-    "slopes of each entry": Call(
-        shapes(**{"bias.slopes": (2, 4)}), holds=lambda x: {"bias": biases.alibi(x["bias.slopes"])}, added=alibi
-    ),
-    "slopes that are numbers": Call(
-        shapes(),
-        {"bias": biases.alibi([0.5, 1, 2, 0.25])},
-        added=lambda _, i, j: alibi({"bias.slopes": tensor(np.asarray([0.5, 1, 2, 0.25], F))}, i, j),
-    ),
-    "relative": Call(
-        shapes(**{"bias.table": (8, 4)}),
-        holds=lambda x: {"bias": biases.relative(x["bias.table"], max_distance=8)},
-        added=t5,
-    ),
-    "function that adds": Call(
-        shapes(),
-        {
-            "bias": biases.from_function(
-                lambda s, b, h, i, j: s + namespace(s).astype(2 * h - abs(i - j), s.dtype) * 0.5
-            )
-        },
-        added=lambda _, i, j: tensor(np.arange(4))[:, None, None] - abs(i - j) * 0.5,
-    ),
-    "function that masks": Call(
-        shapes(),
-        {"bias": biases.from_function(lambda s, b, h, i, j: namespace(s).where(j > i + 3, -math.inf, s))},
-        allowed=lambda i, j: j <= i + 3,
-    ),
-    "scale": Call(shapes(), {"scale": -0.7}),
-    "scale 0": Call(shapes(), {"scale": 0.0}),
-    "scale of all": Call(shapes(scale=())),
-    "scale of each head": Call(shapes(scale=(4, 1, 1))),
-    "scale of each query": Call(shapes(scale=(2, 1, 7, 1))),
-    "softcap": Call(shapes(), {"softcap": 1.5}),
-    "sinks": Call(shapes(sinks=(4,))),
-    "sinks of each entry, and an empty row": Call(
-        shapes(sinks=(2, 4)), {"attn_mask": HOLES}, allowed=lambda i, j: tensor(HOLES)
-    ),
-    "all": Call(
-        shapes(scale=(4, 1, 1), bias=(4, 7, 11), sinks=(4,)),
-        {"attn_mask": HOLES, "is_causal": True, "softcap": 2.0},
-        allowed=lambda i, j: tensor(HOLES) & (j <= i),
-    ),
-}
+
+def calls(queries: int, keys: int) -> dict[str, Call]:
+    """Each shape, mask, bias and other rule, for FEW queries and MANY keys or the other way round."""
+    qkv = shapes((2, 4, queries, 8), (2, 2, keys, 8))
+    holes = HOLES if queries < keys else HOLES.T
+    rng = np.random.default_rng(8)
+    to_rows, to_keys = rng.random((2, 1, queries, 1)) < 0.8, rng.random((keys,)) < 0.6
+    ids = [np.sort(rng.integers(0, 4, length)) for length in (queries, keys)]
+    shift, lengths = keys - queries, (keys, keys // 2)
+
+    def rank(*leading: int, heads: int = 0, width: int = 5) -> dict[str, Any]:
+        """Query, and key and value of `heads`."""
+        key = (*leading[:-1], heads, keys, 8) if heads else (*leading, keys, 8)
+        return shapes((*leading, queries, 8), key, width)
+
+    def only(mask: Any, allowed: Any, **more: Any) -> Call:
+        return Call(qkv | more, {"attn_mask": mask}, allowed=allowed)
+
+    def with_slopes(shape: tuple[int, ...], added: Any, **options: Any) -> Call:
+        return Call(
+            qkv | {"bias.slopes": shape},
+            holds=lambda x: {"bias": biases.alibi(x["bias.slopes"], **options)},
+            added=added,
+        )
+
+    def with_table(added: Any, **options: Any) -> Call:
+        return Call(
+            qkv | {"bias.table": (8, 4)},
+            holds=lambda x: {"bias": biases.relative(x["bias.table"], max_distance=8, **options)},
+            added=added,
+        )
+
+    return {
+        "2-D": Call(rank()),
+        "3-D": Call(rank(4, width=8)),
+        "grouped heads": Call(qkv),
+        "one key head": Call(rank(2, 6, heads=1)),
+        "batches broadcast": Call(
+            shapes((3, 1, 4, queries, 8), (2, 4, keys, 8)) | {"value": (1, 1, 4, keys, 5)}
+        ),
+        "batch of query alone": Call(
+            qkv | {"key": (2, keys, 8), "value": (2, keys, 5), "bias": (2, 1, 1, keys)}
+        ),
+        "batch of value alone": Call(rank(4) | {"value": (2, 4, keys, 5)}),
+        "ranks differ": Call(shapes((4, queries, 8), (keys, 8))),
+        "one query": Call(shapes((2, 4, 1, 8), (2, 2, keys, 8))),
+        "heads behind the length": Call(
+            shapes((2, queries, 4, 8), (2, keys, 2, 8)),
+            {"layout": "...LHE", "is_causal": True},
+            allowed=lambda i, j: j <= i,
+        ),
+        "causal": Call(qkv, {"is_causal": True}, allowed=lambda i, j: j <= i),
+        "causal, lower right": only(masks.causal("lower_right"), lambda i, j: j <= i + shift),
+        "causal of each entry": only(masks.causal([shift, 3]), lambda i, j: j <= i + per_entry(shift, 3)),
+        "window": only(masks.sliding_window(2, 1, offset=3), lambda i, j: (i + 1 <= j) & (j <= i + 4)),
+        "window, lower right": only(
+            masks.sliding_window(3, 1, offset="lower_right"),
+            lambda i, j: (i + shift - 3 <= j) & (j <= i + shift + 1),
+        ),
+        "window of each entry": only(
+            masks.sliding_window(1, None, offset=[-3, 9]), lambda i, j: j >= i - 1 + per_entry(-3, 9)
+        ),
+        "padding": only(masks.padding(lengths), lambda i, j: j < per_entry(*lengths)),
+        "padding of both": only(
+            masks.padding(keys - 1, [0, queries - 2]),
+            lambda i, j: (j < keys - 1) & (i < per_entry(0, queries - 2)),
+        ),
+        "documents": only(
+            masks.document(*(x.tolist() for x in ids)), lambda i, j: tensor(ids[0])[i] == tensor(ids[1])[j]
+        ),
+        "prefix": only(masks.prefix(lengths), lambda i, j: j < per_entry(*lengths)),
+        "dilated": only(masks.dilated(5), lambda i, j: (i - j) % 5 == 0),
+        "causal or prefix, not chunked": only(
+            (masks.causal() | masks.prefix(6)) & ~masks.chunked(3),
+            lambda i, j: ((j <= i) | (j < 6)) & (i // 3 != j // 3),
+        ),
+        "mask function": only(
+            masks.from_function(lambda b, h, i, j: (i * j + b + h) % 3 == 1),
+            lambda i, j: (i * j + per_entry(0, 1) + tensor(range(4))[:, None, None]) % 3 == 1,
+        ),
+        "boolean array with an empty row": only(holes, lambda i, j: tensor(holes)),
+        "boolean array of queries": only(to_rows, lambda i, j: tensor(to_rows)),
+        "boolean array of keys": only(to_keys, lambda i, j: tensor(to_keys)),
+        "floating mask": Call(qkv | {"attn_mask": (2, 1, 1, keys)}),
+        "bias of each pair": Call(
+            qkv | {"bias": (2, 4, queries, keys)}, {"is_causal": True}, allowed=lambda i, j: j <= i
+        ),
+        "bias of each key": Call(qkv | {"bias": (keys,)}),
+        "bias of each query, beside sinks": Call(qkv | {"bias": (4, queries, 1), "sinks": (4,)}),
+        "bias of each head, beside sinks": Call(qkv | {"bias": (2, 4, 1, 1), "sinks": (2, 4)}),
+        "bias, 2-D": Call(rank() | {"bias": (queries, keys)}),
+        "mask and bias": Call(qkv | {"attn_mask": (queries, keys), "bias": (4, 1, keys)}),
+        "biases of several kinds": Call(
+            qkv | {"bias.array": (queries, keys), "bias.slopes": (4,)},
+            holds=lambda x: {"bias": biases.from_array(x["bias.array"]) + biases.alibi(x["bias.slopes"])},
+            added=lambda x, i, j: x["bias.array"] + alibi({"bias.slopes": x["bias.slopes"]}, i, j),
+        ),
+        "slopes of each head": with_slopes((4,), alibi),
+        "slopes of each entry": with_slopes((2, 4), alibi),
+        "slopes, lower right": with_slopes((4,), lambda x, i, j: alibi(x, i + shift, j), offset="lower_right"),
+        "slopes, from an offset of each entry": with_slopes(
+            (4,), lambda x, i, j: alibi(x, i + per_entry(-5, 11), j), offset=[-5, 11]
+        ),
+        "slopes that are numbers": Call(
+            qkv,
+            {"bias": biases.alibi([0.5, 1, 2, 0.25])},
+            added=lambda _, i, j: alibi({"bias.slopes": tensor(np.asarray([0.5, 1, 2, 0.25], F))}, i, j),
+        ),
+        "relative": with_table(t5),
+        "relative, lower right": with_table(lambda x, i, j: t5(x, i + shift, j), offset="lower_right"),
+        "function that adds": Call(
+            qkv,
+            {
+                "bias": biases.from_function(
+                    lambda s, b, h, i, j: s + namespace(s).astype(b + 2 * h - abs(i - j), s.dtype) * 0.5
+                )
+            },
+            added=lambda _, i, j: per_entry(0, 1) * 0.5 + tensor(range(4))[:, None, None] - abs(i - j) * 0.5,
+        ),
+        "function that masks": Call(
+            qkv,
+            {"bias": biases.from_function(lambda s, b, h, i, j: namespace(s).where(j > i + 3, -math.inf, s))},
+            allowed=lambda i, j: j <= i + 3,
+        ),
+        "scale": Call(qkv, {"scale": -0.7}),
+        "scale 0": Call(qkv, {"scale": 0.0}),
+        "scale of all": Call(qkv | {"scale": ()}),
+        "scale of each head": Call(qkv | {"scale": (4, 1, 1)}),
+        "scale of each query": Call(qkv | {"scale": (2, 1, queries, 1)}),
+        "softcap": Call(qkv, {"softcap": 1.5}),
+        "sinks": Call(qkv | {"sinks": (4,)}),
+        "sinks of each entry, and an empty row": only(holes, lambda i, j: tensor(holes), sinks=(2, 4)),
+        "all": Call(
+            qkv | {"scale": (4, 1, 1), "bias": (4, queries, keys), "sinks": (4,)},
+            {"attn_mask": holes, "is_causal": True, "softcap": 2.0},
+            allowed=lambda i, j: tensor(holes) & (j <= i),
+        ),
+    }
+
+
+CALLS = calls(FEW, MANY)
+MORE_QUERIES = calls(MANY, FEW)
 each_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 
 
 def attend(library: Library, call: Call, arrays: dict[str, np.ndarray], **more: Any) -> tuple[Any, Any]:
     """Output and pullback, of arrays of the library."""
     with library.guard():
-        placed = {name: library.put(x) for name, x in arrays.items()}
-        rules = {k: library.put(x) if isinstance(x, np.ndarray) else x for k, x in call.rules.items()}
-        inputs = [placed.pop(name) for name in autograd.INPUTS]
-        return vjp(*inputs, **autograd.keywords(call._replace(rules=rules), placed), **more)
+        inputs, rules = placed_in(library, call, arrays)
+        return vjp(*inputs, **rules, **more)
+
+
+def placed_in(library: Library, call: Call, arrays: dict[str, np.ndarray]) -> tuple[list[Any], dict[str, Any]]:
+    """Query, key and value in the library, and the keywords of the call."""
+    placed = {name: library.put(x) for name, x in arrays.items()}
+    rules = {k: library.put(x) if isinstance(x, np.ndarray) else x for k, x in call.rules.items()}
+    inputs = [placed.pop(name) for name in autograd.INPUTS]
+    return inputs, autograd.keywords(call._replace(rules=rules), placed)
 
 
 def pull(library: Library, pullback: Any, cotangent: np.ndarray) -> dict[str, Any]:
@@ -205,6 +280,42 @@ def test_float32(library: Library, rng: np.random.Generator, call: Call) -> None
     if library.lazy and "function" in repr(call.rules.get("bias")):
         pytest.skip("a lazy graph cannot try a function: test_vjp_refusals.py")
     assert_agree(library, call, rng)
+
+
+@pytest.mark.mathematics
+@pytest.mark.usefixtures("several_tiles")
+@pytest.mark.parametrize("call", MORE_QUERIES.values(), ids=MORE_QUERIES)
+@pytest.mark.needs("torch")
+def test_more_queries_than_keys(library: Library, rng: np.random.Generator, call: Call) -> None:
+    test_float32(library, rng, call)
+
+
+@pytest.mark.mathematics
+@pytest.mark.usefixtures("several_tiles")
+@pytest.mark.parametrize(
+    "call",
+    [*CALLS.values(), *MORE_QUERIES.values()],
+    ids=[*CALLS, *(f"{name}, more queries than keys" for name in MORE_QUERIES)],
+)
+@pytest.mark.needs("torch")
+def test_output_and_weights(library: Library, rng: np.random.Generator, call: Call) -> None:
+    """What gradients are derived from, by the same formula: the call, its state, and the weights."""
+    by_name = autograd.arrays(call, rng, F)
+    (output, weights), (plain_output, plain_weights) = (
+        autograd.output_and_weights(call, by_name, dtype) for dtype in ("float64", "float32")
+    )
+    with library.guard():
+        inputs, rules = placed_in(library, call, by_name)
+        results = [
+            (scaled_dot_product_attention(*inputs, **rules), output, plain_output),
+            (attention_state(*inputs, **rules).output, output, plain_output),
+        ]
+        if inputs[2].ndim <= max(inputs[0].ndim, inputs[1].ndim):  # else weights have the batch of no value
+            results.append((attention_weights(*inputs[:2], **rules), weights, plain_weights))
+    for result, expected, plain in results:
+        run = library.get(result), *(x.reshape(result.shape) for x in (expected, plain))
+        (agreement,) = judge_together([run], "float32", 1.0)
+        assert agreement.agrees, agreement
 
 
 @pytest.mark.usefixtures("several_tiles")
@@ -282,7 +393,7 @@ def test_dropout_is_that_of_the_output(library: Library, rng: np.random.Generato
     with library.guard():
         ones = [library.put(np.zeros_like(arrays[name])) for name in ("query", "key")]
         kept = attention_weights(*ones, dropout_p=p, rng=generator(library))
-    factor = library.get(kept) * 11.0
+    factor = library.get(kept) * float(MANY)
     cotangent = rng.standard_normal(output.shape).astype(F)
     expected = autograd.gradients(call, arrays, cotangent, dropped=factor.astype(np.float64))
     for _ in range(2):
@@ -316,7 +427,7 @@ def test_empty_axes(library: Library, query: Any, key: Any, width: int) -> None:
 @pytest.mark.usefixtures("several_tiles")
 def test_a_row_without_a_key_has_no_gradient(library: Library, rng: np.random.Generator) -> None:
     """Of its query, scale and bias. Keys that no query attends, and sinks of -inf, have none either."""
-    more = {"scale": (4, 7, 1), "bias": (7, 11), "sinks": (4,)}
+    more = {"scale": (4, 7, 1), "bias": (FEW, MANY), "sinks": (4,)}
     call = CALLS["boolean array with an empty row"]._replace(shapes=shapes(**more))
     arrays = autograd.arrays(call, rng, F) | {"sinks": np.asarray([0, -math.inf, 0, -math.inf], F)}
     arrays["scale"][:, 1] = math.nan
@@ -352,7 +463,7 @@ def test_what_is_masked_adds_nothing(library: Library, rng: np.random.Generator,
     cotangent = rng.standard_normal((2, 4, 7, 5)).astype(F)
     clean = {n: library.get(x) for n, x in pull(library, pullback, cotangent).items()}
 
-    allowed = HOLES & np.tri(7, 11, dtype=bool)
+    allowed = HOLES & np.tri(FEW, MANY, dtype=bool)
     for bad in BAD:
         wrong, other = {n: x.copy() for n, x in arrays.items()}, cotangent.copy()
         rows = np.zeros(7, bool)
@@ -388,7 +499,7 @@ def test_padding_adds_nothing(library: Library, rng: np.random.Generator) -> Non
     cotangent = rng.standard_normal((2, 4, 7, 5)).astype(F)
     clean = pull(library, attend(library, call, arrays)[1], cotangent)
     wrong = {n: x.copy() for n, x in arrays.items()}
-    wrong["key"][1, :, 6:], wrong["value"][1, :, 6:] = math.nan, math.inf
+    wrong["key"][1, :, MANY // 2 :], wrong["value"][1, :, MANY // 2 :] = math.nan, math.inf
     gradients = pull(library, attend(library, call, wrong)[1], cotangent)
     for name, gradient in gradients.items():
         np.testing.assert_allclose(library.get(gradient), library.get(clean[name]), rtol=0, atol=1e-6)
