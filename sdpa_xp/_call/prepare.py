@@ -19,7 +19,6 @@ from sdpa_xp._checks.arrays import (
     refuse_other_kind,
     warn_if_zeros_and_ones,
 )
-from sdpa_xp._checks.caches import check_appended
 from sdpa_xp._checks.keywords import (
     check_flag,
     check_implementation,
@@ -28,7 +27,7 @@ from sdpa_xp._checks.keywords import (
     check_softmax_dtype,
 )
 from sdpa_xp._checks.numbers import check_probability, check_scale, check_softcap
-from sdpa_xp._checks.shapes import HLE, check_shapes
+from sdpa_xp._checks.shapes import HLE, check_appended, check_shapes
 from sdpa_xp._core.environment import asked_threads
 from sdpa_xp._libraries import (
     access_of,

@@ -329,13 +329,6 @@ def check_same_length(function: str, named: Mapping[str, Sequence[object]]) -> N
         raise ArgumentValueError(function, rule, {f"len({name})": len(x) for name, x in named.items()})
 
 
-def check_one_a_sequence(function: str, name: str, count: int, sequences: int) -> None:
-    """Check that cumulative lengths are those of all sequences of a cache."""
-    if count != sequences + 1:
-        rule = f"`{name}` must have N + 1 integers for the N sequences of the cache"
-        raise ArgumentValueError(function, rule, {f"len({name})": count, "N": sequences})
-
-
 def check_integer_list(
     function: str, name: str, value: object, least: int = 0, most: float = LARGEST_INTEGER
 ) -> list[int]:

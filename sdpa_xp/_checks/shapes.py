@@ -230,14 +230,6 @@ def check_axes(function: str, named: Mapping[str, Shape], count: int) -> None:
             raise ArgumentValueError(function, f"`{name}` must have {count} axes", {f"{name}.shape": shape})
 
 
-def check_entries(function: str, query: Shape, count: int) -> None:
-    """Check that the query has 4 axes, and a batch entry for each of `count` sequences."""
-    if len(query) != 4 or query[0] != count:
-        rule = "`query` must have an entry for each sequence of the cache, (N, Hq, L, E)"
-        hint = "For packed queries pass `cu_seqlens_q`." if len(query) == 3 else ""
-        raise ArgumentValueError(function, rule, {"query.shape": query, "N": count}, hint)
-
-
 def check_columns(function: str, name: str, count: int, heads: int) -> None:
     """Check that there is one item for each query head."""
     if count != heads:
@@ -253,3 +245,17 @@ def check_bucket_table(function: str, shape: Shape, both_ways: bool) -> None:
         rule = f"`table` must be (buckets, Hq), with {least} buckets or more"
         rule += " and an even number of them" if both_ways else ""
         raise ArgumentValueError(function, rule, {"table.shape": shape})
+
+
+def check_appended(function: str, queries: int, tokens: int, sequence: int | None = None) -> None:
+    """Check that there are not more queries than tokens, since the queries are the last tokens.
+
+    Symbolic lengths pass.
+    """
+    if isinstance(queries, int) and isinstance(tokens, int) and queries > tokens:
+        rule = "`query` must have at most as many tokens (L) as " + (
+            "the cache" if sequence is None else f"sequence {sequence} of the cache"
+        )
+        hint = "`append` the keys and values of the new tokens first. "
+        hint += "For queries that are not the last tokens, or an idle sequence, pass `is_causal=False`."
+        raise ArgumentValueError(function, rule, {"L": queries, "tokens": tokens}, hint)

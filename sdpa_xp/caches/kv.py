@@ -5,17 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from sdpa_xp._checks.arrays import check_one_library
-from sdpa_xp._checks.caches import (
-    check_has_batch,
-    check_one_axis,
-    check_row_for_each_entry,
-    check_same_but_length,
-    check_same_but_width,
-    check_same_dtype_and_device,
-    check_writeable,
-    refuse_graph_values,
-)
+from sdpa_xp._checks.arrays import check_one_kind
 from sdpa_xp._checks.keywords import check_flag, check_layout, explains_keywords
 from sdpa_xp._checks.messages import brief
 from sdpa_xp._checks.numbers import LARGEST_INTEGER, IntegersLike, check_integer
@@ -24,6 +14,12 @@ from sdpa_xp._display import table
 from sdpa_xp._libraries import dtype_name, has_override, is_array, library_of, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.layout import Layout
+from sdpa_xp.caches.checks import (
+    check_same_but_length,
+    check_same_but_width,
+    check_writeable,
+    refuse_graph_values,
+)
 from sdpa_xp.caches.kv_attention import CacheAttention
 from sdpa_xp.caches.memory import Buffers, TokenSlots, quietly, with_room
 from sdpa_xp.caches.positions import (
@@ -40,6 +36,7 @@ from sdpa_xp.caches.positions import (
     positions_without,
     shown_positions,
 )
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.positional.positions import Consecutive
 from sdpa_xp.positional.rotation import Positions, Rotation, check_fits_rotation, check_rotary, rotate
 
@@ -119,8 +116,7 @@ class KVCache(CacheAttention[A]):
         check_layout(function, layout)
         check_rotary(function, rotary)
         self._layout, self._rotary, axis = layout, rotary, -2 if layout == HLE else -3
-        _, arrays = check_one_library(function, {"key": key, "value": value})
-        check_same_dtype_and_device(function, arrays)
+        _, arrays = check_one_kind(function, {"key": key, "value": value})
         check_same_but_width(function, {name: array.shape for name, array in arrays.items()})
         length = arrays["key"].shape[axis]
         self._positions: Positions = check_start(function, first_position, positions, length, arrays["key"])
@@ -188,8 +184,7 @@ class KVCache(CacheAttention[A]):
         function, length, axis = "KVCache.append", self._slots.length, self._slots.buffers.axis
         old = self._slots.arrays()
         cached = {f"cache.{name}": array for name, array in old.items()}
-        xp, arrays = check_one_library(function, {"key": key, "value": value, **cached})
-        check_same_dtype_and_device(function, arrays)
+        xp, arrays = check_one_kind(function, {"key": key, "value": value, **cached})
         new = {name: arrays[name] for name in ("key", "value")}
         for name, array in new.items():
             check_same_but_length(function, name, array.shape, old[name].shape, axis)
@@ -260,8 +255,10 @@ class KVCache(CacheAttention[A]):
         array, axis = self._slots.tokens("key"), self._slots.buffers.axis
         factory = factory_like(function, array)
         index = check_slots(function, "slots", slots, self._slots.length, "S", array)
-        if index.ndim > 1:
-            check_row_for_each_entry(function, index.shape, array.shape)
+        if index.ndim > 1 and (index.ndim != 2 or array.ndim != 4 or index.shape[0] != array.shape[0]):
+            rule = "`slots` must be (n,), or (B, n) with one row for each entry of one batch axis"
+            got = {"slots.shape": index.shape, "cache.key.shape": array.shape}
+            raise ArgumentValueError(function, rule, got)
         if index.shape[-1] == 0:
             return self._without(self._slots.length, 0)
         positions = positions_array(factory, self._positions, self._slots.length)
@@ -284,9 +281,12 @@ class KVCache(CacheAttention[A]):
         """
         function = "KVCache.take_entries"
         key = self._slots.tokens("key")
-        check_has_batch(function, key.shape)
+        if key.ndim < 4:
+            rule = "the cache must have batch entries, on an axis before the heads"
+            raise ArgumentValueError(function, rule, {"cache.key.shape": key.shape})
         index = check_slots(function, "entries", entries, key.shape[0], "B", key)
-        check_one_axis(function, "entries", index.shape)
+        if index.ndim != 1:
+            raise ArgumentValueError(function, "`entries` must have one axis", {"entries.shape": index.shape})
         arrays = {name: elements_at(tokens, index, 0, 0) for name, tokens in self._slots.arrays().items()}
         return self._copied(arrays, positions_of_entries(self._positions, index, key.shape[:-3]))
 

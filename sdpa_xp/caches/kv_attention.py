@@ -6,7 +6,6 @@ from typing import Generic, TypeVar, cast
 
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._checks.arrays import check_plain_array
-from sdpa_xp._checks.caches import check_in_cache, check_query_of_cache
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
 from sdpa_xp._checks.shapes import headed
 from sdpa_xp._libraries.jax_trees import Tree
@@ -15,6 +14,7 @@ from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.attention import compute_output, compute_state
 from sdpa_xp.biases import Bias
 from sdpa_xp.caches.at_positions import count_positions, options_at
+from sdpa_xp.caches.checks import check_in_cache, check_query_of_cache
 from sdpa_xp.caches.memory import TokenSlots, quietly
 from sdpa_xp.caches.positions import (
     TokenPositionsLike,

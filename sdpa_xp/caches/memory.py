@@ -12,10 +12,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from sdpa_xp._checks.caches import check_capacity, check_is_newest, check_not_overwritten, check_writeable
 from sdpa_xp._libraries import computing, library_of, namespace_of
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.layout import slice_of_axis
+from sdpa_xp.caches.checks import check_writeable
+from sdpa_xp.errors import ArgumentValueError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,7 +57,12 @@ class TokenSlots:
 
     def tokens(self, name: str) -> Array:
         """Return the tokens, as a view."""
-        check_not_overwritten(self._is_overwritten, self.length)
+        if self._is_overwritten:
+            rule = "the tokens of a cache must not be overwritten"
+            hint = (
+                "A cache with fewer tokens was appended to in place, in the same memory. Use the newest cache."
+            )
+            raise ArgumentValueError("KVCache", rule, {"tokens of this cache": self.length}, hint)
         array, axis = self.buffers.arrays[name], self.buffers.axis
         if len(getattr(array, "shape", ())) < -axis:  # JAX put something else where arrays were, such as axes
             return array
@@ -83,8 +89,16 @@ class TokenSlots:
         named = {f"cache.{name}": array for name, array in buffers.arrays.items()}
         check_writeable(function, "`in_place=True`", named)
         length = self.length + new["key"].shape[axis]
-        check_capacity(function, length, self.length if buffers.are_of_caller else buffers.capacity)
-        check_is_newest(function, self.writes == buffers.writes, self.length, buffers.tokens)
+        capacity = self.length if buffers.are_of_caller else buffers.capacity
+        if length > capacity:
+            hint = "Create the cache with a larger `capacity`, or append without `in_place`."
+            rule = "the tokens must fit into the capacity of the cache"
+            raise ArgumentValueError(function, rule, {"tokens": length, "capacity": capacity}, hint)
+        if self.writes != buffers.writes:  # its next tokens would be overwritten
+            rule = "a cache can be appended to in place only once"
+            hint = "Append to the newest cache, or without `in_place`."
+            got = {"tokens of this cache": self.length, "tokens of the newest cache": buffers.tokens}
+            raise ArgumentValueError(function, rule, got, hint)
         start = self.start if self.start + length <= buffers.capacity else 0
         moves = start != self.start
         for name, array in buffers.arrays.items():

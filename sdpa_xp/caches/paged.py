@@ -5,20 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from sdpa_xp._checks.arrays import check_one_library
-from sdpa_xp._checks.caches import (
-    check_block_table,
-    check_exclusive_blocks,
-    check_has_tokens,
-    check_pool_not_empty,
-    check_same_but_length,
-    check_same_but_width,
-    check_same_dtype_and_device,
-    check_separate_pools,
-    check_whole_blocks,
-    check_writeable,
-    refuse_graph_values,
-)
+from sdpa_xp._checks.arrays import check_one_kind
 from sdpa_xp._checks.keywords import check_flag, check_layout, explains_keywords
 from sdpa_xp._checks.messages import brief
 from sdpa_xp._checks.numbers import (
@@ -30,9 +17,18 @@ from sdpa_xp._checks.numbers import (
 )
 from sdpa_xp._checks.shapes import HLE, check_axes
 from sdpa_xp._display import table
-from sdpa_xp._libraries import dtype_name, is_number, library_of
+from sdpa_xp._libraries import dtype_name, is_number, library_of, share_memory
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.layout import Layout
+from sdpa_xp.caches.checks import (
+    check_block_table,
+    check_exclusive_blocks,
+    check_pool_not_empty,
+    check_same_but_length,
+    check_same_but_width,
+    check_writeable,
+    refuse_graph_values,
+)
 from sdpa_xp.caches.memory import pools_with_tokens, split_into_blocks, write_tokens
 from sdpa_xp.caches.paged_attention import PagedAttention
 from sdpa_xp.caches.positions import (
@@ -46,6 +42,7 @@ from sdpa_xp.caches.positions import (
     shown_row,
     shown_rows,
 )
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.positional.rotation import Rotation, check_fits_rotation, check_rotary
 
 A = TypeVar("A", bound=AnyArray)
@@ -126,9 +123,9 @@ class PagedKVCache(PagedAttention[A]):
     ) -> None:
         function = "PagedKVCache"
         check_layout(function, layout)
-        _, arrays = check_one_library(function, {"key_blocks": key_blocks, "value_blocks": value_blocks})
-        refuse_graph_values(function, "a pool of blocks", arrays)
-        check_same_dtype_and_device(function, arrays)
+        pools = {"key_blocks": key_blocks, "value_blocks": value_blocks}
+        refuse_graph_values(function, "a pool of blocks", pools)
+        _, arrays = check_one_kind(function, pools)
         check_axes(function, {name: array.shape for name, array in arrays.items()}, 4)
         check_same_but_width(function, {name: array.shape for name, array in arrays.items()})
         check_rotary(function, rotary)
@@ -205,8 +202,7 @@ class PagedKVCache(PagedAttention[A]):
         function = "PagedKVCache.append"
         pools = {"key_blocks": self._key_blocks, "value_blocks": self._value_blocks}
         cached = {f"cache.{name}": pool for name, pool in pools.items()}
-        _, arrays = check_one_library(function, {"key": key, "value": value, **cached})
-        check_same_dtype_and_device(function, arrays)
+        _, arrays = check_one_kind(function, {"key": key, "value": value, **cached})
         new = {name: arrays[name] for name in ("key", "value")}
         sequences = [len(self._lengths)]
         if cu_seqlens_k is not None:
@@ -230,7 +226,11 @@ class PagedKVCache(PagedAttention[A]):
         new["key"] = self._rotated(function, "key", new["key"], added, starts)
         if check_flag(function, "in_place", in_place):
             check_writeable(function, "`in_place=True`", pools)
-            check_separate_pools(function, self._key_blocks, self._value_blocks)
+            if share_memory(self._key_blocks, self._value_blocks):  # interleaved views share no element
+                rule = "`in_place` needs `key_blocks` and `value_blocks` that do not share memory"
+                is_same = self._key_blocks is self._value_blocks
+                got = {"value_blocks": "key_blocks" if is_same else "a view of the same numbers"}
+                raise ArgumentValueError(function, rule, got, "Copy one of them.")
             write_tokens([*pools.values()], [*new.values()], writes, self._token_axis)
         else:
             copied = pools_with_tokens([*pools.values()], [*new.values()], writes, self._token_axis)
@@ -251,7 +251,12 @@ class PagedKVCache(PagedAttention[A]):
             ValueError: A number is negative, no multiple of the block size, or more than the sequence has.
         """
         counts = self._counted("drop_first", count)
-        check_whole_blocks("PagedKVCache.drop_first", counts, self.block_size)
+        for dropped in counts:
+            if dropped % self.block_size:  # a sequence begins with a block
+                rule = "`count` must be a multiple of the block size"
+                hint = "Drop fewer tokens, and hide the others with `masks.sliding_window`."
+                got = {"count": dropped, "block size": self.block_size}
+                raise ArgumentValueError("PagedKVCache.drop_first", rule, got, hint)
         table = [row[n // self.block_size :] for row, n in zip(self._table, counts, strict=True)]
         kept = zip(self._positions, counts, strict=True)
         return self._with(table, tuple(part_of_row(row, n, len(row)) for row, n in kept))
@@ -303,7 +308,10 @@ class PagedKVCache(PagedAttention[A]):
             else check_integer_list(function, "count", count)
         )
         check_same_length(function, {"count": counts, "cache.lengths": self._lengths})
-        check_has_tokens(function, counts, self._lengths)
+        for sequence, (dropped, length) in enumerate(zip(counts, self._lengths, strict=True)):
+            if dropped > length:
+                rule = f"`count` must be at most the tokens of sequence {sequence}"
+                raise ArgumentValueError(function, rule, {"count": dropped, "tokens": length})
         return counts
 
     def _with(

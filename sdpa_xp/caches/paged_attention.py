@@ -10,20 +10,19 @@ from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.paged import PagedCall, attend
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._checks.arrays import check_plain_array
-from sdpa_xp._checks.caches import check_appended, check_query_of_cache, refuse_graph_values
 from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords
 from sdpa_xp._checks.numbers import (
     check_cumulative_lengths,
     check_integer_list,
-    check_one_a_sequence,
     read_together,
 )
-from sdpa_xp._checks.shapes import check_axes, check_entries
+from sdpa_xp._checks.shapes import check_appended, check_axes
 from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng, Shape
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.biases import Bias
 from sdpa_xp.caches.at_positions import count_positions, options_at
+from sdpa_xp.caches.checks import check_query_of_cache, refuse_graph_values
 from sdpa_xp.caches.positions import (
     Row,
     are_slots,
@@ -34,6 +33,7 @@ from sdpa_xp.caches.positions import (
     positions_table,
     rotate_packed,
 )
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks import Mask
 from sdpa_xp.positional.rotation import Rotation, rotate
 from sdpa_xp.states import AttentionState, to_base
@@ -247,7 +247,11 @@ class PagedAttention(Tree, Generic[A]):
         array = check_plain_array(function, "query", query)
         refuse_graph_values(function, "a paged cache", {"query": array})
         if cu_seqlens_q is None:
-            check_entries(function, array.shape, len(self._lengths))
+            if array.ndim != 4 or array.shape[0] != len(self._lengths):
+                rule = "`query` must have an entry for each sequence of the cache, (N, Hq, L, E)"
+                hint = "For packed queries pass `cu_seqlens_q`." if array.ndim == 3 else ""
+                got = {"query.shape": array.shape, "N": len(self._lengths)}
+                raise ArgumentValueError(function, rule, got, hint)
         else:
             cu_seqlens_q, positions = read_together(array, cu_seqlens_q, positions)
             cu_seqlens_q = check_integer_list(function, "cu_seqlens_q", cu_seqlens_q)
@@ -276,7 +280,10 @@ class PagedAttention(Tree, Generic[A]):
             count = next(iter(arrays.values())).shape[self._token_axis]
             return [count] * len(self._lengths), None
         starts = check_cumulative_lengths(function, name, cu_seqlens, arrays, self._token_axis)
-        check_one_a_sequence(function, name, len(starts), len(self._lengths))
+        if len(starts) != len(self._lengths) + 1:
+            rule = f"`{name}` must have N + 1 integers for the N sequences of the cache"
+            got = {f"len({name})": len(starts), "N": len(self._lengths)}
+            raise ArgumentValueError(function, rule, got)
         return [last - first for first, last in pairwise(starts)], starts
 
     def _placed(

@@ -14,7 +14,6 @@ from itertools import pairwise
 from typing import Any, TypeAlias, cast
 
 from sdpa_xp._checks.arrays import check_one_device, check_one_library
-from sdpa_xp._checks.caches import check_among, check_in_cache, check_one_start, check_row_for_each_sequence
 from sdpa_xp._checks.messages import brief
 from sdpa_xp._checks.numbers import (
     LARGEST_INTEGER,
@@ -29,6 +28,8 @@ from sdpa_xp._checks.numbers import (
 from sdpa_xp._checks.shapes import THE_BATCH, broadcast, check_broadcasts
 from sdpa_xp._libraries import computing, is_array, is_number, library_of, namespace_of
 from sdpa_xp._libraries.protocols import Array, Shape
+from sdpa_xp.caches.checks import check_in_cache
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.positional.positions import ArrayFactory, Consecutive, PositionsLike, are_readable
 from sdpa_xp.positional.rotation import Positions, Rotation, rotate
 
@@ -46,7 +47,7 @@ def factory_like(function: str, array: Array) -> ArrayFactory:
 
 def check_start(function: str, first: object, positions: object, length: int, like: Array) -> Positions:
     """Check the positions of the first `length` tokens, either all of them or the `first` for each entry."""
-    check_one_start(function, first, positions)
+    _check_one_start(function, first, positions)
     if positions is not None:
         return check_positions(function, positions, length, like.shape[:-3], like)
     if is_number(first):
@@ -117,7 +118,10 @@ def check_slots(function: str, name: str, value: object, limit: int, letter: str
     index = _integers(function, name, value, like, "cache.key")
     if are_readable(index) and isinstance(limit, int) and 0 not in index.shape:
         xp = namespace_of(index)
-        check_among(function, name, int(xp.min(index)), int(xp.max(index)), limit, letter)
+        least, most = int(xp.min(index)), int(xp.max(index))
+        if least < 0 or most >= limit:
+            rule, number = f"`{name}` must be from 0 to {letter} - 1", least if least < 0 else most
+            raise ArgumentValueError(function, rule, {name: number, letter: limit})
     return index
 
 
@@ -191,7 +195,7 @@ def check_start_rows(
     function: str, first: object, positions: object, lengths: Sequence[int]
 ) -> tuple[Row, ...]:
     """Check the positions of the first tokens of sequences, either all of them or the `first` of each."""
-    check_one_start(function, first, positions)
+    _check_one_start(function, first, positions)
     if positions is not None:
         return check_rows(function, positions, lengths)
     name = "first_position"
@@ -215,11 +219,11 @@ def check_rows(
         return tuple(range(first, first + count) for count in counts)
     rows = check_integers_or_rows(function, "positions", positions)
     if starts is not None and (not rows or isinstance(rows[0], int)):
-        check_row_for_each_sequence(function, [rows], [starts[-1]])
+        _check_row_for_each_sequence(function, [rows], [starts[-1]])
         rows = [rows[first:last] for first, last in pairwise(starts)]
     elif rows and isinstance(rows[0], int):
         rows = [rows] * len(counts)
-    check_row_for_each_sequence(function, rows, counts)
+    _check_row_for_each_sequence(function, rows, counts)
     return tuple(tuple(row) or range(0) for row in rows)
 
 
@@ -314,3 +318,19 @@ def shown_rows(rows: Sequence[Row]) -> dict[str, str]:
         starts = tuple(row.start for row in rows if isinstance(row, range))
         return {"first_position": brief(starts)}
     return {"positions": f"<of {len(rows)} sequences>"}
+
+
+def _check_one_start(function: str, first_position: object, positions: object) -> None:
+    """Check that positions are given in one way."""
+    is_zero = isinstance(first_position, int) and first_position == 0
+    if positions is not None and not is_zero:
+        rule = "`first_position` and `positions` must not both be given"
+        raise ArgumentValueError(function, rule, {"first_position": first_position})
+
+
+def _check_row_for_each_sequence(function: str, rows: list[list[int]], counts: Sequence[int]) -> None:
+    """Check that there is a position for each token of each sequence."""
+    if [len(row) for row in rows] != [*counts]:
+        rule = "`positions` must have one integer for each token of each sequence"
+        got = {"integers": [len(row) for row in rows], "tokens": [*counts]}
+        raise ArgumentValueError(function, rule, got)
