@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import attend, draw_named
-from internals import TileSize, override
+from internals import TileSize, dropout, override
 from libraries import Library, generator
 
 from sdpa_xp import (
@@ -235,3 +235,24 @@ def test_a_call_that_fails_draws_nothing(library: Library, function: Any, rules:
     with library.guard(), pytest.raises((TypeError, ValueError, LookupError)):
         function(library.put(np.ones((1, 5, 2, 4), np.float32)), dropout_p=0.5, rng=rng, **rules)
     assert state_of(rng) == before
+
+
+ALL = 2**32 - 1
+EDGES = [0, 1, 2, 2**15, 2**16 - 1, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 0xDEADBEEF]
+
+
+def lowbias32(x: int) -> int:
+    """As published, in unsigned numbers: github.com/skeeto/hash-prospector."""
+    x ^= x >> 16
+    x = x * 0x7FEB352D & ALL
+    x ^= x >> 15
+    x = x * 0x846CA68B & ALL
+    return x ^ x >> 16
+
+
+def test_signed_numbers_are_mixed_as_unsigned_ones() -> None:
+    numbers = [*EDGES, *np.random.default_rng(0).integers(0, 2**32, 1000).tolist()]
+    signed: Any = np.asarray(numbers, np.uint32).view(np.int32)
+    with np.errstate(over="ignore"):
+        mixed = np.asarray(dropout._mix(signed)).view(np.uint32).tolist()
+    assert mixed == [lowbias32(number) for number in numbers]

@@ -1,15 +1,18 @@
-"""Calls that are alike are checked once; a call that is not alike must never pass for one that was."""
+"""Calls that are alike are checked once, and a later one gives what the first gave; no other passes for one."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+from calls import draw
 from internals import MOST_MASK_NUMBERS, prepare
 
-from sdpa_xp import attention_state, biases, masks, scaled_dot_product_attention
+from sdpa_xp import attention_state, attention_weights, biases, masks, scaled_dot_product_attention
+from sdpa_xp import scaled_dot_product_attention_vjp as vjp
 
 F = np.float32
 
@@ -178,3 +181,40 @@ def test_what_may_change_is_bound_each_time(checked: list[str]) -> None:
     y = arrays(1, MOST_MASK_NUMBERS + 1, 4)
     scaled_dot_product_attention(y, y, y, masks.document(range(MOST_MASK_NUMBERS + 1)))
     assert prepare._CACHE == {}
+
+
+QUERIES = {2: (7, 8), 3: (4, 7, 8), 4: (2, 4, 7, 8), 5: (3, 1, 4, 7, 8)}
+KEYS = {2: (5, 8), 3: (2, 5, 8), 4: (2, 2, 5, 8), 5: (3, 2, 2, 5, 8)}
+
+
+def drawn(ranks: tuple[int, int, int], layout: str, seed: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    shapes = [QUERIES[ranks[0]], KEYS[ranks[1]], (*KEYS[ranks[2]][:-1], 3)]
+    arrays = draw(rng, *shapes)
+    return [x.swapaxes(-2, -3) if layout == "...LHE" and x.ndim > 2 else x for x in arrays]
+
+
+def fitting(ranks: tuple[int, int, int]) -> bool:
+    """Keys and values have as many heads; a query of 2 axes has one head, and takes keys of one."""
+    query, key, value = ranks
+    return (key == 2) == (value == 2) and (query > 2 or key == 2)
+
+
+RANKS = [ranks for ranks in itertools.product(QUERIES, repeat=3) if fitting(ranks)]
+
+
+@pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
+@pytest.mark.parametrize("ranks", RANKS, ids=str)
+def test_the_second_call(ranks: tuple[int, int, int], layout: str) -> None:
+    one, other = (drawn(ranks, layout, seed) for seed in (0, 1))
+    functions: list[Any] = [
+        lambda *x: [scaled_dot_product_attention(*x, layout=layout)],
+        lambda *x: attention_state(*x, layout=layout, is_causal=True),
+        lambda *x: [attention_weights(*x[:2], layout=layout)],
+        lambda *x: [*(pair := vjp(*x, layout=layout))[1](pair[0]).values()],
+    ]
+    for function in functions:
+        first = function(*one)
+        function(*other)
+        for result, expected in zip(function(*one), first, strict=True):
+            np.testing.assert_array_equal(result, expected)

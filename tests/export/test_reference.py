@@ -1,10 +1,12 @@
-"""The reference itself, against torch's own attention in float64 and against numbers worked out by hand."""
+"""The reference, against torch's own attention in float64 and against numbers worked out by hand, and the textbook formula."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
+import array_api_compat.numpy as xp
 import numpy as np
 import pytest
 import torch
@@ -19,6 +21,7 @@ from internals import (
     random_inputs,
     reference,
     reference_inputs,
+    stages,
 )
 
 
@@ -85,3 +88,19 @@ def test_by_hand() -> None:
     assert lse[0] == pytest.approx(math.log(1 + math.exp(capped)))
     output, lse, weights = reference.attention(q, k, v, np.asarray([[False, False]]))
     assert (output[0, 0], lse[0], weights.tolist()) == (0, -math.inf, [[0, 0]])
+
+
+KEYS = {2: (5, 8), 3: (1, 5, 8), 4: (2, 1, 5, 8)}
+QUERIES = {3: (4, 7, 8), 4: (2, 4, 7, 8)}
+
+
+@pytest.mark.parametrize("ranks", [*itertools.product(QUERIES, KEYS, KEYS)], ids=str)
+def test_axes(ranks: tuple[int, int, int]) -> None:
+    rng = np.random.default_rng(4)
+    query, key = rng.standard_normal(QUERIES[ranks[0]]), rng.standard_normal(KEYS[ranks[1]])
+    value = rng.standard_normal((*KEYS[ranks[2]][:-1], 3))
+    output, lse, weights = reference.attention(query, key, value, is_causal=True)
+    result = stages(xp, query, key, value, is_causal=True)
+    np.testing.assert_allclose(result["output"], output, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(np.broadcast_to(result["lse"], lse.shape), lse, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(np.broadcast_to(result["weights"], weights.shape), weights, rtol=0, atol=1e-14)
