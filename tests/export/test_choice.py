@@ -1,182 +1,238 @@
-"""A form is right on the release that `runtime` names, on each later one and on each provider, or refused."""
+"""What an export chooses where the caller says nothing: the form by the size of a call, and the opset."""
 
 from __future__ import annotations
 
-import json
-from itertools import product
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from internals import FEW_SCORES, NEWEST_TRIED, PREFERRED, VERY_MANY_SCORES, FormName, metadata_of
+from internals import FEW_QUERIES, FEW_SCORES, PREFERRED, VERY_MANY_SCORES, Graph, graph_namespace, metadata_of
 from short_runs import assert_right
 
-from sdpa_xp import masks, scaled_dot_product_attention
-from sdpa_xp.layers import MultiHeadAttention
+from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx
-from sdpa_xp_export.forms.choice import FORMS
-
-FIXED = TensorSpec("float32", (1, 4, 40, 64))
-RULES: dict[str, dict[str, Any]] = {
-    "all pairs": {},
-    "causal": {"is_causal": True},
-    "window": {"is_causal": True, "attn_mask": masks.sliding_window(7, 0)},
-    "padding": {"attn_mask": masks.padding(TensorSpec("int64", (1,)))},
-    "weights": {"outputs": ("output", "weights")},
-}
+from sdpa_xp_export.forms.traced_attention import refuse_attention
+from sdpa_xp_export.lowering.masks import both_allow
 
 
-def form_of(*specs: TensorSpec, **said: Any) -> str:
-    """The form that a model says it is of."""
-    model = export_attention(*specs, **said)
-    return metadata_of(model)["sdpa_xp.form"]
+def specs(batch: Any, heads: int, queries: Any, keys: Any) -> list[TensorSpec]:
+    shared = TensorSpec("float32", (batch, heads, keys, 16))
+    return [TensorSpec("float32", (batch, heads, queries, 16)), shared, shared]
 
 
-@pytest.mark.parametrize("release", ["1.23", "1.23.2"])
-def test_a_window_that_releases_count_otherwise_is_refused(release: str) -> None:
-    """GroupQueryAttention with a window: no graph is right on onnxruntime 1.23 and on 1.24."""
-    call: dict[str, Any] = {"form": "grouped_query", "is_causal": True}
-    near = call | {"attn_mask": masks.sliding_window(7, 0)}
-    words = "right from 1.24 on at the earliest, and `runtime` is onnxruntime>=1.23;cpu.*form='auto' chooses"
-    with pytest.raises(ValueError, match=f"^export_attention: `form` cannot be 'grouped_query': .*{words}"):
-        export_attention(FIXED, FIXED, FIXED, **near, runtime=f"onnxruntime>={release};cpu")
-    assert form_of(FIXED, FIXED, FIXED, **near, runtime="onnxruntime>=1.24;cpu") == "grouped_query"
-    for open_window in (call, call | {"attn_mask": masks.sliding_window(None, 0)}):
-        form = form_of(FIXED, FIXED, FIXED, **open_window, runtime=f"onnxruntime>={release};cpu")
-        assert form == "grouped_query"
+def reason(model: onnx.ModelProto) -> str:
+    return metadata_of(model)["sdpa_xp.reason"]
 
 
-def test_an_opset_that_the_release_does_not_load_is_refused_without_an_attention_too() -> None:
-    words = "`opset` 24 needs onnxruntime 1.24 or later; .*1.23"
-    with pytest.raises(ValueError, match=f"^to_onnx: {words}"):
-        to_onnx(lambda x: x + 1, FIXED, opset=24, runtime="onnxruntime>=1.23;cpu")
-    to_onnx(lambda x: x + 1, FIXED, opset=24, runtime="onnxruntime>=1.24;cpu")
+FEW, VERY_MANY = FEW_SCORES["unmasked"], VERY_MANY_SCORES
 
 
-@pytest.mark.parametrize("provider", PREFERRED)
-@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-def test_a_graph_of_an_old_release_is_one_of_each_later_release(provider: str, rules: dict[str, Any]) -> None:
-    """Or it is refused: what is written for a release may not become wrong by an update of onnxruntime."""
-    newest: dict[str, bytes] = {}
-    for minor, form in product(reversed(range(23, 32)), FORMS):
-        said: dict[str, Any] = rules | {"form": form, "runtime": f"onnxruntime>=1.{minor};{provider}"}
-        try:
-            model = export_attention(FIXED, FIXED, FIXED, **said)
-        except ValueError:
-            newest.setdefault(form, b"refused")
-            continue
-        del model.metadata_props[:]
-        written = model.SerializeToString(deterministic=True)
-        assert written == newest.setdefault(form, written), f"{form} for 1.{minor}"
-
-
-@pytest.mark.parametrize("operator", ["MultiHeadAttention", "GroupQueryAttention"])
-def test_web_refuses_what_webgpu_computes_wrong(operator: str) -> None:
-    form = {"MultiHeadAttention": "multi_head", "GroupQueryAttention": "grouped_query"}[operator]
-    said: dict[str, Any] = {"is_causal": True, "form": form}
-    assert form_of(FIXED, FIXED, FIXED, **said) == form
-    words = f"the WebGPU provider computes {operator} wrong from 32 tokens on, .*;web.* form='auto' chooses"
-    with pytest.raises(ValueError, match=f"^export_attention: `form` cannot be '{form}': {words}"):
-        export_attention(FIXED, FIXED, FIXED, **said, runtime="onnxruntime>=1.31;web")
-
-
-@pytest.mark.parametrize("minor", [23, 28, 31])
-@pytest.mark.parametrize("length", [5, 31, 32, 33, 4096, 2**14, "L"])
-@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-def test_web_takes_the_forms_of_primitives(rules: dict[str, Any], length: int | str, minor: int) -> None:
-    """They are right on WebAssembly and on WebGPU, and have kernels on both."""
-    spec = TensorSpec("float32", (1, 8, length, 64))
-    form = form_of(spec, spec, spec, **rules, runtime=f"onnxruntime>=1.{minor};web")
-    many = length in (4096, 2**14, "L") and rules is not RULES["weights"]
-    assert form == ("tiled" if many else "primitive")
-
-
-@pytest.mark.parametrize("form", ["primitive", "tiled"])
-@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-def test_web_writes_no_softmax(form: str, rules: dict[str, Any]) -> None:
-    """WebGPU's gives 0 for a row with a NaN, and a model that diverges would look healthy."""
-    rules = rules | {"outputs": ("output",)}  # tiled gives no weights
-    for minor in (23, 31):
-        said = rules | {"form": form, "runtime": f"onnxruntime>=1.{minor};web"}
-        model = export_attention(FIXED, FIXED, FIXED, **said)
-        assert "Softmax" not in operators(model.graph)
-        assert_right(model)
-    assert "Softmax" in operators(export_attention(FIXED, FIXED, FIXED, **rules, form=form).graph)
-
-
-def operators(graph: onnx.GraphProto) -> set[str]:
-    """The operators of a graph, and of the bodies of its loops."""
-    bodies = [
-        node_attribute.g
-        for node in graph.node
-        for node_attribute in node.attribute
-        if node_attribute.name == "body"
-    ]
-    return {node.op_type for node in graph.node}.union(*map(operators, bodies))
-
-
-def test_web_takes_them_in_layers_too() -> None:
-    """Fixed and long, without a mask: for the CPU that is MultiHeadAttention."""
-    layer = MultiHeadAttention.init(np.random.default_rng(0), 64, num_heads=8)
-    words = TensorSpec("float32", (1, 2048, 64))
-    operators = {}
-    for provider in ("cpu", "web"):
-        model = to_onnx(layer, words, runtime=f"onnxruntime>=1.28;{provider}")
-        operators[provider] = {node.op_type for node in model.graph.node if node.domain}
-    assert operators == {"cpu": {"MultiHeadAttention"}, "web": set()}
-
-
-BFLOAT16 = TensorSpec("bfloat16", (1, 4, 40, 64))
-WEB = "onnxruntime>=1.31;web"
-
-
-def test_web_refuses_bfloat16() -> None:
-    """A page could not pass the inputs; inside of a layer the dtype is fine."""
-    words = (
-        "must not be bfloat16 for web, since onnxruntime's JavaScript API has no such tensor; got .*=bfloat16"
-    )
-    form_of(BFLOAT16, BFLOAT16, BFLOAT16, runtime="onnxruntime>=1.31;cpu")
-    with pytest.raises(TypeError, match=f"^export_attention: `query` {words}.*float32 or float16"):
-        export_attention(BFLOAT16, BFLOAT16, BFLOAT16, runtime=WEB)
-    with pytest.raises(TypeError, match=f"^to_onnx: `x` {words}"):
-        to_onnx(lambda x: x + 1, BFLOAT16, runtime=WEB)
-    with pytest.raises(TypeError, match=f"^to_onnx: `output` {words}"):
-        to_onnx(lambda x: x.__array_namespace__().astype(x, "bfloat16"), FIXED, runtime=WEB)
-
-    def inside(x: Any) -> Any:
-        xp = x.__array_namespace__()
-        half = xp.astype(x, "bfloat16")
-        return xp.astype(scaled_dot_product_attention(half, half, half), x.dtype)
-
-    to_onnx(inside, FIXED, runtime=WEB)
-
-
-@pytest.mark.parametrize("form", ["auto", "primitive"])
 @pytest.mark.parametrize(
-    ("release", "untried"), [("1.32", False), ("1.32.9", False), ("1.33", True), ("9.9", True)]
+    ("sizes", "size"),
+    [
+        ((1, 1, 32, FEW // 32), "few"),
+        ((1, 1, FEW // 16, 16), "few"),
+        ((2, 4, 32, FEW // 256), "few"),
+        ((1, 1, 32, FEW // 32 + 1), "many"),
+        ((1, 1, FEW // 16 + 1, 16), "many"),
+        ((2, 1, 32, FEW // 32), "many"),
+        ((1, 2, 32, FEW // 32), "many"),
+        ((1, 1, 32, VERY_MANY // 32), "many"),
+        ((1, 1, VERY_MANY // 16, 16), "many"),
+        ((1, 1, 32, VERY_MANY // 32 + 1), "very many"),
+        ((1, 1, VERY_MANY // 16 + 1, 16), "very many"),
+    ],
 )
-def test_a_release_beyond_the_newest_that_was_tried_is_told(form: str, release: str, untried: bool) -> None:
-    said: dict[str, Any] = {"form": form, "runtime": f"onnxruntime>={release};cpu"}
-    reason = metadata_of(export_attention(FIXED, FIXED, FIXED, **said))["sdpa_xp.reason"]
-    assert reason.endswith(f"; the newest release tried is {NEWEST_TRIED}") is untried
-    layer = to_onnx(lambda x: scaled_dot_product_attention(x, x, x), FIXED, **said)
-    assert ("the newest release tried" in metadata_of(layer)["sdpa_xp.forms"]) is untried
+def test_how_many_scores(sizes: Any, size: str) -> None:
+    """Of all heads and batch entries together."""
+    assert reason(export_attention(*specs(*sizes))).startswith(f"all pairs, {size} scores: the best on cpu")
 
 
-def test_the_newest_release_that_was_tried_has_results() -> None:
-    results = json.loads((Path(__file__).parents[2] / "results" / "runtimes.json").read_text())
-    assert [*results["releases"]][-1] == NEWEST_TRIED
-    assert f"tried is {NEWEST_TRIED};" in " ".join(str(export_attention.__doc__).split())
+@pytest.mark.parametrize("sizes", [("B", 1, 20, 2), (1, 1, "L", 2), (1, 1, 20, "S")])
+def test_a_length_that_is_not_known_counts_as_many_scores(sizes: Any) -> None:
+    model = export_attention(*specs(*sizes))
+    assert reason(model).startswith("all pairs, open lengths: the best on cpu; not multi_head")
+    assert metadata_of(model)["sdpa_xp.form"] == "tiled"
 
 
-def test_every_form_and_case_has_a_place() -> None:
-    """A new form or kind of call that a table lacks would only be noticed by the call that it is for."""
-    sizes = ("few queries", "few scores", "many scores", "very many scores")
-    cases = {f"{kind}, {size}" for kind in FEW_SCORES for size in sizes}
-    assert [*get_args(FormName)] == [form.name for form in FORMS.values()]
-    for of_provider in PREFERRED.values():
-        assert {*of_provider} == cases
-        assert all(forms[-1] == "primitive" and {*forms} <= {*FORMS} for forms in of_provider.values())
-    assert max(FEW_SCORES.values()) < VERY_MANY_SCORES
+PAST = {name: TensorSpec("float32", (2, 4, 7, 16)) for name in ("past_key", "past_value")}
+LENGTHS = TensorSpec("int64", (2,))
+
+
+@pytest.mark.parametrize(
+    ("rules", "kind"),
+    [
+        ({}, "all pairs"),
+        ({"is_causal": True}, "causal"),
+        ({"attn_mask": masks.causal()}, "causal"),
+        ({"attn_mask": masks.causal(1)}, "masked"),
+        ({"attn_mask": masks.sliding_window(1, 0)}, "masked"),
+        ({"attn_mask": masks.padding([3, 4]), "is_causal": True}, "masked"),
+        ({"bias": TensorSpec("float32", (20, 20))}, "all pairs with a bias"),
+        ({"bias": biases.alibi(4), "is_causal": True}, "causal with a bias"),
+        (PAST, "all pairs with a cache"),
+        (PAST | {"is_causal": True}, "causal with a cache"),
+        (PAST | {"attn_mask": masks.sliding_window(1, 0)}, "masked with a cache"),
+        (
+            PAST | {"past_lengths": LENGTHS, "bias": biases.alibi(4)},
+            "all pairs with a cache with free space and a bias",
+        ),
+    ],
+)
+def test_what_masks_a_call(rules: dict[str, Any], kind: str) -> None:
+    place = "expected to be the best on cpu, but not measured for a prompt with a cache"
+    place = place if "past_key" in rules else "the best on cpu"
+    assert reason(export_attention(*specs(2, 4, 20, 20), **rules)).startswith(f"{kind}, few scores: {place}")
+
+
+OPEN_PAST = {name: TensorSpec("float32", (2, 4, "P", 16)) for name in PAST}
+
+
+@pytest.mark.parametrize(
+    ("rules", "kind", "form"),
+    [
+        ({}, "all pairs", "attention"),
+        (OPEN_PAST, "all pairs with a cache", "attention"),
+        (OPEN_PAST | {"is_causal": True}, "causal with a cache", "attention"),
+        (OPEN_PAST | {"attn_mask": masks.sliding_window(1, 0)}, "masked with a cache", "primitive"),
+        (OPEN_PAST | {"past_lengths": LENGTHS}, "all pairs with a cache with free space", "primitive"),
+        ({"attn_mask": masks.padding(LENGTHS)}, "masked", "primitive"),
+    ],
+)
+@pytest.mark.parametrize(("queries", "is_few"), [(1, True), (FEW_QUERIES, True), (FEW_QUERIES + 1, False)])
+def test_few_queries_need_no_blocks(
+    rules: dict[str, Any], kind: str, form: str, queries: int, is_few: bool
+) -> None:
+    """A step of decoding has few scores for each key, also if the number of keys is not known."""
+    keys = queries if "past_key" in rules else "S"
+    model = export_attention(*specs(2, 4, queries, keys), **rules)
+    assert reason(model).startswith(f"{kind}, few queries: the best on cpu") is is_few
+    assert ("Loop" in {node.op_type for node in model.graph.node}) is not is_few
+    if is_few:
+        assert metadata_of(model)["sdpa_xp.form"] == form
+
+
+def test_a_causal_prompt_with_a_cache_is_causal_too() -> None:
+    """With few scores, the operator is faster than the formula, also with a past."""
+    model = export_attention(*specs(2, 4, 20, 20), **PAST, is_causal=True)
+    assert metadata_of(model)["sdpa_xp.form"] == "attention"
+
+
+@pytest.mark.parametrize(
+    ("provider", "what"),
+    [("cuda", "but no graph was run there"), ("web", "but its time was not measured there")],
+)
+def test_what_was_not_measured_is_an_expectation(provider: str, what: str) -> None:
+    runtime = f"onnxruntime>=1.28;{provider}"
+    why = f": expected to be the best on {provider}, {what}"
+    for rules in ({}, PAST):
+        assert why in reason(export_attention(*specs(2, 4, 6, 6), **rules, runtime=runtime))
+    model = to_onnx(lambda x: scaled_dot_product_attention(x, x, x), specs(2, 4, 6, 6)[0], runtime=runtime)
+    assert why in metadata_of(model)["sdpa_xp.forms"]
+
+
+@pytest.mark.parametrize("past", [PAST, PAST | {"past_lengths": LENGTHS}])
+@pytest.mark.parametrize("provider", PREFERRED)
+def test_a_cache_says_why_it_is_not_the_usual_operator(provider: str, past: dict[str, Any]) -> None:
+    """GroupQueryAttention, which decoders are often written with."""
+    why = reason(export_attention(*specs(2, 4, 6, 6), **past, runtime=f"onnxruntime>=1.28;{provider}"))
+    words = (
+        "computes GroupQueryAttention wrong" if provider == "web" else "GroupQueryAttention without its cache"
+    )
+    assert why.count("; not grouped_query: ") == 1
+    assert words in why
+    assert "grouped_query" not in reason(export_attention(*specs(2, 4, 6, 6)))
+
+
+@pytest.mark.parametrize(("batch", "is_named"), [("B", True), (2, False)])
+def test_grouped_causal_heads_say_why_they_are_not_the_usual_operator(batch: int | str, is_named: bool) -> None:
+    query, key = TensorSpec("float32", (batch, 8, "L", 64)), TensorSpec("float32", (batch, 2, "L", 64))
+    why = reason(export_attention(query, key, key, is_causal=True))
+    assert why.startswith("causal, open lengths: the best on cpu")
+    words = "not grouped_query: GroupQueryAttention crashes on an empty batch, so the batch must be"
+    assert (words in why) is is_named
+
+
+def test_what_was_passed_over_is_named() -> None:
+    newest = export_attention(*specs(2, 4, 6, 6), sinks=np.ones(4, np.float32))
+    assert (
+        reason(newest)
+        == "all pairs, few queries: the best on cpu; not attention: ai.onnx Attention has no sinks"
+    )
+    older = export_attention(*specs(2, 4, 6, 6), opset=18)
+    assert reason(older) == "all pairs, few queries: the best on cpu; not attention: opset 18 was asked for"
+    assert reason(export_attention(*specs(2, 4, 6, 6), form="tiled")) == "asked for"
+
+
+def opset(model: onnx.ModelProto) -> int:
+    (version,) = (entry.version for entry in model.opset_import if not entry.domain)
+    return int(version)
+
+
+LENGTHS = masks.padding(TensorSpec("int64", (2,)))
+
+
+@pytest.mark.parametrize("form", ["tiled", "primitive"])
+@pytest.mark.parametrize("rules", [{}, {"attn_mask": LENGTHS}, {"is_causal": True}])
+def test_opset_of_forms_of_old_operators(form: str, rules: dict[str, Any]) -> None:
+    assert opset(export_attention(*specs(2, 4, 6, 6), **rules, form=form)) == 18
+
+
+@pytest.mark.parametrize(
+    ("rules", "wanted"),
+    [
+        ({}, 23),
+        ({"is_causal": True}, 23),
+        ({"attn_mask": LENGTHS}, 24),
+        ({"attn_mask": LENGTHS, "is_causal": True}, 23),
+        ({"attn_mask": LENGTHS, "bias": TensorSpec("float32", (6, 6))}, 23),
+        ({"attn_mask": masks.padding([3, 4], [2, 6])}, 23),
+        ({"attn_mask": masks.padding(3)}, 23),
+        ({"attn_mask": masks.prefix([3, 4])}, 23),
+    ],
+)
+def test_opset_of_attention(rules: dict[str, Any], wanted: int) -> None:
+    """24 has lengths of keys, for which nothing else may mask or be added."""
+    assert opset(export_attention(*specs(2, 4, 6, 6), **rules, form="attention")) == wanted
+
+
+def test_opset_of_attention_of_three_axes() -> None:
+    x = TensorSpec("float32", (4, 6, 16))
+    model = export_attention(x, x, x, masks.padding(3), form="attention")
+    assert opset(model) == 23
+    assert_right(model)
+
+
+@pytest.mark.parametrize(("runtime", "wanted"), [("onnxruntime>=1.28;cpu", 24), ("onnxruntime>=1.27;cpu", 18)])
+def test_opset_of_a_layer(runtime: str, wanted: int) -> None:
+    x = TensorSpec("float32", (2, 4, 6, 16))
+    assert opset(to_onnx(lambda x: scaled_dot_product_attention(x, x, x), x, runtime=runtime)) == wanted
+
+
+def test_pairs_that_both_let_attend() -> None:
+    """No node for what is known while the graph is written."""
+    graph = Graph(opset=18, namespace=graph_namespace, attend=refuse_attention)
+    one, other = (graph.input(name, "bool", (2, 3)) for name in "ab")
+    for known in (True, False, one):
+        assert both_allow(True, known) is known
+        assert both_allow(known, True) is known
+        assert both_allow(False, known) is False
+        assert both_allow(known, False) is False
+    assert not graph.nodes
+    assert both_allow(one, other).name == graph.nodes[0].output[0]
+    assert graph.nodes[0].op_type == "And"
+
+
+def test_a_spec_of_a_list_is_that_of_a_tuple() -> None:
+    one, other = TensorSpec("float32", ["B", 2]), TensorSpec("float32", ("B", 2))
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one.shape == ("B", 2)
+
+
+def test_some_inputs_of_bfloat16() -> None:
+    """NumPy has no bfloat16, so such a run is bound by memory; its mask and its lengths are as ever."""
+    x = TensorSpec("bfloat16", (2, 4, 6, 16))
+    rules = {"attn_mask": LENGTHS & masks.from_array(np.tri(6, dtype=bool))}
+    assert_right(export_attention(x, x, x, **rules, form="primitive"))

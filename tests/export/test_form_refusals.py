@@ -362,7 +362,7 @@ def test_windows_that_end_at_the_own_key_are_right(mask: Any, length: int | str)
 def reasons() -> Iterator[str]:
     """The texts that `unsupported_reason` of each form returns, with {} for what is filled in.
 
-    The releases of a form, about which choice.py speaks, are tested in test_choice.py.
+    The releases of a form, about which choice.py speaks, are tested in test_releases.py.
     """
     for path in Path(str(forms.__file__)).parent.glob("*.py"):
         if path.stem == "choice":

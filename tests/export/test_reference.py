@@ -1,4 +1,4 @@
-"""The reference, against torch's own attention in float64 and against numbers worked out by hand, and the textbook formula."""
+"""The reference, against torch in float64 and numbers worked out by hand, and the textbook against it."""
 
 from __future__ import annotations
 
