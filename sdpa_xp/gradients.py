@@ -17,7 +17,8 @@ from sdpa_xp._core.backward import Forward, gradients
 from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.targets import gradient_targets
-from sdpa_xp._libraries import FLOATING, astype_if_needed, dtype_name, overridden
+from sdpa_xp._libraries import overridden
+from sdpa_xp._libraries.dtypes import FLOATING, astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng, Shape
 from sdpa_xp._many import graph_call
 from sdpa_xp._tiles.gradient_target import GradientTarget

@@ -19,7 +19,8 @@ from sdpa_xp._checks.messages import brief, shown
 from sdpa_xp._checks.numbers import check_integer
 from sdpa_xp._checks.shapes import HLE, check_known, headed
 from sdpa_xp._core.online_softmax import merge
-from sdpa_xp._libraries import accumulation_dtype, computing, dtype_name
+from sdpa_xp._libraries import computing
+from sdpa_xp._libraries.dtypes import accumulation_dtype, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
 from sdpa_xp._tiles.layout import Layout, swap_heads_and_length
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pytest
 
 PLACES = {
-    "Access": "sdpa_xp._libraries:Access",
+    "Access": "sdpa_xp._libraries.capabilities:Access",
     "Activations": "sdpa_xp_export._demo.encoder:Activations",
     "ALL_CORES": "sdpa_xp._tiles.plan:ALL_CORES",
     "ALLOWED": "sdpa_xp._display.samples:ALLOWED",
@@ -59,7 +59,7 @@ PLACES = {
     "DRAWN_SCORES_AT_ONCE": "sdpa_xp_export._verify.pairs:PAIRS_AT_ONCE",
     "DRAWS_FOR_A_LAYER": "sdpa_xp_export._verify.lengths:DRAWS_FOR_A_LAYER",
     "dropout": "sdpa_xp._core.dropout",
-    "dtype_name": "sdpa_xp._libraries:dtype_name",
+    "dtype_name": "sdpa_xp._libraries.dtypes:dtype_name",
     "engine": "sdpa_xp_export._runtime.engine",
     "Entries": "sdpa_xp._tiles.padding:Entries",
     "environment": "sdpa_xp._core.environment",
@@ -178,7 +178,7 @@ PLACES = {
     "publish": "sdpa_xp_export._files.atomic:publish",
     "random_inputs": "sdpa_xp_export._verify.inputs:random_inputs",
     "RANDOM_RANGES": "sdpa_xp_export._verify.lengths:RANGES",
-    "READ_ONLY": "sdpa_xp._libraries:READ_ONLY",
+    "READ_ONLY": "sdpa_xp._libraries.capabilities:READ_ONLY",
     "reference": "sdpa_xp_export._verify.reference",
     "reference_inputs": "sdpa_xp_export._verify.pairs:reference_inputs",
     "regular": "sdpa_xp._many.blocks:regular",
@@ -217,7 +217,7 @@ PLACES = {
     "TimedRun": "sdpa_xp_export._runtime.engine:TimedRun",
     "to_json": "sdpa_xp_export._call.text:to_json",
     "Torch": "sdpa_xp._libraries.torch:Torch",
-    "TRACED": "sdpa_xp._libraries:TRACED",
+    "TRACED": "sdpa_xp._libraries.capabilities:TRACED",
     "transformers_attention": "sdpa_xp.integrations._transformers",
     "transformers_masks": "sdpa_xp.integrations._transformers_masks",
     "Trial": "sdpa_xp_export._verify.trials:Trial",

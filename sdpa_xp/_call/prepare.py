@@ -29,15 +29,8 @@ from sdpa_xp._checks.keywords import (
 from sdpa_xp._checks.numbers import check_probability, check_scale, check_softcap
 from sdpa_xp._checks.shapes import HLE, check_appended, check_shapes
 from sdpa_xp._core.environment import asked_threads
-from sdpa_xp._libraries import (
-    access_of,
-    accumulation_dtype,
-    array_signatures,
-    computing,
-    is_array,
-    library_of,
-    namespace_of,
-)
+from sdpa_xp._libraries import access_of, array_signatures, computing, is_array, library_of, namespace_of
+from sdpa_xp._libraries.dtypes import accumulation_dtype
 from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp._tiles.layout import swap_heads_and_length
 from sdpa_xp._tiles.modifier import PLAIN_TYPES, ScoreModifier

@@ -15,7 +15,8 @@ from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._core.nonfinite import finite_sums
 from sdpa_xp._core.scores import BoundOptions, Scores
-from sdpa_xp._libraries import astype_if_needed, is_array, is_unknown, library_of
+from sdpa_xp._libraries import is_array, is_unknown, library_of
+from sdpa_xp._libraries.dtypes import astype_if_needed
 from sdpa_xp._libraries.protocols import Array, Dtype
 from sdpa_xp._tiles.layout import swap_heads_and_length
 from sdpa_xp._tiles.plan import Plan, plan_tiles

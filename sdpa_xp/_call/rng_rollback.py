@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any
 
-from sdpa_xp._libraries import Library
+from sdpa_xp._libraries.base import Library
 
 
 class RngRollback:

@@ -9,15 +9,8 @@ from typing import Any, cast
 
 from sdpa_xp._checks.messages import shown, type_name
 from sdpa_xp._checks.shapes import broadcast
-from sdpa_xp._libraries import (
-    FLOATING,
-    dtype_name,
-    has_standard_name,
-    is_array,
-    is_unknown,
-    library_of,
-    namespace_of,
-)
+from sdpa_xp._libraries import is_array, is_unknown, library_of, namespace_of
+from sdpa_xp._libraries.dtypes import FLOATING, dtype_name, has_standard_name
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Shape
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
 

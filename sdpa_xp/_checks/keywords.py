@@ -15,8 +15,10 @@ from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, cast
 
 from sdpa_xp._checks.messages import shown, type_name
 from sdpa_xp._checks.shapes import LAYOUTS
-from sdpa_xp._libraries import Library, dtype_name, is_compiling
+from sdpa_xp._libraries.base import Library
+from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.protocols import Device, Dtype, Namespace
+from sdpa_xp._libraries.torch import is_compiling
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
 
 Implementation: TypeAlias = Literal["xp", "native"]

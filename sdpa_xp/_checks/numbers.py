@@ -12,16 +12,8 @@ from sdpa_xp._checks.arrays import check_plain_array
 from sdpa_xp._checks.keywords import check_choice
 from sdpa_xp._checks.messages import type_name
 from sdpa_xp._checks.shapes import broadcast, check_known
-from sdpa_xp._libraries import (
-    LARGEST,
-    as_signed,
-    computing,
-    dtype_name,
-    has_override,
-    is_array,
-    is_traced,
-    library_of,
-)
+from sdpa_xp._libraries import as_signed, computing, has_override, is_array, is_traced, library_of
+from sdpa_xp._libraries.dtypes import LARGEST, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Shape
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 

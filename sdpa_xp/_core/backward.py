@@ -22,7 +22,9 @@ from sdpa_xp._core.gradient_accumulator import GradientAccumulator
 from sdpa_xp._core.key_value_source import KeyValueSource
 from sdpa_xp._core.products import key_leading_slice, matmul_grouped, matmul_over_group
 from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries import TRACED, astype_if_needed, computing, is_traced
+from sdpa_xp._libraries import computing, is_traced
+from sdpa_xp._libraries.capabilities import TRACED
+from sdpa_xp._libraries.dtypes import astype_if_needed
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp._tiles.allowed import Allowed, is_masked
 from sdpa_xp._tiles.gradient_target import GradientTarget

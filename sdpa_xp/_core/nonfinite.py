@@ -13,7 +13,8 @@ from typing import Literal, TypeAlias
 
 from sdpa_xp._core.products import any_query_attends, matmul_grouped
 from sdpa_xp._core.tile_buffers import Buffer
-from sdpa_xp._libraries import astype_if_needed, library_of, namespace_of
+from sdpa_xp._libraries import library_of, namespace_of
+from sdpa_xp._libraries.dtypes import astype_if_needed
 from sdpa_xp._libraries.protocols import Array, Namespace
 from sdpa_xp._tiles.allowed import Allowed
 from sdpa_xp._tiles.score_grid import ScoreGrid

@@ -15,8 +15,8 @@ from sdpa_xp._core.online_softmax import avoid_zero_sum
 from sdpa_xp._core.products import matmul_grouped
 from sdpa_xp._core.scores import MOST_ANSWERED, Scores
 from sdpa_xp._core.tile_buffers import CallBuffers
-from sdpa_xp._libraries import LARGEST, Ufuncs, dtype_name
-from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
+from sdpa_xp._libraries.dtypes import LARGEST, dtype_name
+from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Ufuncs
 from sdpa_xp._tiles.plan import Plan
 
 

@@ -17,7 +17,8 @@ from typing import NamedTuple
 from sdpa_xp._core.key_value_source import KeyValueSource
 from sdpa_xp._core.nonfinite import NonfiniteGuard, weigh
 from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries import astype_if_needed, exp_in_place
+from sdpa_xp._libraries import exp_in_place
+from sdpa_xp._libraries.dtypes import astype_if_needed
 from sdpa_xp._libraries.protocols import Array, Namespace
 from sdpa_xp._tiles.allowed import is_masked
 from sdpa_xp._tiles.plan import Plan

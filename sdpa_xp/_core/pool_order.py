@@ -19,7 +19,8 @@ from sdpa_xp._core.nonfinite import is_finite
 from sdpa_xp._core.products import matmul_grouped
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.tile_buffers import CallBuffers, call_buffers
-from sdpa_xp._libraries import astype_if_needed, computing, exp_in_place
+from sdpa_xp._libraries import computing, exp_in_place
+from sdpa_xp._libraries.dtypes import astype_if_needed
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.pool_plan import BlockRun, PoolPlan
 from sdpa_xp._tiles.score_grid import rows_at

@@ -10,7 +10,7 @@ from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.key_value_source import KeyValueSource
 from sdpa_xp._core.products import key_leading_slice, matmul_grouped
 from sdpa_xp._core.tile_buffers import CallBuffers
-from sdpa_xp._libraries import LARGEST, astype_if_needed, dtype_name
+from sdpa_xp._libraries.dtypes import LARGEST, astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp._tiles.allowed import Allowed, both, is_masked
 from sdpa_xp._tiles.plan import Plan

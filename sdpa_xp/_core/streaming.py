@@ -18,7 +18,8 @@ from sdpa_xp._core.products import key_leading_slice
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.tile_buffers import call_buffers
 from sdpa_xp._core.unshifted_softmax import attend_without_maximum, is_accurate
-from sdpa_xp._libraries import astype_if_needed, computing, is_traced
+from sdpa_xp._libraries import computing, is_traced
+from sdpa_xp._libraries.dtypes import astype_if_needed
 from sdpa_xp._libraries.programs import Loops
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
 from sdpa_xp._tiles.plan import Plan, Task

@@ -15,8 +15,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
-from sdpa_xp._libraries import InPlaceFunctions
-from sdpa_xp._libraries.protocols import Array, Shape
+from sdpa_xp._libraries.protocols import Array, InPlaceFunctions, Shape
 from sdpa_xp._tiles.score_grid import ScoreGrid
 
 MOST_IDLE = 64

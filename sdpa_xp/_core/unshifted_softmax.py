@@ -15,7 +15,8 @@ from sdpa_xp._core.online_softmax import RowResult, avoid_zero_sum
 from sdpa_xp._core.products import matmul_grouped
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.tile_buffers import CallBuffers
-from sdpa_xp._libraries import astype_if_needed, dtype_name, exp_in_place
+from sdpa_xp._libraries import exp_in_place
+from sdpa_xp._libraries.dtypes import astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.plan import ONE_CORE, Plan
 from sdpa_xp._tiles.tile import Tile

@@ -35,8 +35,9 @@ from typing import Any, cast
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._core.products import any_query_attends
 from sdpa_xp._kernels import operands
-from sdpa_xp._libraries import LARGEST, astype_if_needed, dtype_name, has_tangents, makes_fakes
+from sdpa_xp._libraries.dtypes import LARGEST, astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import Array
+from sdpa_xp._libraries.torch import has_tangents, makes_fakes
 from sdpa_xp._tiles.allowed import is_masked
 
 LONGEST_VECTOR = 64

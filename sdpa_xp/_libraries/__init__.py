@@ -11,40 +11,22 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from importlib import import_module
-from typing import Any, TypeGuard, TypeVar, cast
+from typing import Any, TypeGuard, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import CUDA, Library
-from sdpa_xp._libraries.capabilities import READ_ONLY, TRACED, Access
+from sdpa_xp._libraries.base import Library
+from sdpa_xp._libraries.capabilities import TRACED, Access
 from sdpa_xp._libraries.cubed import Cubed
 from sdpa_xp._libraries.cupy import CuPy
 from sdpa_xp._libraries.dask import Dask
-from sdpa_xp._libraries.dtypes import (
-    FLOATING,
-    LARGEST,
-    accumulation_dtype,
-    astype_if_needed,
-    dtype_name,
-    has_standard_name,
-)
+from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.jax import Jax
 from sdpa_xp._libraries.mlx import Mlx
 from sdpa_xp._libraries.numpy import NumPy, Strict
-from sdpa_xp._libraries.protocols import (
-    AnyArray,
-    Array,
-    Device,
-    Dtype,
-    InPlaceFunctions,
-    Namespace,
-    Override,
-    Shape,
-    Ufuncs,
-)
-from sdpa_xp._libraries.torch import Torch, has_tangents, is_compiling, makes_fakes
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, InPlaceFunctions, Namespace, Override
+from sdpa_xp._libraries.torch import Torch
 
-A = TypeVar("A")
 LIBRARIES: tuple[Library, ...] = (
     NumPy(),
     Torch(),
@@ -209,48 +191,3 @@ def share_memory(first: Any, second: Any) -> bool:
     if any(view is None for view in views):
         return False  # the library's slices behave like copies, so that two arrays never share an element
     return bool(sys.modules["numpy"].shares_memory(*views))
-
-
-__all__ = [
-    "CUDA",
-    "FLOATING",
-    "LARGEST",
-    "LIBRARIES",
-    "READ_ONLY",
-    "TRACED",
-    "Access",
-    "AnyArray",
-    "Array",
-    "Device",
-    "Dtype",
-    "InPlaceFunctions",
-    "Library",
-    "Namespace",
-    "Shape",
-    "Ufuncs",
-    "access_of",
-    "accumulation_dtype",
-    "array_signatures",
-    "as_signed",
-    "astype_if_needed",
-    "computing",
-    "dtype_name",
-    "exp_in_place",
-    "has_override",
-    "has_standard_name",
-    "has_tangents",
-    "is_array",
-    "is_compiling",
-    "is_number",
-    "is_traced",
-    "is_unknown",
-    "lazy_reason",
-    "leading_array",
-    "library_of",
-    "makes_fakes",
-    "namespace_of",
-    "numpy_array",
-    "overridden",
-    "share_memory",
-    "widest_dtype",
-]

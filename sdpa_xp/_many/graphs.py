@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._core.dropout import Dropout
-from sdpa_xp._libraries import dtype_name
 from sdpa_xp._libraries.dask import DaskGraphs
+from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.protocols import Array, Chunks, Dtype, Key
 from sdpa_xp._many.blocks import KEY_HEADS, QUERY_AXES, AlignedArray, Axis, Place, aligned_axes
 from sdpa_xp._many.cut_call import CutCall

@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._core.dropout import Dropout
-from sdpa_xp._libraries import dtype_name, namespace_of
+from sdpa_xp._libraries import namespace_of
 from sdpa_xp._libraries.cubed import CubedStreams
+from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.protocols import Array, Chunks, Dtype, Key
 from sdpa_xp._many.blocks import Pieces, Place
 from sdpa_xp._many.cut_call import CutCall

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from sdpa_xp._libraries import Library, astype_if_needed, dtype_name
+from sdpa_xp._libraries.base import Library
+from sdpa_xp._libraries.dtypes import astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import Array, Namespace
 
 SIDE = 256

@@ -20,15 +20,9 @@ from sdpa_xp._checks.numbers import (
     is_integral,
 )
 from sdpa_xp._checks.shapes import THE_BATCH, check_broadcasts, check_broadcasts_to_sequences
-from sdpa_xp._libraries import (
-    Access,
-    Library,
-    access_of,
-    is_array,
-    library_of,
-    numpy_array,
-    widest_dtype,
-)
+from sdpa_xp._libraries import access_of, is_array, library_of, numpy_array, widest_dtype
+from sdpa_xp._libraries.base import Library
+from sdpa_xp._libraries.capabilities import Access
 from sdpa_xp._libraries.protocols import Array, Device, Dtype, Namespace, Shape
 from sdpa_xp._tiles.padding import PaddedLengths
 from sdpa_xp._tiles.questions import SIDE, BlockBounds, Questions, ask_block_bounds

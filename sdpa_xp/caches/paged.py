@@ -17,7 +17,8 @@ from sdpa_xp._checks.numbers import (
 )
 from sdpa_xp._checks.shapes import HLE, check_axes
 from sdpa_xp._display import table
-from sdpa_xp._libraries import dtype_name, is_number, library_of, share_memory
+from sdpa_xp._libraries import is_number, library_of, share_memory
+from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.caches.checks import (

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from sdpa_xp._checks.keywords import Immutable, explains_keywords
 from sdpa_xp._checks.messages import call_of, shown
 from sdpa_xp._display import nested
-from sdpa_xp._libraries import dtype_name, is_array
+from sdpa_xp._libraries import is_array
+from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError

@@ -14,17 +14,15 @@ from sdpa_xp._checks.numbers import check_integer
 from sdpa_xp._checks.shapes import check_axes
 from sdpa_xp._libraries import (
     LIBRARIES,
-    Library,
-    accumulation_dtype,
     array_signatures,
-    astype_if_needed,
     computing,
-    dtype_name,
     has_override,
     is_number,
     leading_array,
     library_of,
 )
+from sdpa_xp._libraries.base import Library
+from sdpa_xp._libraries.dtypes import accumulation_dtype, astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.layers.layer import Layer, check_mapping

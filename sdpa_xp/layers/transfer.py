@@ -5,14 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple, cast
 
 from sdpa_xp._checks.messages import shown
-from sdpa_xp._libraries import (
-    CUDA,
-    Library,
-    computing,
-    dtype_name,
-    is_array,
-    library_of,
-)
+from sdpa_xp._libraries import computing, is_array, library_of
+from sdpa_xp._libraries.base import CUDA, Library
+from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.protocols import Array, Device
 from sdpa_xp.errors import ArgumentTypeError
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from sdpa_xp._checks.keywords import explains_keywords
 from sdpa_xp._checks.numbers import frozen
-from sdpa_xp._libraries import astype_if_needed, is_traced
-from sdpa_xp._libraries.dtypes import dtype_name
+from sdpa_xp._libraries import is_traced
+from sdpa_xp._libraries.dtypes import astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.allowed import Allowed
 from sdpa_xp._tiles.questions import BlockBounds, bounds_of_list

@@ -9,16 +9,15 @@ from typing import NamedTuple, TypeAlias, cast
 from sdpa_xp._checks.arrays import check_floating, check_one_device, check_one_library, check_plain_array
 from sdpa_xp._checks.numbers import check_integer
 from sdpa_xp._libraries import (
-    FLOATING,
     access_of,
     computing,
-    dtype_name,
     has_override,
     is_number,
     library_of,
     numpy_array,
     widest_dtype,
 )
+from sdpa_xp._libraries.dtypes import FLOATING, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
 from sdpa_xp.errors import ArgumentTypeError
 

@@ -11,14 +11,8 @@ from sdpa_xp._checks.arrays import check_plain_array
 from sdpa_xp._checks.keywords import Immutable, check_instance, check_layout, explains_keywords
 from sdpa_xp._checks.numbers import check_integer, check_one_each
 from sdpa_xp._checks.shapes import HLE, headed
-from sdpa_xp._libraries import (
-    accumulation_dtype,
-    astype_if_needed,
-    computing,
-    is_number,
-    library_of,
-    widest_dtype,
-)
+from sdpa_xp._libraries import computing, is_number, library_of, widest_dtype
+from sdpa_xp._libraries.dtypes import accumulation_dtype, astype_if_needed
 from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace, Shape
 from sdpa_xp._tiles.layout import Layout
