@@ -18,7 +18,7 @@ from sdpa_xp._checks.keywords import check_layout, check_lse_base, explains_keyw
 from sdpa_xp._checks.messages import brief, shown
 from sdpa_xp._checks.numbers import check_integer
 from sdpa_xp._checks.shapes import HLE, check_known, headed
-from sdpa_xp._core.online_softmax import merge
+from sdpa_xp._core.softmax import merge
 from sdpa_xp._libraries import computing
 from sdpa_xp._libraries.dtypes import accumulation_dtype, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace

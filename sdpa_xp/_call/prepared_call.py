@@ -25,6 +25,8 @@ from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp.biases.algebra import Bias
 from sdpa_xp.masks.algebra import AllOf, Mask
 
+MOST_KNOWN = 2**12
+"""The scores of the largest call whose mask is asked once for all equal calls: its answer is an array."""
 T = TypeVar("T")
 
 
@@ -138,7 +140,9 @@ class PreparedCall(NamedTuple):
     def scores_without_dropout(self) -> Scores:
         """Return the scores of the whole call, without drawing from `rng`."""
         key = ArraySource(self.arrays["key"])
-        return Scores(self.grid, self.arrays["query"], key, self.bound_options(), answers=self.derived)
+        is_small = not self.grid.is_traced and math.prod(self.grid.shape) <= MOST_KNOWN
+        tiles: dict[Any, Any] | None = self.cached("tiles", dict) if is_small else None
+        return Scores(self.grid, self.arrays["query"], key, self.bound_options(), known_tiles=tiles)
 
     def result(self, output: Array) -> Any:
         """Return an output (..., Hq, L, Ev) in the caller's dtype and layout; for 2-D inputs without heads."""

@@ -12,9 +12,8 @@ from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks.shapes import LHE
 from sdpa_xp._core import streaming, threads
 from sdpa_xp._core.dropout import Dropout
-from sdpa_xp._core.key_value_source import ArraySource, KeyValueSource
+from sdpa_xp._core.key_value_source import KeyValueSource
 from sdpa_xp._core.nonfinite import are_finite
-from sdpa_xp._core.one_tile import one_tile
 from sdpa_xp._core.scores import BoundOptions, Scores
 from sdpa_xp._core.tile_buffers import Buffer, CallBuffers, call_buffers
 from sdpa_xp._libraries import computing, namespace_of
@@ -59,7 +58,7 @@ GroupState: TypeAlias = tuple[Array, Array | None]
 ArraysOf: TypeAlias = Callable[[Group, CallBuffers | None], GroupArrays]
 """What creates the arrays of a group, in buffers if there are some."""
 AttendOtherwise: TypeAlias = Callable[[Group, GroupArrays, Dropout | None], GroupState | None]
-"""What computes a group in another way than `_attend_group`, or returns None."""
+"""What computes a group in another way than the core, or returns None."""
 
 
 def attend_packed(
@@ -117,8 +116,15 @@ def attend_groups(
                 options = group.options._replace(dropout=dropout)
                 if is_guarded:
                     options = options._replace(finite_inputs=frozenset())
-                scores = Scores(group.grid, arrays.query, arrays.key, options)
-                state = _attend_group(call, group, scores, arrays, out, buffers, checksums, with_lse=with_lse)
+                state = streaming.attend(
+                    Scores(group.grid, arrays.query, arrays.key, options),
+                    arrays.value,
+                    group.plan,
+                    call.result_dtype,
+                    with_lse=with_lse,
+                    out=out,
+                    checksums=checksums,
+                )
         output, lse = state
         if packed is None:
             outputs[group.entries] = output
@@ -155,32 +161,6 @@ def _compute_on_device(compute: Callable[..., None], groups: Sequence[Group]) ->
     for group, of_group in zip(groups, checksums, strict=True):
         if False in [next(flags) for _ in of_group]:  # a list, so that all flags of the group are taken
             compute(group, is_guarded=True)
-
-
-def _attend_group(
-    call: PreparedCall,
-    group: Group,
-    scores: Scores,
-    arrays: GroupArrays,
-    out: Array | None,
-    buffers: CallBuffers | None,
-    checksums: list[Array] | None,
-    *,
-    with_lse: bool,
-) -> GroupState:
-    """Return the state of a group. The output is in `out`, in a buffer, or in a new array."""
-    query, key, value = arrays
-    # From the blocks of a cache, tiles copy only the keys that the mask asks for.
-    has_formula = buffers is not None and isinstance(key, ArraySource) and not with_lse
-    formula = one_tile(scores, group.plan, call.result_dtype) if has_formula else None
-    if formula is not None:
-        keys = range(group.grid.keys)
-        output = formula.attend(query, key.slice_keys(keys), value.slice_keys(keys), buffers)
-        if output is not None:
-            return output, None
-    return streaming.attend(
-        scores, value, group.plan, call.result_dtype, with_lse=with_lse, out=out, checksums=checksums
-    )
 
 
 class PackedOutput:

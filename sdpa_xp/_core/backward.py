@@ -71,7 +71,7 @@ class Forward(NamedTuple):
         grid = replace(self.scores.grid, access=TRACED)
         rows, columns = max(1, self.plan.queries), max(1, self.plan.keys)
         plan = replace(self.plan, rows=rows, columns=columns, leading_slices=(), is_loop=False)
-        return self._replace(scores=self.scores._replace(grid=grid, answers=None), plan=plan)
+        return self._replace(scores=self.scores._replace(grid=grid, known_tiles=None), plan=plan)
 
 
 class RowInputs(NamedTuple):
@@ -222,9 +222,9 @@ def _add_tile(
 ) -> Array:
     """Add the contribution of a tile; returns its contribution to the gradient of the scaled queries."""
     scores, xp, dtype = forward.scores, forward.scores.xp, forward.scores.grid.dtype
-    key = scores.keys(tile.columns)
+    key = astype_if_needed(xp, scores.key.slice_keys(tile.columns), dtype)
     value = astype_if_needed(xp, forward.value.slice_keys(tile.columns), dtype)
-    capped = scores.products(tile, inputs.query)
+    capped = scores.products(inputs.query, xp.matrix_transpose(key))
     s, allowed = scores.with_biases(tile, capped, allowed)
     for_cotangent: Allowed = True if guard == "none" else allowed
     for_inputs: Allowed = allowed if guard == "all" else True

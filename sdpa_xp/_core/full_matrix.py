@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import NamedTuple
 
-from sdpa_xp._core.online_softmax import avoid_zero_sum, finite_shift
 from sdpa_xp._core.scores import Scores
+from sdpa_xp._core.softmax import avoid_zero_sum, finite_shift
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
 from sdpa_xp._tiles.allowed import Allowed, is_masked
 from sdpa_xp._tiles.plan import Plan
@@ -95,7 +95,7 @@ def _scores_of_rows(scores: Scores, rows: range) -> tuple[Array, Allowed]:
     allowed = False if 0 in tile.shape else scores.options.mask.allowed_in(tile)
     if allowed is False:
         return xp.broadcast_to(xp.zeros_like(query[..., :1]) - math.inf, tile.shape), False
-    s, allowed = scores.masked(tile, query, allowed)
+    s, allowed = scores.of_tile(tile, query, scores.key.slices(scores.grid, transposed=True), allowed)
     return xp.broadcast_to(s, tile.shape), allowed
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from sdpa_xp._libraries import library_of
+from sdpa_xp._libraries.dtypes import astype_if_needed
 from sdpa_xp._libraries.protocols import Array
+from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import LeadingSlice, slice_leading
 
 
@@ -22,6 +24,12 @@ class KeyValueSource(Protocol):
 
     def slice_keys(self, columns: range) -> Array:
         """Return (..., H, columns, width)."""
+
+    def slices(self, grid: ScoreGrid, *, transposed: bool = False) -> Callable[[range], Array]:
+        """Return a function of `columns`, which returns them in the dtype of the grid, or also transposed.
+
+        What does not depend on the columns is done once.
+        """
 
 
 class ArraySource(NamedTuple):
@@ -41,8 +49,18 @@ class ArraySource(NamedTuple):
         return ArraySource(slice_leading(self.array, leading))
 
     def slice_keys(self, columns: range) -> Array:
-        is_whole = len(columns) == self.array.shape[-2]
-        return self.array if is_whole else self.array[..., columns.start : columns.stop, :]
+        array = self.array
+        is_whole = columns.stop - columns.start == array.shape[-2]
+        return array if is_whole else array[..., columns.start : columns.stop, :]
+
+    def slices(self, grid: ScoreGrid, *, transposed: bool = False) -> Callable[[range], Array]:
+        if self.array.dtype != grid.dtype:  # tile by tile, so that no wide copy of all keys exists
+            return _converted(self, grid, transposed)
+        if not transposed:
+            return self.slice_keys
+        array, whole = grid.xp.matrix_transpose(self.array), range(self.array.shape[-2])
+        # The whole array needs no slice, which would be an operation in a graph.
+        return lambda columns: array if columns == whole else array[..., columns.start : columns.stop]
 
 
 class PagedSource(NamedTuple):
@@ -79,3 +97,13 @@ class PagedSource(NamedTuple):
         if len(blocks) == len(blocks[0]) == 1:
             return self.pool[blocks[0][0] : blocks[0][0] + 1, :, start:stop, :]
         return library_of(self.pool).rows_in_blocks(self.pool, blocks)[..., start:stop, :]
+
+    def slices(self, grid: ScoreGrid, *, transposed: bool = False) -> Callable[[range], Array]:
+        return _converted(self, grid, transposed)
+
+
+def _converted(source: KeyValueSource, grid: ScoreGrid, transposed: bool) -> Callable[[range], Array]:
+    xp, dtype = grid.xp, grid.dtype
+    if transposed:
+        return lambda columns: xp.matrix_transpose(astype_if_needed(xp, source.slice_keys(columns), dtype))
+    return lambda columns: astype_if_needed(xp, source.slice_keys(columns), dtype)

@@ -2,7 +2,7 @@
 
 For a few hundred scores, the formula takes less time than the objects that cut a call into tiles. So what
 depends only on shapes and options is computed once, and equal calls compute the formula directly, with the same
-operations as `online_softmax`.
+operations as `softmax`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import math
 import sys
 from typing import NamedTuple, cast
 
-from sdpa_xp._core.online_softmax import avoid_zero_sum
 from sdpa_xp._core.products import matmul_grouped
-from sdpa_xp._core.scores import MOST_ANSWERED, Scores
-from sdpa_xp._core.tile_buffers import CallBuffers
+from sdpa_xp._core.scores import Scores
+from sdpa_xp._core.softmax import avoid_zero_sum
 from sdpa_xp._libraries.dtypes import LARGEST, dtype_name
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Ufuncs
 from sdpa_xp._tiles.plan import Plan
@@ -33,25 +32,18 @@ class OneTile(NamedTuple):
     least: float
     """The most negative finite score, for the maximum of a row without keys."""
 
-    def attend(
-        self, query: Array, key: Array, value: Array, buffers: CallBuffers | None = None
-    ) -> Array | None:
-        """Return the output, in a buffer if there are some; None if a masked NaN or inf may be in it."""
+    def attend(self, query: Array, key: Array, value: Array) -> Array | None:
+        """Return the output; None if a masked NaN or inf may be in it."""
         xp, functions = self.xp, self.functions
         if self.keys is not None:
             key, value = key[..., self.keys, :], value[..., self.keys, :]
-        if buffers is None:
-            scaled, of_scores, of_product = query * self.scale, None, None
-        else:
-            scaled = functions.multiply(query, self.scale, out=buffers.scaled_query.array(query.shape))
-            of_scores, of_product = buffers.scores, buffers.product
-        s = matmul_grouped(xp, scaled, functions.swapaxes(key, -1, -2), of_scores)
+        s = matmul_grouped(xp, query * self.scale, functions.swapaxes(key, -1, -2))
         if self.allowed is not None:
             s = xp.where(self.allowed, s, -math.inf)
         s -= functions.maximum.reduce(s, axis=-1, keepdims=True, initial=self.least)
         p = functions.exp(s, out=s)
         l = functions.add.reduce(p, axis=-1, keepdims=True)
-        o = matmul_grouped(xp, p, value, of_product)
+        o = matmul_grouped(xp, p, value)
         o /= avoid_zero_sum(l)
         # A masked NaN or inf shows in the sum. Keys outside of `keys` are never read.
         is_clean = self.allowed is None or math.isfinite(functions.add.reduce(o, axis=None))
@@ -71,9 +63,8 @@ def one_tile(scores: Scores, plan: Plan, dtype: Dtype) -> OneTile | None:
         return None
     keys, allowed = None, None
     if not options.is_unmasked:
-        # The answer of the mask is kept with the call, so it must be small.
-        is_large = scores.answers is not None and math.prod(grid.shape) > MOST_ANSWERED
-        tiles = [] if is_large else [*scores.tiles(range(plan.queries), plan)]
+        # The answer of the mask is kept with the call, so the call must be small.
+        tiles = [] if scores.known_tiles is None else [*scores.tiles(range(plan.queries), plan)]
         if len(tiles) != 1:
             return None
         [(tile, answer)] = tiles

@@ -14,12 +14,11 @@ from __future__ import annotations
 from typing import NamedTuple, cast
 
 from sdpa_xp._core import threads
-from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._core.nonfinite import is_finite
 from sdpa_xp._core.products import matmul_grouped
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.tile_buffers import CallBuffers, call_buffers
-from sdpa_xp._libraries import computing, exp_in_place
+from sdpa_xp._libraries import computing
 from sdpa_xp._libraries.dtypes import astype_if_needed
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.pool_plan import BlockRun, PoolPlan
@@ -88,7 +87,7 @@ def _add_run(
     blocks, sequences = slice(run.blocks.start, run.blocks.stop), sorted({*run.owners})
     p = _products(scores, rows_at(query, run.owners), key_blocks[blocks, ...])
     p -= rows_at(m, run.owners)
-    p = exp_in_place(buffers.functions, p)
+    p = buffers.functions.exp(p, out=p)
     for number, length in run.lengths:
         p[number, :, :, length:] = 0.0
     l = p @ xp.full((p.shape[-1], 1), 1.0, **options)  # a product with ones is faster than a sum of rows
@@ -106,5 +105,6 @@ def _add_run(
 
 def _products(scores: Scores, query: Array, keys: Array) -> Array:
     """Return the soft-capped scores of n queries with n blocks of keys, (n, Hq, L, size)."""
-    of_blocks = scores._replace(key=ArraySource(keys))
-    return of_blocks.products(of_blocks.tile(range(scores.grid.queries), range(keys.shape[-2])), query)
+    return scores.products(
+        query, scores.xp.matrix_transpose(astype_if_needed(scores.xp, keys, scores.grid.dtype))
+    )

@@ -13,20 +13,19 @@ def matmul_grouped(xp: Namespace, rows: Array, shared: Array, buffer: Buffer | N
     The G = Hq // H heads of a group become rows of one product, so `shared` is never repeated. The product is
     in the memory of `buffer`, if there is one.
     """
-    if rows.shape[-3] == shared.shape[-3]:
-        return _matmul(rows, shared, buffer)
     heads, length, _ = rows.shape[-3:]
-    product = _matmul(fold_groups(xp, rows, shared.shape[-3]), shared, buffer)
+    is_grouped = heads != shared.shape[-3]
+    left = fold_groups(xp, rows, shared.shape[-3]) if is_grouped else rows
+    # Leading axes that broadcast are rare, and their product is larger than either side.
+    if buffer is None or left.shape[:-2] != shared.shape[:-2]:
+        product = left @ shared
+    else:
+        product = buffer.matmul(left, shared)
+    if not is_grouped:
+        return product
     *batch, key_heads, _, columns = product.shape
     split = xp.reshape(product, (*batch, key_heads, heads // key_heads, length, columns))
     return xp.reshape(split, (*batch, heads, length, columns))
-
-
-def _matmul(left: Array, right: Array, buffer: Buffer | None) -> Array:
-    # Leading axes that broadcast are rare, and their product is larger than either side.
-    if buffer is None or left.shape[:-2] != right.shape[:-2]:
-        return left @ right
-    return buffer.matmul(left, right)
 
 
 def matmul_over_group(xp: Namespace, left: Array, right: Array, key_heads: int) -> Array:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.key_value_source import KeyValueSource
 from sdpa_xp._core.products import key_leading_slice, matmul_grouped
 from sdpa_xp._core.tile_buffers import CallBuffers
-from sdpa_xp._libraries.dtypes import LARGEST, astype_if_needed, dtype_name
+from sdpa_xp._libraries.dtypes import LARGEST, dtype_name
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp._tiles.allowed import Allowed, both, is_masked
 from sdpa_xp._tiles.plan import Plan
@@ -59,8 +59,8 @@ class BoundOptions(NamedTuple):
         return self if self.sinks is None else self._replace(sinks=slice_leading(self.sinks, leading))
 
 
-MOST_ANSWERED = 2**12
-"""The scores of the largest call whose mask is asked once for all equal calls: its answer is an array."""
+MOST_ROWS_KNOWN = 8
+"""Ranges of queries whose tiles are kept. The tasks of one range, for all heads, follow each other."""
 
 
 class Scores(NamedTuple):
@@ -76,8 +76,9 @@ class Scores(NamedTuple):
     """The batch entries and heads that these scores are for; None is all of the grid."""
     block: RowBlock | None = None
     """The queries of an iteration of a compiler's loop; None outside of such loops."""
-    answers: dict[str, Any] | None = None
-    """What equal calls keep of the answers of their mask."""
+    known_tiles: dict[tuple[range, bool], list[tuple[Tile, Allowed]]] | None = None
+    """The tiles of ranges of queries, if all heads, or equal calls, have the same: then they are found once.
+    Two threads may find the same tiles at once; one of the equal lists stays."""
     buffers: CallBuffers | None = None
     """The buffers in which the arrays of each tile are computed; with None, each tile allocates new arrays."""
 
@@ -119,33 +120,57 @@ class Scores(NamedTuple):
         keys = range(self.grid.keys)
         return keys if self.options.is_unmasked else self.options.mask.key_range(self.tile(rows, keys))
 
-    def tiles(self, rows: range, plan: Plan) -> Iterable[tuple[Tile, Allowed]]:
-        """Return the tiles of `rows` in which some pair may attend, with the answer of the mask."""
-        is_kept = self.answers is not None and not self.grid.is_traced and plan.is_one_tile
-        if self.answers is None or not is_kept or math.prod(self.grid.shape) > MOST_ANSWERED:
-            return self._tiles(rows, plan)
-        if "tiles" not in self.answers:
-            self.answers["tiles"] = [*self._tiles(rows, plan)]
-        return cast(Iterable[tuple[Tile, Allowed]], self.answers["tiles"])
+    def tiles(self, rows: range, plan: Plan, *, trims: bool = False) -> Iterable[tuple[Tile, Allowed]]:
+        """Return the tiles of `rows` in which some pair may attend, with the answer of the mask.
 
-    def _tiles(self, rows: range, plan: Plan) -> Iterator[tuple[Tile, Allowed]]:
+        With `trims` a tile lacks the first and the last queries that attend to none of its keys.
+        """
+        if self.known_tiles is None:
+            return self._tiles(rows, plan, trims)
+        tiles = self.known_tiles.get((rows, trims))
+        if tiles is None:
+            if len(self.known_tiles) >= MOST_ROWS_KNOWN:
+                self.known_tiles.clear()
+            tiles = self.known_tiles[rows, trims] = [*self._tiles(rows, plan, trims)]
+        if self.leading is None or not (self.options.biases or self.options.dropout):
+            return tiles
+        # The arrays of biases are sliced for the heads of this part.
+        return ((tile._replace(leading=self.leading), allowed) for tile, allowed in tiles)
+
+    def _tiles(self, rows: range, plan: Plan, trims: bool) -> Iterator[tuple[Tile, Allowed]]:
+        mask = self.options.mask
         for columns in plan.column_ranges(self.key_range(rows)):
             tile = self.tile(rows, columns)
-            allowed = self.options.mask.allowed_in(tile)
+            if trims and not self.options.is_unmasked:
+                tile = self.tile(mask.query_range(tile), columns)
+            allowed = mask.allowed_in(tile) if tile.rows or not trims else False
             if allowed is not False:
                 yield tile, allowed
 
-    def trimmed_tiles(self, rows: range, plan: Plan) -> Iterator[tuple[Tile, Allowed]]:
-        """Return the same tiles, without queries that attend to no key of the tile, if the mask knows them."""
-        if self.options.is_unmasked:
-            yield from ((self.tile(rows, columns), True) for columns in plan.column_ranges(range(plan.keys)))
-            return
-        for columns in plan.column_ranges(self.key_range(rows)):
-            query_range = self.options.mask.query_range(self.tile(rows, columns))
-            tile = self.tile(query_range, columns)
-            allowed = self.options.mask.allowed_in(tile) if query_range else False
-            if allowed is not False:
-                yield tile, allowed
+    def computed_tiles(
+        self, rows: range, plan: Plan, query: Array, *, leaves_mask: bool = False
+    ) -> Iterator[tuple[Tile, Array, Allowed]]:
+        """Yield the tiles of `rows` in which some pair may attend, their scores, and which pairs may attend.
+
+        Scores are (..., Hq, rows, columns), -inf where a pair may not attend. With `leaves_mask` the tiles are
+        trimmed, and the mask is left to the caller, who sets exponentials to zero. The arrays of a tile may lie
+        in buffers, which the next tile uses again.
+        """
+        keys, biases = self.key.slices(self.grid, transposed=True), self.options.biases
+        for tile, allowed in self.tiles(rows, plan, trims=leaves_mask):
+            if not leaves_mask:
+                yield tile, *self.of_tile(tile, query, keys, allowed)
+                continue
+            part = query if tile.rows == rows else query[rows_within(tile, rows)]
+            s = self.products(part, keys(tile.columns))
+            yield tile, self.with_biases(tile, s, True)[0] if biases else s, allowed
+
+    def of_tile(
+        self, tile: Tile, query: Array, keys: Callable[[range], Array], allowed: Allowed
+    ) -> tuple[Array, Allowed]:
+        """Return the scores of a tile, from its `scaled_query` and key slices; and which pairs may attend."""
+        s = self.products(query, keys(tile.columns))
+        return (s, True) if allowed is True and not self.options.biases else self.with_biases(tile, s, allowed)
 
     def scaled_query(self, rows: range) -> Array:
         """Return the queries times the scale, (..., Hq, rows, E): once for each row, not for each tile."""
@@ -159,30 +184,19 @@ class Scores(NamedTuple):
         scale = self.tile(rows, range(1)).slice(self.options.scale)
         return query * self.xp.astype(scale, self.grid.dtype, copy=False)
 
-    def keys(self, columns: range) -> Array:
-        """Return the keys, (..., H, columns, E)."""
-        return astype_if_needed(self.xp, self.key.slice_keys(columns), self.grid.dtype)
-
-    def products(self, tile: Tile, query: Array) -> Array:
-        """Return the soft-capped products of a `scaled_query` with the keys, (..., Hq, rows, columns)."""
-        xp = self.grid.xp
+    def products(self, query: Array, transposed_keys: Array) -> Array:
+        """Return the soft-capped products of a `scaled_query` with keys (..., H, E, columns)."""
+        xp, softcap = self.grid.xp, self.options.softcap
         buffer = None if self.buffers is None else self.buffers.scores
-        scores = matmul_grouped(xp, query, xp.matrix_transpose(self.keys(tile.columns)), buffer)
-        if self.options.softcap is None:
+        scores = matmul_grouped(xp, query, transposed_keys, buffer)
+        if softcap is None:
             return scores
         if buffer is None:
-            return xp.tanh(scores / self.options.softcap) * self.options.softcap
-        scores /= self.options.softcap
+            return xp.tanh(scores / softcap) * softcap
+        scores /= softcap
         scores = buffer.functions.tanh(scores, out=scores)
-        scores *= self.options.softcap
+        scores *= softcap
         return scores
-
-    def masked(self, tile: Tile, query: Array, allowed: Allowed) -> tuple[Array, Allowed]:
-        """Return the scores (..., Hq, rows, columns), -inf where a pair may not attend; and which pairs may."""
-        scores = self.products(tile, query)
-        if allowed is True and not self.options.biases:
-            return scores, True
-        return self.with_biases(tile, scores, allowed)
 
     def with_biases(self, tile: Tile, scores: Array, allowed: Allowed) -> tuple[Array, Allowed]:
         """Return `products` with the biases, -inf where a pair may not attend; and which pairs may.
@@ -200,3 +214,8 @@ class Scores(NamedTuple):
         if not isinstance(allowed, bool):
             scores = xp.where(allowed, scores, -math.inf)
         return scores, allowed
+
+
+def rows_within(tile: Tile, rows: range) -> tuple[object, ...]:
+    """Return the index of a tile's queries in an array (..., rows, width)."""
+    return (..., slice(tile.rows.start - rows.start, tile.rows.stop - rows.start), slice(None))

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 from sdpa_xp._core import threads
 from sdpa_xp._core.key_value_source import KeyValueSource, PagedSource
 from sdpa_xp._core.nonfinite import NonfiniteGuard, are_finite, checksum, is_finite
-from sdpa_xp._core.online_softmax import RowResult, attend_with_maximum
 from sdpa_xp._core.products import key_leading_slice
 from sdpa_xp._core.scores import Scores
+from sdpa_xp._core.softmax import (
+    RowResult,
+    attend_with_fixed_shift,
+    attend_with_running_shift,
+    is_accurate,
+)
 from sdpa_xp._core.tile_buffers import call_buffers
-from sdpa_xp._core.unshifted_softmax import attend_without_maximum, is_accurate
 from sdpa_xp._libraries import computing, is_traced
 from sdpa_xp._libraries.dtypes import astype_if_needed
 from sdpa_xp._libraries.programs import Loops
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
 from sdpa_xp._tiles.plan import Plan, Task
-from sdpa_xp._tiles.tile import RowBlock
+from sdpa_xp._tiles.tile import LeadingSlice, RowBlock
 
 LseOf: TypeAlias = Callable[[RowResult], Array]
 """What computes the log-sum-exp of some rows, (..., Hq, rows, 1 or 2)."""
@@ -99,7 +103,7 @@ def _attend_on_device(
     xp, row_ranges, finite = scores.xp, [*plan.row_ranges()], scores.options.finite_inputs
 
     def attend(rows: range, guard: NonfiniteGuard) -> RowResult:
-        return attend_with_maximum(scores, scores.scaled_query(rows), value, plan, rows, guard)
+        return attend_with_running_shift(scores, scores.scaled_query(rows), value, plan, rows, guard)
 
     guard = _first_guard(scores, value) if finite is None or "value" in finite else "pairs"
     results = [attend(rows, guard) for rows in row_ranges]
@@ -132,17 +136,28 @@ def _attend_in_tasks(
     """
     xp, grid = scores.xp, scores.grid
     scores = scores._replace(options=scores.options.for_tiles(grid))
+    scores = scores._replace(known_tiles={} if scores.options.mask.is_shared else None)
     has_buffers = scores.buffers is not None and not grid.is_traced
     shortcut = _Shortcut(plan.tries_without_maximum and has_buffers and scores.options.sinks is None)
 
+    parts: dict[LeadingSlice | None, _Part] = {}
+
+    def part_of(leading: LeadingSlice | None) -> _Part:
+        """Return a part of the batch entries and heads, found once. Two threads may find equal ones at once."""
+        part = parts.get(leading)
+        if part is None:
+            part = parts[leading] = _Part(
+                scores.slice_leading(leading),
+                value if leading is None else value.slice_leading(key_leading_slice(leading, scores.group)),
+                (...,) if leading is None else tuple([slice(r.start, r.stop) for r in leading]),
+            )
+        return part
+
     def write(task: Task) -> None:
-        values = value
-        if task.leading is not None:
-            values = value.slice_leading(key_leading_slice(task.leading, scores.group))
-        ranges = *(task.leading or map(range, grid.leading_shape)), task.rows
-        index = tuple(slice(r.start, r.stop) for r in ranges)
+        rows = slice(task.rows.start, task.rows.stop)
         with computing(scores.query):  # here too: a library may keep this setting for each thread
-            part = scores.slice_leading(task.leading)
+            part, values, leading = part_of(task.leading)
+            index = *leading, rows, slice(None)
             out = output[index] if shortcut.is_open and output.dtype == grid.dtype else None
             result = shortcut.attend(part, values, plan, task, out) if shortcut.is_open else None
             if result is None:
@@ -157,6 +172,15 @@ def _attend_in_tasks(
         threads.run(write, shortcut.tasks, plan.threads)
 
 
+class _Part(NamedTuple):
+    """Some batch entries and heads of a call."""
+
+    scores: Scores
+    value: KeyValueSource
+    place: tuple[object, ...]
+    """Where their results lie in (..., Hq)."""
+
+
 class _Shortcut:
     """The softmax without a maximum, which the tasks of a call try until one has failed."""
 
@@ -169,7 +193,7 @@ class _Shortcut:
         self, scores: Scores, value: KeyValueSource, plan: Plan, task: Task, out: Array | None
     ) -> RowResult | None:
         """Return the attention of a task, or None if digits are lost. It may be in `out`, which is zeros."""
-        result = attend_without_maximum(scores, scores.scaled_query(task.rows), value, plan, task.rows, out)
+        result = attend_with_fixed_shift(scores, scores.scaled_query(task.rows), value, plan, task.rows, out)
         if is_accurate(scores, value, plan, task.rows, result):
             self.tasks.append(task)
             return result
@@ -187,16 +211,16 @@ def attend_rows(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) 
     """Return the attention of one range of queries."""
     query = scores.scaled_query(rows)
     if scores.grid.is_traced:  # no value can be read, so all rows are computed in the same way
-        return attend_with_maximum(scores, query, value, plan, rows, "columns")
+        return attend_with_running_shift(scores, query, value, plan, rows, "columns")
     guard: NonfiniteGuard = "none" if scores.grid.padding is None else _first_guard(scores, value)
-    result = attend_with_maximum(scores, query, value, plan, rows, guard)
+    result = attend_with_running_shift(scores, query, value, plan, rows, guard)
     if not scores.options.may_mask:  # each NaN and inf belongs to the output
         return result
     if is_traced(result.output):  # a function of the caller has brought in a traced array
-        return attend_with_maximum(scores, query, value, plan, rows, "columns")
+        return attend_with_running_shift(scores, query, value, plan, rows, "columns")
     # A NaN or inf may come from a masked pair (see nonfinite.py): only then the rows are worth a second pass.
     if not is_finite(scores.xp, result.output, result.l):
-        return attend_with_maximum(scores, query, value, plan, rows, "pairs")
+        return attend_with_running_shift(scores, query, value, plan, rows, "pairs")
     return result
 
 
@@ -239,7 +263,7 @@ def _attend_band(
 
     def compute(start: Array) -> tuple[Array, Array | None]:
         block = scores.in_block(RowBlock(start, rows, step))
-        result = attend_with_maximum(block, block.scaled_query(band), value, plan, band, "columns")
+        result = attend_with_running_shift(block, block.scaled_query(band), value, plan, band, "columns")
         return astype_if_needed(xp, result.output, dtype), lse_of(result) if lse_of else None
 
     numbers = scores.grid.arange(0, passes)

@@ -24,22 +24,30 @@ _IDLE: dict[Hashable, list[TileBuffers]] = {}
 """Buffers that no call uses, by library, dtype and device."""
 
 
+MOST_VIEWS = 16
+"""Shapes of arrays in a buffer that are remembered; packed sequences have many."""
+
+
 class Buffer:
     """Memory for one array at a time."""
 
     def __init__(self, grid: ScoreGrid) -> None:
         self.xp, self.dtype, self.device = grid.xp, grid.dtype, grid.device
         self.functions = cast(InPlaceFunctions, sys.modules[grid.library.module])
-        self.memory = self.last = self._empty(0)
+        self.memory = self._empty(0)
+        self.views: dict[Shape, Array] = {}
+        """The memory as arrays. A call has tiles of few shapes."""
 
     def array(self, shape: Shape) -> Array:
         """Return an array of `shape` with arbitrary elements, in the memory of the array before it."""
-        if self.last.shape != shape:
-            size = math.prod(shape)
-            if self.memory.shape[0] < size:
-                self.memory = self._empty(size)
-            self.last = self.xp.reshape(self.memory[:size], shape)
-        return self.last
+        if shape in self.views:
+            return self.views[shape]
+        size = math.prod(shape)
+        if self.memory.shape[0] < size or len(self.views) == MOST_VIEWS:
+            self.views.clear()
+            self.memory = self.memory if self.memory.shape[0] >= size else self._empty(size)
+        view = self.views[shape] = self.xp.reshape(self.memory[:size], shape)
+        return view
 
     def _empty(self, size: int) -> Array:
         return self.xp.empty((size,), dtype=self.dtype, device=self.device)
@@ -59,7 +67,14 @@ class TileBuffers:
     def __init__(self, grid: ScoreGrid) -> None:
         self.scores, self.product = Buffer(grid), Buffer(grid)
         self.query, self.key, self.value = Buffer(grid), Buffer(grid), Buffer(grid)
-        self.scaled_query = Buffer(grid)
+        self.column = grid.xp.zeros((0, 1), dtype=grid.dtype, device=grid.device)
+
+    def ones(self, least: int) -> Array:
+        """Return a column of at least as many ones."""
+        if self.column.shape[0] < least:
+            scores = self.scores
+            self.column = scores.xp.full((least, 1), 1.0, dtype=scores.dtype, device=scores.device)
+        return self.column
 
 
 class CallBuffers(threading.local):
@@ -78,8 +93,7 @@ class CallBuffers(threading.local):
         self.query, self.key, self.value = buffers.query, buffers.key, buffers.value
         """Stacked sequences of a packed batch, (n, heads, length, width). Nothing else is written there, since
         they are inputs, and a call may be computed twice."""
-        self.scaled_query = buffers.scaled_query
-        self.functions = buffers.scores.functions
+        self.ones, self.functions = buffers.ones, buffers.scores.functions
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.jax import Jax
 from sdpa_xp._libraries.mlx import Mlx
 from sdpa_xp._libraries.numpy import NumPy, Strict
-from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, InPlaceFunctions, Namespace, Override
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Namespace, Override
 from sdpa_xp._libraries.torch import Torch
 
 LIBRARIES: tuple[Library, ...] = (
@@ -176,11 +176,6 @@ def as_signed(function: str, array: Array) -> Array | None:
     has_int64 = library.has_dtype(function, xp, library.device(array), "int64")
     dtype = getattr(xp, "int64" if has_int64 else "int32", None)
     return None if dtype is None else cast(Array, xp.astype(array, dtype))
-
-
-def exp_in_place(functions: InPlaceFunctions, array: Array) -> Array:
-    """Return exp of an array, in its memory."""
-    return functions.exp(array, out=array)
 
 
 def share_memory(first: Any, second: Any) -> bool:

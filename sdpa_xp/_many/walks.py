@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from sdpa_xp._core.online_softmax import finite_shift
 from sdpa_xp._core.scores import BoundOptions
+from sdpa_xp._core.softmax import finite_shift
 from sdpa_xp._libraries.dtypes import FLOATING, astype_if_needed, dtype_name
 from sdpa_xp._libraries.programs import DeviceRing
 from sdpa_xp._libraries.protocols import Array, Part

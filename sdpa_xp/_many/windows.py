@@ -15,8 +15,8 @@ from typing import NamedTuple, TypeAlias, cast
 from sdpa_xp._core import streaming
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.key_value_source import ArraySource
-from sdpa_xp._core.online_softmax import merge
 from sdpa_xp._core.scores import BoundOptions, Scores
+from sdpa_xp._core.softmax import merge
 from sdpa_xp._libraries import namespace_of
 from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp._tiles.allowed import Allowed

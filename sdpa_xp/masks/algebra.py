@@ -35,6 +35,11 @@ class Pattern(ABC):
     def allowed_in(self, tile: Tile, /) -> Allowed:
         """Return which pairs of the tile may attend; an array broadcasts to (..., Hq, rows, columns)."""
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether all batch entries and heads have the same answers, few of them arrays: tasks share these."""
+        return False
+
     def uniform(self, _tile: Tile, /) -> bool | None:
         """Return the answer if it is known to be the same for every pair; None if only `allowed_in` can tell.
 
@@ -231,6 +236,10 @@ class AllOf(Pattern):
                 break
         return allowed
 
+    @property
+    def is_shared(self) -> bool:
+        return all(pattern.is_shared for pattern in self.patterns)
+
     def uniform(self, tile: Tile) -> bool | None:
         answers = [pattern.uniform(tile) for pattern in self.patterns]
         if False in answers or not self.key_range(tile):
@@ -258,6 +267,10 @@ class AnyOf(Pattern):
                 break
         return allowed
 
+    @property
+    def is_shared(self) -> bool:
+        return all(pattern.is_shared for pattern in self.patterns)
+
     def uniform(self, tile: Tile) -> bool | None:
         answers = [pattern.uniform(tile) for pattern in self.patterns]
         if True in answers:
@@ -280,6 +293,10 @@ class NoneOf(Pattern):
     def allowed_in(self, tile: Tile) -> Allowed:
         allowed = self.pattern.allowed_in(tile)
         return not allowed if isinstance(allowed, bool) else ~allowed
+
+    @property
+    def is_shared(self) -> bool:
+        return self.pattern.is_shared
 
     def uniform(self, tile: Tile) -> bool | None:
         answer = self.pattern.uniform(tile)

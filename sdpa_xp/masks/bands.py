@@ -145,6 +145,10 @@ class Band(Pattern):
             below = _compared(tile, tile.slice_integers(self.high).values, operator.ge)
         return False if above is None or below is None else both(above, below)
 
+    @property
+    def is_shared(self) -> bool:
+        return all(side is None or isinstance(side.values, int) for side in (self.low, self.high))
+
     def uniform(self, tile: Tile) -> bool | None:
         answers = self._all_above(tile), self._all_below(tile)
         return False if False in answers else None if None in answers else True

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import environment, kernels, nonfinite, unshifted_softmax
+from internals import environment, kernels, nonfinite, softmax
 from threadpoolctl import threadpool_limits
 
 from sdpa_xp import explain, masks, scaled_dot_product_attention
@@ -42,7 +42,7 @@ def test_tiles_are_those_that_are_computed(
 ) -> None:
     weighed: list[int] = []
     product = nonfinite.matmul_grouped
-    for module in (nonfinite, unshifted_softmax):
+    for module in (nonfinite, softmax):
         monkeypatch.setattr(module, "matmul_grouped", lambda *rest: weighed.append(1) or product(*rest))
     explained = explain(*call, **rules)
     assert weighed == []

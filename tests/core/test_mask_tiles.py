@@ -201,11 +201,12 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Computed:
     """The scores themselves are zeros."""
     tiles = Computed()
 
-    def record(_: Scores, tile: Tile, _query: np.ndarray, allowed: Any) -> Any:
-        tiles.append((tile, allowed))
-        return np.zeros(tile.shape, np.float32), allowed
+    def record(self: Scores, rows: range, plan: Any, _query: np.ndarray, *, leaves_mask: bool = False) -> Any:
+        for tile, allowed in self.tiles(rows, plan, trims=leaves_mask):
+            tiles.append((tile, allowed))
+            yield tile, np.zeros(tile.shape, np.float32), allowed
 
-    monkeypatch.setattr(Scores, "masked", record)
+    monkeypatch.setattr(Scores, "computed_tiles", record)
     return tiles
 
 

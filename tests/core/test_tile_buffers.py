@@ -94,5 +94,5 @@ def test_sequences_without_keys_keep_no_memory(monkeypatch: pytest.MonkeyPatch) 
     query = np.ones((50_000, 1, 64), F)
     output = varlen_attention(query, query[:0], query[:0], [0, 50_000], [0, 0])
     assert not output.any()
-    sizes = [buffers.scaled_query.memory.nbytes for idle in tile_buffers._IDLE.values() for buffers in idle]
+    sizes = [buffers.product.memory.nbytes for idle in tile_buffers._IDLE.values() for buffers in idle]
     assert max(sizes, default=0) <= 4 * ONE_CORE.scores

@@ -20,7 +20,7 @@ F = np.float32
 def ranges_computed(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """How many ranges of queries were computed with and without a maximum."""
     count = {"with": 0, "without": 0}
-    functions = {"with": "attend_with_maximum", "without": "attend_without_maximum"}
+    functions = {"with": "attend_with_running_shift", "without": "attend_with_fixed_shift"}
     for name, function in functions.items():
         compute = getattr(streaming, function)
 

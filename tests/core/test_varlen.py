@@ -12,7 +12,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from calls import draw_named
-from internals import judge, one_tile, reference, textbook
+from internals import judge, reference, scores, textbook
 from libraries import Library
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention, varlen_attention
@@ -153,7 +153,7 @@ def test_equal_lengths_are_computed_together(
 def recorded_scores(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of all scores that are computed from now on."""
     shapes: list[tuple[int, ...]] = []
-    product = one_tile.matmul_grouped
+    product = scores.matmul_grouped
 
     def recorded(xp: Any, rows: Any, shared: Any, *buffer: Any) -> Any:
         result = product(xp, rows, shared, *buffer)
@@ -163,7 +163,7 @@ def recorded_scores(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
             shapes.append(result.shape)
         return result
 
-    monkeypatch.setattr(one_tile, "matmul_grouped", recorded)
+    monkeypatch.setattr(scores, "matmul_grouped", recorded)
     return shapes
 
 

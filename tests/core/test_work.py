@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import math
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,10 +17,9 @@ from internals import (
     backward,
     nonfinite,
     one_tile,
-    online_softmax,
     override,
     scores,
-    unshifted_softmax,
+    softmax,
 )
 from libraries import each_module
 
@@ -34,6 +35,8 @@ MOST_CALLS: dict[tuple[str, str], int] = {
     ("torch", "padding"): 96,
 }
 """Of functions of Python and C in one tiny call: to be lowered when there are fewer, not to be raised."""
+MOST_CALLS_OF_A_TILE = 25
+"""The same for each tile of a long call."""
 TINY: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"attn_mask": masks.causal()},
@@ -46,6 +49,22 @@ def share(length: int, **rules: Any) -> float:
     x = np.broadcast_to(np.float32(0), (1, 8, length, 64))
     explained = explain(x, x, x, **rules)
     return explained.tiles / explained.total_tiles
+
+
+def calls_of(function: Callable[[], object]) -> int:
+    """How many functions of Python and C a call of `function` calls in this thread."""
+    calls: list[str] = []
+
+    def count(_frame: Any, event: str, _argument: Any) -> None:
+        if event in ("call", "c_call"):
+            calls.append(event)
+
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return len(calls)
 
 
 def test_masked_tiles_cost_nothing() -> None:
@@ -82,7 +101,7 @@ def test_two_products_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
         products.append(1)
         return product(*arrays)
 
-    for module in (scores, nonfinite, unshifted_softmax):
+    for module in (scores, nonfinite, softmax):
         monkeypatch.setattr(module, "matmul_grouped", counted)
     x = np.random.default_rng(0).standard_normal((2, 1100, 16), dtype=np.float32)
     for rules in ({}, {"is_causal": True}, {"attn_mask": np.arange(1100) < 700}):
@@ -103,13 +122,14 @@ class Counted(np.ndarray):
 
 def test_a_mask_multiplies_the_scores_of_a_tile_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """exp and the mask of a tile take no memory of their own."""
-    exp, tiles = unshifted_softmax.exp_in_place, []
+    computed_tiles, tiles = scores.Scores.computed_tiles, []
 
-    def counted(xp: Any, array: np.ndarray) -> np.ndarray:
-        tiles.append(array.shape)
-        return exp(xp, array).view(Counted)
+    def counted(*arguments: Any, **keywords: Any) -> Any:
+        for tile, s, allowed in computed_tiles(*arguments, **keywords):
+            tiles.append(s.shape)
+            yield tile, s.view(Counted), allowed
 
-    monkeypatch.setattr(unshifted_softmax, "exp_in_place", counted)
+    monkeypatch.setattr(scores.Scores, "computed_tiles", counted)
     monkeypatch.setattr(Counted, "products", 0)
     x = np.random.default_rng(0).standard_normal((2, 4, 700, 16), dtype=np.float32)
     scaled_dot_product_attention(x, x, x, np.arange(700) % 3 > 0, is_causal=True)
@@ -117,25 +137,26 @@ def test_a_mask_multiplies_the_scores_of_a_tile_in_place(monkeypatch: pytest.Mon
     assert Counted.products == 0
 
 
+@pytest.mark.parametrize("rules", [{}, {"is_causal": True}], ids=["all pairs", "causal"])
+def test_functions_called_by_a_tile(rules: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In two threads they take turns in Python, so each function of a tile costs both of them time."""
+    monkeypatch.setenv("SDPA_XP_NUM_THREADS", "1")
+    x = np.random.default_rng(0).standard_normal((1, 8, 4096, 64), dtype=np.float32)
+    scaled_dot_product_attention(x, x, x, **rules)
+    calls = calls_of(partial(scaled_dot_product_attention, x, x, x, **rules))
+    tiles = explain(x, x, x, **rules).tiles
+    assert tiles > 500
+    assert 2 * tiles < calls <= MOST_CALLS_OF_A_TILE * tiles
+
+
 @pytest.mark.parametrize("name", TINY)
 @pytest.mark.parametrize("module", each_module("numpy", "torch"))
 def test_functions_called_by_a_tiny_call(module: str, name: str) -> None:
     xp: Any = importlib.import_module(module)
     x = xp.ones((1, 1, 8, 8), dtype=xp.float32)
-    calls: list[str] = []
-
-    def count(_frame: Any, event: str, _argument: Any) -> None:
-        if event in ("call", "c_call"):
-            calls.append(event)
-
-    for _ in range(2):  # the first one checks and plans, and what it finds is kept
-        calls.clear()
-        sys.setprofile(count)
-        try:
-            scaled_dot_product_attention(x, x, x, **TINY[name])
-        finally:
-            sys.setprofile(None)
-    assert 20 < len(calls) <= MOST_CALLS[module, name]
+    scaled_dot_product_attention(x, x, x, **TINY[name])  # checks and plans; what it finds is kept
+    calls = calls_of(partial(scaled_dot_product_attention, x, x, x, **TINY[name]))
+    assert 20 < calls <= MOST_CALLS[module, name]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +201,7 @@ def test_a_function_is_tried_on_few_scores(queries: int, keys: int) -> None:
 def test_five_products_a_tile_beside_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scores again, and those of the values, the weights, the queries and the keys."""
     products: list[str] = []
-    for module in (scores, nonfinite, online_softmax, backward):
+    for module in (scores, nonfinite, softmax, backward):
         for name in ("matmul_grouped", "matmul_over_group"):
             if hasattr(module, name):
                 product = getattr(module, name)

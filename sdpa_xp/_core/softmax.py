@@ -1,0 +1,237 @@
+"""The softmax of some queries, one tile of keys after the other.
+
+A row has three sums over its keys: its shift m, l, the sum of exp(score - m), and o, the sum of
+exp(score - m) * value. The output is o / l, whatever m is, unless exp overflows or loses digits.
+
+    running shift   m is the largest score so far. A new tile rescales l and o by exp(m_old - m_new).
+    fixed shift     m is 0, which saves three passes over a tile; whether digits are lost shows in the result.
+
+Milakov and Gimelshein, "Online normalizer calculation for softmax", arXiv 1805.02867, algorithm 3;
+Dao, "FlashAttention-2", arXiv 2307.08691, algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import NamedTuple, cast
+
+from sdpa_xp._core.key_value_source import KeyValueSource
+from sdpa_xp._core.nonfinite import NonfiniteGuard, weigh
+from sdpa_xp._core.products import matmul_grouped
+from sdpa_xp._core.scores import Scores, rows_within
+from sdpa_xp._core.tile_buffers import CallBuffers
+from sdpa_xp._libraries.dtypes import dtype_name
+from sdpa_xp._libraries.protocols import Array, Namespace
+from sdpa_xp._tiles.allowed import is_masked
+from sdpa_xp._tiles.plan import ONE_CORE, Plan
+
+LEAST_SUM = 2.0**-32
+"""Below this sum of a row with m = 0, the exponentials themselves may underflow."""
+MOST_UNDERFLOW = {"float32": 2.0**-74, "float64": 2.0**-970}
+"""What underflows for a key, over `LEAST_SUM`, times 2^20 keys, times 2^24 or 2^53 for the last digit."""
+
+
+class RowResult(NamedTuple):
+    """The result of a range of queries."""
+
+    output: Array
+    m: Array | None
+    """The largest score of each row, (..., Hq, rows, 1), -inf in an empty row; None if 0 was used instead."""
+    l: Array
+
+    def lse(self, xp: Namespace) -> Array:
+        """Return the log-sum-exp, (..., Hq, rows, 1)."""
+        # Without a maximum, l of an empty row is exactly 0, and its log is -inf.
+        lse = xp.log(self.l) if self.m is None else self.m + xp.log(avoid_zero_sum(self.l))
+        return self._of_rows(xp, lse)
+
+    def lse_parts(self, xp: Namespace) -> Array:
+        """Return two numbers that add up to the log-sum-exp, (..., Hq, rows, 2).
+
+        One number would lose digits of large scores: all of log(S) if every score of a row is -1e9 in float32.
+        """
+        if self.m is None:
+            parts = [xp.log(self.l), xp.zeros_like(self.l)]
+        else:
+            parts = [self.m, xp.log(avoid_zero_sum(self.l))]
+        return xp.concat([self._of_rows(xp, part) for part in parts], axis=-1)
+
+    def _of_rows(self, xp: Namespace, column: Array) -> Array:
+        """Return a column of the shape of the output, which includes the batch of the values."""
+        shape = (*self.output.shape[:-1], 1)
+        return column if column.shape == shape else xp.broadcast_to(column, shape) + 0.0
+
+
+def attend_with_running_shift(
+    scores: Scores, query: Array, value: KeyValueSource, plan: Plan, rows: range, guard: NonfiniteGuard
+) -> RowResult:
+    """Return the attention of a `scaled_query`, with the largest score of each row as m."""
+    xp, buffers, dropout = scores.grid.xp, scores.buffers, scores.options.dropout
+    state = None if scores.options.sinks is None else _state_without_keys(scores, query)
+    values = value.slices(scores.grid)
+    for tile, s, allowed in scores.computed_tiles(rows, plan, query):
+        m_new = xp.max(s, axis=-1, keepdims=True)
+        if state is not None:
+            m_new = xp.maximum(state[0], m_new)
+        shift = finite_shift(xp, m_new)
+        p = _exp(buffers, xp, s, shift)
+        l_new = xp.sum(p, axis=-1, keepdims=True)
+        # Dropout comes after the sum: the weights are normalised before some are dropped.
+        kept = p if dropout is None else dropout.apply(tile, p)
+        # No name for the values: a copy from a paged cache would live until the next copy has been made.
+        # The first tile has nothing to rescale: with one tile this is the textbook formula.
+        if state is None:
+            state = m_new, l_new, weigh(xp, kept, values(tile.columns), allowed, guard)
+            continue
+        m, l, o = state
+        rescale = xp.exp(m - shift)
+        if o is None:
+            o = weigh(xp, kept, values(tile.columns), allowed, guard)
+        elif buffers is None:
+            o = o * rescale + weigh(xp, kept, values(tile.columns), allowed, guard)
+        else:
+            o *= rescale
+            o += weigh(xp, kept, values(tile.columns), allowed, guard, buffers.product)
+        state = m_new, l * rescale + l_new, o
+    m, l, o = state or _state_without_keys(scores, query)
+    if o is None:
+        o = xp.broadcast_to(xp.zeros_like(l), (*l.shape[:-1], value.width))
+    return RowResult(o / avoid_zero_sum(l), m, l)
+
+
+def _exp(buffers: CallBuffers | None, xp: Namespace, s: Array, shift: Array) -> Array:
+    """Return exp(s - shift), in the memory of s if nothing else can hold that array."""
+    if buffers is None or s.shape[:-1] != shift.shape[:-1]:
+        return xp.exp(s - shift)
+    s -= shift
+    return buffers.functions.exp(s, out=s)
+
+
+def _state_without_keys(scores: Scores, query: Array) -> tuple[Array, Array, Array | None]:
+    """Return m, l and o of rows that have met no key: -inf and 0, or sink and 1. None is an o of 0."""
+    xp, sinks = scores.xp, scores.options.sinks
+    zero = xp.zeros_like(query[..., :1])  # on the device of the query
+    l = xp.broadcast_to(zero, (*scores.leading_shape, query.shape[-2], 1))
+    if sinks is None:
+        return zero - math.inf, l, None
+    return zero + sinks, xp.where(is_masked(sinks), l, l + 1.0), None
+
+
+def attend_with_fixed_shift(
+    scores: Scores, query: Array, value: KeyValueSource, plan: Plan, rows: range, out: Array | None
+) -> RowResult:
+    """Return the attention of a `scaled_query` with m = 0; check the result with `is_accurate`."""
+    xp, grid, leading_shape = scores.xp, scores.grid, scores.leading_shape
+    buffers, dropout = cast(CallBuffers, scores.buffers), scores.options.dropout
+    options = {"dtype": grid.dtype, "device": grid.device}
+    l = xp.zeros((*leading_shape, len(rows), 1), **options)
+    o = xp.zeros((*leading_shape, len(rows), value.width), **options) if out is None else out
+    ones, values = buffers.ones(plan.columns), value.slices(grid)
+    for tile, s, allowed in scores.computed_tiles(rows, plan, query, leaves_mask=True):
+        p = buffers.functions.exp(s, out=s)
+        if not isinstance(allowed, bool):
+            # Values and mask may have a batch that queries and keys do not have: then the product is larger.
+            fits = p.shape[:-2] == leading_shape
+            p = buffers.functions.multiply(p, allowed, out=p) if fits else p * xp.astype(allowed, p.dtype)
+        index = ... if tile.rows == rows else rows_within(tile, rows)
+        l[index] += p @ ones[: p.shape[-1], :]  # a product with ones is faster than a sum of rows
+        kept = p if dropout is None else dropout.apply(tile, p)
+        o[index] += matmul_grouped(xp, kept, values(tile.columns), buffers.product)
+    o /= avoid_zero_sum(l, LEAST_SUM)
+    return RowResult(o, None, l)
+
+
+def is_accurate(scores: Scores, value: KeyValueSource, plan: Plan, rows: range, result: RowResult) -> bool:
+    """Return whether a result is as exact with m = 0 as with the maximum.
+
+    It is if it is finite and no row has a tiny sum. Rows that attend to no key have the sum 0, which is fine.
+    With sums from `LEAST_SUM` to 1, products with very small values may underflow, so the values are checked.
+    """
+    xp, l = scores.xp, result.l
+    if not math.isfinite(float(xp.sum(result.output))) or not float(xp.max(l)) < math.inf:
+        return False
+    least = float(xp.min(l))
+    if least >= 1:
+        return True
+    if not _are_usual(scores, value, plan, rows):
+        return False
+    if least >= LEAST_SUM:
+        return True
+    return not scores.options.is_unmasked and not bool(xp.any(_has_keys(scores, plan, rows) & (l < LEAST_SUM)))
+
+
+def _are_usual(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) -> bool:
+    """Return whether tiny weights keep the digits of all values that the rows may attend.
+
+    What underflows is at most the smallest number for each key, or times the largest value. Divided by a sum of
+    `LEAST_SUM` or more, it must stay far below the last digit of the smallest value that is not 0.
+    """
+    xp, dtype, buffers = scores.xp, scores.grid.dtype, cast(CallBuffers, scores.buffers)
+    if not value.width:
+        return True
+    smallest, largest, values = 1.0, 1.0, value.slices(scores.grid)
+    # A tile of few queries has many keys, whose values would make the buffer large.
+    keys = max(1, ONE_CORE.scores // max(1, value.width * math.prod(scores.leading_shape)))
+    for columns in replace(plan, columns=min(keys, plan.columns)).column_ranges(scores.key_range(rows)):
+        of_tile = values(columns)
+        size = buffers.functions.abs(of_tile, out=buffers.product.array(of_tile.shape))
+        if math.isnan(most := float(xp.max(size))):
+            return False
+        least = float(xp.min(size))
+        if least == 0:
+            least = float(xp.min(xp.where(size <= 0, 1.0, size)))
+        largest, smallest = max(largest, most), min(smallest, least)
+    return largest * MOST_UNDERFLOW[dtype_name(dtype)] <= smallest
+
+
+def _has_keys(scores: Scores, plan: Plan, rows: range) -> Array:
+    """Return which rows may attend some key, (..., Hq, rows, 1)."""
+    xp, grid = scores.xp, scores.grid
+    shape = (*scores.leading_shape, len(rows), 1)
+    has_keys = xp.zeros(shape, dtype=xp.bool, device=grid.device)
+    for tile, allowed in scores.tiles(rows, plan, trims=True):
+        index = rows_within(tile, rows)
+        if isinstance(allowed, bool):
+            has_keys[index] = True
+        else:
+            has_keys[index] = has_keys[index] | xp.any(allowed, axis=-1, keepdims=True)
+    return has_keys
+
+
+def merge(xp: Namespace, parts: Sequence[tuple[Array, Array, Array | float]]) -> tuple[Array, Array, Array]:
+    """Merge attention over disjoint parts of the keys into attention over all keys.
+
+    Each part has its output and the two numbers of `RowResult.lse_parts`. The second number may be 0.
+    """
+    m = reduce(xp.maximum, (large for _, large, _ in parts))
+    shift = finite_shift(xp, m)
+    l, o = xp.zeros_like(m), xp.expand_dims(xp.zeros_like(m), axis=-1)
+    for output, large, small in parts:
+        weight = xp.exp(large - shift + small)
+        weighed = xp.astype(output, m.dtype, copy=False) * xp.expand_dims(weight, axis=-1)
+        l = l + weight
+        # A part without keys has weight 0, but its output might be NaN.
+        o = o + xp.where(xp.expand_dims(is_masked(large), axis=-1), 0.0, weighed)
+    total = avoid_zero_sum(l)
+    return o / xp.expand_dims(total, axis=-1), m, xp.log(total)
+
+
+def finite_shift(xp: Namespace, m: Array) -> Array:
+    """Return m, or 0 in a row without a score above -inf, because exp(-inf - -inf) is NaN.
+
+    Only -inf is replaced: a NaN must stay one, or a row that attends it would pass for an empty row.
+    """
+    return xp.where(is_masked(m), 0.0, m)
+
+
+def avoid_zero_sum(l: Array, least: float = 1.0) -> Array:
+    """Return l, or a tiny number in a row without a key, whose output is then 0 and whose log-sum-exp is -inf.
+
+    The sums of other rows are `least` or more (1 with a maximum), and do not change: the tiny number is less
+    than half of their last bit in float64. With a maximum its square is not 0 in float32, so that autograd does
+    not compute 0 / 0; without one nothing is differentiated.
+    """
+    return l + least * 2.0**-55
