@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
@@ -164,7 +164,7 @@ def _mapped_tiles(scores: Scores, plan: Plan) -> tuple[int, tuple[str, ...]]:
     return count, tuple("".join(line) for line in drawn)
 
 
-def _explain_chunks(cut: CutCall) -> Explanation:
+def _explain_chunks(cut: CutCall[Any]) -> Explanation:
     rows, columns = (max(map(len, ranges)) for ranges in cut.pieces.ranges[-2:])
     return Explanation(
         implementation="xp",

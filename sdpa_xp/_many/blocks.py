@@ -21,7 +21,7 @@ from sdpa_xp.masks.algebra import Pattern
 
 Axis: TypeAlias = int | None
 """An axis of the scores, -1 for S, -2 for L, -3 for Hq, and so on; `KEY_HEADS`; or None for any other axis."""
-KEY_HEADS = 1
+KEY_HEADS = 1  # no axis of the scores: those are negative
 QUERY_AXES: tuple[Axis, ...] = (-3, -2, None)
 KEY_AXES: tuple[Axis, ...] = (KEY_HEADS, -1, None)
 
@@ -55,7 +55,8 @@ class Pieces(NamedTuple):
     def block(self, place: Place) -> Block:
         """Return the block at a place; without a number for the keys, the block of no key."""
         ranges = self.ranges_at(place)
-        ranges = ranges if len(place) == len(self.ranges) else (*ranges, range(0))
+        if len(place) < len(self.ranges):
+            ranges = (*ranges, range(0))
         return Block(tuple(r.start for r in ranges), tuple(map(len, ranges)))
 
     def leading_places(self) -> Iterable[Place]:
@@ -77,7 +78,7 @@ class Pieces(NamedTuple):
 
     def _ranges_along(self, axis: Axis, length: int) -> tuple[range, ...]:
         """Return the pieces of an axis of an array: one if it is broadcast, or no axis of the scores."""
-        if axis is None or (length == 1 and axis != KEY_HEADS):
+        if axis is None or length == 1:
             return (range(length),)
         return self.key_heads if axis == KEY_HEADS else self.ranges[axis]
 
@@ -105,8 +106,10 @@ def cut(scores_shape: Shape, query: Chunks, key: Chunks, value: Chunks) -> Piece
     ranges = []
     for axis, length in zip(range(-3 - len(batch), -3), batch, strict=True):
         cuts = [chunks[axis] for chunks in (query, key, value) if len(chunks) >= -axis]
+        # An axis that is broadcast, of length 1, cuts nothing.
         ranges.append(_ranges({0, length}.union(*(_borders(c) for c in cuts if sum(c) == length))))
     group = heads // sum(key[-3])
+    # A task reads its key heads as one chunk: each piece of query heads belongs to one piece of key heads.
     of_heads = _head_ranges(_borders(query[-3]), _borders(key[-3]) | _borders(value[-3]), group)
     read = [range(r.start // group, -(-r.stop // group)) for r in of_heads]
     key_heads = tuple(sorted(set(read), key=lambda r: r.start))
@@ -164,7 +167,7 @@ def _ranges(cuts: set[int]) -> tuple[range, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class Slot:  # no plain int, which options hold too
     """The place of an array in bound options."""
 
     index: int
@@ -203,6 +206,7 @@ def _mapped(
         return change(value, aligned_axes((), ndim) if axes is None else axes)
     if isinstance(value, Integers):
         values = _mapped(value.values, is_leaf, change)
+        # The extremes of the whole array are not those of a block.
         return _with_extremes(values) if is_array(values) else value._replace(values=values)
     if isinstance(value, tuple):
         changed = [_mapped(item, is_leaf, change) for item in value]

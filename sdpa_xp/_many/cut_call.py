@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._core.dropout import Dropout
@@ -34,6 +34,7 @@ from sdpa_xp.biases.custom import FunctionBias
 from sdpa_xp.masks.algebra import Combined, Mask, Pattern
 from sdpa_xp.masks.custom import FunctionMask
 
+C = TypeVar("C", bound=ChunkedArrays)
 PROBE_SIDE = 8
 """Queries and keys of the tile on which a caller's function is tried."""
 
@@ -58,10 +59,10 @@ class BoundBias(Bias):
         return self.terms
 
 
-class CutCall:
+class CutCall(Generic[C]):
     """A call whose scores are cut where its arrays are cut."""
 
-    def __init__(self, call: PreparedCall, library: ChunkedArrays, dropout: Dropout | None) -> None:
+    def __init__(self, call: PreparedCall, library: C, dropout: Dropout | None) -> None:
         self.library, self.grid = library, readable_grid(call)
         arrays = dict(call.arrays)
         self.like = arrays["query"]
@@ -70,8 +71,8 @@ class CutCall:
         query, key, value = (library.chunks_of(arrays[name]) for name in ("query", "key", "value"))
         chunks = regular(query, key, value) if library.is_regular else (query, key, value)
         self.pieces = cut(self.grid.shape, *chunks)
-        self.bound = _bind_readable(call, self.grid)
-        if dropout is not None:
+        self.bound = _bind_readable(call, library, self.grid)
+        if dropout is not None:  # the words of the seed go into the tasks, if they are known
             dropout = Dropout(dropout.p, call.grid.library.known_values(dropout.seed))
         options, option_arrays = take_arrays(self.bound._replace(sinks=None, dropout=dropout))
         self.query, self.key, self.value = (
@@ -179,7 +180,7 @@ def _refused_function(call: PreparedCall) -> Exception | None:
                 part.allowed_in(tile)
             elif isinstance(part, FunctionBias):
                 part.apply(tile, scores)
-    except Exception as error:  # a caller's function may raise anything
+    except Exception as error:  # it may raise anything, and then takes the lazy arrays as a whole
         return error
     return None
 
@@ -189,42 +190,22 @@ def _flatten(modifiers: Sequence[ScoreModifier]) -> Iterator[ScoreModifier]:
         yield from _flatten(modifier.parts) if modifier.parts else (modifier,)
 
 
-def _bind_readable(call: PreparedCall, grid: ScoreGrid) -> BoundOptions:
+def _bind_readable(call: PreparedCall, library: ChunkedArrays, grid: ScoreGrid) -> BoundOptions:
     """Bind the options to a readable grid, except for masks and biases that hold arrays of unknown values."""
     known_values = call.grid.library.known_values
-    return (
-        call._replace(
-            masks=tuple(_bound_mask(call, with_arrays(mask, known_values)) for mask in call.masks),
-            biases=tuple(_bound_bias(call, with_arrays(bias, known_values)) for bias in call.biases),
-            scale=known_values(call.scale),
-            sinks=None,
-        )
-        .bind(grid)
-        ._replace(sinks=call.bound_options().sinks)
+    masks, biases = (
+        tuple(_bound_if_lazy(call, library, with_arrays(part, known_values)) for part in parts)
+        for parts in (call.masks, call.biases)
     )
+    readable = call._replace(masks=masks, biases=biases, scale=known_values(call.scale), sinks=None)
+    return readable.bind(grid)._replace(sinks=call.bound_options().sinks)
 
 
-def _lazy_maker(call: PreparedCall) -> Callable[[Any], Any]:
-    chunks = call.grid.library.chunks
-    assert chunks is not None
-    return partial(chunks.as_lazy, like=call.arrays["query"])
-
-
-def _is_lazy(modifier: ScoreModifier) -> bool:
-    return any(is_traced(array) for _, array in modifier.arrays())
-
-
-def _bound_mask(call: PreparedCall, mask: Mask) -> Mask:
-    if not _is_lazy(mask):
-        return mask
-    if isinstance(mask, Combined):
-        return type(mask)(tuple(_bound_mask(call, part) for part in mask.parts))
-    return BoundMask(with_arrays(mask, _lazy_maker(call)).bind(call.grid))
-
-
-def _bound_bias(call: PreparedCall, bias: Bias) -> Bias:
-    if not _is_lazy(bias):
-        return bias
-    if isinstance(bias, Sum):
-        return Sum(tuple(_bound_bias(call, part) for part in bias.parts))
-    return BoundBias(with_arrays(bias, _lazy_maker(call)).bind(call.grid))
+def _bound_if_lazy(call: PreparedCall, library: ChunkedArrays, modifier: Any) -> Any:
+    """Bind those parts of a mask or a bias that hold arrays of unknown values, to the grid of lazy arrays."""
+    if not any(is_traced(array) for _, array in modifier.arrays()):
+        return modifier
+    if isinstance(modifier, Combined | Sum):
+        return type(modifier)(tuple(_bound_if_lazy(call, library, part) for part in modifier.parts))
+    bound = with_arrays(modifier, partial(library.as_lazy, like=call.arrays["query"])).bind(call.grid)
+    return BoundMask(bound) if isinstance(modifier, Mask) else BoundBias(bound)

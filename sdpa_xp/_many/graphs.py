@@ -8,12 +8,10 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from itertools import product
 from typing import Any, TypeAlias
 
-from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._libraries.dask import DaskGraphs
 from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.protocols import Array, Chunks, Dtype, Key
@@ -42,24 +40,23 @@ Contributions: TypeAlias = Mapping[tuple[int, ...], list[Key]]
 """The tasks that contribute to each block of a gradient."""
 
 
-class GraphCall(CutCall):
+class GraphCall(CutCall[DaskGraphs]):
     """A call that becomes a graph of tasks."""
 
-    def __init__(self, call: PreparedCall, graphs: DaskGraphs, dropout: Dropout | None) -> None:
-        super().__init__(call, graphs, dropout)
-        self.graphs = graphs
-        self.token = graphs.token(self.shared, [graphs.name_of(array) for array in self.inputs])
+    @cached_property
+    def token(self) -> str:
         """A text that is the same for equal calls of the same arrays, and else another."""
+        return self.library.token(self.shared, [self.library.name_of(array) for array in self.inputs])
 
     def attend(self, dtype: Dtype, *, in_parts: bool = False) -> tuple[Array, Array]:
         """Return output (..., Hq, L, Ev) in `dtype`, and log-sum-exp (..., Hq, L) in the accumulation dtype.
 
         With `in_parts` the log-sum-exp is (..., Hq, L, 2), as in `streaming.attend`. Both are lazy.
         """
-        tasks = Stages(self.graphs, self.token, dtype_name(dtype), in_parts)
+        tasks = Stages(self.library, self.token, dtype_name(dtype), in_parts)
         for rows in self.rows():
             keys = [self._partial(tasks, place) for place in self.blocks_of(rows)]
-            if not keys:
+            if not keys:  # the output needs a state of the dtype and the library that only a chunk shows
                 compute = partial(empty_state, self.shared, self.pieces.block(rows), self.width)
                 keys = [tasks.add("partial", (*rows, "none"), compute, self.key_of(self.query, (*rows, 0)))]
             keys = tasks.reduce("merge", rows, merged, keys)
@@ -76,7 +73,7 @@ class GraphCall(CutCall):
 
     def scores(self, dtype: Dtype) -> Array:
         """Return the scores, (..., Hq, L, S), lazily."""
-        tasks = Stages(self.graphs, self.token, dtype_name(dtype))
+        tasks = Stages(self.library, self.token, dtype_name(dtype))
         for rows in self.rows():
             for place in self.blocks_of(rows):
                 compute = partial(block_scores, self.shared, self.pieces.block(place), dtype_name(dtype))
@@ -85,7 +82,7 @@ class GraphCall(CutCall):
 
     def weights(self, dtype: Dtype) -> Array:
         """Return the weights, (..., Hq, L, S), lazily."""
-        tasks = Stages(self.graphs, self.token, dtype_name(dtype))
+        tasks = Stages(self.library, self.token, dtype_name(dtype))
         for rows in self.rows():
             places, keys = self.blocks_of(rows), []
             for place in places:
@@ -114,9 +111,9 @@ class GraphCall(CutCall):
         `lse` is in parts. `names` are those of the caller's floating arrays, as for `gradient_targets`.
         """
         axes = aligned_axes(QUERY_AXES, cotangent.ndim)
-        cotangent = self.graphs.in_chunks(cotangent, self.pieces.chunks(cotangent.shape, axes), self.like)
+        cotangent = self.library.in_chunks(cotangent, self.pieces.chunks(cotangent.shape, axes), self.like)
         of_rows = [AlignedArray(array, axes) for array in (cotangent, output, lse)]
-        tasks = Stages(self.graphs, self.token, self.graphs.name_of(cotangent))
+        tasks = Stages(self.library, self.token, self.library.name_of(cotangent))
         contributions = self._contributions(tasks, of_rows, targets, tuple(names))
         computed = {}
         for target, of_target in targets.items():
@@ -160,8 +157,8 @@ class GraphCall(CutCall):
 
     def _add_sums(self, tasks: Stages, target: str, chunks: Chunks, contributions: Contributions) -> list[str]:
         """Add the tasks that sum the contributions to each block of a gradient, and return their stages."""
-        stage, part, at_once = f"sum-{target}", f"sum-{target}-part", self.graphs.merged_at_once()
-        pick = partial(total_of, target)
+        stage, part, at_once = f"sum-{target}", f"sum-{target}-part", self.library.merged_at_once()
+        pick = partial(total_of, target)  # a task of a block returns what it contributes to all gradients
         query_key = self.key_of(self.query, (0,) * len(self.pieces.ranges))
         for numbers in product(*(range(len(lengths)) for lengths in chunks)):
             keys = contributions.get(numbers, [])
@@ -173,7 +170,7 @@ class GraphCall(CutCall):
             else:
                 groups = range(0, len(keys), at_once)
                 picked = [tasks.add(part, (*numbers, n), pick, keys[n : n + at_once]) for n in groups]
-                tasks.add(stage, numbers, total, tasks.reduce(part, (*numbers, -1), total, picked))
+                tasks.add(stage, numbers, total, tasks.reduce(part, numbers, total, picked))
         return [part, stage]
 
     def _all_pairs(self, tasks: Stages, stages: list[str], empty: float, dtype: Dtype) -> Array:
@@ -192,7 +189,7 @@ class GraphCall(CutCall):
     ) -> Array:
         """Return the array of the last of `stages`, which needs the others, and `more` inputs."""
         inputs = [*self.inputs, *more]
-        array: Array = self.graphs.array(tasks.graph(stages), inputs, chunks, dtype, self.like)
+        array: Array = self.library.array(tasks.graph(stages), inputs, chunks, dtype, self.like)
         return array
 
 

@@ -26,9 +26,10 @@ from sdpa_xp.masks.algebra import AllOf, And, Mask
 
 def attend(call: PreparedCall, ring: DeviceRing) -> Array:
     """Return the output (..., Hq, L, Ev) of a call, computed by the devices of a ring."""
-    grid = replace(call.grid, device=None, access=TRACED)
+    grid = replace(call.grid, device=None, access=TRACED)  # one program: its arrays are on no certain device
     schedule = plan_ring(ring.size, grid.queries, grid.keys, may_meet(call))
     bound = call.bind(replace(call.grid, device=None, access=call.grid.access._replace(waits=False)))
+    # Sinks join the states at the end, once for each row.
     options, aligned = take_arrays(bound._replace(sinks=None, dropout=call.draw_dropout()))
     arrays, axes = [array.array for array in aligned], [array.axes for array in aligned]
     ring_call = RingCall(ring, schedule, grid, options, tuple(axes))
@@ -79,5 +80,6 @@ def may_meet(call: PreparedCall) -> Callable[[range, range], bool]:
     for part in parts:
         if all(known_values(array) is not array for _, array in part.arrays()):
             known.append(with_arrays(part, known_values))
+    # A mask left out of an intersection allows more pairs, so no block is skipped that has one.
     pattern = AllOf(tuple(mask.bind(grid) for mask in known))
     return lambda rows, columns: pattern.uniform(Tile(rows, columns, grid)) is not False

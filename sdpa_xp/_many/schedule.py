@@ -81,6 +81,7 @@ class Schedule(NamedTuple):
     def cost(self) -> tuple[float, int, int]:
         """The pairs that the busiest device of each step computes, then what travels, then the pieces."""
         busiest = sum(max(self.blocks_at(step)) for step in range(self.devices))
+        # All devices wait for the slowest before keys travel on, so each step counts its busiest device.
         return busiest / self.pieces_each**2, self.hops + self.is_zigzag, self.pieces_each
 
 
@@ -160,6 +161,6 @@ def _halves(array: Array, axis: int) -> tuple[Array, Array]:
 
 def _joined_by_parity(ring: DeviceRing, xp: Namespace, first: Array, second: Array, axis: int) -> Array:
     """Join two halves, on devices with odd numbers the other way round."""
-    is_even = ring.number() % 2 <= 0
+    is_even = ring.number() % 2 <= 0  # `==` would be a bool for the type checker
     halves = xp.where(is_even, first, second), xp.where(is_even, second, first)
     return xp.concat(halves, axis=axis)

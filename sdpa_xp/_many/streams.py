@@ -8,12 +8,10 @@ states.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Iterable, Mapping
+from functools import partial, reduce
 from typing import NamedTuple
 
-from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._libraries import namespace_of
 from sdpa_xp._libraries.cubed import CubedStreams
 from sdpa_xp._libraries.dtypes import dtype_name
@@ -29,12 +27,8 @@ TILES = 2**24
 """Bytes for the tiles of scores of a task, with what is computed from them: several times `ONE_CORE`."""
 
 
-class StreamedCall(CutCall):
+class StreamedCall(CutCall[CubedStreams]):
     """A call whose chunks of queries are folded over streams of keys."""
-
-    def __init__(self, call: PreparedCall, streams: CubedStreams, dropout: Dropout | None) -> None:
-        super().__init__(call, streams, dropout)
-        self.streams = streams
 
     def attend(self, dtype: Dtype) -> tuple[Array, Array]:
         """Return output (..., Hq, L, Ev) in `dtype`, and log-sum-exp (..., Hq, L), lazily."""
@@ -49,8 +43,10 @@ class StreamedCall(CutCall):
             streams = [[self.key_of(array, place) for place in places] for array in aligned]
             return [self.key_of(self.query, (*rows, 0)), *streams]
 
+        # cubed refuses a task that may need more than `allowed_mem`, so these are upper bounds: numbers count
+        # as float64, and a merge holds two states, one of them weighed, their sum and the result.
         state_bytes = math.prod(max(lengths) for lengths in chunks[:-1]) * (self.width + 2) * 8
-        states = self.streams.array(
+        states = self.library.array(
             "attention-partial",
             partial(folded, fold),
             blocks_of_fold,
@@ -62,14 +58,14 @@ class StreamedCall(CutCall):
 
         def blocks_of_rows(block_id: tuple[int, ...]) -> list[Key | list[Key]]:
             rows = block_id[: len(chunks) - 1]
-            name = self.streams.name_of(states)
+            name = self.library.name_of(states)
             return [[(name, *rows, group) for group in range(groups)], *self.sinks_of(rows)]
 
         inputs = [states, *([] if self.sinks is None else [self.sinks.array])]
 
         def array(name: str, function: partial[Array], chunks: Chunks, dtype: Dtype) -> Array:
             memory = 5 * state_bytes
-            lazy: Array = self.streams.array(name, function, blocks_of_rows, inputs, chunks, dtype, memory)
+            lazy: Array = self.library.array(name, function, blocks_of_rows, inputs, chunks, dtype, memory)
             return lazy
 
         output = partial(output_of_folds, dtype_name(dtype))
@@ -81,7 +77,7 @@ class StreamedCall(CutCall):
     def _extra_memory(self) -> int:
         """Return a task's memory besides chunks and states: wider copies, the next chunks, and tiles."""
         sizes = [
-            math.prod(max(lengths) for lengths in self.streams.chunks_of(array.array)) * 8
+            math.prod(max(lengths) for lengths in self.library.chunks_of(array.array)) * 8
             for array in (self.query, self.key, self.value, *self.arrays)
         ]
         return 2 * sum(sizes) + TILES
@@ -111,11 +107,14 @@ def folded(
     block_id: tuple[int, ...],
 ) -> Array:
     """Return the state of a chunk of queries over a stream of chunks of keys, (..., Hq, L, Ev + 2)."""
-    state: State | None = None
-    for place, key, value, *blocks in zip(fold.places(block_id), keys, values, *arrays, strict=True):
-        new = partial_state(fold.call, fold.pieces.block(place), query, key, value, *blocks)
-        state = new if state is None else merged([state, new])
-    if state is None:
+    places = fold.places(block_id)
+    states = (
+        partial_state(fold.call, fold.pieces.block(place), query, key, value, *blocks)
+        for place, key, value, *blocks in zip(places, keys, values, *arrays, strict=True)
+    )
+    if places:
+        state = reduce(_merge_two, states)
+    else:
         state = empty_state(fold.call, fold.pieces.block(block_id[:-1]), fold.width, query)
     xp = namespace_of(state[0])
     return xp.concat([state[0], *(xp.expand_dims(column, axis=-1) for column in state[1:])], axis=-1)
@@ -123,17 +122,18 @@ def folded(
 
 def output_of_folds(dtype: str, states: Iterable[Array], *sinks: Array) -> Array:
     """Merge a stream of states, and return the output."""
-    return output_of(dtype, [_merged_stream(states)], *sinks)
+    return output_of(dtype, [_merge_stream(states)], *sinks)
 
 
 def lse_of_folds(states: Iterable[Array], *sinks: Array) -> Array:
     """Merge a stream of states, and return the log-sum-exp."""
-    return lse_of([_merged_stream(states)], *sinks)
+    return lse_of([_merge_stream(states)], *sinks)
 
 
-def _merged_stream(states: Iterable[Array]) -> State:
-    parts: Iterator[State] = ((state[..., :-2], state[..., -2], state[..., -1]) for state in states)
-    whole = next(parts)
-    for part in parts:
-        whole = merged([whole, part])
-    return whole
+def _merge_stream(states: Iterable[Array]) -> State:
+    """Merge what `folded` has returned, one state at a time, so that no task holds more than two."""
+    return reduce(_merge_two, ((state[..., :-2], state[..., -2], state[..., -1]) for state in states))
+
+
+def _merge_two(one: State, other: State) -> State:
+    return merged([one, other])

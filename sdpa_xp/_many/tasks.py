@@ -186,6 +186,7 @@ def to_library_of(array: Array, block: Array) -> Array:
     library = library_of(array)
     if library_of(block) is library:
         return block
+    # Ids or slopes that were NumPy's beside chunks of another library, which may convert to another dtype.
     xp = library.namespace(array)
     dtype = getattr(xp, str(block.dtype))
     return xp.asarray(block, dtype=dtype, device=library.device(array))
@@ -201,6 +202,7 @@ def _task(
             window = Window(_whole_grid(call, query), *block)
             options = put_blocks(call.options, [to_library_of(query, array) for array in arrays])
             scores = window_scores(window, query, key, options)
+            # The scheduler runs as many tasks at a time as it has cores, and each would start as many threads.
             with threads.one_blas_thread(scores.grid.uses_our_threads):
                 yield scores
     except Exception as error:  # each error goes on; a caller's function may raise any

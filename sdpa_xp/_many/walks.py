@@ -61,14 +61,32 @@ class RingCall(NamedTuple):
 
 
 class BlockPlace(NamedTuple):
-    """Which queries of this device meet which keys: numbers that are known on the device."""
+    """Which queries of this device meet which keys. Only the device knows these numbers."""
 
     row: Array
     """The first query among those of the device."""
     column: Array
     """The first key among those that have come by."""
-    query_start: Array
-    key_start: Array
+    window: WindowPlace
+    """The place among all queries and keys."""
+
+    def rows(self, axis: int = -2) -> list[Part]:
+        """Return the queries of the block, of those of the device."""
+        return [Part(axis, self.row, self.window.queries)]
+
+    def columns(self) -> list[Part]:
+        """Return the keys of the block, of those that have come by."""
+        return [Part(-2, self.column, self.window.keys)]
+
+    def parts_of(self, array: Array, axes: tuple[Axis, ...]) -> list[Part]:
+        """Return the block's part of an array of the options, which has the device's rows and all columns."""
+        parts = []
+        for number, along, length in zip(range(-array.ndim, 0), axes, array.shape, strict=True):
+            if along == -2 and length > 1:
+                parts.append(Part(number, self.row, self.window.queries))
+            elif along == -1 and length > 1:
+                parts.append(Part(number, self.window.key_start, self.window.keys))
+        return parts
 
 
 class Gradients(NamedTuple):
@@ -81,42 +99,19 @@ class Gradients(NamedTuple):
 
 def operands_of(call: RingCall, operands: Operands, place: BlockPlace) -> Operands:
     """Return the part of what a device holds that belongs to a block."""
-    part, columns = call.ring.part, columns_of(call, place)
+    part, arrays = call.ring.part, zip(operands.arrays, call.axes, strict=True)
     return Operands(
-        part(operands.query, rows_of(call, place)),
-        part(operands.key, columns),
-        part(operands.value, columns),
-        tuple(part(array, parts_of_array(call, n, array, place)) for n, array in enumerate(operands.arrays)),
+        part(operands.query, place.rows()),
+        part(operands.key, place.columns()),
+        part(operands.value, place.columns()),
+        tuple(part(array, place.parts_of(array, axes)) for array, axes in arrays),
     )
-
-
-def rows_of(call: RingCall, place: BlockPlace, axis: int = -2) -> list[Part]:
-    """Return the queries of a block, of those of the device."""
-    return [Part(axis, place.row, call.schedule.queries)]
-
-
-def columns_of(call: RingCall, place: BlockPlace) -> list[Part]:
-    """Return the keys of a block, of those that have come by."""
-    return [Part(-2, place.column, call.schedule.keys)]
-
-
-def parts_of_array(call: RingCall, number: int, array: Array, place: BlockPlace) -> list[Part]:
-    """Return a block's part of one of `Operands.arrays`, which has the rows of the device, and all columns."""
-    parts = []
-    for axis, length in zip(range(-array.ndim, 0), array.shape, strict=True):
-        along = call.axes[number][axis]
-        if along == -2 and length > 1:
-            parts.append(Part(axis, place.row, call.schedule.queries))
-        elif along == -1 and length > 1:
-            parts.append(Part(axis, place.key_start, call.schedule.keys))
-    return parts
 
 
 def state_of(call: RingCall, block: Operands, place: BlockPlace) -> State:
     """Return attention of a block: some queries of this device against some keys that have come by."""
-    lengths = call.schedule.queries, call.schedule.keys
-    window = PlacedWindow(call.grid, WindowPlace(place.query_start, place.key_start, *lengths))
-    scores = window_scores(window, block.query, block.key, put_blocks(call.options, block.arrays))
+    options = put_blocks(call.options, block.arrays)
+    scores = window_scores(PlacedWindow(call.grid, place.window), block.query, block.key, options)
     return window_state(scores, block.value)
 
 
@@ -149,9 +144,9 @@ def _attend(call: RingCall, operands: Operands) -> State:
             new = state_of(call, operands_of(call, present, place), place)
             output, large, small = merge_states([_rows_of(call, state, place), new])
             return (
-                ring.with_part(state[0], output, rows_of(call, place)),
-                ring.with_part(state[1], large, rows_of(call, place, -1)),
-                ring.with_part(state[2], small, rows_of(call, place, -1)),
+                ring.with_part(state[0], output, place.rows()),
+                ring.with_part(state[1], large, place.rows(-1)),
+                ring.with_part(state[2], small, place.rows(-1)),
             )
 
         return travelling, _at_blocks(call, step, compute, state)
@@ -184,26 +179,28 @@ def _gradients(call: RingCall, operands: Operands, state: State, cotangents: Sta
         ) -> tuple[KeysAndValues, Gradients]:
             (of_key, of_value), staying = sums
             contribution = _gradients_of_block(call, present, place, state, cotangents, floating)
-            columns = columns_of(call, place)
             of_arrays = tuple(
-                added(total, part, parts_of_array(call, number, operands.arrays[number], place))
+                added(total, part, place.parts_of(total, call.axes[number]))
                 for total, part, number in zip(staying.arrays, contribution.arrays, floating, strict=True)
             )
-            of_query = added(staying.query, contribution.query, rows_of(call, place))
-            of_keys = added(of_key, contribution.key, columns), added(of_value, contribution.value, columns)
-            return of_keys, Gradients(of_query, of_arrays)
+            of_query = added(staying.query, contribution.query, place.rows())
+            of_key = added(of_key, contribution.key, place.columns())
+            of_value = added(of_value, contribution.value, place.columns())
+            return (of_key, of_value), Gradients(of_query, of_arrays)
 
         return _at_blocks(call, step, compute, (travelling, staying))
 
     keys = operands.key, operands.value
     nothing = zeros(operands.key), zeros(operands.value)
     staying = Gradients(zeros(operands.query), tuple(zeros(operands.arrays[number]) for number in floating))
+    # A device's own keys come first, whose gradients need not travel.
     of_keys, staying = meet(keys, nothing, staying, _number(call, 0))
     for walk in call.schedule.walks:
         steps = tuple(step for step in walk.steps if step)
         if steps:
             begun = ring.sent(keys, walk.direction)
             travelled, staying = _walk(call, walk.direction, steps, begun, nothing, staying, meet)
+            # Gradients that went along for s steps go home at once, not on around the ring.
             home = ring.sent(travelled, -steps[-1])
             of_keys = of_keys[0] + home[0], of_keys[1] + home[1]
     of_arrays = dict(zip(floating, staying.arrays, strict=True))
@@ -238,6 +235,7 @@ def _gradients_of_block(
         return state_of(call, Operands(query, key, value, tuple(arrays)), place)
 
     differentiated = (*block[:3], *(block.arrays[number] for number in floating))
+    # In the accumulation dtype, so that what blocks contribute is not rounded before it is added up.
     wide = [astype_if_needed(xp, array, call.grid.dtype) for array in differentiated]
     (of_block, large_of_block, small_of_block), pull_back = call.ring.pullback(compute, *wide)
     output, large, small = _rows_of(call, state, place)
@@ -268,6 +266,7 @@ def _walk(
         travelling, staying = meet(keys, travelling, staying, step)
         return following, ring.sent(travelling, direction), staying
 
+    # The last keys are sent to no one.
     keys, travelling, staying = ring.repeated(go, (keys, travelling, staying), steps[:-1])
     return meet(keys, travelling, staying, _number(call, steps[-1]))
 
@@ -283,13 +282,10 @@ def _at_blocks(call: RingCall, step: Array, compute: Callable[[BlockPlace, T], T
     def meet_block(state: T, number: Array) -> T:
         row, column = number // count, number % count
         of_queries, of_keys = pieces[me, row], pieces[owner, column]
-        place = BlockPlace(
-            row * schedule.queries,
-            column * schedule.keys,
-            of_queries * schedule.queries,
-            of_keys * schedule.keys,
-        )
-        if schedule.is_full:
+        queries, keys = schedule.queries, schedule.keys
+        window = WindowPlace(of_queries * queries, of_keys * keys, queries, keys)
+        place = BlockPlace(row * queries, column * keys, window)
+        if schedule.is_full:  # no branch, which the compiler would have to keep
             return compute(place, state)
         return ring.only_if(meets[of_queries, of_keys], lambda state: compute(place, state), state)
 
@@ -298,8 +294,8 @@ def _at_blocks(call: RingCall, step: Array, compute: Callable[[BlockPlace, T], T
 
 def _rows_of(call: RingCall, state: State, place: BlockPlace) -> State:
     output, large, small = state
-    part, rows = call.ring.part, rows_of(call, place, -1)
-    return part(output, rows_of(call, place)), part(large, rows), part(small, rows)
+    part, rows = call.ring.part, place.rows(-1)
+    return part(output, place.rows()), part(large, rows), part(small, rows)
 
 
 def _number(call: RingCall, number: int) -> Array:

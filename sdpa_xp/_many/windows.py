@@ -47,6 +47,7 @@ class Window(NamedTuple):
     def grid(self) -> ScoreGrid:
         """The grid of the window alone."""
         *batch, heads, queries, keys = self.shape
+        # Masks and dropout ask the whole grid for the numbers of batch entries.
         return replace(self.whole, batch=tuple(batch), heads=heads, queries=queries, keys=keys, entries=None)
 
     def tile_of_whole(self, tile: Tile) -> Tile:
@@ -84,7 +85,9 @@ class PlacedWindow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedPattern(Pattern):
-    """A mask of the whole grid, asked about a window. A place that is not known leaves all else open."""
+    """A mask of the whole grid, asked about a window whose place only a device knows."""
+
+    # So nothing is known of its pairs before the run: it has no `uniform`, and skips no keys or queries.
 
     window: Window | PlacedWindow
     pattern: Pattern
@@ -144,7 +147,7 @@ class WindowDropout(Dropout):
 def window_scores(window: Window | PlacedWindow, query: Array, key: Array, options: BoundOptions) -> Scores:
     """Return the scores of a window; the options are bound to the whole grid, with the window's arrays."""
     mask, dropout = options.mask, options.dropout
-    if not isinstance(mask, AllOf) or mask.patterns:
+    if not isinstance(mask, AllOf) or mask.patterns:  # a call without a mask asks about no tile
         mask = WindowPattern(window, mask) if isinstance(window, Window) else PlacedPattern(window, mask)
     of_window = options._replace(
         mask=mask,
