@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._checks.keywords import Implementation, check_flag, explains_keywords
-from sdpa_xp._checks.numbers import IntegersLike, check_window, frozen
+from sdpa_xp._checks.numbers import IntegersLike, check_integer, frozen
 from sdpa_xp._checks.shapes import LHE
 from sdpa_xp._libraries.protocols import AnyArray
 from sdpa_xp.attention import compute_output
@@ -86,10 +86,19 @@ def dot_product_attention(
         raise ArgumentValueError(function, rule, {"return_residual": True}, hint)
     masks = [] if mask is None else [as_mask(function, "mask", mask, "mask")]
     if local_window_size is not None:
-        masks.append(SlidingWindow(*check_window(function, "local_window_size", local_window_size)))
+        masks.append(SlidingWindow(*_checked_window(function, local_window_size)))
     if query_seq_lengths is not None or key_value_seq_lengths is not None:
         names = ("key_value_seq_lengths", "query_seq_lengths")
         masks.append(Padding(frozen(key_value_seq_lengths), frozen(query_seq_lengths), names))
     joined = functools.reduce(operator.and_, masks) if masks else None
     options = CallOptions(joined, bias, is_causal, scale, layout=LHE, implementation=implementation)
     return compute_output(function, query, key, value, options)
+
+
+def _checked_window(function: str, value: object) -> tuple[int, int]:
+    """Check the reach of a window, one integer or (left, right), and return (left, right)."""
+    name, widths = "local_window_size", value if isinstance(value, tuple | list) else (value, value)
+    if len(widths) != 2:
+        raise ArgumentValueError(function, f"`{name}` must be an integer or (left, right)", {name: value})
+    left, right = (check_integer(function, name, width, least=0) for width in widths)
+    return left, right

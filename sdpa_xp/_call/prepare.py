@@ -19,23 +19,19 @@ from sdpa_xp._checks.arrays import (
     refuse_other_kind,
     warn_if_zeros_and_ones,
 )
-from sdpa_xp._checks.keywords import (
-    check_flag,
-    check_implementation,
-    check_layout,
-    check_rng,
-    check_softmax_dtype,
-)
-from sdpa_xp._checks.numbers import check_probability, check_scale, check_softcap
+from sdpa_xp._checks.keywords import Implementation, check_flag, check_layout, check_rng, refuse_missing_kernel
+from sdpa_xp._checks.numbers import check_number, check_probability, check_softcap
 from sdpa_xp._checks.shapes import HLE, check_appended, check_shapes
 from sdpa_xp._core.environment import asked_threads
 from sdpa_xp._libraries import access_of, array_signatures, computing, is_array, library_of, namespace_of
-from sdpa_xp._libraries.dtypes import accumulation_dtype
-from sdpa_xp._libraries.protocols import Array, Shape
+from sdpa_xp._libraries.base import Library
+from sdpa_xp._libraries.dtypes import accumulation_dtype, dtype_name
+from sdpa_xp._libraries.protocols import Array, Device, Dtype, Namespace, Shape
 from sdpa_xp._tiles.layout import swap_heads_and_length
 from sdpa_xp._tiles.modifier import PLAIN_TYPES, ScoreModifier
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp.biases.algebra import ArrayBias, Bias, as_bias
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks.algebra import Mask, as_mask
 from sdpa_xp.masks.bands import Causal
 
@@ -119,7 +115,7 @@ def _validated(
     cache_shapes: tuple[Shape, Shape] | None,
     has_kernels: bool,
 ) -> PreparedCall:
-    implementation = check_implementation(function, options.implementation, kernels=has_kernels)
+    implementation = _check_implementation(function, options.implementation, kernels=has_kernels)
     check_layout(function, options.layout)
     layout = str(options.layout)
     library = library_of(inputs["query"])
@@ -140,7 +136,7 @@ def _validated(
         check_appended(function, sizes.queries, sizes.keys)
     input_accumulation_dtype = accumulation_dtype(xp, query.dtype)
     device = library.device(query)
-    dtype = check_softmax_dtype(function, options.softmax_dtype, input_accumulation_dtype, library, xp, device)
+    dtype = _check_softmax_dtype(function, options.softmax_dtype, input_accumulation_dtype, library, xp, device)
     grid = ScoreGrid(
         function=function,
         library=library,
@@ -166,6 +162,9 @@ def _validated(
             check_floating(function, name, arrays[name])
         elif name in arrays:
             check_added_dtype(function, name, arrays[name], query.dtype, dtype)
+    scale: float | Array | None = arrays.get("scale")
+    if scale is None and options.scale is not None:
+        scale = check_number(function, "scale", options.scale, dtype)
     dropout_p = check_probability(function, "dropout_p", options.dropout_p)
     check_rng(function, options.rng, library, needed=dropout_p > 0)
     least = len(sizes.batch) + 3 if grid.needs_all_axes else 3
@@ -177,7 +176,7 @@ def _validated(
         sizes=sizes,
         masks=masks,
         biases=biases,
-        scale=arrays["scale"] if "scale" in arrays else check_scale(function, options.scale, dtype),
+        scale=scale,
         softcap=check_softcap(function, options.softcap, dtype),
         sinks=arrays.get("sinks"),
         dropout_p=dropout_p,
@@ -217,3 +216,34 @@ def _to_heads_first(grid: ScoreGrid, inputs: Mapping[str, Any], layout: str) -> 
         for name, array in inputs.items()
     }
     return {name: grid.in_all_axes(array) for name, array in with_heads.items()}
+
+
+def _check_implementation(function: str, value: object, *, kernels: bool) -> Implementation | None:
+    """Check for None, "xp", or "native" if vendors have `kernels` for the function."""
+    if value is None:
+        return None
+    if isinstance(value, str) and value == "xp":
+        return "xp"
+    if isinstance(value, str) and value == "native":
+        if kernels:
+            return "native"
+        refuse_missing_kernel(function, "no vendor has a kernel for this function")
+    rule = "`implementation` must be None or 'xp', the portable one" + ", or 'native'" * kernels
+    raise ArgumentValueError(function, rule, {"implementation": repr(value)})
+
+
+def _check_softmax_dtype(
+    function: str, value: object, default: Dtype, library: Library, xp: Namespace, device: Device
+) -> Dtype:
+    """Return the dtype of the scores: `default`, or the wider dtype that the caller chose."""
+    if value is None:
+        return default
+    chosen, least = dtype_name(value), dtype_name(default)
+    if chosen not in ("float32", "float64") or chosen < least:  # their names compare like their widths
+        rule = "`softmax_dtype` must be None, or float32 or float64 and no narrower than the scores"
+        hint = "A narrower one would only lose digits."
+        raise ArgumentValueError(function, rule, {"softmax_dtype": chosen, "scores": least}, hint)
+    if not library.has_dtype(function, xp, device, chosen):
+        rule = f"`softmax_dtype` must be one that {xp.__name__} has on this device"
+        raise ArgumentValueError(function, rule, {"softmax_dtype": chosen, "device": device})
+    return getattr(xp, chosen)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Mapping
+from typing import cast
 
 from sdpa_xp._checks.messages import shown, type_name
-from sdpa_xp._checks.shapes import broadcast
 from sdpa_xp._libraries import is_array, is_unknown, library_of, namespace_of
 from sdpa_xp._libraries.dtypes import FLOATING, dtype_name, has_standard_name
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Shape
@@ -269,60 +268,7 @@ def check_boolean(function: str, name: str, array: Array) -> None:
         raise ArgumentTypeError(function, rule, {f"{name}.dtype": array.dtype}, _boolean_hint(name, array))
 
 
-def check_boolean_result(function: str, name: str, result: Array) -> None:
-    """Check that a caller's function of the indices has returned a boolean array."""
-    if not dtype_name(result.dtype).startswith("bool"):
-        rule = f"the function of `{name}` must return booleans (True = may attend)"
-        hint = "Return a condition, such as `kv_idx <= q_idx`."
-        raise ArgumentTypeError(function, rule, {"result.dtype": result.dtype}, hint)
-
-
 def _boolean_hint(name: str, array: Array) -> str:
     if not dtype_name(array.dtype).startswith(("int", "uint")):
         return ""
     return f"An integer mask is ambiguous: pass `{name} != 0` if 1 means may attend, `== 0` if 0 does."
-
-
-_REWORDED: dict[type[Exception], Any] = {
-    TypeError: ArgumentTypeError,
-    ValueError: ArgumentValueError,
-    RuntimeError: RuntimeError,
-}
-"""What an error of Python's own, raised by a function of a caller, becomes when it names that function."""
-
-
-def apply_caller_function(
-    function: str, name: str, caller_function: Callable[..., object], arguments: Sequence[Array]
-) -> object:
-    """Call a caller's function of the indices, and return its result.
-
-    If it raises an error, the message names the argument. An error of a class of the caller keeps its class.
-    """
-    try:
-        return caller_function(*arguments)
-    except Exception as error:  # a caller's function may raise anything; all of it goes on, with a name
-        kind = _REWORDED.get(type(error), type(error))
-        if kind not in _REWORDED.values():
-            error.add_note(f"{function}: it was raised by the function of `{name}`.")
-            raise
-        rule = f"the function of `{name}` must compute with arrays of indices"
-        hint = ""
-        if any(word in str(error).lower() for word in ("truth", "ambiguous", "bool", "length-1")):
-            hint = "Conditions combine with `&`, `|` and `~`, not with `and`, `or` and `not`."
-        parts = function, rule, {"its error": error}, hint
-        raise (RuntimeError(Message(*parts)) if kind is RuntimeError else kind(*parts)) from error
-
-
-def check_function_result(function: str, name: str, result: object, target: Shape, xp: Namespace) -> Array:
-    """Check that the result of a caller's function of the indices fits its tile, and return it."""
-    if not is_array(result):
-        rule = f"the function of `{name}` must return an array"
-        hint = "`&`, `|` and `~` combine conditions." if isinstance(result, bool) else ""
-        raise ArgumentTypeError(function, rule, {"result": shown(result)}, hint)
-    if namespace_of(result) is not xp:
-        rule = f"`query` and what the function of `{name}` returns must be arrays of one library"
-        raise ArgumentTypeError(function, rule, {"result": shown(result)})
-    if broadcast(result.shape, target) != target:
-        rule = f"what the function of `{name}` returns must broadcast to (..., Hq, rows, columns) of its tile"
-        raise ArgumentValueError(function, rule, {"result.shape": result.shape, "tile": target})
-    return result

@@ -16,8 +16,6 @@ from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, cast
 from sdpa_xp._checks.messages import shown, type_name
 from sdpa_xp._checks.shapes import LAYOUTS
 from sdpa_xp._libraries.base import Library
-from sdpa_xp._libraries.dtypes import dtype_name
-from sdpa_xp._libraries.protocols import Device, Dtype, Namespace
 from sdpa_xp._libraries.torch import is_compiling
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
 
@@ -32,31 +30,10 @@ def check_flag(function: str, name: str, value: object) -> bool:
     raise ArgumentTypeError(function, f"`{name}` must be True or False", {name: repr(value)})
 
 
-def check_implementation(function: str, value: object, *, kernels: bool) -> Implementation | None:
-    """Check for None, "xp", or "native" if vendors have `kernels` for the function."""
-    if value is None:
-        return None
-    if isinstance(value, str) and value == "xp":
-        return "xp"
-    if isinstance(value, str) and value == "native":
-        if kernels:
-            return "native"
-        refuse_missing_kernel(function, "no vendor has a kernel for this function")
-    rule = "`implementation` must be None or 'xp', the portable one" + ", or 'native'" * kernels
-    raise ArgumentValueError(function, rule, {"implementation": repr(value)})
-
-
 def refuse_missing_kernel(function: str, reason: str) -> NoReturn:
     """Refuse "native" if no kernel computes the call."""
     rule = f"`implementation` must be None or 'xp', because {reason}"
     raise ArgumentValueError(function, rule, {"implementation": "'native'"})
-
-
-def refuse_missing_streams(function: str, library: str) -> NoReturn:
-    """Refuse a function that a library of streamed chunks does not compute."""
-    rule = f"arrays of {library} support attention, but neither weights nor gradients"
-    hint = f"Arrays of Dask support both: dask.array.from_zarr reads what {library} writes."
-    raise ArgumentTypeError(function, rule, {"query": f"an array of {library}"}, hint)
 
 
 def check_choice(
@@ -90,23 +67,6 @@ def check_layout(function: str, value: object) -> None:
         raise ArgumentValueError(function, rule, {"layout": repr(value)}, hint)
 
 
-def check_softmax_dtype(
-    function: str, value: object, default: Dtype, library: Library, xp: Namespace, device: Device
-) -> Dtype:
-    """Return the dtype of the scores: `default`, or the wider dtype that the caller chose."""
-    if value is None:
-        return default
-    chosen, least = dtype_name(value), dtype_name(default)
-    if chosen not in ("float32", "float64") or chosen < least:  # their names compare like their widths
-        rule = "`softmax_dtype` must be None, or float32 or float64 and no narrower than the scores"
-        hint = "A narrower one would only lose digits."
-        raise ArgumentValueError(function, rule, {"softmax_dtype": chosen, "scores": least}, hint)
-    if not library.has_dtype(function, xp, device, chosen):
-        rule = f"`softmax_dtype` must be one that {xp.__name__} has on this device"
-        raise ArgumentValueError(function, rule, {"softmax_dtype": chosen, "device": device})
-    return getattr(xp, chosen)
-
-
 def check_lse_base(function: str, value: object) -> float | None:
     """Check the base of the logarithm, None for e or 2, and return it."""
     if value is None or (
@@ -137,6 +97,9 @@ def check_function(public_function: str, name: str, value: object, arguments: Se
         raise ArgumentTypeError(public_function, rule, {name: f"{written}{signature}"}) from None
 
 
+F = TypeVar("F", bound=Callable[..., Any])
+
+
 def check_rng(function: str, value: object, library: Library, *, needed: bool) -> None:
     """Check a generator of `library`. It may be None if none is `needed`."""
     name = library.generators.name
@@ -151,7 +114,6 @@ def check_rng(function: str, value: object, library: Library, *, needed: bool) -
         raise ArgumentTypeError(function, rule, {"rng": name}, hint)
 
 
-F = TypeVar("F", bound=Callable[..., Any])
 SYNONYMS = (
     {"query", "q", "queries", "Q"},
     {"key", "k", "keys", "K"},

@@ -37,11 +37,6 @@ def check_number(function: str, name: str, value: object, dtype: Dtype = "float6
     return result
 
 
-def check_scale(function: str, value: object, dtype: Dtype) -> float | None:
-    """Check a number, or None for the default, and return it."""
-    return None if value is None else check_number(function, "scale", value, dtype)
-
-
 def check_softcap(function: str, value: object, dtype: Dtype = "float64") -> float | None:
     """Check a positive number, and return it, or None if `value` is None or 0: the softcap is off."""
     cap = 0.0 if value is None else check_number(function, "softcap", value, dtype)
@@ -163,15 +158,6 @@ def check_integers(
     for number in (smallest + 2**64 if is_uint64 and smallest < 0 else smallest, largest):
         check_integer(function, name, number, least)
     return Integers(xp.astype(value, xp.int32, copy=False), smallest, largest)
-
-
-def check_window(function: str, name: str, value: object) -> tuple[int, int]:
-    """Check the reach of a window, one integer or (left, right), and return (left, right)."""
-    widths = value if isinstance(value, tuple | list) else (value, value)
-    if len(widths) != 2:
-        raise ArgumentValueError(function, f"`{name}` must be an integer or (left, right)", {name: value})
-    left, right = (check_integer(function, name, width, least=0) for width in widths)
-    return left, right
 
 
 def check_within(function: str, name: str, lengths: Integers, limit: int, letter: str) -> None:

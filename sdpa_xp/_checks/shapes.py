@@ -237,16 +237,6 @@ def check_columns(function: str, name: str, count: int, heads: int) -> None:
         raise ArgumentValueError(function, rule, {f"heads of {name}": count, "Hq": heads})
 
 
-def check_bucket_table(function: str, shape: Shape, both_ways: bool) -> None:
-    """Check that a table (buckets, Hq) has near and far buckets, in one or both directions."""
-    check_known(function, "table", shape)
-    least = 4 if both_ways else 2
-    if len(shape) != 2 or shape[0] < least or (both_ways and shape[0] % 2):
-        rule = f"`table` must be (buckets, Hq), with {least} buckets or more"
-        rule += " and an even number of them" if both_ways else ""
-        raise ArgumentValueError(function, rule, {"table.shape": shape})
-
-
 def check_appended(function: str, queries: int, tokens: int, sequence: int | None = None) -> None:
     """Check that there are not more queries than tokens, since the queries are the last tokens.
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 from typing import cast
 
 from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._checks.keywords import refuse_missing_streams
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._libraries.cubed import CubedStreams
 from sdpa_xp._libraries.dask import DaskGraphs
@@ -27,6 +26,7 @@ from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._many.cut_call import CutCall, unsupported_reason
 from sdpa_xp._many.graphs import GraphCall
 from sdpa_xp._many.streams import StreamedCall
+from sdpa_xp.errors import ArgumentTypeError
 
 
 def cut_call(call: PreparedCall, dropout: Dropout | None = None) -> GraphCall | StreamedCall | None:
@@ -47,7 +47,10 @@ def graph_call(call: PreparedCall) -> GraphCall | None:
     """Return a call cut into its chunks for what only graphs of tasks compute, or None as for `cut_call`."""
     cut = cut_call(call)
     if isinstance(cut, StreamedCall):
-        refuse_missing_streams(call.grid.function, call.grid.library.name)
+        library = call.grid.library.name
+        rule = f"arrays of {library} support attention, but neither weights nor gradients"
+        hint = f"Arrays of Dask support both: dask.array.from_zarr reads what {library} writes."
+        raise ArgumentTypeError(call.grid.function, rule, {"query": f"an array of {library}"}, hint)
     return cut if isinstance(cut, GraphCall) else None
 
 

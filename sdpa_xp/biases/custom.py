@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
 from sdpa_xp._checks.arrays import (
-    apply_caller_function,
     check_floating,
-    check_function_result,
     check_plain_array,
 )
 from sdpa_xp._checks.keywords import check_function, explains_keywords
@@ -23,7 +21,7 @@ from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.biases.algebra import Bias, Term, as_bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp.masks.custom import array_of_rows
+from sdpa_xp.masks.custom import apply_caller_function, array_of_rows, check_function_result
 
 ScoreFunction: TypeAlias = Callable[[Any, Any, Any, Any, Any], Any]
 """score_mod(score, batch, head, query_index, key_index) -> score, as in torch's FlexAttention."""

@@ -10,12 +10,13 @@ from typing import ClassVar, Literal, cast
 from sdpa_xp._checks.arrays import check_floating, check_plain_array
 from sdpa_xp._checks.keywords import check_flag, explains_keywords
 from sdpa_xp._checks.numbers import Integers, check_integer, check_offset
-from sdpa_xp._checks.shapes import check_bucket_table, check_columns
+from sdpa_xp._checks.shapes import check_columns, check_known
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
 from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.biases.algebra import AddedByDistance, Bias, Term
+from sdpa_xp.errors import ArgumentValueError
 
 
 @explains_keywords
@@ -67,7 +68,12 @@ def relative(
     array = check_plain_array("relative", "table", table)
     check_floating("relative", "table", array)
     both_ways = check_flag("relative", "bidirectional", bidirectional)
-    check_bucket_table("relative", array.shape, both_ways)
+    check_known("relative", "table", array.shape)
+    least = 4 if both_ways else 2  # buckets for near keys and for far ones, in each direction
+    if array.ndim != 2 or array.shape[0] < least or (both_ways and array.shape[0] % 2):
+        rule = f"`table` must be (buckets, Hq), with {least} buckets or more"
+        rule += " and an even number of them" if both_ways else ""
+        raise ArgumentValueError("relative", rule, {"table.shape": array.shape})
     exact = array.shape[0] // (4 if both_ways else 2)
     furthest = check_integer("relative", "max_distance", max_distance, least=exact + 1)
     shift = check_offset("relative", offset, "an integer")

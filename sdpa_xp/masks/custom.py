@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from sdpa_xp._checks.arrays import (
-    apply_caller_function,
     check_boolean,
-    check_boolean_result,
-    check_function_result,
     check_plain_array,
 )
 from sdpa_xp._checks.keywords import check_function, explains_keywords
-from sdpa_xp._checks.messages import brief
+from sdpa_xp._checks.messages import brief, shown
 from sdpa_xp._checks.numbers import check_rows, frozen
-from sdpa_xp._libraries import computing
-from sdpa_xp._libraries.protocols import AnyArray, Array
+from sdpa_xp._checks.shapes import broadcast
+from sdpa_xp._libraries import computing, is_array, namespace_of
+from sdpa_xp._libraries.dtypes import dtype_name
+from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace, Shape
 from sdpa_xp._tiles.allowed import Allowed, collapse_uniform
 from sdpa_xp._tiles.modifier import ScoreModifier
 from sdpa_xp._tiles.score_grid import ScoreGrid, grid_of
 from sdpa_xp._tiles.tile import Tile
-from sdpa_xp.errors import ArgumentTypeError
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
 from sdpa_xp.masks.algebra import ArrayMask, Mask, Pattern
 
 MaskFunction: TypeAlias = Callable[[Any, Any, Any, Any], Any]
 """mask_mod(batch, head, query_index, key_index) -> boolean, as in torch's FlexAttention."""
+_REWORDED: dict[type[Exception], Any] = {
+    TypeError: ArgumentTypeError,
+    ValueError: ArgumentValueError,
+    RuntimeError: RuntimeError,
+}
+"""What an error of Python's own, raised by a function of a caller, becomes when it names that function."""
 
 
 @explains_keywords
@@ -187,6 +192,46 @@ class FunctionMask(Mask, Pattern):
         if isinstance(allowed, bool):
             return allowed
         array = check_function_result(tile.grid.function, "attn_mask", allowed, tile.shape, tile.grid.xp)
-        check_boolean_result(tile.grid.function, "attn_mask", array)
+        if not dtype_name(array.dtype).startswith("bool"):
+            rule = "the function of `attn_mask` must return booleans (True = may attend)"
+            hint = "Return a condition, such as `kv_idx <= q_idx`."
+            raise ArgumentTypeError(tile.grid.function, rule, {"result.dtype": array.dtype}, hint)
         # A tile in which the function is False everywhere is skipped, as with the library's masks.
         return collapse_uniform(tile, array)
+
+
+def apply_caller_function(
+    function: str, name: str, caller_function: Callable[..., object], arguments: Sequence[Array]
+) -> object:
+    """Call a caller's function of the indices, and return its result.
+
+    If it raises an error, the message names the argument. An error of a class of the caller keeps its class.
+    """
+    try:
+        return caller_function(*arguments)
+    except Exception as error:  # a caller's function may raise anything; all of it goes on, with a name
+        kind = _REWORDED.get(type(error), type(error))
+        if kind not in _REWORDED.values():
+            error.add_note(f"{function}: it was raised by the function of `{name}`.")
+            raise
+        rule = f"the function of `{name}` must compute with arrays of indices"
+        hint = ""
+        if any(word in str(error).lower() for word in ("truth", "ambiguous", "bool", "length-1")):
+            hint = "Conditions combine with `&`, `|` and `~`, not with `and`, `or` and `not`."
+        parts = function, rule, {"its error": error}, hint
+        raise (RuntimeError(Message(*parts)) if kind is RuntimeError else kind(*parts)) from error
+
+
+def check_function_result(function: str, name: str, result: object, target: Shape, xp: Namespace) -> Array:
+    """Check that the result of a caller's function of the indices fits its tile, and return it."""
+    if not is_array(result):
+        rule = f"the function of `{name}` must return an array"
+        hint = "`&`, `|` and `~` combine conditions." if isinstance(result, bool) else ""
+        raise ArgumentTypeError(function, rule, {"result": shown(result)}, hint)
+    if namespace_of(result) is not xp:
+        rule = f"`query` and what the function of `{name}` returns must be arrays of one library"
+        raise ArgumentTypeError(function, rule, {"result": shown(result)})
+    if broadcast(result.shape, target) != target:
+        rule = f"what the function of `{name}` returns must broadcast to (..., Hq, rows, columns) of its tile"
+        raise ArgumentValueError(function, rule, {"result.shape": result.shape, "tile": target})
+    return result
