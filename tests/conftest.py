@@ -133,15 +133,12 @@ def _library(item: pytest.Item) -> str:
 
 def _is_left_out(item: pytest.Item, library: str, number: int) -> bool:
     """Whether `--thin` leaves a case out, by its number among the cases of its function on a library."""
-    if item.get_closest_marker("every_case"):
-        return False
-    marks = {marker.name for marker in item.iter_markers()}
-    if "only_size" in marks or ("mathematics" in marks and library in THIN):
-        return True
-    if "long_on_jax" in marks and library in EAGER_JAX:
-        return True
-    sampled = item.get_closest_marker("sampled")
-    return number % max(THIN.get(library, 1), sampled.args[0] if sampled else 1) != 0
+    groups = {None: (library,), "EAGER_JAX": EAGER_JAX, "THIN": THIN}
+    marks = [mark for mark in item.iter_markers("sampled") if library in groups[mark.kwargs.get("on")]]
+    counts = [mark.args[0] for mark in marks]
+    if 1 in counts or 0 in counts:
+        return 1 not in counts
+    return number % max([THIN.get(library, 1), *counts[:1]]) != 0
 
 
 def _is_asked(item: pytest.Item, needed: set[str], chosen: list[str] | None) -> bool:

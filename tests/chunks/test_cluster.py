@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).with_name("on_workers.py")
 @pytest.mark.slow
 @pytest.mark.needs("dask", "distributed")
 @pytest.mark.parametrize(
-    "names", ["results death", "400MiB", pytest.param("1GiB", marks=pytest.mark.only_size)]
+    "names", ["results death", "400MiB", pytest.param("1GiB", marks=pytest.mark.sampled(0))]
 )
 def test_on_workers(names: str, tmp_path: Path) -> None:
     done = subprocess.run(

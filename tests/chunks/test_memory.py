@@ -35,7 +35,7 @@ def test_memory_grows_with_the_length() -> None:
     assert long < 4096 * 4096 * 4 / 8
 
 
-@pytest.mark.only_size
+@pytest.mark.sampled(0)
 @pytest.mark.slow
 def test_sixteen_thousand_tokens() -> None:
     """The scores of 4 heads would take 4.3 GB."""

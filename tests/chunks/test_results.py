@@ -42,7 +42,7 @@ ALONE = ("slopes", "score function", "softcap")
 CASES = pytest.mark.parametrize(
     ("name", "lazy"),
     [
-        pytest.param(name, lazy, marks=[pytest.mark.every_case] if name in ALONE else [])
+        pytest.param(name, lazy, marks=[pytest.mark.sampled(1)] if name in ALONE else [])
         for name, rules in OPTIONS.items()
         for lazy in (False, True)
         if not lazy or any(isinstance(option, np.ndarray) for option in rules.values())

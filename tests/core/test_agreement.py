@@ -91,7 +91,7 @@ PAIRS = [
 ]
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize(("shapes", "rules"), PAIRS)
 def test_float32(library: Library, rng: np.random.Generator, shapes: Any, rules: Any) -> None:
     arrays = draw(rng, shapes, np.float32)
@@ -117,7 +117,7 @@ def test_dtypes(library: Library, rng: np.random.Generator, shapes: Any, dtype: 
     assert_agrees(library, output, expect(arrays, {"is_causal": True})[0], arrays, {"is_causal": True})
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_is_float32_rounded_once(library: Library, rng: np.random.Generator, dtype: str) -> None:
     if not library.holds(dtype):
@@ -129,7 +129,7 @@ def test_half_is_float32_rounded_once(library: Library, rng: np.random.Generator
     np.testing.assert_array_equal(half.astype(DTYPES[dtype]), single.astype(DTYPES[dtype]))
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize(("shapes", "rules"), PAIRS)
 def test_state_and_weights(library: Library, rng: np.random.Generator, shapes: Any, rules: Any) -> None:

@@ -116,7 +116,7 @@ def grouped(rng: np.random.Generator) -> list[np.ndarray]:
     return draw(rng, *shapes)
 
 
-@pytest.mark.every_case
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_to_array(library: Library, case: Case) -> None:
     """In the widest dtype of the library; a sum of three numbers may be rounded there and here."""
@@ -134,7 +134,7 @@ def test_to_array(library: Library, case: Case) -> None:
     np.testing.assert_array_equal(library.get(part), library.get(array)[..., 1:3, :])
 
 
-@pytest.mark.every_case
+@pytest.mark.sampled(1)
 @pytest.mark.usefixtures("tiles")
 @pytest.mark.parametrize("name", CASES)
 def test_attention(library: Library, rng: np.random.Generator, name: str) -> None:

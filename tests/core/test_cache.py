@@ -106,7 +106,7 @@ def expected(arrays: Arrays, steps: list[int], case: Case) -> Arrays:
     return arrays | {"attn_mask": allowed.copy(), "bias": bias}
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("name", CASES)
 def test_decoding_is_one_full_pass(library: Library, arrays: Arrays, name: str) -> None:
@@ -123,7 +123,7 @@ def test_one_by_one(library: Library, arrays: Arrays, name: str) -> None:
     )
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_relative_bias(library: Library, arrays: Arrays, bidirectional: bool) -> None:
@@ -144,7 +144,7 @@ def test_sinks(library: Library, arrays: Arrays, sinks: np.ndarray) -> None:
     assert_agrees(library, output, expected(arrays, MIXED, CASES["plain"]), sinks)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_scale_softcap_and_arrays(library: Library, arrays: Arrays, rng: np.random.Generator) -> None:
     """What broadcasts to (..., Hq, L, S) does so with the L and S of its step."""
     scale, bias = draw(rng, (HEADS, 1, 1), (2, HEADS, 1, 1))

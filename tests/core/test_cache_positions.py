@@ -181,7 +181,7 @@ class Run:
 
 
 @pytest.mark.slow
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.usefixtures("small_tiles")
 @given(data=st.data())
 def test_any_sequence_of_steps(library: Library, data: Any) -> None:

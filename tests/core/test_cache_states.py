@@ -58,7 +58,7 @@ def state_of(library: Library, layout: Any = "...HLE", told: Any = None, **rules
     return [moved(library.get(state.output), layout), library.get(state.lse)]
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
 @pytest.mark.parametrize("name", RULES)
 def test_a_state_is_that_of_its_tokens(library: Library, name: str, layout: str) -> None:
@@ -69,7 +69,7 @@ def test_a_state_is_that_of_its_tokens(library: Library, name: str, layout: str)
     np.testing.assert_allclose(lse, of_keys, rtol=0, atol=4e-6)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_base_2_and_a_rotary(library: Library) -> None:
     rotary, (query, key, value) = Rotary(6), drawn()
     _, lse = state_of(library, told={"rotary": rotary}, lse_base=2)
@@ -78,7 +78,7 @@ def test_base_2_and_a_rotary(library: Library) -> None:
     np.testing.assert_allclose(lse * math.log(2), expected, rtol=0, atol=4e-6)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_dropout_does_not_change_the_log_sum_exp(library: Library) -> None:
     query, key, value = drawn()
     with library.guard():

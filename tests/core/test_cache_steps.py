@@ -36,7 +36,7 @@ def cut(library: Library, arrays: list[np.ndarray], start: int, stop: int) -> li
     return [library.put(x[:, :, start:stop].copy()) for x in arrays]
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_window_that_rolls(library: Library, arrays: list[np.ndarray], in_place: bool) -> None:
     """Each token goes on at its own position, in memory for twice the window."""
@@ -55,7 +55,7 @@ def test_a_window_that_rolls(library: Library, arrays: list[np.ndarray], in_plac
     assert repr(cache).endswith(f"first_position={TOKENS - WINDOW - 1})")
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_a_cache_of_the_end_of_a_sequence(library: Library, arrays: list[np.ndarray]) -> None:
     """From arrays that were put away, with the position of the first."""
     query, *tokens = arrays
@@ -243,7 +243,7 @@ def test_positions_under_jit() -> None:
         np.testing.assert_array_equal(np.broadcast_to(positions, np.shape(places)), places)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("scaling", [None, YaRNScaling(4.0, 16, beta_fast=4.0)])
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_a_rotation_back(library: Library, arrays: list[np.ndarray], scaling: Any, interleaved: bool) -> None:

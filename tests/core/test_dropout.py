@@ -86,7 +86,7 @@ def test_none_or_all(library: Library, call: dict[str, np.ndarray], p: float, le
     np.testing.assert_allclose(output, left * attend(library, **call), rtol=0, atol=1e-6)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_expectation_is_the_result_without(library: Library, call: dict[str, np.ndarray]) -> None:
     """The mean over 4096 batch entries, which are dropped apart, within five standard errors."""
     count, p = 4096, 0.3

@@ -47,7 +47,7 @@ def close(one: np.ndarray, other: np.ndarray) -> None:
     np.testing.assert_allclose(one, other, rtol=0, atol=TOLERANCE)
 
 
-pytestmark = [pytest.mark.mathematics, pytest.mark.usefixtures("small_tiles")]
+pytestmark = [pytest.mark.sampled(0, on="THIN"), pytest.mark.usefixtures("small_tiles")]
 
 
 @given(call=calls())

@@ -170,7 +170,7 @@ def test_call_weights_and_state(library: Library, rng: np.random.Generator, case
     assert_agrees(library, output, layer, inputs, case.rules)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("name", ["self", "cross", "grouped"])
 def test_dtypes(library: Library, rng: np.random.Generator, dtype: str, name: str) -> None:
@@ -204,7 +204,7 @@ def test_calls_that_are_alike_are_checked_once(monkeypatch: pytest.MonkeyPatch) 
     assert checked[0] == "MultiHeadAttention"
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_states_of_parts_merge(library: Library, rng: np.random.Generator) -> None:
     case = CASES["cross, value is key"]
     layer, (query, key) = case.make(), draw(rng, case)
@@ -215,7 +215,7 @@ def test_states_of_parts_merge(library: Library, rng: np.random.Generator) -> No
     assert_agrees(library, merged, layer, [query, key], {})
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.leaves_out("cupy-rules-device1")
 def test_decoding_with_a_cache(library: Library, rng: np.random.Generator) -> None:
     """Heads from `project` go into a cache, and what it gives through `combine`."""
@@ -234,7 +234,7 @@ def test_decoding_with_a_cache(library: Library, rng: np.random.Generator) -> No
     np.testing.assert_allclose(library.get(last), expected, rtol=0, atol=4e-6)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.leaves_out("cupy-rules-device1")
 def test_attending_to_a_cache(library: Library, rng: np.random.Generator) -> None:
     """What a layer attends to is projected once; scales and sinks are the layer's."""
@@ -318,7 +318,7 @@ def test_in_a_trace(library: Library, rng: np.random.Generator) -> None:
 
 
 @pytest.mark.leaves_out("torch-inference")
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_gradients_of_parameters(library: Library, rng: np.random.Generator) -> None:
     """torch's, JAX's and MLX's, against finite differences of the reference."""
     layer = but(multi(8, 6, num_kv_heads=2), scale=SLOPES, temperature=SLOPES + 1, sinks=SLOPES)()

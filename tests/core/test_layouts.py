@@ -60,7 +60,7 @@ def test_2d_has_no_heads_to_move(library: Library, call: dict[str, np.ndarray]) 
     np.testing.assert_array_equal(library.get(one), library.get(other))
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_3d_and_5d(library: Library, call: dict[str, np.ndarray]) -> None:
     for change in (lambda x: x[0], lambda x: x[None]):
         reshaped = {name: change(x) for name, x in call.items()}

@@ -42,7 +42,7 @@ def chosen(names: tuple[str, ...]) -> list[frozenset[str]]:
     return [subset for subset in subsets if not subset or subset & {"query", "key", "value"}]
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("joined", [(), ("attn_mask",), ("attn_mask", "scale"), ("bias", "sinks")], ids=str)
 @pytest.mark.slow
 def test_every_input_may_have_the_batch_alone(library: Library, joined: tuple[str, ...]) -> None:
@@ -58,7 +58,7 @@ def test_every_input_may_have_the_batch_alone(library: Library, joined: tuple[st
         np.testing.assert_allclose(library.get(state.lse), lse, rtol=0, atol=2e-5, err_msg=str(batched))
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("heads", [(4, 2), (1, 1), (3, 3)], ids=str)
 @pytest.mark.parametrize("mask", ["causal", "padding", "window", "array"])
 def test_values_alone_have_the_batch_and_a_mask_that_differs(
@@ -81,7 +81,7 @@ def test_values_alone_have_the_batch_and_a_mask_that_differs(
     np.testing.assert_allclose(library.get(state.lse), lse, rtol=0, atol=2e-5)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("batched", ["query", "key", "value", "attn_mask", "bias", "scale", "sinks"])
 def test_weights_and_gradients_have_the_batch_of_all(library: Library, batched: str) -> None:
     having = {batched} if batched in ("query", "key", "value") else {batched, "query"}

@@ -50,7 +50,7 @@ def test_float16_scores_beyond_its_range(library: Library, rng: np.random.Genera
     np.testing.assert_allclose(attend(library, q, k, v), expected.astype(np.float16), rtol=2**-10)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_bfloat16_sums_of_many_keys(library: Library) -> None:
     """4,096 ones add up to 256 in bfloat16."""
     if not library.holds("bfloat16"):
@@ -172,7 +172,7 @@ def test_scale_as_a_number_that_the_library_holds(library: Library) -> None:
             assert library.get(result).dtype == F
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_half_biases_are_added_in_float32(library: Library, rng: np.random.Generator) -> None:
     """40,000 twice is beyond float16."""
     if not library.holds("float16"):
@@ -218,7 +218,7 @@ def test_is_causal_as_a_bool_of_numpy(library: Library) -> None:
     np.testing.assert_array_equal(w, [[1, 0], [0.5, 0.5]])
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_no_warning_and_no_error_of_numpy(library: Library, rng: np.random.Generator) -> None:
     """Under errstate raise: exp underflows, inf - inf, and a half result that is subnormal."""
     if library.lazy:
@@ -302,7 +302,7 @@ def test_special_values(library: Library, dtype: str, is_causal: bool) -> None:
             assert_as_reference(library, placed, f"{what}, S={keys}", is_causal=is_causal)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("keys", [5, 17, 70])
 @pytest.mark.parametrize("name", ["query", "key"])
 def test_a_row_that_may_attend_only_the_last_key(library: Library, keys: int, name: str) -> None:

@@ -80,7 +80,7 @@ def assert_each_is_one_call(
         np.testing.assert_allclose(lse[:, first:last], expected.lse[0], rtol=0, atol=4e-6)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("name", RULES)
 def test_each_sequence_is_one_call(library: Library, name: str) -> None:
     arrays = packed(QUERIES, KEYS)
@@ -89,7 +89,7 @@ def test_each_sequence_is_one_call(library: Library, name: str) -> None:
     assert np.all(np.isneginf(state[1][:, 5:8]))  # the queries of the sequence without keys
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @hypothesis.given(
     lengths=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=4),
     name=st.sampled_from(list(RULES)),
@@ -104,7 +104,7 @@ def test_any_lengths(library: Library, lengths: list[tuple[int, int]], name: str
     assert_each_is_one_call(state, arrays, queries, keys, **RULES[name])
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("base", [None, 2])
 def test_sinks_scale_and_base_by_the_formula(library: Library, base: int | None) -> None:
     """lse = log(exp(sink) + sum exp(score)), to the base; the output has the share that the sink leaves."""
@@ -119,7 +119,7 @@ def test_sinks_scale_and_base_by_the_formula(library: Library, base: int | None)
         np.testing.assert_allclose(output[:, first:last], expected * share, rtol=0, atol=4e-6)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
 def test_the_output_is_that_of_varlen_attention(library: Library, layout: Any) -> None:
     arrays = {name: moved(x, layout) for name, x in packed(QUERIES, KEYS).items()}
@@ -130,7 +130,7 @@ def test_the_output_is_that_of_varlen_attention(library: Library, layout: Any) -
     assert tuple(state.lse.shape) == (HEADS, sum(QUERIES))  # in both layouts
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
 def test_a_shared_prefix_merges(library: Library, layout: Any) -> None:
     """Cascade attention: one call over the prefix for all queries, one over the keys of each sequence."""
@@ -160,7 +160,7 @@ def test_a_shared_prefix_merges(library: Library, layout: Any) -> None:
         np.testing.assert_allclose(lse[:, first:last], of_keys, rtol=0, atol=4e-6)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_dtypes(library: Library, dtype: str) -> None:
     """The output has the query's dtype, the log-sum-exp the accumulation dtype."""
@@ -174,7 +174,7 @@ def test_dtypes(library: Library, dtype: str) -> None:
     assert library.get(state.lse).dtype.name == ("float64" if dtype == "float64" else "float32")
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_dropout_does_not_change_the_log_sum_exp(library: Library) -> None:
     arrays = packed(QUERIES, KEYS)
     plain = state_of(library, arrays, QUERIES, KEYS)

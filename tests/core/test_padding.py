@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from internals import WORK_OF_LAUNCHES, Entries, HeadSizes, Work, equal_lengths, padded_calls
 
-pytestmark = pytest.mark.mathematics
+pytestmark = pytest.mark.sampled(0, on="THIN")
 Lengths = list[tuple[int, int]]
 HEADS = HeadSizes(query_heads=8, key_heads=2, widths=128)
 

@@ -126,14 +126,14 @@ def expected(arrays: Arrays, case: Case, steps: Sequence[int] = (2,)) -> Arrays:
     return arrays | {"query": arrays["query"][:, :, : sum(steps)], "attn_mask": allowed.copy(), "bias": bias}
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("name", CASES)
 def test_decoding_is_attention_over_each_sequence(library: Library, arrays: Arrays, name: str) -> None:
     case = CASES[name]
     assert_agrees(library, decode(library, arrays, **case.rules), expected(arrays, case))
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_layouts_and_in_place(library: Library, arrays: Arrays, layout: str, in_place: bool) -> None:

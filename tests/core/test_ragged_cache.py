@@ -147,7 +147,7 @@ def assert_each_is_one_call(
         np.testing.assert_allclose(lse[:, first:last], of_keys, rtol=0, atol=4e-6)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("name", CASES)
 def test_prompts_and_next_tokens_in_one_call(library: Library, name: str) -> None:
     sequences = drawn(OLD, NEW)
@@ -155,7 +155,7 @@ def test_prompts_and_next_tokens_in_one_call(library: Library, name: str) -> Non
     assert_each_is_one_call(results, sequences, OLD, NEW, CASES[name])
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @hypothesis.given(
     lengths=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5)), min_size=1, max_size=4),
     name=st.sampled_from(["plain", "not causal", "window", "function"]),
@@ -171,7 +171,7 @@ def test_any_lengths(library: Library, lengths: list[tuple[int, int]], name: str
     assert_each_is_one_call(results, sequences, old, new, CASES[name])
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
 @pytest.mark.parametrize("in_place", [False, True])
 def test_layouts_and_in_place(library: Library, layout: str, in_place: bool) -> None:
@@ -182,7 +182,7 @@ def test_layouts_and_in_place(library: Library, layout: str, in_place: bool) -> 
     assert_each_is_one_call(results, sequences, OLD, NEW, CASES["plain"])
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_append_is_one_append_for_each_sequence(library: Library) -> None:
     """To the last bit; the old cache, and blocks of others, stay as they were."""
     sequences = drawn(OLD, NEW)
@@ -200,7 +200,7 @@ def test_append_is_one_append_for_each_sequence(library: Library) -> None:
         assert np.isfinite(pool).all(axis=-1).sum() == 2 * sum(longer.lengths)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_a_cache_without_a_new_token(library: Library) -> None:
     if library.lazy:
         pytest.skip("Dask has no arrays of size 0")
@@ -216,7 +216,7 @@ def test_a_cache_without_a_new_token(library: Library) -> None:
         assert same.attend(batch).shape == (4, HEADS, 0, 5)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
 def test_each_token_is_rotated_at_its_place(library: Library, layout: str) -> None:
     """As if all tokens of a sequence had been rotated at once."""
@@ -235,7 +235,7 @@ def test_each_token_is_rotated_at_its_place(library: Library, layout: str) -> No
     assert_each_is_one_call(results, turned, OLD, NEW, CASES["plain"])
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
 @pytest.mark.parametrize("entries", [None, 1, 4])
 def test_tables_of_the_caller(library: Library, entries: int | None, layout: str) -> None:
@@ -260,7 +260,7 @@ DRAFT = [[3, 4, 4], [4], [], [5, 5]]
 """Positions of new tokens that branch."""
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ["follow", "first", "packed", "lists"])
 @pytest.mark.parametrize("mask", [None, masks.sliding_window(3, 1), masks.chunked(4)], ids=str)
@@ -297,7 +297,7 @@ def test_positions_of_their_own(library: Library, name: str, mask: Any) -> None:
         np.testing.assert_allclose(lse[:, first:last], expected.lse, rtol=0, atol=4e-6)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("queries", [1, 3])
 def test_equal_numbers_of_queries_are_a_batch(library: Library, queries: int) -> None:
@@ -320,7 +320,7 @@ def test_equal_numbers_of_queries_are_a_batch(library: Library, queries: int) ->
             assert tuple(state.lse.shape) == (4, HEADS, queries)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_dropout_of_unlike_numbers_of_queries(library: Library) -> None:
     """A pair is dropped by its place: the last queries of a longer call lose the same weights."""
     lengths = [5, 8, 3, 5]
@@ -341,7 +341,7 @@ def test_dropout_of_unlike_numbers_of_queries(library: Library) -> None:
     np.testing.assert_allclose(library.get(state.lse), library.get(plain.lse), rtol=0, atol=1e-6)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("base", [None, 2])
 def test_a_shared_prefix_merges(library: Library, base: int | None) -> None:
     """Cascade attention: one call over the prefix for all queries, one over the blocks of each sequence."""
@@ -363,7 +363,7 @@ def test_a_shared_prefix_merges(library: Library, base: int | None) -> None:
     assert_each_is_one_call([output, lse, output], joined, [5 + o for o in OLD], NEW, CASES["plain"])
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_dtypes(library: Library, dtype: str) -> None:
     """The output has the query's dtype, the log-sum-exp the accumulation dtype."""

@@ -50,7 +50,7 @@ def assert_agrees(
     assert agreement.agrees, agreement
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
 @pytest.mark.parametrize("in_place", [False, True])
@@ -140,7 +140,7 @@ def test_paged_cache(library: Library, arrays: Arrays, name: str, in_place: bool
     assert_agrees(library, np.concatenate(outputs, -2), call, rotary, positions, allowed)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_the_first_tokens_of_a_longer_query_stand_before_the_sequence(library: Library, arrays: Arrays) -> None:
     """At positions below 0, where a causal mask lets them attend nothing."""
     key, value, query = (arrays[name][:, :, :2].copy() for name in ("key", "value", "query"))

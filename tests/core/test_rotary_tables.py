@@ -42,7 +42,7 @@ def rotated(
 
 
 @pytest.mark.sampled(5)
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("batch", [(), (2,)], ids=["shared", "of each entry"])
@@ -68,7 +68,7 @@ def test_apply_and_inverse(
         np.testing.assert_allclose(moved(library.get(back), layout), x, rtol=0, atol=2e-6)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.leaves_out("cupy-rules-device1")
 def test_in_caches(library: Library, rng: np.random.Generator) -> None:
     """As if the caller had rotated by hand, in each kind of cache."""

@@ -146,7 +146,7 @@ def test_padding_may_hold_anything(library: Library, rng: np.random.Generator, b
     np.testing.assert_allclose(attend(library, q, k, v, attn_mask=mask), clean, rtol=0, atol=1e-6)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("bad", NONFINITE)
 @pytest.mark.parametrize("how", ["causal", "boolean", "bias"])
 @pytest.mark.parametrize("where", ["key", "value"])
@@ -243,7 +243,7 @@ def test_each_result_without_pairs_has_gradients_of_0(mask: Any) -> None:
         assert not gradient.any()
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_nan_query_is_not_an_empty_row(library: Library, rng: np.random.Generator) -> None:
     q, k, v = draw(rng, (3, 4), (5, 4), (5, 4))
     q[1] = math.nan
@@ -253,7 +253,7 @@ def test_nan_query_is_not_an_empty_row(library: Library, rng: np.random.Generato
     assert np.all(np.isfinite(library.get(state.output)[[0, 2]]))
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_nan_bias_is_attended(library: Library, rng: np.random.Generator) -> None:
     q, k, v, bias = draw(rng, (2, 4), (3, 4), (3, 4), (2, 3))
     bias[0, 1] = math.nan
@@ -273,7 +273,7 @@ def test_softcap_off(library: Library, rng: np.random.Generator, off: Any) -> No
     np.testing.assert_array_equal(attend(library, q, k, v, softcap=off), attend(library, q, k, v))
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_lse_is_the_natural_logarithm(library: Library) -> None:
     state = library.call(attention_state, np.zeros((1, 2), F), np.ones((7, 2), F), np.ones((7, 1), F))
     np.testing.assert_allclose(library.get(state.lse), [math.log(7)], rtol=1e-6)
@@ -289,7 +289,7 @@ def test_lse_has_the_accumulation_dtype(library: Library, dtype: str) -> None:
     assert lse.shape == (3,)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize(
     ("query", "key", "value"),
     [
@@ -322,7 +322,7 @@ def test_empty_axes(
     assert w.shape == (*query[:-1], key[-2])
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_inputs_are_not_written(library: Library, rng: np.random.Generator) -> None:
     before = draw(rng, (2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5, 8), (3, 5))
     before[1][0, 0, 0] = math.nan

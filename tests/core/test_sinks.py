@@ -43,7 +43,7 @@ def with_a_key_more(call: Call, sinks: np.ndarray) -> tuple[Call, np.ndarray]:
     return call | longer | {"attn_mask": mask}, bias
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("shape", ["one per head", "one per batch entry and head", "one for all"])
 @pytest.mark.parametrize("rules", [{}, {"softcap": 3.0, "scale": 2.0}], ids=["plain", "softcap, scale"])
@@ -97,7 +97,7 @@ def test_a_sink_far_above_the_scores_and_far_below(library: Library, call: Call)
     np.testing.assert_array_equal(library.get(low), library.get(plain))
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_states_merge_when_one_of_them_has_the_sinks(library: Library, call: Call) -> None:
     def part(keys: slice, **rules: Any) -> Any:
         cut = {"attn_mask": call["attn_mask"][:, keys]}
@@ -113,7 +113,7 @@ def test_states_merge_when_one_of_them_has_the_sinks(library: Library, call: Cal
 
 
 @pytest.mark.leaves_out("torch-inference")
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_gradient(library: Library, call: Call) -> None:
     """Of a learned sink, against finite differences; a row with only its sink adds nothing to it."""
 
@@ -172,7 +172,7 @@ NO_PAIR: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.leaves_out("torch-inference")
 @pytest.mark.parametrize("result", ["lse", "output", "weights"])
 @pytest.mark.parametrize("name", NO_PAIR)

@@ -27,7 +27,7 @@ def softmax(scores: np.ndarray) -> np.ndarray:
     return shifted / np.where(total == 0, 1, total)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_float64_is_float64_rounded_once(library: Library, call: dict[str, np.ndarray]) -> None:
     if not library.holds("float64"):
         pytest.skip(f"{library.name} has no float64")
@@ -48,7 +48,7 @@ def test_what_is_held_anyway_changes_nothing(library: Library, call: dict[str, n
     np.testing.assert_array_equal(plain, same)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_half_bias_and_sinks_fit_a_wider_softmax(library: Library, call: dict[str, np.ndarray]) -> None:
     if not library.holds("float64"):
         pytest.skip(f"{library.name} has no float64")

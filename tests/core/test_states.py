@@ -18,7 +18,7 @@ from sdpa_xp import AttentionState, attention_state, merge_states
 F = np.float32
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("cuts", [[0, 13], [0, 1, 13], [0, 5, 6, 13], [0, 0, 13, 13]])
 def test_any_split_merges_to_the_whole(library: Library, rng: np.random.Generator, cuts: list[int]) -> None:
     if library.lazy and len(set(cuts)) < len(cuts):
@@ -58,7 +58,7 @@ def test_base_2_in_and_out(library: Library, rng: np.random.Generator) -> None:
     np.testing.assert_allclose(library.get(same.lse), lse, rtol=0, atol=2e-6)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_states_in_the_other_layout(library: Library, rng: np.random.Generator) -> None:
     """As many queries as heads: nothing but `layout` tells which axis of the output is which."""
     q, k, v = draw(rng, (2, 4, 4, 8), (2, 9, 4, 8), (2, 9, 4, 6))

@@ -166,7 +166,7 @@ def test_function_of_a_traced_array(library: Library, arrays: Arrays, what: str)
 
 
 @pytest.mark.leaves_out("torch-cuda-rules")
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_vmap_over_lengths(library: Library, arrays: Arrays) -> None:
     name = library.name.split("-")[0]
     if name == "jax":

@@ -126,7 +126,7 @@ def attend(library: Library, arrays: Packed, queries: Any, keys: Any, **rules: A
     return library.get(library.call(varlen_attention, **arrays, **rules))
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("name", CASES)
 def test_a_loop_over_the_sequences(library: Library, name: str) -> None:
     case, arrays = CASES[name], packed(*LENGTHS)
@@ -183,7 +183,7 @@ def test_many_tiles(library: Library) -> None:
     assert_agrees(library, output, padded(arrays, *LENGTHS, case), QUERIES)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("sinks", [SINKS[0], SINKS], ids=["one per head", "one per sequence and head"])
 def test_sinks(library: Library, sinks: np.ndarray) -> None:
     arrays = packed(*LENGTHS)
@@ -191,7 +191,7 @@ def test_sinks(library: Library, sinks: np.ndarray) -> None:
     assert_agrees(library, attend(library, arrays, *LENGTHS, sinks=sinks), call, QUERIES, sinks)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_slopes_of_each_sequence(library: Library) -> None:
     arrays = packed(*LENGTHS)
     with library.guard():
@@ -266,7 +266,7 @@ def test_nonfinite_stays_in_its_sequence(library: Library, name: str, bad: float
     assert not np.all(np.isfinite(output[:, : QUERIES[0]]))
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_no_query_at_all_and_no_key_at_all(library: Library) -> None:
     if library.lazy:
         pytest.skip("Dask has no arrays of size 0")
@@ -276,7 +276,7 @@ def test_no_query_at_all_and_no_key_at_all(library: Library) -> None:
     np.testing.assert_array_equal(empty, np.zeros((HEADS, 5, 5)))
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_a_packed_row_with_a_document_mask(library: Library) -> None:
     """The other way to say it, where queries and keys are those of the same tokens."""
     lengths = [1, 4]
@@ -289,7 +289,7 @@ def test_a_packed_row_with_a_document_mask(library: Library) -> None:
         assert_agrees(library, result, call, lengths)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @hypothesis.given(
     lengths=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=4),
     name=st.sampled_from(["plain", "is_causal", "lower right", "function"]),

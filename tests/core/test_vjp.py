@@ -282,7 +282,7 @@ def test_float32(library: Library, rng: np.random.Generator, call: Call) -> None
     assert_agree(library, call, rng)
 
 
-@pytest.mark.mathematics
+@pytest.mark.sampled(0, on="THIN")
 @pytest.mark.usefixtures("several_tiles")
 @pytest.mark.parametrize("call", MORE_QUERIES.values(), ids=MORE_QUERIES)
 @pytest.mark.needs("torch")
@@ -290,7 +290,7 @@ def test_more_queries_than_keys(library: Library, rng: np.random.Generator, call
     test_float32(library, rng, call)
 
 
-@pytest.mark.mathematics
+@pytest.mark.sampled(0, on="THIN")
 @pytest.mark.usefixtures("several_tiles")
 @pytest.mark.parametrize(
     "call",
@@ -328,7 +328,7 @@ def test_dtypes(library: Library, rng: np.random.Generator, name: str, dtype: st
     assert_agree(library, CALLS[name], rng, ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_is_float32_rounded_once(library: Library, rng: np.random.Generator, dtype: str) -> None:
     """The output among what is kept: in float32, or D would have the roundings of the half dtype."""
@@ -423,7 +423,7 @@ def test_empty_axes(library: Library, query: Any, key: Any, width: int) -> None:
         np.testing.assert_array_equal(library.get(gradient), np.zeros_like(arrays[name]))
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.usefixtures("several_tiles")
 def test_a_row_without_a_key_has_no_gradient(library: Library, rng: np.random.Generator) -> None:
     """Of its query, scale and bias. Keys that no query attends, and sinks of -inf, have none either."""
@@ -450,7 +450,7 @@ def test_a_row_without_a_key_has_no_gradient(library: Library, rng: np.random.Ge
 BAD = (math.nan, math.inf, -math.inf)
 
 
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.usefixtures("several_tiles")
 @pytest.mark.parametrize("name", ["query", "key", "value", "cotangent"])
 def test_what_is_masked_adds_nothing(library: Library, rng: np.random.Generator, name: str) -> None:
@@ -581,7 +581,7 @@ def test_against_the_library_that_differentiates(library: Library, rng: np.rando
 
 
 @pytest.mark.leaves_out("torch-inference")
-@pytest.mark.long_on_jax
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("score", [-1e9, float(np.finfo(F).min), 1e9])
 @pytest.mark.parametrize("source", ["bias", "products"])
 def test_rows_of_large_scores(library: Library, score: float, source: str) -> None:

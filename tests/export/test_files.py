@@ -456,7 +456,7 @@ def test_without_numbers_is_what_a_checker_reads() -> None:
         onnx.checker.check_model(without_numbers(model), full_check=True)
 
 
-@pytest.mark.only_size
+@pytest.mark.sampled(0)
 @pytest.mark.slow
 def test_over_2_gib(tmp_path: Path) -> None:
     """One initializer that protobuf cannot hold."""
