@@ -20,8 +20,8 @@ from sdpa_xp._call.ragged import (
     in_parts,
     stack_sequences,
 )
+from sdpa_xp._checks.integer_lists import check_cumulative_lengths, check_same_length, read_together
 from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords
-from sdpa_xp._checks.numbers import check_cumulative_lengths, check_same_length, read_together
 from sdpa_xp._checks.shapes import HLE, check_axes
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.key_value_source import ArraySource

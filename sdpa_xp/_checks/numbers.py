@@ -1,21 +1,25 @@
-"""Checks of numbers: one, several, and integers that shapes follow from, which are read now."""
+"""Checks of numbers and of integers: one, or several in an array or a list."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from sdpa_xp._checks.arrays import check_plain_array
 from sdpa_xp._checks.keywords import check_choice
 from sdpa_xp._checks.messages import type_name
 from sdpa_xp._checks.shapes import broadcast, check_known
-from sdpa_xp._libraries import as_signed, computing, has_override, is_array, is_traced, library_of
+from sdpa_xp._libraries import as_signed, has_override, is_array, is_traced, library_of
 from sdpa_xp._libraries.dtypes import LARGEST, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Shape
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+
+IntegersLike: TypeAlias = int | Sequence[int] | AnyArray
+"""Integers as a caller passes them: an int, a list, or an array of an integer dtype."""
+LARGEST_INTEGER = 2**29
+"""The largest integer that is accepted. Indices are int32, which every library has, and sums of an index, an
+offset and a width must fit."""
 
 
 def check_number(function: str, name: str, value: object, dtype: Dtype = "float64") -> float:
@@ -52,13 +56,6 @@ def check_probability(function: str, name: str, value: object) -> float:
     if not 0 <= result <= 1:
         raise ArgumentValueError(function, f"`{name}` must be between 0 and 1", {name: value})
     return result
-
-
-IntegersLike: TypeAlias = int | Sequence[int] | AnyArray
-"""Integers as a caller passes them: an int, a list, or an array of an integer dtype."""
-LARGEST_INTEGER = 2**29
-"""The largest integer that is accepted. Indices are int32, which every library has, and sums of an index, an
-offset and a width must fit."""
 
 
 class DeviceNumbers(NamedTuple):
@@ -231,142 +228,3 @@ def check_offset(function: str, value: Any, otherwise: str = "integers, one per 
 
 def _shown(value: object) -> str:
     return type_name(value) if is_array(value) else f"{value!r} ({type_name(value)})"
-
-
-def check_cumulative_lengths(
-    function: str, name: str, value: object, arrays: Mapping[str, Array], axis: int
-) -> list[int]:
-    """Check N + 1 nondecreasing integers from 0 to the length of `arrays` on `axis`, and return them.
-
-    They are the starts of N sequences, followed by the end of the last one. The arrays have the same length.
-    """
-    starts = check_integer_list(function, name, value)
-    letter, array = next(iter(arrays.items()))
-    total = array.shape[axis]
-    got = {name: starts, f"length of `{letter}`": total}
-    if len(starts) < 2:
-        raise ArgumentValueError(function, f"`{name}` must have N + 1 integers for N >= 1 sequences", got)
-    if starts[0] != 0 or starts[-1] != total:
-        rule = f"`{name}` must begin with 0 and end with the length of `{letter}`"
-        raise ArgumentValueError(function, rule, got, _slice_hint(starts, arrays, axis))
-    if any(later < earlier for earlier, later in itertools.pairwise(starts)):
-        raise ArgumentValueError(function, f"`{name}` must not decrease", got)
-    return starts
-
-
-def _slice_hint(starts: list[int], arrays: Mapping[str, Array], axis: int) -> str:
-    """Return how to slice off the rows after the last sequence, or "" if there are none."""
-    array = next(iter(arrays.values()))
-    if starts[0] != 0 or starts != sorted(starts) or starts[-1] > array.shape[axis]:
-        return ""
-    index = ", ".join([":"] * (array.ndim + axis) + [f":{starts[-1]}"])
-    return f"Slice off the rows after the last sequence: {' and '.join(f'{name}[{index}]' for name in arrays)}."
-
-
-def read_together(like: Array, *values: Any) -> tuple[Any, ...]:
-    """Return values with integer arrays as lists, if these are on the accelerator that `like` is on.
-
-    Each read of an accelerator waits for it, so all are read at once. Arrays that a check refuses are returned.
-    """
-    library = library_of(like)
-    device = library.device(like)
-    if not library.is_accelerator(device):
-        return values
-    arrays = [value for value in values if is_array(value)]
-    if len(arrays) < 2 or not all(_is_readable(value, arrays[0], like) for value in arrays):
-        return values
-    xp = library.namespace(like)
-    with computing(like):
-        numbers = library.to_list(xp.concat([xp.reshape(array, (-1,)) for array in arrays], axis=0))
-    rest = iter(numbers)
-
-    def as_lists(array: Array) -> list[Any]:
-        if array.ndim == 1:
-            return list(itertools.islice(rest, array.shape[0]))
-        return [list(itertools.islice(rest, array.shape[1])) for _ in range(array.shape[0])]
-
-    return tuple(as_lists(value) if is_array(value) else value for value in values)
-
-
-def _is_readable(array: Array, first: Array, like: Array) -> bool:
-    library = library_of(like)
-    is_alike = library_of(array) is library and library.device(array) == library.device(like)
-    return (
-        is_alike
-        and array.ndim in (1, 2)
-        and not is_traced(array)
-        and is_integral(array)
-        and array.dtype == first.dtype
-    )
-
-
-def check_same_length(function: str, named: Mapping[str, Sequence[object]]) -> None:
-    """Check that all sequences have the same length."""
-    if len({len(values) for values in named.values()}) > 1:
-        rule = " and ".join(f"`{name}`" for name in named) + " must have the same length"
-        raise ArgumentValueError(function, rule, {f"len({name})": len(x) for name, x in named.items()})
-
-
-def check_integer_list(
-    function: str, name: str, value: object, least: int = 0, most: float = LARGEST_INTEGER
-) -> list[int]:
-    """Check integers from `least` to `most`, and return them as a list."""
-    numbers = _to_list(function, name, value)
-    return [
-        check_integer(function, f"{name}[{index}]", number, least, most) for index, number in enumerate(numbers)
-    ]
-
-
-def check_some_integers(function: str, name: str, value: object, least: int = 1) -> list[int]:
-    """Check one integer or more, each at least `least`, and return them."""
-    integers = check_integer_list(function, name, value, least)
-    if not integers:
-        raise ArgumentValueError(function, f"`{name}` must hold at least one integer", {name: value})
-    return integers
-
-
-def check_integers_or_rows(function: str, name: str, value: object) -> list[Any]:
-    """Check integers, or rows of them, and return them as lists."""
-    items = _to_list(function, name, value)
-    if any(isinstance(item, list | tuple | range) or is_array(item) for item in items):
-        return [
-            check_integer_list(function, f"{name}[{n}]", row, least=-LARGEST_INTEGER)
-            for n, row in enumerate(items)
-        ]
-    return check_integer_list(function, name, items, least=-LARGEST_INTEGER)
-
-
-def check_integer_table(function: str, name: str, value: object) -> list[list[int]]:
-    """Check rows of integers, and return them as lists. -1 is allowed: it stands for no block."""
-    rows = enumerate(_to_list(function, name, value))
-    return [check_integer_list(function, f"{name}[{index}]", row, least=-1) for index, row in rows]
-
-
-def check_integer_rows(function: str, name: str, value: Sequence[object]) -> list[list[int]]:
-    """Check rows of integers, all of one length, and return them as lists."""
-    rows = [
-        check_integer_list(function, f"{name}[{n}]", row, least=-LARGEST_INTEGER) for n, row in enumerate(value)
-    ]
-    lengths = [len(row) for row in rows]
-    if len({*lengths}) > 1:
-        raise ArgumentValueError(function, f"the rows of `{name}` must have one length", {"lengths": lengths})
-    return rows
-
-
-def _to_list(function: str, name: str, value: object) -> list[Any]:
-    if isinstance(value, list | tuple | range):
-        return list(value)
-    if not is_array(value) or value.ndim == 0:
-        rule = f"`{name}` must be a list or an integer array"
-        raise ArgumentTypeError(function, rule, {name: repr(value)})
-    check_plain_array(function, name, value)
-    if is_traced(value):
-        rule = f"`{name}` must be static inside a jit or a lazy graph, since shapes follow from it"
-        raise ArgumentTypeError(
-            function, rule, {name: f"a traced array {value.shape}"}, "Pass a tuple of ints."
-        )
-    if not is_integral(value):
-        rule = f"`{name}` must hold integers"
-        raise ArgumentTypeError(function, rule, {f"{name}.dtype": value.dtype})
-    items: list[Any] = library_of(value).to_list(value)
-    return items
