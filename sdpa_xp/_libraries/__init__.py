@@ -40,7 +40,10 @@ LIBRARIES: tuple[Library, ...] = (
 UNKNOWN = Library()
 """Any other library that follows the standard."""
 _BY_TYPE: dict[type, Library] = {}
-"""The library of each type of array, so that `owns` is called once for a type."""
+"""The library of each type of array, so that `owns` is called once for a type.
+
+It needs no lock, also without the GIL: a dict is safe to read and write from threads, and two threads that look
+up a new type find the same library. A type is kept for ever, as its module is."""
 
 
 def library_of(array: object) -> Library:
@@ -133,7 +136,8 @@ def array_signatures(arrays: Iterable[object]) -> tuple[object, ...] | None:
     """Return a key of all that checks read of `arrays` except numbers, or None if a check may read numbers."""
     signatures: tuple[object, ...] = ()
     last = None
-    for array in arrays:  # hot: each call comes here
+    # Each call comes here: types are looked up in place, and a library is asked once for arrays in a row.
+    for array in arrays:
         library = _BY_TYPE.get(type(array)) or library_of(array)
         if library is not last and library.is_transforming():
             return None

@@ -27,7 +27,10 @@ _REGISTERED: set[type] = set()
 _WAITING: set[type] = set()
 """The classes of objects that were created before JAX was imported."""
 _NAMES: dict[type, tuple[str, ...]] = {}
-"""The attributes of each class. What two threads do at once with these three, they do twice."""
+"""The attributes of each class.
+
+These three need no lock, also without the GIL: their operations are atomic, and what two threads do at once,
+they do twice. JAX refuses the second registration of a class, which `register` ignores."""
 
 
 class Tree:
@@ -116,7 +119,7 @@ def register(kind: type) -> None:
     add = getattr(sys.modules.get("jax.tree_util"), "register_pytree_with_keys", None)
     if add is None:
         return
-    for waiting in tuple(_WAITING):
+    for waiting in _WAITING.copy():  # a copy is atomic: another thread may add a class meanwhile
         _REGISTERED.add(waiting)
         _WAITING.discard(waiting)
         functions = (_flatten_with_keys, _flatten) if issubclass(waiting, Tree) else (_as_static, _as_static)
@@ -132,7 +135,7 @@ def without_arrays(kind: K) -> K:
 
 def register_all() -> None:
     """Register the classes of the library, and those of which there are objects."""
-    for kind in (*_own_classes(Tree), *_WAITING):
+    for kind in (*_own_classes(Tree), *_WAITING.copy()):
         if kind not in _REGISTERED:
             register(kind)
 
@@ -181,7 +184,7 @@ def _unflatten(structure: Walked | Static, children: Iterable[object]) -> object
     children = tuple(children)
     rest = iter(children)
     tree: Tree = object.__new__(structure.kind)
-    names = cast(tuple[str, ...], structure.names)
+    names = cast(tuple[str, ...], structure.names)  # attributes, since the kind is a Tree
     tree._set_tree_state(dict(zip(names, (_put_together(part, rest) for part in structure.parts), strict=True)))
     if not all(map(_is_child, children)):
         object.__setattr__(tree, "_leaves", (children, structure))

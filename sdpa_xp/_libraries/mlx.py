@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import sys
 from collections.abc import Callable
@@ -52,7 +51,9 @@ class Mlx(Library):
 
     def namespace(self, array: AnyArray) -> Namespace:
         del array
-        return cast(Namespace, mlx_namespace(sys.modules["mlx.core"]))
+        core = sys.modules["mlx.core"]
+        namespace = _NAMESPACES.get(core) or _NAMESPACES.setdefault(core, MlxNamespace(core))
+        return cast(Namespace, namespace)  # `__getattr__` finds the rest of `Namespace` in mlx.core
 
     def device(self, array: Any) -> Device:
         """Return the device that MLX computes on. An array itself is on no device."""
@@ -98,51 +99,53 @@ class MlxNamespace:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._core, name)
 
-    def astype(self, x: Array, dtype: Dtype, /, *, copy: bool = True) -> Array:
+    def astype(self, x: Array, dtype: Dtype, /, *, copy: bool = True) -> Any:
         """Convert to a dtype. `copy` is ignored, because arrays are not written to in place."""
         del copy
-        return cast(Array, self._core.astype(x, dtype))
+        return self._core.astype(x, dtype)
 
-    def exp(self, x: Array, /) -> Array:
+    def exp(self, x: Array, /) -> Any:
         """Return exp. MLX computes exp of float64 in float32, but powers in float64.
 
         The relative error of `math.e` is 5e-17.
         """
         is_float64 = x.dtype == self._core.float64
-        return cast(Array, self._core.power(math.e, x) if is_float64 else self._core.exp(x))
+        return self._core.power(math.e, x) if is_float64 else self._core.exp(x)
 
-    def cos(self, x: Array, /) -> Array:
+    def cos(self, x: Array, /) -> Any:
         """Return cos. MLX computes cos of float64 in float32, which is wrong for large angles."""
-        return cast(Array, self._core.cos(self._within_one_turn(x)))
+        return self._core.cos(self._within_one_turn(x))
 
-    def sin(self, x: Array, /) -> Array:
+    def sin(self, x: Array, /) -> Any:
         """Return sin; see `cos`."""
-        return cast(Array, self._core.sin(self._within_one_turn(x)))
+        return self._core.sin(self._within_one_turn(x))
 
-    def _within_one_turn(self, x: Array) -> Array:
+    def _within_one_turn(self, x: Array) -> Any:
         if x.dtype != self._core.float64:
             return x
-        return cast(Array, x - self._core.round(x / (2 * math.pi)) * (2 * math.pi))
+        return x - self._core.round(x / (2 * math.pi)) * (2 * math.pi)
 
-    def arange(self, start: int, stop: int, /, *, dtype: Dtype, device: Device = None) -> Array:
+    def arange(self, start: int, stop: int, /, *, dtype: Dtype, device: Device = None) -> Any:
         """Return the numbers from `start` up to `stop`."""
         del device
-        return cast(Array, self._core.arange(start, stop, dtype=dtype))
+        return self._core.arange(start, stop, dtype=dtype)
 
-    def asarray(self, obj: object, /, *, dtype: Dtype = None, device: Device = None) -> Array:
+    def asarray(self, obj: object, /, *, dtype: Dtype = None, device: Device = None) -> Any:
         """Return an array of numbers of Python or of NumPy. Without a `dtype`, float64 becomes float32."""
         del device
-        return cast(Array, self._core.asarray(obj, dtype=dtype))
+        return self._core.asarray(obj, dtype=dtype)
 
-    def full(self, shape: Shape, fill_value: object, /, *, dtype: Dtype, device: Device = None) -> Array:
+    def full(self, shape: Shape, fill_value: object, /, *, dtype: Dtype, device: Device = None) -> Any:
         """Return an array of one repeated number."""
         del device
-        return cast(Array, self._core.full(shape, fill_value, dtype=dtype))
+        return self._core.full(shape, fill_value, dtype=dtype)
 
-    def zeros(self, shape: Shape, /, *, dtype: Dtype, device: Device = None) -> Array:
+    def zeros(self, shape: Shape, /, *, dtype: Dtype, device: Device = None) -> Any:
         """Return an array of zeros."""
         del device
-        return cast(Array, self._core.zeros(shape, dtype=dtype))
+        return self._core.zeros(shape, dtype=dtype)
 
 
-mlx_namespace = functools.cache(MlxNamespace)
+_NAMESPACES: dict[ModuleType, MlxNamespace] = {}
+"""The namespace of MLX once it is made. There is one, since calls compare namespaces: if two threads make
+one at once, `setdefault` gives both the same, which `functools.cache` does not."""

@@ -18,6 +18,11 @@ from sdpa_xp._libraries.protocols import Array, Device, Namespace
 A = TypeVar("A")
 
 
+# Private names of torch below: all are in 2.13, the lowest version that sdpa_xp takes, and none has a public
+# counterpart that is as cheap, for each call asks. If a release drops one, the first call with a tensor raises
+# AttributeError (`_current_level`, `_is_tracing`, `peek_interpreter_stack`, `_nn`), or the first call in such a
+# mode does. The nightly run with the newest releases finds that.
+
 UNCHANGED = nullcontext()
 EXPERIMENTAL = "torch.distributed.tensor.experimental"
 """The module of `context_parallel`."""
@@ -88,6 +93,8 @@ class Torch(Library):
         return is_transforming() or self.device(array).type == "meta"
 
     def values_at_hand(self, array: Any) -> Any:
+        # A tensor of torch.jit.trace, torch.func or a mode that watches operations (fake tensors, make_fx) has
+        # the type of others. Read, it would become a constant of the trace, or raise an error.
         torch = sys.modules["torch"]
         is_here = type(array) in (torch.Tensor, torch.nn.Parameter) and self.device(array).type == "cpu"
         is_traced = is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack()
@@ -112,10 +119,12 @@ class Torch(Library):
 
     def is_transforming(self) -> bool:
         # A traced tensor may have symbols as lengths, and forward mode computes tangents along with the values.
+        # `_current_level` is -1 outside of every `forward_ad.dual_level`.
         torch = sys.modules["torch"]
         if is_transforming() or torch._C._is_tracing() or torch.autograd.forward_ad._current_level >= 0:
             return True
-        # Each call comes here: no more is asked unless something has replaced torch's attention.
+        # Each call comes here: no more is asked unless something has replaced torch's attention. `_C._nn` has
+        # the function that the public name stands for until then.
         attention = torch.nn.functional.scaled_dot_product_attention
         return attention is not torch._C._nn.scaled_dot_product_attention and is_context_parallel()
 
@@ -190,6 +199,7 @@ def makes_fakes() -> bool:
     torch = sys.modules["torch"]
     if not torch._C._len_torch_dispatch_stack():
         return False
+    # Other modes count or log operations, and leave the values. These two have their own places on the stack.
     kinds = torch._C._TorchDispatchModeKey
     return any(torch._C._get_dispatch_mode(kind) is not None for kind in (kinds.FAKE, kinds.PROXY))
 
@@ -209,6 +219,7 @@ def has_tangents() -> bool:
 def is_transforming() -> bool:
     """Return whether torch.compile, torch.export or torch.func traces the current call."""
     torch = sys.modules["torch"]
+    # `peek_interpreter_stack` is None outside of vmap, grad, jvp and functionalize.
     return bool(torch.compiler.is_compiling()) or torch._C._functorch.peek_interpreter_stack() is not None
 
 
