@@ -120,7 +120,7 @@ def pow(one: Any, other: Any) -> GraphValue:
 
 def _known_power(base: GraphValue, exponent: int) -> GraphValue:
     """Raise integers to a known power by repeated squaring."""
-    power = base.graph.constant(1, base.elem_type) if exponent else base * 0 + 1
+    power = base.graph.constant(1, base.elem_type) if exponent else base * 0 + 1  # x**0 has the shape of x
     while exponent:
         if exponent & 1:
             power = power * base
@@ -133,7 +133,7 @@ def _known_power(base: GraphValue, exponent: int) -> GraphValue:
 def _power_of_integers(base: GraphValue, exponent: GraphValue) -> GraphValue:
     """Raise integers to integer powers by repeated squaring, in a Loop over the bits of the exponents."""
     graph, dtype = base.graph, base.elem_type
-    states = (base * 0 + exponent * 0 + 1, base, exponent)
+    states = (base * 0 + exponent * 0 + 1, base, exponent)  # the power has the shape of both from the start on
     body = graph.loop_body()
     body.input("Bit", "int64", ())
     body.input("GoesOn", "bool", ())
@@ -149,7 +149,7 @@ def _power_of_integers(base: GraphValue, exponent: GraphValue) -> GraphValue:
         graph.constant(value=True, dtype="bool"),  # without a condition, ONNX's evaluator takes no step
         *states,
         outputs=[(dtype, state.dims) for state in states],
-        body=body.subgraph([_any(~equal(halved, 0)), *steps]),
+        body=body.subgraph([_any(~equal(halved, 0)), *steps]),  # most exponents are small, so it ends early
     )
     return outputs[0]
 

@@ -99,7 +99,7 @@ def _count(start: Any, stop: Any, step: Any) -> int | str:
     """Return how many numbers there are from `start` to `stop`, or a name for that."""
     try:
         counted = plain(stop - start) if isinstance(step, int) and step == 1 else None
-    except TypeError:
+    except TypeError:  # the start is no part of the stop, so no sum of names says how many there are
         counted = None
     return counted if isinstance(counted, int | str) else joined_name("arange", start, stop, step)
 

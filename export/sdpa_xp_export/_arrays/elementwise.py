@@ -134,6 +134,7 @@ def clip(value: GraphValue, min: Any = None, max: Any = None, *, exact: bool = T
         raise ArgumentTypeError("clip", "`x` must be an array", {"x": repr(value)})
     result = value if min is None else maximum(value, min, exact=exact)
     result = result if max is None else minimum(result, max, exact=exact)
+    # A bound of a wider kind promoted it, as in functions of the indices; the standard keeps the dtype of x.
     return admitted("clip", "numeric", result).astype(value.elem_type)
 
 

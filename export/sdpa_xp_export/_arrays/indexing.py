@@ -41,7 +41,7 @@ def item(value: GraphValue, index: object) -> GraphValue:
 
 def _entry(value: GraphValue, index: Any, axis: int) -> GraphValue:
     try:
-        if isinstance(index, bool):
+        if isinstance(index, bool):  # NumPy would add an axis, where `operator.index` gives 0 or 1
             raise TypeError
         number = operator.index(index)
     except TypeError as error:
@@ -60,7 +60,7 @@ def _sliced(value: GraphValue, part: slice, axis: int) -> GraphValue:
         return value
     length, step = value.dims[axis], 1 if part.step is None else part.step
     start, stop = plain(part.start), plain(part.stop)
-    bounds = [_bound(value, start, 0 if step > 0 else 2**62)]
+    bounds = [_bound(value, start, 0 if step > 0 else 2**62)]  # Slice cuts a bound off at the end of the axis
     bounds.append(_bound(value, stop, 2**62 if step > 0 else -(2**62)))
     new = _length_of(value.graph, length, start, stop, step)
     axes, steps = (value.graph.constant([number], "int64") for number in (axis, step))

@@ -88,7 +88,7 @@ def reshape(
 
 def _reshaped(value: GraphValue, target: GraphValue | Sequence[int], dims: SymbolicShape) -> GraphValue:
     if not isinstance(target, GraphValue):
-        if value.dims == dims:
+        if value.dims == dims:  # a target that is a value may move elements between axes of equal names
             return value
         target = value.graph.constant([*target], "int64")
     return value.graph.add("Reshape", value, target, dtype=value.elem_type, shape=dims)
@@ -145,6 +145,7 @@ def moveaxis(value: GraphValue, source: int | Sequence[int], destination: int | 
 @array_function
 def expand_dims(value: GraphValue, *, axis: int = 0) -> GraphValue:
     """value -> Unsqueeze."""
+    # The axis stands in the graph as the caller counts it: then values of other ranks share the constant.
     position, axes = axis_of(value, axis, 1), value.graph.constant([axis], "int64")
     shape = (*value.dims[:position], 1, *value.dims[position:])
     return value.graph.add("Unsqueeze", value, axes, dtype=value.elem_type, shape=shape)
@@ -198,7 +199,7 @@ def concat(values: Sequence[GraphValue], *, axis: int | None = 0) -> GraphValue:
         length = total(length, value.dims[position])
     shape = (*first.dims[:position], length, *first.dims[position + 1 :])
     joined = first.graph.add("Concat", *values, dtype=first.elem_type, shape=shape, axis=position)
-    if len(values) == 2 and isinstance(joined.graph, TracedGraph):
+    if len(values) == 2 and isinstance(joined.graph, TracedGraph):  # attention may take a cache apart again
         joined.graph.concatenated[joined.name] = position - joined.ndim, values[0], values[1]
     return joined
 

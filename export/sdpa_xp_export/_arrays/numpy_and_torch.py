@@ -115,6 +115,7 @@ def of_ufunc(
 ) -> Any:
     """Compute a NumPy operator as a function of values; `out` is the first operand of an in-place operator."""
     name = ufunc.__name__
+    # `x += value` passes x as `out`, too; any other `out` would be an array to write to.
     if name not in _OPERATORS or method != "__call__" or keywords or (out and out[0] is not inputs[0]):
         raise numpy_error(value, name)
     function = getattr(value.graph.namespace, _STANDARD_NAMES.get(name, name))
@@ -130,6 +131,7 @@ def _operand(value: GraphValue, operand: Any) -> Any:
         return value.graph.operand(operand)
     if not isinstance(operand, np.generic):
         return operand
+    # float64 is a subclass of float, and promotes like it; other numbers of NumPy are arrays without axes.
     number = isinstance(operand, float) or value.graph.mixes_kinds
     return operand.item() if number else value.graph.operand(np.asarray(operand))
 
@@ -143,13 +145,14 @@ def numpy_error(value: GraphValue, name: str) -> ArgumentTypeError:
 def attribute_error(value: GraphValue, name: str) -> AttributeError:
     """Return the error for an attribute of other arrays: where it is found here."""
     rule = f"a value of a graph has no attribute {name!r}"
+    # Python and libraries ask for private attributes to find out what an object is, which no user wrote.
     hint = "" if name.startswith("_") else function_hint(name, value.graph.namespace)
     return AttributeError(Message(value.graph.function, rule, {"value": value.name}, hint))
 
 
 def in_place_result(value: GraphValue, result: GraphValue) -> GraphValue:
     """Return the result of an operator in place, which has the dtype and the shape of its first operand."""
-    if not value.graph.mixes_kinds:
+    if not value.graph.mixes_kinds:  # a function of the indices may change what a name stands for
         check_in_place(result, value.elem_type, value.dims)
     return result
 

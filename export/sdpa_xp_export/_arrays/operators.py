@@ -31,6 +31,32 @@ from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.lengths import Length, joint_shape
 from sdpa_xp_export.spec import SymbolicShape
 
+# Operators without a kernel for a dtype on onnxruntime's CPU provider, and the dtype to compute in instead.
+# Measured on the releases 1.23 to 1.31 at opsets 17 to 24: an entry lacks a kernel in at least one of them.
+_MOVING = ("Cast", "Concat", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
+"""Operators that only move elements: they have kernels for every dtype."""
+
+_MISSING = {
+    "Where": ("bool", "int8", "int16", "uint16", "uint32", "uint64"),
+    "Max": ("int8", "int16", "uint8", "uint16"),
+    "Min": ("int8", "int16", "uint8", "uint16"),
+    "MatMul": ("int8", "int16", "uint8", "uint16"),
+    "Neg": UNSIGNED,
+    "ReduceMax": ("int16", "uint16", "uint32"),
+    "ReduceMin": ("int16", "uint16", "uint32"),
+    "Erf": ("float64",),
+}
+
+_WIDER = {
+    "bool": "uint8",
+    "int8": "int32",
+    "int16": "int32",
+    "uint8": "int32",
+    "uint16": "int32",
+    "uint32": "int64",
+    "uint64": "int64",  # the same bits: sums, products and choices stay right, an order would not
+}
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -46,9 +72,11 @@ def array_function(function: Callable[P, T]) -> Callable[P, T]:
         graph = graph_of(arguments)
         if graph is None:
             arrays = [leaf for leaf in _leaves(arguments) if is_array(leaf)]
+            # A number of NumPy counts as an array of NumPy only among numbers: torch computes with it itself.
             arrays = arrays or [np.asarray(leaf) for leaf in _leaves(arguments) if isinstance(leaf, np.generic)]
             namespace = array_api_compat.array_namespace(*arrays)
             return getattr(namespace, function.__name__)(*arguments, **keywords)
+        # Keywords stay as they are: `clip`, which takes arrays by keyword, passes them on by position.
         compute: Callable[..., Any] = function
         return compute(*(_as_values(graph, argument) for argument in arguments), **keywords)
 
@@ -108,7 +136,7 @@ def operands(name: str, category: str, one: Any, other: Any) -> tuple[GraphValue
 
 def promoted(name: str, one: Any, other: Any) -> tuple[GraphValue, GraphValue]:
     """Promote both operands to one dtype; at least one of them is a value of the graph."""
-    graph: Graph = (one if hasattr(one, "graph") else other).graph
+    graph: Graph = (one if hasattr(one, "graph") else other).graph  # that of a value or of a length
     first, second = (_scalar(graph, operand) for operand in (one, other))
     if first is not None:
         value, scalar = _with_scalar(name, graph.operand(other), first)
@@ -165,12 +193,21 @@ def _scales_a_product(one: GraphValue, other: GraphValue) -> bool:
 
 
 def kernel_dtype(op: str, value: GraphValue) -> str:
-    """Return the dtype in which onnxruntime can compute `op` of `value`."""
-    dtype = computable_dtype(op, value.elem_type, bfloat16=value.graph.computes_bfloat16)
-    if dtype is None:
+    """Return the dtype in which onnxruntime can compute `op` of `value`: the same, or a wider one.
+
+    A Cast to the wider dtype and back loses nothing: integers wrap in both, and a result in bfloat16 is the
+    result in float32 rounded once.
+    """
+    dtype = value.elem_type
+    if dtype == "bfloat16":
+        return dtype if value.graph.computes_bfloat16 or op in _MOVING else "float32"
+    if dtype not in _MISSING.get(op, ()):
+        return dtype
+    wider = _WIDER.get(dtype)
+    if wider is None or wider in _MISSING[op]:
         rule = f"onnxruntime must have a kernel for {op} in this dtype or in a wider one"
-        raise ArgumentTypeError(value.graph.function, rule, {"dtype": value.elem_type})
-    return dtype
+        raise ArgumentTypeError(value.graph.function, rule, {"dtype": dtype})
+    return wider
 
 
 def _scalar(graph: Graph, operand: Any) -> bool | int | float | Length | None:
@@ -212,47 +249,3 @@ def _with_scalar(
     except OverflowError as error:  # an integer that no float holds
         rule = f"a Python integer in `{name}` must be within the range of the dtype of the array"
         raise OverflowError(Message(graph.function, rule, {"dtype": dtype})) from error
-
-
-_MOVING = ("Cast", "Concat", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze")
-"""Operators that only move elements: they have kernels for every dtype."""
-
-_MISSING = {
-    "Where": ("bool", "int8", "int16", "uint16", "uint32", "uint64"),
-    "Max": ("int8", "int16", "uint8", "uint16"),
-    "Min": ("int8", "int16", "uint8", "uint16"),
-    "MatMul": ("int8", "int16", "uint8", "uint16"),
-    "Neg": UNSIGNED,
-    "ReduceMax": ("int16", "uint16", "uint32"),
-    "ReduceMin": ("int16", "uint16", "uint32"),
-    "Erf": ("float64",),
-}
-
-_WIDER = {
-    "bool": ("uint8",),
-    "int8": ("int32",),
-    "int16": ("int32",),
-    "uint8": ("int32",),
-    "uint16": ("int32",),
-    "uint32": ("int64",),
-    "uint64": ("int64",),  # the same bits: sums, products and choices stay right, an order would not
-    "bfloat16": ("float32",),
-}
-
-
-def computable_dtype(op: str, dtype: str, *, bfloat16: bool = False) -> str | None:
-    """Return the dtype to compute `op` in for inputs of `dtype`: the same, a wider one, or None.
-
-    A Cast to the wider dtype and back loses nothing: integers wrap in both, and a result in bfloat16 is the
-    result in float32 rounded once.
-
-    Args:
-        op: An operator whose data inputs have one dtype.
-        dtype: That dtype.
-        bfloat16: Whether the target computes in bfloat16 itself, as CUDA does.
-    """
-    if dtype == "bfloat16":
-        return dtype if bfloat16 or op in _MOVING else "float32"
-    if dtype not in _MISSING.get(op, ()):
-        return dtype
-    return next((wider for wider in _WIDER.get(dtype, ()) if wider not in _MISSING[op]), None)

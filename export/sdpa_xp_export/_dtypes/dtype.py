@@ -111,10 +111,6 @@ ONNX_DTYPE = {
 }
 """The number that ONNX has for each dtype, by name. onnx is not asked: `_agree.backends` does without it."""
 
-_RUNTIME_NAMES = {"float32": "float", "float64": "double"}
-RUNTIME_DTYPES = {f"tensor({_RUNTIME_NAMES.get(name, name)})": numpy_dtype(name) for name in DTYPES}
-"""NumPy's dtypes by the names that onnxruntime has for the types of tensors."""
-
 
 def to_numpy(function: str, name: str, array: Any) -> NDArray[Any]:
     """Return the numbers of an array of any library; they share its memory if that is the host's.
@@ -126,6 +122,7 @@ def to_numpy(function: str, name: str, array: Any) -> NDArray[Any]:
     """
     numbers: NDArray[Any] = library_of(array).to_numpy(array)
     if any_dtype_name(array.dtype) == "bfloat16":
+        # NumPy has no bfloat16, so the library gives float32, which has all of its numbers.
         numbers = numbers.astype(ml_dtypes.bfloat16, copy=False)
     dtypes = (*FLOATING, *INTEGERS, "bool")
     if numbers.dtype.name not in dtypes:

@@ -31,7 +31,7 @@ DEFAULTS = {bool: "bool", int: "int64", float: "float32"}
 def bits(dtype: str) -> int:
     """Return the number of bits of one element."""
     digits = re.search(r"\d+", dtype)
-    return int(digits[0]) if digits else 8
+    return int(digits[0]) if digits else 8  # bool
 
 
 def joint(one: str, other: str) -> str | None:
@@ -46,7 +46,7 @@ def joint(one: str, other: str) -> str | None:
         size = max(bits(signed), 2 * bits(unsigned))
         return f"int{size}" if size <= 64 else None
     if one in FLOATING and other in FLOATING:
-        return None if bits(one) == bits(other) else max(one, other, key=bits)
+        return None if bits(one) == bits(other) else max(one, other, key=bits)  # float16 and bfloat16: neither
     return None
 
 

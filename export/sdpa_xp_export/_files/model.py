@@ -107,6 +107,7 @@ class Weight:
 
     def _read(self) -> Iterator[memoryview]:
         """Yield the array in parts; each part reuses the memory of the one before."""
+        # `tobytes` would copy the whole array, and a `memoryview` has no order C of one that is transposed.
         with np.nditer(
             self.array,
             flags=["external_loop", "buffered", "zerosize_ok"],
@@ -141,6 +142,7 @@ class LargeModel(ModelContainer):
         super().__init__()
         self.model_proto = proto
         self.weights = dict(weights)
+        # onnx's own methods of a container, such as `save`, look the arrays up by these locations.
         self.set_large_initializers({location(name): weight.array for name, weight in weights.items()})
 
     if not TYPE_CHECKING:  # a type checker would allow any attribute

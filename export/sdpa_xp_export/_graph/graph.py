@@ -123,6 +123,7 @@ class Graph:
         """Return a value of an outer graph as a value of this graph, so that its operators write nodes here."""
         if self.outer is None or value.graph is self:
             return GraphValue(self, value.name, value.elem_type, value.dims)
+        # onnxruntime leaves a body's own constants on the host of a GPU; captured ones it would move in each step.
         for (dtype, *_), constant in self.outer.constants.items():
             if constant.name == value.name:
                 return self.constant(numpy_helper.to_array(constant), dtype)
@@ -136,7 +137,7 @@ class Graph:
         """Return an initializer; equal numbers share one."""
         with np.errstate(over="ignore"):  # a number that a dtype cannot hold becomes an infinity
             array = np.asarray(value, dtype=numpy_dtype(dtype))
-        key = (dtype, array.shape, array.tobytes())
+        key = (dtype, array.shape, array.tobytes())  # bytes tell -0.0 from 0.0, and one NaN from another
         if key not in self.constants:
             name = f"constant_{len(self.constants)}" if self.outer is None else f"Constant_{next(self.count)}"
             self.constants[key] = numpy_helper.from_array(array, name)
@@ -158,7 +159,7 @@ class Graph:
         **attributes: Any,
     ) -> list[GraphValue]:
         """Add a node with one output for each dtype and shape in `outputs`."""
-        name = f"{op}_{next(self.count)}"
+        name = f"{op}_{next(self.count)}"  # bodies share the count, so that no name stands in two graphs
         names = [name, *(f"{name}_{index}" for index in range(1, len(outputs)))]
         input_names = ["" if value is None else value.name for value in inputs]
         self.nodes.append(helper.make_node(op, input_names, names, name=name, domain=domain, **attributes))
@@ -213,9 +214,8 @@ def _augmented(operator: str) -> _Binary:
     """Return the augmented assignment of an operator, `x += y`: the result takes the name of the value."""
 
     def assign(value: GraphValue, other: object) -> GraphValue:
-        result = getattr(value, operator)(other)
-        assigned: GraphValue = value.graph.namespace.in_place_result(value, result)
-        return assigned
+        result: GraphValue = value.graph.namespace.in_place_result(value, getattr(value, operator)(other))
+        return result
 
     return assign
 
@@ -232,7 +232,7 @@ class GraphValue:
     """The shape, in which a name is text that can be compared with other names."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dims", tuple(map(plain, self.dims)))
+        object.__setattr__(self, "dims", tuple(map(plain, self.dims)))  # frozen, so that it can be shared
 
     @property
     def dtype(self) -> Dtype:

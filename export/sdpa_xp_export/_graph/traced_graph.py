@@ -77,6 +77,7 @@ class TracedGraph(Graph):
         if not array_api_compat.is_array_api_obj(array):
             rule = "values of a graph must be computed with arrays and numbers"
             raise ArgumentTypeError(self.function, rule, {"operand": type(array).__name__})
+        # By identity, as arrays have no hash. The entry keeps the array alive, so no other one gets its number.
         if id(array) not in self.initializers:
             name = self.free_name(self.array_names.get(id(array)) or f"weight_{len(self.weights)}")
             initializer = self.weight(name, to_numpy(self.function, name, array))
@@ -91,7 +92,7 @@ class TracedGraph(Graph):
 
     def call_graph(self, named: dict[str, GraphValue], float_dtype: str, attend: Attend) -> Graph:
         """Return this graph as the graph of one call of attention, whose inputs are values of this graph."""
-        return Graph(
+        return Graph(  # its lists are those of this graph: the call writes its nodes here
             opset=self.opset,
             namespace=self.namespace,
             attend=attend,
@@ -109,7 +110,7 @@ class TracedGraph(Graph):
         """Remove everything that no output depends on, except inputs."""
         needed = {value.name for value in outputs}
         kept = []
-        for node in reversed(self.nodes):
+        for node in reversed(self.nodes):  # nodes are in the order in which they are computed
             if needed.intersection(node.output):
                 needed.update(node.input, _captured_names(node))
                 kept.append(node)

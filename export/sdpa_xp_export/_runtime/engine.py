@@ -70,7 +70,7 @@ def start_session(source: bytes | str, provider: str, fallback: str, profile: Pa
         options.profile_file_prefix = str(profile)
     wanted = [
         (name, PROVIDER_OPTIONS[name]) if name in PROVIDER_OPTIONS else name
-        for name in dict.fromkeys([provider, fallback])
+        for name in dict.fromkeys([provider, fallback])  # no provider twice, of which onnxruntime warns
     ]
     return onnxruntime.InferenceSession(source, options, providers=wanted)
 

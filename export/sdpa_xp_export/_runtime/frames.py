@@ -46,7 +46,7 @@ def send(file: IO[bytes], facts: Mapping[str, object], arrays: Mapping[str, Any]
     text = json.dumps({"facts": facts, "arrays": stated}).encode()
     file.write(LENGTH.pack(len(text)) + text)
     for array in whole.values():
-        file.write(array.reshape(-1).view(np.uint8).data)
+        file.write(array.reshape(-1).view(np.uint8).data)  # a view: NumPy has no buffer of bfloat16
     file.flush()
 
 

@@ -72,6 +72,7 @@ class Deadline:
             raise ModelFailedError(Message("verify", rule, {"timeout": shown_limit(self.seconds)}, hint))
 
 
+# A context variable, so that two threads that verify at once have each a deadline of its own.
 _PRESENT: ContextVar[Deadline | None] = ContextVar("deadline", default=None)
 
 

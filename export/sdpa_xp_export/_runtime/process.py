@@ -73,10 +73,13 @@ class RuntimeProcess:
     def __init__(self, limits: Limits, folder: str) -> None:
         self._limits, self._folder = limits, Path(folder)
         self._left = limits.timeout
+        # A thread of its own reads the pipe, since a read cannot be given up when the time is over.
         self._talk = futures.ThreadPoolExecutor(1)
         self._errors = (self._folder / "errors").open("w+b")
         # In this process, which is ours, onnxruntime sends no telemetry unless a user asks for it.
         self._process = subprocess.Popen(
+            # -P and -s: Python itself puts no folder in front of `sys.path`, where a file could shadow a module
+            # before the path of this process arrives.
             [sys.executable, "-P", "-s", child.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

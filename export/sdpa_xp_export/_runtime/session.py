@@ -36,6 +36,7 @@ def installed_runtime() -> Any:
 def check_installed() -> None:
     """Check that onnxruntime can be found, and do not import it."""
     try:
+        # `find_spec` raises ValueError for a loaded module without a spec, such as one that a test put there.
         is_there = "onnxruntime" in sys.modules or find_spec("onnxruntime") is not None
     except ImportError as error:
         raise not_installed(error) from error
