@@ -161,7 +161,6 @@ PLACES = {
     "parse": "sdpa_xp_export._call.text:parse",
     "PathArgument": "sdpa_xp_export._files.paths:PathArgument",
     "peak_above": "sdpa_xp_export._runtime.engine:peak_above",
-    "placements": "sdpa_xp_export._runtime.session:placements",
     "plan": "sdpa_xp._tiles.plan",
     "plan_full_rows": "sdpa_xp._tiles.plan:plan_full_rows",
     "plan_ring": "sdpa_xp._many.schedule:plan_ring",

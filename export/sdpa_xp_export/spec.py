@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from sdpa_xp._checks.keywords import Immutable, explains_keywords
 from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp_export._dtypes import names
+from sdpa_xp_export import _dtypes
 from sdpa_xp_export._dtypes.promotion import FLOATING, INTEGERS
 
 SymbolicShape: TypeAlias = tuple[int | str, ...]
@@ -109,7 +109,7 @@ class TensorSpec(Immutable):
 
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
         """Return the dtypes. The method makes a spec an array to masks and biases, which look at its dtype."""
-        return names
+        return _dtypes
 
 
 def _nearest_dtype(name: str) -> str:

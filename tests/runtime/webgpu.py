@@ -24,7 +24,7 @@ from typing import Any
 
 import onnx
 import onnxruntime
-from internals import DEFAULT_RUNTIME, ExportCall, Runtime, checked_call, placements, run_session
+from internals import DEFAULT_RUNTIME, ExportCall, Runtime, checked_call, nodes_of_profile, run_session
 from runtime.jobs import Job, jobs, jobs_of_features
 
 from sdpa_xp import masks
@@ -97,7 +97,7 @@ def computed(model: onnx.ModelProto, job: Job, ran: Counter[str]) -> str | None:
             return str(error).splitlines()[0]
         if PROVIDER not in session.get_providers():  # without an adapter it silently falls back to the CPU
             raise RuntimeError(f"{PROVIDER} found no adapter")
-        ran.update(entry.provider for entry in placements(Path(session.end_profiling()), PROVIDER))
+        ran.update(provider for *_, provider in nodes_of_profile(Path(session.end_profiling())))
     return job.fault(runs)
 
 

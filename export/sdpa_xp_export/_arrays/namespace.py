@@ -74,8 +74,7 @@ from sdpa_xp_export._arrays.numpy_and_torch import missing_function
 from sdpa_xp_export._arrays.numpy_and_torch import numpy_error as numpy_error
 from sdpa_xp_export._arrays.numpy_and_torch import of_ufunc as of_ufunc
 from sdpa_xp_export._arrays.reductions import matmul, max, mean, min, std, sum, var
-from sdpa_xp_export._dtypes.dtype import __array_namespace_info__, result_type
-from sdpa_xp_export._dtypes.names import (
+from sdpa_xp_export._dtypes import (
     bfloat16,
     bool,
     float16,
@@ -90,6 +89,7 @@ from sdpa_xp_export._dtypes.names import (
     uint32,
     uint64,
 )
+from sdpa_xp_export._dtypes.dtype import __array_namespace_info__, result_type
 
 __all__ = [
     "__array_namespace_info__",

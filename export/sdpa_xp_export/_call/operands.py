@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._dtypes import names
+from sdpa_xp_export import _dtypes
 from sdpa_xp_export._dtypes.dtype import to_numpy
 from sdpa_xp_export.spec import SymbolicShape, TensorSpec
 
@@ -36,7 +36,7 @@ class Operand(ABC):
         return len(self.shape)
 
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
-        return names
+        return _dtypes
 
 
 @dataclass(frozen=True, slots=True)

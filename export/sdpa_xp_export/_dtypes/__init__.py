@@ -1,1 +1,24 @@
-"""Dtypes by their names: what they promote to, which kernels there are, and what other libraries call them."""
+"""The dtypes of values by name: this is also the array API of a spec, which computes nothing.
+
+In the files, what the names mean: their kinds and promotion, and what other libraries call them.
+"""
+
+from __future__ import annotations
+
+from sdpa_xp_export._dtypes.dtype import Dtype
+from sdpa_xp_export._dtypes.dtype import __array_namespace_info__ as __array_namespace_info__
+from sdpa_xp_export._dtypes.dtype import result_type as result_type
+
+bool = Dtype("bool")
+int8 = Dtype("int8")
+int16 = Dtype("int16")
+int32 = Dtype("int32")
+int64 = Dtype("int64")
+uint8 = Dtype("uint8")
+uint16 = Dtype("uint16")
+uint32 = Dtype("uint32")
+uint64 = Dtype("uint64")
+float16 = Dtype("float16")
+bfloat16 = Dtype("bfloat16")
+float32 = Dtype("float32")
+float64 = Dtype("float64")

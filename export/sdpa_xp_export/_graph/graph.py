@@ -123,7 +123,7 @@ class Graph:
         """Return a value of an outer graph as a value of this graph, so that its operators write nodes here."""
         if self.outer is None or value.graph is self:
             return GraphValue(self, value.name, value.elem_type, value.dims)
-        # onnxruntime leaves a body's own constants on the host of a GPU; captured ones it would move in each step.
+        # A body's own constants stay on the host of a GPU; onnxruntime would move captured ones in each step.
         for (dtype, *_), constant in self.outer.constants.items():
             if constant.name == value.name:
                 return self.constant(numpy_helper.to_array(constant), dtype)

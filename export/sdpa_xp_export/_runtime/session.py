@@ -21,7 +21,6 @@ from sdpa_xp_export._files.model_files import write_model
 from sdpa_xp_export._runtime import engine
 from sdpa_xp_export._runtime.limits import ModelFailedError
 from sdpa_xp_export._runtime.releases import OPSETS, PROVIDERS, Runtime, newer_note, short_provider
-from sdpa_xp_export.report import Placement
 
 
 def installed_runtime() -> Any:
@@ -116,11 +115,6 @@ def runtime_notes(model: Model, installed: str, ran_on: Iterable[str]) -> tuple[
     stated = stated_runtime(model)
     differences = (stated.older_note(installed), stated.other_provider_note(ran_on)) if stated else ()
     return tuple(filter(None, (*differences, newer_note(installed))))
-
-
-def placements(profile: Path, requested: str) -> list[Placement]:
-    """Return each node that ran, once, in order; from the profile that the runtime wrote."""
-    return [Placement(*node, requested) for node in engine.nodes_of_profile(profile)]
 
 
 def providers(requested: str | None = None) -> list[str]:
