@@ -22,7 +22,7 @@ from sdpa_xp.caches.checks import (
     refuse_graph_values,
 )
 from sdpa_xp.caches.kv_attention import CacheAttention
-from sdpa_xp.caches.memory import Buffers, TokenSlots, quietly, with_room
+from sdpa_xp.caches.memory import Buffers, TokenSlots, in_context_of_keys, with_room
 from sdpa_xp.caches.positions import (
     TokenPositionsLike,
     check_positions,
@@ -130,7 +130,7 @@ class KVCache(CacheAttention[A]):
             room = check_integer(function, "capacity", capacity, least=length) - length
             arrays = {name: with_room(array, room, axis) for name, array in arrays.items()}
             check_writeable(function, "`capacity`", arrays)
-        buffers = Buffers(arrays, axis, length, length, are_of_caller=capacity is None)
+        buffers = Buffers(arrays, axis, length, are_of_caller=capacity is None)
         self._slots = TokenSlots(buffers, 0, length)
 
     def __repr__(self) -> str:
@@ -152,7 +152,7 @@ class KVCache(CacheAttention[A]):
         ]
         return table("KVCache", rows if self._rotary is None else [*rows, ("rotary", str(self._rotary))])
 
-    @quietly
+    @in_context_of_keys
     def append(
         self,
         key: A,
@@ -233,7 +233,7 @@ class KVCache(CacheAttention[A]):
         """
         return self._without(0, self._counted("drop_last", count))
 
-    @quietly
+    @in_context_of_keys
     def take_tokens(self, slots: Sequence[int] | AnyArray) -> KVCache[A]:
         """Return a cache of some tokens, which keep their positions.
 
@@ -266,7 +266,7 @@ class KVCache(CacheAttention[A]):
         arrays = {name: elements_at(tokens, index, axis, axis) for name, tokens in self._slots.arrays().items()}
         return self._copied(arrays, elements_at(positions, index, -1, -1))
 
-    @quietly
+    @in_context_of_keys
     def take_entries(self, entries: Sequence[int] | AnyArray) -> KVCache[A]:
         """Return a cache of some batch entries, in any order and also repeatedly, as a beam search needs.
 
@@ -296,23 +296,22 @@ class KVCache(CacheAttention[A]):
         most = length if isinstance(length, int) else LARGEST_INTEGER  # or a name, in a graph
         return check_integer(function, "count", count, least=0, most=most)
 
-    @quietly
+    @in_context_of_keys
     def _without(self, first: int, last: int) -> KVCache[A]:
         """Return the cache without its first and its last tokens."""
         if first == last == 0:
             return self
         positions = positions_without(self._positions, self._slots.length, first, last)
-        arrays = self._slots.arrays()
-        if not has_override(arrays["key"]):
+        if not has_override(self._slots.tokens("key")):
             return self._with(self._slots.without(first, last), positions)
-        # A graph cuts values that it has, since there are no buffers in it.
+        # A graph cuts its values, and has no buffers that several caches share.
         index = (..., slice(first, -last if last else None), *[slice(None)] * (-1 - self._slots.buffers.axis))
-        return self._copied({name: array[index] for name, array in arrays.items()}, positions)
+        return self._copied({name: array[index] for name, array in self._slots.arrays().items()}, positions)
 
     def _copied(self, arrays: Mapping[str, Array], positions: Positions) -> KVCache[A]:
         axis = self._slots.buffers.axis
         length = arrays["key"].shape[axis]
-        return self._with(TokenSlots(Buffers(arrays, axis, length, length), 0, length), positions)
+        return self._with(TokenSlots(Buffers(arrays, axis, length), 0, length), positions)
 
     def _with(self, slots: TokenSlots, positions: Positions) -> KVCache[A]:
         cache = object.__new__(KVCache)
@@ -332,6 +331,6 @@ class KVCache(CacheAttention[A]):
         axis = -2 if state["layout"] == HLE else -3
         shape = getattr(state["key"], "shape", ())  # JAX may have put something else where arrays were
         length = shape[axis] if len(shape) >= -axis else 0
-        buffers = Buffers({name: state[name] for name in ("key", "value")}, axis, length, length, True)
+        buffers = Buffers({name: state[name] for name in ("key", "value")}, axis, length, are_of_caller=True)
         self._slots, self._positions = TokenSlots(buffers, 0, length), state["positions"]
         self._layout, self._rotary = state["layout"], state["rotary"]

@@ -15,7 +15,7 @@ from sdpa_xp.attention import compute_output, compute_state
 from sdpa_xp.biases import Bias
 from sdpa_xp.caches.at_positions import count_positions, options_at
 from sdpa_xp.caches.checks import check_in_cache, check_query_of_cache
-from sdpa_xp.caches.memory import TokenSlots, quietly
+from sdpa_xp.caches.memory import TokenSlots, in_context_of_keys
 from sdpa_xp.caches.positions import (
     TokenPositionsLike,
     check_positions,
@@ -61,7 +61,7 @@ class CacheAttention(Tree, Generic[A]):
         return cast(A, self._slots.tokens("value"))
 
     @property
-    @quietly
+    @in_context_of_keys
     def positions(self) -> A:
         """The positions of the tokens so far, int32: (S,), or (..., S) if batch entries differ."""
         factory = factory_like("KVCache", self._slots.buffers.arrays["key"])
@@ -189,7 +189,7 @@ class CacheAttention(Tree, Generic[A]):
         arrays = cast(A, rotated), self.key, self.value
         return compute_state(function, *arrays, options, lse_base=lse_base, queries_at_end=True)
 
-    @quietly
+    @in_context_of_keys
     def _placed(
         self, function: str, query: AnyArray, positions: object, options: CallOptions
     ) -> tuple[AnyArray, CallOptions]:

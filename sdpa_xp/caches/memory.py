@@ -32,13 +32,11 @@ class Buffers:
     """The axis of the tokens, -2 or -3."""
     tokens: int
     """The number of tokens in the newest cache."""
-    end: int
-    """The slot behind the last one that was ever written."""
     are_of_caller: bool = False
     """Whether the caller made the arrays, so that they are never written to."""
     writes: int = 0
-    rewrites: list[tuple[int, int, int]] = field(default_factory=list)
-    """Each write over older tokens: the number of writes before it, and the slots from start to stop."""
+    writes_of_slots: list[int] = field(default_factory=list)
+    """The number of the last write into each slot, 0 for those before the first; empty until then."""
 
     @property
     def capacity(self) -> int:
@@ -99,6 +97,7 @@ class TokenSlots:
             hint = "Append to the newest cache, or without `in_place`."
             got = {"tokens of this cache": self.length, "tokens of the newest cache": buffers.tokens}
             raise ArgumentValueError(function, rule, got, hint)
+        # A window rolls: its tokens go on in the room behind them, and then from the front.
         start = self.start if self.start + length <= buffers.capacity else 0
         moves = start != self.start
         for name, array in buffers.arrays.items():
@@ -107,21 +106,18 @@ class TokenSlots:
                 copied = namespace_of(array).concat([self.tokens(name)], axis=axis)
                 array[slice_of_axis(axis, 0, self.length)] = copied
             array[slice_of_axis(axis, start + self.length, start + length)] = new[name]
-        begin = 0 if moves else start + self.length
-        if begin < buffers.end:
-            buffers.rewrites.append((buffers.writes, begin, start + length))
-        buffers.end = max(buffers.end, start + length)
         buffers.writes, buffers.tokens = buffers.writes + 1, length
+        buffers.writes_of_slots = buffers.writes_of_slots or [0] * buffers.capacity
+        first, stop = 0 if moves else start + self.length, start + length
+        buffers.writes_of_slots[first:stop] = [buffers.writes] * (stop - first)
         return TokenSlots(buffers, start, length, buffers.writes)
 
     @property
     def _is_overwritten(self) -> bool:
         if self.writes == self.buffers.writes:
             return False
-        return any(
-            writes >= self.writes and start < self.start + self.length and self.start < stop
-            for writes, start, stop in self.buffers.rewrites
-        )
+        last_writes = self.buffers.writes_of_slots[self.start : self.start + self.length]
+        return any(write > self.writes for write in last_writes)
 
 
 class _HasSlots(Protocol):
@@ -131,18 +127,18 @@ class _HasSlots(Protocol):
 C = TypeVar("C", bound=_HasSlots)
 
 
-def quietly(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, P], T]:
+def in_context_of_keys(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, P], T]:
     """Let a method move numbers to the device, such as the ends of a slice, and compute on that of the keys."""
 
     @functools.wraps(method)
-    def quiet_method(cache: C, /, *arguments: P.args, **keywords: P.kwargs) -> T:
+    def computing_method(cache: C, /, *arguments: P.args, **keywords: P.kwargs) -> T:
         key = cache._slots.buffers.arrays["key"]
-        if not library_of(key).needs_context:
+        if not library_of(key).needs_context:  # each step of a decoder comes here
             return method(cache, *arguments, **keywords)
         with computing(key):
             return method(cache, *arguments, **keywords)
 
-    return quiet_method
+    return computing_method
 
 
 def with_room(array: Array, room: int, axis: int) -> Array:

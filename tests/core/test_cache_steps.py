@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,25 @@ def test_a_window_that_rolls(library: Library, arrays: list[np.ndarray], in_plac
             outputs.append(library.get(cache.attend(query)))
     np.testing.assert_allclose(np.concatenate(outputs, 2), windowed(arrays)[:, :, 1:], rtol=0, atol=4e-6)
     assert repr(cache).endswith(f"first_position={TOKENS - WINDOW - 1})")
+
+
+def test_a_window_that_rolls_keeps_nothing_of_its_steps() -> None:
+    """Its memory is that of its capacity after any number of steps."""
+    token = np.zeros((1, 1, 2), F)
+    cache = KVCache(token, token, capacity=4)
+
+    def memory_after(steps: int) -> int:
+        nonlocal cache
+        for _ in range(steps):
+            cache = cache.append(token, token, in_place=True).drop_first(1)
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        first = memory_after(50)
+        assert memory_after(1000) - first < 5_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
