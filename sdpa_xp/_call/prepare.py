@@ -22,7 +22,7 @@ from sdpa_xp._checks.arrays import (
 from sdpa_xp._checks.keywords import Implementation, check_flag, check_layout, check_rng, refuse_missing_kernel
 from sdpa_xp._checks.numbers import check_number, check_probability, check_softcap
 from sdpa_xp._checks.shapes import HLE, check_appended, check_shapes
-from sdpa_xp._core.environment import asked_threads
+from sdpa_xp._core.threads import asked_threads
 from sdpa_xp._libraries import access_of, array_signatures, computing, is_array, library_of, namespace_of
 from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.dtypes import accumulation_dtype, dtype_name

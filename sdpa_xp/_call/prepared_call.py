@@ -8,22 +8,57 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar, cast
 
-from sdpa_xp._call.missing_functions import MissingFunctions
-from sdpa_xp._call.rng_rollback import RngRollback
+from sdpa_xp._checks.arrays import explain_missing_name
 from sdpa_xp._checks.shapes import ONE_A_ROW, Sizes, check_broadcasts
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._core.nonfinite import finite_sums
 from sdpa_xp._core.scores import BoundOptions, Scores
 from sdpa_xp._libraries import is_array, is_unknown, library_of
+from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.dtypes import astype_if_needed
-from sdpa_xp._libraries.protocols import Array, Dtype
+from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
 from sdpa_xp._tiles.layout import swap_heads_and_length
 from sdpa_xp._tiles.plan import Plan, plan_tiles
 from sdpa_xp._tiles.questions import Questions
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp.biases.algebra import Bias
 from sdpa_xp.masks.algebra import AllOf, Mask
+
+
+class MissingFunctions:
+    """A context in which the error for a name that a namespace lacks also names the called function."""
+
+    def __init__(self, function: str, xp: Namespace, context: AbstractContextManager[object]) -> None:
+        self.function, self.xp, self.context = function, xp, context
+
+    def __enter__(self) -> None:
+        self.context.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: Any) -> None:
+        self.context.__exit__(kind, error, *rest)
+        if isinstance(error, AttributeError):
+            explain_missing_name(self.function, self.xp, error)
+
+
+class RngRollback:
+    """A context in which an error gives a generator back its state, so that the call can be made again.
+
+    Keys have no state, and the state of some generators cannot be read: these are not restored.
+    """
+
+    def __init__(self, rng: Any, library: Library, context: AbstractContextManager[object]) -> None:
+        self.rng, self.library, self.context = rng, library, context
+
+    def __enter__(self) -> None:
+        self.state = self.library.generators.state(self.rng)
+        self.context.__enter__()
+
+    def __exit__(self, error: type[BaseException] | None, *rest: Any) -> None:
+        self.context.__exit__(error, *rest)
+        if error is not None and self.state is not None:
+            self.library.generators.restore(self.rng, self.state)
+
 
 MOST_KNOWN = 2**12
 """The scores of the largest call whose mask is asked once for all equal calls: its answer is an array."""

@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from sdpa_xp._core import threads
-from sdpa_xp._core.gradient_accumulator import GradientAccumulator
+from sdpa_xp._core.gradient_sums import GradientAccumulator
 from sdpa_xp._core.key_value_source import KeyValueSource
 from sdpa_xp._core.products import key_leading_slice, matmul_grouped, matmul_over_group
 from sdpa_xp._core.scores import Scores
@@ -26,11 +26,10 @@ from sdpa_xp._libraries import computing, is_traced
 from sdpa_xp._libraries.capabilities import TRACED
 from sdpa_xp._libraries.dtypes import astype_if_needed
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
-from sdpa_xp._tiles.allowed import Allowed, is_masked
 from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.plan import Plan
 from sdpa_xp._tiles.questions import Questions
-from sdpa_xp._tiles.tile import LeadingSlice, Tile, slice_leading
+from sdpa_xp._tiles.tile import Allowed, LeadingSlice, Tile, is_masked, slice_leading
 from sdpa_xp.biases.custom import refuse_unknown_derivative
 
 GradientGuard: TypeAlias = Literal["none", "cotangent", "all"]

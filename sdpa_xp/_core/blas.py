@@ -16,8 +16,6 @@ import threading
 from queue import SimpleQueue
 from typing import Any
 
-from sdpa_xp._core.environment import usable_cores
-
 
 class _Blas:
     """The BLAS of this process, and the calls that hold it now."""
@@ -125,3 +123,8 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -11,8 +11,8 @@ from typing import NamedTuple
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.softmax import avoid_zero_sum, finite_shift
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
-from sdpa_xp._tiles.allowed import Allowed, is_masked
 from sdpa_xp._tiles.plan import Plan
+from sdpa_xp._tiles.tile import Allowed, is_masked
 
 
 def full_weights(scores: Scores, plan: Plan, dtype: Dtype) -> Array:

@@ -16,8 +16,8 @@ from sdpa_xp._core.tile_buffers import Buffer
 from sdpa_xp._libraries import library_of, namespace_of
 from sdpa_xp._libraries.dtypes import astype_if_needed
 from sdpa_xp._libraries.protocols import Array, Namespace
-from sdpa_xp._tiles.allowed import Allowed
 from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp._tiles.tile import Allowed
 
 NonfiniteGuard: TypeAlias = Literal["none", "columns", "pairs"]
 """What `weigh` keeps out of its product.

@@ -12,10 +12,9 @@ from sdpa_xp._core.products import key_leading_slice, matmul_grouped
 from sdpa_xp._core.tile_buffers import CallBuffers
 from sdpa_xp._libraries.dtypes import LARGEST, dtype_name
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
-from sdpa_xp._tiles.allowed import Allowed, both, is_masked
 from sdpa_xp._tiles.plan import Plan
 from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import LeadingSlice, RowBlock, Tile, slice_leading
+from sdpa_xp._tiles.tile import Allowed, LeadingSlice, RowBlock, Tile, both, is_masked, slice_leading
 from sdpa_xp.biases.algebra import Term
 from sdpa_xp.masks.algebra import AllOf, Pattern
 
@@ -59,7 +58,7 @@ class BoundOptions(NamedTuple):
         return self if self.sinks is None else self._replace(sinks=slice_leading(self.sinks, leading))
 
 
-MOST_ROWS_KNOWN = 8
+MOST_ROWS_KNOWN = 4
 """Ranges of queries whose tiles are kept. The tasks of one range, for all heads, follow each other."""
 
 

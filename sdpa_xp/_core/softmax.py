@@ -25,8 +25,8 @@ from sdpa_xp._core.scores import Scores, rows_within
 from sdpa_xp._core.tile_buffers import CallBuffers
 from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.protocols import Array, Namespace
-from sdpa_xp._tiles.allowed import is_masked
 from sdpa_xp._tiles.plan import ONE_CORE, Plan
+from sdpa_xp._tiles.tile import is_masked
 
 LEAST_SUM = 2.0**-32
 """Below this sum of a row with m = 0, the exponentials themselves may underflow."""

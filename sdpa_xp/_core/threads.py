@@ -21,7 +21,25 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from sdpa_xp._core import blas
-from sdpa_xp._core.environment import asked_threads
+from sdpa_xp.errors import ArgumentValueError
+
+VARIABLE = "SDPA_XP_NUM_THREADS"
+
+
+def asked_threads() -> int | None:
+    """Return the number of threads that the environment asks for, or None if it does not say.
+
+    Raises:
+        ValueError: The variable holds something other than a positive integer.
+    """
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) == 0:
+        rule = f"the environment's {VARIABLE} must be a positive integer"
+        raise ArgumentValueError("sdpa_xp", rule, {VARIABLE: text})
+    return int(text)
+
 
 T = TypeVar("T")
 

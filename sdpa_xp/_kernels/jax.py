@@ -22,7 +22,7 @@ from sdpa_xp._core.products import any_query_attends
 from sdpa_xp._kernels import operands
 from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.protocols import Array, Shape
-from sdpa_xp._tiles.allowed import is_masked
+from sdpa_xp._tiles.tile import is_masked
 from sdpa_xp.biases.algebra import Added
 
 MOST_SCORES = 2**17

@@ -10,7 +10,7 @@ from typing import cast
 
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
-from sdpa_xp._tiles.allowed import is_masked
+from sdpa_xp._tiles.tile import is_masked
 from sdpa_xp.biases.algebra import ArrayBias
 from sdpa_xp.masks.algebra import And, ArrayMask, Mask
 from sdpa_xp.masks.bands import Causal

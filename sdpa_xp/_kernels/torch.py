@@ -38,7 +38,7 @@ from sdpa_xp._kernels import operands
 from sdpa_xp._libraries.dtypes import LARGEST, astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._libraries.torch import has_tangents, makes_fakes
-from sdpa_xp._tiles.allowed import is_masked
+from sdpa_xp._tiles.tile import is_masked
 
 LONGEST_VECTOR = 64
 """float32 numbers in the widest vector register that there is (2048 bits of Arm's SVE)."""

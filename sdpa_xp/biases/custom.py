@@ -16,9 +16,8 @@ from sdpa_xp._checks.shapes import broadcast
 from sdpa_xp._libraries import is_traced
 from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp._tiles.allowed import Allowed, is_masked
 from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Tile
+from sdpa_xp._tiles.tile import Allowed, Tile, is_masked
 from sdpa_xp.biases.algebra import Bias, Term, as_bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks.custom import apply_caller_function, array_of_rows, check_function_result

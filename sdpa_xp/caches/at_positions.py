@@ -11,10 +11,9 @@ from typing import cast
 
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp._tiles.allowed import Allowed
 from sdpa_xp._tiles.modifier import ScoreModifier
 from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Tile, TokenPositions
+from sdpa_xp._tiles.tile import Allowed, Tile, TokenPositions
 from sdpa_xp.biases.algebra import Bias, Sum, Term
 from sdpa_xp.masks.algebra import Combined, Mask, Pattern
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 from sdpa_xp._checks.keywords import explains_keywords
 from sdpa_xp._checks.numbers import Integers, IntegersLike, check_integer, check_offset
-from sdpa_xp._libraries.protocols import Array, Device, Namespace
-from sdpa_xp._tiles.allowed import Allowed, both
 from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Tile
+from sdpa_xp._tiles.tile import Allowed, Tile, both
 from sdpa_xp.masks.algebra import Mask, Pattern
 
 
@@ -140,9 +135,9 @@ class Band(Pattern):
         above: Allowed | None = self._all_above(tile)
         below: Allowed | None = self._all_below(tile)
         if above is None and self.low is not None and below is not False:
-            above = _compared(tile, tile.slice_integers(self.low).values, operator.le)
+            above = tile.query_index + tile.slice_integers(self.low).values <= tile.key_index
         if below is None and self.high is not None and above is not False:
-            below = _compared(tile, tile.slice_integers(self.high).values, operator.ge)
+            below = tile.query_index + tile.slice_integers(self.high).values >= tile.key_index
         return False if above is None or below is None else both(above, below)
 
     @property
@@ -185,30 +180,6 @@ class Band(Pattern):
             return True
         high, (nearest, farthest) = tile.slice_integers(self.high), tile.distances
         return True if farthest <= high.least else False if nearest > high.most else None
-
-
-MOST_KEPT = 2**17
-"""The pairs of a tile whose comparison is kept; eight of them take 1 MB."""
-
-
-def _compared(tile: Tile, shift: int | Array, compare: Callable[[Array, Array], Array]) -> Array:
-    """Return `compare` of i + shift and j for the pairs of a tile."""
-    is_kept = tile.positions is None and len(tile.rows) * len(tile.columns) <= MOST_KEPT
-    if not isinstance(shift, int) or not tile.grid.uses_our_threads or not is_kept:
-        return compare(tile.query_index + shift, tile.key_index)
-    # Along the diagonal all tiles of a size have the same pairs: they are compared once.
-    first = tile.first_position + shift - tile.columns.start
-    return _compared_from(tile.grid.xp, tile.grid.device, len(tile.rows), len(tile.columns), first, compare)
-
-
-@functools.lru_cache(maxsize=8)
-def _compared_from(
-    xp: Namespace, device: Device, rows: int, columns: int, first: int, compare: Callable[[Array, Array], Array]
-) -> Array:
-    dtype = xp.int32
-    i = xp.arange(first, first + rows, dtype=dtype, device=device)
-    j = xp.arange(0, columns, dtype=dtype, device=device)
-    return compare(xp.expand_dims(i, axis=-1), j)
 
 
 def _width(name: str, keys: int | None) -> int | None:

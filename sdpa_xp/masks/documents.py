@@ -10,10 +10,9 @@ from sdpa_xp._checks.numbers import frozen
 from sdpa_xp._libraries import is_traced
 from sdpa_xp._libraries.dtypes import astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp._tiles.allowed import Allowed
 from sdpa_xp._tiles.questions import BlockBounds, bounds_of_list
 from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Tile
+from sdpa_xp._tiles.tile import Allowed, Tile
 from sdpa_xp.masks.algebra import Mask, Pattern
 
 

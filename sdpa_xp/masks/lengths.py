@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 
 from sdpa_xp._checks.keywords import explains_keywords
 from sdpa_xp._checks.numbers import Integers, IntegersLike, frozen
-from sdpa_xp._tiles.allowed import Allowed
 from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Tile
+from sdpa_xp._tiles.tile import Allowed, Tile
 from sdpa_xp.masks.algebra import AllOf, Mask, Pattern
 
 
