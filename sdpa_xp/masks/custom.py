@@ -17,10 +17,9 @@ from sdpa_xp._checks.shapes import broadcast
 from sdpa_xp._libraries import computing, is_array, namespace_of
 from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace, Shape
-from sdpa_xp._tiles.tile import Allowed, collapse_uniform
 from sdpa_xp._tiles.modifier import ScoreModifier
 from sdpa_xp._tiles.score_grid import ScoreGrid, grid_of
-from sdpa_xp._tiles.tile import Tile
+from sdpa_xp._tiles.tile import Allowed, Tile, collapse_uniform
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
 from sdpa_xp.masks.algebra import ArrayMask, Mask, Pattern
 
