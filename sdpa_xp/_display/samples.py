@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, product
 from typing import Any, Protocol
 
-from sdpa_xp._display.squares import Squares, captioned
+from sdpa_xp._display import Squares, captioned
 from sdpa_xp._libraries import computing, is_array
 from sdpa_xp._libraries.protocols import Shape
 from sdpa_xp._tiles.score_grid import ScoreGrid, grid_of
@@ -43,18 +43,11 @@ def sampled_mask(mask: Modifier) -> str | None:
     """Return HTML with the pairs that a mask allows, or None if it cannot tell without a call."""
 
     def squares(grid: ScoreGrid) -> list[Squares]:
-        pattern = mask.bind(grid)
-        panels = _panels(grid)
-        maps: dict[Shape, list[str]] = {place: [] for place in panels}
-        for tile in _row_tiles(grid):
-            allowed = pattern.allowed_in(tile)
-            for place, rows in maps.items():
-                same = isinstance(allowed, bool)
-                cells = [allowed] * len(_places(grid.keys)) if same else _cells(allowed, tile, place)
-                rows.append("".join("#" if cell else "." for cell in cells))
-        title = f"The pairs that {mask} allows"
+        panels, title = _panels(grid), f"The pairs that {mask} allows"
+        maps = _sampled(grid, panels, mask.bind(grid).allowed_in)
+        pictures = {place: _lines(rows, lambda cell: "#" if cell else ".") for place, rows in maps.items()}
         return [
-            Squares(maps[place], {"#": ALLOWED}, f"{title}, {label}" if label else title, label)
+            Squares(pictures[place], {"#": ALLOWED}, f"{title}, {label}" if label else title, label)
             for place, label in panels.items()
         ]
 
@@ -65,23 +58,23 @@ def sampled_bias(bias: Modifier) -> str | None:
     """Return HTML with what a bias adds to the scores of its first heads, or None if it cannot tell."""
 
     def squares(grid: ScoreGrid) -> list[Squares]:
-        terms, xp, heads = bias.bind(grid), grid.xp, min(grid.heads, PANELS)
-        maps: list[list[list[float]]] = [[] for _ in range(heads)]
-        for tile in _row_tiles(grid):
-            scores = xp.zeros(tile.shape, dtype=grid.dtype, device=grid.device)
+        terms = bias.bind(grid)
+
+        def added(tile: Tile) -> Any:
+            scores = grid.xp.zeros(tile.shape, dtype=grid.dtype, device=grid.device)
             for term in terms:
                 scores, _ = term.apply(tile, scores)
-            for head in range(heads):
-                maps[head].append(
-                    [float(cell) for cell in _cells(scores, tile, (*(0 for _ in grid.batch), head))]
-                )
-        finite = [cell for rows in maps for row in rows for cell in row if math.isfinite(cell)]
+            return scores
+
+        first = tuple(0 for _ in grid.batch)
+        maps = _sampled(grid, [(*first, head) for head in range(min(grid.heads, PANELS))], added)
+        finite = [x for rows in maps.values() for row in rows for x in map(float, row) if math.isfinite(x)]
         low, high = min(finite, default=0.0), max(finite, default=0.0)
         colours = {str(number): shade for number, shade in enumerate(SHADES)} | {"x": MASKED_OUT}
         title = f"What {bias} adds to the scores of head {{}}, from {low:.3g} (light) to {high:.3g}"
         return [
-            Squares(["".join(_shade(x, low, high) for x in row) for row in rows], colours, title.format(head))
-            for head, rows in enumerate(maps)
+            Squares(_lines(rows, lambda x: _shade(float(x), low, high)), colours, title.format(place[-1]))
+            for place, rows in maps.items()
         ]
 
     shape = _shape(bias)
@@ -105,9 +98,23 @@ def _shown(
     return None
 
 
-def _row_tiles(grid: ScoreGrid) -> Iterator[Tile]:
-    """Yield a tile of one query for each row of squares."""
-    return (Tile(range(row, row + 1), range(grid.keys), grid) for row in _places(grid.queries))
+def _sampled(
+    grid: ScoreGrid, places: Iterable[Shape], computed: Callable[[Tile], Any]
+) -> dict[Shape, list[list[Any]]]:
+    """Return the cells of each place (batch, head), row by row. Each row is computed as a tile of one query."""
+    maps: dict[Shape, list[list[Any]]] = {place: [] for place in places}
+    columns = _places(grid.keys)
+    for query in _places(grid.queries):
+        tile = Tile(range(query, query + 1), range(grid.keys), grid)
+        result = computed(tile)  # of a mask also True or False
+        row = None if isinstance(result, bool) else grid.xp.broadcast_to(result, tile.shape)
+        for place, rows in maps.items():
+            rows.append([result if row is None else row[(*place, 0, key)] for key in columns])
+    return maps
+
+
+def _lines(rows: Iterable[Iterable[Any]], letter: Callable[[Any], str]) -> list[str]:
+    return ["".join(map(letter, row)) for row in rows]
 
 
 def _panels(grid: ScoreGrid) -> dict[Shape, str]:
@@ -124,14 +131,6 @@ def _panels(grid: ScoreGrid) -> dict[Shape, str]:
         return {place: f"head {place[-1]} of {grid.heads}" for place in places}
     head = f", head 0 of {grid.heads}" if grid.heads > 1 else ""
     return {place: f"entry {number} of {entries}{head}" for number, place in enumerate(places)}
-
-
-def _cells(array: Any, tile: Tile, place: Shape) -> list[Any]:
-    """Return the numbers of a tile of one query at the keys that are drawn; `place` is (batch, head)."""
-    row = tile.grid.xp.broadcast_to(array, tile.shape)
-    for index in (*place, 0):
-        row = row[index, ...]
-    return [row[key] for key in _places(len(tile.columns))]
 
 
 def _places(length: int) -> list[int]:

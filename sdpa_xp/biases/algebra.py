@@ -84,7 +84,7 @@ class Bias(ScoreModifier, ABC):
 
     def _repr_html_(self) -> str | None:
         """Return the picture that a notebook shows."""
-        from sdpa_xp._display import sampled_bias  # only notebooks need it
+        from sdpa_xp._display.samples import sampled_bias  # only notebooks need it
 
         return sampled_bias(self)
 

@@ -81,7 +81,7 @@ class Mask(ScoreModifier, ABC):
 
     def _repr_html_(self) -> str | None:
         """Return the picture that a notebook shows."""
-        from sdpa_xp._display import sampled_mask  # only notebooks need it
+        from sdpa_xp._display.samples import sampled_mask  # only notebooks need it
 
         return sampled_mask(self)
 
