@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sdpa_xp_export.cli import main
-from sdpa_xp_export.cli.flag_names import KEYWORDS
+from sdpa_xp_export.cli.app import KEYWORDS
 from sdpa_xp_export.cli.settings import KEYS
 
 KEYWORD = re.compile(rf"`({'|'.join({*KEYS, *KEYWORDS, 'html', 'provider'})})`(?! in `--)")

@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parents[2]))
 from internals import LIBRARIES, backends, compare, feature_jobs, session
 
 from benchmarks import machine
-from sdpa_xp_export.cli.options import DTYPES
+from sdpa_xp_export.cli.compare import DTYPES
 
 RESULTS = Path(__file__).parents[2] / "results" / "agreement.json"
 PACKAGES = ("sdpa_xp", "numpy", "onnx", "ml_dtypes")

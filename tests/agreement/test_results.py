@@ -11,7 +11,7 @@ from agreement.measure import RESULTS, rounded, written
 from internals import attention, backends, compare, feature_jobs, features, session
 
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp_export.cli.options import DTYPES
+from sdpa_xp_export.cli.compare import DTYPES
 from sdpa_xp_export.forms.choice import FORMS
 
 COMMITTED = json.loads(RESULTS.read_text())

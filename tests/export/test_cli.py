@@ -218,11 +218,11 @@ def test_demo_replaces_no_file(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 
 
 def test_encoder_attends_to_no_padding() -> None:
-    encoded = demo.encode()
+    encoded = demo.activations()
     assert encoded.mask.shape == (2, 1, 1, 16)
     assert [layer.query.shape for layer in encoded.layers] == [(2, 12, 16, 32)] * 6
     assert TensorSpec("float32", encoded.layers[0].query.shape).shape == (2, 12, 16, 32)
-    longer = demo.activations(demo.SENTENCES, multiple=24)
+    longer = demo.activations(multiple=24)
     for short, long in zip(encoded.layers, longer.layers, strict=True):
         np.testing.assert_allclose(short.query[:, :, :13], long.query[:, :, :13], rtol=0, atol=1e-5)
 

@@ -1,22 +1,33 @@
-"""The commands in one application, and its own errors as exit codes."""
+"""The commands in one application: errors of the functions that they call name flags, and end as exit codes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, cast
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from sdpa_xp import __version__
+from sdpa_xp.errors import message_of
 from sdpa_xp_export._interrupts import INTERRUPTED
 from sdpa_xp_export._runtime.limits import ModelFailedError
 from sdpa_xp_export.cli import __doc__
 from sdpa_xp_export.cli.compare import agree, list_backends, run_demo
 from sdpa_xp_export.cli.export import export
-from sdpa_xp_export.cli.flag_names import command_message
-from sdpa_xp_export.cli.printing import say
+from sdpa_xp_export.cli.shared import say
 from sdpa_xp_export.cli.verify import run_verify
 
+FUNCTIONS = ("TensorSpec", "demo", "export", "export_attention", "find", "save", "verify")
+"""The functions in whose messages the command puts its own name."""
+KEYWORDS = {
+    "backends": "--backend",
+    "json": "--json",
+    "output": "--output",
+    "overwrite": "--force",
+    "path": "--output",
+}
+"""The flag of a keyword that has another name than the flag."""
 EXAMPLES = """\b
 Graphs:
   sdpa-xp export --query 'float32[B,8,L,64]' --key 'float32[B,2,L,64]' --is-causal
@@ -71,3 +82,31 @@ def run(arguments: list[str]) -> int:
         kind = ModelFailedError if isinstance(error, ModelFailedError) else ValueError
         raise kind(command_message(group, arguments, error)) from error
     return int(code or 0)
+
+
+def command_message(group: TyperGroup, arguments: Sequence[str], error: Exception) -> str:
+    """Return the message of a function that the command called, with the names that the command has."""
+    name, message = command_name(arguments), message_of(error)
+    command = group.commands.get(name or "")
+    if message is None or name is None or not isinstance(command, TyperCommand):
+        return str(error)
+    function = name if message.function in FUNCTIONS else message.function
+    return message.renamed(function, _flags(command, arguments))
+
+
+def command_name(arguments: Sequence[str]) -> str | None:
+    """Return the command that a command line names, whether there is one of that name or not."""
+    return next((argument for argument in arguments if not argument.startswith("-")), None)
+
+
+def _flags(command: TyperCommand, arguments: Sequence[str]) -> dict[str, str]:
+    """Return the flag of each keyword that messages of the command may name."""
+    names = {str(parameter.name): parameter.opts[0] for parameter in command.params}
+    flags = {name: flag for name, flag in names.items() if flag.startswith("--")}
+    flags |= {name: flag for name, flag in KEYWORDS.items() if flag in flags.values()}
+    passed = {argument.partition("=")[0] for argument in arguments}
+    if "--call" not in passed:  # the metadata of the model have it
+        flags.pop("call", None)
+    if "--require-provider" in passed and "--provider" not in passed:
+        flags["provider"] = "--require-provider"
+    return flags

@@ -11,16 +11,28 @@ import typer
 from rich.text import Text
 
 from sdpa_xp.errors import ArgumentValueError
+from sdpa_xp_export import _demo as demo
 from sdpa_xp_export._agree import backends
 from sdpa_xp_export._agree.comparison import Row, compare, feature_jobs
-from sdpa_xp_export._demo import demo
 from sdpa_xp_export._files.paths import PathArgument
 from sdpa_xp_export._runtime.session import providers, version
 from sdpa_xp_export.cli import DISAGREES
-from sdpa_xp_export.cli.options import DTYPES, AsJson, Force, check_output, completed_from
-from sdpa_xp_export.cli.printing import NO, YES, Cell, progress, say, say_json, say_table
+from sdpa_xp_export.cli.shared import (
+    NO,
+    YES,
+    AsJson,
+    Cell,
+    Force,
+    check_output,
+    completed_from,
+    progress,
+    say,
+    say_json,
+    say_table,
+)
 from sdpa_xp_export.forms.choice import FORMS
 
+DTYPES = ("float32", "float16", "bfloat16", "float64")
 COLUMNS = ("backend", "implementation", "dtype", "device", "abs", "rel", "bound", "used", "agrees", "ms")
 """`used` is the error as a share of its bound."""
 HEAT = ((0.25, "green"), (0.5, "yellow"), (1.0, "dark_orange"), (math.inf, "bold red"))
@@ -39,7 +51,7 @@ def run_demo(
     """
     check_output(PathArgument("demo", "output"), folder, {})
     demo.check_folder(folder, overwrite=force)
-    encoded = demo.encode()
+    encoded = demo.activations()
     say(f"all-MiniLM-L6-v2, attention of {len(encoded.layers)} layers x 12 heads on:")
     for tokens in encoded.tokens:
         say("  " + " ".join(tokens))

@@ -17,8 +17,7 @@ from sdpa_xp_export._files.model import Model, metadata_of
 from sdpa_xp_export._files.paths import PathArgument
 from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, TARGETS
 from sdpa_xp_export.cli import settings
-from sdpa_xp_export.cli.options import AsJson, Force, check_output, completed_from
-from sdpa_xp_export.cli.printing import say, say_json
+from sdpa_xp_export.cli.shared import AsJson, Force, check_output, completed_from, say, say_json
 from sdpa_xp_export.export import export_attention
 from sdpa_xp_export.forms.choice import FORMS
 from sdpa_xp_export.save import save

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -17,13 +18,28 @@ from sdpa_xp_export._runtime.limits import TIMEOUT
 from sdpa_xp_export._runtime.releases import PROVIDERS, ProviderName, Runtime, short_provider
 from sdpa_xp_export.cli import DISAGREES, settings
 from sdpa_xp_export.cli import report_page as page
-from sdpa_xp_export.cli.options import AsJson, Force, Provider, check_output, completed_from, number_of_bytes
-from sdpa_xp_export.cli.printing import NO, YES, progress, say, say_json, say_table
+from sdpa_xp_export.cli.shared import (
+    NO,
+    YES,
+    AsJson,
+    Force,
+    Provider,
+    check_output,
+    completed_from,
+    progress,
+    say,
+    say_json,
+    say_table,
+)
 from sdpa_xp_export.report import Report, Run
 from sdpa_xp_export.verify import verify
 
 HTML = PathArgument("verify", "html")
 SHOWN_FAILURES = 5
+UNITS = {"": 1, "b": 1}
+UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)}
+UNITS |= {f"{prefix}{end}": 1024**power for power, prefix in enumerate("kmgt", start=1) for end in ("", "ib")}
+"""Bytes in a unit: a GB is 10**9, and a GiB or a G is 2**30."""
 
 
 def run_verify(
@@ -93,7 +109,7 @@ def run_verify(
             thorough=thorough,
             watch=lambda _done, total, shown: step(shown, total),
             timeout=timeout,
-            memory=None if memory is None else number_of_bytes("verify", "memory", memory),
+            memory=None if memory is None else _number_of_bytes(memory),
         )
     flags = {"thorough": "--thorough", "memory": "--memory"}
     report = replace(report, left_out=tuple(renamed(line, flags) for line in report.left_out))
@@ -120,6 +136,15 @@ def _written(path: Path) -> dict[str, Any]:
     """Return the call that a TOML file states. What is no part of a call, as the form, is left out."""
     arguments = settings.export_arguments(settings.read(path, settings.CALL), settings.CALL)
     return {name: value for name, value in arguments.items() if name in OPTIONS}
+
+
+def _number_of_bytes(text: str) -> int:
+    """Read a number of bytes such as 4GiB."""
+    match = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)\s*", text.lower())
+    if match is None or match[2] not in UNITS:
+        rule, hint = "`memory` must be a number of bytes", "Write it as 4GiB or 500MB."
+        raise ArgumentValueError("verify", rule, {"memory": repr(text)}, hint)
+    return int(float(match[1]) * UNITS[match[2]])
 
 
 def _check(provider: str | None, required: str | None) -> None:

@@ -1,25 +1,56 @@
-"""Print lines, tables and JSON, and show a progress bar on a terminal."""
+"""What commands share: options and checks, and how they print lines, tables and JSON, with a progress bar."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from typing import Protocol
+from pathlib import Path
+from typing import Annotated, Protocol
 
+import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from sdpa_xp.errors import ArgumentValueError
+from sdpa_xp_export._files.paths import PathArgument, check_is_no_input
+from sdpa_xp_export._runtime.releases import PROVIDERS
 from sdpa_xp_export.cli import plain
 
 Cell = str | Text
 WIDEST = 10_000
 YES, NO = Text("yes", "green"), Text("NO", "bold red")
+
+
+def completed_from(values: Iterable[str]) -> Callable[[str], list[str]]:
+    """Return a completion by the values that begin like the word under the cursor; it checks nothing."""
+    known = tuple(values)
+
+    def complete(incomplete: str) -> list[str]:
+        return [value for value in known if value.startswith(incomplete)]
+
+    return complete
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
+Provider = Annotated[
+    str | None,
+    typer.Option(help="cpu or cuda. Default: all that start here.", autocompletion=completed_from(PROVIDERS)),
+]
+
+
+def check_output(output: PathArgument, path: Path, inputs: Mapping[Path, str]) -> None:
+    """Check that a file to write has a name, and is none of those that the command reads."""
+    if str(path) == "-":
+        rule, hint = "must be the name of a file", "Nothing but text is written to standard output."
+        raise ArgumentValueError(*output.message(rule, path, hint).parts)
+    check_is_no_input(output, path, inputs)
 
 
 class Step(Protocol):

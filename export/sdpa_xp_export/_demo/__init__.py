@@ -1,1 +1,0 @@
-"""The demo: the attention of a real sentence encoder on every array library that is installed."""
