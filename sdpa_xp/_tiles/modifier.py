@@ -67,6 +67,7 @@ class ScoreModifier(Tree, Immutable):
             known = None
         if known is None:
             known = (self._new_signature(),)
+            # Frozen, but for what follows from its fields: threads that get here at once set equal tuples.
             object.__setattr__(self, "_signature", known)
         return known[0]
 

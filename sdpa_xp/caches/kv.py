@@ -125,7 +125,7 @@ class KVCache(CacheAttention[A]):
             check_fits_rotation(function, "key", arrays["key"].shape, rotary.width)
         else:
             arrays["key"] = rotate(rotary, function, "key", arrays["key"], lambda _: self._positions, layout)
-        if capacity is not None:
+        if capacity is not None:  # values of a graph cannot be written to
             refuse_graph_values(function, "`capacity`", arrays)
             room = check_integer(function, "capacity", capacity, least=length) - length
             arrays = {name: with_room(array, room, axis) for name, array in arrays.items()}
@@ -191,6 +191,7 @@ class KVCache(CacheAttention[A]):
             check_same_but_length(function, name, array.shape, old[name].shape, axis)
         check_same_but_width(function, {name: array.shape for name, array in new.items()})
         count = new["key"].shape[axis]
+        # A key is rotated once, when it comes, and not at each step that attends to it.
         added: Positions = positions_after(self._positions, length)
         if positions is not None:
             added = check_positions(function, positions, count, new["key"].shape[:-3], new["key"])
@@ -260,7 +261,7 @@ class KVCache(CacheAttention[A]):
             rule = "`slots` must be (n,), or (B, n) with one row for each entry of one batch axis"
             got = {"slots.shape": index.shape, "cache.key.shape": array.shape}
             raise ArgumentValueError(function, rule, got)
-        if index.shape[-1] == 0:
+        if index.shape[-1] == 0:  # the position of the next token is left, which no index would say
             return self._without(self._slots.length, 0)
         positions = positions_array(factory, self._positions, self._slots.length)
         arrays = {name: elements_at(tokens, index, axis, axis) for name, tokens in self._slots.arrays().items()}
@@ -314,7 +315,7 @@ class KVCache(CacheAttention[A]):
         return self._with(TokenSlots(Buffers(arrays, axis, length), 0, length), positions)
 
     def _with(self, slots: TokenSlots, positions: Positions) -> KVCache[A]:
-        cache = object.__new__(KVCache)
+        cache = object.__new__(KVCache)  # what it is made of has been checked
         cache._layout, cache._rotary = self._layout, self._rotary
         cache._slots, cache._positions = slots, positions
         return cache

@@ -209,13 +209,13 @@ class CacheAttention(Tree, Generic[A]):
             return array, options
         is_consecutive = positions is None and isinstance(self._positions, Consecutive)
         are_slots = is_consecutive and cast(Consecutive, self._positions).is_from_zero
-        if are_slots and self._rotary is None:
+        if are_slots and self._rotary is None:  # most steps of a decoder
             return array, options
         rotated = rotate(self._rotary, function, "query", array, positions_of, self._layout)
         if are_slots:
             return rotated, options
         queries = headed(array.shape, self._layout)[-2]
-        if positions is not None:
+        if positions is not None:  # refused also where nothing reads them
             positions_of(queries)
         if not count_positions(options, consecutive=is_consecutive):
             return rotated, options

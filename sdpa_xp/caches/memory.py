@@ -67,6 +67,7 @@ class TokenSlots:
         is_whole = array.shape[axis] == self.length
         if is_whole:
             return array
+        # A decoder reads its cache at each step: only libraries whose settings matter get a context.
         with computing(array) if library_of(array).needs_context else nullcontext():
             return array[slice_of_axis(axis, self.start, self.start + self.length)]
 
@@ -116,6 +117,7 @@ class TokenSlots:
     def _is_overwritten(self) -> bool:
         if self.writes == self.buffers.writes:
             return False
+        # Slots behind the cache are not asked about: what is appended to it goes there.
         last_writes = self.buffers.writes_of_slots[self.start : self.start + self.length]
         return any(write > self.writes for write in last_writes)
 
@@ -203,6 +205,7 @@ def _write_at_once(
     pools: Sequence[Array], new: Sequence[Array], writes: Sequence[BlockWrite], axis: int
 ) -> None:
     """Write all tokens in one operation for each pool; which place each gets travels to the device once."""
+    # A write for each block would be a launch for each block.
     blocks = [write.block for write in writes for _ in range(write.tokens)]
     places = [write.block_offset + token for write in writes for token in range(write.tokens)]
     if not blocks:

@@ -255,6 +255,7 @@ class PagedAttention(Tree, Generic[A]):
         counts, starts = self._new_tokens(function, "cu_seqlens_q", cu_seqlens_q, {"query": array})
         rotated, options = self._placed(function, array, positions, options, counts, starts)
         pools = {"key_blocks": self._key_blocks, "value_blocks": self._value_blocks}
+        # Checked as if the keys of each sequence were one padded array, which is not made.
         call = prepare(
             function,
             {"query": rotated, **pools},
@@ -295,6 +296,7 @@ class PagedAttention(Tree, Generic[A]):
         check_query_of_cache(function, query, "cache.key_blocks", self._key_blocks)
         is_consecutive = positions is None and all(isinstance(row, range) for row in self._positions)
         has_slots = is_consecutive and are_slots(self._positions)
+        # To find out costs a walk through the masks, which a decoder without gaps and rotations is spared.
         reads_positions = not has_slots and count_positions(options, consecutive=is_consecutive)
         if self._rotary is None and positions is None and not reads_positions:
             return query, options

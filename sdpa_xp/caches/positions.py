@@ -76,6 +76,7 @@ def joined_positions(
     factory: ArrayFactory, old: Positions, length: int, new: Positions, count: int
 ) -> Positions:
     """Return the positions of `length` tokens and of `count` tokens that are appended to them."""
+    # Positions that go on stay two numbers, so that most caches never have an array of positions.
     if isinstance(old, Consecutive) and isinstance(new, Consecutive) and _is_same(old.moved(length), new):
         return old
     if isinstance(length, int) and length == 0:
@@ -129,6 +130,7 @@ def elements_at(array: Array, index: Array, axis: int, token_axis: int) -> Array
         return xp.take(array, index, axis=axis)
     if array.ndim < -token_axis + 1:  # one row of positions for all batch entries
         array = xp.broadcast_to(array, (index.shape[0], *array.shape))
+    # `take_along_axis` is part of the standard since 2024.12, and not every library has it.
     return xp.stack([xp.take(array[n, ...], index[n, ...], axis=axis) for n in range(index.shape[0])], axis=0)
 
 
@@ -184,6 +186,7 @@ def _converted(function: str, name: str, value: Any, like: Array, like_name: str
     elif isinstance(value, list | tuple) and any(isinstance(row, list | tuple | range) for row in value):
         rows = check_integer_rows(function, name, value)
         return xp.asarray(rows, dtype=xp.int32, device=device)
+    # A device or a jit is not waited for: values that are not read are not checked either.
     is_read = not is_array(value) or are_readable(value)
     return cast(Array, check_integers(function, name, value, xp, device, traced=not is_read).values)
 

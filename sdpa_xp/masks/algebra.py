@@ -105,7 +105,7 @@ class Mask(ScoreModifier, ABC):
         return _joined(Or, as_operand(other), self)
 
     def __invert__(self) -> Mask:
-        return self.masks[0] if isinstance(self, Not) else Not((self,))
+        return self.masks[0] if isinstance(self, Not) else Not((self,))  # ~~mask is the mask
 
     def __add__(self, other: object) -> NoReturn:
         rule, hint = "masks cannot be added", "Combine masks with `&`, `|` and `~`."
@@ -134,7 +134,7 @@ class Combined(Mask, ABC):
         depth = 1
         for mask in self.masks:  # a loop, since torch.compile traces no `max` of a generator
             depth = max(depth, 1 + mask.depth) if isinstance(mask, Combined) else depth
-        object.__setattr__(self, "depth", depth)
+        object.__setattr__(self, "depth", depth)  # frozen: no other way to set a field that follows from others
         if depth > DEEPEST:
             rule = f"masks must be nested at most {DEEPEST} operators deep"
             hint = "A chain of one operator counts once; `masks.from_function` computes anything else."
@@ -231,7 +231,7 @@ class AllOf(Pattern):
         allowed: Allowed = True
         for pattern in self.patterns:
             allowed = both(allowed, pattern.allowed_in(tile))
-            if allowed is False:
+            if allowed is False:  # the other patterns need not be computed
                 break
         return allowed
 
@@ -241,6 +241,7 @@ class AllOf(Pattern):
 
     def uniform(self, tile: Tile) -> bool | None:
         answers = [pattern.uniform(tile) for pattern in self.patterns]
+        # Two patterns may each have pairs in a tile, and no key in common.
         if False in answers or not self.key_range(tile):
             return False
         return None if None in answers else True
@@ -276,6 +277,8 @@ class AnyOf(Pattern):
             return True
         return None if None in answers else False
 
+    # One range holds all: what lies between two of them is computed, and masked.
+
     def key_range(self, tile: Tile) -> range:
         return _hull([pattern.key_range(tile) for pattern in self.patterns])
 
@@ -288,6 +291,8 @@ class NoneOf(Pattern):
     """A pair may attend iff it is not in the pattern."""
 
     pattern: Pattern
+
+    # It has no `key_range`: the complement of one range of keys is two.
 
     def allowed_in(self, tile: Tile) -> Allowed:
         allowed = self.pattern.allowed_in(tile)

@@ -119,6 +119,7 @@ class SameId(Pattern):
 
     def _span(self, tile: Tile, axis: str, ids_range: range, ids: Array) -> tuple[int, int]:
         place = axis, ids_range, tile.leading
+        # Without a lock: two threads that miss it at once compute the same numbers, and either may stay.
         if place not in self.spans:
             xp, of_tile = tile.grid.xp, tile.slice(ids)
             self.spans[place] = int(xp.min(of_tile)), int(xp.max(of_tile))
