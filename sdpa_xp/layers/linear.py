@@ -25,8 +25,7 @@ from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.dtypes import accumulation_dtype, astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp.layers.layer import Layer, check_mapping
-from sdpa_xp.layers.transfer import copy_to, destination_of
+from sdpa_xp.layers.layer import Layer, check_mapping, copy_to, destination_of
 
 A = TypeVar("A", bound=AnyArray)
 MOST_PASSED = 1024
