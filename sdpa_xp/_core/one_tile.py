@@ -8,8 +8,7 @@ operations as `softmax`.
 from __future__ import annotations
 
 import math
-import sys
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from sdpa_xp._core.products import matmul_grouped
 from sdpa_xp._core.scores import Scores
@@ -59,7 +58,8 @@ def one_tile(scores: Scores, plan: Plan, dtype: Dtype) -> OneTile | None:
     if not isinstance(options.scale, float) or dtype != grid.dtype:
         return None
     is_one_tile = plan.is_one_tile and not plan.tries_without_maximum
-    if not grid.library.has_ufuncs or not is_one_tile or not grid.keys:  # without a key, a tile may be large
+    functions = grid.library.ufuncs
+    if functions is None or not is_one_tile or not grid.keys:  # without a key, a tile may be large
         return None
     keys, allowed = None, None
     if not options.is_unmasked:
@@ -72,5 +72,5 @@ def one_tile(scores: Scores, plan: Plan, dtype: Dtype) -> OneTile | None:
             keys = slice(tile.columns.start, tile.columns.stop)
         if not isinstance(answer, bool):
             allowed = answer
-    functions, least = cast(Ufuncs, sys.modules[grid.library.module]), -LARGEST[dtype_name(grid.dtype)]
+    least = -LARGEST[dtype_name(grid.dtype)]
     return OneTile(grid.xp, functions, options.scale, keys, allowed, least)

@@ -30,7 +30,7 @@ import operator
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeGuard, cast
 
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._core.products import any_query_attends
@@ -98,11 +98,12 @@ def attend(call: PreparedCall) -> Array | None:
     query, key, value = call.arrays.values()
     if not _stride(query) == _stride(key) == _stride(value) == 1:  # copy only if one of them needs it
         query, key, value = map(_in_rows, (query, key, value))
-    output: Any = kernel(query, key, value, scale=call.scale)
+    scale: Any = call.scale  # a float or None: see `_needs_no_conversion`
+    output: Any = kernel(query, key, value, scale=scale)
     # If the scores of a row fill a register, a row of NaN stays NaN, and there is nothing to search for.
-    if call.sizes.keys < LONGEST_VECTOR and not _hides_no_nan(output, query, key, call.scale):
+    if call.sizes.keys < LONGEST_VECTOR and not _hides_no_nan(output, query, key, scale):
         return None
-    is_right = not output.requires_grad or _has_right_gradients(output, query, key, call.scale)
+    is_right = not output.requires_grad or _has_right_gradients(output, query, key, scale)
     return output if is_right else None
 
 
@@ -215,7 +216,7 @@ def _attend_all(call: PreparedCall, query: Array, key: Array, value: Array) -> A
     return output if _has_right_gradients(output, query, key, scale, mask if call.biases else None) else None
 
 
-def _hides_no_nan(output: Any, query: Any, key: Any, scale: float | Array | None) -> bool:
+def _hides_no_nan(output: Any, query: Any, key: Any, scale: float | None) -> bool:
     """Return whether no row of `output` is 0 instead of NaN: the output has no 0, or all scores are finite."""
     torch = sys.modules["torch"]
     if torch._C._len_torch_dispatch_stack() and makes_fakes():  # nearly all calls answer the first question
@@ -224,26 +225,24 @@ def _hides_no_nan(output: Any, query: Any, key: Any, scale: float | Array | None
     if int(output.count_nonzero()) == output.numel():
         return True
     largest = query.abs().sum() * key.abs().sum()  # a bound on all scores; it is NaN or inf if a score is
-    return bool((largest * max(1.0, cast(float, scale or 1.0))).isfinite())
+    return bool((largest * max(1.0, scale or 1.0)).isfinite())
 
 
-def _has_right_gradients(
-    output: Any, query: Any, key: Any, scale: float | Array | None, bias: Any = None
-) -> bool:
+def _has_right_gradients(output: Any, query: Any, key: Any, scale: float | None, bias: Any = None) -> bool:
     """Return whether no gradient is computed, or the log-sum-exp of each row is small enough to be exact."""
     torch = sys.modules["torch"]
     if not output.requires_grad or (torch._C._len_torch_dispatch_stack() and makes_fakes()):
         return True
     norm, width = partial(torch.linalg.vector_norm, ord=math.inf), query.shape[-1]
     scale = 1 / math.sqrt(width) if scale is None else scale
-    largest = norm(query.detach()) * norm(key.detach()) * (cast(float, scale) * width)
+    largest = norm(query.detach()) * norm(key.detach()) * (scale * width)
     if bias is not None:
         of_rows = bias.detach().amax(dim=-1)
         largest = largest + norm(torch.where(is_masked(of_rows), 0.0, of_rows))  # a row without a key has none
     return bool(largest < LARGEST_SCORE)
 
 
-def _is_positive(scale: float | Array) -> bool:
+def _is_positive(scale: float | Array) -> TypeGuard[float]:
     return isinstance(scale, float) and scale > 0
 
 
@@ -251,7 +250,7 @@ def _scaled(call: PreparedCall, query: Array) -> tuple[Array, float | None]:
     """Return the query and the scale for the kernel, which takes only positive numbers as scale."""
     scale = call.scale
     if scale is None or _is_positive(scale):
-        return query, cast(float | None, scale)
+        return query, scale
     return query * (scale if isinstance(scale, float) else call.grid.xp.astype(scale, query.dtype)), 1.0
 
 

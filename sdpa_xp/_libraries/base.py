@@ -14,13 +14,7 @@ import array_api_compat as compat
 from sdpa_xp._libraries.capabilities import ChunkedArrays, Diagonals, Generators
 from sdpa_xp._libraries.dtypes import FLOATING, dtype_name
 from sdpa_xp._libraries.programs import Loops, Meshes
-from sdpa_xp._libraries.protocols import (
-    AnyArray,
-    Array,
-    Device,
-    Dtype,
-    Namespace,
-)
+from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Ufuncs
 
 A = TypeVar("A")
 
@@ -46,8 +40,6 @@ class Library:
     """What makes one of its arrays of an array of another library; "" is `from_dlpack`."""
     cast_code: ClassVar[tuple[str, str]] = ("xp.astype({array}, {dtype})", "xp.{name}")
     """The code that converts an array to a dtype, and the code of a dtype, for hints."""
-    has_ufuncs: ClassVar[bool] = False
-    """Whether its module has functions with `reduce`, like NumPy's: see `Ufuncs`."""
     needs_context: ClassVar[bool] = False
     """Whether contexts change more than warnings. JAX may be set to refuse NaN in results, and numbers that an
     operation moves to the device; and CuPy computes on the current device alone."""
@@ -72,6 +64,11 @@ class Library:
         """Return the code that converts the array `name` to a dtype, such as float32 or query.dtype."""
         code, dtype_code = self.cast_code
         return code.format(array=name, dtype=dtype if "." in dtype else dtype_code.format(name=dtype))
+
+    @property
+    def ufuncs(self) -> Ufuncs | None:
+        """The module whose functions have `reduce`, as NumPy's have, or None."""
+        return None
 
     def owns(self, array: object) -> bool:
         """Return whether `array` is an array of this library."""
@@ -267,11 +264,6 @@ class Library:
         """
         del arrays, sole
         return output
-
-    def example(self) -> Array | None:
-        """Return an empty array, or None if the library is not in use or has no random generator."""
-        module: Any = sys.modules.get(self.module)
-        return None if module is None else cast(Array, module.zeros((0,), dtype=module.float32))
 
     def known_values(self, array: Any) -> Any:
         """Return an array of NumPy of the values, if they are known without computing; else `array` itself."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 from sdpa_xp._libraries.base import ASTYPE, Library, has_repeats
 from sdpa_xp._libraries.capabilities import Diagonals
-from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
+from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace, Ufuncs
 
 A = TypeVar("A")
 
@@ -21,7 +21,11 @@ class NumPy(Library):
     module = "numpy"
     diagonals = Diagonals()
     cast_code = ASTYPE
-    uses_our_threads = keeps_buffers = has_ufuncs = True
+    uses_our_threads = keeps_buffers = True
+
+    @property
+    def ufuncs(self) -> Ufuncs | None:
+        return cast(Ufuncs, sys.modules["numpy"])
 
     def owns(self, array: object) -> bool:
         numpy = sys.modules.get("numpy")
