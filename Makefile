@@ -12,34 +12,28 @@ TORCH := torch==2.13.0
 # onnxruntime sends telemetry unless it is told not to.
 export ORT_DISABLE_TELEMETRY := 1
 
-# One thread a process: the tests run in as many processes as there are cores. Neighbours share what they compute, so each
-# process gets a stretch of them, and takes from the others when it has none left.
-PYTEST = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(JAX_CACHE) $(BIN)/python -m pytest -q -n auto --dist worksteal -p no:benchmark
+# One thread a process: as many processes run as there are cores.
+PYTEST = OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 $(JAX_CACHE) $(BIN)/python -m pytest -q -p no:benchmark
+
+# The tests of one run in several processes. Neighbours share what they compute, so each process gets a stretch of them, and
+# takes from the others when it has none left.
+DIVIDED := -n auto --dist worksteal
 
 # What JAX compiles is kept for the other processes of a run, and for later runs.
 JAX_CACHE := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/build/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
 	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 
-# A run for each of these. Those that are written in Python share one; torch, JAX and MLX have been seen to hang in one
-# process with all the others. Some run a part of their cases: tests/libraries.py says which, and what that leaves out.
-# `make test THIN=` runs all of them, and all cases of the other tests that docs/project/maintaining.md says are sampled.
-# cupy-rules is not CuPy: it refuses what CuPy refuses, without a GPU.
-LIBRARIES := numpy,numpy-readonly,strict-CPU_DEVICE,strict-no_x64,strict-device1,dask torch mlx cupy-rules
+# Some tests run a part of their cases: docs/project/maintaining.md says which. `make test THIN=` runs all of them.
 THIN := --thin
 
 # JAX compiles each operation for each shape. This makes of it what is computed at once, in less than half of the time.
-# What that leaves out: some of what the compiler does to a whole call. The run of jit below has it.
+# What that leaves out: some of what the compiler does to a whole call. The part `jit` of the tests has it.
 XLA_AT_ONCE := XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 \
 	--xla_cpu_parallel_codegen_split_count=1 --xla_llvm_disable_expensive_passes=true"
 
-# With x64, JAX runs the tests whose numbers or dtypes it changes: the others make no array of 64 bits.
-JAX_EAGER := --backends=jax,jax-x64 $(THIN) -k "not x64 or float64 or half or traced or lse"
-JAX_JIT := --backends=jax-jit $(THIN) $(addprefix tests/core/test_,agreement.py masks.py layouts.py dot_product.py sinks.py)
-
 # Libraries that are set to refuse what they compute by default: tests/libraries.py says what. With THIN, JAX has
 # tests/core/test_strict_settings.py alone, which compiles little.
-JAX_SETTINGS := jax-strict,jax-debug
-SETTINGS := numpy-raise torch-strict,torch-inference cupy-rules-device1 $(if $(THIN),,$(JAX_SETTINGS) torch-cuda-rules)
+SETTINGS := numpy-raise torch-strict,torch-inference cupy-rules-device1 $(if $(THIN),,jax-strict,jax-debug torch-cuda-rules)
 OF_SETTINGS := $(THIN) $(if $(THIN),$(patsubst %,tests/core/test_%.py,agreement masks biases sinks dropout cache paged varlen \
 	vjp layers positional semantics joined_dtypes),tests/core)
 
@@ -50,7 +44,10 @@ RELEASES := 1.23.2 1.24.4 1.26.0 1.28.0 1.32.0
 # The releases of onnxruntime-gpu that are asked where graphs run.
 GPU_RELEASES := 1.28.0 1.31.1
 
+# Only the parts of `make test` run at once: pip writes to one folder.
+ifeq ($(filter part-%,$(MAKECMDGOALS)),)
 .NOTPARALLEL:
+endif
 .PHONY: demo help test test-fast test-lowest check bench bench-full mutants agreement false-alarms runtimes cuda-placement docs docs-serve docs-check release-check pins clean
 
 demo: $(VENV)/demo
@@ -75,23 +72,69 @@ help:
 	@echo "release-check  rehearse a release"
 	@echo "clean          remove the environment and build/"
 
-test: check $(REDUCED:%=$(VENV)/onnxruntime/%/installed)
-	set -e; for libraries in $(LIBRARIES); do $(PYTEST) tests/core --backends=$$libraries $(THIN); done
-	$(PYTEST) tests/standins/test_cupy.py --backends=cupy-rules
-	$(XLA_AT_ONCE) $(PYTEST) tests/core $(JAX_EAGER)
-	$(PYTEST) $(JAX_JIT)
-	set -e; for libraries in $(SETTINGS); do $(XLA_AT_ONCE) $(PYTEST) $(OF_SETTINGS) --backends=$$libraries; done
-	$(XLA_AT_ONCE) $(PYTEST) tests --ignore=tests/core $(THIN)
-	$(XLA_AT_ONCE) $(PYTEST) docs --dist loadfile
+# Each part is one process, which computes once what its tests share. As many run at once as there are cores, the longest
+# first. The output of a part is shown when it ends, and a part that fails stops no other.
+PARTS := $(addprefix part-,jax elsewhere export-1 python export-2 processes peers docs torch jit cupy-rules mlx $(SETTINGS) \
+	check doctests)
+OUTPUT_OF_A_PART := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
+PROCESSES = $(shell $(BIN)/python -c "import os; print(os.cpu_count())")
+.PHONY: $(PARTS)
+test: $(VENV)/test $(REDUCED:%=$(VENV)/onnxruntime/%/installed)
+	$(MAKE) --no-print-directory --jobs=$(PROCESSES) --keep-going $(OUTPUT_OF_A_PART) $(PARTS)
+
+# The libraries that are written in Python share a part. torch, JAX and MLX have been seen to hang in one process with all
+# the others.
+part-python:
+	$(PYTEST) tests/core --backends=numpy,numpy-readonly,strict-CPU_DEVICE,strict-no_x64,strict-device1,dask $(THIN)
+
+part-torch part-mlx: part-%:
+	$(PYTEST) tests/core --backends=$* $(THIN)
+
+# It is not CuPy: it refuses what CuPy refuses, without a GPU.
+part-cupy-rules:
+	$(PYTEST) tests/core tests/standins/test_cupy.py --backends=cupy-rules $(THIN)
+
+# With x64, JAX runs the tests whose numbers or dtypes it changes: the others make no array of 64 bits.
+part-jax:
+	$(XLA_AT_ONCE) $(PYTEST) tests/core --backends=jax,jax-x64 $(THIN) -k "not x64 or float64 or half or traced or lse"
+
+part-jit:
+	$(PYTEST) --backends=jax-jit $(THIN) $(addprefix tests/core/test_,agreement.py masks.py layouts.py dot_product.py sinks.py)
+
+$(SETTINGS:%=part-%): part-%:
+	$(XLA_AT_ONCE) $(PYTEST) $(OF_SETTINGS) --backends=$*
+
+part-export-1:
+	$(XLA_AT_ONCE) $(PYTEST) tests/export --ignore-glob='tests/export/test_[m-z]*' $(THIN)
+
+part-export-2:
+	$(XLA_AT_ONCE) $(PYTEST) tests/export --ignore-glob='tests/export/test_[!m-z]*' $(THIN)
+
+part-peers:
+	$(XLA_AT_ONCE) $(PYTEST) tests/peers $(THIN)
+
+# Most of what these compute, they compute in processes of their own.
+part-processes:
+	$(XLA_AT_ONCE) $(PYTEST) $(addprefix tests/,chunks mesh runtime) $(THIN)
+
+part-elsewhere:
+	$(XLA_AT_ONCE) $(PYTEST) tests $(addprefix --ignore=tests/,core export peers chunks mesh runtime) $(THIN)
+
+part-docs:
+	$(XLA_AT_ONCE) $(PYTEST) docs
+
+part-doctests:
 	$(PYTEST) --doctest-modules sdpa_xp export/sdpa_xp_export --ignore=sdpa_xp/integrations
+
+part-check: check
 
 # A contributor's loop: NumPy, and torch if it is installed. VENV=... PYTHON=... try another Python.
 test-fast: $(VENV)/test-fast
-	$(PYTEST) tests/core --fast
+	$(PYTEST) $(DIVIDED) tests/core --fast
 
 # The lower bounds of pyproject.toml, all at once. Old releases meet newer ones of what they need, and are warned by these.
 # Graphs run in the release that they are exported for by default, which is not the lowest.
-LOWEST = $(PYTEST) --thin -W default::DeprecationWarning
+LOWEST = $(PYTEST) $(DIVIDED) --thin -W default::DeprecationWarning
 test-lowest $(VENV)/lowest/installed: BIN := $(VENV)/lowest/$(notdir $(BIN))
 test-lowest: $(VENV)/lowest/installed $(VENV)/onnxruntime/1.28.0/installed
 	set -e; for libraries in numpy,dask torch jax mlx; do $(LOWEST) tests/core --backends=$$libraries; done
