@@ -26,6 +26,7 @@ from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 
 from sdpa_xp_export._runtime.session import providers
 from sdpa_xp_export._verify import settings
+from sdpa_xp_export.cli import main
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 ROOT = Path(__file__).parents[1]
@@ -69,13 +70,17 @@ def typed(example: Example) -> None:
         command, *arguments = shlex.split(
             line.removeprefix("$ "), comments=True
         ) or [""]
-        if line.startswith("$ ") and command in ("sdpa-xp", "python"):
-            program = [
-                sys.executable,
-                *(["-m", "sdpa_xp_export"] if command == "sdpa-xp" else []),
-            ]
+        if line.startswith("$ sdpa-xp "):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(sys, "argv", [command, *arguments])
+                with pytest.raises(SystemExit) as ended:
+                    main()
+            assert not ended.value.code, line
+        elif line.startswith("$ python "):
             subprocess.run(
-                [*program, *arguments], check=True, stdout=subprocess.DEVNULL
+                [sys.executable, *arguments],
+                check=True,
+                stdout=subprocess.DEVNULL,
             )
 
 
@@ -120,9 +125,13 @@ pytest_collect_file = Sybil(
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterable[None]:
     """Where the blocks of a page write: they share it, and nothing else does.
 
-    The playground gets its models of 2 heads alone; where the site is built, all of them are verified.
+    The playground gets its models of 2 heads alone, and models are verified without the longest runs; where the
+    site is built, all of them are verified in all runs.
     """
+    from short_runs import leave_out_long_runs
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("playground.HEADS", (2,))
+        leave_out_long_runs(patch)
         patch.chdir(tmp_path_factory.mktemp("page"))
         yield
