@@ -63,17 +63,38 @@ def test_bytes_of_a_state(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no state over keys=30000:50000" in printed
 
 
+FEWER_KEYS = """
+import million_keys
+
+million_keys.KEYS //= 10
+million_keys.SOURCES //= 10
+million_keys.main()
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.needs("dask", "distributed", "zarr")
-def test_a_million_keys_in_a_worker_that_cannot_hold_them() -> None:
+@pytest.mark.parametrize(
+    ("command", "keys", "size"),
+    [
+        pytest.param([str(EXAMPLES / "million_keys.py")], "1,000,000", 488, marks=pytest.mark.only_size),
+        (["-c", FEWER_KEYS], "100,000", 49),
+    ],
+    ids=["a million", "fewer"],
+)
+def test_a_million_keys_in_a_worker_that_cannot_hold_them(command: list[str], keys: str, size: int) -> None:
     """A worker that needs more than its limit is killed, and here its tasks are not tried again."""
-    environment = os.environ | {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0"}
-    command = [sys.executable, str(EXAMPLES / "million_keys.py")]
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    environment = os.environ | {
+        "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "0",
+        "PYTHONPATH": os.pathsep.join([str(EXAMPLES), *sys.path]),
+    }
+    process = subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=300
+    )
     assert process.returncode == 0, process.stderr[-3000:]
-    assert "1,000,000 keys and values take 488 MiB" in process.stdout
+    assert f"{keys} keys and values take {size} MiB" in process.stdout
     assert process.stdout.count("100% Completed") == 3
-    assert "For 32 of them, the nearest of 1,000,000 keys" in process.stdout
+    assert f"For 32 of them, the nearest of {keys} keys" in process.stdout
 
 
 def test_picture_of_the_hull(tmp_path: Path) -> None:

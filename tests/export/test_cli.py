@@ -63,6 +63,7 @@ def test_help_says_all_of_what_each_command_does(
     assert all(line.endswith(".") and not line.endswith("...") for line in lines)
 
 
+@pytest.mark.usefixtures("short_verify")
 def test_help_has_an_example_of_each_command(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +99,14 @@ def test_backends(capsys: pytest.CaptureFixture[str]) -> None:
     assert np.__version__ in run(capsys, "backends")[1]
 
 
-def test_agree(capsys: pytest.CaptureFixture[str]) -> None:
+def test_agree(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
+) -> None:
+    """With `--thin`, one of four features, at one length; the nightly run has all."""
+    if pytestconfig.getoption("--thin"):
+        few = {dtype: dict([*features(dtype).items()][::4]) for dtype in ("float32", "bfloat16")}
+        monkeypatch.setattr(comparison, "features", few.get)
+        monkeypatch.setattr(comparison, "LONGER", ())
     dtypes = ("--dtype", "float32", "--dtype", "bfloat16")
     code, out, _ = run(capsys, "agree", "--backend", "numpy", "--backend", "torch", *dtypes, "--json")
     rows = json.loads(out)
@@ -111,7 +119,7 @@ def test_agree(capsys: pytest.CaptureFixture[str]) -> None:
     }
     assert {row["dtype"] for row in rows} == {"float32", "bfloat16"}
     assert all(row["agrees"] for row in rows)
-    names = list(features("float32"))
+    names = list(comparison.features("float32"))
     for row in rows:
         assert [feature["feature"] for feature in row["features"]] == names
         ran = [feature for feature in row["features"] if not feature["refused"]]
@@ -181,6 +189,7 @@ def test_the_share_of_the_bound_has_a_colour(error: float, bound: float, shown: 
     assert (cell.plain, cell.style) == shown
 
 
+@pytest.mark.usefixtures("short_verify")
 def test_demo(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         demo, "find_backends", lambda: backends.find_backends(["numpy", "torch", "array-api-strict"])

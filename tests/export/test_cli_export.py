@@ -16,8 +16,8 @@ from short_runs import assert_right
 from sdpa_xp_export import TensorSpec, export_attention, verify
 
 CONFIG = """
-query = "float32[B,8,L,64]"
-key = "float32[B,2,S,64]"
+query = "float32[B,2,L,8]"
+key = "float32[B,1,S,8]"
 attn_mask = "causal('lower_right') & padding(int64[B])"
 scale = 0.25
 outputs = ["output", "lse"]

@@ -71,6 +71,7 @@ print("unknown" if peak is None else peak / size)
 """
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("kind", ["one", "many", "transposed", "torch"])
 def test_the_peak_is_that_of_the_weights(kind: str) -> None:
     """200 MB of them, from where there are none to where they are in a file: no copy of them is made."""

@@ -14,6 +14,8 @@ from internals import metadata_of
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, to_onnx, verify_layer
 
+pytestmark = pytest.mark.usefixtures("short_verify")
+
 X = TensorSpec("float32", ("B", 2, "L", 8))
 MEMORY = TensorSpec("float32", ("B", 2, "S", 8))
 OF_BATCH = TensorSpec("int64", ("B",))

@@ -12,7 +12,7 @@ from internals import NEWEST_TRIED, newer_note, nodes_of_profile
 
 from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
 
-QKV = TensorSpec("float32", ("B", 2, "L", 8))
+QKV = TensorSpec("float32", (1, 2, 5, 8))
 OLDER = "onnxruntime 1.23.2 is older than the file's onnxruntime>=1.28;cpu: results are not promised"
 
 NEWER = f"onnxruntime 1.40.0 is newer than {NEWEST_TRIED}, the newest release that was tried"

@@ -88,6 +88,7 @@ def test_no_feature_makes_a_score_matrix(
     assert peaks[1] < 4096 * 4096 / 8
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", FEATURES.values(), ids=FEATURES)
 def test_no_gradient_makes_a_score_matrix(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, make: Made

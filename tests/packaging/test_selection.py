@@ -41,6 +41,7 @@ def run(absent: tuple[str, ...], *arguments: str) -> subprocess.CompletedProcess
 REFUSALS = "tests/core/test_refusals.py"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["torch", "jax-x64", "strict-device1", "mlx"])
 def test_a_library_that_is_asked_for_must_be_there(name: str) -> None:
     done = run(OTHERS, REFUSALS, f"--backends=numpy,{name}")
@@ -99,6 +100,7 @@ def test_a_thin_run_has_a_case_of_each_test_that_is_sampled() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("which", ["--fast", "--backends=numpy"])
 def test_numpy_alone_is_enough(which: str) -> None:
     """Every file can be collected, and what needs another library is left out."""
