@@ -12,9 +12,9 @@ from sdpa_xp._core import threads
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._display import Squares, captioned
 from sdpa_xp._kernels import choose_kernel
-from sdpa_xp._libraries import lazy_reason
+from sdpa_xp._libraries import is_traced, is_unknown, namespace_of
 from sdpa_xp._libraries.jax_trees import without_arrays
-from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._many import CutCall, cut_call
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp._tiles.plan import Plan
@@ -137,7 +137,7 @@ def explain(
     all_tiles = len(plan.tasks()) * len([*plan.column_ranges(range(plan.keys))])
     return Explanation(
         implementation="xp" if choice.kernel is None else "native",
-        reason="; ".join(filter(None, (choice.reason, lazy_reason(call.arrays["query"])))),
+        reason="; ".join(filter(None, (choice.reason, _lazy_reason(call.arrays["query"])))),
         tile=(min(plan.rows, plan.queries), min(plan.columns, plan.keys)),
         tiles=computed,
         total_tiles=all_tiles,
@@ -174,3 +174,14 @@ def _explain_chunks(cut: CutCall[Any]) -> Explanation:
         total_tiles=math.prod(map(len, cut.pieces.ranges)),
         threads=1,
     )
+
+
+def _lazy_reason(array: Array) -> str:
+    """Return why an array of an unknown library counts as lazy, or "" for other arrays."""
+    if not is_unknown(array) or not is_traced(array):
+        return ""
+    try:
+        bool(namespace_of(array).any(array))
+    except Exception as error:  # the library decides what `bool` raises
+        return f"the arrays count as lazy: bool() raises {type(error).__name__}: {error}"
+    return "the arrays count as lazy"

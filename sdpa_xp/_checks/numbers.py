@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 from sdpa_xp._checks.keywords import check_choice
 from sdpa_xp._checks.messages import type_name
 from sdpa_xp._checks.shapes import broadcast, check_known
-from sdpa_xp._libraries import as_signed, has_override, is_array, is_traced, library_of
+from sdpa_xp._libraries import has_override, is_array, is_traced, library_of
 from sdpa_xp._libraries.dtypes import LARGEST, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Shape
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
@@ -200,13 +200,21 @@ def _integral(function: str, name: str, array: Array) -> None:
 
 
 def _signed(function: str, name: str, array: Array) -> Array:
-    """Return integers in a signed dtype. Unsigned ones are refused if their library has no dtype for them."""
-    signed = as_signed(function, array)
-    if signed is None:
+    """Return integers in a signed dtype, because libraries lack functions for unsigned dtypes.
+
+    64-bit numbers that do not fit wrap around to negative numbers, which stay distinct.
+    """
+    if not dtype_name(array.dtype).startswith("uint"):
+        return array
+    library = library_of(array)
+    xp = library.namespace(array)
+    has_int64 = library.has_dtype(function, xp, library.device(array), "int64")
+    dtype = getattr(xp, "int64" if has_int64 else "int32", None)
+    if dtype is None:
         rule = f"`{name}` must hold signed integers, because its library has no int64 to convert them to"
         hint = "Pass signed integers, such as int32."
         raise ArgumentTypeError(function, rule, {f"{name}.dtype": array.dtype}, hint)
-    return signed
+    return xp.astype(array, dtype)
 
 
 def frozen(value: Any) -> Any:

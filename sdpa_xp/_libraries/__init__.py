@@ -20,7 +20,6 @@ from sdpa_xp._libraries.capabilities import TRACED, Access
 from sdpa_xp._libraries.cubed import Cubed
 from sdpa_xp._libraries.cupy import CuPy
 from sdpa_xp._libraries.dask import Dask
-from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.jax import Jax
 from sdpa_xp._libraries.mlx import Mlx
 from sdpa_xp._libraries.numpy import NumPy, Strict
@@ -85,11 +84,6 @@ def overridden(function: str, inputs: Mapping[str, Any], options: Callable[[], M
     return NotImplemented
 
 
-def leading_array(first: Any, second: Any) -> Any:
-    """Return the array whose library computes: the first, unless only the second overrides functions."""
-    return second if has_override(second) and not has_override(first) else first
-
-
 def is_array(value: object) -> TypeGuard[Array]:
     """Return whether `value` is an array that follows the standard; NumPy scalars count as numbers."""
     return not is_number(value) and bool(compat.is_array_api_obj(value))
@@ -114,17 +108,6 @@ def namespace_of(array: AnyArray) -> Namespace:
 def is_traced(array: object) -> bool:
     """Return whether values cannot be read now, as in a lazy graph, a jit or an export."""
     return library_of(array).is_traced(array)
-
-
-def lazy_reason(array: Array) -> str:
-    """Return why an array of an unknown library counts as lazy, or "" for other arrays."""
-    if not is_unknown(array) or not is_traced(array):
-        return ""
-    try:
-        bool(namespace_of(array).any(array))
-    except Exception as error:  # the library decides what `bool` raises
-        return f"the arrays count as lazy: bool() raises {type(error).__name__}: {error}"
-    return "the arrays count as lazy"
 
 
 def computing(array: object) -> AbstractContextManager[object]:
@@ -165,21 +148,6 @@ def widest_dtype(function: str, array: Array) -> Dtype:
     xp = library.namespace(array)
     has_float64 = library.has_dtype(function, xp, library.device(array), "float64")
     return xp.float64 if has_float64 else xp.float32
-
-
-def as_signed(function: str, array: Array) -> Array | None:
-    """Return an integer array in a signed dtype, because libraries lack functions for unsigned dtypes.
-
-    64-bit numbers that do not fit wrap around to negative numbers, which stay distinct. None is returned if the
-    library lacks the signed dtype.
-    """
-    if not dtype_name(array.dtype).startswith("uint"):
-        return array
-    library = library_of(array)
-    xp = cast(Any, library.namespace(array))
-    has_int64 = library.has_dtype(function, xp, library.device(array), "int64")
-    dtype = getattr(xp, "int64" if has_int64 else "int32", None)
-    return None if dtype is None else cast(Array, xp.astype(array, dtype))
 
 
 def share_memory(first: Any, second: Any) -> bool:

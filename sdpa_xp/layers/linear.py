@@ -19,7 +19,6 @@ from sdpa_xp._libraries import (
     computing,
     has_override,
     is_number,
-    leading_array,
     library_of,
 )
 from sdpa_xp._libraries.base import Library
@@ -93,7 +92,8 @@ class Linear(Layer):
     def _apply(self, x: A) -> A:
         """Return the map of an `x` that has been checked."""
         array, weight = library_of(x).base_form(cast(Array, x)), cast(Array, self.weight)
-        leader = cast(Array, leading_array(array, weight))
+        # The library of the input computes, unless only the weight is of a type that overrides functions.
+        leader = weight if has_override(weight) and not has_override(array) else array
         library, dtype = library_of(leader), leader.dtype
         xp = library.namespace(leader)
         if not library.multiplies_halves:  # NumPy's BLAS has no half, and Dask cannot sum bfloat16
