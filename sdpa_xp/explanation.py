@@ -128,7 +128,9 @@ def explain(
     )
     call = prepare("explain", {"query": query, "key": key, "value": value}, options, has_kernels=True)
     choice = choose_kernel(call)
-    call = call._replace(dropout_p=0.0)
+    call = call._replace(
+        dropout_p=0.0
+    )  # a call with dropout draws a seed from `rng`, which has to stay as it is
     if (cut := cut_call(call)) is not None:
         return _explain_chunks(cut)
     plan = call.plan()

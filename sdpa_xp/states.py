@@ -107,6 +107,7 @@ def merge_states(
     _check_key_ranges(key_ranges, len(parts), keys)
     try:
         with computing(parts[0][0]):
+            # `merge` takes the lse as a large and a small part; that of a caller is one number.
             natural_states = [
                 (swap_heads_and_length(xp, output, layout), lse if base is None else lse * math.log(base), 0.0)
                 for output, lse in parts

@@ -125,11 +125,7 @@ def _named_hint(name: str, value: object) -> str:
     if isinstance(value, str) and name == "bias":
         return "`sdpa_xp.biases` has them, such as `biases.alibi(heads)`."
     for package, keyword in {"masks": "attn_mask", "biases": "bias"}.items():
-        if type(value).__module__.startswith(f"sdpa_xp.{package}") and name not in (
-            "attn_mask",
-            "mask",
-            "bias",
-        ):
+        if type(value).__module__.startswith(f"sdpa_xp.{package}") and name not in _OTHER_KINDS:
             return f"Pass it by its keyword: {keyword}=..."
     if type(value).__module__.startswith("sdpa_xp.caches"):
         return f"Call a method of the cache: {name}.attend(query)."
@@ -202,8 +198,9 @@ def check_added_dtype(function: str, name: str, array: Array, query: Dtype, accu
 
 def joins_scores(dtype: str, query: str, accumulation: str) -> bool:
     """Return whether a floating dtype is that of the query or of the scores, or a narrower one."""
-    if dtype in (query, accumulation, "float32"):
+    if dtype in (query, accumulation, "float32"):  # scores are float32 or float64
         return dtype != "float64" or accumulation == "float64"
+    # Of the two halves none is narrower: float16 has the smaller range, and bfloat16 fewer digits.
     return dtype in ("float16", "bfloat16") and query in ("float32", "float64")
 
 
@@ -242,6 +239,7 @@ def warn_if_zeros_and_ones(function: str, mask: Array) -> None:
     if 0 not in mask.shape and mask.ndim > 1:  # for most masks one row is enough
         parts.insert(0, values[..., :1, : min(64, mask.shape[-1])])
     for part in parts:
+        # `==` would be a bool to type checkers: the protocol of arrays has no comparison that returns an array.
         is_zero, is_one = (part >= 0) & (part <= 0), (part >= 1) & (part <= 1)
         if not bool(xp.all(is_zero | is_one)):
             return
@@ -254,6 +252,7 @@ def warn_if_zeros_and_ones(function: str, mask: Array) -> None:
 
 def _caller_level() -> int:
     """Return the `stacklevel` of the code that called sdpa_xp."""
+    # From Python 3.12 on, `skip_file_prefixes` of `warnings.warn` does this.
     frame, level = sys._getframe(1), 1
     ours = ("sdpa_xp", "sdpa_xp_export")
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in ours:

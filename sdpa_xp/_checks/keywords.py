@@ -21,11 +21,12 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
 
 Implementation: TypeAlias = Literal["xp", "native"]
 """The portable implementation in array-API calls, or a kernel of the arrays' own library."""
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def check_flag(function: str, name: str, value: object) -> bool:
     """Check a bool of Python or NumPy, and return it as a bool."""
-    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
+    if type(value).__name__ == "bool":  # NumPy's has that name too, and is no bool of Python
         return bool(value)
     raise ArgumentTypeError(function, f"`{name}` must be True or False", {name: repr(value)})
 
@@ -58,6 +59,7 @@ def check_layout(function: str, value: object) -> None:
     """Check the name of a layout; those of other libraries, such as "bshd", get their name here."""
     if not (isinstance(value, str) and value in LAYOUTS):
         letters = value.lower() if isinstance(value, str) else ""
+        # The length is L, S (flash-attention, ONNX) or T (jax.nn).
         length = max(map(letters.find, "lst"))
         # N is the heads of "bnsh" (ONNX), and the length of "nhd" (FlashInfer).
         heads = letters.find("n" if length >= 0 and "n" in letters else "h")
@@ -86,6 +88,7 @@ def check_function(public_function: str, name: str, value: object, arguments: Se
     if is_compiling():  # torch.compile cannot trace `inspect`
         return
     try:
+        # A wrapper is called with the arguments that it takes itself, whatever it wraps.
         signature = inspect.signature(value, follow_wrapped=False)
     except (TypeError, ValueError):  # a builtin has no signature
         return
@@ -95,9 +98,6 @@ def check_function(public_function: str, name: str, value: object, arguments: Se
         rule = f"`{name}` must be a function of {len(arguments)} arguments ({', '.join(arguments)})"
         written = getattr(value, "__name__", type_name(value))
         raise ArgumentTypeError(public_function, rule, {name: f"{written}{signature}"}) from None
-
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def check_rng(function: str, value: object, library: Library, *, needed: bool) -> None:

@@ -54,12 +54,13 @@ def _is_readable(array: Array) -> bool:
 
 def call_of(value: DataclassInstance, name: str) -> str:
     """Return the call of `name` that makes `value`, without the arguments that have their defaults."""
-    shown = [field for field in fields(value) if field.repr]
-    arguments = {field.name: getattr(value, field.name) for field in shown}
-    for field in shown:
+    parts = [field for field in fields(value) if field.repr]
+    arguments = {field.name: getattr(value, field.name) for field in parts}
+    for field in parts:
         argument = arguments[field.name]
+        # Types first: an array has no single answer to `==`, and True is not the default 1.
         if type(argument) is type(field.default) and argument == field.default:
             del arguments[field.name]
-    if [*arguments] == [shown[0].name]:  # a first argument alone needs no keyword
+    if [*arguments] == [parts[0].name]:  # a first argument alone needs no keyword
         return f"{name}({brief(arguments.popitem()[1])})"
     return f"{name}({', '.join(f'{key}={brief(argument)}' for key, argument in arguments.items())})"

@@ -35,7 +35,7 @@ def check_number(function: str, name: str, value: object, dtype: Dtype = "float6
     if not abs(result) <= largest:
         rule = f"`{name}` must be finite" + (f" in {dtype_name(dtype)}" if math.isfinite(result) else "")
         raise ArgumentValueError(function, rule, {name: result})
-    if 0 < abs(result) < 1 / largest:
+    if 0 < abs(result) < 1 / largest:  # it would lose its digits, or become 0
         rule = f"`{name}` must be 0 or at least {1 / largest:.1e} in size"
         raise ArgumentValueError(function, rule, {name: result})
     return result
@@ -95,7 +95,7 @@ def check_integer(
 
     `hint` says what to pass if it is less or more.
     """
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):  # True is an Integral
         rule = f"`{name}` must be an integer"
         how = ""
         if is_array(value):
@@ -142,9 +142,8 @@ def check_integers(
     if not is_array(value):
         number = check_integer(function, name, value, least)
         return Integers(number, number, number)
-    _integral(function, name, value)
     is_uint64 = dtype_name(value.dtype) == "uint64"
-    value = _signed(function, name, library_of(value).base_form(value))
+    value = _signed(function, name, value)
     if traced or 0 in value.shape:
         return Integers(xp.astype(value, xp.int32, copy=False), -math.inf, math.inf)
     bounds = (int(xp.min(value)), int(xp.max(value))) if waiting is None else waiting.bounds(value)
@@ -174,8 +173,7 @@ def check_ids(
 ) -> Array:
     """Return integers that are only compared; an array keeps its width, and so its values."""
     if is_array(value):
-        _integral(function, name, value)
-        return _signed(function, name, library_of(value).base_form(value))
+        return _signed(function, name, value)
     values = check_integers(function, name, value, xp, device, traced=True, waiting=waiting).values
     return xp.asarray(values, dtype=xp.int32, device=device) if isinstance(values, int) else values
 
@@ -194,19 +192,17 @@ def is_integral(array: AnyArray) -> bool:
     return dtype_name(array.dtype).startswith(("int", "uint"))
 
 
-def _integral(function: str, name: str, array: Array) -> None:
-    if not is_integral(array):
-        raise ArgumentTypeError(function, f"`{name}` must hold integers", {f"{name}.dtype": array.dtype})
-
-
 def _signed(function: str, name: str, array: Array) -> Array:
     """Return integers in a signed dtype, because libraries lack functions for unsigned dtypes.
 
     64-bit numbers that do not fit wrap around to negative numbers, which stay distinct.
     """
+    if not is_integral(array):
+        raise ArgumentTypeError(function, f"`{name}` must hold integers", {f"{name}.dtype": array.dtype})
+    library = library_of(array)
+    array = library.base_form(array)
     if not dtype_name(array.dtype).startswith("uint"):
         return array
-    library = library_of(array)
     xp = library.namespace(array)
     has_int64 = library.has_dtype(function, xp, library.device(array), "int64")
     dtype = getattr(xp, "int64" if has_int64 else "int32", None)

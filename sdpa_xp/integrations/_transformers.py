@@ -112,7 +112,7 @@ def _watch_models() -> None:
     """Let each model that gets our name be looked at first. transformers has no hook for that."""
     ask = getattr(transformers.PreTrainedModel, CHOICE, None)
     if ask is None or hasattr(ask, "asks_sdpa_xp"):
-        return
+        return  # in a release without this method, models run as before, but none is warned of
 
     @wraps(ask)
     def choose_and_tell(self: Any, requested_attention: Any, is_init_check: bool = False) -> Any:

@@ -92,6 +92,7 @@ class MaskTensor(torch.Tensor):
     def from_mask(cls, mask: masks.Mask, shape: tuple[int, ...], dtype: Any, device: Any) -> MaskTensor:
         """Return a tensor of `shape` that holds `mask`."""
         element = torch.zeros((), dtype=dtype, device=device).expand(shape)
+        # Private, but torch's own way to make a subclass without a copy: torch.nn.Parameter uses it too.
         tensor: MaskTensor = torch.Tensor._make_subclass(cls, element)
         tensor.mask = mask
         return tensor
@@ -109,7 +110,7 @@ class MaskTensor(torch.Tensor):
         """Call `func` with tensors that have their elements."""
         del types
         if func in DESCRIPTIONS:
-            with torch._C.DisableTorchFunctionSubclass():
+            with torch._C.DisableTorchFunctionSubclass():  # as torch's page on subclasses does
                 return func(*args, **(kwargs or {}))
         args, kwargs = tree_map_only(cls, cls.to_tensor, (args, kwargs or {}))
         return func(*args, **kwargs)

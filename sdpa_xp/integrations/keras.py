@@ -74,7 +74,10 @@ def replace_attention(model: M) -> M:
 
 
 def _original(layer: Any) -> Any:
-    """Return the class of Keras whose attention a layer computes, or None."""
+    """Return the class of Keras whose attention a layer computes, or None.
+
+    The methods are private to Keras: without one of them, this fails with an AttributeError that names it.
+    """
     import keras
 
     for original in (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention):

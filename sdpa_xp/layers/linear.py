@@ -74,7 +74,7 @@ class Linear(Layer):
         if self.bias is not None and shapes["bias"] != shapes["weight"][:1]:
             rule = "`bias` must have a number for each row of `weight` (out)"
             raise ArgumentValueError("Linear", rule, {f"{name}.shape": x.shape for name, x in arrays.items()})
-        for name, array in arrays.items():
+        for name, array in arrays.items():  # without their subclasses
             object.__setattr__(self, name, array)
 
     def __call__(self, x: A) -> A:

@@ -220,7 +220,7 @@ def _scores_in_memory(element: Array, length: int, width: int) -> int:
     Nothing is computed. On NumPy and torch the broadcast inputs take no memory either.
     """
     array = namespace_of(element).broadcast_to(element, (length, width))
-    plan = explain(array, array, array, implementation="xp")
+    plan = explain(array, array, array, implementation="xp")  # a kernel has no tiles of ours
     rows, columns = plan.tile
     return min(plan.threads, -(-length // rows)) * rows * columns
 

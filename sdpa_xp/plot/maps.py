@@ -97,7 +97,7 @@ def attention(
     finite = [w for head in heads_to_draw for row in numbers[head] for w in row if math.isfinite(w)]
     ramp = LinearSegmentedColormap.from_list("weights", colours.ramp)
     for axes, head in zip(panels, heads_to_draw, strict=True):
-        aspect = axes.get_aspect()
+        aspect = axes.get_aspect()  # imshow sets another one unless it gets it
         image = axes.imshow(numbers[head], cmap=ramp, vmin=0, vmax=max(finite, default=0) or 1, aspect=aspect)
         if len(shape) == 3:
             axes.set_title(f"head {head}")
