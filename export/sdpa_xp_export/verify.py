@@ -21,10 +21,11 @@ from sdpa_xp_export._runtime.limits import TIMEOUT, check_limits, check_time, de
 from sdpa_xp_export._runtime.process import RemoteSession, runtime_process
 from sdpa_xp_export._runtime.releases import ProviderName
 from sdpa_xp_export._runtime.session import runtime_notes, stated_runtime
-from sdpa_xp_export._verify.lengths import OF_A_NUMBER, check_size, numbers_within, scores_shape
+from sdpa_xp_export._verify.lengths import OF_A_NUMBER, numbers_within, scores_shape
 from sdpa_xp_export._verify.model import (
     blocks_of,
     check_interface,
+    check_size,
     computed_dtype,
     loaded_model,
     of_metadata,
@@ -144,7 +145,7 @@ def verify(
         loaded = loaded_model("verify", model, "`model` must be an ONNX model, or the path of its file")
         stated = stated_call(loaded, functions) if call is None else written_call(call)
         check_interface(loaded, stated)
-        check_size("verify", stated, numbers_within(memory, OF_A_NUMBER))
+        check_size(stated, numbers_within(memory, OF_A_NUMBER))
         blocks = blocks_of(loaded)
         settings = trial_settings(stated, blocks, thorough=thorough, seed=seed, memory=memory)
         scores = max(math.prod(scores_shape(stated, setting.lengths)) for setting in settings)

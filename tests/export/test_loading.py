@@ -301,7 +301,7 @@ def call(query: str, key: str, value: str | None = None, **more: Any) -> ExportC
 def test_a_call_too_large_to_verify(make_call: Callable[[], ExportCall]) -> None:
     rule = "verify: the inputs and the outputs of `model` must have at most 268435456 numbers together"
     with pytest.raises(ValueError, match=rf"^{rule}; got numbers=.*, call=float32.*\. Export") as caught:
-        check_size("verify", make_call())
+        check_size(make_call())
     assert len(str(caught.value)) < 500
 
 
@@ -309,11 +309,11 @@ def test_the_bound_is_met() -> None:
     exact = call("float32[2,3,5,7]", "float32[2,3,11,7]", "float32[2,3,11,13]")
     inputs = 2 * 3 * (5 * 7 + 11 * 7 + 11 * 13)
     of_one_query, output = HELD * 2 * 3 * 11, 2 * 3 * 5 * 13
-    check_size("verify", exact, inputs + of_one_query + output)
+    check_size(exact, inputs + of_one_query + output)
     with pytest.raises(ValueError, match=r"got numbers=2.98e[+]03, call=float32"):
-        check_size("verify", exact, inputs + of_one_query + output - 1)
+        check_size(exact, inputs + of_one_query + output - 1)
     for many_scores in ("float32[1,8,4096,64]", "float32[B,8,4096,64]", "float32[1,1,40000,8]"):
-        check_size("verify", call(many_scores, many_scores))
+        check_size(call(many_scores, many_scores))
     assert MOST_TRIAL_NUMBERS == 2**28
     cached = TensorSpec("float32", ("B", 2, "P", 4))
-    check_size("verify", call("float32[B,2,L,4]", "float32[B,2,L,4]", past_key=cached, past_value=cached))
+    check_size(call("float32[B,2,L,4]", "float32[B,2,L,4]", past_key=cached, past_value=cached))

@@ -16,6 +16,7 @@ from sdpa_xp_export._call.operands import with_operands
 from sdpa_xp_export._verify.pairs import Arrays, numbers
 from sdpa_xp_export.spec import TensorSpec
 
+# Numbers of queries and keys that no block divides, and more keys than queries.
 LENGTHS = {"B": 2, "L": 19, "S": 33, "P": 14, "R": 40}
 LONGER = (
     {"B": 1, "L": 130, "S": 141, "P": 150, "R": 288},
@@ -26,6 +27,7 @@ QUERY_IDS, KEY_IDS = [0] * 4 + [1] * 9 + [2] * 6, [0] * 10 + [1] * 8 + [2] * 15
 """Documents of a packed row, all of different lengths."""
 Compute: TypeAlias = Callable[[Any, ExportCall, Mapping[str, Any]], Any]
 """A namespace, a call, and its inputs as arrays of that namespace -> the one output of the call."""
+# Vendors' kernels round in their own way, and a CPU has few of them; their tests are apart.
 PORTABLE: dict[str, Any] = {"implementation": "xp"}
 BLOCK = 4
 """Tokens in a block of a paged cache."""
@@ -235,7 +237,7 @@ def _rules(dtype: str) -> dict[str, Feature]:
     query, key = _tokens(dtype, "L"), _tokens(dtype, "S")
     swapped = (TensorSpec(dtype, ("B", length, heads, 32)) for length, heads in (("L", 8), ("S", 2)))
     rows, keys = (TensorSpec(dtype, (length, 32)) for length in ("L", "S"))
-    wide = "float64" if dtype == "float64" else "float32"
+    wide = "float64" if dtype == "float64" else "float32"  # scales and sinks may be wider than half tokens
     return {
         "learned scale": Feature(_call(query, key, scale=TensorSpec(wide, (8, 1, 1)))),
         "sinks": Feature(_call(query, key, sinks=TensorSpec(wide, (8,)))),

@@ -13,6 +13,7 @@ import copy
 import functools
 import sys
 import types
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
@@ -27,7 +28,7 @@ LIBRARIES = {"array_api_compat", "array_api_strict", "cupy", "dask", "jax", "jax
 LIBRARIES |= {"numpy", "onnx", "onnxruntime", "scipy", "sdpa_xp", "sdpa_xp_export", "torch"}
 LIBRARIES |= sys.stdlib_module_names - {"__main__"}
 """Packages whose functions and classes hold no parameters."""
-_CONTAINERS = (list, dict, set, frozenset, tuple)
+_CONTAINERS = (list, dict, set, frozenset, tuple, deque)
 _UNCOPIED = {"__dict__", "__weakref__", "__slots__", "__module__", "__qualname__", "__doc__", "__annotations__"}
 
 
@@ -98,16 +99,18 @@ class _Copy:
         if key in self.changed:
             return self.changed[key]
         if key not in self.copies:
-            self.copies[key] = value  # what cannot be copied stays
+            # Until it is copied, so that a circle ends; and if it cannot be copied, it stays.
+            self.copies[key] = value
             self._copy(value)
         return self.copies[key]
 
     def _parts(self, value: Any) -> Iterator[Any]:
         """Yield the objects that one object holds."""
         if isinstance(value, types.FunctionType):
-            if self._is_code(value):
-                yield from _parts_of_function(value)
-                yield from self._named_globals(value).values()
+            if not _in_library(value):
+                yield from (*(value.__closure__ or ()), *(value.__defaults__ or ()))
+                for named in (value.__kwdefaults__ or {}, value.__dict__, self._named_globals(value)):
+                    yield from named.values()
         elif isinstance(value, types.MethodType):
             yield from (value.__func__, value.__self__)
         elif isinstance(value, functools.partial):
@@ -115,7 +118,7 @@ class _Copy:
         elif isinstance(value, types.CellType):
             yield from _contents(value)
         elif isinstance(value, type):
-            if self._is_code(value) and _may_be_copied(value):
+            if not _in_library(value) and _may_be_copied(value):
                 yield from (x for name, x in vars(value).items() if name not in _UNCOPIED)
                 yield from value.__bases__
         elif wrapped := _wrapped(value):
@@ -125,7 +128,7 @@ class _Copy:
         else:
             if isinstance(value, dict):
                 yield from value.values()
-            elif isinstance(value, _CONTAINERS) or type(value).__name__ == "deque":
+            elif isinstance(value, _CONTAINERS):
                 yield from value
             if self._holds_attributes(value):
                 yield from _attributes(value).values()
@@ -164,7 +167,7 @@ class _Copy:
     def _copy_object(self, value: Any) -> None:
         """Copy a list, a dictionary, a set, or an object with attributes."""
         try:
-            if isinstance(value, list | dict | set) or type(value).__name__ == "deque":
+            if isinstance(value, list | dict | set | deque):
                 copied = copy.copy(value)
             else:
                 copied = _new(self.copy_of(type(value)))
@@ -177,7 +180,7 @@ class _Copy:
         elif isinstance(value, set):
             copied.clear()
             copied.update(map(self.copy_of, value))
-        elif isinstance(value, list) or type(value).__name__ == "deque":
+        elif isinstance(value, list | deque):
             for number, x in enumerate(value):
                 copied[number] = self.copy_of(x)
         if self._holds_attributes(value):
@@ -206,6 +209,7 @@ class _Copy:
 
     def _copy_class(self, value: type) -> None:
         """Copy a class with its functions: `super()` and the globals that they name lead to copies."""
+        # With the old functions first: they may lead to the class itself, of which there is a copy only then.
         namespace = {name: x for name, x in vars(value).items() if name not in ("__dict__", "__weakref__")}
         for name in namespace.get("__slots__", ()):
             namespace.pop(name, None)
@@ -228,10 +232,6 @@ class _Copy:
                     attributes[name] = _ModuleInPart(x, {n: y for n, y in vars(x).items() if n in names})
             self.named[id(value)] = attributes
         return self.named[id(value)]
-
-    def _is_code(self, value: Any) -> bool:
-        """Return whether a function or a class is not one of the libraries that hold no parameters."""
-        return _package_of(value) not in LIBRARIES
 
     def _is_own(self, value: types.FunctionType) -> bool:
         """Return whether a function belongs to the caller, not to a package that is installed."""
@@ -262,6 +262,11 @@ def _package_of(value: object) -> str:
     return str(getattr(value, "__module__", None) or "").partition(".")[0]
 
 
+def _in_library(value: object) -> bool:
+    """Return whether a function or a class is one of the libraries that hold no parameters."""
+    return _package_of(value) in LIBRARIES
+
+
 def _new(kind: type) -> Any:
     """Return an object of a class, without its attributes."""
     try:
@@ -269,13 +274,6 @@ def _new(kind: type) -> Any:
     except TypeError:  # a class in C makes its objects itself
         copied: Any = cast(Any, kind).__new__(kind)
         return copied
-
-
-def _parts_of_function(value: types.FunctionType) -> Iterator[Any]:
-    yield from value.__closure__ or ()
-    yield from value.__defaults__ or ()
-    yield from (value.__kwdefaults__ or {}).values()
-    yield from value.__dict__.values()
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
@@ -334,6 +332,6 @@ def _wrapped_again(value: Any, functions: dict[str, Any]) -> Any:
 
 def _may_be_copied(value: type) -> bool:
     """Return whether another class like `value` can be made, and no one is told of it."""
-    of_caller = [kind for kind in value.__mro__ if _package_of(kind) not in LIBRARIES]
+    of_caller = [kind for kind in value.__mro__ if not _in_library(kind)]
     told = any("__init_subclass__" in vars(kind) for kind in of_caller)
     return type(value).__module__ in ("builtins", "abc") and not told

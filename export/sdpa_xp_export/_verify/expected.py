@@ -89,7 +89,7 @@ def _double_precision(
     right, off = _reference(narrow), _textbook(narrow, "float32")
     with_error = {}
     for name, plain in textbook.items():
-        scaled = (off[name] - right[name]) * 2.0**-29
+        scaled = (off[name] - right[name]) * 2.0**-29  # epsilon of float64 over epsilon of float32
         shown = exact[name] + np.where(np.isfinite(scaled), scaled, 0.0)
         with_error[name] = np.where(np.abs(scaled) > np.abs(plain - exact[name]), shown, plain)
     return with_error
@@ -145,7 +145,7 @@ def _of_scores(arguments: Arrays, query: Floats, key: Floats) -> Floats:
     scores = (query @ np.swapaxes(key, -1, -2)) * scale
     size = (np.abs(query) @ np.swapaxes(np.abs(key), -1, -2)) * np.abs(scale)
     cap = arguments["softcap"]
-    if cap:
+    if cap:  # tanh is steep for small scores, and flat for large ones
         capped = cap * np.tanh(scores / cap)
         size = np.abs(cap * np.tanh((scores + STEP * size) / cap) - capped) / STEP + np.abs(capped)
         scores = capped

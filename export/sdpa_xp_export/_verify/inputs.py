@@ -77,12 +77,13 @@ def random_inputs(
     for name, spec in call.inputs.items():
         shape = tuple(evaluated(length, lengths) for length in spec.shape)
         drawn = _drawn(call, name, spec, shape or (1,), lengths, rng, operands)
-        factor = factors.get(_stem(name).removeprefix("past_"), 1.0)
+        factor = factors.get(_stem(name).removeprefix("past_"), 1.0)  # a cache is like new keys and values
         arrays[name] = _multiplied(drawn, factor).reshape(shape)
     scale = 1.0 if isinstance(call.scale, Input) else numbers(call.scale, arrays)
     typical = float(np.max(np.abs(scale), initial=0.0))
     size_so_far = typical * math.sqrt(arrays["query"].shape[-1]) * of_keys
     factor = min(size / (size_so_far or 1.0), LARGEST_FACTOR[call.query.dtype])
+    # The query alone brings scores to their size: the call has the scale, and keys may be huge already.
     arrays["query"] = (arrays["query"] * factor).astype(numpy_dtype(call.query.dtype))
     if call.past_lengths is not None:  # where no token is yet
         for name in ("past_key", "past_value"):
@@ -101,7 +102,7 @@ def _multiplied(array: NDArray[Any], factor: float) -> NDArray[Any]:
     if array.dtype.kind in "iub" or factor == 1.0:
         return array
     for part in _parts(array):
-        ordinary = np.abs(part.astype(np.float64)) < 1e4
+        ordinary = np.abs(part.astype(np.float64)) < 1e4  # normal numbers are below 10
         part[ordinary] *= array.dtype.type(factor)
     return array
 
@@ -131,7 +132,7 @@ def with_nan(call: ExportCall, arrays: Arrays, name: str) -> Arrays:
 
 def poison(call: ExportCall, arrays: Arrays) -> Arrays:
     """Return the inputs with NaN in every key and value that no query attends; a cache stays unchanged."""
-    if call.cached:
+    if call.cached:  # it is returned too, and compared bit for bit
         return arrays
     hidden, poisoned = hidden_keys(call, arrays), {}
     for name in ("key", "value"):
@@ -180,15 +181,15 @@ def _of_pairs(
 ) -> NDArray[Any]:
     allowed = _filled(shape, np.dtype(bool), lambda count: rng.random(count) < 0.75)
     if shape and shape[-1] > 1:
-        allowed[..., -1] = False
+        allowed[..., -1] = False  # a key that no query attends, for `poison`
     if len(shape) > 1 and shape[-2] > 1:
-        allowed[..., 0, :] = False
+        allowed[..., 0, :] = False  # a query without keys
     if spec.dtype == "bool":
         return allowed
     added = _filled(shape, numpy_dtype(spec.dtype), rng.standard_normal)
     added[~allowed] = -np.inf
     rows = added.reshape(-1, shape[-1]) if shape else added.reshape(1, 1)
-    if least and len(rows) > 2:
+    if least and len(rows) > 2:  # else it would be the only row with keys
         rows[-1] = np.where(np.isneginf(rows[-1]), -np.inf, np.finfo(spec.dtype).min)
     return added
 
@@ -235,7 +236,7 @@ def with_extremes(call: ExportCall, arrays: Arrays, extreme: Extreme, rng: np.ra
     else:
         query[...] = 0.0
         query[..., 0] = low
-        for key in keys:
+        for key in keys:  # the product times the scale is one score, the same for each pair
             key[..., 0] = -min(opposite / scale, high) if scale else 0.0
     for index, name in enumerate(_floating_biases(call)):
         _set_least(arrays[name], rows=extreme == "least biases" and index == 0, zero=extreme == "least biases")
@@ -304,6 +305,7 @@ def drawn_integers(
 
 def _far_apart(count: int, ends: np.iinfo[Any]) -> NDArray[np.int64]:
     """Return large numbers: two that differ by 1, two far below, and so on; narrower dtypes mix them up."""
+    # Those that differ by 1 are one number in float32, and those far apart have the same lower half of bits.
     pair, second = np.divmod(np.arange(count), 2)
     return np.asarray(min(ends.max, MOST) - pair * 2 ** (ends.bits * 5 // 8) - second)
 

@@ -25,6 +25,7 @@ from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._verify.reference import Floats
 from sdpa_xp_export.report import Agreement
 
+# By luck the textbook formula may be exact in a run, and the model need not be.
 ROUNDINGS = 4
 EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 
@@ -69,6 +70,7 @@ def judge_integers(runs: Sequence[tuple[NDArray[Any], NDArray[Any], NDArray[Any]
     If rounding errors decide some of them, twice the fraction in which the layer in its own dtype differs from
     float64 may differ, and one more, and each by twice as much as there.
     """
+    # `direct` is the layer in its own dtype, so it shows how far a rounding error may move an integer.
     bound = 2 * max(_distance(direct, exact)[0] for _, exact, direct in runs)
     flipped = max(float(np.mean(direct != exact)) if exact.size else 0.0 for _, exact, direct in runs)
     agreements = []
@@ -178,6 +180,7 @@ def judge_rows(runs: Sequence[Compared], dtype: str, computed_in: str) -> list[A
     """
     own_rounding = EPS[dtype] if dtype != computed_in else 0.0
     ratio = max((run.expected.textbook_ratio for run in runs), default=0.0)
+    # Extreme inputs and ordinary ones of a size have their own errors; one bound of both would be too wide.
     by_kind = {}
     for size, extreme in {(run.size, run.extreme) for run in runs}:
         errors = [run.expected.textbook_error for run in runs if (run.size, run.extreme) == (size, extreme)]
@@ -214,6 +217,7 @@ def closest(result: NDArray[Any], reference: Floats, bound: Floats | float) -> A
     with np.errstate(divide="ignore", invalid="ignore"):
         shares = np.where(errors == 0, 0.0, errors / bounds)
     shares[np.isnan(shares)] = np.inf  # no error is within a bound that is NaN
+    # Of several that are as far beyond, as without any bound, the one with the largest error.
     furthest = np.where(shares == shares.max(), errors, -1.0)
     worst = tuple(int(i) for i in np.unravel_index(np.argmax(furthest), errors.shape))
     error, largest = float(errors[worst]), largest_of(reference)

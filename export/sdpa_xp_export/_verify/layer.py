@@ -102,7 +102,7 @@ class BothLayers:
     def ordinary_case(self, lengths: Lengths, arrays: Arrays, rng: np.random.Generator) -> LayerCase:
         """Return what both compute, with the error that another order of the sums may have."""
         computed = self.case(lengths, arrays)
-        if self.double:
+        if self.double:  # its error is estimated already
             return computed
         off = self._called(self.moved, _perturbed(arrays, rng))
         direct = _furthest(computed.exact, computed.direct, off)
@@ -132,7 +132,7 @@ class BothLayers:
         Raises:
             FloatingPointError: The layer converts a float to an integer dtype that does not hold it.
         """
-        self._called(self.layer, arrays, invalid="raise")
+        self._called(self.layer, arrays, invalid="raise")  # NumPy and onnxruntime convert inf differently
         computed = self.ordinary_case(lengths, arrays, rng)
         return replace(self._own_case(computed, rng) if self.why_not_wide else computed, kind=kind)
 
@@ -145,6 +145,7 @@ class BothLayers:
         for factor in sizes:
             large = with_large_tokens(arrays, drawn, factor, rng)
             computed = self.case(lengths, large)
+            # Three draws: one alone may leave a tie of two large scores as it is.
             off = [self.case(lengths, _perturbed(large, rng)).direct for _ in range(3)]
             if ordinary is not None and not _overflows(ordinary.exact, computed.exact, computed.direct, *off):
                 direct = _furthest(computed.exact, computed.direct, *off)
@@ -153,6 +154,7 @@ class BothLayers:
 
     def _copy(self, way: Way) -> None:
         copy, self.context = way
+        # The first copy changes no number: it only has arrays of NumPy, where the original may have others.
         self.layer, self.wide, self.moved, self.narrow = (
             copy(self.called, change)
             for change in (lambda x: x, _widened, lambda x: _moved(x, self.rng), _narrowed)
@@ -204,7 +206,7 @@ def _why_not_wide(cases: Sequence[LayerCase]) -> str:
     if refused := next((case.refused for case in cases if case.refused), ""):
         return refused
     for case in cases:
-        for name, exact in case.exact.items():
+        for name, exact in case.exact.items():  # such a layer names its dtype, as with xp.float32
             if exact.dtype.name in EPS and exact.dtype != np.float64:
                 return f"it computes {name} in {exact.dtype.name} there too"
     both = [(case.exact, case.narrow, case.moved) for case in cases if case.narrow and case.moved]

@@ -153,6 +153,7 @@ class LayerInputs:
         most = self.rows[name] - 1 if name in self.rows else max(lengths.values(), default=1)
         if not drawn:
             return rng.integers(0, min(most, np.iinfo(dtype).max) + 1, shape)
+        # One input may be the lengths of several calls; the smallest fit all of them.
         smallest: NDArray[Any] = np.minimum.reduce(drawn)
         return np.clip(smallest, 0, most) if name in self.rows else smallest
 
@@ -166,6 +167,7 @@ def table_rows(model: Model) -> dict[str, int]:
         if node.op_type == "Gather" and node.input[0] in tables and node.input[1] in sources:
             axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
             source = sources[node.input[1]]
+            # An input may number the rows of several tables.
             rows[source] = min(rows.get(source, 2**62), tables[node.input[0]][axis])
     return rows
 

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.numbers import CallNumbers
 from sdpa_xp_export.spec import SymbolicShape, TensorSpec, addends, evaluated
@@ -20,8 +19,6 @@ Lengths: TypeAlias = dict[str, int]
 MOST_NUMBERS = 2**28
 """Numbers in the inputs and outputs of the smallest run of a call, and in what the reference holds of one query
 of each head. Of the other scores it computes a sample, in pieces."""
-HELD = 16
-"""Arrays that the reference holds for the scores of a piece, with everything that sets the bound."""
 OF_A_SCORE, OF_A_NUMBER, FEWEST_NUMBERS = 40, 4, 2**20
 """With a limit of memory, the bytes of it for each score or number in an input of a run, and for each number of
 the smallest run, which has no choice of lengths; and how many of these a run may have in any case."""
@@ -49,6 +46,7 @@ LONG, THOROUGH_LONG = (33, 130), (33, 130, 300, 1030)
 
 def small_lengths(names: Sequence[str]) -> Iterator[Lengths]:
     """Yield lengths for these names: different ones, then the other way round, then all 1."""
+    # Up to five names have different lengths, so that a graph which takes one for another fails.
     several = [length for length, _ in zip(itertools.cycle([2, 5, 9, 7, 3]), names, strict=False)]
     other = several[::-1] if len(names) > 1 else [5] * len(names)
     for lengths in (several, other, [1] * len(names)):
@@ -113,6 +111,7 @@ class LengthsOfCall:
         new = call.key.shape[call.length_axis]
         wanted = [(call.sizes.queries, queries), (new, min(queries, keys)), (call.sizes.keys, keys)]
         lengths: Lengths = {}
+        # The keys come last: with a cache they are a sum, and its past takes what the new tokens leave.
         for length, total in wanted if call.cached else (wanted[0], wanted[2]):
             self._share(length, total, lengths)
         rest = [name for name in call.symbols if name not in lengths]
@@ -121,7 +120,7 @@ class LengthsOfCall:
 
     def around_an_empty_past(self) -> Iterator[Lengths]:
         """Yield a prompt without a past, and one new token behind some, if the past has a name."""
-        if self.past and self.call.past_lengths is None:
+        if self.past and self.call.past_lengths is None:  # a padded cache has its whole length in any case
             yield self(4, 4, batch=2)
             yield self(1, 7, batch=2)
 
@@ -145,7 +144,7 @@ class LengthsOfCall:
     def largest(self, lengths: Mapping[str, int]) -> float:
         """Return how many numbers the largest array has, of the scores and the inputs."""
         shapes = [self.call.sizes.scores_shape, *(spec.shape for spec in self.call.inputs.values())]
-        return max(_size(shape, lengths) for shape in shapes)
+        return max(count_of(shape, lengths) for shape in shapes)
 
     def _share(self, length: int | str, total: int, lengths: Lengths) -> None:
         """Give the names in a sum lengths that add up to `total`: the first takes what the others leave."""
@@ -158,29 +157,7 @@ class LengthsOfCall:
             lengths[name] = max(rest - len(free) + 1, 0 if name in self.past else 1)
 
 
-def check_size(function: str, call: ExportCall, most: int = MOST_NUMBERS) -> None:
-    """Refuse a call whose smallest run would hold more than `most` numbers.
-
-    Raises:
-        ValueError: With the number.
-    """
-    lengths, scores = least_lengths(call), call.sizes.scores_shape
-    of_output = {"output": (*scores[:-1], call.value.shape[-1]), "lse": scores[:-1]}
-    shapes = [spec.shape for spec in call.inputs.values()]
-    shapes += [of_output.get(name, scores) for name in call.outputs]
-    of_one_query = _size((*scores[:-2], 1, scores[-1]), lengths)
-    numbers = sum(_size(shape, lengths) for shape in shapes) + HELD * of_one_query
-    if numbers > most:
-        rule = f"the inputs and the outputs of `model` must have at most {most} numbers together"
-        sizes = " ".join(map(str, (call.query, call.key, call.value)))
-        got = {"numbers": f"{numbers:.3g}", "call": sizes[:200]}
-        hint = "Export the call once more with a name for the batch or the lengths, and verify that model."
-        if most < MOST_NUMBERS:
-            hint += " Or pass a larger `memory`."
-        raise ArgumentValueError(function, rule, got, hint)
-
-
-def _size(shape: SymbolicShape, lengths: Mapping[str, int]) -> float:
+def count_of(shape: SymbolicShape, lengths: Mapping[str, int]) -> float:
     """Return how many numbers an array of `shape` has, as a float: products of huge ints would be slow."""
     return math.prod(float(min(evaluated(length, lengths), 2**63)) for length in shape)
 
@@ -223,13 +200,14 @@ def random_lengths(chosen: LengthsOfCall, rng: np.random.Generator, *, thorough:
     for first, end, count in RANGES:
         for number in range(count * (TIMES_THOROUGH if thorough else 1)):
             queries, keys = (_drawn_length(rng, first, end) for _ in range(2))
-            keys = keys if number % 2 else queries
+            keys = keys if number % 2 else queries  # self-attention has as many of both
             batch = int(rng.integers(1, LARGEST_BATCH + 1)) if queries * keys <= PAIRS_OF_A_BATCH else 1
             yield chosen(queries, keys, batch)
 
 
 def _drawn_length(rng: np.random.Generator, first: int, end: int) -> int:
     """Return a length from `first` to before `end`: as many below their geometric mean as above it."""
+    # The exponential of a logarithm may be rounded up to `end`.
     return min(int(math.exp(rng.uniform(math.log(first), math.log(end)))), end - 1)
 
 
@@ -302,6 +280,7 @@ class LayerLengths:
     def _at_any_number(self) -> Iterator[Lengths]:
         names, most = self.names, THOROUGH_SMALL if self.thorough else SMALL
         for length in range(most if names else 0):
+            # Each name runs through all lengths, and the names are never all the same.
             yield {name: (length + 2 * number) % most + 1 for number, name in enumerate(names)}
         for name in self.past:
             yield dict.fromkeys(names, 2) | {name: 0}
@@ -317,7 +296,7 @@ class LayerLengths:
     def _at_numbers(self, call: CallNumbers) -> Iterator[Lengths]:
         numbers = sorted(call.names)
         wanted = [(length, length) for length in lengths_beside(numbers, thorough=self.thorough)]
-        for number in numbers[-1:]:
+        for number in numbers[-1:]:  # far beyond the largest, and a few queries of a decoder beside many keys
             wanted += [(2 * number + 3, 2 * number + 5), (3, number + 2)]
         for queries, keys in (*wanted, *lengths_of_blocks(self.blocks)):
             yield call.lengths(queries, keys, self.names)

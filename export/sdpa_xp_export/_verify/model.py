@@ -29,6 +29,7 @@ from sdpa_xp_export._files.model import (
 )
 from sdpa_xp_export._runtime.limits import ModelFailedError
 from sdpa_xp_export._verify.expected import stated_dtype
+from sdpa_xp_export._verify.lengths import MOST_NUMBERS, count_of, least_lengths
 from sdpa_xp_export.forms import tiled
 from sdpa_xp_export.spec import TensorSpec
 
@@ -36,6 +37,8 @@ T = TypeVar("T")
 FUSED = ("Attention", "MultiHeadAttention", "GroupQueryAttention")
 HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _DTYPES: dict[int, str] = {number: name for name, number in ONNX_DTYPE.items()}
+HELD = 16
+"""Arrays that the reference holds for the scores of a piece, with everything that sets the bound."""
 HINT = "Pass `call` to say what the model should compute; `verify` then trusts nothing in the file."
 
 
@@ -84,7 +87,7 @@ def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
         )
         raise ArgumentValueError("verify", rule, {"metadata": shown}, hint)
     numbers = {name: Initializer(name, array) for name, array in initializers(model)}
-    try:
+    try:  # anyone may have written the file, so each part of its text may be wrong
         text = metadata["sdpa_xp.call"]
         call = from_json(text, numbers, functions)
         stated = metadata["sdpa_xp.digest"]
@@ -163,6 +166,28 @@ def check_interface(model: Model, call: ExportCall) -> None:
         raise _interface_error("outputs", outputs, stated)
 
 
+def check_size(call: ExportCall, most: int = MOST_NUMBERS) -> None:
+    """Refuse a call whose smallest run would hold more than `most` numbers.
+
+    Raises:
+        ValueError: With the number.
+    """
+    lengths, scores = least_lengths(call), call.sizes.scores_shape
+    of_output = {"output": (*scores[:-1], call.value.shape[-1]), "lse": scores[:-1]}
+    shapes = [spec.shape for spec in call.inputs.values()]
+    shapes += [of_output.get(name, scores) for name in call.outputs]
+    of_one_query = count_of((*scores[:-2], 1, scores[-1]), lengths)
+    numbers = sum(count_of(shape, lengths) for shape in shapes) + HELD * of_one_query
+    if numbers > most:
+        rule = f"the inputs and the outputs of `model` must have at most {most} numbers together"
+        sizes = " ".join(map(str, (call.query, call.key, call.value)))
+        got = {"numbers": f"{numbers:.3g}", "call": sizes[:200]}
+        hint = "Export the call once more with a name for the batch or the lengths, and verify that model."
+        if most < MOST_NUMBERS:
+            hint += " Or pass a larger `memory`."
+        raise ArgumentValueError("verify", rule, got, hint)
+
+
 def computed_dtype(
     model: Model, call: ExportCall, types_of: Callable[[onnx.ModelProto], Mapping[str, int]]
 ) -> str:
@@ -171,6 +196,7 @@ def computed_dtype(
     A fused operator with inputs in half precision has its own accumulation. It is judged as if it rounded each
     step to the dtype of its inputs.
     """
+    # A graph of other operators has to sum in the accumulation dtype.
     queries = [node.input[0] for node in model.graph.node if node.op_type in FUSED and node.input]
     if call.accumulation_dtype == call.query.dtype or not queries:
         return call.accumulation_dtype

@@ -37,9 +37,10 @@ def reference_inputs(
         arrays: The inputs, by name.
         rows: The queries to convert, which rise; by default all of them.
     """
+    # Lengths and offsets are added and subtracted below, where an unsigned or a narrow dtype would wrap.
     arrays = {name: x.astype(np.int64) if x.dtype.kind in "iu" else x for name, x in arrays.items()}
     query, key, value = (heads_first(call, arrays[name]) for name in ("query", "key", "value"))
-    filled = None
+    filled = None  # the tokens of each batch entry in a padded cache, the new ones among them
     if call.cached:
         past = [heads_first(call, arrays[f"past_{name}"]) for name in ("key", "value")]
         if call.past_lengths is None:
@@ -211,7 +212,7 @@ class PairTerms:
             return with_operands(value, lambda _, part: self._with_arrays(part, first, tokens))
         arguments = {name: numbers(argument, self.arrays) for name, argument in value.arguments.items()}
         kind = kind_of(value)
-        if kind == "padding":
+        if kind == "padding":  # lengths of the call may be beyond this run, which the library refuses
             keys = self.pairs[-1] if tokens is None else tokens
             arguments = _limited_lengths(arguments, first, self.pairs[-2], keys)
         if tokens is None:
@@ -260,7 +261,7 @@ def _limited_lengths(arguments: Arrays, first: int, queries: int, keys: int) -> 
 
 def _over_tokens(array: NDArray[Any], first: int, tokens: int) -> NDArray[Any]:
     """Return an array over (..., L, S) with rows for the queries before, and the real columns alone."""
-    if array.shape[-1:] not in ((), (1,)):
+    if array.shape[-1:] not in ((), (1,)):  # an axis of 1 broadcasts
         array = array[..., :tokens]
     return array if array.ndim < 2 or array.shape[-2] == 1 else _with_zeros_in_front(array, -2, first)
 

@@ -86,6 +86,7 @@ def trial_settings(
     most = most_numbers(memory, thorough=thorough)
     chosen = LengthsOfCall(call, most)
     small = [lengths for lengths in several_lengths(call) if chosen.affords(lengths)]
+    # Primes, which no block and no vector of a kernel divides; then beyond a block of 128 queries.
     many, blocky = (
         lengths if chosen.affords(lengths) else small[0]
         for lengths in (chosen(19, 23, batch=LARGE_BATCH), chosen(130, 141))
@@ -99,12 +100,14 @@ def trial_settings(
     settings += [Setting(lengths, HUGE[call.query.dtype]) for lengths in small[:2]]
     inputs: tuple[Literal["query", "key", "value"], ...] = ("query", "key", "value")
     settings += [Setting(lengths, nan_in=name) for lengths in (many, blocky) for name in inputs]
+    # A mask that allows all or nothing, and lengths that are all 0 or whole, may take branches of their own.
     settings += [Setting(lengths, operands=end) for lengths in (small[0], many) for end in _ends(call)]
     beyond = [2 * number + 3 for number in constants(call)[-1:]]  # where a window masks pairs
     wide = (many, blocky, *(chosen(number, number + 2) for number in beyond))
     settings += [Setting(lengths, extreme=extreme) for lengths in wide for extreme in extremes(call)]
     if thorough:
         settings += _thorough(call, chosen, at_numbers)
+    # Not the generator of the inputs, which would then depend on how many lengths were drawn.
     drawn = random_lengths(chosen, np.random.default_rng([seed, 1]), thorough=thorough) if call.symbols else ()
     settings += [Setting(lengths, rows=FEW_ROWS) for lengths in drawn]
     draws = DRAWS_OF_FIXED if chosen.most == most else 1
@@ -114,6 +117,7 @@ def trial_settings(
 def _small(chosen: LengthsOfCall) -> Iterator[Lengths]:
     """Yield each number up to 9 as the number of queries, of keys, of past tokens, and as the batch."""
     for length in range(1, SMALL + 1):
+        # All three run through the same numbers, and are never all equal.
         yield chosen(length, (length + 3) % SMALL + 1, batch=2 * length % SMALL + 1)
         if chosen.past:
             yield chosen(1, length + 1, batch=2)
@@ -157,9 +161,10 @@ def _longest(call: ExportCall, chosen: LengthsOfCall, *, thorough: bool) -> Iter
     Some have many queries and many keys, some have many of one and only a few of the other.
     """
     wanted = max(THOROUGH_LONGEST if thorough else LONGEST, 2 * max(constants(call), default=0) + 7)
-    if call.sizes.queries != call.sizes.keys:
+    if call.sizes.queries != call.sizes.keys:  # else both have one name, and so one length
         yield from (chosen(1, wanted), chosen(3, wanted), chosen(wanted, 3))
     side = math.isqrt(chosen.most // max(chosen.heads, 1))
+    # A few keys more than queries: "lower_right" and an offset of 0 are not the same then.
     yield chosen(wanted, wanted + 6) if wanted <= side else chosen(side - 7, side - 1)
 
 

@@ -90,11 +90,13 @@ def trials(
             check_time()
             arguments = reference_inputs(call, arrays, piece)
             expected.append(expected_rows(call, arguments, dtype, leaks=bool(setting.nan_in)))
+            # Each piece has the whole cache.
             copies = copies or (expected_cache(call, arguments) if call.cached else {})
         joined = {
             name: ExpectedRows.joined([rows[name] for rows in expected], row_axis(name))
             for name in call.outputs
         }
+        # What is expected was computed without NaN: the reference never reads a key that is hidden.
         yield Trial(setting, poison(call, arrays), sample, reference_shape(call, arrays), joined, copies)
 
 
@@ -136,7 +138,7 @@ def outcome(call: ExportCall, trial: Trial, results: Mapping[str, NDArray[Any]])
         name: (_real_tokens(call, trial, results[name], array), array) for name, array in trial.copies.items()
     }
     *leading, queries, keys = trial.pairs
-    heads = math.prod(leading)
+    heads = math.prod(leading)  # of all batch entries
     return TrialOutcome(
         trial.shown, (max(queries, keys), heads * len(trial.rows), heads * queries), outputs, copies, trial.rows
     )
@@ -175,7 +177,7 @@ def _real_tokens(call: ExportCall, trial: Trial, result: NDArray[Any], expected:
     """Return a cache with 0 where no real token is; NaN if its dtype or shape is wrong."""
     if result.shape != expected.shape or result.dtype != expected.dtype:
         return np.full(expected.shape, np.nan)
-    if call.past_lengths is None:
+    if call.past_lengths is None:  # a joined cache has no room
         return result
     result = result.copy()
     rows = heads_first(call, result)
@@ -202,7 +204,7 @@ def sampled_rows(
     count = max(min(most // heads, MOST_SCORES // max(heads * keys, 1)), FEWEST)
     if queries <= count:
         return np.arange(queries)
-    rows = [0, queries - 1, 1, queries - 2]
+    rows = [0, queries - 1, 1, queries - 2]  # the ends first: the first four are kept in any case
     for border in borders:
         for start in (border, queries - border, border - max(keys - queries, 0)):
             rows += [row for row in (start - 1, start, start + 1) if 0 <= row < queries]
