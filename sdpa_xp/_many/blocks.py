@@ -7,7 +7,7 @@ block. The bound masks and biases are cut too: the call that all tasks share has
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -58,10 +58,6 @@ class Pieces(NamedTuple):
         if len(place) < len(self.ranges):
             ranges = (*ranges, range(0))
         return Block(tuple(r.start for r in ranges), tuple(map(len, ranges)))
-
-    def leading_places(self) -> Iterable[Place]:
-        """Return the place of each piece of the axes (..., Hq)."""
-        return itertools.product(*(range(len(ranges)) for ranges in self.ranges[:-2]))
 
     def ranges_at(self, place: Place) -> tuple[range, ...]:
         """Return the ranges of a piece on the first of the axes (..., Hq, L, S)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -111,19 +112,14 @@ class CutCall(Generic[C]):
 
     def rows(self) -> Iterator[Place]:
         """Return the place of each chunk of queries, on the axes (..., Hq, L)."""
-        for leading in self.pieces.leading_places():
-            for row in range(len(self.pieces.ranges[-2])):
-                yield (*leading, row)
+        return itertools.product(*(range(len(ranges)) for ranges in self.pieces.ranges[:-1]))
 
     def blocks_of(self, rows: Place) -> list[Place]:
         """Return the blocks of a chunk of queries in which a pair may attend, as far as the mask can tell."""
-        return [*self._blocks_of(rows)]
-
-    def _blocks_of(self, rows: Place) -> Iterator[Place]:
         *leading, queries = self.pieces.ranges_at(rows)
-        for number, keys in enumerate(self.pieces.ranges[-1]):
-            if self.bound.mask.uniform(Tile(queries, keys, self.grid, tuple(leading))) is not False:
-                yield (*rows, number)
+        tiles = (Tile(queries, keys, self.grid, tuple(leading)) for keys in self.pieces.ranges[-1])
+        uniform = map(self.bound.mask.uniform, tiles)
+        return [(*rows, number) for number, answer in enumerate(uniform) if answer is not False]
 
     def key_of(self, aligned: AlignedArray, place: Place) -> Key:
         """Return the key of an array's chunk at a place."""

@@ -55,9 +55,12 @@ class GraphCall(CutCall[DaskGraphs]):
         """
         tasks = Stages(self.library, self.token, dtype_name(dtype), in_parts)
         for rows in self.rows():
-            keys = [self._partial(tasks, place) for place in self.blocks_of(rows)]
-            if not keys:  # the output needs a state of the dtype and the library that only a chunk shows
-                compute = partial(empty_state, self.shared, self.pieces.block(rows), self.width)
+            keys = []
+            for place in self.blocks_of(rows):
+                operands = self.keys_of((self.query, self.key, self.value, *self.arrays), place)
+                keys.append(tasks.add("partial", place, self._of_block(partial_state, place), *operands))
+            if not keys:  # the output needs a state of the library and the dtype that only a chunk shows
+                compute = self._of_block(empty_state, rows, self.width)
                 keys = [tasks.add("partial", (*rows, "none"), compute, self.key_of(self.query, (*rows, 0)))]
             keys = tasks.reduce("merge", rows, merged, keys)
             tasks.add("output", (*rows, 0), partial(output_of, dtype_name(dtype)), keys, *self.sinks_of(rows))
@@ -76,7 +79,7 @@ class GraphCall(CutCall[DaskGraphs]):
         tasks = Stages(self.library, self.token, dtype_name(dtype))
         for rows in self.rows():
             for place in self.blocks_of(rows):
-                compute = partial(block_scores, self.shared, self.pieces.block(place), dtype_name(dtype))
+                compute = self._of_block(block_scores, place, dtype_name(dtype))
                 tasks.add("scores", place, compute, *self.keys_of((self.query, self.key, *self.arrays), place))
         return self._all_pairs(tasks, ["scores"], -math.inf, dtype)
 
@@ -87,13 +90,13 @@ class GraphCall(CutCall[DaskGraphs]):
             places, keys = self.blocks_of(rows), []
             for place in places:
                 operands = self.keys_of((self.query, self.key, *self.arrays), place)
-                of_block = partial(block_sums, self.shared, self.pieces.block(place))
-                keys.append(tasks.add("sums", place, of_block, *operands))
+                keys.append(tasks.add("sums", place, self._of_block(block_sums, place), *operands))
+            if not keys:  # no query attends: `_all_pairs` fills these blocks
+                continue
             keys = tasks.reduce("merge", rows, merged_sums, keys)
-            if keys:
-                sums = tasks.add("row-sums", rows, merged_sums, keys, *self.sinks_of(rows))
+            sums = tasks.add("row-sums", rows, merged_sums, keys, *self.sinks_of(rows))
             for place in places:
-                compute = partial(block_weights, self.shared, self.pieces.block(place), dtype_name(dtype))
+                compute = self._of_block(block_weights, place, dtype_name(dtype))
                 operands = self.keys_of((self.query, self.key), place)
                 tasks.add("weights", place, compute, *operands, sums, *self.keys_of(self.arrays, place))
         return self._all_pairs(tasks, ["sums", "merge", "row-sums", "weights"], 0.0, dtype)
@@ -123,10 +126,9 @@ class GraphCall(CutCall[DaskGraphs]):
             computed[target] = self._array(tasks, ["gradient", *stages], chunks, self.grid.dtype, inputs)
         return computed
 
-    def _partial(self, tasks: Stages, place: Place) -> Key:
-        compute = partial(partial_state, self.shared, self.pieces.block(place))
-        operands = self.keys_of((self.query, self.key, self.value, *self.arrays), place)
-        return tasks.add("partial", place, compute, *operands)
+    def _of_block(self, function: Callable[..., Any], place: Place, *differing: object) -> partial[Any]:
+        """Return `function` of the call, the block at a place, and what differs between its tasks."""
+        return partial(function, self.shared, self.pieces.block(place), *differing)
 
     def _contributions(
         self,
@@ -143,8 +145,8 @@ class GraphCall(CutCall[DaskGraphs]):
             # Only the first block of a row has the sinks: their gradient is one for the whole row.
             sinks = self.sinks
             for place in self.blocks_of(rows):
-                block, has_sinks = self.pieces.block(place), sinks is not None
-                compute = partial(partial_gradients, self.shared, block, names, has_sinks)
+                has_sinks = sinks is not None
+                compute = self._of_block(partial_gradients, place, names, has_sinks)
                 operands = [self.query, self.key, self.value, *of_rows, *self.arrays]
                 operands += [] if sinks is None else [sinks]
                 key = tasks.add("gradient", place, compute, *self.keys_of(operands, place))
