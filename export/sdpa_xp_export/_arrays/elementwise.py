@@ -33,7 +33,7 @@ def _unary(name: str, op: str, category: str = "floating") -> Callable[[Any], Gr
     def function(value: Any) -> GraphValue:
         return unary(op, name, category, value)
 
-    function.__name__ = name
+    function.__name__ = name  # by which other libraries are asked for it
     return array_function(function)
 
 
@@ -43,7 +43,7 @@ def _binary(name: str, op: str, category: str, dtype: str | None = None) -> Call
     def function(one: Any, other: Any) -> GraphValue:
         return binary(op, name, category, one, other, dtype)
 
-    function.__name__ = name
+    function.__name__ = name  # by which other libraries are asked for it
     return array_function(function)
 
 
@@ -198,7 +198,7 @@ def _bitwise(name: str, op: str) -> Callable[[Any, Any], GraphValue]:
         _bits_need_opset(first, name)
         return elementwise(f"Bitwise{op}", first, second)
 
-    function.__name__ = name
+    function.__name__ = name  # by which other libraries are asked for it
     return array_function(function)
 
 

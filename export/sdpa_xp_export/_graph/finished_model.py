@@ -36,7 +36,7 @@ def finished_model(graph: Graph, outputs: Mapping[str, GraphValue], metadata: Ma
     constants = [constant for constant in graph.constants.values() if constant.name in used]
     proto = helper.make_graph(graph.nodes, "attention", graph.inputs, infos, constants)
     opsets = [helper.make_opsetid("", graph.opset)]
-    ir_version = helper.find_min_ir_version_for(opsets)
+    ir_version = helper.find_min_ir_version_for(opsets)  # onnx knows none for the opset of another domain
     if any(node.domain == CONTRIB for node in graph.nodes):
         opsets.append(helper.make_opsetid(CONTRIB, 1))
     model = helper.make_model(proto, opset_imports=opsets, producer_name="sdpa_xp")

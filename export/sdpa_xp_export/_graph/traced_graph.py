@@ -122,6 +122,7 @@ class TracedGraph(Graph):
 def name_length(value: GraphValue, axis: int, name: int | str) -> GraphValue:
     """Let a name of a length be read from `value`, if its graph reads lengths; return `value`."""
     if isinstance(name, str) and isinstance(value.graph, TracedGraph):
+        # The first value stays: its Shape needs no node before it if it is an input.
         value.graph.length_sources.setdefault(name, (value, axis))
     return value
 

@@ -76,10 +76,10 @@ def check_started(provider: str, started: Sequence[str]) -> None:
         raise ArgumentValueError("verify", rule, {"providers": ", ".join(started)}, hint)
 
 
-def run(session: Any, feeds: Mapping[str, NDArray[Any]], *, frees: bool = False) -> dict[str, NDArray[Any]]:
-    """Return the outputs of `session` by their names; `frees` the memory that it would keep."""
+def run(session: Any, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Return the outputs of `session` by their names."""
     with _errors_reworded("run"):
-        return engine.run(session, feeds, frees=frees)
+        return engine.run(session, feeds)
 
 
 @contextmanager
