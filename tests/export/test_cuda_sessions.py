@@ -165,7 +165,7 @@ def test_cuda_that_was_asked_for_is_no_fallback(
 ) -> None:
     words = (
         r"^verify: onnxruntime could not start CUDAExecutionProvider, which needs a GPU and CUDA's libraries; "
-        r'got providers=CPUExecutionProvider\. Pass provider="cpu" to run on the CPU\.$'
+        r'got providers=CPUExecutionProvider\. Pass `provider="cpu"` to run on the CPU\.$'
     )
     with pytest.raises(ValueError, match=words):
         ask()
@@ -180,7 +180,7 @@ def test_the_command_on_a_machine_without_a_gpu(tmp_path: Path, capsys: pytest.C
     assert f"onnxruntime offers {CUDA}, but could not start it" in out
     assert "math mode: no TF32\n" in out
     for flag in ("--provider", "--require-provider"):
-        assert f'Pass {flag}="cpu" to run on the CPU.' in refused(capsys, "verify", path, flag, "cuda")
+        assert f'Pass `{flag}="cpu"` to run on the CPU.' in refused(capsys, "verify", path, flag, "cuda")
     code, out, err = run(capsys, "backends")
     assert (code, err) == (0, "")
     assert CUDA not in out

@@ -81,7 +81,7 @@ class Runtime:
             rule = f"`runtime` must be 'onnxruntime>=RELEASE;PROVIDER', the provider {', '.join(TARGETS)}"
             hint = (
                 "As in 'onnxruntime>=1.28;cpu'. Other providers were not tried: leave `runtime` out, and pass "
-                "form='primitive'."
+                "`form='primitive'`."
             )
             if text == "onnxruntime":  # the shell took the rest of `onnxruntime>=1.28;cpu`
                 hint = f"In a shell, quote it, as in '{DEFAULT_RUNTIME}': without quotes, > writes to a file."

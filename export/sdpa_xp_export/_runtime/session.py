@@ -72,7 +72,7 @@ def check_started(provider: str, started: Sequence[str]) -> None:
     """Check that a session has the provider: onnxruntime only warns of one that is absent."""
     if provider not in started:
         rule = f"onnxruntime could not start {provider}, which needs a GPU and CUDA's libraries"
-        hint = 'Pass provider="cpu" to run on the CPU.' if provider == PROVIDERS["cuda"] else ""
+        hint = 'Pass `provider="cpu"` to run on the CPU.' if provider == PROVIDERS["cuda"] else ""
         raise ArgumentValueError("verify", rule, {"providers": ", ".join(started)}, hint)
 
 
