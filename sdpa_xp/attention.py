@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TypeVar, cast
 
-from sdpa_xp._call.options import CallOptions
-from sdpa_xp._call.prepare import prepare
+from sdpa_xp._call.prepare import CallOptions, prepare
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords
 from sdpa_xp._core import streaming
-from sdpa_xp._core.key_value_source import ArraySource
 from sdpa_xp._core.one_tile import OneTile, one_tile
+from sdpa_xp._core.scores import ArraySource
 from sdpa_xp._kernels import choose_kernel
 from sdpa_xp._libraries import overridden
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from sdpa_xp._call.options import CallOptions
-from sdpa_xp._call.prepare import prepare
+from sdpa_xp._call.prepare import CallOptions, prepare
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
 from sdpa_xp._core import threads
 from sdpa_xp._core.scores import Scores

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
-from sdpa_xp._call.options import CallOptions, arrays_of
-from sdpa_xp._call.prepare import prepare
+from sdpa_xp._call.prepare import CallOptions, arrays_of, prepare
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks.arrays import check_one_device, check_one_dtype, check_one_library
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
@@ -15,8 +14,7 @@ from sdpa_xp._checks.shapes import check_known
 from sdpa_xp._core import streaming
 from sdpa_xp._core.backward import Forward, gradients
 from sdpa_xp._core.gradient_sums import gradient_targets
-from sdpa_xp._core.key_value_source import ArraySource
-from sdpa_xp._core.scores import Scores
+from sdpa_xp._core.scores import ArraySource, Scores
 from sdpa_xp._libraries import overridden
 from sdpa_xp._libraries.dtypes import FLOATING, astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng, Shape

@@ -8,9 +8,8 @@ from itertools import pairwise
 from typing import Any, TypeVar, cast
 
 from sdpa_xp import _many as many
-from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.padded import RaggedBatch, gather_sequences, padded_groups
-from sdpa_xp._call.prepare import prepare
+from sdpa_xp._call.prepare import CallOptions, prepare
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._call.ragged import (
     Group,
@@ -24,8 +23,8 @@ from sdpa_xp._checks.integer_lists import check_cumulative_lengths, check_same_l
 from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords
 from sdpa_xp._checks.shapes import HLE, check_axes
 from sdpa_xp._core.dropout import Dropout
-from sdpa_xp._core.key_value_source import ArraySource
-from sdpa_xp._core.tile_buffers import CallBuffers
+from sdpa_xp._core.products import CallBuffers
+from sdpa_xp._core.scores import ArraySource
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.layout import Layout
 from sdpa_xp._tiles.padding import equal_lengths

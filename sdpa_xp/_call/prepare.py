@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
-from sdpa_xp._call.options import CallOptions, arrays_of, with_arrays
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks.arrays import (
     check_added_dtype,
@@ -27,6 +26,7 @@ from sdpa_xp._libraries import access_of, array_signatures, computing, is_array,
 from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.dtypes import accumulation_dtype, dtype_name
 from sdpa_xp._libraries.protocols import Array, Device, Dtype, Namespace, Shape
+from sdpa_xp._tiles import modifier
 from sdpa_xp._tiles.layout import swap_heads_and_length
 from sdpa_xp._tiles.modifier import PLAIN_TYPES, ScoreModifier
 from sdpa_xp._tiles.score_grid import ScoreGrid
@@ -34,6 +34,53 @@ from sdpa_xp.biases.algebra import ArrayBias, Bias, as_bias
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks.algebra import Mask, as_mask
 from sdpa_xp.masks.bands import Causal
+
+
+class CallOptions(NamedTuple):
+    """Keyword arguments as passed, not validated yet."""
+
+    attn_mask: object = None
+    bias: object = None
+    is_causal: object = False
+    scale: object = None
+    softcap: object = None
+    sinks: object = None
+    dropout_p: object = 0.0
+    rng: object = None
+    softmax_dtype: object = None
+    layout: object = HLE
+    implementation: object = None
+
+
+def arrays_of(options: CallOptions) -> Iterator[tuple[str, object]]:
+    """Return the arrays of the options by name, including arrays inside masks and biases ("bias.slopes")."""
+    for name in ("attn_mask", "bias"):
+        option = getattr(options, name)
+        if isinstance(option, Mask | Bias):
+            count: dict[str, int] = {}
+            for argument, array in option.arrays():
+                count[argument] = count.get(argument, 0) + 1
+                number = f" ({count[argument]})" if count[argument] > 1 else ""
+                yield f"{name}.{argument}{number}", array
+        elif option is not None:
+            yield name, option
+    if is_array(options.scale):
+        yield "scale", options.scale
+    if options.sinks is not None:
+        yield "sinks", options.sinks
+
+
+def with_arrays(options: CallOptions, change: Callable[[Any], Any]) -> CallOptions:
+    """Return the options with each array replaced by `change(array)`, also inside masks and biases."""
+    changes: dict[str, Any] = {}
+    for name in ("attn_mask", "bias", "scale", "sinks"):
+        option = getattr(options, name)
+        if isinstance(option, Mask | Bias):
+            changes[name] = modifier.with_arrays(option, change)
+        elif is_array(option):
+            changes[name] = change(option)
+    return options._replace(**changes)
+
 
 MOST_CACHED = 1024
 _CACHE: dict[object, PreparedCall] = {}

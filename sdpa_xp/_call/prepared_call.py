@@ -11,9 +11,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 from sdpa_xp._checks.arrays import explain_missing_name
 from sdpa_xp._checks.shapes import ONE_A_ROW, Sizes, check_broadcasts
 from sdpa_xp._core.dropout import Dropout
-from sdpa_xp._core.key_value_source import ArraySource
-from sdpa_xp._core.nonfinite import finite_sums
-from sdpa_xp._core.scores import BoundOptions, Scores
+from sdpa_xp._core.products import finite_sums
+from sdpa_xp._core.scores import ArraySource, BoundOptions, Scores
 from sdpa_xp._libraries import is_array, is_unknown, library_of
 from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.dtypes import astype_if_needed

@@ -12,10 +12,8 @@ from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks.shapes import LHE
 from sdpa_xp._core import streaming, threads
 from sdpa_xp._core.dropout import Dropout
-from sdpa_xp._core.key_value_source import KeyValueSource
-from sdpa_xp._core.nonfinite import are_finite
-from sdpa_xp._core.scores import BoundOptions, Scores
-from sdpa_xp._core.tile_buffers import Buffer, CallBuffers, call_buffers
+from sdpa_xp._core.products import Buffer, CallBuffers, are_finite, call_buffers
+from sdpa_xp._core.scores import BoundOptions, KeyValueSource, Scores
 from sdpa_xp._libraries import computing, namespace_of
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.layout import swap_heads_and_length

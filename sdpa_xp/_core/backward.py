@@ -19,9 +19,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from sdpa_xp._core import threads
 from sdpa_xp._core.gradient_sums import GradientAccumulator
-from sdpa_xp._core.key_value_source import KeyValueSource
 from sdpa_xp._core.products import key_leading_slice, matmul_grouped, matmul_over_group
-from sdpa_xp._core.scores import Scores
+from sdpa_xp._core.scores import KeyValueSource, Scores
 from sdpa_xp._libraries import computing, is_traced
 from sdpa_xp._libraries.capabilities import TRACED
 from sdpa_xp._libraries.dtypes import astype_if_needed

@@ -16,10 +16,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
 
 from sdpa_xp._core import threads
-from sdpa_xp._core.nonfinite import is_finite
-from sdpa_xp._core.products import matmul_grouped
+from sdpa_xp._core.products import CallBuffers, call_buffers, is_finite, matmul_grouped
 from sdpa_xp._core.scores import Scores
-from sdpa_xp._core.tile_buffers import CallBuffers, call_buffers
 from sdpa_xp._libraries import computing
 from sdpa_xp._libraries.dtypes import astype_if_needed
 from sdpa_xp._libraries.protocols import Array

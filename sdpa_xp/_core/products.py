@@ -1,10 +1,119 @@
-"""Matrix products of grouped heads; keys and values are not copied for the query heads that share them."""
+"""The matrix products of a tile, the memory that they lie in, and what keeps NaN and inf out of them.
+
+Keys and values are not copied for the query heads that share them.
+
+The scores of a tile are half a MB. If they were a new array for each tile, the C library would give that memory
+back to the system after the tile and ask for it again: in a short call the page faults take as long as the
+products. So buffers outlive their call, too: about one MB for each thread, three after calls of packed
+sequences, which are stacked there, and up to 6 MB after calls of a paged cache, whose tiles are larger.
+
+A masked key or value may be NaN, and a weight of zero does not keep it out, because 0 * NaN is NaN. A check of
+each pair costs three more products. So the eager path first computes without a guard. If the output contains
+NaN or inf, the affected rows are computed again with the guard "pairs".
+"""
 
 from __future__ import annotations
 
-from sdpa_xp._core.tile_buffers import Buffer
-from sdpa_xp._libraries.protocols import Array, Namespace
-from sdpa_xp._tiles.tile import LeadingSlice
+import math
+import sys
+import threading
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal, TypeAlias, cast
+
+from sdpa_xp._libraries import library_of, namespace_of
+from sdpa_xp._libraries.dtypes import astype_if_needed
+from sdpa_xp._libraries.protocols import Array, InPlaceFunctions, Namespace, Shape
+from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp._tiles.tile import Allowed, LeadingSlice
+
+MOST_IDLE = 64
+"""Sets of buffers that are kept between calls: one for each thread of a large machine."""
+_IDLE: dict[Hashable, list[TileBuffers]] = {}
+"""Buffers that no call uses, by library, dtype and device."""
+
+
+MOST_VIEWS = 16
+"""Shapes of arrays in a buffer that are remembered; packed sequences have many."""
+
+
+class Buffer:
+    """Memory for one array at a time."""
+
+    def __init__(self, grid: ScoreGrid) -> None:
+        self.xp, self.dtype, self.device = grid.xp, grid.dtype, grid.device
+        self.functions = cast(InPlaceFunctions, sys.modules[grid.library.module])
+        self.memory = self._empty(0)
+        self.views: dict[Shape, Array] = {}
+        """The memory as arrays. A call has tiles of few shapes."""
+
+    def array(self, shape: Shape) -> Array:
+        """Return an array of `shape` with arbitrary elements, in the memory of the array before it."""
+        if shape in self.views:
+            return self.views[shape]
+        size = math.prod(shape)
+        if self.memory.shape[0] < size or len(self.views) == MOST_VIEWS:
+            self.views.clear()
+            self.memory = self.memory if self.memory.shape[0] >= size else self._empty(size)
+        view = self.views[shape] = self.xp.reshape(self.memory[:size], shape)
+        return view
+
+    def _empty(self, size: int) -> Array:
+        return self.xp.empty((size,), dtype=self.dtype, device=self.device)
+
+    def stack(self, arrays: Sequence[Array]) -> Array:
+        """Return arrays of one shape on a new first axis."""
+        return self.functions.stack(arrays, out=self.array((len(arrays), *arrays[0].shape)))
+
+    def matmul(self, left: Array, right: Array) -> Array:
+        """Return left @ right, which have the same leading axes."""
+        return self.functions.matmul(left, right, out=self.array((*left.shape[:-1], right.shape[-1])))
+
+
+class TileBuffers:
+    """The buffers of one thread."""
+
+    def __init__(self, grid: ScoreGrid) -> None:
+        self.scores, self.product = Buffer(grid), Buffer(grid)
+        self.query, self.key, self.value = Buffer(grid), Buffer(grid), Buffer(grid)
+        self.column = grid.xp.zeros((0, 1), dtype=grid.dtype, device=grid.device)
+
+    def ones(self, least: int) -> Array:
+        """Return a column of at least as many ones."""
+        if self.column.shape[0] < least:
+            scores = self.scores
+            self.column = scores.xp.full((least, 1), 1.0, dtype=scores.dtype, device=scores.device)
+        return self.column
+
+
+class CallBuffers(threading.local):
+    """The buffers of a call: each thread has its own set."""
+
+    def __init__(self, grid: ScoreGrid, idle: list[TileBuffers], used: list[TileBuffers]) -> None:
+        try:
+            buffers = idle.pop()
+        except IndexError:  # pop at once: after a check, another thread could take the last one
+            buffers = TileBuffers(grid)
+        used.append(buffers)
+        self.scores = buffers.scores
+        """(..., Hq, rows, columns)."""
+        self.product = buffers.product
+        """The weights of a tile times its values, (..., Hq, rows, Ev)."""
+        self.query, self.key, self.value = buffers.query, buffers.key, buffers.value
+        """Stacked sequences of a packed batch, (n, heads, length, width). Nothing else is written there, since
+        they are inputs, and a call may be computed twice."""
+        self.ones, self.functions = buffers.ones, buffers.scores.functions
+
+
+@contextmanager
+def call_buffers(grid: ScoreGrid) -> Iterator[CallBuffers]:
+    """Lend buffers to a call. A nested call, from a function of the caller, gets other buffers."""
+    keeps = grid.library.keeps_buffers
+    idle = _IDLE.setdefault((grid.library, grid.dtype, grid.device), []) if keeps else []
+    used: list[TileBuffers] = []
+    yield CallBuffers(grid, idle, used)
+    # Not after an exception: another thread may still compute in its buffers.
+    idle += used[: MOST_IDLE - len(idle)]
 
 
 def matmul_grouped(xp: Namespace, rows: Array, shared: Array, buffer: Buffer | None = None) -> Array:
@@ -59,3 +168,59 @@ def key_leading_slice(leading: LeadingSlice, group: int) -> LeadingSlice:
     """Return the slice of (..., H) that a slice of (..., Hq) reads."""
     *batch, heads = leading
     return (*batch, range(heads.start // group, heads.stop // group))
+
+
+NonfiniteGuard: TypeAlias = Literal["none", "columns", "pairs"]
+"""What `weigh` keeps out of its product.
+
+"none": nothing. "columns": the values that no query of the tile attends to, which is all that a traced graph
+can afford. "pairs": every value that a masked pair would bring in.
+"""
+
+
+def weigh(
+    xp: Namespace,
+    p: Array,
+    value: Array,
+    allowed: Allowed,
+    guard: NonfiniteGuard,
+    buffer: Buffer | None = None,
+) -> Array:
+    """Return p @ value over the pairs that may attend; without a guard, in the memory of `buffer`."""
+    if guard == "none" or isinstance(allowed, bool):
+        return matmul_grouped(xp, p, value, buffer)
+    if guard == "columns":
+        attended = any_query_attends(xp, allowed, value.shape[-3])
+        return matmul_grouped(xp, p, xp.where(attended, value, 0.0))
+    product = matmul_grouped(xp, p, xp.where(xp.isfinite(value), value, 0.0))
+    attends = xp.astype(xp.broadcast_to(allowed, p.shape), p.dtype)
+    specials = {math.nan: xp.isnan(value), math.inf: value >= math.inf, -math.inf: value <= -math.inf}
+    for special, is_special in specials.items():
+        # The product counts the special values that a row attends: it gets them if there is one, whatever p is.
+        meets = matmul_grouped(xp, attends, xp.astype(is_special, p.dtype)) > 0.0
+        product = xp.where(meets, product + special, product)
+    return product
+
+
+def finite_sums(grid: ScoreGrid, arrays: Iterable[Array]) -> Array:
+    """Return whether each array has a finite sum: then it has no NaN and no inf."""
+    xp = grid.xp
+    return xp.stack([xp.isfinite(xp.sum(astype_if_needed(xp, x, grid.dtype))) for x in arrays], axis=0)
+
+
+def is_finite(xp: Namespace, output: Array, l: Array) -> bool:
+    """Return whether the rows have no NaN or inf; if Ev = 0, only their sums l show it."""
+    return bool(xp.isfinite(xp.sum(output) + xp.sum(l)))
+
+
+def are_finite(checksums: Sequence[Array]) -> list[bool]:
+    """Return whether each of some checksums (1,) is finite; a device is waited for once."""
+    xp = namespace_of(checksums[0])
+    joined = checksums[0] if len(checksums) == 1 else xp.concat(checksums, axis=0)
+    flags: list[bool] = library_of(joined).to_list(xp.isfinite(joined))
+    return flags
+
+
+def checksum(xp: Namespace, output: Array, l: Array) -> Array:
+    """Return a number that is NaN or inf if a row has one."""
+    return xp.sum(output) + xp.sum(l)

@@ -3,20 +3,116 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 from sdpa_xp._core.dropout import Dropout
-from sdpa_xp._core.key_value_source import KeyValueSource
-from sdpa_xp._core.products import key_leading_slice, matmul_grouped
-from sdpa_xp._core.tile_buffers import CallBuffers
-from sdpa_xp._libraries.dtypes import LARGEST, dtype_name
+from sdpa_xp._core.products import CallBuffers, key_leading_slice, matmul_grouped
+from sdpa_xp._libraries import library_of
+from sdpa_xp._libraries.dtypes import LARGEST, astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp._tiles.plan import Plan
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, LeadingSlice, RowBlock, Tile, both, is_masked, slice_leading
 from sdpa_xp.biases.algebra import Term
 from sdpa_xp.masks.algebra import AllOf, Pattern
+
+
+class KeyValueSource(Protocol):
+    """The keys or the values of a call. They are read tile by tile, and all of them are never one copy."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    def slice_leading(self, leading: LeadingSlice) -> KeyValueSource:
+        """Return the part for some batch entries and heads, (..., H)."""
+
+    def slice_keys(self, columns: range) -> Array:
+        """Return (..., H, columns, width)."""
+
+    def slices(self, grid: ScoreGrid, *, transposed: bool = False) -> Callable[[range], Array]:
+        """Return a function of `columns`, which returns them in the dtype of the grid, or also transposed.
+
+        What does not depend on the columns is done once.
+        """
+
+
+class ArraySource(NamedTuple):
+    """One array, (..., H, S, width)."""
+
+    array: Array
+
+    @property
+    def width(self) -> int:
+        return self.array.shape[-1]
+
+    @property
+    def heads(self) -> int:
+        return self.array.shape[-3]
+
+    def slice_leading(self, leading: LeadingSlice) -> ArraySource:
+        return ArraySource(slice_leading(self.array, leading))
+
+    def slice_keys(self, columns: range) -> Array:
+        array = self.array
+        is_whole = columns.stop - columns.start == array.shape[-2]
+        return array if is_whole else array[..., columns.start : columns.stop, :]
+
+    def slices(self, grid: ScoreGrid, *, transposed: bool = False) -> Callable[[range], Array]:
+        if self.array.dtype != grid.dtype:  # tile by tile, so that no wide copy of all keys exists
+            return _converted(self, grid, transposed)
+        if not transposed:
+            return self.slice_keys
+        array, whole = grid.xp.matrix_transpose(self.array), range(self.array.shape[-2])
+        # The whole array needs no slice, which would be an operation in a graph.
+        return lambda columns: array if columns == whole else array[..., columns.start : columns.stop]
+
+
+class PagedSource(NamedTuple):
+    """Blocks of a pool (blocks, H, size, width), for n sequences of equal lengths."""
+
+    pool: Array
+    block_tables: Sequence[Sequence[int]] | Array
+    """The blocks of each sequence, in order; on a device an int32 array (n, blocks)."""
+
+    @property
+    def width(self) -> int:
+        return self.pool.shape[-1]
+
+    @property
+    def heads(self) -> int:
+        return self.pool.shape[-3]
+
+    def slice_leading(self, leading: LeadingSlice) -> PagedSource:
+        sequences, heads = leading
+        return PagedSource(
+            self.pool[:, heads.start : heads.stop, ...], self.block_tables[sequences.start : sequences.stop]
+        )
+
+    def slice_keys(self, columns: range) -> Array:
+        """Return (n, H, columns, width): a view of one block, or a copy of several."""
+        size = self.pool.shape[-2]
+        first, start = divmod(columns.start, size)
+        stop = start + len(columns)
+        last = -(-columns.stop // size)
+        if not isinstance(self.block_tables, Sequence):
+            tables = self.block_tables[:, first:last]
+            return library_of(self.pool).rows_in_blocks(self.pool, tables)[..., start:stop, :]
+        blocks = [row[first:last] for row in self.block_tables]
+        if len(blocks) == len(blocks[0]) == 1:
+            return self.pool[blocks[0][0] : blocks[0][0] + 1, :, start:stop, :]
+        return library_of(self.pool).rows_in_blocks(self.pool, blocks)[..., start:stop, :]
+
+    def slices(self, grid: ScoreGrid, *, transposed: bool = False) -> Callable[[range], Array]:
+        return _converted(self, grid, transposed)
+
+
+def _converted(source: KeyValueSource, grid: ScoreGrid, transposed: bool) -> Callable[[range], Array]:
+    xp, dtype = grid.xp, grid.dtype
+    if transposed:
+        return lambda columns: xp.matrix_transpose(astype_if_needed(xp, source.slice_keys(columns), dtype))
+    return lambda columns: astype_if_needed(xp, source.slice_keys(columns), dtype)
 
 
 class BoundOptions(NamedTuple):

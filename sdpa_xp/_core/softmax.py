@@ -18,11 +18,8 @@ from dataclasses import replace
 from functools import reduce
 from typing import NamedTuple, cast
 
-from sdpa_xp._core.key_value_source import KeyValueSource
-from sdpa_xp._core.nonfinite import NonfiniteGuard, weigh
-from sdpa_xp._core.products import matmul_grouped
-from sdpa_xp._core.scores import Scores, rows_within
-from sdpa_xp._core.tile_buffers import CallBuffers
+from sdpa_xp._core.products import CallBuffers, NonfiniteGuard, matmul_grouped, weigh
+from sdpa_xp._core.scores import KeyValueSource, Scores, rows_within
 from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.protocols import Array, Namespace
 from sdpa_xp._tiles.plan import ONE_CORE, Plan

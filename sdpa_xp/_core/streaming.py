@@ -11,17 +11,21 @@ from functools import partial
 from typing import NamedTuple, TypeAlias, cast
 
 from sdpa_xp._core import threads
-from sdpa_xp._core.key_value_source import KeyValueSource, PagedSource
-from sdpa_xp._core.nonfinite import NonfiniteGuard, are_finite, checksum, is_finite
-from sdpa_xp._core.products import key_leading_slice
-from sdpa_xp._core.scores import Scores
+from sdpa_xp._core.products import (
+    NonfiniteGuard,
+    are_finite,
+    call_buffers,
+    checksum,
+    is_finite,
+    key_leading_slice,
+)
+from sdpa_xp._core.scores import KeyValueSource, PagedSource, Scores
 from sdpa_xp._core.softmax import (
     RowResult,
     attend_with_fixed_shift,
     attend_with_running_shift,
     is_accurate,
 )
-from sdpa_xp._core.tile_buffers import call_buffers
 from sdpa_xp._libraries import computing, is_traced
 from sdpa_xp._libraries.dtypes import astype_if_needed
 from sdpa_xp._libraries.programs import Loops
@@ -218,7 +222,7 @@ def attend_rows(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) 
         return result
     if is_traced(result.output):  # a function of the caller has brought in a traced array
         return attend_with_running_shift(scores, query, value, plan, rows, "columns")
-    # A NaN or inf may come from a masked pair (see nonfinite.py): only then the rows are worth a second pass.
+    # A NaN or inf may come from a masked pair (see products.py): only then the rows are worth a second pass.
     if not is_finite(scores.xp, result.output, result.l):
         return attend_with_running_shift(scores, query, value, plan, rows, "pairs")
     return result

@@ -10,8 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._core.dropout import Dropout
-from sdpa_xp._core.key_value_source import ArraySource
-from sdpa_xp._core.scores import BoundOptions, Scores
+from sdpa_xp._core.scores import ArraySource, BoundOptions, Scores
 from sdpa_xp._libraries import is_traced, library_of, numpy_array
 from sdpa_xp._libraries.capabilities import READ_ONLY, ChunkedArrays
 from sdpa_xp._libraries.dtypes import dtype_name

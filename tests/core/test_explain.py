@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import kernels, nonfinite, softmax, threads
+from internals import kernels, products, softmax, threads
 from threadpoolctl import threadpool_limits
 
 from sdpa_xp import explain, masks, scaled_dot_product_attention
@@ -41,8 +41,8 @@ def test_tiles_are_those_that_are_computed(
     call: tuple[np.ndarray, ...], rules: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weighed: list[int] = []
-    product = nonfinite.matmul_grouped
-    for module in (nonfinite, softmax):
+    product = products.matmul_grouped
+    for module in (products, softmax):
         monkeypatch.setattr(module, "matmul_grouped", lambda *rest: weighed.append(1) or product(*rest))
     explained = explain(*call, **rules)
     assert weighed == []

@@ -15,9 +15,9 @@ from internals import (
     ONE_CORE,
     TileSize,
     backward,
-    nonfinite,
     one_tile,
     override,
+    products,
     scores,
     softmax,
 )
@@ -94,20 +94,20 @@ def test_tiles_of_a_compiled_library_have_one_shape() -> None:
 
 def test_two_products_a_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a boolean array masks, and in a causal call."""
-    products: list[int] = []
+    computed: list[int] = []
     product = scores.matmul_grouped
 
     def counted(*arrays: Any) -> Any:
-        products.append(1)
+        computed.append(1)
         return product(*arrays)
 
-    for module in (scores, nonfinite, softmax):
+    for module in (scores, products, softmax):
         monkeypatch.setattr(module, "matmul_grouped", counted)
     x = np.random.default_rng(0).standard_normal((2, 1100, 16), dtype=np.float32)
     for rules in ({}, {"is_causal": True}, {"attn_mask": np.arange(1100) < 700}):
-        products.clear()
+        computed.clear()
         scaled_dot_product_attention(x, x, x, **rules)
-        assert len(products) == 2 * explain(x, x, x, **rules).tiles > 2
+        assert len(computed) == 2 * explain(x, x, x, **rules).tiles > 2
 
 
 class Counted(np.ndarray):
@@ -200,14 +200,14 @@ def test_a_function_is_tried_on_few_scores(queries: int, keys: int) -> None:
 
 def test_five_products_a_tile_beside_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scores again, and those of the values, the weights, the queries and the keys."""
-    products: list[str] = []
-    for module in (scores, nonfinite, softmax, backward):
+    computed: list[str] = []
+    for module in (scores, products, softmax, backward):
         for name in ("matmul_grouped", "matmul_over_group"):
             if hasattr(module, name):
                 product = getattr(module, name)
 
                 def counted(*arrays: Any, product: Any = product, name: str = name) -> Any:
-                    products.append(name)
+                    computed.append(name)
                     return product(*arrays)
 
                 monkeypatch.setattr(module, name, counted)
@@ -215,9 +215,9 @@ def test_five_products_a_tile_beside_the_scores(monkeypatch: pytest.MonkeyPatch)
         override(monkeypatch, name, TileSize(4, 6, 24))
     x = np.random.default_rng(0).standard_normal((2, 8, 4)).astype(F)
     output, pullback = vjp(x, x, x)
-    products.clear()
+    computed.clear()
     pullback(output)
-    tiles = len(products) // 5
+    tiles = len(computed) // 5
     assert tiles > 2
-    assert products.count("matmul_grouped") == 3 * tiles
-    assert products.count("matmul_over_group") == 2 * tiles
+    assert computed.count("matmul_grouped") == 3 * tiles
+    assert computed.count("matmul_over_group") == 2 * tiles
