@@ -60,15 +60,7 @@ class Library:
     module: ClassVar[str] = ""
     """The module that makes its arrays, if the library has its own random generators."""
 
-    def cast_text(self, name: str, dtype: str) -> str:
-        """Return the code that converts the array `name` to a dtype, such as float32 or query.dtype."""
-        code, dtype_code = self.cast_code
-        return code.format(array=name, dtype=dtype if "." in dtype else dtype_code.format(name=dtype))
-
-    @property
-    def ufuncs(self) -> Ufuncs | None:
-        """The module whose functions have `reduce`, as NumPy's have, or None."""
-        return None
+    # Which arrays are its own, and what is refused
 
     def owns(self, array: object) -> bool:
         """Return whether `array` is an array of this library."""
@@ -82,29 +74,78 @@ class Library:
         """Return the device of `array`, or None if the library names no single device."""
         return compat.device(array)
 
-    def rows_at(self, array: Array, indices: Sequence[int]) -> Array:
-        """Return a copy of some elements of the first axis."""
-        xp = self.namespace(array)
-        return xp.take(array, xp.asarray([*indices], dtype=xp.int32, device=self.device(array)), axis=0)
+    def has_dtype(self, function: str, xp: Namespace, device: Device, name: str) -> bool:
+        """Return whether `device` has a dtype of the standard, for the public function `function`."""
+        if not hasattr(xp, "__array_namespace_info__"):
+            rule = f"the namespace {xp.__name__} must have __array_namespace_info__()"
+            raise TypeError(f"{function}: {rule}, which names the dtypes of a device (array API 2023.12).")
+        return name in xp.__array_namespace_info__().dtypes(device=device)
 
-    def rows_in_blocks(self, pool: Array, tables: Sequence[Sequence[int]] | Array) -> Array:
-        """Copy a row of blocks for each n out of a pool (P, H, size, width); returns (n, H, rows, width).
+    def unsupported_reason(self, array: Any) -> str:
+        """Return why `array` is refused: it lacks elements, or the standard's arithmetic; or ""."""
+        del array
+        return ""
 
-        The tables are lists of numbers, or int32 (n, blocks) on the device of the pool.
-        """
-        xp, (heads, size, width) = self.namespace(pool), pool.shape[1:]
-        if isinstance(tables, Sequence):
-            sequences, blocks = len(tables), len(tables[0])
-            copied = self.rows_at(pool, [block for table in tables for block in table])
-        else:
-            sequences, blocks = tables.shape
-            copied = xp.take(pool, xp.reshape(tables, (-1,)), axis=0)
-        copied = xp.reshape(copied, (sequences, blocks, heads, size, width))
-        return xp.reshape(xp.permute_dims(copied, (0, 2, 1, 3, 4)), (sequences, heads, blocks * size, width))
-
-    def detach(self, array: Any) -> Any:
-        """Return `array` without the operations that autograd has recorded."""
+    def base_form(self, array: A) -> A:
+        """Return `array` in the form that the library computes with: not of a subclass with other operators."""
         return array
+
+    def is_transforming(self) -> bool:
+        """Return whether something changes what calls mean now, such as a trace, so that each is checked."""
+        return False
+
+    def array_signature(self, array: Any) -> object:
+        """Return a key of all that checks read except the numbers, or None if a check may read numbers."""
+        del array
+        return None
+
+    # What may be done with values, and what that costs
+
+    def is_traced(self, array: Any) -> bool:
+        """Return whether values cannot be read now, as in a lazy graph, a jit or an export."""
+        return bool(compat.is_lazy_array(array))
+
+    def values_at_hand(self, array: Any) -> Any:
+        """Return an array of the values of `array`, or None if reading them would wait for a device."""
+        known = self.known_values(array)
+        is_here = "cpu" in str(self.device(array)).lower() and not self.is_traced(array)
+        return known if is_here or known is not array else None
+
+    def known_values(self, array: Any) -> Any:
+        """Return an array of NumPy of the values, if they are known without computing; else `array` itself."""
+        return array
+
+    def results_are_writeable(self, arrays: Sequence[Array]) -> bool:
+        """Return whether what is computed from `arrays`, none of which is traced, can be written to."""
+        del arrays
+        return False
+
+    def is_accelerator(self, device: Device) -> bool:
+        """Return whether each operation on `device` is a launch, which costs more than some work does."""
+        del device
+        return False
+
+    def is_writeable(self, array: Any) -> bool:
+        """Return whether each element of `array` can be set without setting another."""
+        return hasattr(array, "__setitem__") and bool(compat.is_writeable_array(array))
+
+    def frozen(self, array: A) -> A:
+        """Return a copy of an array that may be written to, for an owner that does not change."""
+        # Asked in this order: a spec of an export cannot be written to, and a length may be a name there.
+        if not self.is_writeable(array) or self.is_traced(array):
+            return array
+        source = cast(Array, array)  # `A` is the type that the caller gets back
+        return cast(A, self.namespace(source).astype(source, source.dtype, copy=True))
+
+    def frozen_key(self, array: Any) -> object:
+        """Return a key that equal frozen arrays share: their values, if reading them costs nothing."""
+        return id(array)
+
+    def addresses(self, array: Any) -> Any:
+        """Return a NumPy array at the addresses of `array`, to be compared and never read; or None."""
+        del array
+
+    # Copies, to NumPy and back, and of rows
 
     def to_numpy(self, array: Any) -> Any:
         """Return the values as an array of NumPy, in the same memory if NumPy can read that.
@@ -145,94 +186,44 @@ class Library:
             return bool(array) if kind == "bool" else float(array) if kind in FLOATING else int(array)
         return [self.to_list(array[index, ...]) for index in range(array.shape[0])]
 
-    def has_dtype(self, function: str, xp: Namespace, device: Device, name: str) -> bool:
-        """Return whether `device` has a dtype of the standard, for the public function `function`."""
-        if not hasattr(xp, "__array_namespace_info__"):
-            rule = f"the namespace {xp.__name__} must have __array_namespace_info__()"
-            raise TypeError(f"{function}: {rule}, which names the dtypes of a device (array API 2023.12).")
-        return name in xp.__array_namespace_info__().dtypes(device=device)
+    def bfloat16(self, xp: Any) -> Dtype | None:
+        """Return the dtype bfloat16 of the library, or None if it has none. The standard has none."""
+        return getattr(xp, "bfloat16", None)
 
-    def is_traced(self, array: Any) -> bool:
-        """Return whether values cannot be read now, as in a lazy graph, a jit or an export."""
-        return bool(compat.is_lazy_array(array))
-
-    def values_at_hand(self, array: Any) -> Any:
-        """Return an array of the values of `array`, or None if reading them would wait for a device."""
-        known = self.known_values(array)
-        is_here = "cpu" in str(self.device(array)).lower() and not self.is_traced(array)
-        return known if is_here or known is not array else None
-
-    def results_are_writeable(self, arrays: Sequence[Array]) -> bool:
-        """Return whether what is computed from `arrays`, none of which is traced, can be written to."""
-        del arrays
+    def takes_cuda(self) -> bool:
+        """Return whether `from_dlpack` takes arrays of `CUDA` where they are."""
         return False
 
-    def is_accelerator(self, device: Device) -> bool:
-        """Return whether each operation on `device` is a launch, which costs more than some work does."""
-        del device
-        return False
-
-    def sharing_key(self) -> object:
-        """Return a key of the calls that may share arrays which are made now; None if no other call may.
-
-        Arrays have no values in a mode that only computes shapes. And only the queue in which a device makes an
-        array knows when it is complete.
-        """
-        return ()
-
-    def lasting(self) -> AbstractContextManager[object]:
-        """Return a context. Any later call may use the arrays that are made in it."""
-        return nullcontext()
-
-    def is_transforming(self) -> bool:
-        """Return whether something changes what calls mean now, such as a trace, so that each is checked."""
-        return False
-
-    def array_signature(self, array: Any) -> object:
-        """Return a key of all that checks read except the numbers, or None if a check may read numbers."""
-        del array
-        return None
-
-    def refuses_unlike_axes(self) -> bool:
-        """Return whether the library is set to refuse operations of arrays with unlike numbers of axes."""
-        return False
-
-    def with_axes(self, array: Array, axes: int) -> Array:
-        """Return an array that meets arrays of so many axes: with these axes, if the library refuses others."""
-        if not self.refuses_unlike_axes():
-            return array
-        return self.namespace(array).reshape(array, (*[1] * (axes - array.ndim), *array.shape))
-
-    def is_writeable(self, array: Any) -> bool:
-        """Return whether each element of `array` can be set without setting another."""
-        return hasattr(array, "__setitem__") and bool(compat.is_writeable_array(array))
-
-    def frozen(self, array: A) -> A:
-        """Return a copy of an array that may be written to, for an owner that does not change."""
-        # Asked in this order: a spec of an export cannot be written to, and a length may be a name there.
-        if not self.is_writeable(array) or self.is_traced(array):
-            return array
-        copied = self.namespace(cast(Array, array)).astype(
-            cast(Array, array), cast(Array, array).dtype, copy=True
-        )
-        return cast(A, copied)
-
-    def frozen_key(self, array: Any) -> object:
-        """Return a key that equal frozen arrays share: their values, if reading them costs nothing."""
-        return id(array)
-
-    def unsupported_reason(self, array: Any) -> str:
-        """Return why `array` is refused: it lacks elements, or the standard's arithmetic; or ""."""
-        del array
-        return ""
-
-    def base_form(self, array: A) -> A:
-        """Return `array` in the form that the library computes with: not of a subclass with other operators."""
+    def detach(self, array: Any) -> Any:
+        """Return `array` without the operations that autograd has recorded."""
         return array
 
-    def addresses(self, array: Any) -> Any:
-        """Return a NumPy array at the addresses of `array`, to be compared and never read; or None."""
-        del array
+    def rows_at(self, array: Array, indices: Sequence[int]) -> Array:
+        """Return a copy of some elements of the first axis."""
+        xp = self.namespace(array)
+        return xp.take(array, xp.asarray([*indices], dtype=xp.int32, device=self.device(array)), axis=0)
+
+    def rows_in_blocks(self, pool: Array, tables: Sequence[Sequence[int]] | Array) -> Array:
+        """Copy a row of blocks for each n out of a pool (P, H, size, width); returns (n, H, rows, width).
+
+        The tables are lists of numbers, or int32 (n, blocks) on the device of the pool.
+        """
+        xp, (heads, size, width) = self.namespace(pool), pool.shape[1:]
+        if isinstance(tables, Sequence):
+            sequences, blocks = len(tables), len(tables[0])
+            copied = self.rows_at(pool, [block for table in tables for block in table])
+        else:
+            sequences, blocks = tables.shape
+            copied = xp.take(pool, xp.reshape(tables, (-1,)), axis=0)
+        copied = xp.reshape(copied, (sequences, blocks, heads, size, width))
+        return xp.reshape(xp.permute_dims(copied, (0, 2, 1, 3, 4)), (sequences, heads, blocks * size, width))
+
+    @property
+    def ufuncs(self) -> Ufuncs | None:
+        """The module whose functions have `reduce`, as NumPy's have, or None."""
+        return None
+
+    # What a user may have set, and what autograd needs
 
     def context_maker(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
         """Return a function that makes contexts on the device of `array`, without warnings and autocast.
@@ -244,13 +235,15 @@ class Library:
         numpy = sys.modules.get("numpy")
         return nullcontext if numpy is None else partial(numpy.errstate, all="ignore")
 
-    def takes_cuda(self) -> bool:
-        """Return whether `from_dlpack` takes arrays of `CUDA` where they are."""
+    def refuses_unlike_axes(self) -> bool:
+        """Return whether the library is set to refuse operations of arrays with unlike numbers of axes."""
         return False
 
-    def bfloat16(self, xp: Any) -> Dtype | None:
-        """Return the dtype bfloat16 of the library, or None if it has none. The standard has none."""
-        return getattr(xp, "bfloat16", None)
+    def with_axes(self, array: Array, axes: int) -> Array:
+        """Return an array that meets arrays of so many axes: with these axes, if the library refuses others."""
+        if not self.refuses_unlike_axes():
+            return array
+        return self.namespace(array).reshape(array, (*[1] * (axes - array.ndim), *array.shape))
 
     def find_nonfinite(self, function: str, name: str, array: Any) -> None:
         """Refuse a result with NaN or inf if the library is set to look for them in each result."""
@@ -265,9 +258,24 @@ class Library:
         del arrays, sole
         return output
 
-    def known_values(self, array: Any) -> Any:
-        """Return an array of NumPy of the values, if they are known without computing; else `array` itself."""
-        return array
+    def sharing_key(self) -> object:
+        """Return a key of the calls that may share arrays which are made now; None if no other call may.
+
+        Arrays have no values in a mode that only computes shapes. And only the queue in which a device makes an
+        array knows when it is complete.
+        """
+        return ()
+
+    def lasting(self) -> AbstractContextManager[object]:
+        """Return a context. Any later call may use the arrays that are made in it."""
+        return nullcontext()
+
+    # Hints
+
+    def cast_text(self, name: str, dtype: str) -> str:
+        """Return the code that converts the array `name` to a dtype, such as float32 or query.dtype."""
+        code, dtype_code = self.cast_code
+        return code.format(array=name, dtype=dtype if "." in dtype else dtype_code.format(name=dtype))
 
 
 ASTYPE = ("{array}.astype({dtype})", "{name!r}")

@@ -127,8 +127,8 @@ def _without_empty_chunks(array: Any) -> Any:
     """Return the array without chunks of no elements: Dask reshapes, selects and adds them wrong."""
     if not any(0 in lengths and sum(lengths) for lengths in array.chunks):
         return array
-    kept = (tuple(filter(None, lengths)) if sum(lengths) else (0,) for lengths in array.chunks)
-    return array.rechunk(tuple(kept))
+    lengths_of_axes = (tuple(filter(None, lengths)) if sum(lengths) else (0,) for lengths in array.chunks)
+    return array.rechunk(tuple(lengths_of_axes))
 
 
 def without_repeats(array: Any) -> Any:

@@ -58,8 +58,10 @@ class Tree:
         names = _attribute_names(type(self))
         state = {name: getattr(self, name) for name in names if hasattr(self, name)}
         attributes = getattr(self, "__dict__", {})
-        more = sorted(name for name in attributes if name not in state and not _is_cached(type(self), name))
-        return state | {name: attributes[name] for name in more if name not in self._caches}
+        not_fields = sorted(
+            name for name in attributes if name not in state and not _is_cached(type(self), name)
+        )
+        return state | {name: attributes[name] for name in not_fields if name not in self._caches}
 
     def _set_tree_state(self, state: dict[str, Any]) -> None:
         """Set the attributes of an object that has none yet."""
@@ -254,8 +256,8 @@ def _attribute_names(kind: type) -> tuple[str, ...]:
         slots = base.__dict__.get("__slots__", ())
         names += [slots] if isinstance(slots, str) else slots
     left_out = {"_leaves", "__dict__", "__weakref__", *getattr(kind, "_caches", ())}
-    _NAMES[kind] = kept = tuple(name for name in dict.fromkeys(names) if name not in left_out)
-    return kept
+    _NAMES[kind] = without_caches = tuple(name for name in dict.fromkeys(names) if name not in left_out)
+    return without_caches
 
 
 def _is_cached(kind: type, name: str) -> bool:

@@ -154,8 +154,8 @@ class DeviceRing:
             results = compute(*arrays)
             return results, (arrays, results)
 
-        def backward(kept: tuple[tuple[Array, ...], T], cotangents: T) -> tuple[Array | None, ...]:
-            arrays, results = kept
+        def backward(residuals: tuple[tuple[Array, ...], T], cotangents: T) -> tuple[Array | None, ...]:
+            arrays, results = residuals
             return gradients(arrays, results, cotangents)
 
         function.defvjp(forward, backward)
