@@ -99,7 +99,7 @@ class Runtime:
         release = _major_minor(installed)
         if release is None or release >= self.release:
             return ""
-        return f"onnxruntime {installed} is older than the file's {self}: results are not promised"
+        return f"onnxruntime {installed} is older than the file's {self}"
 
     def other_provider_note(self, ran_on: Iterable[str]) -> str:
         """Return that a provider other than this one ran the graph; empty if none did, or for `web`."""

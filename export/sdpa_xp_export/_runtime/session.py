@@ -113,8 +113,12 @@ def runtime_notes(model: Model, installed: str, ran_on: Iterable[str]) -> tuple[
     Also that the release is newer than all that were tried.
     """
     stated = stated_runtime(model)
-    differences = (stated.older_note(installed), stated.other_provider_note(ran_on)) if stated else ()
-    return tuple(filter(None, (*differences, newer_note(installed))))
+    notes = [newer_note(installed)]
+    if stated:
+        older = stated.older_note(installed)
+        unsure = f"{older}: results are not promised" if older else ""
+        notes = [unsure, stated.other_provider_note(ran_on), *notes]
+    return tuple(filter(None, notes))
 
 
 def providers(requested: str | None = None) -> list[str]:

@@ -170,7 +170,7 @@ def _failures(report: Report, *, on_provider: bool, on_runtime: bool) -> list[st
         failures.append("the file does not state the onnxruntime that it is for")
     elif on_runtime:
         older = Runtime.parse("verify", report.runtime).older_note(report.onnxruntime)
-        failures += [older.partition(":")[0]] if older else []
+        failures += [older] if older else []
     return failures
 
 

@@ -79,7 +79,10 @@ def choose(
     else:
         (name,), reason = (known for known in FORMS if known == form), "asked for"
         # What no release changes comes first, here and in `unsupported_reason`.
-        check_form_opset(function, name, opset)
+        allowed = FORMS[name].opsets
+        if opset is not None and opset not in allowed:
+            rule = f"`opset` must be {allowed[0]} to {allowed[-1]} for form {form!r}"
+            raise ArgumentValueError(function, rule, {"opset": repr(opset)})
         if why := unsupported_reason(name, call, target):
             hint = _auto_hint(call, opset, target)
             got = {"form": form, "query.shape": call.query.shape}
@@ -117,14 +120,6 @@ def check_loaded_opset(function: str, opset: int | None, target: Runtime) -> Non
         raise ArgumentValueError(function, rule, {"opset": opset, "runtime": target})
 
 
-def check_form_opset(function: str, form: FormName, opset: int | None) -> None:
-    """Check that the form can be written in that opset; None is one that it can."""
-    allowed = FORMS[form].opsets
-    if opset is not None and opset not in allowed:
-        rule = f"`opset` must be {allowed[0]} to {allowed[-1]} for form {form!r}"
-        raise ArgumentValueError(function, rule, {"opset": repr(opset)})
-
-
 def _first_release(opset: int | None) -> tuple[int, int]:
     return FIRST_RELEASE_OF_OPSET.get(opset, (0, 0)) if opset is not None else (0, 0)
 
@@ -140,12 +135,13 @@ def _auto_hint(call: ExportCall, opset: int | None, target: Runtime) -> str:
 def _best(call: ExportCall, opset: int | None, target: Runtime) -> tuple[FormName, str]:
     """Return the first preferred form that computes the call, and why those before it were passed over."""
     why_not: dict[FormName, str] = {}
-    for form in PREFERRED[target.provider][_case(call)]:
+    for form in PREFERRED[target.provider][f"{_kind(call)}, {_size(call)}"]:
         why = unsupported_reason(form, call, target)
         if opset is not None and opset not in FORMS[form].opsets:
             why = f"opset {opset} was asked for"
         quadratic = FORMS[form].quadratic_on_cuda
-        if why is None and quadratic and target.provider == "cuda" and not _has_few_scores(call):
+        # An array of L x S is no harm where scores are few, be it for few queries or for few keys.
+        if why is None and quadratic and target.provider == "cuda" and not _size(call).startswith("few"):
             why = quadratic(call, opset)
         if why is None:
             break
@@ -168,16 +164,20 @@ def _rank(call: ExportCall, target: Runtime) -> str:
     return best if why is None else f"expected to be {best}, but {why}"
 
 
-def _case(call: ExportCall) -> str:
-    """Return the key of the call in `PREFERRED`: what masks it, and whether its queries or scores are few."""
-    kind = "unmasked" if unmasked(call) else "causal" if only_causal(call) else "masked"
+def _kind(call: ExportCall) -> str:
+    """Return what masks the call, as the tables name it."""
+    return "unmasked" if unmasked(call) else "causal" if only_causal(call) else "masked"
+
+
+def _size(call: ExportCall) -> str:
+    """Return how many queries or scores the call has, as the tables name it."""
     if _has_few_queries(call):
-        return f"{kind}, few queries"
+        return "few queries"
     count = _score_count(call)
-    if count is None:
-        return f"{kind}, many scores"
-    few, very = count <= FEW_SCORES[kind], count > VERY_MANY_SCORES
-    return f"{kind}, {'few' if few else 'very many' if very else 'many'} scores"
+    if count is None:  # names can be any lengths
+        return "many scores"
+    few, very = count <= FEW_SCORES[_kind(call)], count > VERY_MANY_SCORES
+    return f"{'few' if few else 'very many' if very else 'many'} scores"
 
 
 def _in_words(call: ExportCall) -> str:
@@ -186,15 +186,9 @@ def _in_words(call: ExportCall) -> str:
     kind = "causal" if call.masks and all(map(is_causal, call.masks)) else masked
     cache = "a cache with free space" if call.past_lengths is not None else "a cache"
     has = [what for what, it_has in ((cache, call.cached), ("a bias", call.biases)) if it_has]
-    size = _case(call).partition(", ")[2]
-    if _score_count(call) is None and not _has_few_queries(call):
-        size = "open lengths"
+    is_open = _score_count(call) is None and not _has_few_queries(call)
+    size = "open lengths" if is_open else _size(call)
     return " with ".join([kind, " and ".join(has)] if has else [kind]) + f", {size}"
-
-
-def _has_few_scores(call: ExportCall) -> bool:
-    """Return whether the scores are known to need little memory, for few keys or for each key."""
-    return " few " in _case(call)
 
 
 def _has_few_queries(call: ExportCall) -> bool:

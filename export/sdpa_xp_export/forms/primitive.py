@@ -16,7 +16,7 @@ def _unsupported_reason(_call: ExportCall, _runtime: Runtime) -> str | None:
 
 
 def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
-    """query, key, value -> MatMul -> softcap -> biases -> Where -> Softmax -> Where -> MatMul.
+    """query, key, value -> MatMul -> soft cap -> biases -> Where -> Softmax -> Where -> MatMul.
 
     Half inputs are computed in float32.
     """
