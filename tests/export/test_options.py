@@ -15,7 +15,8 @@ from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec, export_attention
 from sdpa_xp_export.cli.settings import KEYS
 
-LENGTHS, SINKS = TensorSpec("int64", ("B",)), np.arange(8, dtype="float32")
+LENGTHS: Any = TensorSpec("int64", ("B",))
+SINKS = np.arange(8, dtype="float32")
 EVERY: dict[str, Any] = {
     "query": TensorSpec("float32", ("B", "L", 8, 32)),
     "key": TensorSpec("float32", ("B", "L", 2, 32)),

@@ -42,6 +42,7 @@ class Arguments:
         check_layout(function, passed["layout"])
         self.layout = cast(str, passed["layout"])
         self.sizes = _sizes(function, self.specs, self.layout)
+        # A wrong `softmax_dtype` is refused in its turn: it changes nothing here.
         self.accumulation_dtype = "float64" if "float64" in (dtype, passed["softmax_dtype"]) else "float32"
         self.namer = OperandNamer(function, inputs=dict(self.specs))
 
@@ -87,9 +88,10 @@ def mask_or_bias(arguments: Arguments, name: str) -> Any:
     if value is not None and not known:
         rule = f"`{name}` must be a {kind.__name__}, a TensorSpec or an array"
         raise ArgumentTypeError(function, rule, {name: repr(value)})
-    if name == "attn_mask":
+    if name == "attn_mask":  # before its numbers become an initializer, which has no library to read them by
         warn_of_zeros_and_ones(function, value)
     operand = arguments.namer.operand(name, value)
+    # What masks and biases other than arrays hold is checked by their lowering, which knows what it means.
     for array in _arrays(operand):
         arguments.check_pairs(name, array)
     return operand
@@ -104,6 +106,7 @@ def scale(arguments: Arguments, name: str) -> float | GraphOperand:
     value = arguments.passed[name]
     if value is None:
         return 1.0 / math.sqrt(arguments.sizes.width)
+    # A scalar of NumPy is an array to array-api-compat, but here a number that a node has as an attribute.
     operand = value if isinstance(value, numbers.Number) else arguments.namer.operand(name, value)
     if isinstance(operand, GraphOperand):
         target = (*arguments.sizes.scores_shape[:-1], 1)
@@ -159,6 +162,7 @@ def outputs(arguments: Arguments, name: str) -> tuple[str, ...]:
 def cached(arguments: Arguments, name: str) -> bool:
     """Return whether the queries are the last of more tokens."""
     sizes = arguments.sizes
+    # With as many queries as keys a cache was empty before this call, so the first query is the first token.
     return "past_key" in arguments.specs or (bool(arguments.passed[name]) and sizes.queries != sizes.keys)
 
 

@@ -177,6 +177,7 @@ class ExportCall:
         return tuple(addend for bias in wrapped for addend in _addends(bias))
 
 
+# Annotations are text in this file: `get_type_hints` evaluates them, once for the process.
 OPTIONS: dict[str, Option] = {
     name: hint.__metadata__[0]
     for name, hint in get_type_hints(ExportCall, include_extras=True).items()

@@ -100,6 +100,7 @@ def only_appends(call: ExportCall) -> bool:
 
 def counts_real_keys(call: ExportCall) -> bool:
     """Return whether only the number of real keys per batch entry masks; in a cache, also the diagonal."""
+    # The operator that counts keys takes 4 axes, and a length for each entry of the first.
     if call.biases or call.query.ndim != 4:
         return False
     if call.past_lengths is not None:

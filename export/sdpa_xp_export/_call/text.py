@@ -247,6 +247,7 @@ def from_json(
     if not isinstance(read, dict) or not {"query", "key", "value"} <= read.keys():
         raise ValueError("no call")
     for name, value in read.items():
+        # `checked_call` would raise for a wrong name, too, but as for a wrong program and not for a wrong file.
         if name not in OPTIONS:
             raise ValueError(f"its call has an unknown key, {name[:40]!r}")
         kind = OPTIONS[name].kind

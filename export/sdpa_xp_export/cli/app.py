@@ -68,14 +68,15 @@ app.command("backends")(list_backends)
 
 def run(arguments: list[str]) -> int:
     """Run a command line and return its exit code. Errors name flags; errors of typer become ValueErrors."""
-    group = cast(TyperGroup, typer.main.get_command(app))
+    group = cast(TyperGroup, typer.main.get_command(app))  # an application of several commands is a group
     try:
+        # In its standalone mode, typer prints an error in a box of several lines, and exits by itself.
         code: Any = group.main(arguments or ["--help"], prog_name="sdpa-xp", standalone_mode=False)
     except typer.Abort:
         return INTERRUPTED
     except typer.TyperException as error:
         text = error.format_message()
-        if text.startswith(("No such command", "Missing command")):
+        if text.startswith(("No such command", "Missing command")):  # typer has no class for these two alone
             text += f" The commands are {', '.join(group.commands)}."
         raise ValueError(text) from error
     except (ValueError, TypeError, OSError) as error:

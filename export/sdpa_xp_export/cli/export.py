@@ -94,6 +94,7 @@ def export(
     target = Path(stated.pop("output", DEFAULT_OUTPUT))
     check_output(OUTPUT, target, {config: "the file of --config"} if config else {})
     model = export_attention(**settings.export_arguments(stated))
+    # `save` would name the flag for a path that was passed, but here none was.
     if not has_output and not force and target.is_file():
         rule = "the default file of `output` must not exist"
         hint = "Pass `output` with another name, or `overwrite=True` to replace the file."

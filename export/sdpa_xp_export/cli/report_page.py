@@ -18,6 +18,7 @@ LEAST_SHARE = 1e-4
 RUN_COLUMNS = ("lengths", "provider", "output", "error", "bound", "agrees", "rows", "ms", "peak MB")
 NODE_COLUMNS = ("node that fell back", "op", "provider", "asked")
 
+# A model is not trusted, and its metadata stand in the page: the policy forbids scripts and all other files.
 _HEAD = """<!doctype html>
 <html lang="en">
 <head>
@@ -192,6 +193,7 @@ def _table(caption: str, columns: Iterable[str], rows: Iterable[Sequence[str]]) 
 def _error_picture(runs: Sequence[Run]) -> str:
     """Return the picture as SVG: both axes are logarithmic, and a line stands where the bound is."""
     longest = max(2, *(run.longest for run in runs))
+    # An infinite share has no place on an axis.
     most = max(1.0, *(min(run.agreement.share, 1e6) for run in runs))
     decades = range(round(math.log10(LEAST_SHARE)), math.ceil(math.log10(most)) + 1)
 

@@ -82,7 +82,7 @@ def read(path: Path, source: Source = CONFIG) -> dict[str, Any]:
             hint = f"The nearest is {near[0]}." if near else f"There are {', '.join(KEYS)}."
             rule = f"a key of `{argument}` must be known"
             raise ArgumentValueError(function, rule, {"name": repr(name)}, hint)
-        if type(value) not in KEYS[name]:
+        if type(value) not in KEYS[name]:  # to isinstance, True is an int
             kinds = " or ".join(kind.__name__ for kind in KEYS[name])
             rule = f"`{name}` in `{argument}` must be of type {kinds}"
             raise ArgumentValueError(function, rule, {name: repr(value)})

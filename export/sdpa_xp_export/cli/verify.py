@@ -111,7 +111,7 @@ def run_verify(
             timeout=timeout,
             memory=None if memory is None else _number_of_bytes(memory),
         )
-    flags = {"thorough": "--thorough", "memory": "--memory"}
+    flags = {"thorough": "--thorough", "memory": "--memory"}  # what was left out names keywords of `verify`
     report = replace(report, left_out=tuple(renamed(line, flags) for line in report.left_out))
     failures = _failures(report, on_provider=require_provider is not None, on_runtime=require_runtime)
     if html:
@@ -140,6 +140,7 @@ def _written(path: Path) -> dict[str, Any]:
 
 def _number_of_bytes(text: str) -> int:
     """Read a number of bytes such as 4GiB."""
+    # Of more digits, a float may be infinite, which `int` refuses.
     match = re.fullmatch(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)\s*", text.lower())
     if match is None or match[2] not in UNITS:
         rule, hint = "`memory` must be a number of bytes", "Write it as 4GiB or 500MB."

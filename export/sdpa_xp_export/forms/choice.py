@@ -15,13 +15,15 @@ FORMS: dict[FormName, Form] = {
     form.name: form
     for form in (attention.FORM, multi_head.FORM, grouped_query.FORM, tiled.FORM, primitive.FORM)
 }
-# The most scores, of all heads together, of a call with few scores.
+# The order of the forms changes at these bounds in results/exported.md, by time and memory of 8 heads on two
+# cores: from few to many scores between 128 and 2,048 tokens, to very many between 2,048 and 4,096.
 FEW_SCORES = {"unmasked": 2**24, "causal": 2**20, "masked": 2**21}
-# A call with more scores than this has very many.
+"""The most scores, of all heads together, of a call with few scores."""
 VERY_MANY_SCORES = 2**26
-# A call with at most this number of queries, as in decoding, has few scores for each key.
+"""A call with more scores than this has very many."""
 FEW_QUERIES = 16
-# The forms to choose from, the best first, by provider and kind of call; what was measured, see benchmarks.
+"""A call with at most this number of queries, as in decoding, has few scores for each key."""
+# The forms to choose from, the best first, by kind of call, as benchmarks/exported.py measured them.
 _CPU: dict[str, tuple[FormName, ...]] = {
     "unmasked, few queries": ("attention", "primitive"),
     "causal, few queries": ("attention", "primitive"),
