@@ -36,7 +36,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdpa_xp_export.forms.tiled.ROWS", 2)
 
 
-@pytest.mark.parametrize("form", ["auto", "tiled", "primitive"])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("form", ["auto", "primitive", "tiled"])
 @settings(max_examples=40)
 @given(
     parts=CALLS,
@@ -67,7 +68,8 @@ def test_calls(
     check(arrays, as_rules(parts), arguments, names=names, form=form, layout=layout, outputs=outputs)
 
 
-@pytest.mark.parametrize("form", ["auto", "tiled", "primitive"])
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("form", ["auto", "primitive", "tiled"])
 @settings(max_examples=40)
 @given(
     parts=CALLS,
