@@ -125,8 +125,9 @@ pytest_collect_file = Sybil(
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterable[None]:
     """Where the blocks of a page write: they share it, and nothing else does.
 
-    The playground gets its models of 2 heads and one soft cap alone, and models are verified without the longest runs; where the
-    site is built, all of them are verified in all runs.
+    The playground gets its models of 2 heads and one soft cap alone, and models
+    are verified without the longest runs; where the site is built, all of them
+    are verified in all runs.
     """
     from short_runs import leave_out_long_runs
 

@@ -77,7 +77,7 @@ million_keys.main()
 @pytest.mark.parametrize(
     ("command", "keys", "size"),
     [
-        pytest.param([str(EXAMPLES / "million_keys.py")], "1,000,000", 488, marks=pytest.mark.only_size),
+        pytest.param([str(EXAMPLES / "million_keys.py")], "1,000,000", 488, marks=pytest.mark.sampled(0)),
         (["-c", FEWER_KEYS], "100,000", 49),
     ],
     ids=["a million", "fewer"],

