@@ -122,14 +122,15 @@ class Rotation(Tree, Immutable, ABC):
     ) -> Array:
         check_layout(function, layout)
         array = check_plain_array(function, "x", x)
-        factory, length = _factory_and_length(self, function, "x", array, layout, positions)
+        factory = _factory_like(self, function, "x", array, positions)
         if is_number(positions):
             first = check_integer(function, "positions", positions)
-            return _rotate_at(self, array, Consecutive(first), length, factory, layout, back=back)
+            return _rotate_at(self, array, Consecutive(first), factory, layout, back=back)
         with factory.computing():
             token_positions = as_array(function, cast(PositionsLike, positions), factory)
-        check_one_each(function, "positions", token_positions.shape, (*array.shape[:-3], length), "L")
-        return _rotate_at(self, array, token_positions, length, factory, layout, back=back)
+        tokens = (*array.shape[:-3], headed(array.shape, layout)[-2])
+        check_one_each(function, "positions", token_positions.shape, tokens, "L")
+        return _rotate_at(self, array, token_positions, factory, layout, back=back)
 
 
 def check_rotary(function: str, value: object) -> None:
@@ -162,58 +163,36 @@ def rotate(
     array = check_plain_array(function, name, x)
     if rotary is None:
         return array
-    factory, length = _factory_and_length(rotary, function, name, array, layout, 0)
-    return _rotate_at(rotary, array, positions_of(length), length, factory, layout)
+    factory = _factory_like(rotary, function, name, array, 0)
+    return _rotate_at(rotary, array, positions_of(headed(array.shape, layout)[-2]), factory, layout)
 
 
-def _factory_and_length(
-    rotary: Rotation, function: str, name: str, x: Array, layout: str, positions: object
-) -> tuple[ArrayFactory, int]:
-    """Check `x` and `positions`, and return their array factory and the number of tokens."""
+def _factory_like(rotary: Rotation, function: str, name: str, x: Array, positions: object) -> ArrayFactory:
+    """Check `x` and the library of the positions, and return the factory of arrays for both."""
     factory = array_factory(function, positions, x, name)
     check_fits_rotation(function, name, x.shape, rotary.width)
-    return factory, headed(x.shape, layout)[-2]
+    return factory
 
 
 def _rotate_at(
-    rotary: Rotation,
-    x: Array,
-    positions: Positions,
-    length: int,
-    factory: ArrayFactory,
-    layout: str,
-    *,
-    back: bool = False,
+    rotary: Rotation, x: Array, positions: Positions, factory: ArrayFactory, layout: str, *, back: bool = False
 ) -> Array:
     """Rotate tokens that stand at these positions, or rotate them back."""
-    with computing(x):
-        return _computed(rotary, x, positions, length, factory, layout, back=back)
-
-
-def _computed(
-    rotary: Rotation,
-    x: Array,
-    positions: Positions,
-    length: int,
-    factory: ArrayFactory,
-    layout: str,
-    *,
-    back: bool,
-) -> Array:
     xp, dtype = factory.xp, accumulation_dtype(factory.xp, x.dtype)
-    cos, sin = rotary._tables(positions, length, factory)
-    if back:
-        cos, sin = _inverted(factory, cos, sin)
-    cos, sin = (astype_if_needed(xp, table, dtype) for table in (cos, sin))
-    if x.ndim > 2:
-        head_axis = -3 if layout == HLE else -2
-        cos, sin = (xp.expand_dims(table, axis=head_axis) for table in (cos, sin))
-    cos, sin = (library_of(x).with_axes(table, x.ndim) for table in (cos, sin))
-    front = astype_if_needed(xp, x[..., : rotary.width], dtype)
-    rotated = _rotate_pairs(xp, front, cos, sin, interleaved=rotary.interleaved)
-    rotated = astype_if_needed(xp, rotated, x.dtype)
-    is_whole = x.shape[-1] == rotary.width
-    return rotated if is_whole else xp.concat([rotated, x[..., rotary.width :]], axis=-1)
+    with computing(x):
+        cos, sin = rotary._tables(positions, headed(x.shape, layout)[-2], factory)
+        if back:
+            cos, sin = _inverted(factory, cos, sin)
+        cos, sin = (astype_if_needed(xp, table, dtype) for table in (cos, sin))
+        if x.ndim > 2:
+            head_axis = -3 if layout == HLE else -2
+            cos, sin = (xp.expand_dims(table, axis=head_axis) for table in (cos, sin))
+        cos, sin = (library_of(x).with_axes(table, x.ndim) for table in (cos, sin))
+        front = astype_if_needed(xp, x[..., : rotary.width], dtype)
+        rotated = _rotate_pairs(xp, front, cos, sin, interleaved=rotary.interleaved)
+        rotated = astype_if_needed(xp, rotated, x.dtype)
+        is_whole = x.shape[-1] == rotary.width
+        return rotated if is_whole else xp.concat([rotated, x[..., rotary.width :]], axis=-1)
 
 
 def _inverted(factory: ArrayFactory, cos: Array, sin: Array) -> tuple[Array, Array]:
