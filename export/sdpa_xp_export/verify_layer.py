@@ -36,8 +36,6 @@ from sdpa_xp_export.report import LayerReport, Placement, Run
 from sdpa_xp_export.spec import TensorSpec
 from sdpa_xp_export.to_onnx import traced_numbers
 
-MODEL_RULE = "`model` must be what to_onnx returned, or the path of its file"
-
 
 def verify_layer(
     model: Model | str | os.PathLike[str],
@@ -117,26 +115,18 @@ def verify_layer(
         >>> verify_layer(model, layer, is_causal=True).agrees
         True
     """
-    loaded = loaded_model("verify_layer", model, MODEL_RULE)
-    merged = exported_models(loaded)
-    if len(merged) == 1 and "sdpa_xp.call" in (metadata := merged[0]):
+    rule = "`model` must be what to_onnx returned, or the path of its file"
+    loaded = loaded_model("verify_layer", model, rule)
+    if len(exported := exported_models(loaded)) == 1 and "sdpa_xp.call" in exported[0]:
         rule = "`model` is a call that export_attention wrote; use verify(model)"
-        raise ArgumentValueError("verify_layer", rule, {"metadata": sorted(metadata)})
+        raise ArgumentValueError("verify_layer", rule, {"metadata": sorted(exported[0])})
     check_flag("verify_layer", "thorough", thorough)
     check_limits("verify_layer", timeout, memory)
-    specs = input_specs(loaded)
-    draws = dict(draw or {})
-    for name in draws.keys() - specs.keys():
-        rule = "`draw` must name inputs of the model"
-        raise ArgumentValueError("verify_layer", rule, {"draw": name, "inputs": ", ".join(specs)})
-    inner = _check_keywords(specs, keywords)
-    arguments = {name: spec for name, spec in specs.items() if name not in inner} | dict(keywords)
-    hint = "Pass the keyword arguments that to_onnx got. The inputs of the model are passed by their names."
-    bound_arguments("verify_layer", layer, (), arguments, hint)
-
+    specs, draws = input_specs(loaded), dict(draw or {})
+    arguments = _checked_arguments(layer, specs, draws, keywords)
     seed = seed_of("verify_layer", seed)
-    texts = [exported.get("sdpa_xp.numbers", "[]") for exported in merged]
-    stated = [numbers for text in texts for numbers in numbers_from_json(text)]
+
+    stated = [numbers for part in exported for numbers in numbers_from_json(part.get("sdpa_xp.numbers", "[]"))]
     traced, left_out = _traced_numbers(layer, arguments)
     # Names for lengths that are computed may differ between the two; they are never chosen.
     calls = [*(traced or []), *stated]  # a file can state too few
@@ -146,7 +136,7 @@ def verify_layer(
     both = BothLayers(layer, keywords, np.random.default_rng([seed, 2]), double=_is_double(loaded))
     tried = CaseList(both, inputs, chosen, seed)
     tried.fill()
-    left_out += tried.left_out
+
     runs: list[Run] = []
     placements: list[Placement] = []
     modes: list[str] = []
@@ -168,36 +158,46 @@ def verify_layer(
         notes.append(f"the reference is the layer in {reference}, not in float64: {both.why_not_wide}")
     if not all(run.agreement.agrees for run in runs):
         notes.append(missing_arguments_note(loaded, layer, keywords))
-    shown = tuple(filter(None, notes))
-    measured = tuple(runs), tuple(placements), tuple(left_out)
-    runtime = str(stated_runtime(loaded) or "")
     return LayerReport(
         form or "no attention",
         reason,
         release,
-        shown,
-        *measured,
-        runtime=runtime,
+        tuple(filter(None, notes)),
+        tuple(runs),
+        tuple(placements),
+        (*left_out, *tried.left_out),
+        runtime=str(stated_runtime(loaded) or ""),
         seed=seed,
         reference=reference,
         math_mode=" and ".join(dict.fromkeys(modes)),
     )
 
 
-def _check_keywords(specs: Mapping[str, TensorSpec], keywords: Mapping[str, Any]) -> set[str]:
-    """Return the names of the inputs that the keyword arguments hold."""
-    names: set[str] = set()
+def _checked_arguments(
+    layer: Callable[..., Any],
+    specs: Mapping[str, TensorSpec],
+    draws: Mapping[str, Draw],
+    keywords: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the arguments of the layer by name: specs for the inputs of the model, and `keywords`."""
+    for name in draws.keys() - specs.keys():
+        rule = "`draw` must name inputs of the model"
+        raise ArgumentValueError("verify_layer", rule, {"draw": name, "inputs": ", ".join(specs)})
+    within: set[str] = set()
 
     def noted(name: str, spec: TensorSpec) -> TensorSpec:
-        if name not in specs or name in names:
+        if name not in specs or name in within:
             rule = "each spec in the keyword arguments must be an input of the model, and each input only once"
             raise ArgumentValueError("verify_layer", rule, {"spec": name, "inputs": ", ".join(specs)})
-        names.add(name)
+        within.add(name)
         return spec
 
     for name, value in keywords.items():
         with_arrays(value, name, noted)
-    return names
+    arguments = {name: spec for name, spec in specs.items() if name not in within} | dict(keywords)
+    hint = "Pass the keyword arguments that to_onnx got. The inputs of the model are passed by their names."
+    bound_arguments("verify_layer", layer, (), arguments, hint)
+    return arguments
 
 
 def _traced_numbers(

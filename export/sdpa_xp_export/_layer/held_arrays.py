@@ -167,10 +167,8 @@ class _Copy:
     def _copy_object(self, value: Any) -> None:
         """Copy a list, a dictionary, a set, or an object with attributes."""
         try:
-            if isinstance(value, list | dict | set | deque):
-                copied = copy.copy(value)
-            else:
-                copied = _new(self.copy_of(type(value)))
+            is_container = isinstance(value, list | dict | set | deque)
+            copied: Any = copy.copy(value) if is_container else _new(self.copy_of(type(value)))
         except TypeError:  # it needs arguments
             return
         self.copies[id(value)] = copied
