@@ -21,9 +21,8 @@ from sdpa_xp._libraries import (
     is_number,
     library_of,
 )
-from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.dtypes import accumulation_dtype, astype_if_needed, dtype_name
-from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
+from sdpa_xp._libraries.protocols import AnyArray, Array, Rng
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.layers.layer import Layer, check_mapping, copy_to, destination_of
 
@@ -148,7 +147,8 @@ class Linear(Layer):
         """
         function = "Linear.init"
         widths = check_integer(function, "in_dim", in_dim, 1), check_integer(function, "out_dim", out_dim, 1)
-        return cls(*_draw_parameters(function, rng, {"": widths}, bias=bias, like=like)[""])
+        linear = init_linears(function, rng, {"": widths}, bias=bias, like=like)[""]
+        return cls(linear.weight, linear.bias)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, AnyArray], prefix: str = "") -> Self:
@@ -178,9 +178,29 @@ class Linear(Layer):
 def init_linears(
     function: str, rng: Any, widths: Mapping[str, tuple[int, int]], *, bias: bool, like: AnyArray | None
 ) -> dict[str, Linear]:
-    """Return a map for each of the widths (in, out), with weights by Xavier's rule."""
-    parameters = _draw_parameters(function, rng, widths, bias=bias, like=like)
-    return {name: Linear(*arrays) for name, arrays in parameters.items()}
+    """Return a map for each of the widths (in, out), with weights by Xavier's rule, and biases of 0 or None.
+
+    Glorot and Bengio, "Understanding the difficulty of training deep feedforward neural networks", AISTATS
+    2010, equation 16: uniform up to sqrt(6 / (in + out)), so that a map keeps the variance of its inputs in the
+    forward pass and of its gradients in the backward pass.
+    """
+    check_flag(function, "bias", bias)
+    count = sum(in_width * out_width for in_width, out_width in widths.values())
+    with computing(rng), computing(like):
+        numbers = _draw_uniform(function, rng, count, like)  # all at once: a key of JAX is good for one draw
+    library, start, maps = library_of(numbers), 0, {}
+    xp, device, dtype = (
+        library.namespace(numbers),
+        library.device(numbers),
+        (numbers if like is None else like).dtype,
+    )
+    with computing(numbers):
+        for name, (in_width, out_width) in widths.items():
+            bound, stop = math.sqrt(6 / (in_width + out_width)), start + in_width * out_width
+            weight = xp.reshape(numbers[start:stop] * (2 * bound) - bound, (out_width, in_width))
+            zeros = xp.zeros((out_width,), dtype=dtype, device=device) if bias else None
+            maps[name], start = Linear(astype_if_needed(xp, weight, dtype), zeros), stop
+    return maps
 
 
 def check_inputs(function: str, arrays: Mapping[str, Any], weights: Mapping[str, Any]) -> None:
@@ -218,53 +238,14 @@ def check_prefixed(function: str, mapping: object, prefix: object) -> None:
         raise ArgumentTypeError(function, "`prefix` must be a string", {"prefix": shown(prefix)})
 
 
-def _draw_parameters(
-    function: str, rng: Any, widths: Mapping[str, tuple[int, int]], *, bias: bool, like: AnyArray | None
-) -> dict[str, tuple[Array, Array | None]]:
-    """Return for each of the widths (in, out) a weight by Xavier's rule, and a bias of 0 or None.
-
-    Glorot and Bengio, "Understanding the difficulty of training deep feedforward neural networks", AISTATS
-    2010, equation 16: uniform up to sqrt(6 / (in + out)), so that a map keeps the variance of its inputs in the
-    forward pass and of its gradients in the backward pass.
-
-    All numbers are drawn at once and then split, because a key of JAX must not be used for a second draw.
-    """
-    check_flag(function, "bias", bias)
-    count = sum(in_width * out_width for in_width, out_width in widths.values())
-    with computing(rng), computing(like):
-        numbers = _draw_uniform(function, rng, count, like)
-    with computing(numbers):
-        return _scaled(numbers, widths, bias=bias, dtype=numbers.dtype if like is None else like.dtype)
-
-
-def _scaled(
-    numbers: Array, widths: Mapping[str, tuple[int, int]], *, bias: bool, dtype: Dtype
-) -> dict[str, tuple[Array, Array | None]]:
-    """Return the weights of each map out of numbers from 0 to 1, and its bias."""
-    library, start = library_of(numbers), 0
-    xp, device = library.namespace(numbers), library.device(numbers)
-    parameters: dict[str, tuple[Array, Array | None]] = {}
-    for name, (in_width, out_width) in widths.items():
-        bound, stop = math.sqrt(6 / (in_width + out_width)), start + in_width * out_width
-        weight = xp.reshape(numbers[start:stop] * (2 * bound) - bound, (out_width, in_width))
-        zeros = xp.zeros((out_width,), dtype=dtype, device=device) if bias else None
-        parameters[name], start = (astype_if_needed(xp, weight, dtype), zeros), stop
-    return parameters
-
-
 def _draw_uniform(function: str, rng: Any, count: int, like: AnyArray | None) -> Array:
     """Return float32 from 0 to 1 in the library of `like`, so that all dtypes get the same numbers."""
-    library, example = _library_of_generator(function, rng)
-    numbers = library.generators.uniform(rng, count, library.namespace(example))
-    return numbers if like is None else copy_to(numbers, destination_of(function, like))
-
-
-def _library_of_generator(function: str, rng: Any) -> tuple[Library, Array]:
-    """Return the library that the generator belongs to, and an array of that library."""
     for library in LIBRARIES:
         module: Any = sys.modules.get(library.module)
         if module is not None and library.generators.owns(rng):
-            return library, module.zeros((0,), dtype=module.float32)
+            xp = library.namespace(module.zeros((0,), dtype=module.float32))
+            numbers = library.generators.uniform(rng, count, xp)
+            return numbers if like is None else copy_to(numbers, destination_of(function, like))
     rule = (
         "`rng` must be a numpy.random.Generator, cupy.random.Generator, torch.Generator, or key of JAX or MLX"
     )

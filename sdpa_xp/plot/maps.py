@@ -154,8 +154,7 @@ def mask(mask: Mask, shape: tuple[int, ...], *, like: Any = None, theme: ThemeNa
     axis_labels = labels("query", None, queries), labels("key", None, keys)
     drawing = grid(math.prod(leading), *axis_labels, colours, least_side=0)
     shades = ListedColormap([colours.empty, colours.full])
-    for number, axes in enumerate(drawing.panels):
-        index = _unravel_index(number, leading)
+    for index, axes in zip(itertools.product(*map(range, leading)), drawing.panels, strict=True):
         pairs = _check_readable("plot.mask", "mask", allowed[(*index, ...)])
         axes.imshow(pairs, cmap=shades, vmin=0, vmax=1, aspect=axes.get_aspect())
         axes.set_title(_panel_title(index) if index else title)
@@ -270,12 +269,3 @@ def _panel_title(index: tuple[int, ...]) -> str:
     if not entry:
         return f"head {head}"
     return f"batch {', '.join(map(str, entry))}, head {head}"
-
-
-def _unravel_index(number: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the index of element `number` of an array of that shape."""
-    index: list[int] = []
-    for length in reversed(shape):
-        number, last = divmod(number, length)
-        index.insert(0, last)
-    return tuple(index)
