@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypedDict, TypeVar, Unpack, cast
+from typing import Any, ClassVar, TypedDict, TypeVar, Unpack, cast
 
 from sdpa_xp._checks.arrays import check_one_kind, check_plain_array
 from sdpa_xp._checks.keywords import Implementation, check_choice, explains_keywords, refuse_unknown_keywords
@@ -54,6 +54,8 @@ class Attention(Layer):
     value: Linear
     scale: float | AnyArray | None = field(default=None, kw_only=True)
     temperature: float | AnyArray = field(default=1.0, kw_only=True)
+    _has_head_axis: ClassVar[bool] = True
+    """Whether `weights` returns an axis of heads."""
 
     def __repr__(self) -> str:
         """Return the widths, the heads, and the options that are not the default."""
@@ -61,17 +63,17 @@ class Attention(Layer):
         if any(len(getattr(linear.weight, "shape", ())) < 2 for linear in maps):  # as for `Linear`
             return Layer.__repr__(self)
         widths = [*dict.fromkeys(str(linear.widths[0]) for linear in maps)]
-        shown = [f"{', '.join(widths)} -> {self._out_width}"]
-        shown += [f"{name}={count}" for name, count in self._counts.items()]
-        shown.append(dtype_name(self.query.weight.dtype))
+        parts = [f"{', '.join(widths)} -> {self._out_width}"]
+        parts += [f"{name}={count}" for name, count in self._counts.items()]
+        parts.append(dtype_name(self.query.weight.dtype))
         options = {name: getattr(self, name, None) for name in ("scale", "temperature", "sinks")}
         defaults = {"temperature": 1.0}
-        shown += [
+        parts += [
             f"{name}={brief(option)}"
             for name, option in options.items()
             if is_array(option) or option != defaults.get(name)
         ]
-        return f"{type(self).__name__}({', '.join(shown)})"
+        return f"{type(self).__name__}({', '.join(parts)})"
 
     @property
     def _out_width(self) -> int:
@@ -176,7 +178,8 @@ class Attention(Layer):
             (..., Hq, L, S), or (..., L, S) for a `SingleHeadAttention`, which has no axis of heads.
         """
         q, k = self._heads({"query": query, "key": query if key is None else key})
-        return cast(A, attention_weights(q, k, attn_mask=attn_mask, **self._options(keywords)))
+        weights = cast(Array, attention_weights(q, k, attn_mask=attn_mask, **self._options(keywords)))
+        return cast(A, weights if self._has_head_axis else weights[..., 0, :, :])
 
     def project(self, query: A, key: AnyArray | None = None, value: AnyArray | None = None) -> tuple[A, A, A]:
         """Return the queries, keys and values of all heads, as `scaled_dot_product_attention` takes them.

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar, Unpack, cast
+from typing import Any, ClassVar, Self
 
 from sdpa_xp._checks.keywords import explains_keywords
 from sdpa_xp._checks.numbers import check_integer
-from sdpa_xp._libraries.protocols import AnyArray, Array, Rng
-from sdpa_xp.layers.attention import Attention, Keywords
+from sdpa_xp._libraries.protocols import AnyArray, Rng
+from sdpa_xp.layers.attention import Attention
 from sdpa_xp.layers.checkpoint import read_fields
 from sdpa_xp.layers.linear import init_linears
 from sdpa_xp.layers.multi_head import check_heads
-from sdpa_xp.masks import Mask
-
-A = TypeVar("A", bound=AnyArray)
 
 
 @explains_keywords
@@ -57,6 +54,8 @@ class SingleHeadAttention(Attention):
     References:
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.1.
     """
+
+    _has_head_axis: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_heads("SingleHeadAttention", self._widths(), 1, 1, None)
@@ -123,24 +122,3 @@ class SingleHeadAttention(Attention):
         """
         function, fields = "SingleHeadAttention.from_mapping", ("query", "key", "value", "scale", "temperature")
         return cls(**read_fields(function, mapping, prefix, names, fields))
-
-    def weights(
-        self,
-        query: A,
-        key: AnyArray | None = None,
-        attn_mask: Mask | AnyArray | None = None,
-        **keywords: Unpack[Keywords],
-    ) -> A:
-        """Return how much each query attends to each key.
-
-        Args:
-            query: (..., L, embedding_dim). All arguments are as in a call of the layer.
-            key: (..., S, key_dim).
-            attn_mask: A mask, or an array that broadcasts to (..., 1, L, S).
-            keywords: As for a call.
-
-        Returns:
-            (..., L, S).
-        """
-        weights = cast(Array, Attention.weights(self, query, key, attn_mask, **keywords))
-        return cast(A, weights[..., 0, :, :])
