@@ -90,7 +90,7 @@ def replace(model: Any) -> Any:
         if type(node) is not original:
             return node
         has_layer = True
-        layer = object.__new__(MultiheadAttention)
+        layer = object.__new__(MultiheadAttention)  # the constructor would draw other weights
         for field in fields(node):
             object.__setattr__(layer, field.name, getattr(node, field.name))
         return layer

@@ -61,6 +61,7 @@ def attend(
     options = {
         "attn_mask": _mask(attention_mask, query.dtype),
         "bias": position_bias,
+        # One query is a step with a cache, and attends to all keys before it.
         "is_causal": bool(is_causal) and attention_mask is None and query.shape[-2] > 1,
         "scale": scaling,
         "softcap": softcap,
@@ -69,7 +70,7 @@ def attend(
     drop = _dropout(dropout if module.training else 0.0, query.device)
     output = scaled_dot_product_attention(query, key, value, **options, **drop())
     weights = attention_weights(query, key, **options, **drop()) if output_attentions else None
-    return output.transpose(1, 2).contiguous(), weights
+    return output.transpose(1, 2).contiguous(), weights  # as from functions of transformers, which models view
 
 
 def _mask(attention_mask: Any, dtype: Any) -> Any:

@@ -293,6 +293,7 @@ class Attention(Layer):
             return {"scale": scale / self._as_scores_like(self.temperature)}
 
     def _options(self, keywords: Keywords) -> Any:
+        # Python refuses no name that `**keywords` takes.
         names = (*Keywords.__annotations__, "attn_mask")
         refuse_unknown_keywords(type(self).__name__, cast(Any, keywords), names)
         return {**self.attention_options, **keywords}

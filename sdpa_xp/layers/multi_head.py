@@ -220,10 +220,12 @@ class MultiHeadAttention(Attention):
             rule = "`module` must be a torch.nn.MultiheadAttention"
             raise ArgumentTypeError("MultiHeadAttention.from_torch", rule, {"module": shown(module)})
         view = cls.from_mapping(module.state_dict(), num_heads=module.num_heads)
+        # Copies: an optimiser may go on to write to the parameters of the module.
         copies: dict[str, Any] = {name: cast(Any, x).clone() for name, x in view.parameters.items()}
         layer = view.with_parameters(copies)
         if not module.add_zero_attn:
             return layer
+        # The score of a key of zeros is 0 for every query, and its value of zeros adds nothing to the output.
         sinks = copies["out.weight"].new_zeros(module.num_heads)
         return cls(layer.query, layer.key, layer.value, layer.out, num_heads=layer.num_heads, sinks=sinks)
 

@@ -98,6 +98,7 @@ def attention(
     ramp = LinearSegmentedColormap.from_list("weights", colours.ramp)
     for axes, head in zip(panels, heads_to_draw, strict=True):
         aspect = axes.get_aspect()  # imshow sets another one unless it gets it
+        # All weights are 0 if every key is masked, and colours need a range.
         image = axes.imshow(numbers[head], cmap=ramp, vmin=0, vmax=max(finite, default=0) or 1, aspect=aspect)
         if len(shape) == 3:
             axes.set_title(f"head {head}")

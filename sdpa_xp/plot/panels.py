@@ -134,6 +134,7 @@ def grid(
     panels = [*figure.subplots(rows, columns, squeeze=False).flat]
     for number, axes in enumerate(panels):
         axes.set_visible(number < count)
+        # Cells are squares unless a side of the panel met its limits.
         axes.set_aspect("equal" if math.isclose(width * queries, height * keys) else "auto")
         _label(axes.xaxis, key_labels, width)
         _label(axes.yaxis, query_labels, height)

@@ -111,5 +111,6 @@ def learned(table: A, positions: PositionsLike | int) -> A:
             got = {"positions": int(checked.most), "P": rows.shape[0]}
             raise ArgumentValueError(function, "`positions` must be below P", got)
         index = cast(Array, checked.values)
+        # `take` of the standard has indices of one axis.
         encoding = xp.take(rows, xp.reshape(index, (math.prod(index.shape),)), axis=0)
         return cast(A, xp.reshape(encoding, (*index.shape, rows.shape[1])))
