@@ -32,10 +32,11 @@ XLA_AT_ONCE := XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_backend_opti
 	--xla_cpu_parallel_codegen_split_count=1 --xla_llvm_disable_expensive_passes=true"
 
 # Libraries that are set to refuse what they compute by default: tests/libraries.py says what. With THIN, JAX has
-# tests/core/test_strict_settings.py alone, which compiles little.
+# tests/core/libraries/test_strict_settings.py alone, which compiles little.
 SETTINGS := numpy-raise torch-strict,torch-inference cupy-rules-device1 $(if $(THIN),,jax-strict,jax-debug torch-cuda-rules)
-OF_SETTINGS := $(THIN) $(if $(THIN),$(patsubst %,tests/core/test_%.py,agreement masks biases sinks dropout cache paged varlen \
-	vjp layers positional semantics joined_dtypes),tests/core)
+OF_SETTINGS := $(THIN) $(if $(THIN),$(patsubst %,tests/core/%.py,test_agreement masks/test_masks biases/test_biases test_sinks \
+	test_dropout caches/test_cache caches/test_paged test_varlen test_vjp layers/test_layers positional/test_positional \
+	test_semantics test_joined_dtypes),tests/core)
 
 # The releases of onnxruntime in which graphs are run, beside the one that is installed: of tests, and all.
 REDUCED := 1.23.2 1.28.0
@@ -99,16 +100,18 @@ part-jax:
 	$(XLA_AT_ONCE) $(PYTEST) tests/core --backends=jax,jax-x64 $(THIN) -k "not x64 or float64 or half or traced or lse"
 
 part-jit:
-	$(PYTEST) --backends=jax-jit $(THIN) $(addprefix tests/core/test_,agreement.py masks.py layouts.py dot_product.py sinks.py)
+	$(PYTEST) --backends=jax-jit $(THIN) $(patsubst %,tests/core/%.py,test_agreement masks/test_masks test_layouts \
+		test_dot_product test_sinks)
 
 $(SETTINGS:%=part-%): part-%:
 	$(XLA_AT_ONCE) $(PYTEST) $(OF_SETTINGS) --backends=$*
 
+EXPORT_1 := $(addprefix tests/export/,cli files forms lowering)
 part-export-1:
-	$(XLA_AT_ONCE) $(PYTEST) tests/export --ignore-glob='tests/export/test_[m-z]*' $(THIN)
+	$(XLA_AT_ONCE) $(PYTEST) $(EXPORT_1) $(THIN)
 
 part-export-2:
-	$(XLA_AT_ONCE) $(PYTEST) tests/export --ignore-glob='tests/export/test_[!m-z]*' $(THIN)
+	$(XLA_AT_ONCE) $(PYTEST) tests/export $(EXPORT_1:%=--ignore=%) $(THIN)
 
 part-peers:
 	$(XLA_AT_ONCE) $(PYTEST) tests/peers $(THIN)

@@ -22,7 +22,7 @@ from short_runs import run_each_model_once
 from sdpa_xp.layers import SingleHeadAttention
 from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 QKV = TensorSpec("float32", (1, 2, "L", 8))
 WITHOUT_TF32 = [(CUDA, {"use_tf32": "0"}), CPU]
 

@@ -166,7 +166,7 @@ def test_a_release_beyond_the_newest_that_was_tried_is_told(form: str, release: 
 
 
 def test_the_newest_release_that_was_tried_has_results() -> None:
-    results = json.loads((Path(__file__).parents[2] / "results" / "runtimes.json").read_text())
+    results = json.loads((Path(__file__).parents[3] / "results" / "runtimes.json").read_text())
     assert [*results["releases"]][-1] == NEWEST_TRIED
     assert f"tried is {NEWEST_TRIED};" in " ".join(str(export_attention.__doc__).split())
 

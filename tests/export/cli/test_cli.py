@@ -263,7 +263,7 @@ def test_the_exit_codes_are_the_same_everywhere() -> None:
         "or the installed onnxruntime is older than required"
     )
     wrong = "an argument is wrong, a file is missing, or the provider is not offered"
-    docs = Path(__file__).parents[2] / "docs"
+    docs = Path(__file__).parents[3] / "docs"
     texts = [
         str(cli.__doc__),
         *((docs / name).read_text() for name in ("how-to/verify.md", "reference/command-line.md")),

@@ -12,7 +12,7 @@ import pytest
 
 from sdpa_xp_export import TensorSpec, export_attention, save
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SWITCH = "ORT_DISABLE_TELEMETRY"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="it counts the files and sockets of Linux")
 
