@@ -3,7 +3,7 @@
     blocks      which part of each array belongs to a block of the scores
     windows     a block as a call of its own, whose masks and biases count in the whole call
     tasks       what a task computes for a block of chunked arrays
-    cut_call    a call of chunked arrays: where it is cut, and which blocks have pairs that may attend
+    cutting     a call of chunked arrays: where it is cut, and which blocks have pairs that may attend
     graphs      the graph of its tasks, for Dask
     streams     its tasks for cubed, which projects their memory
     ring        devices that run one program, and send keys to each other, for JAX
@@ -23,7 +23,7 @@ from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._libraries.cubed import CubedStreams
 from sdpa_xp._libraries.dask import DaskGraphs
 from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._many.cut_call import CutCall, unsupported_reason
+from sdpa_xp._many.cutting import CutCall, unsupported_reason
 from sdpa_xp._many.graphs import GraphCall
 from sdpa_xp._many.streams import StreamedCall
 from sdpa_xp.errors import ArgumentTypeError

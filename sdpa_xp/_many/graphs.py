@@ -16,7 +16,7 @@ from sdpa_xp._libraries.dask import DaskGraphs
 from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.protocols import Array, Chunks, Dtype, Key
 from sdpa_xp._many.blocks import KEY_HEADS, QUERY_AXES, AlignedArray, Axis, Place, aligned_axes
-from sdpa_xp._many.cut_call import CutCall
+from sdpa_xp._many.cutting import CutCall
 from sdpa_xp._many.tasks import (
     block_scores,
     block_sums,

@@ -15,10 +15,10 @@ from sdpa_xp._libraries.programs import DeviceRing
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._many import walks
 from sdpa_xp._many.blocks import take_arrays
-from sdpa_xp._many.cut_call import readable_grid
+from sdpa_xp._many.cutting import readable_grid
 from sdpa_xp._many.schedule import plan_ring, to_plain, to_zigzag
 from sdpa_xp._many.walks import Operands, RingCall
-from sdpa_xp._many.windows import merge_states
+from sdpa_xp._many.windows import merge_windows
 from sdpa_xp._tiles.modifier import with_arrays
 from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.masks.algebra import AllOf, And, Mask
@@ -64,7 +64,7 @@ def _on_a_device(
             x if axis is None else to_zigzag(ring, xp, x, axis) for x, axis in zip(inputs, axes, strict=True)
         ]
     query, key, value, *arrays = inputs
-    output, *_ = merge_states([walks.attend(call, Operands(query, key, value, tuple(arrays)))], sinks)
+    output, *_ = merge_windows([walks.attend(call, Operands(query, key, value, tuple(arrays)))], sinks)
     output = astype_if_needed(xp, output, dtype)
     return to_plain(ring, xp, output, -2) if call.schedule.is_zigzag else output
 

@@ -17,7 +17,7 @@ from sdpa_xp._libraries.cubed import CubedStreams
 from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.protocols import Array, Chunks, Dtype, Key
 from sdpa_xp._many.blocks import Pieces, Place
-from sdpa_xp._many.cut_call import CutCall
+from sdpa_xp._many.cutting import CutCall
 from sdpa_xp._many.tasks import ChunkedCall, empty_state, lse_of, merged, output_of, partial_state
 from sdpa_xp._many.windows import State
 

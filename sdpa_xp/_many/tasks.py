@@ -28,7 +28,7 @@ from sdpa_xp._many.blocks import Block, put_blocks
 from sdpa_xp._many.windows import (
     State,
     Window,
-    merge_states,
+    merge_windows,
     state_without_keys,
     window_plan,
     window_scores,
@@ -72,7 +72,7 @@ def merged(states: Sequence[State], sinks: Array | None = None) -> State:
     """Merge states of the same queries over different keys, and the sinks, (..., Hq, 1, 1)."""
     output, *_ = states[0]
     with computing(output):
-        return merge_states(states, None if sinks is None else to_library_of(output, sinks))
+        return merge_windows(states, None if sinks is None else to_library_of(output, sinks))
 
 
 def output_of(dtype: str, states: Sequence[State], sinks: Array | None = None) -> Array:

@@ -22,7 +22,7 @@ from sdpa_xp._many.schedule import Schedule
 from sdpa_xp._many.windows import (
     PlacedWindow,
     State,
-    merge_states,
+    merge_windows,
     state_without_keys,
     window_scores,
     window_state,
@@ -142,7 +142,7 @@ def _attend(call: RingCall, operands: Operands) -> State:
 
         def compute(place: BlockPlace, state: State) -> State:
             new = state_of(call, operands_of(call, present, place), place)
-            output, large, small = merge_states([_rows_of(call, state, place), new])
+            output, large, small = merge_windows([_rows_of(call, state, place), new])
             return (
                 ring.with_part(state[0], output, place.rows()),
                 ring.with_part(state[1], large, place.rows(-1)),

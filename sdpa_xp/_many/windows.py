@@ -175,7 +175,7 @@ def state_without_keys(grid: ScoreGrid, shape: Shape, width: int) -> State:
     return zeros, lse, grid.xp.zeros_like(lse)
 
 
-def merge_states(states: Sequence[State], sinks: Array | None = None) -> State:
+def merge_windows(states: Sequence[State], sinks: Array | None = None) -> State:
     """Merge states of the same queries over different keys, and the sinks, (..., Hq, 1, 1)."""
     output, lse, _ = states[0]
     xp, parts = namespace_of(output), cast("list[tuple[Array, Array, Array | float]]", [*states])
