@@ -227,6 +227,6 @@ def _outputs(graph: TracedGraph, result: Any) -> dict[str, GraphValue]:
             raise ArgumentTypeError(FUNCTION, rule, {name: type(value).__name__})
         value = graph.equal_values.get(value.name, value)
         used_values = {output.name for output in outputs.values()}
-        copy = graph.add("Identity", value, dtype=value.elem_type, shape=value.dims)
+        copy = graph.copy(value)
         outputs[name] = copy if value.name in used_values else graph.here(value)
     return outputs

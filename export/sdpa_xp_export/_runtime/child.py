@@ -80,7 +80,7 @@ def _end_without_a_trace() -> None:
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     """Read the requests in a thread: the input ends even while a run does not."""
-    from sdpa_xp_export._runtime import frames
+    from sdpa_xp_export._runtime import engine, frames
 
     waiting: queue.SimpleQueue[frames.Frame] = queue.SimpleQueue()
 
@@ -95,7 +95,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
             os._exit(1)
 
     threading.Thread(target=read, daemon=True).start()
-    worker = _Worker()
+    worker = _Worker(engine)
     while True:
         facts, arrays = waiting.get()
         try:
@@ -113,7 +113,8 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 class _Worker:
     """What the other process can ask for. Each request returns facts and arrays."""
 
-    def __init__(self) -> None:
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
         self.session: Any = None
         self.limited = False
 
@@ -121,10 +122,8 @@ class _Worker:
         """Import onnxruntime; say its release, which providers it offers, and which that are wanted start."""
         import onnxruntime
 
-        from sdpa_xp_export._runtime import engine
-
         offered = list(onnxruntime.get_available_providers())
-        started = engine.started([name for name in offered if name in wanted], arrays["probe"].tobytes())
+        started = self.engine.started([name for name in offered if name in wanted], arrays["probe"].tobytes())
         return {"version": str(onnxruntime.__version__), "offered": offered, "started": started}, None
 
     def load(
@@ -138,38 +137,31 @@ class _Worker:
         arrays: Any,
     ) -> tuple[dict[str, Any], Any]:
         """Start a session of the model in a file, or of the bytes in `arrays`."""
-        from sdpa_xp_export._runtime import engine
-
         self._limit(memory, hard)
         self.session = None
         source = arrays["model"].tobytes() if file is None else file
-        self.session = engine.start_session(source, provider, fallback, Path(profile) if profile else None)
-        return {"providers": self.session.get_providers(), "math_mode": engine.math_mode(self.session)}, None
+        started = self.engine.start_session(source, provider, fallback, Path(profile) if profile else None)
+        self.session = started
+        return {"providers": started.get_providers(), "math_mode": self.engine.math_mode(started)}, None
 
     def element_types(self, memory: int, hard: bool, arrays: Any) -> tuple[dict[str, Any], Any]:
         """Infer the dtypes of a model's values."""
         import onnx
 
-        from sdpa_xp_export._runtime import engine
-
         self._limit(memory, hard)
         model = onnx.load_model_from_string(arrays["model"].tobytes())
-        return {"types": engine.element_types(model)}, None
+        return {"types": self.engine.element_types(model)}, None
 
     def run(self, frees: bool, arrays: Any) -> tuple[dict[str, Any], Any]:
         """Run the model."""
-        from sdpa_xp_export._runtime import engine
-
-        timed = engine.timed(self.session, arrays, frees=frees)
+        timed = self.engine.timed(self.session, arrays, frees=frees)
         return {"seconds": timed.seconds, "peak_bytes": timed.peak_bytes}, timed.outputs
 
     def placements(self, **_: Any) -> tuple[dict[str, Any], Any]:
         """End the session; return where its nodes ran."""
-        from sdpa_xp_export._runtime import engine
-
         profile = Path(self.session.end_profiling())
         self.session = None
-        return {"nodes": engine.nodes_of_profile(profile)}, None
+        return {"nodes": self.engine.nodes_of_profile(profile)}, None
 
     def _limit(self, memory: int, hard: bool) -> None:
         """Limit the memory from now on; `hard` if the system may do it, which also counts what a GPU maps."""

@@ -126,7 +126,7 @@ class RuntimeProcess:
     def element_types(self, model: onnx.ModelProto) -> dict[str, int]:
         """Return the dtype of each value of a graph: see `engine.element_types`."""
         arrays = {"model": np.frombuffer(model.SerializeToString(), np.uint8)}
-        types = self._ask("load", "element_types", self._limiting(), arrays).facts["types"]
+        types = self.ask("load", "element_types", self._limiting(), arrays).facts["types"]
         return {str(name): int(number) for name, number in types.items()}
 
     def _limiting(self) -> dict[str, object]:
@@ -141,19 +141,14 @@ class RuntimeProcess:
             load["profile"] = str(Path(folder) / "profile")
             load["file"] = source if isinstance(source, str) else None
             arrays = {"model": np.frombuffer(source, np.uint8)} if isinstance(source, bytes) else {}
-            facts = self._ask("load", "load", load | self._limiting(), arrays).facts
+            facts = self.ask("load", "load", load | self._limiting(), arrays).facts
             check_started(provider, facts["providers"])
             remote = RemoteSession(self, facts["math_mode"])
             yield remote
-            nodes = self._ask("run", "placements", {}, {}).facts["nodes"]
+            nodes = self.ask("run", "placements", {}, {}).facts["nodes"]
         remote.placements += [
             Placement(str(name), str(op), str(ran_on), provider) for name, op, ran_on in nodes
         ]
-
-    def timed(self, feeds: Mapping[str, NDArray[Any]], *, frees: bool) -> TimedRun:
-        """Run the model that was loaded: see `engine.timed`."""
-        facts, arrays = self._ask("run", "run", {"frees": frees}, feeds)
-        return TimedRun(arrays, float(facts["seconds"]), facts["peak_bytes"])
 
     @contextmanager
     def _runtime_named(self, model: Model, provider: str) -> Iterator[None]:
@@ -165,7 +160,7 @@ class RuntimeProcess:
                 raise ModelFailedError(f"{error} {'; '.join(notes)}.") from error
             raise
 
-    def _ask(
+    def ask(
         self, doing: str, what: str, facts: Mapping[str, object], arrays: Mapping[str, NDArray[Any]]
     ) -> Frame:
         """Return an answer, within the limits.
@@ -258,8 +253,9 @@ class RemoteSession:
         self.placements: list[Placement] = []
 
     def timed(self, feeds: Mapping[str, NDArray[Any]], *, frees: bool = False) -> TimedRun:
-        """Run the model twice, unless a run is long."""
-        return self._process.timed(feeds, frees=frees)
+        """Run the model twice, unless a run is long: see `engine.timed`."""
+        facts, arrays = self._process.ask("run", "run", {"frees": frees}, feeds)
+        return TimedRun(arrays, float(facts["seconds"]), facts["peak_bytes"])
 
 
 @contextmanager
