@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar, cast
 
-from sdpa_xp._call.prepare import CallOptions, prepare
+from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords
 from sdpa_xp._core import streaming
@@ -267,6 +268,6 @@ def _attend_portably(call: PreparedCall, *, with_lse: bool) -> tuple[Array, Arra
 
 def _one_tile(call: PreparedCall) -> OneTile | None:
     """Return the formula of a small call."""
-    if call.dropout_p:
+    if call.options.dropout_p:
         return None
     return one_tile(call.scores_without_dropout(), call.plan(), call.result_dtype)

@@ -6,7 +6,7 @@ import functools
 import operator
 from typing import TypeVar
 
-from sdpa_xp._call.prepare import CallOptions
+from sdpa_xp._call.options import CallOptions
 from sdpa_xp._checks.keywords import Implementation, check_flag, explains_keywords
 from sdpa_xp._checks.numbers import IntegersLike, check_integer, frozen
 from sdpa_xp._checks.shapes import LHE

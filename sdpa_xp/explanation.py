@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
-from sdpa_xp._call.prepare import CallOptions, prepare
+from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.prepare import prepare
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
 from sdpa_xp._core import threads
 from sdpa_xp._core.scores import Scores
@@ -127,9 +128,8 @@ def explain(
     )
     call = prepare("explain", {"query": query, "key": key, "value": value}, options, has_kernels=True)
     choice = choose_kernel(call)
-    call = call._replace(
-        dropout_p=0.0
-    )  # a call with dropout draws a seed from `rng`, which has to stay as it is
+    # A call with dropout draws a seed from `rng`, which has to stay as it is.
+    call = call._replace(options=call.options._replace(dropout_p=0.0))
     if (cut := cut_call(call)) is not None:
         return _explain_chunks(cut)
     plan = call.plan()

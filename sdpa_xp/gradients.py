@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
-from sdpa_xp._call.prepare import CallOptions, arrays_of, prepare
+from sdpa_xp._call.options import CallOptions, arrays_of
+from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks.arrays import check_one_device, check_one_dtype, check_one_library
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
@@ -153,7 +154,7 @@ class Derivable(NamedTuple):
 def _forward(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
     """Compute the output, and return all that the gradients of `arrays` are computed with."""
     cut = graph_call(call) if call.grid.library.chunks is not None else None
-    if call.biases and not _is_empty(call):
+    if call.options.biases and not _is_empty(call):
         _try_functions(call.scores_without_dropout() if cut is None else cut.readable_scores())
     scores = call.scores() if cut is None else call.scores_without_dropout()
     if cut is None:

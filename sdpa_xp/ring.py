@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar, cast
 
-from sdpa_xp._call.prepare import CallOptions, prepare
+from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.prepare import prepare
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
 from sdpa_xp._checks.messages import shown
 from sdpa_xp._libraries import library_of

@@ -8,8 +8,9 @@ from itertools import pairwise
 from typing import Any, TypeVar, cast
 
 from sdpa_xp import _many as many
+from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.padded import RaggedBatch, gather_sequences, padded_groups
-from sdpa_xp._call.prepare import CallOptions, prepare
+from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._call.ragged import (
     Group,

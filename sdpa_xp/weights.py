@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar, cast
 
-from sdpa_xp._call.prepare import CallOptions, prepare
+from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.prepare import prepare
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
 from sdpa_xp._core.full_matrix import full_scores, full_weights
 from sdpa_xp._core.scores import Scores
@@ -165,4 +166,4 @@ def _full_matrix(
             in_chunks = cut.weights if compute is full_weights else cut.scores
             return call.remove_head_axis(in_chunks(call.result_dtype))
         computed = compute(call.scores(), plan, call.result_dtype)
-        return call.remove_head_axis(call.attach_zero_gradient(computed, call.sinks))
+        return call.remove_head_axis(call.attach_zero_gradient(computed, call.options.sinks))

@@ -112,10 +112,12 @@ def _attend_in_pool_order(paged: PagedCall) -> tuple[Array, Array] | None:
     All sequences must have the same number of queries.
     """
     call, counts = paged.call, {*paged.queries}
-    if not call.grid.is_writeable or call.biases or call.dropout_p or len(counts) > 1:
+    if not call.grid.is_writeable or call.options.biases or call.options.dropout_p or len(counts) > 1:
         return None
     (queries,) = counts
-    for mask in call.masks:  # the query of a last token attends to all tokens, although the call is causal
+    for (
+        mask
+    ) in call.options.masks:  # the query of a last token attends to all tokens, although the call is causal
         is_causal = isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == 0
         if not is_causal or queries > 1:
             return None

@@ -2,85 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
+from sdpa_xp._call.options import CallOptions, arrays_of, check_options, with_arrays
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks.arrays import (
-    check_added_dtype,
     check_floating,
-    check_mask_dtype,
     check_one_device,
     check_one_dtype,
     check_one_library,
     explain_missing_name,
-    refuse_other_kind,
-    warn_if_zeros_and_ones,
 )
-from sdpa_xp._checks.keywords import Implementation, check_flag, check_layout, check_rng, refuse_missing_kernel
-from sdpa_xp._checks.numbers import check_number, check_probability, check_softcap
+from sdpa_xp._checks.keywords import Implementation, check_flag, check_layout, refuse_missing_kernel
 from sdpa_xp._checks.shapes import HLE, check_appended, check_shapes
 from sdpa_xp._core.threads import asked_threads
 from sdpa_xp._libraries import access_of, array_signatures, computing, is_array, library_of, namespace_of
 from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.dtypes import accumulation_dtype, dtype_name
 from sdpa_xp._libraries.protocols import Array, Device, Dtype, Namespace, Shape
-from sdpa_xp._tiles import modifier
 from sdpa_xp._tiles.layout import swap_heads_and_length
 from sdpa_xp._tiles.modifier import PLAIN_TYPES, ScoreModifier
 from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp.biases.algebra import ArrayBias, Bias, as_bias
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp.masks.algebra import Mask, as_mask
-from sdpa_xp.masks.bands import Causal
-
-
-class CallOptions(NamedTuple):
-    """Keyword arguments as passed, not validated yet."""
-
-    attn_mask: object = None
-    bias: object = None
-    is_causal: object = False
-    scale: object = None
-    softcap: object = None
-    sinks: object = None
-    dropout_p: object = 0.0
-    rng: object = None
-    softmax_dtype: object = None
-    layout: object = HLE
-    implementation: object = None
-
-
-def arrays_of(options: CallOptions) -> Iterator[tuple[str, object]]:
-    """Return the arrays of the options by name, including arrays inside masks and biases ("bias.slopes")."""
-    for name in ("attn_mask", "bias"):
-        option = getattr(options, name)
-        if isinstance(option, Mask | Bias):
-            count: dict[str, int] = {}
-            for argument, array in option.arrays():
-                count[argument] = count.get(argument, 0) + 1
-                number = f" ({count[argument]})" if count[argument] > 1 else ""
-                yield f"{name}.{argument}{number}", array
-        elif option is not None:
-            yield name, option
-    if is_array(options.scale):
-        yield "scale", options.scale
-    if options.sinks is not None:
-        yield "sinks", options.sinks
-
-
-def with_arrays(options: CallOptions, change: Callable[[Any], Any]) -> CallOptions:
-    """Return the options with each array replaced by `change(array)`, also inside masks and biases."""
-    changes: dict[str, Any] = {}
-    for name in ("attn_mask", "bias", "scale", "sinks"):
-        option = getattr(options, name)
-        if isinstance(option, Mask | Bias):
-            changes[name] = modifier.with_arrays(option, change)
-        elif is_array(option):
-            changes[name] = change(option)
-    return options._replace(**changes)
-
 
 MOST_CACHED = 1024
 _CACHE: dict[object, PreparedCall] = {}
@@ -202,18 +147,6 @@ def _validated(
     )
     if grid.uses_our_threads:
         asked_threads()  # small calls need no threads, but refuse a wrong value too
-    # Masks and biases check their own arguments when they are bound, since these depend on the grid.
-    masks, biases = _masks_and_biases(function, options, arrays, is_causal=is_causal)
-    for name in ("scale", "sinks"):
-        if name in arrays and arrays[name].ndim == 0:  # an array of one number may have any floating dtype
-            check_floating(function, name, arrays[name])
-        elif name in arrays:
-            check_added_dtype(function, name, arrays[name], query.dtype, dtype)
-    scale: float | Array | None = arrays.get("scale")
-    if scale is None and options.scale is not None:
-        scale = check_number(function, "scale", options.scale, dtype)
-    dropout_p = check_probability(function, "dropout_p", options.dropout_p)
-    check_rng(function, options.rng, library, needed=dropout_p > 0)
     least = len(sizes.batch) + 3 if grid.needs_all_axes else 3
     is_default_layout = layout == HLE and all(array.ndim >= least for array in tensors.values())
     return PreparedCall(
@@ -221,38 +154,12 @@ def _validated(
         arrays=tensors if is_default_layout else _to_heads_first(grid, tensors, layout),
         is_default_layout=is_default_layout,
         sizes=sizes,
-        masks=masks,
-        biases=biases,
-        scale=scale,
-        softcap=check_softcap(function, options.softcap, dtype),
-        sinks=arrays.get("sinks"),
-        dropout_p=dropout_p,
-        rng=options.rng,
+        options=check_options(options, arrays, grid, is_causal=is_causal),
         layout=layout,
         implementation=implementation,
         result_dtype=query.dtype,
         derived={},
     )
-
-
-def _masks_and_biases(
-    function: str, options: CallOptions, arrays: Mapping[str, Array], *, is_causal: bool
-) -> tuple[tuple[Mask, ...], tuple[Bias, ...]]:
-    """Return the masks and the biases of a call: a floating array as `attn_mask` is a bias."""
-    masks: list[Mask] = [Causal()] if is_causal else []
-    biases: list[Bias] = []
-    refuse_other_kind(function, "attn_mask", options.attn_mask, Bias, "A bias is passed as `bias`.")
-    refuse_other_kind(function, "bias", options.bias, Mask, "A mask is passed as `attn_mask`.")
-    if isinstance(options.attn_mask, Mask):
-        masks.append(options.attn_mask)
-    elif "attn_mask" in arrays and check_mask_dtype(function, arrays["attn_mask"]):
-        masks.append(as_mask(function, "attn_mask", options.attn_mask))
-    elif "attn_mask" in arrays:
-        warn_if_zeros_and_ones(function, arrays["attn_mask"])
-        biases.append(ArrayBias(arrays["attn_mask"], "attn_mask"))
-    if options.bias is not None:
-        biases.append(as_bias(function, "bias", options.bias))
-    return tuple(masks), tuple(biases)
 
 
 def _to_heads_first(grid: ScoreGrid, inputs: Mapping[str, Any], layout: str) -> Mapping[str, Array]:

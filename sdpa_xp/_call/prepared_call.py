@@ -6,14 +6,15 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar
 
+from sdpa_xp._call.options import CheckedOptions
 from sdpa_xp._checks.arrays import explain_missing_name
-from sdpa_xp._checks.shapes import ONE_A_ROW, Sizes, check_broadcasts
+from sdpa_xp._checks.shapes import Sizes
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.products import finite_sums
 from sdpa_xp._core.scores import ArraySource, BoundOptions, Scores
-from sdpa_xp._libraries import is_array, is_unknown, library_of
+from sdpa_xp._libraries import is_unknown, library_of
 from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.dtypes import astype_if_needed
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
@@ -21,8 +22,6 @@ from sdpa_xp._tiles.layout import swap_heads_and_length
 from sdpa_xp._tiles.plan import Plan, plan_tiles
 from sdpa_xp._tiles.questions import Questions
 from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp.biases.algebra import Bias
-from sdpa_xp.masks.algebra import AllOf, Mask
 
 
 class MissingFunctions:
@@ -73,13 +72,7 @@ class PreparedCall(NamedTuple):
     is_default_layout: bool
     """Whether the caller's arrays have these axes already."""
     sizes: Sizes
-    masks: tuple[Mask, ...]
-    biases: tuple[Bias, ...]
-    scale: float | Array | None
-    softcap: float | None
-    sinks: Array | None
-    dropout_p: float
-    rng: object
+    options: CheckedOptions
     layout: str
     implementation: str | None
     result_dtype: Dtype
@@ -101,7 +94,7 @@ class PreparedCall(NamedTuple):
         """
         query = self.arrays["query"]
         context = self.cached("context_maker", lambda: self._context_maker(query))()
-        return RngRollback(self.rng, library_of(query), context) if self.dropout_p else context
+        return RngRollback(self.options.rng, library_of(query), context) if self.options.dropout_p else context
 
     def _context_maker(self, query: Array) -> Callable[[], AbstractContextManager[object]]:
         make, (function, xp) = library_of(query).context_maker(query), (self.grid.function, self.grid.xp)
@@ -117,11 +110,10 @@ class PreparedCall(NamedTuple):
 
     def connected_lse(self, column: Array) -> Array:
         """Return the log-sum-exp (..., Hq, L) of a column. In a row without keys it is the sink."""
-        return self.attach_zero_gradient(column[..., 0], self.sinks)
+        return self.attach_zero_gradient(column[..., 0], self.options.sinks)
 
     def _learnable_arrays(self) -> list[Array]:
-        options = [cast(Array, x) for part in (*self.masks, *self.biases) for _, x in part.arrays()]
-        return [*self.arrays.values(), *options, *(x for x in (self.scale, self.sinks) if is_array(x))]
+        return [*self.arrays.values(), *self.options.arrays()]
 
     def bound_options(self) -> BoundOptions:
         """Return the options bound to the grid of the whole call."""
@@ -196,36 +188,11 @@ class PreparedCall(NamedTuple):
 
     def bind(self, grid: ScoreGrid) -> BoundOptions:
         """Return the options bound to a grid."""
-        patterns = tuple(mask.bind(grid) for mask in self.masks)
-        return BoundOptions(
-            # One mask is asked directly; a call without masks has an empty AllOf (see `Scores.is_unmasked`).
-            mask=patterns[0] if len(patterns) == 1 else AllOf(patterns),
-            biases=tuple([term for bias in self.biases for term in bias.bind(grid)]),
-            scale=self._bind_scale(grid),
-            softcap=self.softcap,
-            sinks=self._bind_sinks(grid),
-        )
-
-    def _bind_scale(self, grid: ScoreGrid) -> float | Array:
-        if self.scale is None:
-            return 1.0 / math.sqrt(self.sizes.width)
-        if isinstance(self.scale, float):
-            return self.scale
-        for shape in grid.caller_shapes():
-            check_broadcasts(grid.function, "scale", self.scale.shape, (*shape[:-1], 1), ONE_A_ROW)
-        return grid.in_all_axes(grid.slice_entries(self.scale, 3))
-
-    def _bind_sinks(self, grid: ScoreGrid) -> Array | None:
-        if self.sinks is None:
-            return None
-        return grid.xp.astype(grid.check_heads_shape("sinks", self.sinks), grid.dtype, copy=False)
+        return self.options.bind(grid, self.sizes.width)
 
     def draw_dropout(self) -> Dropout | None:
         """Return the dropout of the call, or None; draws the seed from `rng`."""
-        if not self.dropout_p:
-            return None
-        grid = self.grid
-        return Dropout(self.dropout_p, grid.library.generators.random_words(self.rng, 4, grid.xp, grid.device))
+        return self.options.draw_dropout(self.grid)
 
     def of_entries(self, grid: ScoreGrid, arrays: Mapping[str, Array]) -> PreparedCall:
         """Return some batch entries as a separate call."""

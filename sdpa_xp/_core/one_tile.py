@@ -8,7 +8,7 @@ operations as `softmax`.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from sdpa_xp._core.products import matmul_grouped
 from sdpa_xp._core.scores import Scores
@@ -52,10 +52,7 @@ class OneTile(NamedTuple):
 def one_tile(scores: Scores, plan: Plan, dtype: Dtype) -> OneTile | None:
     """Return the formula of a call; None if the call has other options, several tiles or no key."""
     grid, options = scores.grid, scores.options
-    has_others = not (options.softcap is None and options.sinks is None and options.dropout is None)
-    if options.biases or has_others:
-        return None
-    if not isinstance(options.scale, float) or dtype != grid.dtype:
+    if not options.is_plain or dtype != grid.dtype:
         return None
     is_one_tile = plan.is_one_tile and not plan.tries_without_maximum
     functions = grid.library.ufuncs
@@ -73,4 +70,4 @@ def one_tile(scores: Scores, plan: Plan, dtype: Dtype) -> OneTile | None:
         if not isinstance(answer, bool):
             allowed = answer
     least = -LARGEST[dtype_name(grid.dtype)]
-    return OneTile(grid.xp, functions, options.scale, keys, allowed, least)
+    return OneTile(grid.xp, functions, cast(float, options.scale), keys, allowed, least)

@@ -129,6 +129,12 @@ class BoundOptions(NamedTuple):
     """The names of the inputs without NaN and inf; None if they have not been searched."""
 
     @property
+    def is_plain(self) -> bool:
+        """Whether nothing but a mask changes the products of queries times a number, and their weights."""
+        changes = self.softcap is not None or self.sinks is not None or self.dropout is not None
+        return not (self.biases or changes) and isinstance(self.scale, float)
+
+    @property
     def is_unmasked(self) -> bool:
         """Whether every pair may attend, whatever the values."""
         return isinstance(self.mask, AllOf) and len(self.mask.patterns) == len(self.biases) == 0

@@ -42,14 +42,8 @@ def not_default_reason(call: PreparedCall) -> str | None:
 
 def unsupported_reason(call: PreparedCall) -> str | None:
     """Return why the kernel does not compute the call as documented."""
-    unsupported = {
-        "softcap": call.softcap is not None,
-        "sinks": call.sinks is not None,
-        "rng": call.dropout_p > 0,
-    }
-    for name, is_used in unsupported.items():
-        if is_used:
-            return f"JAX's kernel takes no `{name}`"
+    for name in call.options.extras:
+        return f"JAX's kernel takes no `{name}`"
     if dtype_name(call.grid.dtype) == "float64":
         return "JAX's kernel computes a softmax in float32"
     width = call.arrays["value"].shape[-1]

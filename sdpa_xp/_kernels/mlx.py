@@ -38,7 +38,7 @@ def not_default_reason(call: PreparedCall) -> str | None:
 
 
 def _is_masked(call: PreparedCall) -> bool:
-    return bool(call.masks or call.biases)
+    return bool(call.options.masks or call.options.biases)
 
 
 def _on_cpu(call: PreparedCall) -> bool:
@@ -47,11 +47,11 @@ def _on_cpu(call: PreparedCall) -> bool:
 
 def unsupported_reason(call: PreparedCall) -> str | None:
     """Return why the kernel does not compute the call as documented."""
-    reason = operands.unsupported_reason(call, "MLX")
+    reason = operands.unsupported_reason(call, "MLX", takes={"sinks"})
     if reason is not None:
         return reason
     # The kernel takes one sink for each head, the same for all batch entries.
-    if call.sinks is not None and call.sinks.shape != (call.sizes.query_heads,):
+    if call.options.sinks is not None and call.options.sinks.shape != (call.sizes.query_heads,):
         return "MLX's kernel takes `sinks` of shape (Hq,) alone"
     if dtype_name(call.grid.dtype) == "float64":
         return "MLX's kernel computes float64 to float32 accuracy"
@@ -66,7 +66,7 @@ def attend(call: PreparedCall) -> Array | None:
     """Return the output, (..., Hq, L, Ev); None if it has a NaN or inf, which may be a fault of the kernel."""
     xp, dtype, sizes = call.grid.xp, call.grid.dtype, call.sizes
     query, key, value = (xp.astype(x, dtype, copy=False) for x in call.arrays.values())
-    scale = call.scale
+    scale = call.options.scale
     if scale is None:
         scale = 1.0 / math.sqrt(sizes.width)
     elif not isinstance(scale, float):  # the kernel takes one number
@@ -79,7 +79,7 @@ def attend(call: PreparedCall) -> Array | None:
         *(operands.with_4_axes(call, x) for x in (query, key, value)),
         scale=scale,
         mask=None if allowed is None else _mask(call, allowed),
-        sinks=None if call.sinks is None else xp.astype(call.sinks, dtype, copy=False),
+        sinks=None if call.options.sinks is None else xp.astype(call.options.sinks, dtype, copy=False),
     )
     output = operands.split_batch(call, output)
     if allowed is not None:

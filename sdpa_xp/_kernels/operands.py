@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from functools import reduce
 from typing import cast
 
@@ -27,19 +27,21 @@ each has `MANY_SCORES_OF_ONE`."""
 MANY_SCORES_OF_ONE = 2**16
 
 
-def unsupported_reason(call: PreparedCall, library: str, *, cuts_keys: bool = False) -> str | None:
+def unsupported_reason(
+    call: PreparedCall, library: str, *, takes: Container[str] = (), cuts_keys: bool = False
+) -> str | None:
     """Return why the options are not what kernels take: `is_causal`, boolean arrays and one floating array.
 
     With `cuts_keys`, padding is supported too: its keys are cut off, and only `is_causal` remains as a mask.
     """
-    for name, is_used in {"softcap": call.softcap is not None, "rng": call.dropout_p > 0}.items():
-        if is_used:
+    for name in call.options.extras:
+        if name not in takes:
             return f"{library}'s kernel takes no `{name}`"
     if cuts_keys and call.cached("real_keys", lambda: real_keys(call)) is not None:
         return None
-    if not all(mask == CAUSAL or isinstance(mask, ArrayMask) for mask in _flatten(call.masks)):
+    if not all(mask == CAUSAL or isinstance(mask, ArrayMask) for mask in _flatten(call.options.masks)):
         return f"{library}'s kernel supports only `masks.causal()` and boolean arrays as masks"
-    if len(call.biases) > 1 or not all(isinstance(bias, ArrayBias) for bias in call.biases):
+    if len(call.options.biases) > 1 or not all(isinstance(bias, ArrayBias) for bias in call.options.biases):
         return f"{library}'s kernel supports only one floating array as bias"
     return None
 
@@ -63,7 +65,7 @@ def mask_size(call: PreparedCall) -> int:
 
 def is_causal(call: PreparedCall) -> bool:
     """Return whether j <= i is among the masks."""
-    return call.cached("is_causal", lambda: any(mask == CAUSAL for mask in _flatten(call.masks)))
+    return call.cached("is_causal", lambda: any(mask == CAUSAL for mask in _flatten(call.options.masks)))
 
 
 def has_arrays(call: PreparedCall) -> bool:
@@ -76,8 +78,8 @@ def real_keys(call: PreparedCall) -> list[int] | None:
 
     Returns None if there are other masks, or if many entries with few scores have different numbers.
     """
-    masks, batch = [mask for mask in _flatten(call.masks) if mask != CAUSAL], call.sizes.batch
-    if call.biases or len(masks) != 1 or len(batch) > 1 or 0 in batch:
+    masks, batch = [mask for mask in _flatten(call.options.masks) if mask != CAUSAL], call.sizes.batch
+    if call.options.biases or len(masks) != 1 or len(batch) > 1 or 0 in batch:
         return None
     (padding,) = masks
     if not isinstance(padding, Padding) or padding.query_lengths is not None:
@@ -154,11 +156,11 @@ def _flatten(masks: Iterable[Mask]) -> Iterator[Mask]:
 
 
 def _array_masks(call: PreparedCall) -> list[ArrayMask]:
-    return [mask for mask in _flatten(call.masks) if isinstance(mask, ArrayMask)]
+    return [mask for mask in _flatten(call.options.masks) if isinstance(mask, ArrayMask)]
 
 
 def _array_biases(call: PreparedCall) -> list[ArrayBias]:
-    return [bias for bias in call.biases if isinstance(bias, ArrayBias)]
+    return [bias for bias in call.options.biases if isinstance(bias, ArrayBias)]
 
 
 def _to_matrix(array: Array) -> Array:

@@ -70,8 +70,6 @@ def _is_eager_on_cpu(call: PreparedCall) -> bool:
 
 def unsupported_reason(call: PreparedCall) -> str | None:
     """Return why the kernel, or its translation by an exporter, does not compute the call as documented."""
-    if call.sinks is not None:
-        return "torch's kernel takes no `sinks`"
     reason = operands.unsupported_reason(call, "torch", cuts_keys=_is_eager_on_cpu(call))
     if reason is not None:
         return reason
@@ -98,7 +96,7 @@ def attend(call: PreparedCall) -> Array | None:
     query, key, value = call.arrays.values()
     if not _stride(query) == _stride(key) == _stride(value) == 1:  # copy only if one of them needs it
         query, key, value = map(_in_rows, (query, key, value))
-    scale: Any = call.scale  # a float or None: see `_needs_no_conversion`
+    scale: Any = call.options.scale  # a float or None: see `_needs_no_conversion`
     output: Any = kernel(query, key, value, scale=scale)
     # If the scores of a row fill a register, a row of NaN stays NaN, and there is nothing to search for.
     if call.sizes.keys < LONGEST_VECTOR and not _hides_no_nan(output, query, key, scale):
@@ -133,18 +131,24 @@ def _attend_unread(call: PreparedCall) -> Array:
 
 def _keeps_half(call: PreparedCall) -> bool:
     """Return whether the kernel of CUDA gets halves; a bias or a scaled query would be rounded to them."""
-    is_scaled_by_kernel = call.scale is None or _is_positive(call.scale)
+    is_scaled_by_kernel = call.options.scale is None or _is_positive(call.options.scale)
     is_default_dtype = dtype_name(call.grid.dtype) == "float32"
-    return call.grid.device.type == "cuda" and is_default_dtype and is_scaled_by_kernel and not call.biases
+    return (
+        call.grid.device.type == "cuda" and is_default_dtype and is_scaled_by_kernel and not call.options.biases
+    )
 
 
 def _needs_no_conversion(call: PreparedCall) -> bool:
     """Return whether the call is three arrays and a scale that the kernel takes as they are."""
-    if not _is_eager_on_cpu(call) or call.masks or call.biases:
+    if not _is_eager_on_cpu(call) or call.options.masks or call.options.biases:
         return False
     leading = call.grid.leading_shape
     fit = all(array.ndim == 4 and array.shape[:-2] == leading for array in call.arrays.values())
-    return fit and call.result_dtype == call.grid.dtype and (call.scale is None or _is_positive(call.scale))
+    return (
+        fit
+        and call.result_dtype == call.grid.dtype
+        and (call.options.scale is None or _is_positive(call.options.scale))
+    )
 
 
 def _in_rows(array: Array) -> Array:
@@ -213,7 +217,11 @@ def _attend_all(call: PreparedCall, query: Array, key: Array, value: Array) -> A
     is_short = key.shape[-2] < LONGEST_VECTOR
     if (is_masked or is_short) and not _hides_no_nan(output, query, key, scale):
         return None
-    return output if _has_right_gradients(output, query, key, scale, mask if call.biases else None) else None
+    return (
+        output
+        if _has_right_gradients(output, query, key, scale, mask if call.options.biases else None)
+        else None
+    )
 
 
 def _hides_no_nan(output: Any, query: Any, key: Any, scale: float | None) -> bool:
@@ -248,7 +256,7 @@ def _is_positive(scale: float | Array) -> TypeGuard[float]:
 
 def _scaled(call: PreparedCall, query: Array) -> tuple[Array, float | None]:
     """Return the query and the scale for the kernel, which takes only positive numbers as scale."""
-    scale = call.scale
+    scale = call.options.scale
     if scale is None or _is_positive(scale):
         return query, scale
     return query * (scale if isinstance(scale, float) else call.grid.xp.astype(scale, query.dtype)), 1.0

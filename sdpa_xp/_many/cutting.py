@@ -170,7 +170,7 @@ def _refused_function(call: PreparedCall) -> Exception | None:
     tile = Tile(range(min(PROBE_SIDE, grid.queries)), range(min(PROBE_SIDE, grid.keys)), grid, leading)
     scores = grid.xp.zeros(tile.shape, dtype=grid.dtype, device=grid.device)
     try:
-        for part in _flatten((*call.masks, *call.biases)):
+        for part in _flatten((*call.options.masks, *call.options.biases)):
             if isinstance(part, FunctionMask):
                 part.allowed_in(tile)
             elif isinstance(part, FunctionBias):
@@ -190,10 +190,11 @@ def _bind_readable(call: PreparedCall, library: ChunkedArrays, grid: ScoreGrid) 
     known_values = call.grid.library.known_values
     masks, biases = (
         tuple(_bound_if_lazy(call, library, with_arrays(part, known_values)) for part in parts)
-        for parts in (call.masks, call.biases)
+        for parts in (call.options.masks, call.options.biases)
     )
-    readable = call._replace(masks=masks, biases=biases, scale=known_values(call.scale), sinks=None)
-    return readable.bind(grid)._replace(sinks=call.bound_options().sinks)
+    scale = known_values(call.options.scale)
+    readable = call.options._replace(masks=masks, biases=biases, scale=scale, sinks=None)
+    return readable.bind(grid, call.sizes.width)._replace(sinks=call.bound_options().sinks)
 
 
 def _bound_if_lazy(call: PreparedCall, library: ChunkedArrays, modifier: Any) -> Any:

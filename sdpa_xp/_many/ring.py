@@ -75,7 +75,7 @@ def may_meet(call: PreparedCall) -> Callable[[range, range], bool]:
     A mask whose arrays are inputs of a jit lets all of them meet here, and decides on the devices.
     """
     grid, known_values = readable_grid(call), call.grid.library.known_values
-    parts = [part for mask in call.masks for part in (mask.parts if isinstance(mask, And) else (mask,))]
+    parts = [part for mask in call.options.masks for part in (mask.parts if isinstance(mask, And) else (mask,))]
     known: list[Mask] = []
     for part in parts:
         if all(known_values(array) is not array for _, array in part.arrays()):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import cast
 
-from sdpa_xp._call.prepare import CallOptions
+from sdpa_xp._call.options import CallOptions
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.modifier import ScoreModifier
 from sdpa_xp._tiles.score_grid import ScoreGrid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar, cast
 
-from sdpa_xp._call.prepare import CallOptions
+from sdpa_xp._call.options import CallOptions
 from sdpa_xp._checks.arrays import check_plain_array
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
 from sdpa_xp._checks.shapes import headed

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise, repeat
 from typing import Generic, TypeVar, cast
 
+from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.paged import PagedCall, attend
-from sdpa_xp._call.prepare import CallOptions, prepare
+from sdpa_xp._call.prepare import prepare
 from sdpa_xp._checks.arrays import check_plain_array
 from sdpa_xp._checks.integer_lists import check_cumulative_lengths, check_integer_list, read_together
 from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords

@@ -1,0 +1,168 @@
+"""The options of a call: as passed, checked, and bound to the grid of its scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, cast
+
+from sdpa_xp._checks.arrays import (
+    check_added_dtype,
+    check_floating,
+    check_mask_dtype,
+    refuse_other_kind,
+    warn_if_zeros_and_ones,
+)
+from sdpa_xp._checks.keywords import check_rng
+from sdpa_xp._checks.numbers import check_number, check_probability, check_softcap
+from sdpa_xp._checks.shapes import HLE, ONE_A_ROW, check_broadcasts
+from sdpa_xp._core.dropout import Dropout
+from sdpa_xp._core.scores import BoundOptions
+from sdpa_xp._libraries import is_array
+from sdpa_xp._libraries.protocols import Array
+from sdpa_xp._tiles import modifier
+from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp.biases.algebra import ArrayBias, Bias, as_bias
+from sdpa_xp.masks.algebra import AllOf, Mask, as_mask
+from sdpa_xp.masks.bands import Causal
+
+
+class CallOptions(NamedTuple):
+    """Keyword arguments as passed, not validated yet."""
+
+    attn_mask: object = None
+    bias: object = None
+    is_causal: object = False
+    scale: object = None
+    softcap: object = None
+    sinks: object = None
+    dropout_p: object = 0.0
+    rng: object = None
+    softmax_dtype: object = None
+    layout: object = HLE
+    implementation: object = None
+
+
+class CheckedOptions(NamedTuple):
+    """The options of a call that have passed every check which needs no grid."""
+
+    masks: tuple[Mask, ...]
+    biases: tuple[Bias, ...]
+    scale: float | Array | None
+    softcap: float | None
+    sinks: Array | None
+    dropout_p: float
+    rng: object
+
+    @property
+    def extras(self) -> list[str]:
+        """The names of the options in use that no kernel takes unless it says so."""
+        in_use = {"sinks": self.sinks, "softcap": self.softcap, "rng": self.dropout_p or None}
+        return [name for name, value in in_use.items() if value is not None]
+
+    def bind(self, grid: ScoreGrid, width: int) -> BoundOptions:
+        """Return the options checked against a grid and converted to its library, for queries of `width`."""
+        patterns = tuple(mask.bind(grid) for mask in self.masks)
+        return BoundOptions(
+            # One mask is asked directly; a call without masks has an empty AllOf (see `is_unmasked`).
+            mask=patterns[0] if len(patterns) == 1 else AllOf(patterns),
+            biases=tuple([term for bias in self.biases for term in bias.bind(grid)]),
+            scale=1.0 / math.sqrt(width) if self.scale is None else self._bind_scale(grid, self.scale),
+            softcap=self.softcap,
+            sinks=None if self.sinks is None else self._bind_sinks(grid, self.sinks),
+        )
+
+    def _bind_scale(self, grid: ScoreGrid, scale: float | Array) -> float | Array:
+        if isinstance(scale, float):
+            return scale
+        for shape in grid.caller_shapes():
+            check_broadcasts(grid.function, "scale", scale.shape, (*shape[:-1], 1), ONE_A_ROW)
+        return grid.in_all_axes(grid.slice_entries(scale, 3))
+
+    def _bind_sinks(self, grid: ScoreGrid, sinks: Array) -> Array:
+        return grid.xp.astype(grid.check_heads_shape("sinks", sinks), grid.dtype, copy=False)
+
+    def draw_dropout(self, grid: ScoreGrid) -> Dropout | None:
+        """Return the dropout, or None; draws the seed from `rng`."""
+        if not self.dropout_p:
+            return None
+        grid = grid
+        return Dropout(self.dropout_p, grid.library.generators.random_words(self.rng, 4, grid.xp, grid.device))
+
+    def arrays(self) -> list[Array]:
+        """Return all arrays that may have a gradient."""
+        parts = [cast(Array, x) for part in (*self.masks, *self.biases) for _, x in part.arrays()]
+        return [*parts, *(x for x in (self.scale, self.sinks) if is_array(x))]
+
+
+def check_options(
+    options: CallOptions, arrays: Mapping[str, Array], grid: ScoreGrid, *, is_causal: bool
+) -> CheckedOptions:
+    """Check the options, whose `arrays` belong to the library of the grid.
+
+    Masks and biases check their own arguments when they are bound, since these depend on the grid.
+    """
+    function, dtype = grid.function, grid.dtype
+    masks, biases = _masks_and_biases(function, options, arrays, is_causal=is_causal)
+    for name in ("scale", "sinks"):
+        if name in arrays and arrays[name].ndim == 0:  # an array of one number may have any floating dtype
+            check_floating(function, name, arrays[name])
+        elif name in arrays:
+            check_added_dtype(function, name, arrays[name], arrays["query"].dtype, dtype)
+    scale: float | Array | None = arrays.get("scale")
+    if scale is None and options.scale is not None:
+        scale = check_number(function, "scale", options.scale, dtype)
+    dropout_p = check_probability(function, "dropout_p", options.dropout_p)
+    check_rng(function, options.rng, grid.library, needed=dropout_p > 0)
+    softcap = check_softcap(function, options.softcap, dtype)
+    return CheckedOptions(masks, biases, scale, softcap, arrays.get("sinks"), dropout_p, options.rng)
+
+
+def _masks_and_biases(
+    function: str, options: CallOptions, arrays: Mapping[str, Array], *, is_causal: bool
+) -> tuple[tuple[Mask, ...], tuple[Bias, ...]]:
+    """Return the masks and the biases of a call: a floating array as `attn_mask` is a bias."""
+    masks: list[Mask] = [Causal()] if is_causal else []
+    biases: list[Bias] = []
+    refuse_other_kind(function, "attn_mask", options.attn_mask, Bias, "A bias is passed as `bias`.")
+    refuse_other_kind(function, "bias", options.bias, Mask, "A mask is passed as `attn_mask`.")
+    if isinstance(options.attn_mask, Mask):
+        masks.append(options.attn_mask)
+    elif "attn_mask" in arrays and check_mask_dtype(function, arrays["attn_mask"]):
+        masks.append(as_mask(function, "attn_mask", options.attn_mask))
+    elif "attn_mask" in arrays:
+        warn_if_zeros_and_ones(function, arrays["attn_mask"])
+        biases.append(ArrayBias(arrays["attn_mask"], "attn_mask"))
+    if options.bias is not None:
+        biases.append(as_bias(function, "bias", options.bias))
+    return tuple(masks), tuple(biases)
+
+
+def arrays_of(options: CallOptions) -> Iterator[tuple[str, object]]:
+    """Return the arrays of the options by name, including arrays inside masks and biases ("bias.slopes")."""
+    for name in ("attn_mask", "bias"):
+        option = getattr(options, name)
+        if isinstance(option, Mask | Bias):
+            count: dict[str, int] = {}
+            for argument, array in option.arrays():
+                count[argument] = count.get(argument, 0) + 1
+                number = f" ({count[argument]})" if count[argument] > 1 else ""
+                yield f"{name}.{argument}{number}", array
+        elif option is not None:
+            yield name, option
+    if is_array(options.scale):
+        yield "scale", options.scale
+    if options.sinks is not None:
+        yield "sinks", options.sinks
+
+
+def with_arrays(options: CallOptions, change: Callable[[Any], Any]) -> CallOptions:
+    """Return the options with each array replaced by `change(array)`, also inside masks and biases."""
+    changes: dict[str, Any] = {}
+    for name in ("attn_mask", "bias", "scale", "sinks"):
+        option = getattr(options, name)
+        if isinstance(option, Mask | Bias):
+            changes[name] = modifier.with_arrays(option, change)
+        elif is_array(option):
+            changes[name] = change(option)
+    return options._replace(**changes)
