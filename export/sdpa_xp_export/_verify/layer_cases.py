@@ -72,24 +72,22 @@ class CaseList:
         """Try special integers in all inputs together; if the layer refuses them, in one input at a time."""
         self.left_out += self.inputs.left_out()
         for choice, names in self.inputs.choices():
-            try:
-                self.cases += [*self._with_integers(many, choice, names)]
-            except Exception as error:  # any of the layer's, of which one input alone may be the cause
-                alone = [[name] for name in names] if len(names) > 1 else []
-                if not alone:
-                    self.left_out.append(f"{choice} in {names[0]}: {words_of(error)}")
-                for one in alone:
-                    try:
-                        self.cases += [*self._with_integers(many, choice, one)]
-                    except Exception as refused:  # the report says what was not tried
-                        self.left_out.append(f"{choice} in {one[0]}: {words_of(refused)}")
+            refusal = self._refusal_of_integers(many, choice, names)
+            for name in names if refusal else ():  # one of them alone may be the cause
+                if refusal := refusal if len(names) == 1 else self._refusal_of_integers(many, choice, [name]):
+                    self.left_out.append(f"{choice} in {name}: {refusal}")
 
-    def _with_integers(
-        self, many: Sequence[Lengths], choice: IntegerChoice, names: Sequence[str]
-    ) -> Iterator[LayerCase]:
-        for lengths in many:
-            arrays = self.inputs.drawn(lengths, self.rng, choice, names)
-            yield self.both.integer_case(f", {choice}", lengths, arrays, self.roundings)
+    def _refusal_of_integers(self, many: Sequence[Lengths], choice: IntegerChoice, names: Sequence[str]) -> str:
+        """Try integers in the inputs `names`; return the error of the layer, or an empty string."""
+        cases = []
+        try:
+            for lengths in many:
+                arrays = self.inputs.drawn(lengths, self.rng, choice, names)
+                cases.append(self.both.integer_case(f", {choice}", lengths, arrays, self.roundings))
+        except Exception as error:  # any of the layer's: the report says what was not tried
+            return words_of(error)
+        self.cases += cases
+        return ""
 
     def _try_large(self, many: Sequence[Lengths]) -> None:
         drawn = [*self.inputs.draws]

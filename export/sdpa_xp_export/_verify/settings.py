@@ -91,7 +91,8 @@ def trial_settings(
         lengths if chosen.affords(lengths) else small[0]
         for lengths in (chosen(19, 23, batch=LARGE_BATCH), chosen(130, 141))
     )
-    other_sizes = list(_other_sizes(chosen))
+    # Multiples of powers of 2, and long ones with a batch.
+    other_sizes = [chosen(64, 64), chosen(1024, 1024), chosen(150, 161, LARGE_BATCH), chosen(520, 531, 3)]
     at_numbers = list(_at_numbers(call, chosen, blocks, thorough=thorough))
     ordinary = [*small, *_small(chosen), many, *chosen.around_an_empty_past(), blocky, *other_sizes]
     ordinary += at_numbers
@@ -121,12 +122,6 @@ def _small(chosen: LengthsOfCall) -> Iterator[Lengths]:
         yield chosen(length, (length + 3) % SMALL + 1, batch=2 * length % SMALL + 1)
         if chosen.past:
             yield chosen(1, length + 1, batch=2)
-
-
-def _other_sizes(chosen: LengthsOfCall) -> Iterator[Lengths]:
-    """Yield lengths that are multiples of powers of 2, and some lengths with a batch."""
-    yield from (chosen(64, 64), chosen(1024, 1024))
-    yield from (chosen(150, 161, batch=LARGE_BATCH), chosen(520, 531, batch=3))
 
 
 def _ends(call: ExportCall) -> Iterator[OperandChoice]:
