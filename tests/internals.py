@@ -126,6 +126,7 @@ PLACES = {
     "LONGEST_CALL": "sdpa_xp_export._call.text:LONGEST_CALL",
     "LONGEST_EXPRESSION": "sdpa_xp_export._call.text:LONGEST",
     "LONGEST_TRIAL": "sdpa_xp_export._verify.settings:LONGEST",
+    "LOWERED_BIASES": "sdpa_xp_export.lowering.biases:_LOWERED",
     "LOWERED_MASKS": "sdpa_xp_export.lowering.masks:_CONDITIONS",
     "mask_at": "sdpa_xp.caches.at_positions:mask_at",
     "MaskTensor": "sdpa_xp.integrations._transformers_masks:MaskTensor",

@@ -196,6 +196,7 @@ def checked_call(function: str, query: object, key: object, value: object, **opt
         value: Likewise.
         options: Other arguments, as the caller passed them, by the names in `OPTIONS`.
     """
+    assert options.keys() <= OPTIONS.keys(), options  # what a user may misspell is checked before
     passed = {name: option.default for name, option in OPTIONS.items()} | options
     arguments = Arguments(function, passed | {"query": query, "key": key, "value": value})
     values: dict[str, Any] = {name: option.check(arguments, name) for name, option in OPTIONS.items()}

@@ -7,7 +7,7 @@ tile as in the library, and both have values of the graph here. A function of th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from types import ModuleType
 from typing import Any, TypeVar, cast
@@ -106,6 +106,9 @@ class FormulaGrid:
 
     def check_dtype(self, name: str, array: Any) -> None:
         check_added_dtype(self.function, name, array, cast(Any, self.input_dtype), cast(Any, self.dtype))
+
+    def put(self, numbers: Sequence[float], dtype: Dtype) -> GraphValue:
+        return self.tile.graph.constant(numbers, str(dtype))
 
     def slice_entries(self, array: T, _axes: int) -> T:
         return array

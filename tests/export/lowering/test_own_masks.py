@@ -71,6 +71,17 @@ def test_formulas_of_public_masks(rng: np.random.Generator, monkeypatch: pytest.
     check_forms(qkv(rng), PUBLIC[name], operands(PUBLIC[name], rng, *LONGER), names=NAMES)
 
 
+@pytest.mark.parametrize(
+    "rules", [lambda: {"bias": biases.alibi(4)}, lambda bias: {"bias": biases.from_array(bias)}]
+)
+def test_formulas_of_public_biases(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, rules: Rules
+) -> None:
+    """Likewise; that of `relative` asks for numbers where a graph has lengths."""
+    override(monkeypatch, "LOWERED_BIASES", {})
+    check_forms(qkv(rng), rules, operands(rules, rng, *LONGER), names=NAMES)
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Every(Mask, Pattern):
     """Its own pattern, of a number: each key whose number is a multiple."""
