@@ -110,18 +110,9 @@ class CacheAttention(Tree, Generic[A]):
             ValueError: As for `scaled_dot_product_attention`; or there are more queries than tokens, unless
                 `is_causal` is False.
         """
+        mask, layout = attn_mask, self._layout
         options = CallOptions(
-            attn_mask,
-            bias,
-            is_causal,
-            scale,
-            softcap,
-            sinks,
-            dropout_p,
-            rng,
-            softmax_dtype,
-            self._layout,
-            implementation,
+            mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
         )
         function = "KVCache.attend"
         rotated, options = self._placed(function, query, positions, options)
@@ -171,18 +162,9 @@ class CacheAttention(Tree, Generic[A]):
             TypeError: As for `attend`.
             ValueError: As for `attend`; or `lse_base` is neither None nor 2.
         """
+        mask, layout = attn_mask, self._layout
         options = CallOptions(
-            attn_mask,
-            bias,
-            is_causal,
-            scale,
-            softcap,
-            sinks,
-            dropout_p,
-            rng,
-            softmax_dtype,
-            self._layout,
-            implementation,
+            mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
         )
         function = "KVCache.attend_state"
         rotated, options = self._placed(function, query, positions, options)

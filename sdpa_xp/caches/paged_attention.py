@@ -147,18 +147,9 @@ class PagedAttention(Tree, Generic[A]):
             ValueError: As for `scaled_dot_product_attention`; or there are more queries than tokens in a
                 sequence, unless `is_causal` is False; or `cu_seqlens_q` does not fit the query or the cache.
         """
+        mask, layout = attn_mask, self._layout
         options = CallOptions(
-            attn_mask,
-            bias,
-            is_causal,
-            scale,
-            softcap,
-            sinks,
-            dropout_p,
-            rng,
-            softmax_dtype,
-            self._layout,
-            implementation,
+            mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
         )
         paged = self._call("PagedKVCache.attend", query, positions, options, cu_seqlens_q)
         with paged.call.computing():
@@ -214,18 +205,9 @@ class PagedAttention(Tree, Generic[A]):
             TypeError: As for `attend`.
             ValueError: As for `attend`; or `lse_base` is neither None nor 2.
         """
+        mask, layout = attn_mask, self._layout
         options = CallOptions(
-            attn_mask,
-            bias,
-            is_causal,
-            scale,
-            softcap,
-            sinks,
-            dropout_p,
-            rng,
-            softmax_dtype,
-            self._layout,
-            implementation,
+            mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
         )
         function = "PagedKVCache.attend_state"
         base = check_lse_base(function, lse_base)
