@@ -7,7 +7,7 @@ and biases. Their i and j are then positions.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import cast
+from typing import Any, cast
 
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._libraries.protocols import AnyArray, Array
@@ -28,28 +28,22 @@ def count_positions(options: CallOptions, *, consecutive: bool) -> bool:
 
 def options_at(options: CallOptions, queries: Array, keys: Array, *, consecutive: bool) -> CallOptions:
     """Return options whose masks and biases count positions of the queries, (..., L), and keys, (..., S)."""
-    mask, bias = options.attn_mask, options.bias
-    if isinstance(mask, Mask):
-        mask = mask_at(mask, queries, keys, consecutive=consecutive)
-    if isinstance(bias, Bias):
-        bias = bias_at(bias, queries, keys, consecutive=consecutive)
+    mask, bias = (
+        modifier_at(option, queries, keys, consecutive=consecutive)
+        for option in (options.attn_mask, options.bias)
+    )
     return options._replace(attn_mask=mask, bias=bias)
 
 
-def mask_at(mask: Mask, queries: AnyArray, keys: AnyArray, *, consecutive: bool) -> Mask:
-    """Return a mask for queries and keys at these positions, int32 (..., L) and (..., S)."""
-    if isinstance(mask, Combined):
-        return replace(
-            mask, masks=tuple(mask_at(part, queries, keys, consecutive=consecutive) for part in mask.masks)
-        )
-    return MaskAtPositions((mask,), queries, keys) if _reads_positions(mask, consecutive=consecutive) else mask
-
-
-def bias_at(bias: Bias, queries: AnyArray, keys: AnyArray, *, consecutive: bool) -> Bias:
-    """Return a bias for queries and keys at these positions, int32 (..., L) and (..., S)."""
-    if isinstance(bias, Sum):
-        return Sum(tuple(bias_at(part, queries, keys, consecutive=consecutive) for part in bias.biases))
-    return BiasAtPositions((bias,), queries, keys) if _reads_positions(bias, consecutive=consecutive) else bias
+def modifier_at(modifier: Any, queries: AnyArray, keys: AnyArray, *, consecutive: bool) -> Any:
+    """Return a mask or a bias for queries and keys at these positions, int32 (..., L) and (..., S)."""
+    if not isinstance(modifier, ScoreModifier) or not _reads_positions(modifier, consecutive=consecutive):
+        return modifier
+    if isinstance(modifier, Combined | Sum):
+        parts = tuple(modifier_at(part, queries, keys, consecutive=consecutive) for part in modifier.parts)
+        return type(modifier)(parts)
+    at_positions: Any = MaskAtPositions if isinstance(modifier, Mask) else BiasAtPositions
+    return at_positions((modifier,), queries, keys)
 
 
 def _reads_positions(modifier: ScoreModifier, *, consecutive: bool) -> bool:

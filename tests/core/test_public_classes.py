@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import ScoreModifier, bias_at, mask_at
+from internals import ScoreModifier, modifier_at
 
 import sdpa_xp
 from sdpa_xp import KVCache, PagedKVCache, biases, layers, masks, positional
@@ -26,6 +26,7 @@ F, SEED = np.float32, np.random.default_rng(5)
 X = SEED.normal(size=(2, 4, 5, 8)).astype(F)
 WORDS = SEED.normal(size=(2, 5, 16)).astype(F)
 TOKEN = SEED.normal(size=(2, 4, 1, 8)).astype(F)
+PLACES = np.arange(5)
 LENGTHS, IDS = np.asarray([3, 5]), np.asarray([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2]])
 TABLE = SEED.normal(size=(32, 4)).astype(F)
 ROTARY = positional.Rotary(8, scaling=positional.YaRNScaling(factor=2.0, original_length=8))
@@ -121,14 +122,17 @@ USED: dict[str, tuple[Any, Use]] = {
     "&": (masks.causal() & masks.padding(LENGTHS), as_mask),
     "|": (masks.causal() | masks.prefix(LENGTHS), as_mask),
     "~": (~masks.prefix(2), as_mask),
-    "a mask at positions": (mask_at(masks.causal(), np.arange(5), np.arange(5), consecutive=False), as_mask),
+    "a mask at positions": (
+        modifier_at(masks.causal(), PLACES, PLACES, consecutive=False),
+        as_mask,
+    ),
     "alibi": (biases.alibi(TABLE[0] ** 2), as_bias),
     "relative": (biases.relative(TABLE), as_bias),
     "bias from_array": (biases.from_array(X[:, :, :, :5]), as_bias),
     "bias from_function": (biases.from_function(distance), as_bias),
     "+": (biases.relative(TABLE) + biases.alibi([0.5, 0.25, 0.125, 0.0625]), as_bias),
     "a bias at positions": (
-        bias_at(biases.alibi(TABLE[0] ** 2), np.arange(5), np.arange(5), consecutive=False),
+        modifier_at(biases.alibi(TABLE[0] ** 2), PLACES, PLACES, consecutive=False),
         as_bias,
     ),
     "Linear": (MAPS[0], as_layer),
