@@ -67,7 +67,10 @@ class Buffer:
 
     def matmul(self, left: Array, right: Array) -> Array:
         """Return left @ right, which have the same leading axes."""
-        return self.functions.matmul(left, right, out=self.array((*left.shape[:-1], right.shape[-1])))
+        shape = (*left.shape[:-1], right.shape[-1])
+        # No call of `array` where the shape is known: every tile would make two.
+        out = self.views[shape] if shape in self.views else self.array(shape)
+        return self.functions.matmul(left, right, out=out)
 
 
 class TileBuffers:

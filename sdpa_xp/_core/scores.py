@@ -257,14 +257,11 @@ class Scores(NamedTuple):
         trimmed, and the mask is left to the caller, who sets exponentials to zero. The arrays of a tile may lie
         in buffers, which the next tile uses again.
         """
-        keys, biases = self.key.slices(self.grid, transposed=True), self.options.biases
+        keys = self.key.slices(self.grid, transposed=True)
         for tile, allowed in self.tiles(rows, plan, trims=leaves_mask):
-            if not leaves_mask:
-                yield tile, *self.of_tile(tile, query, keys, allowed)
-                continue
             part = query if tile.rows == rows else query[rows_within(tile, rows)]
-            s = self.products(part, keys(tile.columns))
-            yield tile, self.with_biases(tile, s, True)[0] if biases else s, allowed
+            s, attends = self.of_tile(tile, part, keys, True if leaves_mask else allowed)
+            yield tile, s, allowed if leaves_mask else attends
 
     def of_tile(
         self, tile: Tile, query: Array, keys: Callable[[range], Array], allowed: Allowed

@@ -254,14 +254,14 @@ def test_memory_is_what_a_call_holds(dtype: str, threads: int, monkeypatch: pyte
     (axes,) = plot.memory(lengths, width=32, like=np.empty(0, dtype)).axes
     all_scores, arrays, tile_bytes = ([*line.get_ydata()] for line in axes.lines)
     tiles: list[tuple[range, int]] = []
-    score = Scores.masked
+    score = Scores.of_tile
 
-    def masked(scores: Scores, tile: Tile, *rest: Any) -> Any:
+    def of_tile(scores: Scores, tile: Tile, *rest: Any) -> Any:
         result = score(scores, tile, *rest)
         tiles.append((tile.rows, result[0].nbytes))
         return result
 
-    monkeypatch.setattr(Scores, "masked", masked)
+    monkeypatch.setattr(Scores, "of_tile", of_tile)
     element = 8 if dtype == "float64" else 4
     for index, length in enumerate(lengths):
         x = np.ones((length, 32), dtype)

@@ -56,14 +56,13 @@ def test_causal_on_a_tile(rows: Any, columns: Any, offset: int, expected: Any) -
 def visited(monkeypatch: pytest.MonkeyPatch) -> list[Tile]:
     """The tiles whose scores are computed, in order."""
     tiles: list[Tile] = []
-    computed_tiles = Scores.computed_tiles
+    compute = Scores.of_tile
 
-    def record(*arguments: Any, **keywords: Any) -> Any:
-        for tile, *computed in computed_tiles(*arguments, **keywords):
-            tiles.append(tile)
-            yield tile, *computed
+    def record(self: Scores, tile: Tile, *rest: Any) -> Any:
+        tiles.append(tile)
+        return compute(self, tile, *rest)
 
-    monkeypatch.setattr(Scores, "computed_tiles", record)
+    monkeypatch.setattr(Scores, "of_tile", record)
     return tiles
 
 
