@@ -100,6 +100,10 @@ class WindowPattern(PlacedPattern):
 
     window: Window
 
+    @property
+    def is_shared(self) -> bool:
+        return self.pattern.is_shared
+
     def uniform(self, tile: Tile) -> bool | None:
         return self.pattern.uniform(self.window.tile_of_whole(tile))
 
