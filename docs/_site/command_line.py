@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
 import shlex
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -15,7 +13,6 @@ from typer.testing import CliRunner
 
 from sdpa_xp_export.cli.app import app
 
-ROOT = Path(__file__).parents[2]
 FOLDER = tempfile.TemporaryDirectory()
 """The folder in which the commands of a page run, one after the other."""
 
@@ -109,18 +106,10 @@ def _block(*lines: str) -> str:
 
 
 def _printed(command: str) -> str:
-    """Run a command in a new process; return what it prints."""
+    """Run a command in the folder of the page; return what it prints."""
     _, *arguments = shlex.split(command.replace("\\\n", " "))
-    paths = [str(ROOT), str(ROOT / "export"), os.environ.get("PYTHONPATH", "")]
-    settings = {"COLUMNS": "88", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    process = subprocess.run(
-        [sys.executable, "-m", "sdpa_xp_export", *arguments],
-        cwd=FOLDER.name,
-        env=os.environ | settings,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if process.returncode:
-        raise RuntimeError(f"{command}: exit code {process.returncode}\n{process.stdout}{process.stderr}")
-    return process.stdout.replace(f"{Path(FOLDER.name).resolve()}/", "")
+    with contextlib.chdir(FOLDER.name):
+        ended = CliRunner().invoke(app, arguments, prog_name="sdpa-xp", env={"COLUMNS": "88"})
+    if ended.exit_code:
+        raise RuntimeError(f"{command}: exit code {ended.exit_code}\n{ended.output}")
+    return ended.stdout.replace(f"{Path(FOLDER.name).resolve()}/", "")
