@@ -69,6 +69,7 @@ class CutCall(Generic[C]):
         arrays.setdefault("value", arrays["key"])  # the weights need no values
         self.width = arrays["value"].shape[-1]
         query, key, value = (library.chunks_of(arrays[name]) for name in ("query", "key", "value"))
+        # Arrays of cubed have chunks of one length along an axis, but for the last chunk.
         chunks = regular(query, key, value) if library.is_regular else (query, key, value)
         self.pieces = cut(self.grid.shape, *chunks)
         self.bound = _bind_readable(call, library, self.grid)
@@ -80,7 +81,7 @@ class CutCall(Generic[C]):
             for name, axes in (("query", QUERY_AXES), ("key", KEY_AXES), ("value", KEY_AXES))
         )
         self.arrays = [self._align(array) for array in option_arrays]
-        self.sinks = None
+        self.sinks = None  # apart from `arrays`: they join once for each row, not with each block
         if self.bound.sinks is not None:
             self.sinks = self._align(AlignedArray(self.bound.sinks, aligned_axes((), self.bound.sinks.ndim)))
         self.shared = ChunkedCall(

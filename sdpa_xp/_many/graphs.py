@@ -220,7 +220,7 @@ class Stages:
 
     def reduce(self, stage: str, place: Place, function: Callable[..., Any], keys: list[Key]) -> list[Key]:
         """Apply `function` to lists of results in a tree; returns at most as many keys as a task merges."""
-        level = 0
+        level = 0  # equal places of two levels are two tasks
         while len(keys) > self._at_once:
             groups = [keys[first : first + self._at_once] for first in range(0, len(keys), self._at_once)]
             keys = [self.add(stage, (*place, level, n), function, group) for n, group in enumerate(groups)]

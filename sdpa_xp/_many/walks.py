@@ -124,6 +124,7 @@ def attend(call: RingCall, operands: Operands) -> State:
     def pull_back(arrays: tuple[Array, ...], state: State, cotangents: State) -> tuple[Array | None, ...]:
         return _gradients(call, _operands(arrays), state, cotangents)
 
+    # Derivatives of JAX's own would keep the keys that come by at each step.
     state: State = call.ring.differentiable(compute, pull_back)(*operands[:3], *operands.arrays)
     return state
 

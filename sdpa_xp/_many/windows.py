@@ -167,6 +167,7 @@ def window_plan(scores: Scores, value: Array) -> Plan:
 def window_state(scores: Scores, value: Array) -> State:
     """Return attention over the keys of a window."""
     plan = window_plan(scores, value)
+    # In two parts: their sum would be rounded, and with it the weight of the state when it is merged.
     output, lse = streaming.attend(scores, ArraySource(value), plan, scores.grid.dtype, in_parts=True)
     lse = cast(Array, lse)
     return output, lse[..., 0], lse[..., 1]

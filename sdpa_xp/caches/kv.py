@@ -332,6 +332,7 @@ class KVCache(CacheAttention[A]):
         axis = -2 if state["layout"] == HLE else -3
         shape = getattr(state["key"], "shape", ())  # JAX may have put something else where arrays were
         length = shape[axis] if len(shape) >= -axis else 0
+        # A transform of JAX made the arrays, or put others in their place: none is written to.
         buffers = Buffers({name: state[name] for name in ("key", "value")}, axis, length, are_of_caller=True)
         self._slots, self._positions = TokenSlots(buffers, 0, length), state["positions"]
         self._layout, self._rotary = state["layout"], state["rotary"]

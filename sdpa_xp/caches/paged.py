@@ -133,6 +133,7 @@ class PagedKVCache(PagedAttention[A]):
         if rotary is not None:
             check_fits_rotation(function, "key_blocks", arrays["key_blocks"].shape, rotary.width)
         self._layout, self._token_axis, self._rotary = layout, -2 if layout == HLE else -3, rotary
+        # Both at once, so that a device is waited for once.
         block_table, lengths = read_together(arrays["key_blocks"], block_table, lengths)
         self._table = check_integer_table(function, "block_table", block_table)
         token_counts = check_integer_list(function, "lengths", lengths)
@@ -217,6 +218,7 @@ class PagedKVCache(PagedAttention[A]):
         lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
         check_block_table(function, self._table, lengths, self.block_size, self._key_blocks.shape[0])
         writes = split_into_blocks(self._table, self._lengths, self.block_size, counts, starts)
+        # Rows may name blocks that they do not use yet, which may be other sequences' or none.
         used_rows = [
             row[: -(-length // self.block_size)] for row, length in zip(self._table, lengths, strict=True)
         ]
@@ -322,7 +324,7 @@ class PagedKVCache(PagedAttention[A]):
         pools: Mapping[str, Array] | None = None,
     ) -> PagedKVCache[A]:
         """Return a cache with other sequences, or over other pools."""
-        cache = object.__new__(PagedKVCache)
+        cache = object.__new__(PagedKVCache)  # what it is made of has been checked
         cache._layout, cache._token_axis, cache._rotary = self._layout, self._token_axis, self._rotary
         cache._table, cache._positions, cache._lengths = table, positions, tuple(map(len, positions))
         cache._key_blocks = self._key_blocks if pools is None else pools["key_blocks"]

@@ -62,6 +62,7 @@ def check_positions(
         return Consecutive(check_integer(function, "positions", positions))
     values = _integers(function, "positions", positions, like, like_name)
     check_one_each(function, "positions", values.shape, (*batch, length), "n")
+    # No positions have no last one, after which appended tokens would go on.
     return Consecutive(0) if isinstance(length, int) and length == 0 else values
 
 
