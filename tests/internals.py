@@ -195,7 +195,6 @@ PLACES = {
     "Setting": "sdpa_xp_export._verify.settings:Setting",
     "settings": "sdpa_xp_export._verify.settings",
     "several_lengths": "sdpa_xp_export._verify.lengths:several_lengths",
-    "short_settings": "sdpa_xp_export._verify.settings:short_settings",
     "smallest": "sdpa_xp_export._verify.judging:smallest",
     "SMALLEST_SIDE": "sdpa_xp._tiles.plan:SMALLEST_SIDE",
     "Squares": "sdpa_xp._display:Squares",

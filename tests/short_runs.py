@@ -11,7 +11,10 @@ import numpy as np
 import onnx
 import pytest
 from internals import (
+    LARGE,
     PROVIDERS,
+    ExportCall,
+    Setting,
     TimedRun,
     Trial,
     check_interface,
@@ -24,7 +27,7 @@ from internals import (
     override,
     providers,
     run_session,
-    short_settings,
+    several_lengths,
     stated_call,
     trials,
     version,
@@ -33,6 +36,12 @@ from internals import (
 MOST_KEPT = 16
 KEPT: dict[tuple[Any, ...], list[Trial]] = {}
 """What was drawn for the last calls. The models of a call, in several forms and opsets, follow each other."""
+
+
+def short_settings(call: ExportCall) -> list[Setting]:
+    """A few settings of small lengths, for quick runs over many calls."""
+    small = list(several_lengths(call))
+    return [Setting(lengths, size) for size in (1.0, LARGE) for lengths in small]
 
 
 def assert_right(model: onnx.ModelProto, *, seed: int = 0, session: Any = None, **functions: Any) -> None:

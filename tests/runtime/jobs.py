@@ -10,9 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from conformance.onnx_cases import CASES
 from conformance.onnx_exports import Export, check_outputs, exports
-from internals import ExportCall, Trial, judge_outputs, outcome, short_settings, trials
+from internals import ExportCall, Trial, judge_outputs, outcome, trials
 from numpy.typing import NDArray
 from runtime.features import DTYPES, features
+from short_runs import short_settings
 
 Outputs: TypeAlias = Mapping[str, NDArray[Any]]
 Drawn: TypeAlias = tuple[tuple[Outputs, ...], Callable[[Sequence[Outputs]], str | None]]

@@ -133,12 +133,6 @@ def _ends(call: ExportCall) -> Iterator[OperandChoice]:
         yield from ("mask of False", "mask of True")
 
 
-def short_settings(call: ExportCall) -> list[Setting]:
-    """Return a few settings of small lengths, for quick runs over many calls."""
-    small = list(several_lengths(call))
-    return [Setting(lengths, size) for size in (1.0, LARGE) for lengths in small]
-
-
 def _at_numbers(
     call: ExportCall, chosen: LengthsOfCall, blocks: Sequence[int], *, thorough: bool
 ) -> Iterator[Lengths]:

@@ -15,10 +15,10 @@ from internals import (
     poison,
     random_inputs,
     several_lengths,
-    short_settings,
     trials,
     with_nan,
 )
+from short_runs import short_settings
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec

@@ -14,9 +14,9 @@ from internals import (
     checked_call,
     constants,
     sampled_rows,
-    short_settings,
     trial_settings,
 )
+from short_runs import short_settings
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec
