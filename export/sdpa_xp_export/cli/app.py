@@ -81,23 +81,19 @@ def run(arguments: list[str]) -> int:
         raise ValueError(text) from error
     except (ValueError, TypeError, OSError) as error:
         kind = ModelFailedError if isinstance(error, ModelFailedError) else ValueError
-        raise kind(command_message(group, arguments, error)) from error
+        raise kind(_named_message(group, arguments, error)) from error
     return int(code or 0)
 
 
-def command_message(group: TyperGroup, arguments: Sequence[str], error: Exception) -> str:
+def _named_message(group: TyperGroup, arguments: Sequence[str], error: Exception) -> str:
     """Return the message of a function that the command called, with the names that the command has."""
-    name, message = command_name(arguments), message_of(error)
+    name = next((argument for argument in arguments if not argument.startswith("-")), None)
+    message = message_of(error)
     command = group.commands.get(name or "")
     if message is None or name is None or not isinstance(command, TyperCommand):
         return str(error)
     function = name if message.function in FUNCTIONS else message.function
     return message.renamed(function, _flags(command, arguments))
-
-
-def command_name(arguments: Sequence[str]) -> str | None:
-    """Return the command that a command line names, whether there is one of that name or not."""
-    return next((argument for argument in arguments if not argument.startswith("-")), None)
 
 
 def _flags(command: TyperCommand, arguments: Sequence[str]) -> dict[str, str]:

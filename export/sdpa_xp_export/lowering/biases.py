@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -132,13 +132,6 @@ _LOWERED: dict[str, Callable[..., GraphValue]] = {
 """The lowering of each bias that adds a term, by its name. Any other bias is traced from its own formula."""
 
 
-class _HasFirstDistances(Protocol):
-    """The bias that `biases.relative` returns."""
-
-    @property
-    def first_distances(self) -> list[int]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Buckets:
     """The rules by which `biases.relative` sorts distances into `count` buckets."""
@@ -154,7 +147,8 @@ class Buckets:
 
     def first_distances(self) -> list[int]:
         """Return the smallest distance of each bucket of one direction except the first, in order."""
-        return cast(_HasFirstDistances, self._bias(0)).first_distances
+        distances: list[int] = cast(Any, self._bias(0)).first_distances  # an attribute of this bias alone
+        return distances
 
     def of_each_distance(self) -> np.ndarray:
         """Return the bucket of each distance from -max_distance to max_distance."""
