@@ -8,13 +8,13 @@ from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords
+from sdpa_xp._checks.shapes import Layout
 from sdpa_xp._core import streaming
 from sdpa_xp._core.one_tile import OneTile, one_tile
 from sdpa_xp._core.scores import ArraySource
 from sdpa_xp._kernels import choose_kernel
 from sdpa_xp._libraries import overridden
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
-from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp.states import AttentionState, to_base

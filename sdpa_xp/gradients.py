@@ -11,7 +11,7 @@ from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks.arrays import check_one_device, check_one_dtype, check_one_library
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
-from sdpa_xp._checks.shapes import check_known
+from sdpa_xp._checks.shapes import Layout, check_known, swap_heads_and_length
 from sdpa_xp._core import streaming
 from sdpa_xp._core.backward import Forward, gradients
 from sdpa_xp._core.gradient_sums import gradient_targets
@@ -21,7 +21,6 @@ from sdpa_xp._libraries.dtypes import FLOATING, astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng, Shape
 from sdpa_xp._many import graph_call
 from sdpa_xp._tiles.gradient_target import GradientTarget
-from sdpa_xp._tiles.layout import Layout, swap_heads_and_length
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks import Mask

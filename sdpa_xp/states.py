@@ -17,12 +17,11 @@ from sdpa_xp._checks.arrays import (
 from sdpa_xp._checks.keywords import check_layout, check_lse_base, explains_keywords
 from sdpa_xp._checks.messages import brief, shown
 from sdpa_xp._checks.numbers import check_integer
-from sdpa_xp._checks.shapes import HLE, check_known, headed
+from sdpa_xp._checks.shapes import HLE, Layout, check_known, headed, swap_heads_and_length
 from sdpa_xp._core.softmax import merge
 from sdpa_xp._libraries import computing
 from sdpa_xp._libraries.dtypes import accumulation_dtype, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
-from sdpa_xp._tiles.layout import Layout, swap_heads_and_length
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 A = TypeVar("A", bound=AnyArray)

@@ -12,22 +12,14 @@ from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.padded import RaggedBatch, gather_sequences, padded_groups
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._call.ragged import (
-    Group,
-    GroupArrays,
-    GroupState,
-    attend_packed,
-    in_parts,
-    stack_sequences,
-)
+from sdpa_xp._call.ragged import Group, GroupArrays, GroupState, attend_packed, in_parts, stack_sequences
 from sdpa_xp._checks.integer_lists import check_cumulative_lengths, check_same_length, read_together
 from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords
-from sdpa_xp._checks.shapes import HLE, check_axes
+from sdpa_xp._checks.shapes import HLE, Layout, check_axes
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.products import CallBuffers
 from sdpa_xp._core.scores import ArraySource
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
-from sdpa_xp._tiles.layout import Layout
 from sdpa_xp._tiles.padding import equal_lengths
 from sdpa_xp._tiles.plan import MOST_STACKED, Plan, plan_tiles
 from sdpa_xp._tiles.score_grid import ScoreGrid

@@ -8,12 +8,12 @@ from typing import TypeVar, cast
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
+from sdpa_xp._checks.shapes import Layout
 from sdpa_xp._core.full_matrix import full_scores, full_weights
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries import overridden
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._many import graph_call
-from sdpa_xp._tiles.layout import Layout
 from sdpa_xp._tiles.plan import Plan, plan_full_rows
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask

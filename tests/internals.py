@@ -87,7 +87,7 @@ PLACES = {
     "Graph": "sdpa_xp_export._graph.graph:Graph",
     "graph_namespace": "sdpa_xp_export._arrays.namespace",
     "GraphValue": "sdpa_xp_export._graph.graph:GraphValue",
-    "grid_of": "sdpa_xp._tiles.score_grid:grid_of",
+    "grid_of": "sdpa_xp._tiles.modifier:grid_of",
     "HAS_LOCKS": "sdpa_xp_export._files.atomic:HAS_LOCKS",
     "HEAD": "sdpa_xp_export._demo:HEAD",
     "HeadSizes": "sdpa_xp._tiles.padding:HeadSizes",

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from sdpa_xp._call.options import CheckedOptions
 from sdpa_xp._checks.arrays import explain_missing_name
-from sdpa_xp._checks.shapes import Sizes
+from sdpa_xp._checks.shapes import Sizes, swap_heads_and_length
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.products import finite_sums
 from sdpa_xp._core.scores import ArraySource, BoundOptions, Scores
@@ -18,7 +18,6 @@ from sdpa_xp._libraries import is_unknown, library_of
 from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.dtypes import astype_if_needed
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
-from sdpa_xp._tiles.layout import swap_heads_and_length
 from sdpa_xp._tiles.plan import Plan, plan_tiles
 from sdpa_xp._tiles.questions import Questions
 from sdpa_xp._tiles.score_grid import ScoreGrid

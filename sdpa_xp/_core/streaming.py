@@ -20,12 +20,7 @@ from sdpa_xp._core.products import (
     key_leading_slice,
 )
 from sdpa_xp._core.scores import KeyValueSource, PagedSource, Scores
-from sdpa_xp._core.softmax import (
-    RowResult,
-    attend_with_fixed_shift,
-    attend_with_running_shift,
-    is_accurate,
-)
+from sdpa_xp._core.softmax import RowResult, attend_with_fixed_shift, attend_with_running_shift, is_accurate
 from sdpa_xp._libraries import computing, is_traced
 from sdpa_xp._libraries.dtypes import astype_if_needed
 from sdpa_xp._libraries.programs import Loops

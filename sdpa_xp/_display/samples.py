@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from sdpa_xp._display import Squares, captioned
 from sdpa_xp._libraries import computing, is_array
 from sdpa_xp._libraries.protocols import Shape
-from sdpa_xp._tiles.score_grid import ScoreGrid, grid_of
+from sdpa_xp._tiles.modifier import grid_of
+from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Tile
 
 CELLS = 32

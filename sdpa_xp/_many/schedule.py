@@ -20,9 +20,9 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from sdpa_xp._checks.shapes import slice_of_axis
 from sdpa_xp._libraries.programs import DeviceRing
 from sdpa_xp._libraries.protocols import Array, Namespace
-from sdpa_xp._tiles.layout import slice_of_axis
 
 
 class Walk(NamedTuple):

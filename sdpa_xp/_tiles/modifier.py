@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
+from sdpa_xp._checks.arrays import check_one_device, check_one_library
 from sdpa_xp._checks.keywords import Immutable
 from sdpa_xp._checks.messages import call_of
-from sdpa_xp._libraries import is_array
+from sdpa_xp._checks.numbers import check_integer
+from sdpa_xp._libraries import access_of, is_array, library_of, numpy_array, widest_dtype
 from sdpa_xp._libraries.jax_trees import Tree
+from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 M = TypeVar("M", bound="ScoreModifier")
 
@@ -120,3 +124,40 @@ def with_arrays(modifier: M, change: Callable[[Any], Any]) -> M:
                 with_arrays(item, change) if isinstance(item, ScoreModifier) else item for item in argument
             )
     return replace(modifier, **changes)
+
+
+def grid_of(
+    function: str, name: str, shape: Sequence[int], arrays: Iterable[tuple[str, object]], like: object
+) -> ScoreGrid:
+    """Return a grid of `shape`, (L, S) or (..., Hq, L, S), without a call.
+
+    The library is that of `like`, else of the first of `arrays`, else NumPy.
+    """
+    if not isinstance(shape, tuple | list):
+        rule = "`shape` must be (L, S) or (..., Hq, L, S)"
+        raise ArgumentTypeError(function, rule, {"shape": repr(shape)})
+    sizes = tuple(check_integer(function, f"shape[{axis}]", n, least=0) for axis, n in enumerate(shape))
+    if len(sizes) < 2:
+        rule = "`shape` must be (L, S) or (..., Hq, L, S)"
+        raise ArgumentValueError(function, rule, {"shape": shape})
+    named = {} if like is None else {"like": like}
+    named |= {f"{name}.{argument} ({n + 1})": array for n, (argument, array) in enumerate(arrays)}
+    xp, checked = check_one_library(function, named or {"like": numpy_array()})
+    check_one_device(function, checked)
+    first = next(iter(checked.values()))
+    library = library_of(first)
+    return ScoreGrid(
+        function=function,
+        library=library,
+        xp=xp,
+        device=library.device(first),
+        dtype=widest_dtype(function, first),
+        input_dtype=None,
+        access=access_of(checked.values()),
+        batch=sizes[:-3],
+        heads=sizes[-3] if len(sizes) > 2 else 1,
+        queries=sizes[-2],
+        keys=sizes[-1],
+        is_2d=len(sizes) == 2,
+        needs_all_axes=library.refuses_unlike_axes(),
+    )

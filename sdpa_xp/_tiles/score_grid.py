@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from sdpa_xp._checks.arrays import check_added_dtype, check_floating, check_one_device, check_one_library
+from sdpa_xp._checks.arrays import check_added_dtype, check_floating
 from sdpa_xp._checks.numbers import (
     LARGEST_INTEGER,
     DeviceNumbers,
     Integers,
     check_ids,
-    check_integer,
     check_integers,
     check_one_each,
     check_within,
     is_integral,
 )
 from sdpa_xp._checks.shapes import THE_BATCH, check_broadcasts, check_broadcasts_to_sequences
-from sdpa_xp._libraries import access_of, is_array, library_of, numpy_array, widest_dtype
+from sdpa_xp._libraries import is_array, library_of
 from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.capabilities import Access
 from sdpa_xp._libraries.protocols import Array, Device, Dtype, Namespace, Shape
 from sdpa_xp._tiles.padding import PaddedLengths
 from sdpa_xp._tiles.questions import SIDE, BlockBounds, Questions, ask_block_bounds
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 MOST_PLACED = 64
 """The lists of numbers whose copies on a device are kept."""
@@ -328,40 +326,3 @@ def are_consecutive(indices: Sequence[int]) -> bool:
     """Return whether each number is the one before it plus 1."""
     first, last = indices[0], indices[-1]
     return last - first == len(indices) - 1 and list(indices) == [*range(first, last + 1)]
-
-
-def grid_of(
-    function: str, name: str, shape: Sequence[int], arrays: Iterable[tuple[str, object]], like: object
-) -> ScoreGrid:
-    """Return a grid of `shape`, (L, S) or (..., Hq, L, S), without a call.
-
-    The library is that of `like`, else of the first of `arrays`, else NumPy.
-    """
-    if not isinstance(shape, tuple | list):
-        rule = "`shape` must be (L, S) or (..., Hq, L, S)"
-        raise ArgumentTypeError(function, rule, {"shape": repr(shape)})
-    sizes = tuple(check_integer(function, f"shape[{axis}]", n, least=0) for axis, n in enumerate(shape))
-    if len(sizes) < 2:
-        rule = "`shape` must be (L, S) or (..., Hq, L, S)"
-        raise ArgumentValueError(function, rule, {"shape": shape})
-    named = {} if like is None else {"like": like}
-    named |= {f"{name}.{argument} ({n + 1})": array for n, (argument, array) in enumerate(arrays)}
-    xp, checked = check_one_library(function, named or {"like": numpy_array()})
-    check_one_device(function, checked)
-    first = next(iter(checked.values()))
-    library = library_of(first)
-    return ScoreGrid(
-        function=function,
-        library=library,
-        xp=xp,
-        device=library.device(first),
-        dtype=widest_dtype(function, first),
-        input_dtype=None,
-        access=access_of(checked.values()),
-        batch=sizes[:-3],
-        heads=sizes[-3] if len(sizes) > 2 else 1,
-        queries=sizes[-2],
-        keys=sizes[-1],
-        is_2d=len(sizes) == 2,
-        needs_all_axes=library.refuses_unlike_axes(),
-    )

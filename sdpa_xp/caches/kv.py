@@ -9,12 +9,11 @@ from sdpa_xp._checks.arrays import check_one_kind
 from sdpa_xp._checks.keywords import check_flag, check_layout, explains_keywords
 from sdpa_xp._checks.messages import brief
 from sdpa_xp._checks.numbers import LARGEST_INTEGER, IntegersLike, check_integer
-from sdpa_xp._checks.shapes import HLE
+from sdpa_xp._checks.shapes import HLE, Layout
 from sdpa_xp._display import table
 from sdpa_xp._libraries import has_override, is_array, library_of, namespace_of
 from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.caches.checks import (
     check_same_but_length,
     check_same_but_width,

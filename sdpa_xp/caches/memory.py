@@ -12,9 +12,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
+from sdpa_xp._checks.shapes import slice_of_axis
 from sdpa_xp._libraries import computing, library_of, namespace_of
 from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._tiles.layout import slice_of_axis
 from sdpa_xp.caches.checks import check_writeable
 from sdpa_xp.errors import ArgumentValueError
 

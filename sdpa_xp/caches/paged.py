@@ -15,12 +15,11 @@ from sdpa_xp._checks.integer_lists import (
 from sdpa_xp._checks.keywords import check_flag, check_layout, explains_keywords
 from sdpa_xp._checks.messages import brief
 from sdpa_xp._checks.numbers import check_integer
-from sdpa_xp._checks.shapes import HLE, check_axes
+from sdpa_xp._checks.shapes import HLE, Layout, check_axes
 from sdpa_xp._display import table
 from sdpa_xp._libraries import is_number, library_of, share_memory
 from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.caches.checks import (
     check_block_table,
     check_exclusive_blocks,

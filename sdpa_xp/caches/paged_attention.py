@@ -12,10 +12,9 @@ from sdpa_xp._call.prepare import prepare
 from sdpa_xp._checks.arrays import check_plain_array
 from sdpa_xp._checks.integer_lists import check_cumulative_lengths, check_integer_list, read_together
 from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords
-from sdpa_xp._checks.shapes import check_appended, check_axes
+from sdpa_xp._checks.shapes import Layout, check_appended, check_axes
 from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng, Shape
-from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.biases import Bias
 from sdpa_xp.caches.at_positions import count_positions, options_at
 from sdpa_xp.caches.checks import check_query_of_cache, refuse_graph_values

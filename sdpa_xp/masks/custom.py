@@ -6,10 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from sdpa_xp._checks.arrays import (
-    check_boolean,
-    check_plain_array,
-)
+from sdpa_xp._checks.arrays import check_boolean, check_plain_array
 from sdpa_xp._checks.keywords import check_function, explains_keywords
 from sdpa_xp._checks.messages import brief, shown
 from sdpa_xp._checks.numbers import check_rows, frozen
@@ -17,8 +14,8 @@ from sdpa_xp._checks.shapes import broadcast
 from sdpa_xp._libraries import computing, is_array, namespace_of
 from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace, Shape
-from sdpa_xp._tiles.modifier import ScoreModifier
-from sdpa_xp._tiles.score_grid import ScoreGrid, grid_of
+from sdpa_xp._tiles.modifier import ScoreModifier, grid_of
+from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, Tile, collapse_uniform
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
 from sdpa_xp.masks.algebra import ArrayMask, Mask, Pattern

@@ -10,12 +10,11 @@ from typing import Any, TypeAlias, TypeVar, cast
 from sdpa_xp._checks.arrays import check_plain_array
 from sdpa_xp._checks.keywords import Immutable, check_instance, check_layout, explains_keywords
 from sdpa_xp._checks.numbers import check_integer, check_one_each
-from sdpa_xp._checks.shapes import HLE, headed
+from sdpa_xp._checks.shapes import HLE, Layout, headed
 from sdpa_xp._libraries import computing, is_number, library_of, widest_dtype
 from sdpa_xp._libraries.dtypes import accumulation_dtype, astype_if_needed
 from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace, Shape
-from sdpa_xp._tiles.layout import Layout
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.positional.positions import ArrayFactory, Consecutive, PositionsLike, array_factory, as_array
 

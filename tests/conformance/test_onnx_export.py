@@ -9,15 +9,7 @@ import pytest
 from conformance.onnx_calls import plain_call
 from conformance.onnx_cases import CASES, Case, named
 from conformance.onnx_exports import Export, check_outputs, exports
-from internals import (
-    DEFAULT_RUNTIME,
-    PROVIDERS,
-    Runtime,
-    checked_call,
-    open_session,
-    reference,
-    run_session,
-)
+from internals import DEFAULT_RUNTIME, PROVIDERS, Runtime, checked_call, open_session, reference, run_session
 
 from sdpa_xp_export import TensorSpec
 from sdpa_xp_export.export import export_call

@@ -11,16 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import (
-    ONE_CORE,
-    TileSize,
-    backward,
-    one_tile,
-    override,
-    products,
-    scores,
-    softmax,
-)
+from internals import ONE_CORE, TileSize, backward, one_tile, override, products, scores, softmax
 from libraries import each_module
 
 from sdpa_xp import biases, explain, gradients, masks, scaled_dot_product_attention
