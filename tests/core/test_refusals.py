@@ -35,22 +35,18 @@ Q, K, V = (np.ones(shape, F) for shape in ((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5,
         ({"key": ones(2, 2, 5, 8, dtype=bool)}, TypeError, "`key` must be one of.*bool"),
         ({"key": ones(2, 2, 5, 8, dtype=np.float16)}, TypeError, "`query` and `key` must have one dtype.*float32.*float16"),
         ({"attn_mask": ones(3, 5, dtype=np.int64)}, TypeError, "`attn_mask` must be boolean.*int64.*attn_mask != 0"),
-        ({"attn_mask": ones(3, 5, dtype=np.uint8)}, TypeError, "`attn_mask` must be boolean.*uint8"),
         ({"attn_mask": ones(3, 5, dtype=np.float64)}, TypeError, "`attn_mask` must have the dtype of `query`.*float64"),
         ({"attn_mask": ones(3, 5, dtype=np.complex64)}, TypeError, "`attn_mask` must be one of.*complex64"),
         ({"attn_mask": ones(3, 4)}, ValueError, r"`attn_mask` must broadcast to \(..., Hq, L, S\).*\(3, 4\).*\(2, 4, 3, 5\)"),
         ({"attn_mask": ones(2, 5)}, ValueError, r"must broadcast.*attn_mask\[:, None, None, :\]"),
-        ({"attn_mask": ones(7, 2, 4, 3, 5)}, ValueError, "`attn_mask` must broadcast"),
         ({"bias": ones(3, 5, dtype=bool)}, TypeError, "`bias` must be one of float16.*bool"),
         ({"bias": ones(3, 5, dtype=np.float64)}, TypeError, "`bias` must have the dtype of `query` or of the scores .float32.; got.*float64"),
         ({"bias": ones(3, 3, 5)}, ValueError, "`bias` must broadcast"),
         ({"is_causal": 1}, TypeError, "`is_causal` must be True or False; got is_causal=1"),
-        ({"is_causal": "yes"}, TypeError, "`is_causal` must be True or False"),
         ({"scale": "1"}, TypeError, "`scale` must be a real number; got scale='1'"),
         ({"scale": True}, TypeError, "`scale` must be a real number"),
         ({"scale": np.True_}, TypeError, "`scale` must be a real number"),
         ({"scale": ml_dtypes.bfloat16(1)}, TypeError, "`scale` must be a real number"),
-        ({"scale": 1j}, TypeError, "`scale` must be a real number"),
         ({"scale": float("nan")}, ValueError, "`scale` must be finite; got scale=nan"),
         ({"scale": float("inf")}, ValueError, "`scale` must be finite"),
         ({"scale": ones(4, 1, 1, dtype=np.int64)}, TypeError, "`scale` must be one of float16"),
@@ -122,7 +118,7 @@ def test_sparse_tensors(how: str) -> None:
             scaled_dot_product_attention(**({"query": x, "key": x, "value": x} | arguments))
 
 
-@pytest.mark.parametrize("dtype", [object, "U1", "datetime64[s]"])
+@pytest.mark.parametrize("dtype", [object, "U1"])
 def test_no_numbers(dtype: Any) -> None:
     x = np.zeros((3, 8), dtype)
     with pytest.raises(TypeError, match="`query` must be one of float16, bfloat16, float32, float64"):

@@ -29,6 +29,8 @@ from short_runs import assert_right
 from sdpa_xp import KVCache, PagedKVCache, biases, masks
 from sdpa_xp_export import TensorSpec, export_attention, verify
 
+pytestmark = pytest.mark.usefixtures("small_blocks")
+
 F = np.float32
 
 
@@ -81,12 +83,6 @@ CONCATENATED: dict[str, Rules] = {  # these know of all keys, of which there are
 }
 STEPS = {"prefill": (5, 6), "step": (1, 7), "first step": (1, 1)}
 """L and P."""
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 2 queries, the last of them smaller."""
-    monkeypatch.setattr("sdpa_xp_export.forms.tiled.ROWS", 2)
 
 
 def past_of(rng: np.random.Generator, tokens: int) -> Arrays:

@@ -29,6 +29,8 @@ from short_runs import assert_right
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec, export_attention, verify
 
+pytestmark = pytest.mark.usefixtures("small_blocks")
+
 F = np.float32
 EVERY = ("output", "lse", "weights", "scores")
 RULES: dict[str, Rules] = {
@@ -41,12 +43,6 @@ RULES: dict[str, Rules] = {
     "sinks": lambda sinks: {"sinks": sinks, "attn_mask": masks.causal(-1), "bias": biases.alibi(4)},
     "scale": lambda scale: {"scale": scale, "attn_mask": masks.sliding_window(1, 1)},
 }
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 2 queries, the last of them smaller."""
-    monkeypatch.setattr("sdpa_xp_export.forms.tiled.ROWS", 2)
 
 
 def moved(arrays: dict[str, np.ndarray], layout: str) -> dict[str, np.ndarray]:

@@ -12,6 +12,8 @@ from graphs import BATCH, LONGER, SHORTER, check, check_forms, qkv
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec, export_attention, verify
 
+pytestmark = pytest.mark.usefixtures("small_blocks")
+
 F = np.float32
 
 
@@ -73,12 +75,6 @@ SCORE_MODS: dict[str, Callable[..., Any]] = {
     "of the head alone": lambda s, b, h, i, j: xp(s).astype(h, xp(s).float32),
     "clip": lambda s, b, h, i, j: xp(s).clip(s, -0.5, 0.5) - xp(s).minimum(s, j),
 }
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 2 queries, the last of them smaller."""
-    monkeypatch.setattr("sdpa_xp_export.forms.tiled.ROWS", 2)
 
 
 @pytest.mark.sampled(3)

@@ -11,6 +11,8 @@ from graphs import BATCH, LONGER, SHORTER, Rules, check, check_forms, operands, 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention
 
+pytestmark = pytest.mark.usefixtures("small_blocks")
+
 F = np.float32
 TABLE = np.linspace(-2, 2, 32, dtype=F).reshape(8, 4)
 SLOPES = np.linspace(0.1, 1, 12, dtype=F).reshape(3, 4)
@@ -57,12 +59,6 @@ BY_ENTRY: dict[str, Rules] = {
     "sinks": lambda: {"sinks": SLOPES, "is_causal": True},
     "scale": lambda: {"scale": SLOPES[:, :, None, None]},
 }
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 2 queries, the last of them smaller."""
-    monkeypatch.setattr("sdpa_xp_export.forms.tiled.ROWS", 2)
 
 
 @pytest.mark.sampled(3)

@@ -25,6 +25,8 @@ from short_runs import assert_right
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, export_attention
 
+pytestmark = pytest.mark.usefixtures("small_blocks")
+
 
 def mask(value: Any) -> dict[str, Any]:
     return {"attn_mask": value}
@@ -81,12 +83,6 @@ LISTS: dict[str, Rules] = {
     "document": lambda: mask(masks.document([0, 0, 1, 1, 1], [0, 1, 1, 1, 1, 2, 2, 2, 2])),
     "arrays": lambda: mask(masks.causal(np.asarray([1, -2, 4])) & np.asarray([[[[True] * 8 + [False]]]])),
 }
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 2 queries, the last of them smaller."""
-    monkeypatch.setattr("sdpa_xp_export.forms.tiled.ROWS", 2)
 
 
 @pytest.mark.sampled(3)

@@ -31,6 +31,8 @@ from sdpa_xp.masks import Mask
 from sdpa_xp.masks.algebra import Pattern
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify
 
+pytestmark = pytest.mark.usefixtures("small_blocks")
+
 PUBLIC: dict[str, Rules] = {
     "causal": lambda offset: {"attn_mask": masks.causal(offset)},
     "chunked": lambda: {"attn_mask": masks.chunked(3)},
@@ -46,12 +48,6 @@ PUBLIC: dict[str, Rules] = {
 NO_MASKS = {"Mask", "to_array"}
 NAMES = {BATCH: "B", 5: "L", 9: "S"}
 RUNTIMES = ["onnxruntime>=1.23;cpu", "onnxruntime>=1.28;cpu", "onnxruntime>=1.30;web", "onnxruntime>=1.28;cuda"]
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 2 queries, the last of them smaller."""
-    monkeypatch.setattr("sdpa_xp_export.forms.tiled.ROWS", 2)
 
 
 def test_every_public_mask_has_a_line() -> None:

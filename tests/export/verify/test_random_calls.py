@@ -13,6 +13,8 @@ from short_runs import assert_right
 from sdpa_xp import KVCache
 from sdpa_xp_export import export_attention
 
+pytestmark = pytest.mark.usefixtures("small_blocks")
+
 
 def drawn(parts: dict[str, Part], rng: np.random.Generator, queries: int, keys: int, dtype: str) -> Arrays:
     """The operands of a call, by the names of the inputs."""
@@ -28,12 +30,6 @@ def drawn(parts: dict[str, Part], rng: np.random.Generator, queries: int, keys: 
 
 def as_rules(parts: dict[str, Part]) -> Rules:
     return lambda **arguments: taken_in_order(parts, arguments.__getitem__)
-
-
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 2 queries, the last of them smaller."""
-    monkeypatch.setattr("sdpa_xp_export.forms.tiled.ROWS", 2)
 
 
 @pytest.mark.sampled(2)
