@@ -28,7 +28,8 @@ from sdpa_xp.errors import ArgumentValueError
 
 MOST_CACHED = 1024
 _CACHE: dict[object, PreparedCall] = {}
-"""Calls by their signature, without their arrays."""
+"""Calls by their signature, without their arrays. It needs no lock, also without the GIL: each access is one
+operation of a dict, and two threads that prepare equal calls store equal values."""
 
 
 def prepare(
@@ -71,7 +72,7 @@ def prepare(
             call.bound_options()  # checks them as well
     if signature is not None:
         if len(_CACHE) >= MOST_CACHED:
-            _CACHE.clear()
+            _CACHE.clear()  # all at once: to drop the oldest, each call that is found would have to be moved up
         _CACHE[signature] = call._replace(arrays={})
     return call
 

@@ -76,7 +76,8 @@ class PreparedCall(NamedTuple):
     implementation: str | None
     result_dtype: Dtype
     derived: dict[str, Any]
-    """Results that depend only on shapes, dtypes and options; equal calls share them."""
+    """Results that depend only on shapes, dtypes and options; equal calls share them, also in several threads,
+    which may compute one twice and store equal results."""
 
     def cached(self, name: str, compute: Callable[[], T]) -> T:
         """Return `compute()`, computed once for all equal calls; `compute` must not read an input."""

@@ -145,6 +145,7 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
         return Plan(queries, keys, rows, columns)
     cores, key_heads = os.cpu_count() or 1, heads // group
     has_threads = takes_threads(grid, heads * queries * keys * widths)
+    # Without threads of ours the library divides each operation, so a tile may have what all cores can take.
     size, cores_of_a_tile = (ONE_CORE, 1) if grid.uses_our_threads else (ALL_CORES, cores)
     # With threads, rows are cut so that each core gets about two tasks: one that starts late delays the end
     # less.
