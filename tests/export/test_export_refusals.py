@@ -44,8 +44,8 @@ def test_a_runtime_with_the_name_that_onnxruntime_has() -> None:
         ({"query": f32(64)}, ValueError, "`query` must have at least 2 axes"),
         ({"query": "float32[B,8,L,64]"}, TypeError, r"Write TensorSpec\.parse\('float32\[B,8,L,64\]'\)"),
         ({"query": f32("B", "H", "L", 64)}, ValueError, r"the heads of `query` \(axis -3\) must be an int.*64\)\.$"),
-        ({"query": f32("B", "L", 8, 64)}, ValueError, r"If heads are axis -2, pass layout='\.\.\.LHE'"),
-        ({"layout": "...LHE"}, ValueError, r"If heads are axis -3, pass layout='\.\.\.HLE'"),
+        ({"query": f32("B", "L", 8, 64)}, ValueError, r"If heads are axis -2, pass `layout='\.\.\.LHE'`"),
+        ({"layout": "...LHE"}, ValueError, r"If heads are axis -3, pass `layout='\.\.\.HLE'`"),
         ({"query": f32("B", 8, "L", "E")}, ValueError, r"the width of `query` \(axis -1\) must be an int"),
         ({"query": f32("B", 8, "L", 32)}, ValueError, r"must agree on axis -1 \(E\)"),
         ({"value": f32("B", 2, "T", 64)}, ValueError, r"`key` and `value` must agree on axis -2 \(S\).*'S'.*'T'"),
@@ -75,7 +75,7 @@ def test_a_runtime_with_the_name_that_onnxruntime_has() -> None:
         ({"runtime": "tensorrt"}, ValueError, "`runtime` must be 'onnxruntime>=RELEASE;PROVIDER', the provider cpu, web, cuda; got runtime='tensorrt'"),
         ({"runtime": "onnxruntime>=1.28;tpu"}, ValueError, "the provider cpu, web, cuda"),
         ({"runtime": "onnxruntime>=1.16;cpu"}, ValueError, "a release that was tried, onnxruntime>=1.23"),
-        ({"runtime": "onnxruntime>=1.26;cpu", "form": "attention"}, ValueError, "`form` cannot be 'attention': onnxruntime computes it right from 1.28 on.*form='auto' chooses 'tiled'"),
+        ({"runtime": "onnxruntime>=1.26;cpu", "form": "attention"}, ValueError, "`form` cannot be 'attention': onnxruntime computes it right from 1.28 on.*`form='auto'` chooses 'tiled'"),
     ],
 )  # fmt: skip
 def test_refused(change: dict[str, Any], error: type[Exception], words: str) -> None:

@@ -248,7 +248,7 @@ def _sizes(function: str, specs: Mapping[str, TensorSpec], layout: str) -> Sizes
                 rule = f"{what} of `{name}` (axis {axis}) must be an int"
                 is_swapped = axis == heads and isinstance(shape[length], int)
                 other = LHE if layout == HLE else HLE
-                hint = f"If heads are axis {length}, pass layout={other!r}." if is_swapped else ""
+                hint = f"If heads are axis {length}, pass `layout={other!r}`." if is_swapped else ""
                 raise ArgumentValueError(function, rule, {f"{name}.shape": shape}, hint)
     shapes = {name: specs[name].shape for name in ("query", "key", "value")}
     # The rules compare lengths and never count with them, so a name serves where the type says int.

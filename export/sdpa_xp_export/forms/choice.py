@@ -131,7 +131,7 @@ def _auto_hint(call: ExportCall, opset: int | None, target: Runtime) -> str:
     form, _ = _best(call, opset, target)
     newer = _first_release(opset)
     release = f" from onnxruntime {newer[0]}.{newer[1]} on" if target.release < newer else ""
-    return f"form='auto' chooses {form!r}{release}."
+    return f"`form='auto'` chooses {form!r}{release}."
 
 
 def _best(call: ExportCall, opset: int | None, target: Runtime) -> tuple[FormName, str]:

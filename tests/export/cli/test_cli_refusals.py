@@ -49,6 +49,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "dtype": ([*QKV, "--dtype", "float8"], "export: `--dtype` must be one of float16, bfloat16, float32, float64"),
     "dtype of integers": (["--query", "int64[2,3]", "--key", "int64[2,3]", "--dtype", "float32"], "`--query` must have a floating dtype; got --query.dtype=int64"),
     "a form that cannot state the call": ([*QKV, "--form", "multi_head", "--is-causal"], "export: `--form` cannot be 'multi_head'"),
+    "the form that can": ([*QKV, "--form", "multi_head", "--is-causal"], "`--form='auto'` chooses '"),
     "a release": ([*QKV, "--form", "attention", "--runtime", "onnxruntime>=1.23;cpu"], "and `--runtime` is onnxruntime>=1.23;cpu"),
     "form": ([*QKV, "--form", "fancy"], "`--form` must be auto, "),
     "opset": ([*QKV, "--form", "primitive", "--opset", "3"], "`--opset` must be "),

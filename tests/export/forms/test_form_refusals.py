@@ -340,11 +340,11 @@ def test_the_hint_is_what_auto_takes(
         export_attention(**arguments, form=form, opset=opset)
     model = export_attention(**arguments, opset=opset)
     form_of_auto = metadata_of(model)["sdpa_xp.form"]
-    assert str(caught.value).endswith(f" form='auto' chooses {form_of_auto!r}.")
+    assert str(caught.value).endswith(f" `form='auto'` chooses {form_of_auto!r}.")
 
 
 def test_the_hint_names_the_release_that_loads_the_opset() -> None:
-    words = "form='auto' chooses 'primitive' from onnxruntime 1.24 on"
+    words = "`form='auto'` chooses 'primitive' from onnxruntime 1.24 on"
     said: dict[str, Any] = {"sinks": np.ones(4, np.float32), "opset": 24, "runtime": "onnxruntime>=1.23;cpu"}
     with pytest.raises(ValueError, match=words):
         export_attention(**self_attention(), **said, form="attention")

@@ -39,7 +39,7 @@ def test_a_window_that_releases_count_otherwise_is_refused(release: str) -> None
     """GroupQueryAttention with a window: no graph is right on onnxruntime 1.23 and on 1.24."""
     call: dict[str, Any] = {"form": "grouped_query", "is_causal": True}
     near = call | {"attn_mask": masks.sliding_window(7, 0)}
-    words = "right from 1.24 on at the earliest, and `runtime` is onnxruntime>=1.23;cpu.*form='auto' chooses"
+    words = "right from 1.24 on at the earliest, and `runtime` is onnxruntime>=1.23;cpu.*`form='auto'` chooses"
     with pytest.raises(ValueError, match=f"^export_attention: `form` cannot be 'grouped_query': .*{words}"):
         export_attention(FIXED, FIXED, FIXED, **near, runtime=f"onnxruntime>={release};cpu")
     assert form_of(FIXED, FIXED, FIXED, **near, runtime="onnxruntime>=1.24;cpu") == "grouped_query"
@@ -77,7 +77,7 @@ def test_web_refuses_what_webgpu_computes_wrong(operator: str) -> None:
     form = {"MultiHeadAttention": "multi_head", "GroupQueryAttention": "grouped_query"}[operator]
     said: dict[str, Any] = {"is_causal": True, "form": form}
     assert form_of(FIXED, FIXED, FIXED, **said) == form
-    words = f"the WebGPU provider computes {operator} wrong from 32 tokens on, .*;web.* form='auto' chooses"
+    words = f"the WebGPU provider computes {operator} wrong from 32 tokens on, .*;web.* `form='auto'` chooses"
     with pytest.raises(ValueError, match=f"^export_attention: `form` cannot be '{form}': {words}"):
         export_attention(FIXED, FIXED, FIXED, **said, runtime="onnxruntime>=1.31;web")
 
