@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from html import escape
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from sdpa_xp._checks.keywords import Immutable, explains_keywords
 from sdpa_xp._checks.messages import call_of, shown
 from sdpa_xp._display import nested
 from sdpa_xp._libraries import computing, is_array, library_of
-from sdpa_xp._libraries.base import CUDA, Library
+from sdpa_xp._libraries.base import CUDA
 from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device
@@ -87,9 +87,8 @@ class Layer(Tree, Immutable):
         Raises:
             TypeError: `like` is neither a module of arrays nor an array.
         """
-        destination = destination_of(f"{type(self).__name__}.to", like, device)
-        copies = {name: copy_to(cast(Array, x), destination) for name, x in self.parameters.items()}
-        return self.with_parameters(copies)
+        copy_of = copier(f"{type(self).__name__}.to", like, device)
+        return self.with_parameters({name: copy_of(cast(Array, x)) for name, x in self.parameters.items()})
 
     def __repr__(self) -> str:
         return call_of(cast("DataclassInstance", self), type(self).__name__)
@@ -107,47 +106,41 @@ class Layer(Tree, Immutable):
         return cast(Self, replace(cast(Any, self), **changed))
 
 
-class Destination(NamedTuple):
-    """The library and the device that arrays are copied to."""
+def copier(function: str, like: Any, device: Device = None) -> Callable[[Array], Array]:
+    """Return a function that copies arrays to the library of `like`, which is its module or an array of it.
 
-    xp: Any
-    library: Library
-    device: Device
-    """None is the library's default."""
-
-
-def destination_of(function: str, like: Any, device: Device = None) -> Destination:
-    """Return the destination that `like`, a library or an array, stands for; `device` overrides the array's."""
+    Without a `device`, they get the device of the array, or the default of the library. A copy keeps its dtype
+    if the library has it, and is float32 if not.
+    """
     is_module = not is_array(like)
     if is_module and not callable(getattr(like, "zeros", None)):
         rule = "`like` must be a library of arrays, or an array of it"
         raise ArgumentTypeError(function, rule, {"like": shown(like)})
-    array: Array = like.zeros((0,)) if is_module else like
-    library = library_of(array)
-    if device is None and not is_module:
-        device = library.device(array)
-    return Destination(library.namespace(array), library, device)
+    example: Array = like.zeros((0,)) if is_module else like
+    target = library_of(example)
+    xp: Any = target.namespace(example)
+    place = target.device(example) if device is None and not is_module else device
 
+    def copy_of(array: Array) -> Array:
+        source = library_of(array)
+        is_bfloat16 = dtype_name(array.dtype) == "bfloat16"
+        array = source.detach(array)
+        with computing(array):
+            # On a GPU, arrays stay there. On the CPU, libraries differ in which arrays they take by DLPack.
+            on_cuda = hasattr(array, "__dlpack_device__") and cast(Any, array).__dlpack_device__()[0] in CUDA
+            if on_cuda and target.takes_cuda():
+                copy = xp.from_dlpack(array)
+            else:
+                values = source.to_numpy(array)
+                values = values.astype("float32") if is_bfloat16 else values  # NumPy has no bfloat16
+                copy = target.from_numpy(values, xp, place)
+        dtype = target.bfloat16(xp) if is_bfloat16 else None
+        with computing(copy):
+            copy = xp.astype(copy, copy.dtype if dtype is None else dtype, copy=True)
+        is_there = place is None or target.device(copy) == place
+        return cast(Array, copy if is_there else xp.asarray(copy, device=place))
 
-def copy_to(array: Array, destination: Destination) -> Array:
-    """Return a copy of `array` at the destination, in the same dtype if the library has that, else float32."""
-    source, target = library_of(array), destination.library
-    is_bfloat16 = dtype_name(array.dtype) == "bfloat16"
-    array = source.detach(array)
-    with computing(array):
-        # On a GPU, arrays stay there. On the CPU, libraries differ in which arrays they take by DLPack.
-        on_cuda = hasattr(array, "__dlpack_device__") and cast(Any, array).__dlpack_device__()[0] in CUDA
-        if on_cuda and target.takes_cuda():
-            copy = destination.xp.from_dlpack(array)
-        else:
-            values = source.to_numpy(array)
-            values = values.astype("float32") if is_bfloat16 else values
-            copy = target.from_numpy(values, destination.xp, destination.device)
-    dtype = target.bfloat16(destination.xp) if is_bfloat16 else None
-    with computing(copy):
-        copy = cast(Array, destination.xp.astype(copy, copy.dtype if dtype is None else dtype, copy=True))
-    is_there = destination.device is None or target.device(copy) == destination.device
-    return copy if is_there else destination.xp.asarray(copy, device=destination.device)
+    return copy_of
 
 
 def check_mapping(function: str, name: str, value: object) -> None:

@@ -17,7 +17,7 @@ from sdpa_xp._libraries import LIBRARIES, array_signatures, computing, has_overr
 from sdpa_xp._libraries.dtypes import accumulation_dtype, astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Rng
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp.layers.layer import Layer, check_mapping, copy_to, destination_of
+from sdpa_xp.layers.layer import Layer, check_mapping, copier
 
 A = TypeVar("A", bound=AnyArray)
 MOST_PASSED = 1024
@@ -238,7 +238,7 @@ def _draw_uniform(function: str, rng: Any, count: int, like: AnyArray | None) ->
         if module is not None and library.generators.owns(rng):
             xp = library.namespace(module.zeros((0,), dtype=module.float32))
             numbers = library.generators.uniform(rng, count, xp)
-            return numbers if like is None else copy_to(numbers, destination_of(function, like))
+            return numbers if like is None else copier(function, like)(numbers)
     rule = (
         "`rng` must be a numpy.random.Generator, cupy.random.Generator, torch.Generator, or key of JAX or MLX"
     )
