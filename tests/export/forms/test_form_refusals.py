@@ -91,21 +91,9 @@ TAKEN: dict[str, list[dict[str, Any]]] = {
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("attention", specs(*[(3, 2, 4, 6, 16)] * 3), "ai.onnx Attention takes at most 4 axes"),
-    (
-        "attention",
-        ONE_KEY_BATCH,
-        "ai.onnx Attention does not broadcast the batch of query, key and value",
-    ),
-    (
-        "attention",
-        self_attention(dtype="float64"),
-        "onnxruntime computes a float64 Attention to float32 accuracy",
-    ),
-    (
-        "attention",
-        self_attention() | {"softmax_dtype": "float64"},
-        "onnxruntime computes a float64 Attention to float32 accuracy",
-    ),
+    ("attention", ONE_KEY_BATCH, "ai.onnx Attention does not broadcast the batch of query, key and value"),
+    ("attention", self_attention(dtype="float64"), "onnxruntime computes a float64 Attention to float32 accuracy"),
+    ("attention", self_attention() | {"softmax_dtype": "float64"}, "onnxruntime computes a float64 Attention to float32 accuracy"),
     ("attention", self_attention() | {"sinks": np.ones(4, np.float32)}, "ai.onnx Attention has no sinks"),
     *(
         (
@@ -115,11 +103,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         )
         for outputs in (("lse",), ("output", "lse"), ("output", "weights"), ("scores",))
     ),
-    (
-        "attention",
-        self_attention() | {"bias": biases.from_function(lambda s, b, h, i, j: s * 2) + np.ones(6, np.float32)},
-        "ai.onnx Attention cannot apply a function to the scores",
-    ),
+    ("attention", self_attention() | {"bias": biases.from_function(lambda s, b, h, i, j: s * 2) + np.ones(6, np.float32)}, "ai.onnx Attention cannot apply a function to the scores"),
     *(
         (form, arguments | more, words)
         for form, more in (("multi_head", {}), ("grouped_query", CAUSAL))
@@ -146,11 +130,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("multi_head", self_attention(groups=2), "MultiHeadAttention has no grouped heads"),
     ("multi_head", self_attention() | {"softcap": 2.0}, "MultiHeadAttention has neither a soft cap nor sinks"),
-    (
-        "multi_head",
-        self_attention() | {"sinks": np.ones(4, np.float32)},
-        "MultiHeadAttention has neither a soft cap nor sinks",
-    ),
+    ("multi_head", self_attention() | {"sinks": np.ones(4, np.float32)}, "MultiHeadAttention has neither a soft cap nor sinks"),
     *(
         (
             "multi_head",
@@ -181,13 +161,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         ("grouped_query", arguments, "GroupQueryAttention is written only for as many keys as queries")
         for arguments in (MORE_KEYS | CAUSAL, MORE_KEYS | {"attn_mask": masks.causal("lower_right")})
     ),
-    (
-        "grouped_query",
-        self_attention()
-        | {"past_key": TensorSpec("float32", (2, 4, 3, 16))}
-        | {"past_value": TensorSpec("float32", (2, 4, 3, 16)), "is_causal": True},
-        "the exporter writes GroupQueryAttention without its cache inputs",
-    ),
+    ("grouped_query", self_attention() | {"past_key": TensorSpec("float32", (2, 4, 3, 16))} | {"past_value": TensorSpec("float32", (2, 4, 3, 16)), "is_causal": True}, "the exporter writes GroupQueryAttention without its cache inputs"),
     *(
         ("grouped_query", arguments, "GroupQueryAttention is causal")
         for arguments in (
@@ -216,14 +190,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
             masks.causal([1, 2]),
         )
     ),
-    (
-        "grouped_query",
-        self_attention()
-        | CAUSAL
-        | {"attn_mask": masks.sliding_window(3, None), "runtime": "onnxruntime>=1.23;cpu"},
-        "a window of GroupQueryAttention has one key less from onnxruntime 1.24 on than before, so that a graph is "
-        "right from 1.24 on at the earliest, and `runtime` is onnxruntime>=1.23;cpu",
-    ),
+    ("grouped_query", self_attention() | CAUSAL | {"attn_mask": masks.sliding_window(3, None), "runtime": "onnxruntime>=1.23;cpu"}, "a window of GroupQueryAttention has one key less from onnxruntime 1.24 on than before, so that a graph is right from 1.24 on at the earliest, and `runtime` is onnxruntime>=1.23;cpu"),
     *(
         ("grouped_query", arguments | CAUSAL, "GroupQueryAttention takes one width, a multiple of 8")
         for arguments in (
@@ -231,21 +198,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
             specs(*[(2, 4, 6, 12)] * 3),
         )
     ),
-    (
-        "grouped_query",
-        self_attention() | CAUSAL | {"runtime": CUDA},
-        "GroupQueryAttention has no float32 kernel on CUDA, so onnxruntime would run it on the CPU",
-    ),
-    (
-        "grouped_query",
-        self_attention() | CAUSAL | {"sinks": np.ones((2, 4), np.float32)},
-        "GroupQueryAttention takes sinks of shape (Hq,)",
-    ),
-    (
-        "grouped_query",
-        self_attention(batch="B") | CAUSAL,
-        "GroupQueryAttention crashes on an empty batch, so the batch must be a number",
-    ),
+    ("grouped_query", self_attention() | CAUSAL | {"runtime": CUDA}, "GroupQueryAttention has no float32 kernel on CUDA, so onnxruntime would run it on the CPU"),
+    ("grouped_query", self_attention() | CAUSAL | {"sinks": np.ones((2, 4), np.float32)}, "GroupQueryAttention takes sinks of shape (Hq,)"),
+    ("grouped_query", self_attention(batch="B") | CAUSAL, "GroupQueryAttention crashes on an empty batch, so the batch must be a number"),
     *(
         (
             "tiled",
@@ -254,7 +209,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         )
         for outputs in (("weights",), ("output", "scores"))
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("form", "arguments", "words"), REFUSED, ids=lambda value: str(value)[:40])
