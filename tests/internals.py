@@ -37,6 +37,7 @@ PLACES = {
     "check_grid_integers": "sdpa_xp._tiles.score_grid:check_integers",
     "check_integers": "sdpa_xp._checks.numbers:check_integers",
     "check_interface": "sdpa_xp_export._verify.model:check_interface",
+    "check_kind_of_inputs": "sdpa_xp.layers.linear:check_one_kind",
     "check_size": "sdpa_xp_export._verify.model:check_size",
     "checked_call": "sdpa_xp_export._call.call:checked_call",
     "Chunks": "sdpa_xp._libraries.protocols:Chunks",

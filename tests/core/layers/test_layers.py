@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 import pytest
-from internals import judge, namespace, product, reference, stages
+from internals import judge, namespace, override, product, reference, stages
 from libraries import LIBRARIES, Library, generator, read_only
 
 from sdpa_xp import KVCache, PagedKVCache, masks, merge_states
@@ -189,9 +189,7 @@ def test_calls_that_are_alike_are_checked_once(monkeypatch: pytest.MonkeyPatch) 
     changed = layer.with_parameters({n: w.astype(np.float64) for n, w in layer.parameters.items()})
     layer(x, other)
     checked: list[str] = []
-    monkeypatch.setattr(
-        "sdpa_xp.layers.linear.check_one_kind", lambda function, values: checked.append(function)
-    )
+    override(monkeypatch, "check_kind_of_inputs", lambda function, values: checked.append(function))
     layer(x + 1, other * 2)
     assert checked == []
     for odd in (other.astype(np.float64), other[:, :1], np.ma.asarray(other)):
