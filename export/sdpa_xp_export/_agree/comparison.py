@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,26 +18,15 @@ from sdpa_xp_export._runtime import session
 from sdpa_xp_export._runtime.releases import Runtime, runtime_text
 from sdpa_xp_export._verify.expected import expected_rows, stated_dtype
 from sdpa_xp_export._verify.inputs import poison, random_inputs
-from sdpa_xp_export._verify.judging import judge
+from sdpa_xp_export._verify.judging import ExpectedRows, judge
 from sdpa_xp_export._verify.pairs import Arrays, heads_first, reference_inputs
 from sdpa_xp_export._verify.reference import stages
 from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
 from sdpa_xp_export.report import Agreement
 
-
-class ExpectedOutput(NamedTuple):
-    """What the output of a job should be for some inputs, in the layout of the call."""
-
-    reference: NDArray[np.float64]
-    textbook: NDArray[Any]
-    """The textbook formula in NumPy."""
-    largest_terms: float
-    """The largest sum of the sizes of the terms of an element."""
-
-
-Expected: TypeAlias = Mapping[str, Sequence[ExpectedOutput]]
-"""By job, for each of its inputs."""
+Expected: TypeAlias = Mapping[str, Sequence[ExpectedRows]]
+"""What the output of each job should be, for each of its inputs."""
 
 
 class JobInputs(NamedTuple):
@@ -138,9 +127,7 @@ def compare(
     jobs: Mapping[str, Job], dtype: str, backends: Iterable[Backend], providers: Sequence[str]
 ) -> Iterator[Row]:
     """Yield a row for each backend that holds `dtype`, then one for each exported form and provider."""
-    expected: Expected = {
-        name: [_expected(job.call, inputs.plain, dtype) for inputs in job.inputs] for name, job in jobs.items()
-    }
+    expected = {name: [_expected(job, inputs, dtype) for inputs in job.inputs] for name, job in jobs.items()}
     for backend in backends:
         if backend.holds(dtype):
             labels = (backend.name, "xp", dtype, backend.device)
@@ -178,7 +165,7 @@ def _textbook_on(backend: Backend) -> TextbookOf:
     def textbook(job: Job, plain: Arrays) -> NDArray[Any]:
         (output,) = job.call.outputs
         arguments = _put(reference_inputs(job.call, plain), backend)
-        return _as_returned(job.call, backend.get(stages(xp, **arguments)[output]))
+        return backend.get(stages(xp, **arguments)[output])
 
     return textbook
 
@@ -196,15 +183,9 @@ def _on_runtime(form: FormName, provider: str) -> Prepare:
     return prepare
 
 
-def _expected(call: ExportCall, plain: Arrays, dtype: str) -> ExpectedOutput:
-    (output,) = call.outputs
-    rows = expected_rows(call, reference_inputs(call, plain), dtype)[output]
-    return ExpectedOutput(_as_returned(call, rows.reference), _as_returned(call, rows.textbook), rows.largest)
-
-
-def _as_returned(call: ExportCall, array: NDArray[Any]) -> NDArray[Any]:
-    """Return an output, which has heads before the length, in the layout of the call."""
-    return heads_first(call, array) if call.outputs == ("output",) else array
+def _expected(job: Job, inputs: JobInputs, dtype: str) -> ExpectedRows:
+    (output,) = job.call.outputs
+    return expected_rows(job.call, reference_inputs(job.call, inputs.plain), dtype)[output]
 
 
 def _put(arguments: Arrays, backend: Backend) -> Arrays:
@@ -245,7 +226,7 @@ def _row(
                     result = run()
                     seconds += time.perf_counter() - start
                 if textbook_of is not None:  # of the plain inputs: it multiplies 0 by a hidden NaN
-                    output = output._replace(textbook=textbook_of(job, inputs.plain))
+                    output = replace(output, textbook=textbook_of(job, inputs.plain))
                 agreements.append(_judged(job, result, output))
         except (ArgumentTypeError, ArgumentValueError) as error:  # the library refuses the call
             results.append(JobResult(name, None, error.message.statement))
@@ -254,10 +235,11 @@ def _row(
     return Row(*labels, tuple(results), seconds)
 
 
-def _judged(job: Job, result: NDArray[Any], expected: ExpectedOutput) -> Agreement:
+def _judged(job: Job, result: NDArray[Any], expected: ExpectedRows) -> Agreement:
     """Compare an output; if its dtype or shape is not that of the call, it does not agree."""
-    dtype = stated_dtype(job.call, job.call.outputs[0])
-    reference, textbook, largest_terms = expected
-    as_stated = result.shape == reference.shape and result.dtype.name == dtype
-    result = result if as_stated else np.full(reference.shape, np.nan)
-    return judge(result, reference, textbook, dtype, largest_terms)
+    (output,) = job.call.outputs
+    dtype = stated_dtype(job.call, output)
+    result = heads_first(job.call, result) if output == "output" else result
+    as_stated = result.shape == expected.reference.shape and result.dtype.name == dtype
+    result = result if as_stated else np.full(expected.reference.shape, np.nan)
+    return judge(result, expected.reference, expected.textbook, dtype, expected.largest)
