@@ -46,10 +46,9 @@ def unsupported_reason(call: PreparedCall) -> str | None:
         return f"JAX's kernel takes no `{name}`"
     if dtype_name(call.grid.dtype) == "float64":
         return "JAX's kernel computes a softmax in float32"
-    width = call.arrays["value"].shape[-1]
-    if width != call.sizes.width:
+    if call.arrays["value"].shape[-1] != call.sizes.width:
         return "JAX's kernel needs E = Ev"
-    if any(length == 0 for length in (*call.sizes.batch, *call.grid.shape[-3:], width)):
+    if operands.is_empty(call):
         return "an axis is empty"
     # The kernel adds one array. The function of a bias may do more than add.
     scores = call.scores_without_dropout()
@@ -79,6 +78,7 @@ def attend(call: PreparedCall) -> Array | None:
 
 @functools.cache
 def _compiled() -> Any:
+    # JAX compiles once for each set of shapes; two threads that are the first at once may compile twice.
     return sys.modules["jax"].jit(_attention, static_argnames="batch")
 
 

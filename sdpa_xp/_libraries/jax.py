@@ -53,7 +53,7 @@ class Jax(Library):
 
     def owns(self, array: object) -> bool:
         is_owned = bool(compat.is_jax_array(array))
-        if is_owned:
+        if is_owned:  # asked once for a type: the first array of JAX shows that JAX is in use
             register_all()
         return is_owned
 
