@@ -154,6 +154,7 @@ PLACES = {
     "open_session": "sdpa_xp_export._runtime.session:open_session",
     "OPTIONS": "sdpa_xp_export._call.call:OPTIONS",
     "OTHER_NAMES": "sdpa_xp_export._arrays.numpy_and_torch:OTHER_NAMES",
+    "OTHER_SIZES": "sdpa_xp_export._verify.settings:OTHER_SIZES",
     "outcome": "sdpa_xp_export._verify.trials:outcome",
     "padded_calls": "sdpa_xp._tiles.padding:padded_calls",
     "PagedSource": "sdpa_xp._core.scores:PagedSource",

@@ -110,4 +110,5 @@ def leave_out_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     override(monkeypatch, "RANDOM_RANGES", ((10, 130, 2),))
     override(monkeypatch, "DRAWS_FOR_A_LAYER", 1)
     override(monkeypatch, "LONGEST_TRIAL", 300)
+    override(monkeypatch, "OTHER_SIZES", ((64, 64), (150, 161, 7)))
     override(monkeypatch, "LONG_LAYER_TRIAL", (33, 40))

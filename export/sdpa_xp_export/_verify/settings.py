@@ -40,6 +40,8 @@ LONGEST, THOROUGH_LONGEST = 2053, 4099
 """The longest length if no number of the call needs a longer one. It is prime, so no block ends there."""
 LARGE_BATCH = 7
 """The largest batch that a call is tried with by default."""
+OTHER_SIZES = ((64, 64), (1024, 1024), (150, 161, LARGE_BATCH), (520, 531, 3))
+"""Numbers of queries and keys that are multiples of powers of 2, and large ones with a batch."""
 DRAWS_OF_FIXED = 3
 """The number of draws for each size of scores if all lengths of a call are fixed; one if it has many scores."""
 FEW_ROWS = 32
@@ -91,8 +93,7 @@ def trial_settings(
         lengths if chosen.affords(lengths) else small[0]
         for lengths in (chosen(19, 23, batch=LARGE_BATCH), chosen(130, 141))
     )
-    # Multiples of powers of 2, and long ones with a batch.
-    other_sizes = [chosen(64, 64), chosen(1024, 1024), chosen(150, 161, LARGE_BATCH), chosen(520, 531, 3)]
+    other_sizes = [chosen(*size) for size in OTHER_SIZES]
     at_numbers = list(_at_numbers(call, chosen, blocks, thorough=thorough))
     ordinary = [*small, *_small(chosen), many, *chosen.around_an_empty_past(), blocky, *other_sizes]
     ordinary += at_numbers
