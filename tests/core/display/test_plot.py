@@ -442,6 +442,7 @@ def test_nothing_is_shown_or_kept() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", PICTURES)
 @pytest.mark.parametrize(("theme", "paper"), [("light", "#ffffff"), ("dark", "#0d1117")])
 def test_a_file_has_a_background(name: str, theme: str, paper: str) -> None:
