@@ -79,9 +79,9 @@ def parse(
     try:
         if not isinstance(text, str) or len(text) > LONGEST:
             raise ValueError(f"it is a text of at most {LONGEST} characters")
-        if "\\" in text:
+        if "\\" in text:  # an escape could hide a control character in a word
             raise ValueError("a backslash is not allowed here")
-        line = " ".join(text.splitlines()).strip()
+        line = " ".join(text.splitlines()).strip()  # Python would end an expression at the end of a line
         tree = ast.parse(_SPEC.sub(r"spec('\g<0>')", line), mode="eval")
         expression: Expression = _Reader(kind, initializers or {}).value(tree.body)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
@@ -187,6 +187,7 @@ class _Reader:
     def function(self, name: str) -> Any:
         if name == "from_function":
             raise ValueError("a function cannot be written as text; pass it in Python")
+        # Only what is public and returns a mask or a bias: anyone may have written the file.
         if name not in self.functions.__all__ or name in _NOT_TEXT:
             raise ValueError(f"no function {name!r}")
         return getattr(self.functions, name)
@@ -226,6 +227,7 @@ def digest(text: str, initializers: Mapping[str, Initializer]) -> str:
     hashed = hashlib.sha256(text.encode())
     for name, initializer in sorted(initializers.items()):
         numbers = np.ascontiguousarray(initializer.numbers)
+        # The same bytes may be other numbers: of another dtype, or in another shape.
         hashed.update(f"{name} {numbers.dtype.name} {numbers.shape}".encode())
         hashed.update(numbers.reshape(-1).view(np.uint8).data)
     return hashed.hexdigest()

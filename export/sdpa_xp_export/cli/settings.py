@@ -95,10 +95,11 @@ def _text(path: Path) -> str:
     with os.fdopen(descriptor, "rb") as file:
         if NOT_WAITING:
             os.set_blocking(descriptor, True)
-        data: bytes = file.read(MOST_BYTES + 1)
+        data: bytes = file.read(MOST_BYTES + 1)  # nobody knows before how much a pipe has
     if len(data) > MOST_BYTES:
         raise ValueError(f"at most {MOST_BYTES} bytes")
     encoding = "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    # As Python reads text files: tomllib refuses a carriage return alone.
     return data.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -110,7 +111,7 @@ def export_arguments(settings: dict[str, Any], source: Source = CONFIG) -> dict[
             rule, got = f"{source.named(name)} must be given", {"given": ", ".join(arguments) or "none"}
             hint = f"Pass --{name}, or --config with a file that has it." if source.keys_are_flags else ""
             raise ArgumentValueError(source.function, rule, got, hint)
-    arguments.setdefault("value", arguments["key"])
+    arguments.setdefault("value", arguments["key"])  # most calls have keys and values of one shape
     for name, option in OPTIONS.items():
         if isinstance(arguments.get(name), str) and option.kind in _READERS:
             arguments[name] = _READERS[option.kind](source, name, arguments[name])

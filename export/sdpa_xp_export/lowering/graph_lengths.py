@@ -86,7 +86,7 @@ class GraphLengths:
     def _read(self, name: int | str) -> GraphValue:
         if isinstance(name, int) or name.isdecimal():
             return self.graph.constant([int(name)], "int64")
-        for argument, spec in self.call.inputs.items():
+        for argument, spec in self.call.inputs.items():  # a name has one length wherever it stands
             if name in spec.shape:
                 return ops.length_of(self.graph.argument(argument, spec), spec.shape.index(name))
         if self.call.past_key is not None and name == str(self.call.sizes.keys):  # a sum, perhaps of sums

@@ -127,6 +127,7 @@ class GraphTile:
     def indices(self) -> tuple[GraphValue, GraphValue, GraphValue, GraphValue]:
         """Batch entry, head, query and key, which broadcast to (..., Hq, rows, columns)."""
         sizes, graph = self.call.sizes, self.graph
+        # The graph is written for a known number of heads, so that no node has to count them.
         heads = graph.constant([[[head]] for head in range(sizes.query_heads)], "int64")
         return self.here(self.whole.entries), heads, self.query_index, self.key_index
 

@@ -112,7 +112,7 @@ def _explicit_softmax(tile: GraphTile, scores: GraphValue) -> tuple[GraphValue, 
     l = ops.reduce("ReduceSum", p)
     if sinks is not None:
         l = l + xp.exp(sinks - shift)
-    empty = l <= 0.0
+    empty = l <= 0.0  # all scores of the row are -inf, and so is its sink if there is one
     l = xp.where(empty, 1.0, l)
     weights = p / l
     if "lse" not in call.outputs:
