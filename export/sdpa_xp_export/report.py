@@ -127,6 +127,7 @@ class LayerReport(Immutable):
     @property
     def agrees(self) -> bool:
         """Whether every run stayed within its bound, and there was at least one run."""
+        # A report without a run has shown nothing.
         return bool(self.runs) and all(run.agreement.agrees for run in self.runs)
 
     @property

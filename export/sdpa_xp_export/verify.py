@@ -205,6 +205,7 @@ def _finished(
     session: RemoteSession, call: ExportCall, trial: Trial, provider: str, done: Callable[[str], None]
 ) -> _Finished:
     """Return what is compared of a run, its time and its memory; the whole outputs are not kept."""
+    # To free memory takes time, so runs with few scores keep it for the next.
     run = session.timed(trial.inputs, frees=math.prod(trial.pairs) > MANY_SCORES)
     done(f"{trial.shown} on {provider}")
     return outcome(call, trial, run.outputs), run.seconds, run.peak_bytes

@@ -57,6 +57,7 @@ def merged_halves(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
     pairs = (*query.shape[:-1], key.shape[-2])
     allowed = masks.to_array(arguments["attn_mask"], pairs, like=query)
     states = []
+    # The mask as an array: its lengths are of all keys, and would hide others in the second half.
     for keys in (slice(0, pairs[-1] // 2), slice(pairs[-1] // 2, pairs[-1])):
         part = {name: arguments[name][..., keys, :] for name in ("key", "value")}
         part["attn_mask"] = allowed[..., keys]
@@ -84,6 +85,7 @@ def paged(xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
         split = xp.reshape(past, (entries, heads, count, BLOCK, width))
         return xp.reshape(xp.permute_dims(split, (0, 2, 1, 3, 4)), (entries * count, heads, BLOCK, width))
 
+    # The blocks of each entry in order, which is one of many tables; the pool has no other blocks.
     table = [[entry * count + number for number in range(count)] for entry in range(entries)]
     lengths = [int(arrays["past_lengths"][entry]) for entry in range(entries)]
     pools = blocks(arrays["past_key"]), blocks(arrays["past_value"])

@@ -18,21 +18,8 @@ from torch.overrides import TorchFunctionMode
 
 from sdpa_xp_export._dtypes.dtype import to_numpy
 
-_BINARY = (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
-    "and",
-    "or",
-    "xor",
-    "lshift",
-    "rshift",
-)
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+_BITWISE = ("and", "or", "xor", "lshift", "rshift")
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 
 
@@ -53,7 +40,7 @@ class TensorCopy(torch.Tensor):
             return _numbers(self)[index]
         return super().__getitem__(index)
 
-    __hash__ = torch.Tensor.__hash__
+    __hash__ = torch.Tensor.__hash__  # a class with an `__eq__` has none otherwise
 
 
 def _operator(name: str) -> Callable[[Any, Any], Any]:
@@ -65,7 +52,8 @@ def _operator(name: str) -> Callable[[Any, Any], Any]:
     return operator
 
 
-for _name in (*_BINARY, *(f"r{name}" for name in _BINARY), *_COMPARISONS):
+_REFLECTED = tuple(f"r{name}" for name in (*_ARITHMETIC, *_BITWISE))
+for _name in (*_ARITHMETIC, *_BITWISE, *_REFLECTED, *_COMPARISONS):
     setattr(TensorCopy, f"__{_name}__", _operator(f"__{_name}__"))
 
 
@@ -93,6 +81,7 @@ def changed_tensor(x: Any, change: Callable[[NDArray[Any]], NDArray[Any]]) -> Te
         data = _tensor(changed).to(x.device)
     copied: TensorCopy = data.as_subclass(TensorCopy).requires_grad_(x.requires_grad)
     if isinstance(x, torch.nn.Parameter):
+        # `isinstance(copied, Parameter)` asks for it (torch.nn.parameter); without it, a layer would miss one.
         copied._is_param = True
     return copied
 
@@ -103,6 +92,7 @@ def is_plain_tensor(x: object) -> bool:
 
 
 def _numbers(x: torch.Tensor) -> NDArray[Any]:
+    # It also switches off the mode above, which `DisableTorchFunctionSubclass` of torch's docs does not.
     with torch._C.DisableTorchFunction():
         return to_numpy("verify_layer", "weight", x.detach().as_subclass(torch.Tensor))
 
