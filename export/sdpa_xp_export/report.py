@@ -94,6 +94,12 @@ class Run(Immutable):
         return "," not in self.inputs
 
 
+def described_failure(run: Run) -> str:
+    """Return the inputs of a run, the place of its worst error, and the size of this error."""
+    where = f", {run.where}" if run.where else ""
+    return f"{run.inputs}{where} (error {run.agreement.absolute:.2g})"
+
+
 @dataclass(frozen=True, slots=True)
 class LayerReport(Immutable):
     """The report of `verify_layer`; `print` shows it in lines of at most 76 characters."""
@@ -144,11 +150,7 @@ class LayerReport(Immutable):
     @property
     def smallest_failure(self) -> str:
         """The smallest run that does not agree, the place and the size of its error; empty if all agree."""
-        if not self.failing:
-            return ""
-        run = self.failing[0]
-        where = f", {run.where}" if run.where else ""
-        return f"smallest failing run: {run.inputs}{where} (error {run.agreement.absolute:.2g})"
+        return f"smallest failing run: {described_failure(self.failing[0])}" if self.failing else ""
 
     @property
     def fell_back(self) -> tuple[Placement, ...]:
@@ -201,7 +203,7 @@ class LayerReport(Immutable):
             ("math mode", self.math_mode),
             ("seed", str(self.seed)),
             *[("note", note) for note in self.notes],
-            *[("smallest failing run", self.smallest_failure.partition(": ")[2]) for _ in self.failing[:1]],
+            *[("smallest failing run", described_failure(run)) for run in self.failing[:1]],
             *[("fell back", placed.node) for placed in self.fell_back],
             *[("not tried", line) for line in self.left_out],
         ]

@@ -9,7 +9,7 @@ from html import escape
 
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.text import to_json
-from sdpa_xp_export.report import Report, Run
+from sdpa_xp_export.report import Report, Run, described_failure
 
 WIDTH, HEIGHT = 640, 240
 LEFT, RIGHT, TOP, BOTTOM = 60, 16, 16, 44
@@ -77,7 +77,7 @@ def page(report: Report, model: str, failures: Sequence[str] = ()) -> str:
         "form": f"{report.form} ({report.reason})",
         "onnxruntime": report.onnxruntime,
         **({"note": report.notes} if report.notes else {}),
-        **({"smallest failing run": report.smallest_failure.partition(": ")[2]} if report.failing else {}),
+        **({"smallest failing run": described_failure(report.failing[0])} if report.failing else {}),
         "nodes that ran": report.nodes,
         "seed": report.seed,
         **({"not tried": report.left_out} if report.left_out else {}),
