@@ -76,9 +76,7 @@ class ExportCall:
     bias: Annotated[
         Bias | GraphOperand | None,
         Option(
-            "modifier",
-            checked.mask_or_bias,
-            "An array, such as float32[8,L,S], or biases, such as alibi(8).",
+            "modifier", checked.mask_or_bias, "An array, such as float32[8,L,S], or biases, such as alibi(8)."
         ),
     ]
     is_causal: Annotated[
@@ -87,9 +85,7 @@ class ExportCall:
     scale: Annotated[
         float | GraphOperand,
         Option(
-            "number or array",
-            checked.scale,
-            "A number, or dtype[length,...] for an input. Default: 1/sqrt(E).",
+            "number or array", checked.scale, "A number, or dtype[length,...] for an input. Default: 1/sqrt(E)."
         ),
     ]
     softcap: Annotated[float | None, Option("number", checked.softcap, "A positive number; 0 turns it off.")]
@@ -108,8 +104,7 @@ class ExportCall:
         ),
     ]
     layout: Annotated[
-        Layout,
-        Option("word", checked.layout, "...HLE (default) or ...LHE.", default=HLE, choices=LAYOUTS),
+        Layout, Option("word", checked.layout, "...HLE (default) or ...LHE.", default=HLE, choices=LAYOUTS)
     ]
     past_key: Annotated[TensorSpec | None, _PAST]
     past_value: Annotated[TensorSpec | None, _PAST]

@@ -52,8 +52,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool,
-        typer.Option("--version", "-V", help="Print the version.", is_eager=True, callback=_print_version),
+        bool, typer.Option("--version", "-V", help="Print the version.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
     """Options of every command."""

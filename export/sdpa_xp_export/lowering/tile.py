@@ -163,11 +163,7 @@ class GraphTile:
         return self.here(outer.weight(operand.name, operand.numbers))
 
     def integers(
-        self,
-        name: str,
-        value: object,
-        least: int = -LARGEST_INTEGER,
-        most: int = LARGEST_INTEGER,
+        self, name: str, value: object, least: int = -LARGEST_INTEGER, most: int = LARGEST_INTEGER
     ) -> GraphValue | int:
         """Return one integer, or one for each batch entry as (..., 1, 1, 1); "lower_right" is S - L.
 
