@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from sdpa_xp._call.options import CheckedOptions
 from sdpa_xp._checks.arrays import explain_missing_name
@@ -62,6 +62,13 @@ MOST_KNOWN = 2**12
 T = TypeVar("T")
 
 
+Derived: TypeAlias = Literal[
+    "bound_options", "context_maker", "has_arrays", "is_causal", "kernel", "needs_no_conversion", "one_tile",
+    "plan", "real_keys", "tiles"
+]  # fmt: skip
+"""What is derived from a call once for all equal calls. A dict, since properties would be called each time."""
+
+
 class PreparedCall(NamedTuple):
     """A call that has passed every check."""
 
@@ -75,11 +82,11 @@ class PreparedCall(NamedTuple):
     layout: str
     implementation: str | None
     result_dtype: Dtype
-    derived: dict[str, Any]
+    derived: dict[Derived, Any]
     """Results that depend only on shapes, dtypes and options; equal calls share them, also in several threads,
     which may compute one twice and store equal results."""
 
-    def cached(self, name: str, compute: Callable[[], T]) -> T:
+    def cached(self, name: Derived, compute: Callable[[], T]) -> T:
         """Return `compute()`, computed once for all equal calls; `compute` must not read an input."""
         if name not in self.derived:
             self.derived[name] = compute()
