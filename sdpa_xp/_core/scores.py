@@ -131,8 +131,9 @@ class BoundOptions(NamedTuple):
     @property
     def is_plain(self) -> bool:
         """Whether nothing but a mask changes the products of queries times a number, and their weights."""
-        changes = self.softcap is not None or self.sinks is not None or self.dropout is not None
-        return not (self.biases or changes) and isinstance(self.scale, float)
+        others = self.softcap, self.sinks, self.dropout
+        is_alone = len(self.biases) == 0 and all(option is None for option in others)
+        return is_alone and isinstance(self.scale, float)
 
     @property
     def is_unmasked(self) -> bool:
