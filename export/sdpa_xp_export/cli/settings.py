@@ -84,8 +84,8 @@ def read(path: Path, source: Source = CONFIG) -> dict[str, Any]:
             raise ArgumentValueError(function, rule, {"name": repr(name)}, hint)
         if type(value) not in KEYS[name]:  # to isinstance, True is an int
             kinds = " or ".join(kind.__name__ for kind in KEYS[name])
-            rule = f"`{name}` in `{argument}` must be of type {kinds}"
-            raise ArgumentValueError(function, rule, {name: repr(value)})
+            rule = f"{name} in `{argument}` must be of type {kinds}"  # the key of the file, not the flag
+            raise ArgumentValueError(function, rule, {"setting": repr(value)})
     return settings
 
 
@@ -124,8 +124,10 @@ def _spec(source: Source, name: str, text: str, kind: str = "a spec") -> TensorS
     try:
         return TensorSpec.parse(text)
     except (ArgumentTypeError, ArgumentValueError) as error:
-        of_spec = error.rule.replace("`", "")  # `dtype` is a flag, too, but means the dtype of this spec here
-        rule = f"{source.named(name)} must be {kind}, whose {of_spec}"
+        # In its own words the spec is `text`, and its dtype and shape have names that flags have, too.
+        of_spec = error.rule.replace("`text` must be ", "").replace("`shape`", "its shape")
+        of_spec = of_spec.replace("`dtype`", "its dtype")
+        rule = f"{source.named(name)} must be {kind}: {of_spec}"
         raise ArgumentValueError(source.function, rule, {name: repr(text)}, error.hint) from error
 
 
