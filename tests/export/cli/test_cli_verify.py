@@ -197,7 +197,7 @@ def test_a_call_in_a_file_that_is_refused(capsys: pytest.CaptureFixture[str], mo
     stated = model.with_name("call.toml")
     for text, words in {
         "key = 'float32[2,9]'": "`query` in `--call` must be given; got given=key.",
-        "query = 'float32['\nkey = 'float32[2]'": "`query` in `--call` must be a spec: a dtype, and its lengths",
+        "query = 'float32['\nkey = 'float32[2]'": "`query` in `--call` must be a spec: a dtype, and its",
         "quary = 'float32[2]'": "a key of `--call` must be known; got name='quary'. The nearest is query.",
         "query = 3": "query in `--call` must be of type str; got setting=3.",
     }.items():
