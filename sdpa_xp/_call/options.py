@@ -86,7 +86,6 @@ class CheckedOptions(NamedTuple):
         """Return the dropout, or None; draws the seed from `rng`."""
         if not self.dropout_p:
             return None
-        grid = grid
         return Dropout(self.dropout_p, grid.library.generators.random_words(self.rng, 4, grid.xp, grid.device))
 
     def arrays(self) -> list[Array]:

@@ -306,9 +306,8 @@ class Scores(NamedTuple):
         for bias in self.options.biases:
             scores, unmasked = bias.apply(tile, scores, in_place=self.buffers is not None)
             allowed = both(allowed, unmasked)
-        if (
-            len(self.options.biases) > 1
-        ):  # two of the most negative finite numbers add up to -inf, and must not mask
+        # Two of the most negative finite numbers add up to -inf, and must not mask.
+        if len(self.options.biases) > 1:
             scores = xp.where(is_masked(scores), -LARGEST[dtype_name(dtype)], scores)
         if not isinstance(allowed, bool):
             scores = xp.where(allowed, scores, -math.inf)
