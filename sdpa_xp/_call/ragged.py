@@ -100,7 +100,7 @@ def attend_groups(
     dropout = call.draw_dropout()
     outputs: dict[Entries, Array] = {}
     lses: dict[Entries, Array] = {}
-    # An output that is kept cannot lie in a buffer, and the buffers have the dtype of the scores.
+    # Inputs of packed sequences are stacked in buffers, which have the dtype of the scores.
     keeps_buffers = call.grid.library.keeps_buffers and call.grid.dtype == call.result_dtype
     lent = call_buffers(call.grid) if packed is not None and keeps_buffers else nullcontext()
 

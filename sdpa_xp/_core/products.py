@@ -31,8 +31,6 @@ MOST_IDLE = 64
 """Sets of buffers that are kept between calls: one for each thread of a large machine."""
 _IDLE: dict[Hashable, list[TileBuffers]] = {}
 """Buffers that no call uses, by library, dtype and device."""
-
-
 MOST_VIEWS = 16
 """Shapes of arrays in a buffer that are remembered; packed sequences have many."""
 
