@@ -163,6 +163,7 @@ WORDS = {
     "reference/errors/#pythons-own-messages": (
         "typeerror missing required positional argument misnamed keyword takes given arguments"
     ),
+    "reference/errors/#exporter": "export_attention valueerror",
     "reference/errors/#shapes": "shape shapes mismatch mismatched error attn_mask.shape",
     "reference/errors/#imports": "importerror modulenotfounderror module named",
     "reference/errors/#libraries-devices-dtypes": "arrays one library",
