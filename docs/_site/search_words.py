@@ -123,8 +123,8 @@ WORDS = {
     "project/contributing/#how-it-is-laid-out": (
         "source tree layout code repository structure architecture where"
     ),
-    "project/contributing/#tests": "tests pytest --backends",
     "project/contributing/#the-way-of-a-call": "choose_kernel",
+    "project/extending/#tests": "tests pytest --backends",
     "project/stability/": ("semver stable stable versioning policy semver api stability"),
     "project/stability/#deprecation": "deprecationwarning deprecated deprecation policy",
     "project/stability/#what-is-supported": (
