@@ -17,10 +17,10 @@ from sdpa_xp._core.backward import Forward, gradients
 from sdpa_xp._core.gradient_sums import gradient_targets
 from sdpa_xp._core.scores import ArraySource, Scores
 from sdpa_xp._libraries import overridden
-from sdpa_xp._libraries.dtypes import FLOATING, astype_if_needed, dtype_name
+from sdpa_xp._libraries.base import FLOATING, astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng, Shape
 from sdpa_xp._many import graph_call
-from sdpa_xp._tiles.gradient_target import GradientTarget
+from sdpa_xp._tiles.tile import GradientTarget
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks import Mask

@@ -11,7 +11,7 @@ from sdpa_xp._checks.keywords import Implementation, explains_keywords
 from sdpa_xp._checks.messages import shown
 from sdpa_xp._checks.shapes import Layout
 from sdpa_xp._libraries import library_of
-from sdpa_xp._libraries.programs import DeviceRing
+from sdpa_xp._libraries.capabilities import DeviceRing
 from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng
 from sdpa_xp._many.ring import attend
 from sdpa_xp.biases import Bias

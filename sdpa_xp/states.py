@@ -20,7 +20,7 @@ from sdpa_xp._checks.numbers import check_integer
 from sdpa_xp._checks.shapes import HLE, Layout, check_known, headed, swap_heads_and_length
 from sdpa_xp._core.softmax import merge
 from sdpa_xp._libraries import computing
-from sdpa_xp._libraries.dtypes import accumulation_dtype, dtype_name
+from sdpa_xp._libraries.base import accumulation_dtype, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 

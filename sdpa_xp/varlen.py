@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 
 from sdpa_xp import _many as many
 from sdpa_xp._call.options import CallOptions
-from sdpa_xp._call.padded import RaggedBatch, gather_sequences, padded_groups
+from sdpa_xp._call.padded import RaggedBatch, equal_lengths, gather_sequences, padded_groups
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._call.ragged import Group, GroupArrays, GroupState, attend_packed, in_parts, stack_sequences
@@ -20,7 +20,6 @@ from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.products import CallBuffers
 from sdpa_xp._core.scores import ArraySource
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
-from sdpa_xp._tiles.padding import equal_lengths
 from sdpa_xp._tiles.plan import MOST_STACKED, Plan, plan_tiles
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp.biases import Bias

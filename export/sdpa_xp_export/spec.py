@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, TypeAlias
 
 from sdpa_xp._checks.keywords import Immutable, explains_keywords
-from sdpa_xp._libraries.dtypes import dtype_name
+from sdpa_xp._libraries.base import dtype_name
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export import _dtypes
 from sdpa_xp_export._dtypes.promotion import FLOATING, INTEGERS

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from sdpa_xp._call.padded import RaggedBatch, gather_sequences, padded_groups
+from sdpa_xp._call.padded import RaggedBatch, equal_lengths, gather_sequences, padded_groups
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._call.ragged import (
     Group,
@@ -21,7 +21,6 @@ from sdpa_xp._call.ragged import (
 from sdpa_xp._core.pool_order import attend_in_pool_order, plan_pool
 from sdpa_xp._core.scores import ArraySource, PagedSource, Scores
 from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._tiles.padding import equal_lengths
 from sdpa_xp._tiles.plan import Plan, plan_pages
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp.masks.bands import Causal

@@ -19,8 +19,7 @@ from sdpa_xp._checks.keywords import Implementation, check_flag, check_layout, r
 from sdpa_xp._checks.shapes import HLE, check_appended, check_shapes, swap_heads_and_length
 from sdpa_xp._core.threads import asked_threads
 from sdpa_xp._libraries import access_of, array_signatures, computing, is_array, library_of, namespace_of
-from sdpa_xp._libraries.base import Library
-from sdpa_xp._libraries.dtypes import accumulation_dtype, dtype_name
+from sdpa_xp._libraries.base import Library, accumulation_dtype, dtype_name
 from sdpa_xp._libraries.protocols import Array, Device, Dtype, Namespace, Shape
 from sdpa_xp._tiles.modifier import PLAIN_TYPES, ScoreModifier
 from sdpa_xp._tiles.score_grid import ScoreGrid

@@ -15,11 +15,10 @@ from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.products import finite_sums
 from sdpa_xp._core.scores import ArraySource, BoundOptions, Scores
 from sdpa_xp._libraries import is_unknown, library_of
-from sdpa_xp._libraries.base import Library
-from sdpa_xp._libraries.dtypes import astype_if_needed
+from sdpa_xp._libraries.base import Library, astype_if_needed
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
+from sdpa_xp._tiles.on_device import Questions
 from sdpa_xp._tiles.plan import Plan, plan_tiles
-from sdpa_xp._tiles.questions import Questions
 from sdpa_xp._tiles.score_grid import ScoreGrid
 
 

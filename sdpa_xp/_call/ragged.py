@@ -16,9 +16,11 @@ from sdpa_xp._core.products import Buffer, CallBuffers, are_finite, call_buffers
 from sdpa_xp._core.scores import BoundOptions, KeyValueSource, Scores
 from sdpa_xp._libraries import computing, namespace_of
 from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._tiles.padding import Entries
 from sdpa_xp._tiles.plan import Plan, takes_threads
 from sdpa_xp._tiles.score_grid import ScoreGrid
+
+Entries: TypeAlias = tuple[int, ...]
+"""The numbers of some sequences, in order."""
 
 
 class DeviceTables(NamedTuple):

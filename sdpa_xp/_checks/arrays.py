@@ -9,7 +9,7 @@ from typing import cast
 
 from sdpa_xp._checks.messages import shown, type_name
 from sdpa_xp._libraries import is_array, is_unknown, library_of, namespace_of
-from sdpa_xp._libraries.dtypes import FLOATING, dtype_name, has_standard_name
+from sdpa_xp._libraries.base import FLOATING, dtype_name, has_standard_name
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Shape
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
 

@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from sdpa_xp._libraries import has_override, is_array, is_traced, library_of
-from sdpa_xp._libraries.dtypes import dtype_name
+from sdpa_xp._libraries.base import dtype_name
 from sdpa_xp._libraries.protocols import Array
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from sdpa_xp._checks.keywords import check_choice
 from sdpa_xp._checks.messages import type_name
 from sdpa_xp._checks.shapes import broadcast, check_known
 from sdpa_xp._libraries import has_override, is_array, is_traced, library_of
-from sdpa_xp._libraries.dtypes import LARGEST, dtype_name
+from sdpa_xp._libraries.base import LARGEST, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Shape
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 

@@ -10,10 +10,9 @@ from collections.abc import Iterable, Sequence
 
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
-from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.plan import Plan
 from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Tile
+from sdpa_xp._tiles.tile import GradientTarget, Tile
 
 
 def gradient_targets(

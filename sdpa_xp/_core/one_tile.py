@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 from sdpa_xp._core.products import matmul_grouped
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.softmax import avoid_zero_sum
-from sdpa_xp._libraries.dtypes import LARGEST, dtype_name
+from sdpa_xp._libraries.base import LARGEST, dtype_name
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Ufuncs
 from sdpa_xp._tiles.plan import Plan
 

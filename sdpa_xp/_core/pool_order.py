@@ -19,7 +19,7 @@ from sdpa_xp._core import threads
 from sdpa_xp._core.products import CallBuffers, call_buffers, is_finite, matmul_grouped
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries import computing
-from sdpa_xp._libraries.dtypes import astype_if_needed
+from sdpa_xp._libraries.base import astype_if_needed
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.plan import takes_threads
 from sdpa_xp._tiles.score_grid import ScoreGrid, rows_at

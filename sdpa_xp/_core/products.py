@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import Literal, TypeAlias, cast
 
 from sdpa_xp._libraries import library_of, namespace_of
-from sdpa_xp._libraries.dtypes import astype_if_needed
+from sdpa_xp._libraries.base import astype_if_needed
 from sdpa_xp._libraries.protocols import Array, InPlaceFunctions, Namespace, Shape
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, LeadingSlice

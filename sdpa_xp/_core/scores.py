@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.products import CallBuffers, key_leading_slice, matmul_grouped
 from sdpa_xp._libraries import library_of
-from sdpa_xp._libraries.dtypes import LARGEST, astype_if_needed, dtype_name
+from sdpa_xp._libraries.base import LARGEST, astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp._tiles.plan import Plan
 from sdpa_xp._tiles.score_grid import ScoreGrid

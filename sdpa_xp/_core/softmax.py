@@ -20,7 +20,7 @@ from typing import NamedTuple, cast
 
 from sdpa_xp._core.products import CallBuffers, NonfiniteGuard, matmul_grouped, weigh
 from sdpa_xp._core.scores import KeyValueSource, Scores, rows_within
-from sdpa_xp._libraries.dtypes import dtype_name
+from sdpa_xp._libraries.base import dtype_name
 from sdpa_xp._libraries.protocols import Array, Namespace
 from sdpa_xp._tiles.plan import ONE_CORE, Plan
 from sdpa_xp._tiles.tile import is_masked

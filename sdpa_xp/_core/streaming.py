@@ -22,8 +22,8 @@ from sdpa_xp._core.products import (
 from sdpa_xp._core.scores import KeyValueSource, PagedSource, Scores
 from sdpa_xp._core.softmax import RowResult, attend_with_fixed_shift, attend_with_running_shift, is_accurate
 from sdpa_xp._libraries import computing, is_traced
-from sdpa_xp._libraries.dtypes import astype_if_needed
-from sdpa_xp._libraries.programs import Loops
+from sdpa_xp._libraries.base import astype_if_needed
+from sdpa_xp._libraries.capabilities import Loops
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
 from sdpa_xp._tiles.plan import Plan, Task
 from sdpa_xp._tiles.tile import LeadingSlice, RowBlock

@@ -35,7 +35,7 @@ from typing import Any, TypeGuard, cast
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._core.products import any_query_attends
 from sdpa_xp._kernels import operands
-from sdpa_xp._libraries.dtypes import LARGEST, astype_if_needed, dtype_name
+from sdpa_xp._libraries.base import LARGEST, astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._libraries.torch import has_tangents, makes_fakes
 from sdpa_xp._tiles.tile import is_masked

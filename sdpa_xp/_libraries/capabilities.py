@@ -1,14 +1,17 @@
-"""What a library has or has not: generators, views of diagonals, chunks; and what calls may do with arrays.
+"""What a library has or has not: generators, views of diagonals, chunks, compiled loops, meshes of devices.
 
-The loops and the meshes of JAX are in `programs`.
+The loops and the meshes are those of JAX: no other compiler keeps loops, or runs one program on all devices.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any, ClassVar, NamedTuple, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeVar, cast
 
-from sdpa_xp._libraries.protocols import Array, Chunks, Device
+from sdpa_xp._libraries.protocols import Array, Chunks, Device, Part
+
+T = TypeVar("T")
 
 
 class Access(NamedTuple):
@@ -98,3 +101,184 @@ class ChunkedArrays:
     def as_lazy(self, array: Any, like: Any) -> Any:
         """Return a copy of an array of NumPy as a lazy array, since a call may have both; others unchanged."""
         raise NotImplementedError
+
+
+class Loops:
+    """Loops that the compiler keeps. Other compilers write each pass into the graph."""
+
+    def may_be_shared(self) -> bool:
+        """Return whether a compiled program may run on several devices, which then share its loops."""
+        return bool(sys.modules["jax"].device_count() > 1)
+
+    def rolled(self, body: Callable[[Array], T], starts: Array) -> T:
+        """Return `body` of each of `starts`, with the arrays of the passes stacked on a new first axis.
+
+        Gradients compute each pass again, so that no pass is kept: Chen et al., "Training Deep Nets with
+        Sublinear Memory Cost", arXiv 1604.06174.
+        """
+        jax = sys.modules["jax"]
+        # The compiler cannot merge the two computations of a pass across a loop: no need to prevent CSE.
+        return cast(T, jax.lax.map(jax.checkpoint(body, prevent_cse=False), starts))
+
+    def rows_from(self, array: Array, start: Array, count: int, step: int) -> Array:
+        """Return `count` rows of an array (..., L, width) from `start` on, which is known only in the loop.
+
+        With a `step` above 1, they are every `step`-th row, and L is `count` times `step`.
+        """
+        lax = sys.modules["jax"].lax
+        start = lax.convert_element_type(start, "uint32")  # a signed number would be looked at for its sign
+        if step > 1:
+            *leading, _, width = array.shape
+            strided = sys.modules["jax"].numpy.reshape(array, (*leading, count, step, width))
+            return cast(Array, lax.dynamic_index_in_dim(strided, start, axis=array.ndim - 1, keepdims=False))
+        return cast(Array, lax.dynamic_slice_in_dim(array, start, count, axis=array.ndim - 2))
+
+
+class Meshes:
+    """Meshes of devices that run one program."""
+
+    def missing(self) -> str:
+        """Return what this JAX lacks for a ring of devices, or ""."""
+        jax = sys.modules["jax"]
+        has_all = hasattr(jax, "shard_map") and hasattr(jax.sharding, "auto_axes")
+        return "" if has_all else f"JAX 0.7 or later; got jax.__version__={jax.__version__}"
+
+    def axes(self, mesh: object) -> Mapping[str, int] | None:
+        """Return the lengths of the axes of a mesh by name, or None if `mesh` is not a mesh."""
+        sharding = sys.modules["jax"].sharding
+        if not isinstance(mesh, sharding.Mesh | sharding.AbstractMesh):
+            return None
+        return cast(Mapping[str, int], dict(cast(Any, mesh).shape))
+
+    def ring(self, mesh: object, axis_name: str) -> DeviceRing:
+        """Return the devices along an axis of a mesh."""
+        return DeviceRing(mesh, axis_name)
+
+
+class DeviceRing:
+    """The devices along the axis `name` of `mesh`. Along other axes of the mesh, arrays stay as they lie."""
+
+    def __init__(self, mesh: Any, name: str) -> None:
+        self.mesh, self.name = mesh, name
+        self.size: int = mesh.shape[name]
+
+    def run(
+        self, body: Callable[..., Any], arrays: Sequence[Array], axes: Sequence[int | None], ndim: int
+    ) -> Any:
+        """Return `body(*arrays)`, computed by all devices.
+
+        Each gets its part of an array along one of its axes, counted from the last, -1, or all of it for None.
+        The result has `ndim` axes, and each device has a part of axis -2.
+        """
+        jax = sys.modules["jax"]
+        types = zip(self.mesh.axis_names, self.mesh.axis_types, strict=True)
+        explicit = tuple(name for name, kind in types if kind == jax.sharding.AxisType.Explicit)
+        mesh = self.mesh
+        is_concrete = isinstance(mesh, jax.sharding.Mesh)
+        if explicit and is_concrete and not _is_of_a_mesh(arrays):
+            # Nothing says how arrays lie. With automatic axes, the compiler moves them to their devices.
+            explicit, auto = (), (jax.sharding.AxisType.Auto,) * len(mesh.axis_names)
+            mesh = jax.sharding.Mesh(mesh.devices, mesh.axis_names, axis_types=auto)
+
+        def mapped(*arrays: Array) -> Any:
+            return jax.shard_map(
+                body,
+                mesh=jax.sharding.get_abstract_mesh() if explicit else mesh,
+                in_specs=tuple(self._spec(array.ndim, axis) for array, axis in zip(arrays, axes, strict=True)),
+                out_specs=self._spec(ndim, -2),
+                axis_names={self.name},
+                # The check refuses loops whose state begins as zeros, equal on all devices, and then varies.
+                check_vma=False,
+            )(*arrays)
+
+        if explicit:
+            # The types of arrays say how they lie. `shard_map` takes no explicit axes besides its own, so the
+            # compiler finds out again how arrays lie, and is told only of the result.
+            mapped = jax.sharding.auto_axes(mapped, axes=explicit, out_sharding=self._like(arrays[0], ndim))
+        return jax.jit(mapped)(*arrays)
+
+    def _spec(self, ndim: int, axis: int | None) -> Any:
+        names = [self.name if number == axis else None for number in range(-ndim, 0)]
+        return sys.modules["jax"].sharding.PartitionSpec(*names)
+
+    def _like(self, query: Array, ndim: int) -> Any:
+        """Return how the result lies: as the query on other axes of the mesh, and along the ring on axis -2."""
+        jax = sys.modules["jax"]
+        lies = [*jax.typeof(query).sharding.spec]
+        names = [*[None] * (ndim - len(lies)), *(None if name == self.name else name for name in lies)]
+        names[-2:] = self.name, None
+        return jax.sharding.NamedSharding(self.mesh, jax.sharding.PartitionSpec(*names))
+
+    def number(self) -> Array:
+        """Return the number of the device that computes this."""
+        return cast(Array, sys.modules["jax"].lax.axis_index(self.name))
+
+    def sent(self, arrays: T, by: int) -> T:
+        """Return the arrays of the device that is `by` places before this one."""
+        return self.permuted(arrays, [(device + by) % self.size for device in range(self.size)])
+
+    def permuted(self, arrays: T, destinations: Sequence[int]) -> T:
+        """Return the arrays of the device whose destination this one is."""
+        pairs = list(enumerate(destinations))
+        return cast(T, sys.modules["jax"].lax.ppermute(arrays, self.name, pairs))
+
+    def repeated(self, body: Callable[[T, Array], T], state: T, numbers: Iterable[int]) -> T:
+        """Return `state` after `state = body(state, number)` for each number, in a compiled loop."""
+        jax = sys.modules["jax"]
+        steps = jax.numpy.asarray(list(numbers), jax.numpy.int32)
+        if steps.shape[0] < 2:  # no loop: the compiler sees through it
+            return body(state, steps[0]) if steps.shape[0] else state
+        return cast(T, jax.lax.scan(lambda state, step: (body(state, step), None), state, steps)[0])
+
+    def only_if(self, condition: Array, change: Callable[[T], T], state: T) -> T:
+        """Return `change(state)`, or `state` on devices where the condition is False, which compute nothing."""
+        return cast(T, sys.modules["jax"].lax.cond(condition, change, lambda state: state, state))
+
+    def differentiable(
+        self,
+        compute: Callable[..., T],
+        gradients: Callable[[tuple[Array, ...], T, T], tuple[Array | None, ...]],
+    ) -> Callable[..., T]:
+        """Return `compute`, differentiated by `gradients(arrays, results, cotangents of the results)`."""
+        function: Any = sys.modules["jax"].custom_vjp(compute)
+
+        def forward(*arrays: Array) -> tuple[T, tuple[tuple[Array, ...], T]]:
+            results = compute(*arrays)
+            return results, (arrays, results)
+
+        def backward(residuals: tuple[tuple[Array, ...], T], cotangents: T) -> tuple[Array | None, ...]:
+            arrays, results = residuals
+            return gradients(arrays, results, cotangents)
+
+        function.defvjp(forward, backward)
+        return cast(Callable[..., T], function)
+
+    def pullback(self, compute: Callable[..., T], *arrays: Array) -> tuple[T, Callable[[T], tuple[Array, ...]]]:
+        """Return `compute(*arrays)`, and the function from its cotangents to the gradients of the arrays."""
+        return cast(tuple[T, Callable[[T], tuple[Array, ...]]], sys.modules["jax"].vjp(compute, *arrays))
+
+    def part(self, array: Array, parts: Sequence[Part]) -> Array:
+        """Return a part of an array."""
+        lengths = list(array.shape)
+        for axis, _, length in parts:
+            lengths[axis] = length
+        return cast(Array, sys.modules["jax"].lax.dynamic_slice(array, _starts(array, parts), lengths))
+
+    def with_part(self, array: Array, part: Array, parts: Sequence[Part]) -> Array:
+        """Return an array with another part."""
+        return cast(Array, sys.modules["jax"].lax.dynamic_update_slice(array, part, _starts(array, parts)))
+
+
+def _is_of_a_mesh(arrays: Sequence[Array]) -> bool:
+    """Return whether the types of arrays, or the context, are of a mesh with explicit axes."""
+    jax = sys.modules["jax"]
+    meshes = [jax.sharding.get_abstract_mesh(), *(jax.typeof(array).sharding.mesh for array in arrays)]
+    return any(not mesh.empty for mesh in meshes)
+
+
+def _starts(array: Array, parts: Sequence[Part]) -> list[Any]:
+    """Return where parts begin, all of one dtype."""
+    starts: list[Any] = [sys.modules["jax"].numpy.int32(0)] * array.ndim
+    for axis, start, _ in parts:
+        starts[axis] = start
+    return starts

@@ -9,11 +9,9 @@ from typing import Any, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import ASTYPE, Library
-from sdpa_xp._libraries.capabilities import Generators
-from sdpa_xp._libraries.dtypes import dtype_name
+from sdpa_xp._libraries.base import ASTYPE, Library, dtype_name
+from sdpa_xp._libraries.capabilities import Generators, Loops, Meshes
 from sdpa_xp._libraries.jax_trees import register_all
-from sdpa_xp._libraries.programs import Loops, Meshes
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
 
 UNCHANGED = nullcontext()

@@ -10,9 +10,8 @@ from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any, cast
 
-from sdpa_xp._libraries.base import Library
+from sdpa_xp._libraries.base import Library, dtype_name
 from sdpa_xp._libraries.capabilities import Generators
-from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Shape
 
 

@@ -10,9 +10,8 @@ from typing import Any, TypeVar, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import Addresses, Library, has_repeats
+from sdpa_xp._libraries.base import Addresses, Library, astype_if_needed, has_repeats
 from sdpa_xp._libraries.capabilities import Generators
-from sdpa_xp._libraries.dtypes import astype_if_needed
 from sdpa_xp._libraries.protocols import Array, Device, Namespace
 
 A = TypeVar("A")

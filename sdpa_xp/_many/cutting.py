@@ -12,8 +12,8 @@ from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.scores import ArraySource, BoundOptions, Scores
 from sdpa_xp._libraries import is_traced, library_of, numpy_array
+from sdpa_xp._libraries.base import dtype_name
 from sdpa_xp._libraries.capabilities import READ_ONLY, ChunkedArrays
-from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.protocols import Array, Chunks, Key
 from sdpa_xp._many.blocks import (
     KEY_AXES,

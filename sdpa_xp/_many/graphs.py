@@ -12,8 +12,8 @@ from functools import cached_property, partial
 from itertools import product
 from typing import Any, TypeAlias
 
+from sdpa_xp._libraries.base import dtype_name
 from sdpa_xp._libraries.dask import DaskGraphs
-from sdpa_xp._libraries.dtypes import dtype_name
 from sdpa_xp._libraries.protocols import Array, Chunks, Dtype, Key
 from sdpa_xp._many.blocks import KEY_HEADS, QUERY_AXES, AlignedArray, Axis, Place, aligned_axes
 from sdpa_xp._many.cutting import CutCall
@@ -33,7 +33,7 @@ from sdpa_xp._many.tasks import (
     total,
     total_of,
 )
-from sdpa_xp._tiles.gradient_target import GradientTarget
+from sdpa_xp._tiles.tile import GradientTarget
 
 AXES: Mapping[str | None, Axis] = {"rows": -2, "columns": -1, None: None}
 Contributions: TypeAlias = Mapping[tuple[int, ...], list[Key]]

@@ -9,9 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._libraries.capabilities import TRACED
-from sdpa_xp._libraries.dtypes import astype_if_needed
-from sdpa_xp._libraries.programs import DeviceRing
+from sdpa_xp._libraries.base import astype_if_needed
+from sdpa_xp._libraries.capabilities import TRACED, DeviceRing
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._many import walks
 from sdpa_xp._many.blocks import take_arrays

@@ -23,8 +23,7 @@ from sdpa_xp._libraries import is_array, library_of
 from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.capabilities import Access
 from sdpa_xp._libraries.protocols import Array, Device, Dtype, Namespace, Shape
-from sdpa_xp._tiles.padding import PaddedLengths
-from sdpa_xp._tiles.questions import SIDE, BlockBounds, Questions, ask_block_bounds
+from sdpa_xp._tiles.on_device import SIDE, BlockBounds, PaddedLengths, Questions, ask_block_bounds
 
 MOST_PLACED = 64
 """The lists of numbers whose copies on a device are kept."""

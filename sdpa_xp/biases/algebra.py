@@ -14,10 +14,9 @@ from typing import ClassVar, cast
 from sdpa_xp._checks.arrays import check_operand, check_plain_array
 from sdpa_xp._checks.shapes import broadcast
 from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.modifier import ScoreModifier
 from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Allowed, Tile, is_masked
+from sdpa_xp._tiles.tile import Allowed, GradientTarget, Tile, is_masked
 
 
 class Term(ABC):

@@ -13,9 +13,8 @@ from sdpa_xp._checks.keywords import explains_keywords
 from sdpa_xp._checks.numbers import Integers, IntegersLike, check_integer, check_number, check_offset
 from sdpa_xp._checks.shapes import check_columns
 from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Allowed, Tile
+from sdpa_xp._tiles.tile import Allowed, GradientTarget, Tile
 from sdpa_xp.biases.algebra import AddedByDistance, Bias, Term
 
 

@@ -11,7 +11,7 @@ from sdpa_xp._checks.keywords import check_function, explains_keywords
 from sdpa_xp._checks.messages import brief
 from sdpa_xp._checks.shapes import broadcast
 from sdpa_xp._libraries import is_traced
-from sdpa_xp._libraries.dtypes import dtype_name
+from sdpa_xp._libraries.base import dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, Tile, is_masked

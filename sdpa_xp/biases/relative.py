@@ -12,9 +12,8 @@ from sdpa_xp._checks.keywords import check_flag, explains_keywords
 from sdpa_xp._checks.numbers import Integers, check_integer, check_offset
 from sdpa_xp._checks.shapes import check_columns, check_known
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
-from sdpa_xp._tiles.gradient_target import GradientTarget
 from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Tile
+from sdpa_xp._tiles.tile import GradientTarget, Tile
 from sdpa_xp.biases.algebra import AddedByDistance, Bias, Term
 from sdpa_xp.errors import ArgumentValueError
 

@@ -12,7 +12,7 @@ from sdpa_xp._checks.numbers import LARGEST_INTEGER, IntegersLike, check_integer
 from sdpa_xp._checks.shapes import HLE, Layout
 from sdpa_xp._display import table
 from sdpa_xp._libraries import has_override, is_array, library_of, namespace_of
-from sdpa_xp._libraries.dtypes import dtype_name
+from sdpa_xp._libraries.base import dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.caches.checks import (
     check_same_but_length,

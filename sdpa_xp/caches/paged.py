@@ -18,7 +18,7 @@ from sdpa_xp._checks.numbers import check_integer
 from sdpa_xp._checks.shapes import HLE, Layout, check_axes
 from sdpa_xp._display import table
 from sdpa_xp._libraries import is_number, library_of, share_memory
-from sdpa_xp._libraries.dtypes import dtype_name
+from sdpa_xp._libraries.base import dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.caches.checks import (
     check_block_table,

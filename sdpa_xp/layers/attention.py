@@ -13,7 +13,7 @@ from sdpa_xp._checks.messages import brief, shown
 from sdpa_xp._checks.numbers import check_number
 from sdpa_xp._checks.shapes import HLE, LHE, swap_heads_and_length
 from sdpa_xp._libraries import computing, is_array, is_number, namespace_of
-from sdpa_xp._libraries.dtypes import accumulation_dtype, dtype_name
+from sdpa_xp._libraries.base import accumulation_dtype, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp.attention import attention_state, scaled_dot_product_attention
 from sdpa_xp.biases import Bias

@@ -12,8 +12,7 @@ from sdpa_xp._checks.keywords import Immutable, explains_keywords
 from sdpa_xp._checks.messages import call_of, shown
 from sdpa_xp._display import nested
 from sdpa_xp._libraries import computing, is_array, library_of
-from sdpa_xp._libraries.base import CUDA
-from sdpa_xp._libraries.dtypes import dtype_name
+from sdpa_xp._libraries.base import CUDA, dtype_name
 from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError

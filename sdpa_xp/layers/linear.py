@@ -14,7 +14,7 @@ from sdpa_xp._checks.messages import shown
 from sdpa_xp._checks.numbers import check_integer
 from sdpa_xp._checks.shapes import check_axes
 from sdpa_xp._libraries import LIBRARIES, array_signatures, computing, has_override, is_number, library_of
-from sdpa_xp._libraries.dtypes import accumulation_dtype, astype_if_needed, dtype_name
+from sdpa_xp._libraries.base import accumulation_dtype, astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Rng
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.layers.layer import Layer, check_mapping, copier

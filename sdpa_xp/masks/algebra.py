@@ -18,7 +18,7 @@ from sdpa_xp._checks.numbers import frozen
 from sdpa_xp._libraries import is_array, is_traced, library_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.modifier import ScoreModifier
-from sdpa_xp._tiles.questions import BlockBounds
+from sdpa_xp._tiles.on_device import BlockBounds
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, Tile, both, collapse_uniform, either
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError

@@ -12,7 +12,7 @@ from sdpa_xp._checks.messages import brief, shown
 from sdpa_xp._checks.numbers import check_rows, frozen
 from sdpa_xp._checks.shapes import broadcast
 from sdpa_xp._libraries import computing, is_array, namespace_of
-from sdpa_xp._libraries.dtypes import dtype_name
+from sdpa_xp._libraries.base import dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace, Shape
 from sdpa_xp._tiles.modifier import ScoreModifier, grid_of
 from sdpa_xp._tiles.score_grid import ScoreGrid

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from sdpa_xp._checks.keywords import explains_keywords
 from sdpa_xp._checks.numbers import frozen
 from sdpa_xp._libraries import is_traced
-from sdpa_xp._libraries.dtypes import astype_if_needed, dtype_name
+from sdpa_xp._libraries.base import astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp._tiles.questions import BlockBounds, bounds_of_list
+from sdpa_xp._tiles.on_device import BlockBounds, bounds_of_list
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, Tile
 from sdpa_xp.masks.algebra import Mask, Pattern

@@ -10,7 +10,7 @@ from sdpa_xp._checks.keywords import explains_keywords
 from sdpa_xp._checks.numbers import check_integers
 from sdpa_xp._checks.shapes import check_axes
 from sdpa_xp._libraries import is_array, is_traced
-from sdpa_xp._libraries.dtypes import astype_if_needed
+from sdpa_xp._libraries.base import astype_if_needed
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.positional.positions import PositionsLike, array_factory, as_array, as_positions

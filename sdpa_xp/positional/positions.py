@@ -17,7 +17,7 @@ from sdpa_xp._libraries import (
     numpy_array,
     widest_dtype,
 )
-from sdpa_xp._libraries.dtypes import FLOATING, dtype_name
+from sdpa_xp._libraries.base import FLOATING, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
 from sdpa_xp.errors import ArgumentTypeError
 

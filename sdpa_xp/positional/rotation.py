@@ -12,7 +12,7 @@ from sdpa_xp._checks.keywords import Immutable, check_instance, check_layout, ex
 from sdpa_xp._checks.numbers import check_integer, check_one_each
 from sdpa_xp._checks.shapes import HLE, Layout, headed
 from sdpa_xp._libraries import computing, is_number, library_of, widest_dtype
-from sdpa_xp._libraries.dtypes import accumulation_dtype, astype_if_needed
+from sdpa_xp._libraries.base import accumulation_dtype, astype_if_needed
 from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace, Shape
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError

@@ -13,7 +13,7 @@ from sdpa_xp._checks.arrays import joins_scores, refuse_other_kind, warn_if_zero
 from sdpa_xp._checks.keywords import check_flag, check_layout
 from sdpa_xp._checks.numbers import check_number, check_probability, check_softcap
 from sdpa_xp._checks.shapes import HLE, LHE, Sizes, check_broadcasts, check_shapes
-from sdpa_xp._libraries.dtypes import dtype_name
+from sdpa_xp._libraries.base import dtype_name
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask

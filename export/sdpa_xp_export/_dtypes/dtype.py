@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp._libraries import library_of
-from sdpa_xp._libraries.dtypes import dtype_name as any_dtype_name
+from sdpa_xp._libraries.base import dtype_name as any_dtype_name
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
 from sdpa_xp_export._dtypes.promotion import (
     DEFAULTS,

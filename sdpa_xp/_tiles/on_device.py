@@ -1,12 +1,15 @@
-"""Numbers that masks ask a device for. All of them are read at once, so that a call waits for it once."""
+"""What a grid knows of a device: numbers that masks ask it for, and the lengths of padded sequences.
+
+All numbers are read at once, so that a call waits for the device once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from sdpa_xp._libraries.base import Library
-from sdpa_xp._libraries.dtypes import astype_if_needed, dtype_name
+from sdpa_xp._checks.numbers import Integers
+from sdpa_xp._libraries.base import Library, astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import Array, Namespace
 
 SIDE = 256
@@ -95,3 +98,34 @@ def _fill_last_block(xp: Namespace, array: Array, axis: int) -> Array:
 def _blocks(indices: range, line: Sequence[object]) -> slice:
     """Return the blocks that `indices` lie in."""
     return slice(None) if len(line) == 1 else slice(indices.start // SIDE, -(-indices.stop // SIDE))
+
+
+class PaddedLengths(NamedTuple):
+    """The lengths of the batch entries of a grid that are padded to the lengths of the grid."""
+
+    queries: tuple[int, ...]
+    """L of each entry."""
+    keys: tuple[int, ...]
+    """S of each entry."""
+    first_positions: tuple[int, ...]
+    """The position of the first query of each entry among its keys."""
+    query_lengths: Array
+    """The same on the device, int32 (n, 1, 1, 1)."""
+    key_lengths: Array
+    positions: Array
+
+    def lengths(self, letter: str) -> tuple[int, ...]:
+        """Return L or S of each entry."""
+        return self.queries if letter == "L" else self.keys
+
+    def lower_right(self) -> Integers:
+        """Return the shift that puts the last query of each entry at its last key."""
+        numbers = zip(self.keys, self.queries, self.first_positions, strict=True)
+        shifts = [keys - queries - position for keys, queries, position in numbers]
+        if len({*shifts}) == 1:
+            return Integers(*[shifts[0]] * 3)
+        return Integers(self.key_lengths - self.query_lengths - self.positions, min(shifts), max(shifts))
+
+    def real_keys(self) -> Integers:
+        """Return the number of keys of each entry."""
+        return Integers(self.key_lengths, min(self.keys), max(self.keys))
