@@ -16,10 +16,9 @@ from sdpa_xp_export._agree.features import LENGTHS, LONGER, Compute, attention, 
 from sdpa_xp_export._call.call import ExportCall, FormName
 from sdpa_xp_export._runtime import session
 from sdpa_xp_export._runtime.releases import Runtime, runtime_text
-from sdpa_xp_export._verify.expected import expected_rows, stated_dtype
+from sdpa_xp_export._verify.expected import Arrays, expected_rows, heads_first, reference_inputs, stated_dtype
 from sdpa_xp_export._verify.inputs import poison, random_inputs
 from sdpa_xp_export._verify.judging import ExpectedRows, judge
-from sdpa_xp_export._verify.pairs import Arrays, heads_first, reference_inputs
 from sdpa_xp_export._verify.reference import stages
 from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import FORMS, unsupported_reason

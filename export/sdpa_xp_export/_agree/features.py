@@ -13,7 +13,7 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import ExportCall, checked_call
 from sdpa_xp_export._call.operands import with_operands
-from sdpa_xp_export._verify.pairs import Arrays, numbers
+from sdpa_xp_export._verify.expected import Arrays, numbers
 from sdpa_xp_export.spec import TensorSpec
 
 # Numbers of queries and keys that no block divides, and more keys than queries.

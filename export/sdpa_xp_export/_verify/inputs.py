@@ -21,7 +21,7 @@ from sdpa_xp_export._call.operands import Input
 from sdpa_xp_export._dtypes.dtype import numpy_dtype
 from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export._runtime.limits import check_time
-from sdpa_xp_export._verify.pairs import Arrays, heads_first, hidden_keys, numbers
+from sdpa_xp_export._verify.expected import Arrays, heads_first, hidden_keys, numbers
 from sdpa_xp_export.spec import TensorSpec, evaluated
 
 LARGEST_FACTOR = {"float16": 2.0**13, "bfloat16": 2.0**124, "float32": 2.0**124, "float64": 2.0**1000}

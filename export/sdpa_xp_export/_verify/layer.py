@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from sdpa_xp.errors import ArgumentValueError, message_of
 from sdpa_xp_export._layer.arguments import named_outputs, with_arrays
 from sdpa_xp_export._layer.copies import Way, ways_to_copy
+from sdpa_xp_export._verify.expected import Arrays
 from sdpa_xp_export._verify.judging import EPS, textbook_error
 from sdpa_xp_export._verify.layer_inputs import factors, with_large_tokens
 from sdpa_xp_export._verify.lengths import Lengths
-from sdpa_xp_export._verify.pairs import Arrays
 from sdpa_xp_export.spec import TensorSpec
 
 Outputs: TypeAlias = dict[str, NDArray[Any]]

@@ -20,6 +20,7 @@ from sdpa_xp_export._dtypes.dtype import numpy_dtype
 from sdpa_xp_export._dtypes.promotion import INTEGERS
 from sdpa_xp_export._files.model import Model
 from sdpa_xp_export._graph.finished_model import moved_inputs
+from sdpa_xp_export._verify.expected import Arrays
 from sdpa_xp_export._verify.inputs import (
     LENGTHS,
     MOST,
@@ -30,7 +31,6 @@ from sdpa_xp_export._verify.inputs import (
     drawn_integers,
 )
 from sdpa_xp_export._verify.lengths import Lengths
-from sdpa_xp_export._verify.pairs import Arrays
 from sdpa_xp_export.spec import TensorSpec, evaluated
 
 IntegerChoice: TypeAlias = OperandChoice | Literal["negative integers", "large integers"]

@@ -1,15 +1,20 @@
-"""Attention by its formula, twice: the golden reference in float64, and the textbook formula in any dtype.
+"""Attention by its formula: the golden reference in float64, the textbook formula in any dtype, and magnitudes.
 
 The reference is written in the plainest way, one row after the other, and shares no code with the library. A
 row uses only the keys that it may attend to, so masked keys have no effect, and a row without keys is no
 special case. The textbook formula computes with whole arrays of any library, and rounds each step to the dtype
 of the input.
+
+The magnitude of an element is the size of the numbers whose rounding causes its error. If every product and
+every score is off by one part in 2**n, then to first order an element is off by at most one part in 2**n of its
+magnitude. So a bound relative to magnitudes is as strict for a small element as for the largest one, for scores
+of any size.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import array_api_compat
@@ -19,6 +24,8 @@ from numpy.typing import NDArray
 from sdpa_xp_export._runtime.limits import check_time
 
 Floats: TypeAlias = NDArray[np.float64]
+STEP = 2.0**-20
+"""The step of the finite difference that approximates the derivative of a function of the scores."""
 Addend: TypeAlias = NDArray[Any] | Callable[..., Any]
 """An array that is added, or score_mod(score, batch, head, query_index, key_index) -> score."""
 
@@ -78,7 +85,6 @@ def attention_and_scores(
         scores = (k[shared][js] @ q[row]) * scales[row]
         if softcap:
             scores = softcap * np.tanh(scores / softcap)
-        kept = np.ones(len(js), bool)
         for term in terms:
             if callable(term):
                 index = (np.asarray([number]) for number in (count // (heads * queries), head, i))
@@ -86,8 +92,8 @@ def attention_and_scores(
             else:
                 # Pairs with -inf are not in js.
                 scores = np.maximum(scores + term[row][js], np.finfo(float).min)
-            kept &= ~np.isneginf(scores)  # a pair that a function masked stays masked
-        js, scores = js[kept], scores[kept]
+            unmasked = ~np.isneginf(scores)  # a pair that a function masked stays masked
+            js, scores = js[unmasked], scores[unmasked]
         all_scores[row][js] = scores
         logits = scores if extra is None else np.append(scores, extra[(*entry, head)])
         if not logits.size:
@@ -130,8 +136,7 @@ def stages(
         return xp.astype(x, dtype)
 
     if query.ndim > 2:
-        group = query.shape[-3] // (key.shape[-3] if key.ndim > 2 else 1)
-        key, value = (xp.repeat(x, group, axis=-3) if x.ndim > 2 and group > 1 else x for x in (key, value))
+        key, value = (_with_heads(xp, x, query.shape[-3]) for x in (key, value))
     scale = 1 / math.sqrt(width) if scale is None else scale
     scale = scale if isinstance(scale, int | float) else rounded(scale)
     scores = rounded(rounded(product(xp, query, xp.matrix_transpose(key))) * scale)
@@ -167,6 +172,12 @@ def stages(
     return {"scores": scores, "weights": weights, "lse": lse, "output": rounded(product(xp, weights, value))}
 
 
+def _with_heads(xp: Any, x: Any, heads: int) -> Any:
+    """Return keys or values with one head for each of the `heads` of the query."""
+    group = heads // max(x.shape[-3], 1) if x.ndim > 2 else 1
+    return xp.repeat(x, group, axis=-3) if group > 1 else x
+
+
 def product(xp: Any, first: Any, second: Any) -> Any:
     """Return the matrix product. NumPy multiplies bfloat16 of CuPy, which cannot with three axes or more."""
     if not (array_api_compat.is_cupy_array(first) and first.dtype.name == "bfloat16"):
@@ -185,3 +196,52 @@ def indices(xp: Any, scores: Any) -> tuple[Any, ...]:
         xp.reshape(xp.arange(queries), (queries, 1)),
         xp.arange(keys),
     )
+
+
+def magnitudes(arguments: Mapping[str, Any], lse: Floats, weights: Floats) -> tuple[dict[str, Floats], Floats]:
+    """Return the magnitudes of `output`, `lse`, `weights` and `scores`, and the sizes of the terms of `output`.
+
+    Args:
+        arguments: The arguments of `reference.attention`, in float64.
+        lse: The log-sum-exp that the reference returned.
+        weights: The weights that the reference returned.
+    """
+    query, key, value = (np.asarray(arguments[name], np.float64) for name in ("query", "key", "value"))
+    if query.ndim > 2:
+        key, value = (_with_heads(np, x, query.shape[-3]) for x in (key, value))
+    scores = _of_scores(arguments, query, key)
+    of_attended = np.where(weights > 0, scores, 0.0)
+    mean = np.sum(weights * of_attended, axis=-1, keepdims=True)
+    if arguments["sinks"] is not None:
+        rest = 1 - np.sum(weights, axis=-1, keepdims=True)
+        sinks = np.abs(np.where(np.isfinite(arguments["sinks"]), arguments["sinks"], 0.0))
+        mean = mean + rest * (sinks[..., None, None] if query.ndim > 2 else sinks.reshape(1, 1))
+    of_weights = np.where(weights > 0, weights * (1 + of_attended + mean), 0.0)
+    of_lse = 1 + np.abs(np.where(np.isfinite(lse), lse, 0)) + mean[..., 0]
+    sizes = np.abs(np.where(np.isfinite(value), value, 0))
+    return (
+        {"output": of_weights @ sizes, "lse": of_lse, "weights": of_weights, "scores": scores},
+        np.asarray(weights @ sizes),
+    )
+
+
+def _of_scores(arguments: Mapping[str, Any], query: Floats, key: Floats) -> Floats:
+    """Return the magnitude of the scores after each step: q k^T, scale, softcap and biases."""
+    scale = np.asarray(arguments["scale"], np.float64)
+    scores = (query @ np.swapaxes(key, -1, -2)) * scale
+    size = (np.abs(query) @ np.swapaxes(np.abs(key), -1, -2)) * np.abs(scale)
+    cap = arguments["softcap"]
+    if cap:  # tanh is steep for small scores, and flat for large ones
+        capped = cap * np.tanh(scores / cap)
+        size = np.abs(cap * np.tanh((scores + STEP * size) / cap) - capped) / STEP + np.abs(capped)
+        scores = capped
+    for term in arguments["bias"]:
+        if callable(term):
+            positions = indices(np, scores)
+            changed = np.broadcast_to(term(scores, *positions), scores.shape)
+            size = np.abs(term(scores + STEP * size, *positions) - changed) / STEP + np.abs(changed)
+            scores = changed
+        else:
+            added = np.where(np.isfinite(term), np.asarray(term, np.float64), 0.0)
+            scores, size = scores + added, size + np.abs(added)
+    return np.asarray(np.where(np.isfinite(size), size, 0.0))

@@ -12,11 +12,19 @@ from numpy.typing import NDArray
 
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._runtime.limits import check_time
-from sdpa_xp_export._verify.expected import expected_rows, row_axis, stated_dtype
+from sdpa_xp_export._verify.expected import (
+    Arrays,
+    expected_cache,
+    expected_rows,
+    heads_first,
+    reference_inputs,
+    reference_shape,
+    row_axis,
+    stated_dtype,
+)
 from sdpa_xp_export._verify.inputs import poison, random_inputs, with_extremes, with_nan
 from sdpa_xp_export._verify.judging import Compared, ExpectedRows, judge_copies, judge_rows
 from sdpa_xp_export._verify.lengths import scores_shape, shown_shapes
-from sdpa_xp_export._verify.pairs import Arrays, expected_cache, heads_first, reference_inputs, reference_shape
 from sdpa_xp_export._verify.settings import Setting
 from sdpa_xp_export.report import Agreement
 
