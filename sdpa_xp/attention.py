@@ -7,8 +7,8 @@ from typing import TypeVar, cast
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._checks.arrays import Layout
 from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords
-from sdpa_xp._checks.shapes import Layout
 from sdpa_xp._core import streaming
 from sdpa_xp._core.one_tile import OneTile, one_tile
 from sdpa_xp._core.scores import ArraySource

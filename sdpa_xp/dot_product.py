@@ -7,9 +7,9 @@ import operator
 from typing import TypeVar
 
 from sdpa_xp._call.options import CallOptions
-from sdpa_xp._checks.keywords import Implementation, check_flag, explains_keywords
-from sdpa_xp._checks.numbers import IntegersLike, check_integer, frozen
-from sdpa_xp._checks.shapes import LHE
+from sdpa_xp._checks.arrays import LHE
+from sdpa_xp._checks.integers import IntegersLike, frozen
+from sdpa_xp._checks.keywords import Implementation, check_flag, check_integer, explains_keywords
 from sdpa_xp._libraries.protocols import AnyArray
 from sdpa_xp.attention import compute_output
 from sdpa_xp.biases import Bias

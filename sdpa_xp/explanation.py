@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
+from sdpa_xp._checks.arrays import Layout
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
-from sdpa_xp._checks.shapes import Layout
 from sdpa_xp._core import threads
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._display import Squares, captioned

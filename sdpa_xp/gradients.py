@@ -9,9 +9,15 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 from sdpa_xp._call.options import CallOptions, arrays_of
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._checks.arrays import check_one_device, check_one_dtype, check_one_library
+from sdpa_xp._checks.arrays import (
+    Layout,
+    check_known,
+    check_one_device,
+    check_one_dtype,
+    check_one_library,
+    swap_heads_and_length,
+)
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
-from sdpa_xp._checks.shapes import Layout, check_known, swap_heads_and_length
 from sdpa_xp._core import streaming
 from sdpa_xp._core.backward import Forward, gradients
 from sdpa_xp._core.gradient_sums import gradient_targets

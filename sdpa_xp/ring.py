@@ -7,9 +7,9 @@ from typing import TypeVar, cast
 
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepare import prepare
+from sdpa_xp._checks.arrays import Layout
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
 from sdpa_xp._checks.messages import shown
-from sdpa_xp._checks.shapes import Layout
 from sdpa_xp._libraries import library_of
 from sdpa_xp._libraries.capabilities import DeviceRing
 from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng

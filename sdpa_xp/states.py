@@ -8,16 +8,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from sdpa_xp._checks.arrays import (
+    HLE,
+    Layout,
     check_floating,
+    check_known,
     check_one_device,
     check_one_dtype,
     check_one_library,
     explain_missing_name,
+    headed,
+    swap_heads_and_length,
 )
-from sdpa_xp._checks.keywords import check_layout, check_lse_base, explains_keywords
+from sdpa_xp._checks.keywords import check_integer, check_layout, check_lse_base, explains_keywords
 from sdpa_xp._checks.messages import brief, shown
-from sdpa_xp._checks.numbers import check_integer
-from sdpa_xp._checks.shapes import HLE, Layout, check_known, headed, swap_heads_and_length
 from sdpa_xp._core.softmax import merge
 from sdpa_xp._libraries import computing
 from sdpa_xp._libraries.base import accumulation_dtype, dtype_name

@@ -13,9 +13,9 @@ from sdpa_xp._call.padded import RaggedBatch, equal_lengths, gather_sequences, p
 from sdpa_xp._call.prepare import prepare
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._call.ragged import Group, GroupArrays, GroupState, attend_packed, in_parts, stack_sequences
-from sdpa_xp._checks.integer_lists import check_cumulative_lengths, check_same_length, read_together
+from sdpa_xp._checks.arrays import HLE, Layout, check_axes
+from sdpa_xp._checks.integers import check_cumulative_lengths, check_same_length, read_together
 from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords
-from sdpa_xp._checks.shapes import HLE, Layout, check_axes
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.products import CallBuffers
 from sdpa_xp._core.scores import ArraySource

@@ -35,7 +35,7 @@ PLACES = {
     "CallNumbers": "sdpa_xp_export._call.numbers:CallNumbers",
     "CELLS": "sdpa_xp._display.samples:CELLS",
     "check_grid_integers": "sdpa_xp._tiles.score_grid:check_integers",
-    "check_integers": "sdpa_xp._checks.numbers:check_integers",
+    "check_integers": "sdpa_xp._checks.integers:check_integers",
     "check_interface": "sdpa_xp_export._verify.model:check_interface",
     "check_kind_of_inputs": "sdpa_xp.layers.linear:check_one_kind",
     "check_size": "sdpa_xp_export._verify.model:check_size",

@@ -22,7 +22,7 @@ SHOWN_AS = {"A": "Array", "AnyArray": "Array", "Layout": "Layout"}
 """`A` is the type variable for the array type of the query, `AnyArray` the protocol of any array."""
 READABLE = Module("readable")
 READABLE["Array"] = Alias("Array", "sdpa_xp._libraries.protocols.AnyArray")
-READABLE["Layout"] = Alias("Layout", "sdpa_xp._checks.shapes.Layout")
+READABLE["Layout"] = Alias("Layout", "sdpa_xp._checks.arrays.Layout")
 
 
 class ReadableTypes(Extension):

@@ -10,7 +10,8 @@ from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, TypeAlias
 
-from sdpa_xp._checks.keywords import Immutable, explains_keywords
+from sdpa_xp._checks.keywords import explains_keywords
+from sdpa_xp._checks.messages import Immutable
 from sdpa_xp._libraries.base import dtype_name
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export import _dtypes

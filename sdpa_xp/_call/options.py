@@ -6,25 +6,30 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
-from sdpa_xp._checks.arrays import (
+from sdpa_xp._checks.arrays import HLE, check_floating
+from sdpa_xp._checks.keywords import check_number, check_probability, check_softcap, refuse_other_kind
+from sdpa_xp._checks.messages import shown
+from sdpa_xp._checks.score_arrays import (
+    ONE_A_ROW,
     check_added_dtype,
-    check_floating,
+    check_broadcasts,
     check_mask_dtype,
-    refuse_other_kind,
     warn_if_zeros_and_ones,
 )
-from sdpa_xp._checks.keywords import check_rng
-from sdpa_xp._checks.numbers import check_number, check_probability, check_softcap
-from sdpa_xp._checks.shapes import HLE, ONE_A_ROW, check_broadcasts
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.scores import BoundOptions
 from sdpa_xp._libraries import is_array
+from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles import modifier
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp.biases.algebra import ArrayBias, Bias, as_bias
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks.algebra import AllOf, Mask, as_mask
 from sdpa_xp.masks.bands import Causal
+
+CAUSAL = Causal()
+"""The mask of `is_causal`: one object, since masks never change."""
 
 
 class CallOptions(NamedTuple):
@@ -112,16 +117,34 @@ def check_options(
     if scale is None and options.scale is not None:
         scale = check_number(function, "scale", options.scale, dtype)
     dropout_p = check_probability(function, "dropout_p", options.dropout_p)
-    check_rng(function, options.rng, grid.library, needed=dropout_p > 0)
+    _check_rng(function, options.rng, grid.library, needed=dropout_p > 0)
     softcap = check_softcap(function, options.softcap, dtype)
     return CheckedOptions(masks, biases, scale, softcap, arrays.get("sinks"), dropout_p, options.rng)
+
+
+def _check_rng(function: str, value: object, library: Library, *, needed: bool) -> None:
+    """Check a generator of `library`. It may be None if none is `needed`."""
+    generators = library.generators
+    if value is None and needed:
+        hint = "Pass one, so that you can reproduce the result."
+        raise ArgumentValueError(
+            function, f"`dropout_p` > 0 needs `rng`, a {generators.name}", {"rng": None}, hint
+        )
+    if value is None:
+        return
+    if not generators.owns(value):
+        raise ArgumentTypeError(function, f"`rng` must be a {generators.name}", {"rng": shown(value)})
+    if compiler := generators.refusing_compiler():
+        rule = f"`rng` cannot be used inside {compiler}"
+        hint = f"{compiler} does not support {generators.name}: call this outside of the compiled function."
+        raise ArgumentTypeError(function, rule, {"rng": generators.name}, hint)
 
 
 def _masks_and_biases(
     function: str, options: CallOptions, arrays: Mapping[str, Array], *, is_causal: bool
 ) -> tuple[tuple[Mask, ...], tuple[Bias, ...]]:
     """Return the masks and the biases of a call: a floating array as `attn_mask` is a bias."""
-    masks: list[Mask] = [Causal()] if is_causal else []
+    masks: list[Mask] = [CAUSAL] if is_causal else []
     biases: list[Bias] = []
     refuse_other_kind(function, "attn_mask", options.attn_mask, Bias, "A bias is passed as `bias`.")
     refuse_other_kind(function, "bias", options.bias, Mask, "A mask is passed as `attn_mask`.")

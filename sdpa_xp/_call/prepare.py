@@ -9,14 +9,17 @@ from typing import Any
 from sdpa_xp._call.options import CallOptions, arrays_of, check_options, with_arrays
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks.arrays import (
+    HLE,
+    check_appended,
     check_floating,
     check_one_device,
     check_one_dtype,
     check_one_library,
+    check_shapes,
     explain_missing_name,
+    swap_heads_and_length,
 )
 from sdpa_xp._checks.keywords import Implementation, check_flag, check_layout, refuse_missing_kernel
-from sdpa_xp._checks.shapes import HLE, check_appended, check_shapes, swap_heads_and_length
 from sdpa_xp._core.threads import asked_threads
 from sdpa_xp._libraries import access_of, array_signatures, computing, is_array, library_of, namespace_of
 from sdpa_xp._libraries.base import Library, accumulation_dtype, dtype_name

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from sdpa_xp._call.options import CheckedOptions
-from sdpa_xp._checks.arrays import explain_missing_name
-from sdpa_xp._checks.shapes import Sizes, swap_heads_and_length
+from sdpa_xp._checks.arrays import Sizes, explain_missing_name, swap_heads_and_length
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.products import finite_sums
 from sdpa_xp._core.scores import ArraySource, BoundOptions, Scores

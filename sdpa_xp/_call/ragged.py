@@ -9,7 +9,7 @@ from itertools import chain
 from typing import NamedTuple, TypeAlias, cast
 
 from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._checks.shapes import LHE, swap_heads_and_length
+from sdpa_xp._checks.arrays import LHE, swap_heads_and_length
 from sdpa_xp._core import streaming, threads
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.products import Buffer, CallBuffers, are_finite, call_buffers

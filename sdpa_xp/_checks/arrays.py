@@ -1,24 +1,37 @@
-"""Checks of every array of a call: it is plain, and its library, device and dtype fit the others."""
+"""Checks of the inputs of a call: plain arrays whose library, device, dtype and shapes fit each other.
+
+The exporter checks shapes too: only shapes are read, and a length may be a symbol's name.
+"""
 
 from __future__ import annotations
 
-import sys
-import warnings
+import math
 from collections.abc import Mapping
-from typing import cast
+from contextlib import suppress
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from sdpa_xp._checks.messages import shown, type_name
+from sdpa_xp._checks.messages import OTHER_KINDS, conversion_hint, hint_for_value, rows_hint, shown, type_name
 from sdpa_xp._libraries import is_array, is_unknown, library_of, namespace_of
 from sdpa_xp._libraries.base import FLOATING, dtype_name, has_standard_name
-from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Shape
+from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
 
-_OTHER_KINDS = {"attn_mask": "a mask", "mask": "a mask", "bias": "a bias"}
-"""What an argument may be instead of an array."""
-_WORDS = "Words are not vectors: pass one row of numbers for each word."
-_UNLIKE_ROWS = (
-    "The rows have different lengths: pad them to one length, and mask the padding with masks.padding."
-)
+Layout: TypeAlias = Literal["...HLE", "...LHE"]
+"""Heads before the length, or after it."""
+HLE = "...HLE"
+LHE = "...LHE"
+LAYOUTS = (HLE, LHE)
+"""Heads before the length, as in torch and ONNX; or behind the length, as in JAX, Keras and flash-attention."""
+
+
+def check_one_kind(function: str, values: Mapping[str, object]) -> tuple[Namespace, dict[str, Array]]:
+    """Check that all values are floating arrays of one library, dtype and device, and return both."""
+    xp, arrays = check_one_library(function, values)
+    for name, array in arrays.items():
+        check_floating(function, name, array)
+    check_one_dtype(function, arrays)
+    check_one_device(function, arrays)
+    return xp, arrays
 
 
 def check_one_library(function: str, values: Mapping[str, object]) -> tuple[Namespace, dict[str, Array]]:
@@ -30,7 +43,7 @@ def check_one_library(function: str, values: Mapping[str, object]) -> tuple[Name
         if namespace is not xp:
             rule = f"`{first}` and `{name}` must be arrays of one library"
             got = {first: type_name(arrays[first]), name: type_name(arrays[name])}
-            raise ArgumentTypeError(function, rule, got, _conversion_hint(arrays, first, name))
+            raise ArgumentTypeError(function, rule, got, conversion_hint(arrays, first, name))
     return xp, arrays
 
 
@@ -57,79 +70,15 @@ def explain_missing_name(function: str, xp: Namespace, error: AttributeError) ->
         raise AttributeError(missing, name=error.name, obj=xp) from error
 
 
-def _conversion_hint(arrays: Mapping[str, Array], *names: str) -> str:
-    """Return how to make two arrays arrays of one library; lazy ones do not exchange memory."""
-    fields = [name for name in names if name.endswith((".weight", ".bias"))]
-    if fields and fields != [*names]:  # an array of a layer beside one of its call
-        (passed,) = (name for name in names if name not in fields)
-        return f"Move the layer to the library of `{passed}`: layer.to({passed})."
-    for name, other in (names, names[::-1]):
-        library = library_of(arrays[name])
-        if other.startswith("cache."):  # a caller can convert the new tokens, but not what a cache holds
-            continue
-        # Other arrays may be read wrongly: torch.asarray takes one of JAX for its bytes.
-        if library.conversion and library_of(arrays[other]).module == "numpy":
-            return f"Convert one: {library.conversion}({other})."
-    return "Convert one, for example with `from_dlpack`."
-
-
 def check_plain_array(function: str, name: str, value: object) -> Array:
     """Check that `value` is an array with the arithmetic of the standard; return it without its subclass."""
-    hint = library_of(value).unsupported_reason(value)
-    if is_array(value) and not hint:
-        return library_of(value).base_form(value)
-    if callable(value) and name in ("attn_mask", "mask", "bias") and not hint:
-        hint = "`masks.from_function` and `biases.from_function` take a function of the indices."
-        module = str(getattr(value, "__module__", ""))
-        if module.startswith(("sdpa_xp.masks", "sdpa_xp.biases")):
-            kind = "a mask" if module.startswith("sdpa_xp.masks") else "a bias"
-            hint = f"Call it: {getattr(value, '__name__', 'the function')}(...) returns {kind}."
-    if isinstance(value, list | tuple) and not hint:
-        hint = "" if name in _OTHER_KINDS else _hint_for_rows(value)
-        hint = hint or f"Convert the list: numpy.asarray({name})."
-    hint = hint or _named_hint(name, value)
-    other = f"{_OTHER_KINDS[name]} or " if name in _OTHER_KINDS else ""
+    library = library_of(value)
+    reason = library.unsupported_reason(value)
+    if is_array(value) and not reason:
+        return library.base_form(value)
+    other = f"{OTHER_KINDS[name]} or " if name in OTHER_KINDS else ""
     rule = f"`{name}` must be {other}a plain array of a library that follows the array API standard"
-    raise ArgumentTypeError(function, rule, {name: shown(value)}, hint)
-
-
-def _hint_for_rows(rows: object) -> str:
-    """Return why nested lists do not convert to an array of numbers; "" if they do."""
-    if _has_words(rows):
-        return _WORDS
-    return _UNLIKE_ROWS if _shape_of(rows) is None else ""
-
-
-def _has_words(value: object) -> bool:
-    if isinstance(value, list | tuple):
-        return any(map(_has_words, value))
-    return isinstance(value, str | bytes)
-
-
-def _shape_of(value: object) -> Shape | None:
-    """Return the shape of an array, a number or nested lists of them; None if the shapes of rows differ."""
-    if not isinstance(value, list | tuple):
-        return tuple(value.shape) if is_array(value) else ()
-    shapes = [_shape_of(row) for row in value]
-    if any(shape is None or shape != shapes[0] for shape in shapes):
-        return None
-    return (len(value), *(shapes[0] or ())) if shapes else (0,)
-
-
-def _named_hint(name: str, value: object) -> str:
-    """Return how to pass a mask or a bias that came by a name, or in the place of an array."""
-    if isinstance(value, bool) and name in ("attn_mask", "mask"):
-        return "Write is_causal=True for a causal mask, and nothing for none."
-    if isinstance(value, str) and name in ("attn_mask", "mask"):
-        return "`is_causal=True` and `masks.causal()` are the causal mask; `sdpa_xp.masks` has others."
-    if isinstance(value, str) and name == "bias":
-        return "`sdpa_xp.biases` has them, such as `biases.alibi(heads)`."
-    for package, keyword in {"masks": "attn_mask", "biases": "bias"}.items():
-        if type(value).__module__.startswith(f"sdpa_xp.{package}") and name not in _OTHER_KINDS:
-            return f"Pass it by its keyword: {keyword}=..."
-    if type(value).__module__.startswith("sdpa_xp.caches"):
-        return f"Call a method of the cache: {name}.attend(query)."
-    return ""
+    raise ArgumentTypeError(function, rule, {name: shown(value)}, reason or hint_for_value(name, value))
 
 
 def check_one_device(function: str, arrays: Mapping[str, Array]) -> None:
@@ -153,7 +102,7 @@ def check_floating(function: str, name: str, array: Array) -> None:
         if dtype_name(array.dtype).startswith("complex"):
             hint = f"Attention of complex numbers is not defined; xp.real({name}) and xp.imag({name}) are real."
         if getattr(array.dtype, "kind", "") in ("O", "S", "T", "U"):  # NumPy's objects, bytes and strings
-            hint = _hint_for_rows(library_of(array).to_list(array)) or hint
+            hint = rows_hint(library_of(array).to_list(array)) or hint
         raise ArgumentTypeError(function, rule, {f"{name}.dtype": array.dtype}, hint)
 
 
@@ -173,101 +122,177 @@ def check_one_dtype(function: str, arrays: Mapping[str, Array]) -> None:
             raise ArgumentTypeError(function, rule, got, hint)
 
 
-def check_one_kind(function: str, values: Mapping[str, object]) -> tuple[Namespace, dict[str, Array]]:
-    """Check that all values are floating arrays of one library, dtype and device, and return both."""
-    xp, arrays = check_one_library(function, values)
-    for name, array in arrays.items():
-        check_floating(function, name, array)
-    check_one_dtype(function, arrays)
-    check_one_device(function, arrays)
-    return xp, arrays
+class Sizes(NamedTuple):
+    """The lengths of one call. `batch` is the shape that the leading axes broadcast to."""
+
+    batch: Shape
+    query_heads: int
+    heads: int
+    queries: int
+    keys: int
+    width: int
+    is_2d: bool
+    """Whether all inputs are 2-D: one head, and a result without a head axis."""
+
+    @property
+    def scores_shape(self) -> Shape:
+        """The shape of the scores, which a mask must broadcast to."""
+        lengths = (self.queries, self.keys)
+        return lengths if self.is_2d else (*self.batch, self.query_heads, *lengths)
+
+    @property
+    def group(self) -> int:
+        """The number of query heads for each key head."""
+        return self.query_heads // (self.heads or 1)
+
+    @property
+    def all_heads(self) -> int:
+        """The number of query heads of all batch entries together."""
+        return math.prod(self.batch) * self.query_heads
 
 
-def check_added_dtype(function: str, name: str, array: Array, query: Dtype, accumulation: Dtype) -> None:
-    """Check that an array that joins the scores converts exactly: see `joins_scores`."""
-    check_floating(function, name, array)
-    if not joins_scores(*map(dtype_name, (array.dtype, query, accumulation))):
-        rule = f"`{name}` must have the dtype of `query` or of the scores ({dtype_name(accumulation)})"
-        got = {f"{name}.dtype": array.dtype, "query.dtype": query}
-        cast = library_of(array).cast_text(name, "query.dtype")
-        hint = f"A narrower dtype is converted. Convert this one yourself: {cast}."
-        if name == "attn_mask":  # converted 0 and 1 would be added to the scores, and mask nothing
-            hint += " If its 1 means may attend, pass `attn_mask != 0`."
-        raise ArgumentTypeError(function, rule, got, hint)
+def check_shapes(
+    function: str, query: Shape, key: Shape, value: Shape | None = None, *, layout: str = HLE
+) -> Sizes:
+    """Check that query (..., Hq, L, E), key (..., H, S, E) and value (..., H, S, Ev) fit; return their lengths.
+
+    If they fit only in the other layout, the message says so.
+    """
+    try:
+        return _sizes(function, query, key, value, layout)
+    except ValueError as error:
+        other_layout = LHE if layout == HLE else HLE
+        if not (isinstance(error, ArgumentValueError) and _fits(query, key, value, other_layout)):
+            raise
+        what = "the cache needs" if function.endswith((".attend", ".attend_state")) else "it is"
+        hint = f'If the length comes before the heads, {what} `layout="{other_layout}"`.'
+        if layout == LHE:
+            hint = f'If the heads come before the length, {what} `layout="{other_layout}"`.'
+        if function == "dot_product_attention":  # it has no argument `layout`
+            hint = "If the heads come before the length, it is `scaled_dot_product_attention`."
+        hint = f"{error.hint} {hint}" if error.hint else hint
+        raise ArgumentValueError(function, error.rule, error.got, hint) from None
 
 
-def joins_scores(dtype: str, query: str, accumulation: str) -> bool:
-    """Return whether a floating dtype is that of the query or of the scores, or a narrower one."""
-    if dtype in (query, accumulation, "float32"):  # scores are float32 or float64
-        return dtype != "float64" or accumulation == "float64"
-    # Of the two halves none is narrower: float16 has the smaller range, and bfloat16 fewer digits.
-    return dtype in ("float16", "bfloat16") and query in ("float32", "float64")
+def _fits(query: Shape, key: Shape, value: Shape | None, layout: str) -> bool:
+    with suppress(ValueError, TypeError):  # a TypeError if the length in the place of the heads is a symbol
+        _sizes("", query, key, value, layout)
+        return True
+    return False
 
 
-def check_operand(function: str, name: str, value: object, rule: str) -> None:
-    """Check that `value`, which is no mask or bias, is an array."""
-    if not is_array(value):
-        hint = (
-            "`from_function` takes a function of the indices." if callable(value) else _named_hint(name, value)
+def _sizes(function: str, query: Shape, key: Shape, value: Shape | None, layout: str) -> Sizes:
+    named = {"query": query, "key": key} | ({} if value is None else {"value": value})
+    for name, shape in named.items():
+        check_known(function, name, shape)
+        if len(shape) < 2:
+            order = "heads, length" if layout == HLE else "length, heads"
+            rule = f"`{name}` must have at least 2 axes, (length, width) or (..., {order}, width)"
+            raise ArgumentValueError(function, rule, {f"{name}.shape": shape})
+    heads_first = {name: headed(shape, layout) for name, shape in named.items()}
+    axes = {"E": -1, "S": -2, "H": -3}  # in `heads_first`; in the other layout the caller's axes are swapped
+
+    def agree(letter: str, first: str, second: str) -> None:
+        axis = axes[letter]
+        if heads_first[first][axis] != heads_first[second][axis]:
+            caller_axis = axis if layout == HLE or axis == -1 else -5 - axis
+            rule = f"`{first}` and `{second}` must agree on axis {caller_axis} ({letter})"
+            got = {f"{name}.shape": named[name] for name in (first, second)}
+            raise ArgumentValueError(function, rule, got)
+
+    agree("E", "query", "key")
+    if query[-1] == 0:
+        rule = "`query` and `key` must have a width (axis -1, E) of at least 1"
+        raise ArgumentValueError(function, rule, {"query.shape": query})
+    if value is not None:
+        agree("S", "key", "value")
+        agree("H", "key", "value")
+    query_heads, heads = heads_first["query"][-3], heads_first["key"][-3]
+    if query_heads != heads and (heads == 0 or query_heads % heads):
+        axis = -3 if layout == HLE else -2
+        rule = f"the heads of `query` (axis {axis}, Hq) must be a multiple of the heads of `key` (H)"
+        got = {"query.shape": query, "key.shape": key}
+        raise ArgumentValueError(function, rule, got, _heads_hint(query_heads))
+    batch = broadcast(*(shape[:-3] for shape in heads_first.values()))
+    if batch is None:
+        rule = "the leading axes of " + ", ".join(f"`{name}`" for name in named) + " must broadcast"
+        raise ArgumentValueError(function, rule, {f"{name}.shape": shape for name, shape in named.items()})
+    is_2d = all(len(shape) == 2 for shape in named.values())
+    return Sizes(batch, query_heads, heads, heads_first["query"][-2], heads_first["key"][-2], query[-1], is_2d)
+
+
+def _heads_hint(query_heads: int) -> str:
+    if query_heads == 1:
+        return "For one query head that meets every key head, broadcast `query` to the heads of `key`."
+    return "Query head h reads key head h // (Hq // H)."
+
+
+def broadcast(*shapes: Shape) -> Shape | None:
+    """Return the shape that all shapes broadcast to, or None if they do not."""
+    rank = max(len(shape) for shape in shapes)
+    result: list[int] = []
+    for axis in range(-rank, 0):
+        lengths = [shape[axis] for shape in shapes if len(shape) >= -axis and _differ(shape[axis], 1)]
+        # Compare with `!=`, not in a set: a length that torch exports as a symbol has no hash.
+        if any(_differ(length, lengths[0]) for length in lengths[1:]):
+            return None
+        result.append(lengths[0] if lengths else 1)
+    return tuple(result)
+
+
+def _differ(length: int, other: int) -> bool:
+    """Return whether two lengths are not known to be equal; a length of a graph refuses other comparisons."""
+    try:
+        return length != other
+    except TypeError:
+        return True
+
+
+def check_known(function: str, name: str, shape: Shape) -> None:
+    """Check that no length is NaN or None, as unknown lengths of a lazy array are."""
+    if any(n is None or n != n for n in shape):
+        rule = f"the lengths of `{name}` must be known"
+        hint = "" if None in shape else f"Dask finds them with `{name}.compute_chunk_sizes()`."
+        raise ArgumentValueError(function, rule, {f"{name}.shape": shape}, hint)
+
+
+def headed(shape: Shape, layout: str) -> Shape:
+    """Return a shape as (..., H, L, E); a 2-D shape is one head."""
+    if len(shape) == 2:
+        return (1, *shape)
+    *batch, first, second, width = shape
+    return (*batch, first, second, width) if layout == HLE else (*batch, second, first, width)
+
+
+def swap_heads_and_length(xp: Namespace, array: Array, layout: str) -> Array:
+    """Convert (..., L, H, E) to (..., H, L, E), or back, as a view; in the layout "...HLE" nothing is to do."""
+    if layout == HLE or array.ndim < 3:
+        return array
+    *batch, heads, length, width = range(array.ndim)
+    return xp.permute_dims(array, (*batch, length, heads, width))
+
+
+def slice_of_axis(axis: int, start: int, stop: int) -> tuple[Any, ...]:
+    """Return the index of `start` to `stop` on one axis, counted from the last (-1)."""
+    return (..., slice(start, stop), *[slice(None)] * (-1 - axis))
+
+
+def check_axes(function: str, named: Mapping[str, Shape], count: int) -> None:
+    """Check that each shape has `count` axes."""
+    for name, shape in named.items():
+        if len(shape) != count:
+            raise ArgumentValueError(function, f"`{name}` must have {count} axes", {f"{name}.shape": shape})
+
+
+def check_appended(function: str, queries: int, tokens: int, sequence: int | None = None) -> None:
+    """Check that there are not more queries than tokens, since the queries are the last tokens.
+
+    Symbolic lengths pass.
+    """
+    if isinstance(queries, int) and isinstance(tokens, int) and queries > tokens:
+        rule = "`query` must have at most as many tokens (L) as " + (
+            "the cache" if sequence is None else f"sequence {sequence} of the cache"
         )
-        raise ArgumentTypeError(function, f"`{name}` must be {rule}", {name: shown(value)}, hint)
-
-
-def refuse_other_kind(function: str, name: str, value: object, refused: type, hint: str) -> None:
-    """Check that a bias is not passed as a mask, or a mask as a bias; `refused` is the wrong type."""
-    if isinstance(value, refused):
-        rule = f"`{name}` must not be a {refused.__name__.lower()}"
-        raise ArgumentTypeError(function, rule, {name: value}, hint)
-
-
-def check_mask_dtype(function: str, mask: Array) -> bool:
-    """Check that `attn_mask` is boolean or floating, and return whether it is boolean."""
-    name = dtype_name(mask.dtype)
-    if name.startswith(("int", "uint")):
-        rule = "`attn_mask` must be boolean (True = may attend) or floating (added to the scores)"
-        got = {"attn_mask.dtype": mask.dtype}
-        raise ArgumentTypeError(function, rule, got, _boolean_hint("attn_mask", mask))
-    return name.startswith("bool")
-
-
-def warn_if_zeros_and_ones(function: str, mask: Array) -> None:
-    """Warn if a floating `attn_mask` has only 0 and 1. It masks nothing, and most likely should be boolean."""
-    values = library_of(mask).values_at_hand(mask)
-    if values is None:
-        return
-    xp, parts = namespace_of(values), [values]
-    if 0 not in mask.shape and mask.ndim > 1:  # for most masks one row is enough
-        parts.insert(0, values[..., :1, : min(64, mask.shape[-1])])
-    for part in parts:
-        # `==` would be a bool to type checkers: the protocol of arrays has no comparison that returns an array.
-        is_zero, is_one = (part >= 0) & (part <= 0), (part >= 1) & (part <= 1)
-        if not bool(xp.all(is_zero | is_one)):
-            return
-    if bool(xp.any(is_zero)) and bool(xp.any(is_one)):
-        rule = "`attn_mask` must be boolean to mask: its 0 and 1 are added to the scores"
-        hint = "Pass `attn_mask != 0` if 1 means that a query may attend, or pass the array as `bias`."
-        got = {"attn_mask.dtype": mask.dtype}
-        warnings.warn(Message(function, rule, got, hint), stacklevel=_caller_level())
-
-
-def _caller_level() -> int:
-    """Return the `stacklevel` of the code that called sdpa_xp."""
-    # From Python 3.12 on, `skip_file_prefixes` of `warnings.warn` does this.
-    frame, level = sys._getframe(1), 1
-    ours = ("sdpa_xp", "sdpa_xp_export")
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in ours:
-        frame, level = frame.f_back, level + 1
-    return level
-
-
-def check_boolean(function: str, name: str, array: Array) -> None:
-    """Check that `array` is boolean."""
-    if not dtype_name(array.dtype).startswith("bool"):
-        rule = f"`{name}` must be boolean (True = may attend)"
-        raise ArgumentTypeError(function, rule, {f"{name}.dtype": array.dtype}, _boolean_hint(name, array))
-
-
-def _boolean_hint(name: str, array: Array) -> str:
-    if not dtype_name(array.dtype).startswith(("int", "uint")):
-        return ""
-    return f"An integer mask is ambiguous: pass `{name} != 0` if 1 means may attend, `== 0` if 0 does."
+        hint = "`append` the keys and values of the new tokens first. "
+        hint += "For queries that are not the last tokens, or an idle sequence, pass `is_causal=False`."
+        raise ArgumentValueError(function, rule, {"L": queries, "tokens": tokens}, hint)

@@ -1,4 +1,4 @@
-"""Keywords: flags, words and functions; keywords that a function does not have; attributes that are set."""
+"""Keywords: flags, words, numbers and functions; and keywords that a function does not have."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import FrozenInstanceError, fields
 from difflib import get_close_matches
 from traceback import walk_tb
 from types import FunctionType
 from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, cast
 
+from sdpa_xp._checks.arrays import LAYOUTS
 from sdpa_xp._checks.messages import shown, type_name
-from sdpa_xp._checks.shapes import LAYOUTS
-from sdpa_xp._libraries.base import Library
+from sdpa_xp._libraries import is_array, is_traced
+from sdpa_xp._libraries.base import LARGEST, dtype_name
+from sdpa_xp._libraries.protocols import Dtype
 from sdpa_xp._libraries.torch import is_compiling
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 Implementation: TypeAlias = Literal["xp", "native"]
 """The portable implementation in array-API calls, or a kernel of the arrays' own library."""
 F = TypeVar("F", bound=Callable[..., Any])
+LARGEST_INTEGER = 2**29
+"""The largest integer that is accepted. Indices are int32, which every library has, and sums of an index, an
+offset and a width must fit."""
 
 
 def check_flag(function: str, name: str, value: object) -> bool:
@@ -53,6 +57,13 @@ def check_instance(function: str, name: str, value: object, kind: type, word: st
     if value is not None and not isinstance(value, kind):
         rule = f"`{name}` must be a {word or kind.__name__} or None"
         raise ArgumentTypeError(function, rule, {name: shown(value)}, hint)
+
+
+def refuse_other_kind(function: str, name: str, value: object, refused: type, hint: str) -> None:
+    """Check that a bias is not passed as a mask, or a mask as a bias; `refused` is the wrong type."""
+    if isinstance(value, refused):
+        rule = f"`{name}` must not be a {refused.__name__.lower()}"
+        raise ArgumentTypeError(function, rule, {name: value}, hint)
 
 
 def check_layout(function: str, value: object) -> None:
@@ -100,18 +111,69 @@ def check_function(public_function: str, name: str, value: object, arguments: Se
         raise ArgumentTypeError(public_function, rule, {name: f"{written}{signature}"}) from None
 
 
-def check_rng(function: str, value: object, library: Library, *, needed: bool) -> None:
-    """Check a generator of `library`. It may be None if none is `needed`."""
-    name = library.generators.name
-    if value is None and needed:
-        hint = "Pass one, so that you can reproduce the result."
-        raise ArgumentValueError(function, f"`dropout_p` > 0 needs `rng`, a {name}", {"rng": None}, hint)
-    if value is not None and not library.generators.owns(value):
-        raise ArgumentTypeError(function, f"`rng` must be a {name}", {"rng": shown(value)})
-    if value is not None and not library.generators.can_draw():
-        rule = "`rng` cannot be used inside torch.compile"
-        hint = "torch.compile does not support torch.Generator: call this outside of the compiled function."
-        raise ArgumentTypeError(function, rule, {"rng": name}, hint)
+def check_number(function: str, name: str, value: object, dtype: Dtype = "float64") -> float:
+    """Check a real number that is finite in `dtype` and does not underflow there, and return it as a float."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        rule = f"`{name}` must be a real number"
+        raise ArgumentTypeError(function, rule, {name: f"{value!r} ({type_name(value)})"})
+    try:
+        result = float(value)
+    except OverflowError:
+        result = math.inf
+    largest = LARGEST[dtype_name(dtype)]
+    if not abs(result) <= largest:
+        rule = f"`{name}` must be finite" + (f" in {dtype_name(dtype)}" if math.isfinite(result) else "")
+        raise ArgumentValueError(function, rule, {name: result})
+    if 0 < abs(result) < 1 / largest:  # it would lose its digits, or become 0
+        rule = f"`{name}` must be 0 or at least {1 / largest:.1e} in size"
+        raise ArgumentValueError(function, rule, {name: result})
+    return result
+
+
+def check_softcap(function: str, value: object, dtype: Dtype = "float64") -> float | None:
+    """Check a positive number, and return it, or None if `value` is None or 0: the softcap is off."""
+    cap = 0.0 if value is None else check_number(function, "softcap", value, dtype)
+    if cap < 0:
+        rule = "`softcap` must be positive, or None or 0 for off"
+        raise ArgumentValueError(function, rule, {"softcap": value})
+    return cap or None
+
+
+def check_probability(function: str, name: str, value: object) -> float:
+    """Check a number from 0 to 1, and return it."""
+    result = check_number(function, name, value)
+    if not 0 <= result <= 1:
+        raise ArgumentValueError(function, f"`{name}` must be between 0 and 1", {name: value})
+    return result
+
+
+def check_integer(
+    function: str,
+    name: str,
+    value: object,
+    least: int = -LARGEST_INTEGER,
+    most: float = LARGEST_INTEGER,
+    hint: str = "",
+) -> int:
+    """Check an integer of Python or NumPy from `least` to `most`, and return it as an int.
+
+    `hint` says what to pass if it is less or more.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):  # True is an Integral
+        rule = f"`{name}` must be an integer"
+        how = ""
+        if is_array(value):
+            how = "Inside a jit it has to be static." if is_traced(value) else "Convert it with `int`."
+        raise ArgumentTypeError(function, rule, {name: _shown(value)}, how)
+    number = int(value)
+    if not least <= number <= most:
+        rule = f"`{name}` must be " + (f"at least {least}" if number < least else f"at most {most}")
+        raise ArgumentValueError(function, rule, {name: number}, hint)
+    return number
+
+
+def _shown(value: object) -> str:
+    return type_name(value) if is_array(value) else f"{value!r} ({type_name(value)})"
 
 
 SYNONYMS = (
@@ -252,46 +314,3 @@ def _hint(keyword: str, parameters: Iterable[str]) -> str:
 def _listed(names: list[str]) -> str:
     words = [f"`{name}`" for name in names]
     return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + words[-1:])
-
-
-class Immutable:
-    """The base class of frozen dataclasses with slots. Their own refusal fails on Python 3.11, in `super()`."""
-
-    __slots__ = ()
-
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        # The second class that dataclass makes has slots, and its two methods, which mypy takes for `object`'s.
-        if "__setattr__" in vars(cls):
-            cls.__setattr__ = _refuse_to_set  # type: ignore[method-assign]
-            cls.__delattr__ = _refuse_to_delete  # type: ignore[method-assign]
-
-
-def _refuse_to_set(self: Any, name: str, value: object) -> None:
-    if _is_of_subclass(self, name):
-        object.__setattr__(self, name, value)
-    else:
-        raise FrozenInstanceError(_refusal_to_change(self, name, "set", {name: shown(value)}))
-
-
-def _refuse_to_delete(self: Any, name: str) -> None:
-    if _is_of_subclass(self, name):
-        object.__delattr__(self, name)
-    else:
-        raise FrozenInstanceError(_refusal_to_change(self, name, "deleted", {"attribute": repr(name)}))
-
-
-def _is_of_subclass(value: Any, name: str) -> bool:
-    """Return whether a class that is no such dataclass, but derived from one, may set the attribute."""
-    return vars(type(value)).get("__setattr__") is not _refuse_to_set and name not in _field_names(value)
-
-
-def _refusal_to_change(value: Any, name: str, done: str, got: dict[str, str]) -> str:
-    kind, names = type(value).__name__, _field_names(value)
-    rule = f"`{name}` cannot be {done}, because instances of {kind} never change"
-    hint = f"Write dataclasses.replace(x, {name}=...) for a changed copy of x."
-    return Message(kind, rule, got, hint if name in names else f"Its fields are {', '.join(names)}.")
-
-
-def _field_names(value: Any) -> list[str]:
-    return [field.name for field in fields(value) if field.init]

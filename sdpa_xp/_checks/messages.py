@@ -1,14 +1,19 @@
-"""How values appear in messages and in a repr."""
+"""The words of messages: how values are shown, and what to pass instead of a wrong one.
+
+They also show in the repr of masks, biases, layers and caches, and in their refusal to change.
+"""
 
 from __future__ import annotations
 
 import reprlib
-from dataclasses import fields
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import FrozenInstanceError, fields
+from typing import TYPE_CHECKING, Any
 
 from sdpa_xp._libraries import has_override, is_array, is_traced, library_of
 from sdpa_xp._libraries.base import dtype_name
-from sdpa_xp._libraries.protocols import Array
+from sdpa_xp._libraries.protocols import Array, Shape
+from sdpa_xp.errors import Message
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -64,3 +69,122 @@ def call_of(value: DataclassInstance, name: str) -> str:
     if [*arguments] == [parts[0].name]:  # a first argument alone needs no keyword
         return f"{name}({brief(arguments.popitem()[1])})"
     return f"{name}({', '.join(f'{key}={brief(argument)}' for key, argument in arguments.items())})"
+
+
+OTHER_KINDS = {"attn_mask": "a mask", "mask": "a mask", "bias": "a bias"}
+"""What an argument may be instead of an array."""
+_WORDS = "Words are not vectors: pass one row of numbers for each word."
+_UNLIKE_ROWS = (
+    "The rows have different lengths: pad them to one length, and mask the padding with masks.padding."
+)
+
+
+def conversion_hint(arrays: Mapping[str, Array], *names: str) -> str:
+    """Return how to make two arrays arrays of one library; lazy ones do not exchange memory."""
+    fields = [name for name in names if name.endswith((".weight", ".bias"))]
+    if fields and fields != [*names]:  # an array of a layer beside one of its call
+        (passed,) = (name for name in names if name not in fields)
+        return f"Move the layer to the library of `{passed}`: layer.to({passed})."
+    for name, other in (names, names[::-1]):
+        library = library_of(arrays[name])
+        if other.startswith("cache."):  # a caller can convert the new tokens, but not what a cache holds
+            continue
+        # Other arrays may be read wrongly: torch.asarray takes one of JAX for its bytes.
+        if library.conversion and library_of(arrays[other]).module == "numpy":
+            return f"Convert one: {library.conversion}({other})."
+    return "Convert one, for example with `from_dlpack`."
+
+
+def hint_for_value(name: str, value: object) -> str:
+    """Return what to pass instead of a value that is no array."""
+    if callable(value) and name in OTHER_KINDS:
+        module = str(getattr(value, "__module__", ""))
+        if module.startswith(("sdpa_xp.masks", "sdpa_xp.biases")):
+            kind = "a mask" if module.startswith("sdpa_xp.masks") else "a bias"
+            return f"Call it: {getattr(value, '__name__', 'the function')}(...) returns {kind}."
+        return "`masks.from_function` and `biases.from_function` take a function of the indices."
+    if isinstance(value, list | tuple):
+        return ("" if name in OTHER_KINDS else rows_hint(value)) or f"Convert the list: numpy.asarray({name})."
+    return hint_for_name(name, value)
+
+
+def rows_hint(rows: object) -> str:
+    """Return why nested lists do not convert to an array of numbers; "" if they do."""
+    if _has_words(rows):
+        return _WORDS
+    return _UNLIKE_ROWS if _shape_of(rows) is None else ""
+
+
+def _has_words(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return any(map(_has_words, value))
+    return isinstance(value, str | bytes)
+
+
+def _shape_of(value: object) -> Shape | None:
+    """Return the shape of an array, a number or nested lists of them; None if the shapes of rows differ."""
+    if not isinstance(value, list | tuple):
+        return tuple(value.shape) if is_array(value) else ()
+    shapes = [_shape_of(row) for row in value]
+    if any(shape is None or shape != shapes[0] for shape in shapes):
+        return None
+    return (len(value), *(shapes[0] or ())) if shapes else (0,)
+
+
+def hint_for_name(name: str, value: object) -> str:
+    """Return how to pass a mask or a bias that came by a name, or in the place of an array."""
+    if isinstance(value, bool) and name in ("attn_mask", "mask"):
+        return "Write is_causal=True for a causal mask, and nothing for none."
+    if isinstance(value, str) and name in ("attn_mask", "mask"):
+        return "`is_causal=True` and `masks.causal()` are the causal mask; `sdpa_xp.masks` has others."
+    if isinstance(value, str) and name == "bias":
+        return "`sdpa_xp.biases` has them, such as `biases.alibi(heads)`."
+    for package, keyword in {"masks": "attn_mask", "biases": "bias"}.items():
+        if type(value).__module__.startswith(f"sdpa_xp.{package}") and name not in OTHER_KINDS:
+            return f"Pass it by its keyword: {keyword}=..."
+    if type(value).__module__.startswith("sdpa_xp.caches"):
+        return f"Call a method of the cache: {name}.attend(query)."
+    return ""
+
+
+class Immutable:
+    """The base class of frozen dataclasses with slots. Their own refusal fails on Python 3.11, in `super()`."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        # The second class that dataclass makes has slots, and its own two methods.
+        if "__setattr__" in vars(cls):
+            cls.__setattr__ = _refuse_to_set  # type: ignore[method-assign]  # mypy takes both for `object`'s
+            cls.__delattr__ = _refuse_to_delete  # type: ignore[method-assign]
+
+
+def _refuse_to_set(self: Any, name: str, value: object) -> None:
+    if _is_of_subclass(self, name):
+        object.__setattr__(self, name, value)
+    else:
+        raise FrozenInstanceError(_refusal_to_change(self, name, "set", {name: shown(value)}))
+
+
+def _refuse_to_delete(self: Any, name: str) -> None:
+    if _is_of_subclass(self, name):
+        object.__delattr__(self, name)
+    else:
+        raise FrozenInstanceError(_refusal_to_change(self, name, "deleted", {"attribute": repr(name)}))
+
+
+def _is_of_subclass(value: Any, name: str) -> bool:
+    """Return whether a class that is no such dataclass, but derived from one, may set the attribute."""
+    return vars(type(value)).get("__setattr__") is not _refuse_to_set and name not in _field_names(value)
+
+
+def _refusal_to_change(value: Any, name: str, done: str, got: dict[str, str]) -> str:
+    kind, names = type(value).__name__, _field_names(value)
+    rule = f"`{name}` cannot be {done}, because instances of {kind} never change"
+    hint = f"Write dataclasses.replace(x, {name}=...) for a changed copy of x."
+    return Message(kind, rule, got, hint if name in names else f"Its fields are {', '.join(names)}.")
+
+
+def _field_names(value: Any) -> list[str]:
+    return [field.name for field in fields(value) if field.init]

@@ -8,19 +8,16 @@ from collections.abc import Container, Iterable, Iterator
 from functools import reduce
 from typing import cast
 
+from sdpa_xp._call.options import CAUSAL
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp._tiles.tile import is_masked
 from sdpa_xp.biases.algebra import ArrayBias
 from sdpa_xp.masks.algebra import And, ArrayMask, Mask
-from sdpa_xp.masks.bands import Causal
 from sdpa_xp.masks.lengths import Padding
 
-CAUSAL = Causal()
 MANY_SCORES = 2**20
 """Above this size a kernel that needs an array of all scores is refused; below it the array is small."""
-
-
 MANY_ENTRIES = 8
 """Batch entries with different numbers of keys are computed one by one if there are at most this many, or if
 each has `MANY_SCORES_OF_ONE`."""

@@ -43,9 +43,9 @@ class Generators:
         numpy = sys.modules.get("numpy")
         return numpy is not None and isinstance(rng, numpy.random.Generator)
 
-    def can_draw(self) -> bool:
-        """Return whether generators can be used now."""
-        return True
+    def refusing_compiler(self) -> str:
+        """Return the compiler that traces the current call and refuses generators, or ""."""
+        return ""
 
     def state(self, rng: Any) -> Any:
         """Return the state of a generator, or None if it has no readable state. A key has none."""

@@ -39,9 +39,8 @@ class TorchGenerators(Generators):
     def owns(self, rng: object) -> bool:
         return isinstance(rng, sys.modules["torch"].Generator)
 
-    def can_draw(self) -> bool:
-        """Return False inside torch.compile, which cannot trace a generator, because it has a state."""
-        return not is_compiling()
+    def refusing_compiler(self) -> str:
+        return "torch.compile" if is_compiling() else ""  # it cannot trace what has a state
 
     def state(self, rng: Any) -> Any:
         return rng.get_state()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
-from sdpa_xp._checks.numbers import Integers
+from sdpa_xp._checks.integers import Integers
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.scores import BoundOptions
 from sdpa_xp._libraries import is_array, is_traced, namespace_of

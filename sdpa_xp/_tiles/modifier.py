@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
 from sdpa_xp._checks.arrays import check_one_device, check_one_library
-from sdpa_xp._checks.keywords import Immutable
-from sdpa_xp._checks.messages import call_of
-from sdpa_xp._checks.numbers import check_integer
+from sdpa_xp._checks.keywords import check_integer
+from sdpa_xp._checks.messages import Immutable, call_of
 from sdpa_xp._libraries import access_of, is_array, library_of, numpy_array, widest_dtype
 from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._tiles.score_grid import ScoreGrid

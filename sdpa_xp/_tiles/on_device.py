@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from sdpa_xp._checks.numbers import Integers
+from sdpa_xp._checks.integers import Integers
 from sdpa_xp._libraries.base import Library, astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import Array, Namespace
 

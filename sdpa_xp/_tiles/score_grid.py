@@ -7,9 +7,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from sdpa_xp._checks.arrays import check_added_dtype, check_floating
-from sdpa_xp._checks.numbers import (
-    LARGEST_INTEGER,
+from sdpa_xp._checks.arrays import check_floating
+from sdpa_xp._checks.integers import (
     DeviceNumbers,
     Integers,
     check_ids,
@@ -18,7 +17,13 @@ from sdpa_xp._checks.numbers import (
     check_within,
     is_integral,
 )
-from sdpa_xp._checks.shapes import THE_BATCH, check_broadcasts, check_broadcasts_to_sequences
+from sdpa_xp._checks.keywords import LARGEST_INTEGER
+from sdpa_xp._checks.score_arrays import (
+    THE_BATCH,
+    check_added_dtype,
+    check_broadcasts,
+    check_broadcasts_to_sequences,
+)
 from sdpa_xp._libraries import is_array, library_of
 from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.capabilities import Access

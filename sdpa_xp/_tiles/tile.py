@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
-from sdpa_xp._checks.numbers import Integers
+from sdpa_xp._checks.integers import Integers
 from sdpa_xp._libraries import is_traced, library_of
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp._tiles.score_grid import ScoreGrid

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, cast
 
-from sdpa_xp._checks.arrays import check_operand, check_plain_array
-from sdpa_xp._checks.shapes import broadcast
+from sdpa_xp._checks.arrays import broadcast, check_plain_array
+from sdpa_xp._checks.score_arrays import check_operand
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.modifier import ScoreModifier
 from sdpa_xp._tiles.score_grid import ScoreGrid

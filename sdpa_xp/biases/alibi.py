@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
 from sdpa_xp._checks.arrays import check_floating, check_plain_array
-from sdpa_xp._checks.keywords import explains_keywords
-from sdpa_xp._checks.numbers import Integers, IntegersLike, check_integer, check_number, check_offset
-from sdpa_xp._checks.shapes import check_columns
+from sdpa_xp._checks.integers import Integers, IntegersLike, check_offset
+from sdpa_xp._checks.keywords import check_integer, check_number, explains_keywords
+from sdpa_xp._checks.score_arrays import check_columns
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, GradientTarget, Tile

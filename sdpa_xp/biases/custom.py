@@ -6,10 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
 
-from sdpa_xp._checks.arrays import check_floating, check_plain_array
+from sdpa_xp._checks.arrays import broadcast, check_floating, check_plain_array
 from sdpa_xp._checks.keywords import check_function, explains_keywords
 from sdpa_xp._checks.messages import brief
-from sdpa_xp._checks.shapes import broadcast
 from sdpa_xp._libraries import is_traced
 from sdpa_xp._libraries.base import dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
-from sdpa_xp._checks.arrays import check_floating, check_plain_array
-from sdpa_xp._checks.keywords import check_flag, explains_keywords
-from sdpa_xp._checks.numbers import Integers, check_integer, check_offset
-from sdpa_xp._checks.shapes import check_columns, check_known
+from sdpa_xp._checks.arrays import check_floating, check_known, check_plain_array
+from sdpa_xp._checks.integers import Integers, check_offset
+from sdpa_xp._checks.keywords import check_flag, check_integer, explains_keywords
+from sdpa_xp._checks.score_arrays import check_columns
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import GradientTarget, Tile

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sdpa_xp._checks.arrays import check_one_kind
+from sdpa_xp._checks.arrays import check_known, check_one_kind
 from sdpa_xp._checks.messages import type_name
-from sdpa_xp._checks.shapes import check_known
 from sdpa_xp._libraries import has_override, library_of
 from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError

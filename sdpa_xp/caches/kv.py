@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from sdpa_xp._checks.arrays import check_one_kind
-from sdpa_xp._checks.keywords import check_flag, check_layout, explains_keywords
+from sdpa_xp._checks.arrays import HLE, Layout, check_one_kind
+from sdpa_xp._checks.integers import IntegersLike
+from sdpa_xp._checks.keywords import LARGEST_INTEGER, check_flag, check_integer, check_layout, explains_keywords
 from sdpa_xp._checks.messages import brief
-from sdpa_xp._checks.numbers import LARGEST_INTEGER, IntegersLike, check_integer
-from sdpa_xp._checks.shapes import HLE, Layout
 from sdpa_xp._display import table
 from sdpa_xp._libraries import has_override, is_array, library_of, namespace_of
 from sdpa_xp._libraries.base import dtype_name

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Generic, TypeVar, cast
 
 from sdpa_xp._call.options import CallOptions
-from sdpa_xp._checks.arrays import check_plain_array
+from sdpa_xp._checks.arrays import Layout, check_plain_array, headed
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
-from sdpa_xp._checks.shapes import Layout, headed
 from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._libraries.protocols import AnyArray, Dtype, Rng
 from sdpa_xp.attention import compute_output, compute_state

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
-from sdpa_xp._checks.shapes import slice_of_axis
+from sdpa_xp._checks.arrays import slice_of_axis
 from sdpa_xp._libraries import computing, library_of, namespace_of
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp.caches.checks import check_writeable

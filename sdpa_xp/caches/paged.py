@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from sdpa_xp._checks.arrays import check_one_kind
-from sdpa_xp._checks.integer_lists import (
-    check_integer_list,
-    check_integer_table,
-    check_same_length,
-    read_together,
-)
-from sdpa_xp._checks.keywords import check_flag, check_layout, explains_keywords
+from sdpa_xp._checks.arrays import HLE, Layout, check_axes, check_one_kind
+from sdpa_xp._checks.integers import check_integer_list, check_integer_table, check_same_length, read_together
+from sdpa_xp._checks.keywords import check_flag, check_integer, check_layout, explains_keywords
 from sdpa_xp._checks.messages import brief
-from sdpa_xp._checks.numbers import check_integer
-from sdpa_xp._checks.shapes import HLE, Layout, check_axes
 from sdpa_xp._display import table
 from sdpa_xp._libraries import is_number, library_of, share_memory
 from sdpa_xp._libraries.base import dtype_name

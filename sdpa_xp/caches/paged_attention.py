@@ -9,10 +9,9 @@ from typing import Generic, TypeVar, cast
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.paged import PagedCall, attend
 from sdpa_xp._call.prepare import prepare
-from sdpa_xp._checks.arrays import check_plain_array
-from sdpa_xp._checks.integer_lists import check_cumulative_lengths, check_integer_list, read_together
+from sdpa_xp._checks.arrays import Layout, check_appended, check_axes, check_plain_array
+from sdpa_xp._checks.integers import check_cumulative_lengths, check_integer_list, read_together
 from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords
-from sdpa_xp._checks.shapes import Layout, check_appended, check_axes
 from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng, Shape
 from sdpa_xp.biases import Bias

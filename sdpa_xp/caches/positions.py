@@ -13,16 +13,18 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias, cast
 
-from sdpa_xp._checks.arrays import check_one_device, check_one_library
-from sdpa_xp._checks.integer_lists import (
+from sdpa_xp._checks.arrays import broadcast, check_one_device, check_one_library
+from sdpa_xp._checks.integers import (
     check_integer_list,
     check_integer_rows,
+    check_integers,
     check_integers_or_rows,
+    check_one_each,
     check_same_length,
 )
+from sdpa_xp._checks.keywords import LARGEST_INTEGER, check_integer
 from sdpa_xp._checks.messages import brief
-from sdpa_xp._checks.numbers import LARGEST_INTEGER, check_integer, check_integers, check_one_each
-from sdpa_xp._checks.shapes import THE_BATCH, broadcast, check_broadcasts
+from sdpa_xp._checks.score_arrays import THE_BATCH, check_broadcasts
 from sdpa_xp._libraries import computing, is_array, is_number, library_of, namespace_of
 from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp.caches.checks import check_in_cache

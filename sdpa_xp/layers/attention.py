@@ -7,11 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypedDict, TypeVar, Unpack, cast
 
-from sdpa_xp._checks.arrays import check_one_kind, check_plain_array
-from sdpa_xp._checks.keywords import Implementation, check_choice, explains_keywords, refuse_unknown_keywords
+from sdpa_xp._checks.arrays import HLE, LHE, check_one_kind, check_plain_array, swap_heads_and_length
+from sdpa_xp._checks.keywords import (
+    Implementation,
+    check_choice,
+    check_number,
+    explains_keywords,
+    refuse_unknown_keywords,
+)
 from sdpa_xp._checks.messages import brief, shown
-from sdpa_xp._checks.numbers import check_number
-from sdpa_xp._checks.shapes import HLE, LHE, swap_heads_and_length
 from sdpa_xp._libraries import computing, is_array, is_number, namespace_of
 from sdpa_xp._libraries.base import accumulation_dtype, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng

@@ -8,8 +8,8 @@ from dataclasses import fields, replace
 from html import escape
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from sdpa_xp._checks.keywords import Immutable, explains_keywords
-from sdpa_xp._checks.messages import call_of, shown
+from sdpa_xp._checks.keywords import explains_keywords
+from sdpa_xp._checks.messages import Immutable, call_of, shown
 from sdpa_xp._display import nested
 from sdpa_xp._libraries import computing, is_array, library_of
 from sdpa_xp._libraries.base import CUDA, dtype_name

@@ -8,11 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast
 
-from sdpa_xp._checks.arrays import check_one_kind
-from sdpa_xp._checks.keywords import check_flag, explains_keywords
+from sdpa_xp._checks.arrays import check_axes, check_one_kind
+from sdpa_xp._checks.keywords import check_flag, check_integer, explains_keywords
 from sdpa_xp._checks.messages import shown
-from sdpa_xp._checks.numbers import check_integer
-from sdpa_xp._checks.shapes import check_axes
 from sdpa_xp._libraries import LIBRARIES, array_signatures, computing, has_override, is_number, library_of
 from sdpa_xp._libraries.base import accumulation_dtype, astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Rng

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar, cast
 
-from sdpa_xp._checks.keywords import explains_keywords
+from sdpa_xp._checks.keywords import check_integer, explains_keywords
 from sdpa_xp._checks.messages import shown
-from sdpa_xp._checks.numbers import check_integer
 from sdpa_xp._libraries.protocols import AnyArray, Rng
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.layers.attention import Attention, check_maps

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from sdpa_xp._checks.keywords import explains_keywords
-from sdpa_xp._checks.numbers import check_integer
+from sdpa_xp._checks.keywords import check_integer, explains_keywords
 from sdpa_xp._libraries.protocols import AnyArray, Rng
 from sdpa_xp.layers.attention import Attention
 from sdpa_xp.layers.checkpoint import read_fields

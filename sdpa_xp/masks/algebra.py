@@ -13,8 +13,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
 
-from sdpa_xp._checks.arrays import check_boolean, check_operand, check_plain_array
-from sdpa_xp._checks.numbers import frozen
+from sdpa_xp._checks.arrays import check_plain_array
+from sdpa_xp._checks.integers import frozen
+from sdpa_xp._checks.score_arrays import check_boolean, check_operand
 from sdpa_xp._libraries import is_array, is_traced, library_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.modifier import ScoreModifier

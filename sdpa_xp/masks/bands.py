@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sdpa_xp._checks.keywords import explains_keywords
-from sdpa_xp._checks.numbers import Integers, IntegersLike, check_integer, check_offset
+from sdpa_xp._checks.integers import Integers, IntegersLike, check_offset
+from sdpa_xp._checks.keywords import check_integer, explains_keywords
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, Tile, both
 from sdpa_xp.masks.algebra import Mask, Pattern

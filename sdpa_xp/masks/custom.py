@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from sdpa_xp._checks.arrays import check_boolean, check_plain_array
+from sdpa_xp._checks.arrays import broadcast, check_plain_array
+from sdpa_xp._checks.integers import check_rows, frozen
 from sdpa_xp._checks.keywords import check_function, explains_keywords
 from sdpa_xp._checks.messages import brief, shown
-from sdpa_xp._checks.numbers import check_rows, frozen
-from sdpa_xp._checks.shapes import broadcast
+from sdpa_xp._checks.score_arrays import check_boolean
 from sdpa_xp._libraries import computing, is_array, namespace_of
 from sdpa_xp._libraries.base import dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace, Shape

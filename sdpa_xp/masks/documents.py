@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from sdpa_xp._checks.integers import frozen
 from sdpa_xp._checks.keywords import explains_keywords
-from sdpa_xp._checks.numbers import frozen
 from sdpa_xp._libraries import is_traced
 from sdpa_xp._libraries.base import astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array

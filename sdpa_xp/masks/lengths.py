@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sdpa_xp._checks.integers import Integers, IntegersLike, frozen
 from sdpa_xp._checks.keywords import explains_keywords
-from sdpa_xp._checks.numbers import Integers, IntegersLike, frozen
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, Tile
 from sdpa_xp.masks.algebra import AllOf, Mask, Pattern

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sdpa_xp._checks.keywords import explains_keywords
-from sdpa_xp._checks.numbers import check_integer
+from sdpa_xp._checks.keywords import check_integer, explains_keywords
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, Tile
 from sdpa_xp.masks.algebra import Mask, Pattern

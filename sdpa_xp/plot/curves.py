@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sdpa_xp._checks.arrays import check_floating, check_plain_array
-from sdpa_xp._checks.integer_lists import check_some_integers
+from sdpa_xp._checks.integers import check_some_integers
+from sdpa_xp._checks.keywords import check_integer
 from sdpa_xp._checks.messages import shown
-from sdpa_xp._checks.numbers import check_integer
 from sdpa_xp._libraries import library_of, namespace_of, numpy_array
 from sdpa_xp._libraries.base import dtype_name
 from sdpa_xp._libraries.protocols import Array, NumPyGenerator

@@ -8,11 +8,11 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sdpa_xp._checks.arrays import check_boolean, check_floating, check_plain_array
-from sdpa_xp._checks.integer_lists import check_some_integers
+from sdpa_xp._checks.arrays import check_floating, check_plain_array
+from sdpa_xp._checks.integers import check_some_integers
+from sdpa_xp._checks.keywords import check_integer
 from sdpa_xp._checks.messages import shown
-from sdpa_xp._checks.numbers import check_integer
-from sdpa_xp._checks.shapes import check_broadcasts
+from sdpa_xp._checks.score_arrays import check_boolean, check_broadcasts
 from sdpa_xp._libraries import is_number, library_of, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array, Shape
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError

@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any, TypeVar, cast
 
-from sdpa_xp._checks.arrays import check_plain_array
+from sdpa_xp._checks.arrays import check_axes, check_plain_array
+from sdpa_xp._checks.integers import check_integers
 from sdpa_xp._checks.keywords import explains_keywords
-from sdpa_xp._checks.numbers import check_integers
-from sdpa_xp._checks.shapes import check_axes
 from sdpa_xp._libraries import is_array, is_traced
 from sdpa_xp._libraries.base import astype_if_needed
 from sdpa_xp._libraries.protocols import AnyArray, Array

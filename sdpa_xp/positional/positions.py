@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeAlias, cast
 
 from sdpa_xp._checks.arrays import check_floating, check_one_device, check_one_library, check_plain_array
-from sdpa_xp._checks.numbers import check_integer
+from sdpa_xp._checks.keywords import check_integer
 from sdpa_xp._libraries import (
     access_of,
     computing,

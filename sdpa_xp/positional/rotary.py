@@ -9,10 +9,10 @@ from itertools import chain
 from typing import cast
 
 from sdpa_xp._checks.arrays import check_one_device, check_one_kind, check_one_library
+from sdpa_xp._checks.integers import check_integers
 from sdpa_xp._checks.keywords import check_flag, check_instance, explains_keywords
 from sdpa_xp._checks.messages import brief
-from sdpa_xp._checks.numbers import check_integers
-from sdpa_xp._checks.shapes import THE_BATCH, check_broadcasts
+from sdpa_xp._checks.score_arrays import THE_BATCH, check_broadcasts
 from sdpa_xp._libraries import has_override, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.errors import ArgumentValueError

@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, TypeAlias, TypeVar, cast
 
-from sdpa_xp._checks.arrays import check_plain_array
-from sdpa_xp._checks.keywords import Immutable, check_instance, check_layout, explains_keywords
-from sdpa_xp._checks.numbers import check_integer, check_one_each
-from sdpa_xp._checks.shapes import HLE, Layout, headed
+from sdpa_xp._checks.arrays import HLE, Layout, check_plain_array, headed
+from sdpa_xp._checks.integers import check_one_each
+from sdpa_xp._checks.keywords import check_instance, check_integer, check_layout, explains_keywords
+from sdpa_xp._checks.messages import Immutable
 from sdpa_xp._libraries import computing, is_number, library_of, widest_dtype
 from sdpa_xp._libraries.base import accumulation_dtype, astype_if_needed
 from sdpa_xp._libraries.jax_trees import Tree

@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sdpa_xp._checks.keywords import Immutable, check_flag, explains_keywords
-from sdpa_xp._checks.numbers import check_integer, check_number
+from sdpa_xp._checks.keywords import check_flag, check_integer, check_number, explains_keywords
+from sdpa_xp._checks.messages import Immutable
 from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp.errors import ArgumentValueError
 

@@ -9,10 +9,16 @@ from typing import Any, cast
 
 import array_api_compat
 
-from sdpa_xp._checks.arrays import joins_scores, refuse_other_kind, warn_if_zeros_and_ones
-from sdpa_xp._checks.keywords import check_flag, check_layout
-from sdpa_xp._checks.numbers import check_number, check_probability, check_softcap
-from sdpa_xp._checks.shapes import HLE, LHE, Sizes, check_broadcasts, check_shapes
+from sdpa_xp._checks.arrays import HLE, LHE, Sizes, check_shapes
+from sdpa_xp._checks.keywords import (
+    check_flag,
+    check_layout,
+    check_number,
+    check_probability,
+    check_softcap,
+    refuse_other_kind,
+)
+from sdpa_xp._checks.score_arrays import check_broadcasts, joins_scores, warn_if_zeros_and_ones
 from sdpa_xp._libraries.base import dtype_name
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError

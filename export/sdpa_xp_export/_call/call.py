@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias, cast, get_origin, get_type_hints
 
 from sdpa_xp import biases, masks
-from sdpa_xp._checks.shapes import HLE, LAYOUTS, Sizes
+from sdpa_xp._checks.arrays import HLE, LAYOUTS, Sizes
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call import arguments as checked

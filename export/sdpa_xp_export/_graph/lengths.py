@@ -7,7 +7,7 @@ from typing import Any, NoReturn, Protocol, cast
 
 import numpy as np
 
-from sdpa_xp._checks.shapes import broadcast
+from sdpa_xp._checks.arrays import broadcast
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export.spec import SymbolicShape, addends
 

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from numbers import Real
 from typing import NamedTuple
 
-from sdpa_xp._checks.numbers import check_integer
+from sdpa_xp._checks.keywords import check_integer
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
 
 TIMEOUT = 3600.0

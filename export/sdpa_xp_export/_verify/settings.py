@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from sdpa_xp._checks.numbers import check_integer
+from sdpa_xp._checks.keywords import check_integer
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.numbers import constant_names, constants
 from sdpa_xp_export._dtypes.promotion import INTEGERS

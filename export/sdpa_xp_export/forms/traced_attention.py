@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
 
 from sdpa_xp import AttentionState
-from sdpa_xp._checks.shapes import HLE
+from sdpa_xp._checks.arrays import HLE
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp.masks import Mask

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 
 from sdpa_xp import biases
-from sdpa_xp._checks.shapes import check_broadcasts, check_columns
+from sdpa_xp._checks.score_arrays import check_broadcasts, check_columns
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._arrays import namespace as xp

@@ -14,9 +14,9 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from sdpa_xp._checks.arrays import check_added_dtype
-from sdpa_xp._checks.numbers import LARGEST_INTEGER, Integers, check_within
-from sdpa_xp._checks.shapes import check_broadcasts
+from sdpa_xp._checks.integers import Integers, check_within
+from sdpa_xp._checks.keywords import LARGEST_INTEGER
+from sdpa_xp._checks.score_arrays import check_added_dtype, check_broadcasts
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, message_of, summary
 from sdpa_xp.masks import Mask

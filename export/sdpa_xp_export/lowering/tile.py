@@ -9,8 +9,8 @@ from typing import Literal, cast
 
 import numpy as np
 
-from sdpa_xp._checks.numbers import LARGEST_INTEGER, check_integer
-from sdpa_xp._checks.shapes import check_broadcasts
+from sdpa_xp._checks.keywords import LARGEST_INTEGER, check_integer
+from sdpa_xp._checks.score_arrays import check_broadcasts
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._arrays import namespace as xp

@@ -1,0 +1,308 @@
+"""Checks of integers: one for each batch entry or token, and lists from which shapes follow.
+
+Lists are read when they are checked, so inside a jit an array of them must be static.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import numbers
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from sdpa_xp._checks.arrays import broadcast, check_known, check_plain_array
+from sdpa_xp._checks.keywords import LARGEST_INTEGER, check_choice, check_integer
+from sdpa_xp._libraries import computing, has_override, is_array, is_traced, library_of
+from sdpa_xp._libraries.base import dtype_name
+from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace, Shape
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+
+IntegersLike: TypeAlias = int | Sequence[int] | AnyArray
+"""Integers as a caller passes them: an int, a list, or an array of an integer dtype."""
+
+
+class DeviceNumbers(NamedTuple):
+    """How numbers get to a device that has to be waited for, and back."""
+
+    put: Callable[[Sequence[int]], Array]
+    """Returns numbers as int32."""
+    bounds: Callable[[Array], Sequence[int] | None]
+    """Returns the least and the most of an array; None if they are not known yet."""
+
+
+class Integers(NamedTuple):
+    """Integers with their smallest and largest value, which are infinite if the values cannot be read."""
+
+    values: int | Array
+    least: float
+    most: float
+
+    def plus(self, number: int) -> Integers:
+        """Return the integers with `number` added to each."""
+        return Integers(self.values + number, self.least + number, self.most + number)
+
+    @property
+    def shape(self) -> Shape:
+        return () if isinstance(self.values, int) else self.values.shape
+
+
+def check_integers(
+    function: str,
+    name: str,
+    value: object,
+    xp: Namespace,
+    device: Device,
+    *,
+    traced: bool,
+    least: int = -LARGEST_INTEGER,
+    waiting: DeviceNumbers | None = None,
+) -> Integers:
+    """Return `value` as int32. If its values can be read, check that each is at least `least`.
+
+    `waiting` is for a device that has to be waited for.
+    """
+    if isinstance(value, list | tuple):
+        checked = [check_integer(function, f"{name}[{index}]", item, least) for index, item in enumerate(value)]
+        array = xp.asarray(checked, dtype=xp.int32, device=device) if waiting is None else waiting.put(checked)
+        return Integers(array, min(checked, default=0), max(checked, default=0))
+    if not is_array(value):
+        number = check_integer(function, name, value, least)
+        return Integers(number, number, number)
+    is_uint64 = dtype_name(value.dtype) == "uint64"
+    value = _signed(function, name, value)
+    if traced or 0 in value.shape:
+        return Integers(xp.astype(value, xp.int32, copy=False), -math.inf, math.inf)
+    bounds = (int(xp.min(value)), int(xp.max(value))) if waiting is None else waiting.bounds(value)
+    if bounds is None:
+        return Integers(xp.astype(value, xp.int32, copy=False), -math.inf, math.inf)
+    smallest, largest = bounds
+    # A uint64 beyond int64 wraps around to a negative number: the message shows what was passed.
+    for number in (smallest + 2**64 if is_uint64 and smallest < 0 else smallest, largest):
+        check_integer(function, name, number, least)
+    return Integers(xp.astype(value, xp.int32, copy=False), smallest, largest)
+
+
+def check_within(function: str, name: str, lengths: Integers, limit: int, letter: str) -> None:
+    """Check that no length exceeds its axis, if both can be read. A graph has axes that only a run knows."""
+    if isinstance(limit, int) and limit < lengths.most < math.inf:
+        rule = f"`{name}` must be at most {letter}"
+        raise ArgumentValueError(function, rule, {name: int(lengths.most), letter: limit})
+
+
+def check_ids(
+    function: str,
+    name: str,
+    value: object,
+    xp: Namespace,
+    device: Device,
+    waiting: DeviceNumbers | None = None,
+) -> Array:
+    """Return integers that are only compared; an array keeps its width, and so its values."""
+    if is_array(value):
+        return _signed(function, name, value)
+    values = check_integers(function, name, value, xp, device, traced=True, waiting=waiting).values
+    return xp.asarray(values, dtype=xp.int32, device=device) if isinstance(values, int) else values
+
+
+def check_one_each(function: str, name: str, shape: Shape, target: Shape, letter: str, hint: str = "") -> None:
+    """Check that `shape` has the last axis of `target`, and that its other axes broadcast to `target`."""
+    check_known(function, name, shape)
+    if not shape or shape[-1] != target[-1] or broadcast(shape, target) != target:
+        rule = f"`{name}` must have one integer for each token, (..., {letter})"
+        got = {f"{name}.shape": shape, f"(..., {letter})": target}
+        raise ArgumentValueError(function, rule, got, hint)
+
+
+def is_integral(array: AnyArray) -> bool:
+    """Return whether an array holds integers."""
+    return dtype_name(array.dtype).startswith(("int", "uint"))
+
+
+def _signed(function: str, name: str, array: Array) -> Array:
+    """Return integers in a signed dtype, because libraries lack functions for unsigned dtypes.
+
+    64-bit numbers that do not fit wrap around to negative numbers, which stay distinct.
+    """
+    if not is_integral(array):
+        raise ArgumentTypeError(function, f"`{name}` must hold integers", {f"{name}.dtype": array.dtype})
+    library = library_of(array)
+    array = library.base_form(array)
+    if not dtype_name(array.dtype).startswith("uint"):
+        return array
+    xp = library.namespace(array)
+    has_int64 = library.has_dtype(function, xp, library.device(array), "int64")
+    dtype = getattr(xp, "int64" if has_int64 else "int32", None)
+    if dtype is None:
+        rule = f"`{name}` must hold signed integers, because its library has no int64 to convert them to"
+        hint = "Pass signed integers, such as int32."
+        raise ArgumentTypeError(function, rule, {f"{name}.dtype": array.dtype}, hint)
+    return xp.astype(array, dtype)
+
+
+def frozen(value: Any) -> Any:
+    """Return a list as a tuple, an array as a copy and a NumPy integer as an int: their owner is immutable."""
+    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
+    if is_array(value) and not has_override(value):  # a spec of the exporter holds no elements
+        return library_of(value).frozen(value)
+    return tuple(value) if isinstance(value, list | range) else value
+
+
+def check_offset(function: str, value: Any, otherwise: str = "integers, one per batch entry") -> Any:
+    """Return an offset as `frozen` does; check the name of an alignment. Integers are checked by a call."""
+    if isinstance(value, str):
+        hint = "That is 'lower_right' here." if "right" in value.lower() else ""
+        check_choice(function, "offset", value, ("lower_right",), otherwise, hint)
+    return frozen(value)
+
+
+def check_rows(function: str, name: str, value: object, length: int) -> range:
+    """Check a range of queries; None is all of them."""
+    if value is None:
+        return range(length)
+    if not isinstance(value, range) or value.step != 1:
+        raise ArgumentTypeError(function, f"`{name}` must be a range with step 1", {name: repr(value)})
+    if not 0 <= value.start <= value.stop <= length:
+        rule = f"`{name}` must be among the {length} queries (L)"
+        raise ArgumentValueError(function, rule, {name: value})
+    return value
+
+
+def check_cumulative_lengths(
+    function: str, name: str, value: object, arrays: Mapping[str, Array], axis: int
+) -> list[int]:
+    """Check N + 1 nondecreasing integers from 0 to the length of `arrays` on `axis`, and return them.
+
+    They are the starts of N sequences, followed by the end of the last one. The arrays have the same length.
+    """
+    starts = check_integer_list(function, name, value)
+    letter, array = next(iter(arrays.items()))
+    total = array.shape[axis]
+    got = {name: starts, f"length of `{letter}`": total}
+    if len(starts) < 2:
+        raise ArgumentValueError(function, f"`{name}` must have N + 1 integers for N >= 1 sequences", got)
+    if starts[0] != 0 or starts[-1] != total:
+        rule = f"`{name}` must begin with 0 and end with the length of `{letter}`"
+        raise ArgumentValueError(function, rule, got, _slice_hint(starts, arrays, axis))
+    if any(later < earlier for earlier, later in itertools.pairwise(starts)):
+        raise ArgumentValueError(function, f"`{name}` must not decrease", got)
+    return starts
+
+
+def _slice_hint(starts: list[int], arrays: Mapping[str, Array], axis: int) -> str:
+    """Return how to slice off the rows after the last sequence, or "" if there are none."""
+    array = next(iter(arrays.values()))
+    if starts[0] != 0 or starts != sorted(starts) or starts[-1] > array.shape[axis]:
+        return ""
+    index = ", ".join([":"] * (array.ndim + axis) + [f":{starts[-1]}"])
+    return f"Slice off the rows after the last sequence: {' and '.join(f'{name}[{index}]' for name in arrays)}."
+
+
+def read_together(like: Array, *values: Any) -> tuple[Any, ...]:
+    """Return values with integer arrays as lists, if these are on the accelerator that `like` is on.
+
+    Each read of an accelerator waits for it, so all are read at once. Arrays that a check refuses are returned.
+    """
+    library = library_of(like)
+    device = library.device(like)
+    if not library.is_accelerator(device):
+        return values
+    arrays = [value for value in values if is_array(value)]
+    if len(arrays) < 2 or not all(_is_readable(value, arrays[0], like) for value in arrays):
+        return values
+    xp = library.namespace(like)
+    with computing(like):
+        numbers = library.to_list(xp.concat([xp.reshape(array, (-1,)) for array in arrays], axis=0))
+    rest = iter(numbers)
+
+    def as_lists(array: Array) -> list[Any]:
+        if array.ndim == 1:
+            return list(itertools.islice(rest, array.shape[0]))
+        return [list(itertools.islice(rest, array.shape[1])) for _ in range(array.shape[0])]
+
+    return tuple(as_lists(value) if is_array(value) else value for value in values)
+
+
+def _is_readable(array: Array, first: Array, like: Array) -> bool:
+    library = library_of(like)
+    is_alike = library_of(array) is library and library.device(array) == library.device(like)
+    return (
+        is_alike
+        and array.ndim in (1, 2)
+        and not is_traced(array)
+        and is_integral(array)
+        and array.dtype == first.dtype
+    )
+
+
+def check_same_length(function: str, named: Mapping[str, Sequence[object]]) -> None:
+    """Check that all sequences have the same length."""
+    if len({len(values) for values in named.values()}) > 1:
+        rule = " and ".join(f"`{name}`" for name in named) + " must have the same length"
+        raise ArgumentValueError(function, rule, {f"len({name})": len(x) for name, x in named.items()})
+
+
+def check_integer_list(
+    function: str, name: str, value: object, least: int = 0, most: float = LARGEST_INTEGER
+) -> list[int]:
+    """Check integers from `least` to `most`, and return them as a list."""
+    numbers = _to_list(function, name, value)
+    return [
+        check_integer(function, f"{name}[{index}]", number, least, most) for index, number in enumerate(numbers)
+    ]
+
+
+def check_some_integers(function: str, name: str, value: object, least: int = 1) -> list[int]:
+    """Check one integer or more, each at least `least`, and return them."""
+    integers = check_integer_list(function, name, value, least)
+    if not integers:
+        raise ArgumentValueError(function, f"`{name}` must hold at least one integer", {name: value})
+    return integers
+
+
+def check_integers_or_rows(function: str, name: str, value: object) -> list[Any]:
+    """Check integers, or rows of them, and return them as lists."""
+    items = _to_list(function, name, value)
+    if any(isinstance(item, list | tuple | range) or is_array(item) for item in items):
+        return [
+            check_integer_list(function, f"{name}[{n}]", row, least=-LARGEST_INTEGER)
+            for n, row in enumerate(items)
+        ]
+    return check_integer_list(function, name, items, least=-LARGEST_INTEGER)
+
+
+def check_integer_table(function: str, name: str, value: object) -> list[list[int]]:
+    """Check rows of integers, and return them as lists. -1 is allowed: it stands for no block."""
+    rows = enumerate(_to_list(function, name, value))
+    return [check_integer_list(function, f"{name}[{index}]", row, least=-1) for index, row in rows]
+
+
+def check_integer_rows(function: str, name: str, value: Sequence[object]) -> list[list[int]]:
+    """Check rows of integers, all of one length, and return them as lists."""
+    rows = [
+        check_integer_list(function, f"{name}[{n}]", row, least=-LARGEST_INTEGER) for n, row in enumerate(value)
+    ]
+    lengths = [len(row) for row in rows]
+    if len({*lengths}) > 1:
+        raise ArgumentValueError(function, f"the rows of `{name}` must have one length", {"lengths": lengths})
+    return rows
+
+
+def _to_list(function: str, name: str, value: object) -> list[Any]:
+    if isinstance(value, list | tuple | range):
+        return list(value)
+    if not is_array(value) or value.ndim == 0:
+        rule = f"`{name}` must be a list or an integer array"
+        raise ArgumentTypeError(function, rule, {name: repr(value)})
+    check_plain_array(function, name, value)
+    if is_traced(value):
+        rule = f"`{name}` must be static inside a jit or a lazy graph, since shapes follow from it"
+        raise ArgumentTypeError(
+            function, rule, {name: f"a traced array {value.shape}"}, "Pass a tuple of ints."
+        )
+    if not is_integral(value):
+        rule = f"`{name}` must hold integers"
+        raise ArgumentTypeError(function, rule, {f"{name}.dtype": value.dtype})
+    items: list[Any] = library_of(value).to_list(value)
+    return items
