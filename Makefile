@@ -118,10 +118,10 @@ part-peers:
 
 # Most of what these compute, they compute in processes of their own.
 part-processes:
-	$(XLA_AT_ONCE) $(PYTEST) $(addprefix tests/,chunks mesh runtime) $(THIN)
+	$(XLA_AT_ONCE) $(PYTEST) tests/chunks tests/mesh quality/runtime $(THIN)
 
 part-elsewhere:
-	$(XLA_AT_ONCE) $(PYTEST) tests $(addprefix --ignore=tests/,core export peers chunks mesh runtime) $(THIN)
+	$(XLA_AT_ONCE) $(PYTEST) tests quality $(addprefix --ignore=,quality/runtime $(addprefix tests/,core export peers chunks mesh)) $(THIN)
 
 part-docs:
 	$(XLA_AT_ONCE) $(PYTEST) docs
@@ -162,20 +162,20 @@ bench-full: $(VENV)/test
 # About an hour: the tests are recorded, and run for each of 200 mutants as far as they run its line.
 mutants: $(VENV)/all
 	rm -rf build/mutants
-	PYTHONPATH=tests $(BIN)/python -m mutants.run --seed 15 --count 200
+	PYTHONPATH=tests $(BIN)/python -m quality.mutants.run --seed 15 --count 200
 
 agreement: $(VENV)/test
-	$(BIN)/python tests/agreement/measure.py
+	$(BIN)/python quality/agreement/measure.py
 
 # `verify` on right models, in each release. All of it takes hours; `make false-alarms PART=3/40` runs one model of 40.
 PART ?= 1/1
 false-alarms: $(VENV)/test $(RELEASES:%=$(VENV)/onnxruntime/%/installed)
 	set -e; for path in tests $(RELEASES:%=$(VENV)/onnxruntime/%:tests); do \
-		PYTHONPATH=$$path $(BIN)/python -m faults.false_alarms --part $(PART); done
+		PYTHONPATH=$$path $(BIN)/python -m quality.faults.false_alarms --part $(PART); done
 
 runtimes: $(VENV)/test $(RELEASES:%=$(VENV)/onnxruntime/%/installed)
-	PYTHONPATH=tests $(BIN)/python -m runtime.matrix
-	PYTHONPATH=tests $(BIN)/python -m runtime.standard
+	PYTHONPATH=tests $(BIN)/python -m quality.runtime.matrix
+	PYTHONPATH=tests $(BIN)/python -m quality.runtime.standard
 
 # onnxruntime-gpu, whose wheel has 256 MB, on CUDA libraries that compute nothing: tests/standins/cuda. With
 # CHANGED=--changed, only graphs that are not those of results/cuda_placement.json are asked about.

@@ -74,7 +74,7 @@ ONNX, Attention
     softmax_precision               softmax_dtype
     qk_matmul_output                attention_scores, attention_weights
 
-tests/peers and tests/conformance hold each against its library, or against its formula.
+tests/peers and quality/conformance hold each against its library, or against its formula.
 """
 
 import importlib

@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from evidence import DTYPES, FEATURES, ROOT, ROWS, about, column, table
-from runtime.table import markdown
+
+from quality.runtime.table import markdown
 
 
 def page() -> str:

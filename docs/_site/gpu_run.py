@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from evidence import ROOT
-from gpu import page
+
+from quality.gpu import page
 
 RESULTS = ROOT / "results" / "gpu.json"
 NOTHING = "Nothing has been run on a GPU yet."
@@ -43,6 +44,6 @@ def section() -> Iterator[str]:
     """Yield the section of the page of benchmarks."""
     yield "## On a GPU"
     if results() is None:
-        yield f"{NOTHING} `python tests/gpu/run.py results/gpu.json` measures the table on one."
+        yield f"{NOTHING} `python quality/gpu/run.py results/gpu.json` measures the table on one."
     else:
         yield RESULTS.with_suffix(".md").read_text().partition("\n")[2].replace("\n#", "\n##")

@@ -48,9 +48,9 @@ def on_startup(command: str, **_: Any) -> None:
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Let the code blocks of pages import this folder, the examples, the tests and the benchmarks."""
+    """Let the code blocks of pages import this folder, the examples, the tests and what measures."""
     root = HERE.parents[1]
-    folders = (HERE, root / "examples", root / "tests", root / "benchmarks")
+    folders = (HERE, root, root / "examples", root / "tests", root / "benchmarks")
     sys.path += [str(path) for path in folders if str(path) not in sys.path]
     return config
 

@@ -11,9 +11,9 @@ import onnx
 import onnxruntime
 import pytest
 from internals import judge
-from runtime.outcomes import runtime_of
-from runtime.releases import REDUCED, run_graphs
 
+from quality.runtime.outcomes import runtime_of
+from quality.runtime.releases import REDUCED, run_graphs
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, save, to_onnx, verify_layer
 

@@ -13,7 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (ROOT / "sdpa_xp", ROOT / "export/sdpa_xp_export")
-NAMED = (*PACKAGES, *(ROOT / name for name in ("benchmarks", "docs", "examples", "tests")))
+TESTS = (ROOT / "conftest.py", ROOT / "tests", ROOT / "quality")
+NAMED = (*PACKAGES, *TESTS, *(ROOT / name for name in ("benchmarks", "docs", "examples")))
 """The folders in which the names of variables, parameters, functions and fields are checked."""
 ARRAY_LIBRARY = re.compile(
     r"(?<![a-z])(numpy|torch|jax|cupy|mlx|dask|cubed|array.api.(strict|compat))(?![a-z])", re.IGNORECASE
@@ -40,14 +41,19 @@ PRONOUNS = frozenset(
 """Words that do not say what they name."""
 
 
-def nodes_of(folders: Iterable[Path]) -> Iterator[tuple[Path, ast.AST]]:
-    """Yield every node of the code in these folders, with its file."""
-    for folder in folders:
-        files = sorted(folder.rglob("*.py"))
-        assert files, folder
-        for path in files:
-            for node in ast.walk(ast.parse(path.read_text())):
-                yield path.relative_to(ROOT), node
+def files_of(places: Iterable[Path]) -> Iterator[Path]:
+    """Yield every file of code among these folders and files."""
+    for place in places:
+        files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
+        assert files, place
+        yield from files
+
+
+def nodes_of(places: Iterable[Path]) -> Iterator[tuple[Path, ast.AST]]:
+    """Yield every node of the code in these places, with its file."""
+    for path in files_of(places):
+        for node in ast.walk(ast.parse(path.read_text())):
+            yield path.relative_to(ROOT), node
 
 
 @pytest.mark.parametrize("folder", ["_core", "_call"])
@@ -91,7 +97,7 @@ def test_tests_take_private_names_from_one_module() -> None:
     # The second has addresses on a page of the docs, where names of private modules must not be found.
     allowed = {"tests/internals.py", "tests/site/test_search_words.py"}
     places = []
-    for path, node in nodes_of([ROOT / "tests"]):
+    for path, node in nodes_of(TESTS):
         texts = []
         if isinstance(node, ast.ImportFrom):
             texts = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -102,14 +108,14 @@ def test_tests_take_private_names_from_one_module() -> None:
         if str(path) not in allowed and any(private.search(text) for text in texts):
             places.append(f"{path}:{getattr(node, 'lineno', 0)}")
     assert places == []
-    others = [path for path in (ROOT / "tests").rglob("*.py") if path.name != "internals.py"]
-    words = {word for path in others for word in re.findall(r"\w+", path.read_text())}
+    texts = [path.read_text() for path in files_of(TESTS) if path.name != "internals.py"]
+    words = {word for text in texts for word in re.findall(r"\w+", text)}
     assert [name for name in internals.PLACES if name not in words] == []
 
 
 def test_pages_for_contributors_name_what_there_is() -> None:
     """Each name and each path in backticks is in the tree."""
-    folders = ("sdpa_xp", "export", "tests", "benchmarks", "docs/_site")
+    folders = ("sdpa_xp", "export", "tests", "quality", "benchmarks", "docs/_site")
     texts = [path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")]
     code = "\n".join([*texts, (ROOT / "Makefile").read_text(), (ROOT / "pyproject.toml").read_text()])
     pages = (ROOT / "CONTRIBUTING.md", ROOT / "docs/project/extending.md")

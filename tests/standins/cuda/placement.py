@@ -1,9 +1,9 @@
 """`python -m standins.cuda.placement PACKAGES...`: where onnxruntime-gpu places graphs for CUDA, without a GPU.
 
 PACKAGES are folders, named for the onnxruntime-gpu that is installed there. For each, build.py builds
-CUDA libraries whose kernels do nothing, and opened.py opens every graph of runtime/features.py and of calls.py
-there, and runs it at two lengths. Placement, kernels, reads and memory go to results/cuda_placement.json; no
-number is tested. A graph that breaks a rule fails the run.
+CUDA libraries whose kernels do nothing, and opened.py opens every graph of quality/runtime/features.py and of
+calls.py there, and runs it at two lengths. Placement, kernels, reads and memory go to
+results/cuda_placement.json; no number is tested. A graph that breaks a rule fails the run.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 
 import onnx
 from internals import ExportCall, FormChoice, Runtime, metadata_of
-from runtime.features import DTYPES, features
 from standins.cuda.build import build
 from standins.cuda.calls import calls
 
+from quality.runtime.features import DTYPES, features
 from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
 
@@ -159,7 +159,7 @@ def _opened(packages: Path, folder: Path, jobs: Sequence[Any]) -> list[dict[str,
     index.write_text(json.dumps(jobs))
     results.write_text("")
     log.write_text("")
-    path = os.pathsep.join([str(packages), str(TESTS), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(packages), str(TESTS.parent), str(TESTS), os.environ.get("PYTHONPATH", "")])
     libraries = {"LD_LIBRARY_PATH": str(packages / "cuda"), "PYTHONPATH": path, "CUDA_STANDIN_LOG": str(log)}
     command = [sys.executable, "-m", "standins.cuda.opened", str(index), str(results)]
     ended = subprocess.run(command, env=os.environ | libraries, capture_output=True, text=True)
