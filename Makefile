@@ -49,7 +49,7 @@ GPU_RELEASES := 1.28.0 1.31.1
 ifeq ($(filter part-%,$(MAKECMDGOALS)),)
 .NOTPARALLEL:
 endif
-.PHONY: demo help test test-fast test-lowest check bench bench-full mutants agreement false-alarms runtimes cuda-placement docs docs-serve docs-check release-check pins clean
+.PHONY: demo help test test-fast test-lowest check bench bench-full mutants agreement false-alarms runtimes cuda-placement docs docs-serve docs-check notebooks release-check pins clean
 
 demo: $(VENV)/demo
 	$(BIN)/sdpa-xp demo --force
@@ -63,6 +63,7 @@ help:
 	@echo "docs-serve     the site while you write"
 	@echo "docs           the site, built strictly, with a check of its search"
 	@echo "docs-check     every page in a browser"
+	@echo "notebooks      execute the notebooks of examples/ again"
 	@echo "bench          measure time and memory for a few minutes; bench-full measures everything"
 	@echo "mutants        would the tests notice a wrong program?"
 	@echo "agreement      measure how well the libraries agree; writes results/"
@@ -190,6 +191,10 @@ docs: $(VENV)/all $(VENV)/site/installed
 
 docs-serve: $(VENV)/all $(VENV)/site/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --strict
+
+# The pages that a forge shows as notebooks, with what they print and draw.
+notebooks: $(VENV)/all
+	PYTHONPATH=examples $(BIN)/python docs/_site/notebooks.py
 
 # Each page in a browser: needs Debian's chromium, or CHROMIUM=/path/of/another.
 docs-check: docs

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from typing import Any
-from urllib.parse import urljoin
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
@@ -66,6 +65,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
                 uri = f"assets/vendor/{package}/{path.relative_to(PACKAGES / package).as_posix()}"
                 files.append(File.generated(config, uri, abs_src_path=str(path)))
     import licences
+    import notebooks
     import playground
     import playground_encoder
 
@@ -73,23 +73,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     models = ((name, model.SerializeToString()) for name, model in playground.models().items())
     for name, content in (*models, *playground_encoder.files()):
         files.append(File.generated(config, f"assets/playground/{name}", content=content))
-    for uri, content in notebooks_of(config).items():
-        files.append(File.generated(config, uri, content=content))
-    return files
-
-
-def notebooks_of(config: MkDocsConfig) -> dict[str, str]:
-    """Return the notebooks of the tutorials, by address. `mkdocs serve` does not run them."""
-    import nbformat
-    import notebooks
-
-    contents = {}
     for page, name in notebooks.PAGES.items():
-        address = urljoin(config.site_url, page.replace(".md", "/")) if config.site_url else ""
-        notebook = notebooks.notebook((HERE.parent / page).read_text(), address)
-        notebook = notebook if STATE["served"] else notebooks.executed(notebook)
-        contents[f"{Path(page).parent}/{name}"] = nbformat.writes(notebook)
-    return contents
+        uri = f"{Path(page).parent}/{name}"
+        files.append(File.generated(config, uri, abs_src_path=str(notebooks.FOLDER / name)))
+    return files
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:

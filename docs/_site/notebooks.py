@@ -1,19 +1,33 @@
-"""Tutorials as notebooks, made from their pages: text becomes text, and Python blocks cells of code."""
+"""Pages as notebooks: text becomes text, and Python blocks cells of code.
+
+A forge shows the notebooks in examples/notebooks, which are executed. Write them again: make notebooks
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urljoin
 
 import nbformat
 from nbformat import NotebookNode
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("first-attention-map", "formula-to-layer", "decoder-with-a-cache", "train-in-numpy", "a-million-keys")
-PAGES = {f"tutorials/{name}.md": f"{name}.ipynb" for name in NAMES}
+FOLDER = ROOT / "examples" / "notebooks"
+PAGES = {
+    f"{page}.md": f"{Path(page).name}.ipynb"
+    for page in (
+        "tutorials/first-attention-map",
+        "tutorials/formula-to-layer",
+        "tutorials/decoder-with-a-cache",
+        "tutorials/train-in-numpy",
+        "tutorials/a-million-keys",
+        "how-to/masks",
+        "how-to/verify",
+    )
+}
 """Page -> the name of its notebook."""
 BLOCK = re.compile(r"^```python(?P<options>[^\n]*)\n(?P<code>.*?)^```$", re.DOTALL | re.MULTILINE)
 FILE = re.compile(
@@ -23,18 +37,34 @@ PART = re.compile(f"{BLOCK.pattern}|{FILE.pattern}", re.DOTALL | re.MULTILINE)
 LEFT_OUT = re.compile(r"\A---\n.*?\n---\n|<!--.*?-->|^!\[[^\]]*\]\([^)]*\)$", re.DOTALL | re.MULTILINE)
 """Front matter, comments, and pictures that are files of the site."""
 LINK = re.compile(r"\[(?P<text>[^\[\]]+)\]\((?!https?:)(?P<target>[^()\s]+)\)")
+PICTURES_AS_PNG = """
+import io
+
+formatters = get_ipython().display_formatter.formatters
+
+
+def png(figure):
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=80, bbox_inches="tight", facecolor="white")
+    return buffer.getvalue()
+
+
+formatters["image/png"].for_type_by_name("sdpa_xp.plot.shown_figure", "ShownFigure", png)
+formatters["image/svg+xml"].enabled = False
+"""
+"""Forges remove the letters of an SVG in a notebook: they stand in it as uses of one drawing."""
 REFERENCE = re.compile(r"\[(?P<text>[^\[\]]+)\]\[[\w.]+\]")
 
 
-def notebook(page: str, address: str = "") -> NotebookNode:
-    """Return the notebook of a page. With an address, links lead to the site; without, they are plain text."""
+def notebook(name: str, page: str) -> NotebookNode:
+    """Return the notebook of the page with this name; its links lead to notebooks and to files of the tree."""
     page = LEFT_OUT.sub("", page)
     cells = []
     end = 0
     for part in PART.finditer(page):
-        cells += [*_text(page[end : part.start()], address), *_code(part)]
+        cells += [*_text(page[end : part.start()], name), *_code(part)]
         end = part.end()
-    cells += _text(page[end:], address)
+    cells += _text(page[end:], name)
     for number, cell in enumerate(cells):
         cell.id = f"cell-{number}"  # the same each time
     metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
@@ -43,14 +73,16 @@ def notebook(page: str, address: str = "") -> NotebookNode:
     return document
 
 
-def _text(text: str, address: str) -> Iterator[NotebookNode]:
+def _text(text: str, name: str) -> Iterator[NotebookNode]:
     """Yield a cell of text, unless the text is empty."""
 
     def link(match: re.Match[str]) -> str:
-        if not address:
-            return match["text"]
-        target = re.sub(r"(?:index)?\.md\b", lambda name: "" if name[0] == "index.md" else "/", match["target"])
-        return f"[{match['text']}]({urljoin(address, f'../{target}')})"
+        path, _, section = match["target"].partition("#")
+        target = os.path.normpath(Path(name).parent / path) if path else name
+        if target in PAGES:
+            return f"[{match['text']}]({PAGES[target]})"  # the sections of a notebook have other addresses
+        anchor = f"#{section}" if section else ""
+        return f"[{match['text']}]({os.path.relpath(ROOT / 'docs' / target, FOLDER)}{anchor})"
 
     if text.strip():
         yield nbformat.v4.new_markdown_cell(REFERENCE.sub(r"\g<text>", LINK.sub(link, text)).strip())
@@ -69,16 +101,34 @@ def executed(document: NotebookNode) -> NotebookNode:
     """Return the notebook with the outputs of its cells, run in a new folder. A cell that fails raises."""
     from nbclient import NotebookClient
 
+    document.cells.insert(0, nbformat.v4.new_code_cell(PICTURES_AS_PNG))
     with tempfile.TemporaryDirectory() as folder:
         where = {"metadata": {"path": folder}}
         client = NotebookClient(
             document, timeout=300, record_timing=False, coalesce_streams=True, resources=where
         )
         client.extra_arguments = ["--log-level=ERROR"]
-        return client.execute()
+        client.execute()
+    del document.cells[0]
+    for part in (part for cell in document.cells if cell.cell_type == "code" for part in (cell, *cell.outputs)):
+        if part.get("execution_count"):
+            part.execution_count -= 1
+    return nbformat.reads(nbformat.writes(document).replace(f"{folder}/", ""), as_version=4)
 
 
 def with_link(page: str, name: str) -> str:
     """Return a page with a link to its notebook below its title."""
     link = f'[Download this page as a notebook]({name}){{ download="{name}" }}'
     return re.sub(r"^# .+$", lambda title: f"{title[0]}\n\n{link}", page, count=1, flags=re.MULTILINE)
+
+
+def write() -> None:
+    """Execute all notebooks, and write them."""
+    FOLDER.mkdir(exist_ok=True)
+    for name, file in PAGES.items():
+        document = executed(notebook(name, (ROOT / "docs" / name).read_text()))
+        nbformat.write(document, FOLDER / file)
+
+
+if __name__ == "__main__":
+    write()

@@ -1,11 +1,13 @@
-"""The notebooks are the pages of the tutorials, cell by cell. The build of the site runs them."""
+"""The notebooks of examples/ are pages, cell by cell, and have been executed."""
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
 
+import nbformat
 import pytest
 from documented import pages
 
@@ -62,7 +64,7 @@ def notebooks() -> ModuleType:
 
 
 def test_blocks_become_cells(notebooks: ModuleType) -> None:
-    text, first, picture, plain, file = notebooks.notebook(PAGE).cells
+    text, first, picture, plain, file = notebooks.notebook("tutorials/page.md", PAGE).cells
     assert [cell.cell_type for cell in (text, first, file)] == ["markdown", "code", "code"]
     assert [first.source, picture.source] == ["print(1)", "plot.mask(mask, (6, 6))"]
     assert plain.source == 'save(model, "layer.onnx")'
@@ -72,26 +74,42 @@ def test_blocks_become_cells(notebooks: ModuleType) -> None:
     assert "$ pip install x" in text.source
 
 
-def test_links_lead_to_the_site_if_it_has_an_address(notebooks: ModuleType) -> None:
-    plain = notebooks.notebook(PAGE).cells[0].source
-    assert "See masks, the\nindex, [a *site*](https://example.org) and `KVCache`." in plain
-    linked = notebooks.notebook(PAGE, "https://x.org/docs/tutorials/page/").cells[0].source
-    assert "[masks](https://x.org/docs/how-to/masks/#causal)" in linked
-    assert "[the\nindex](https://x.org/docs/)" in linked
+def test_links_lead_to_notebooks_and_to_files_of_the_tree(notebooks: ModuleType) -> None:
+    text = notebooks.notebook("tutorials/page.md", PAGE).cells[0].source
+    assert (
+        "See [masks](masks.ipynb), [the\nindex](../../docs/index.md), [a *site*](https://example.org)" in text
+    )
+    assert "and `KVCache`." in text
+    for path in notebooks.FOLDER.glob("*.ipynb"):
+        links = re.findall(r"\]\(((?!https?:)[^()\s#]+)", path.read_text())
+        assert [link for link in links if not (path.parent / link).exists()] == [], path.name
 
 
 def test_every_tutorial_has_a_notebook_of_its_visible_code(notebooks: ModuleType) -> None:
-    tutorials = {name: text for name, text in pages().items() if name.startswith("tutorials/")}
-    assert notebooks.PAGES.keys() == tutorials.keys() - {"tutorials/index.md"}
+    tutorials = {name for name in pages() if name.startswith("tutorials/")}
+    assert tutorials - {"tutorials/index.md"} <= notebooks.PAGES.keys()
     for name in notebooks.PAGES:
-        cells = notebooks.notebook(tutorials[name]).cells
+        page = pages()[name]
+        cells = notebooks.notebook(name, page).cells
         assert len({cell.id for cell in cells}) == len(cells)
         prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-        for markup in ("```python", "--8<--", "???", "<!--", "](../"):
+        for markup in ("```python\n", "--8<--", "???", "<!--"):
             assert markup not in prose, name
         for cell in cells:
             has_no_block = cell.cell_type == "markdown" or cell.source.startswith("%%writefile")
-            assert has_no_block or f"```python\n{cell.source}\n```" in _without_options(tutorials[name])
+            assert has_no_block or f"```python\n{cell.source}\n```" in _without_options(page)
+
+
+def test_the_notebooks_are_those_of_the_pages_and_were_executed(notebooks: ModuleType) -> None:
+    """If this fails: make notebooks."""
+    assert {path.name for path in notebooks.FOLDER.iterdir()} == set(notebooks.PAGES.values())
+    for name, file in notebooks.PAGES.items():
+        written = nbformat.read(notebooks.FOLDER / file, as_version=4)
+        expected = notebooks.notebook(name, pages()[name])
+        assert [cell.source for cell in written.cells] == [cell.source for cell in expected.cells], file
+        ran = [cell.execution_count for cell in written.cells if cell.cell_type == "code"]
+        assert ran == list(range(1, len(ran) + 1))
+        assert any(cell.get("outputs") for cell in written.cells)
 
 
 def test_a_page_leads_to_its_notebook(notebooks: ModuleType) -> None:
