@@ -13,7 +13,7 @@ l: each gradient has one of them as a factor.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -68,7 +68,7 @@ class Forward(NamedTuple):
         grid = replace(self.scores.grid, access=TRACED)
         rows, columns = max(1, self.plan.queries), max(1, self.plan.keys)
         plan = replace(self.plan, rows=rows, columns=columns, leading_slices=(), is_loop=False)
-        return self._replace(scores=self.scores._replace(grid=grid, known_tiles=None), plan=plan)
+        return self._replace(scores=self.scores._replace(grid=grid), plan=plan)
 
 
 class RowInputs(NamedTuple):
@@ -92,7 +92,8 @@ def gradients(forward: Forward, cotangent: Array) -> dict[str, Array]:
     has to be waited for has searched the inputs before the output was computed; there the cotangent is always
     guarded, which takes one product more, so that it is not waited for again.
     """
-    scores = forward.scores
+    scores = forward.scores._replace(known_tiles=None)  # those of the output begin where its rows attend
+    forward = forward._replace(scores=scores)
     if scores.grid.is_traced or is_traced(cotangent):  # whether a gradient is NaN cannot be read
         return _gradients(forward.in_one_tile(), cotangent, "all")
     if (finite := scores.options.finite_inputs) is not None:
@@ -110,6 +111,8 @@ def gradients(forward: Forward, cotangent: Array) -> dict[str, Array]:
 
 def _gradients(forward: Forward, cotangent: Array, guard: GradientGuard) -> dict[str, Array]:
     """Compute the leading slices of the plan one by one; if arrays can be written to, in threads."""
+    # The pieces of an accumulator need common borders.
+    forward = forward._replace(plan=forward.plan.with_common_borders())
     plan, grid, targets = forward.plan, forward.scores.grid, forward.targets
     if not grid.is_writeable:
         return _gradients_of_slice(forward, cotangent, guard)
@@ -180,8 +183,8 @@ def _add_rows(
     delta = xp.sum(cotangent * row_tile.slice_queries(forward.output), axis=-1, keepdims=True)
     inputs = RowInputs(scores.scaled_query(rows), cotangent, delta, xp.where(is_empty, 0.0, m))
     of_scaled_query: Array | None = None
-    for tile, allowed in _tiles(scores, rows, forward.plan):
-        contribution = _add_tile(accumulators, forward, inputs, tile, allowed, guard)
+    for computed in scores.computed_tiles(rows, forward.plan, inputs.query):
+        contribution = _add_tile(accumulators, forward, inputs, guard, *computed)
         of_scaled_query = contribution if of_scaled_query is None else of_scaled_query + contribution
     if scores.options.sinks is not None:
         accumulators["sinks"].add(row_tile, -xp.exp(scores.options.sinks - inputs.shift) * delta)
@@ -196,50 +199,30 @@ def _add_rows(
         accumulators["scale"].add(row_tile, xp.sum(of_scaled_query * query, axis=-1, keepdims=True))
 
 
-def _tiles(scores: Scores, rows: range, plan: Plan) -> Iterator[tuple[Tile, Allowed]]:
-    """Return the tiles of `rows` in which a pair may attend, cut at the same keys for all rows.
-
-    `Scores.tiles` begins at the first key that a row attends to; the pieces of an accumulator need common
-    borders.
-    """
-    for columns in plan.column_ranges(range(plan.keys)):
-        tile = scores.tile(rows, columns)
-        allowed = scores.options.mask.allowed_in(tile)
-        if allowed is not False:
-            yield tile, allowed
-
-
 def _add_tile(
     accumulators: Mapping[str, GradientAccumulator],
     forward: Forward,
     inputs: RowInputs,
-    tile: Tile,
-    allowed: Allowed,
     guard: GradientGuard,
+    tile: Tile,
+    s: Array,
+    allowed: Allowed,
+    capped: Array,
 ) -> Array:
     """Add the contribution of a tile; returns its contribution to the gradient of the scaled queries."""
-    scores, xp, dtype = forward.scores, forward.scores.xp, forward.scores.grid.dtype
-    key = astype_if_needed(xp, scores.key.slice_keys(tile.columns), dtype)
-    value = astype_if_needed(xp, forward.value.slice_keys(tile.columns), dtype)
-    capped = scores.products(inputs.query, xp.matrix_transpose(key))
-    s, allowed = scores.with_biases(tile, capped, allowed)
+    scores, xp, grid = forward.scores, forward.scores.xp, forward.scores.grid
+    key, value = (source.slices(grid)(tile.columns) for source in (scores.key, forward.value))
     for_cotangent: Allowed = True if guard == "none" else allowed
     for_inputs: Allowed = allowed if guard == "all" else True
-    # The score of a masked pair may be NaN or inf although the inputs are finite; only the slope reads it.
-    for_scores = for_inputs if scores.options.softcap is None else for_cotangent
-    if not isinstance(for_scores, bool):
-        capped = xp.where(for_scores, capped, 0.0)
-    slope = None if scores.options.softcap is None else _softcap_slope(capped, scores.options.softcap)
     p = xp.exp(s - inputs.shift)
     dp = matmul_grouped(xp, inputs.cotangent, xp.matrix_transpose(value))
     kept = p
     if scores.options.dropout is not None:
-        ones = xp.full((1, 1), 1.0, dtype=dtype, device=scores.grid.device)
+        ones = xp.full((1, 1), 1.0, dtype=grid.dtype, device=grid.device)
         factor = scores.options.dropout.apply(tile, ones)
         kept, dp = p * factor, dp * factor
-    ds = p * (dp - inputs.delta)
-    if not isinstance(for_cotangent, bool):
-        kept, ds = xp.where(for_cotangent, kept, 0.0), xp.where(for_cotangent, ds, 0.0)
+    kept = scores.without_masked(kept, for_cotangent)
+    ds = scores.without_masked(p * (dp - inputs.delta), for_cotangent)
 
     def over_group(weights: Array, operand: Array) -> Array:
         return matmul_over_group(xp, weights, operand, key.shape[-3])
@@ -248,12 +231,13 @@ def _add_tile(
         return matmul_grouped(xp, weights, operand)
 
     accumulators["value"].add(tile, _guarded_product(xp, over_group, kept, inputs.cotangent, for_cotangent))
+    finite = scores.without_masked(capped, for_inputs) if scores.options.biases else capped
     for bias, name in zip(scores.options.biases, forward.bias_names, strict=True):
-        of_bias = bias.gradient(tile, capped, ds)
+        of_bias = bias.gradient(tile, finite, ds)
         if name is not None and of_bias is not None:
             accumulators[name].add(tile, of_bias)
-    if slope is not None:
-        ds = ds * slope
+    slope = scores.slope(capped, for_cotangent)
+    ds = ds if slope is None else ds * slope
     accumulators["key"].add(tile, _guarded_product(xp, over_group, ds, inputs.query, for_inputs))
     return _guarded_product(xp, grouped, ds, key, for_inputs)
 
@@ -268,12 +252,6 @@ def _guarded_product(
     attends = xp.astype(xp.broadcast_to(allowed, weights.shape), weights.dtype)
     meets = product(attends, xp.astype(is_special, weights.dtype)) > 0.0
     return xp.where(meets, math.nan, product(weights, xp.where(is_special, 0.0, operand)))
-
-
-def _softcap_slope(capped: Array, softcap: float) -> Array:
-    """Return the derivative of softcap * tanh(x / softcap), 1 - tanh^2."""
-    tanh = capped / softcap
-    return -(tanh * tanh) + 1.0
 
 
 def _zero_nonfinite(xp: Namespace, x: Array) -> Array:

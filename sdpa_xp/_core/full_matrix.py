@@ -89,14 +89,12 @@ def _normalized(scores: Scores, rows: range, p: Array, l: Array, allowed: Allowe
 
 def _scores_of_rows(scores: Scores, rows: range) -> tuple[Array, Allowed]:
     """Return the scores of one range of queries, (..., Hq, rows, S), and which pairs may attend."""
-    xp = scores.xp
-    query = scores.scaled_query(rows)
-    tile = scores.tile(rows, range(scores.grid.keys))
-    allowed = False if 0 in tile.shape else scores.options.mask.allowed_in(tile)
-    if allowed is False:
-        return xp.broadcast_to(xp.zeros_like(query[..., :1]) - math.inf, tile.shape), False
-    s, allowed = scores.of_tile(tile, query, scores.key.slices(scores.grid, transposed=True), allowed)
-    return xp.broadcast_to(s, tile.shape), allowed
+    xp, keys, query = scores.xp, scores.grid.keys, scores.scaled_query(rows)
+    shape = scores.tile(rows, range(keys)).shape
+    whole_rows = Plan(scores.grid.queries, keys, len(rows), max(1, keys), 0 in shape).with_common_borders()
+    for _, s, allowed, _ in scores.computed_tiles(rows, whole_rows, query):  # one tile, or none
+        return xp.broadcast_to(s, shape), allowed
+    return xp.broadcast_to(xp.zeros_like(query[..., :1]) - math.inf, shape), False
 
 
 def _concat_rows(scores: Scores, parts: Sequence[Array], dtype: Dtype) -> Array:

@@ -11,18 +11,21 @@ the call in another way.
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, cast
 
 from sdpa_xp._core import threads
-from sdpa_xp._core.products import CallBuffers, call_buffers, is_finite, matmul_grouped
+from sdpa_xp._core.products import call_buffers, is_finite
 from sdpa_xp._core.scores import Scores
+from sdpa_xp._core.softmax import unshifted_sums, zero_sums
 from sdpa_xp._libraries import computing
 from sdpa_xp._libraries.base import astype_if_needed
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.plan import takes_threads
 from sdpa_xp._tiles.score_grid import ScoreGrid, rows_at
+from sdpa_xp._tiles.tile import Allowed, Tile
 
 LEAST_SCORES = 2**13
 """The scores of a call. Fewer of them take less time than it takes to put the blocks in order."""
@@ -110,15 +113,6 @@ def _run(blocks: range, owners: Mapping[int, int], not_full: Mapping[int, int]) 
     return BlockRun(blocks, [owners.get(block, 0) for block in blocks], unused, lengths)
 
 
-class _Sums(NamedTuple):
-    """What a part of the pool adds to each sequence."""
-
-    l: Array
-    """(N, Hq, L, 1)."""
-    o: Array
-    """(N, Hq, L, Ev)."""
-
-
 def attend_in_pool_order(
     scores: Scores, key_blocks: Array, value_blocks: Array, plan: PoolPlan
 ) -> tuple[Array, Array] | None:
@@ -126,66 +120,49 @@ def attend_in_pool_order(
 
     `scores` has the query (N, Hq, L, E); its keys are not read. The blocks are (P, H, size, E or Ev).
     """
-    xp, grid = scores.xp, scores.grid
+    xp, grid, width = scores.xp, scores.grid, value_blocks.shape[-1]
     query = scores.scaled_query(range(grid.queries))
     blocks, places = (list(numbers) for numbers in zip(*plan.last_tokens, strict=True))
-    last_keys = xp.expand_dims(key_blocks[blocks, :, places, :], axis=-2)
-    m = _products(scores, query, last_keys)
-    sums = [_zeros(scores, value_blocks.shape[-1]) for _ in plan.parts]
+    m = _products(scores, query, xp.expand_dims(key_blocks[blocks, :, places, :], axis=-2))
+    sums = [zero_sums(scores, grid.queries, width) for _ in plan.parts]
+
+    def values(of_run: range) -> Array:
+        return astype_if_needed(xp, value_blocks[of_run.start : of_run.stop, ...], grid.dtype)
 
     def compute(part: int) -> None:
         with computing(query):  # here too: a library may keep this setting for each thread
-            for run in plan.parts[part]:
-                _add_run(with_buffers, query, key_blocks, value_blocks, run, m, sums[part])
+            runs, size = plan.parts[part], key_blocks.shape[-2]
+            tiles = _computed_runs(with_buffers, query, key_blocks, runs, m)
+            added = unshifted_sums(with_buffers, tiles, values, size)
+            for run, (_, l, o) in zip(runs, added, strict=True):
+                if run.unused:  # what lies there may be NaN, which no product with zero removes
+                    l[run.unused, ...] = o[run.unused, ...] = 0.0
+                _add_to_owners(scores, run, (l, o), sums[part])
 
     with call_buffers(grid) as buffers:
         with_buffers = scores._replace(buffers=buffers)
         threads.run(compute, range(len(plan.parts)), None if plan.takes_threads else 1)
     l, o = sums[0]
-    for other in sums[1:]:
-        l += other.l
-        o += other.o
+    for of_l, of_o in sums[1:]:
+        l += of_l
+        o += of_o
     if scores.options.sinks is not None:
         l += xp.exp(scores.options.sinks - m)
     o /= l
     return (o, m + xp.log(l)) if is_finite(xp, o, l) else None
 
 
-def _zeros(scores: Scores, width: int) -> _Sums:
-    grid = scores.grid
-    shape, options = (*grid.leading_shape, grid.queries), {"dtype": grid.dtype, "device": grid.device}
-    return _Sums(scores.xp.zeros((*shape, 1), **options), scores.xp.zeros((*shape, width), **options))
-
-
-def _add_run(
-    scores: Scores,
-    query: Array,
-    key_blocks: Array,
-    value_blocks: Array,
-    run: BlockRun,
-    m: Array,
-    sums: _Sums,
-) -> None:
-    """Add the blocks of a run to their sequences."""
-    xp, grid, buffers = scores.xp, scores.grid, cast(CallBuffers, scores.buffers)
-    options = {"dtype": grid.dtype, "device": grid.device}
-    blocks, sequences = slice(run.blocks.start, run.blocks.stop), sorted({*run.owners})
-    p = _products(scores, rows_at(query, run.owners), key_blocks[blocks, ...])
-    p -= rows_at(m, run.owners)
-    p = buffers.functions.exp(p, out=p)
-    for number, length in run.lengths:
-        p[number, :, :, length:] = 0.0
-    l = p @ xp.full((p.shape[-1], 1), 1.0, **options)  # a product with ones is faster than a sum of rows
-    values = astype_if_needed(xp, value_blocks[blocks, ...], grid.dtype)
-    o = matmul_grouped(xp, p, values, buffers.product)
-    if run.unused:  # what lies there may be NaN, which no product with zero removes
-        l[run.unused, ...] = o[run.unused, ...] = 0.0
-    numbers = [xp.asarray(numbers, dtype=xp.int32, device=grid.device) for numbers in (sequences, run.owners)]
-    is_owner = xp.astype(cast(Array, xp.expand_dims(numbers[0], axis=-1) == numbers[1]), grid.dtype)
-    index = slice(None) if len(sequences) == query.shape[0] else sequences
-    for total, of_blocks in ((sums.l, l), (sums.o, o)):
-        added = is_owner @ xp.reshape(of_blocks, (len(run.owners), -1))
-        total[index, ...] += xp.reshape(added, (len(sequences), *total.shape[1:]))
+def _computed_runs(
+    scores: Scores, query: Array, key_blocks: Array, runs: Iterable[BlockRun], m: Array
+) -> Iterator[tuple[Tile, Array, Allowed, Array]]:
+    """Yield each run as `Scores.computed_tiles` does a tile: its columns are blocks, and m is subtracted."""
+    for run in runs:
+        keys = key_blocks[run.blocks.start : run.blocks.stop, ...]
+        s = _products(scores, rows_at(query, run.owners), keys)
+        s -= rows_at(m, run.owners)
+        for number, length in run.lengths:
+            s[number, :, :, length:] = -math.inf
+        yield scores.tile(range(scores.grid.queries), run.blocks), s, True, s
 
 
 def _products(scores: Scores, query: Array, keys: Array) -> Array:
@@ -193,3 +170,14 @@ def _products(scores: Scores, query: Array, keys: Array) -> Array:
     return scores.products(
         query, scores.xp.matrix_transpose(astype_if_needed(scores.xp, keys, scores.grid.dtype))
     )
+
+
+def _add_to_owners(scores: Scores, run: BlockRun, of_blocks: Sequence[Array], sums: Sequence[Array]) -> None:
+    """Add what each block of a run gave to the sums of its sequence."""
+    xp, grid, sequences = scores.xp, scores.grid, sorted({*run.owners})
+    numbers = [xp.asarray(numbers, dtype=xp.int32, device=grid.device) for numbers in (sequences, run.owners)]
+    is_owner = xp.astype(cast(Array, xp.expand_dims(numbers[0], axis=-1) == numbers[1]), grid.dtype)
+    index = slice(None) if len(sequences) == scores.query.shape[0] else sequences
+    for total, part in zip(sums, of_blocks, strict=True):
+        added = is_owner @ xp.reshape(part, (len(run.owners), -1))
+        total[index, ...] += xp.reshape(added, (len(sequences), *total.shape[1:]))

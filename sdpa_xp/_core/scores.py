@@ -251,25 +251,22 @@ class Scores(NamedTuple):
 
     def computed_tiles(
         self, rows: range, plan: Plan, query: Array, *, leaves_mask: bool = False
-    ) -> Iterator[tuple[Tile, Array, Allowed]]:
-        """Yield the tiles of `rows` in which some pair may attend, their scores, and which pairs may attend.
+    ) -> Iterator[tuple[Tile, Array, Allowed, Array]]:
+        """Yield the tiles of `rows` in which some pair may attend, with their scores, from a `scaled_query`.
 
-        Scores are (..., Hq, rows, columns), -inf where a pair may not attend. With `leaves_mask` the tiles are
-        trimmed, and the mask is left to the caller, who sets exponentials to zero. The arrays of a tile may lie
-        in buffers, which the next tile uses again.
+        Each comes with its scores (..., Hq, rows, columns), -inf where a pair may not attend; with the pairs
+        that may attend; and with the soft-capped products that the scores were computed from. With
+        `leaves_mask` the tiles are trimmed, and the mask is left to the caller, who sets exponentials to zero.
+        In buffers, scores are computed where the products were, and the next tile uses the memory again.
         """
-        keys = self.key.slices(self.grid, transposed=True)
+        keys, has_biases = self.key.slices(self.grid, transposed=True), len(self.options.biases) > 0
         for tile, allowed in self.tiles(rows, plan, trims=leaves_mask):
             part = query if tile.rows == rows else query[rows_within(tile, rows)]
-            s, attends = self.of_tile(tile, part, keys, True if leaves_mask else allowed)
-            yield tile, s, allowed if leaves_mask else attends
-
-    def of_tile(
-        self, tile: Tile, query: Array, keys: Callable[[range], Array], allowed: Allowed
-    ) -> tuple[Array, Allowed]:
-        """Return the scores of a tile, from its `scaled_query` and key slices; and which pairs may attend."""
-        s = self.products(query, keys(tile.columns))
-        return (s, True) if allowed is True and not self.options.biases else self.with_biases(tile, s, allowed)
+            s = capped = self.products(part, keys(tile.columns))
+            attends: Allowed = True if leaves_mask else allowed
+            if has_biases or attends is not True:
+                s, attends = self.with_biases(tile, capped, attends)
+            yield tile, s, allowed if leaves_mask else attends, capped
 
     def scaled_query(self, rows: range) -> Array:
         """Return the queries times the scale, (..., Hq, rows, E): once for each row, not for each tile."""
@@ -296,6 +293,20 @@ class Scores(NamedTuple):
         scores = buffer.functions.tanh(scores, out=scores)
         scores *= softcap
         return scores
+
+    def slope(self, capped: Array, allowed: Allowed) -> Array | None:
+        """Return the derivative of the softcap, 1 - tanh^2, from `products`; None if there is no softcap.
+
+        It is 1 where a pair may not attend, whose product may be NaN or inf although the inputs are finite.
+        """
+        if self.options.softcap is None:
+            return None
+        tanh = self.without_masked(capped, allowed) / self.options.softcap
+        return -(tanh * tanh) + 1.0
+
+    def without_masked(self, array: Array, allowed: Allowed) -> Array:
+        """Return an array of a tile, with 0 where a pair may not attend."""
+        return array if isinstance(allowed, bool) else self.xp.where(allowed, array, 0.0)
 
     def with_biases(self, tile: Tile, scores: Array, allowed: Allowed) -> tuple[Array, Allowed]:
         """Return `products` with the biases, -inf where a pair may not attend; and which pairs may.

@@ -13,7 +13,7 @@ Dao, "FlashAttention-2", arXiv 2307.08691, algorithm 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import NamedTuple, cast
@@ -23,7 +23,7 @@ from sdpa_xp._core.scores import KeyValueSource, Scores, rows_within
 from sdpa_xp._libraries.base import dtype_name
 from sdpa_xp._libraries.protocols import Array, Namespace
 from sdpa_xp._tiles.plan import ONE_CORE, Plan
-from sdpa_xp._tiles.tile import is_masked
+from sdpa_xp._tiles.tile import Allowed, Tile, is_masked
 
 LEAST_SUM = 2.0**-32
 """Below this sum of a row with m = 0, the exponentials themselves may underflow."""
@@ -69,7 +69,7 @@ def attend_with_running_shift(
     xp, buffers, dropout = scores.grid.xp, scores.buffers, scores.options.dropout
     state = None if scores.options.sinks is None else _state_without_keys(scores, query)
     values = value.slices(scores.grid)
-    for tile, s, allowed in scores.computed_tiles(rows, plan, query):
+    for tile, s, allowed, _ in scores.computed_tiles(rows, plan, query):
         m_new = xp.max(s, axis=-1, keepdims=True)
         if state is not None:
             m_new = xp.maximum(state[0], m_new)
@@ -121,24 +121,46 @@ def attend_with_fixed_shift(
     scores: Scores, query: Array, value: KeyValueSource, plan: Plan, rows: range, out: Array | None
 ) -> RowResult:
     """Return the attention of a `scaled_query` with m = 0; check the result with `is_accurate`."""
-    xp, grid, leading_shape = scores.xp, scores.grid, scores.leading_shape
-    buffers, dropout = cast(CallBuffers, scores.buffers), scores.options.dropout
-    options = {"dtype": grid.dtype, "device": grid.device}
-    l = xp.zeros((*leading_shape, len(rows), 1), **options)
-    o = xp.zeros((*leading_shape, len(rows), value.width), **options) if out is None else out
-    ones, values = buffers.ones(plan.columns), value.slices(grid)
-    for tile, s, allowed in scores.computed_tiles(rows, plan, query, leaves_mask=True):
-        p = buffers.functions.exp(s, out=s)
+    l, o = zero_sums(scores, len(rows), value.width, out)
+    tiles = scores.computed_tiles(rows, plan, query, leaves_mask=True)
+    for tile, of_l, of_o in unshifted_sums(scores, tiles, value.slices(scores.grid), plan.columns):
+        index = ... if tile.rows == rows else rows_within(tile, rows)
+        l[index] += of_l
+        o[index] += of_o
+    o /= avoid_zero_sum(l, LEAST_SUM)
+    return RowResult(o, None, l)
+
+
+def zero_sums(scores: Scores, rows: int, width: int, out: Array | None = None) -> tuple[Array, Array]:
+    """Return l and o of rows that have met no key; `out` is an o that is there already."""
+    shape, options = (*scores.leading_shape, rows), {"dtype": scores.grid.dtype, "device": scores.grid.device}
+    l = scores.xp.zeros((*shape, 1), **options)
+    return l, scores.xp.zeros((*shape, width), **options) if out is None else out
+
+
+def unshifted_sums(
+    scores: Scores,
+    tiles: Iterable[tuple[Tile, Array, Allowed, Array]],
+    values: Callable[[range], Array],
+    columns: int,
+) -> Iterator[tuple[Tile, Array, Array]]:
+    """Yield what tiles of up to `columns` keys add to l and o, until the next one; the scores get overwritten.
+
+    `tiles` are `Scores.computed_tiles`, whose mask was left, or others whose m was subtracted before.
+    """
+    xp, dropout, leading_shape = scores.grid.xp, scores.options.dropout, scores.leading_shape
+    buffers = cast(CallBuffers, scores.buffers)
+    exp, multiply, product = buffers.functions.exp, buffers.functions.multiply, buffers.product
+    ones = buffers.ones(columns)
+    for tile, s, allowed, _ in tiles:
+        p = exp(s, out=s)
         if not isinstance(allowed, bool):
             # Values and mask may have a batch that queries and keys do not have: then the product is larger.
             fits = p.shape[:-2] == leading_shape
-            p = buffers.functions.multiply(p, allowed, out=p) if fits else p * xp.astype(allowed, p.dtype)
-        index = ... if tile.rows == rows else rows_within(tile, rows)
-        l[index] += p @ ones[: p.shape[-1], :]  # a product with ones is faster than a sum of rows
+            p = multiply(p, allowed, out=p) if fits else p * xp.astype(allowed, p.dtype)
+        of_l = p @ ones[: p.shape[-1], :]  # a product with ones is faster than a sum of rows
         kept = p if dropout is None else dropout.apply(tile, p)
-        o[index] += matmul_grouped(xp, kept, values(tile.columns), buffers.product)
-    o /= avoid_zero_sum(l, LEAST_SUM)
-    return RowResult(o, None, l)
+        yield tile, of_l, matmul_grouped(xp, kept, values(tile.columns), product)
 
 
 def is_accurate(scores: Scores, value: KeyValueSource, plan: Plan, rows: range, result: RowResult) -> bool:

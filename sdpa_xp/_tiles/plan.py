@@ -64,7 +64,7 @@ class Plan:
     is_empty: bool = False
     """Whether the result has no elements, so that no key needs to be read."""
     align: int = 1
-    """Tiles begin at a multiple of this many keys: the block size of a paged cache."""
+    """Tiles begin and end at a multiple of this many keys, such as the block size of a paged cache."""
     leading_slices: tuple[LeadingSlice, ...] = ()
     """Parts of the leading axes that are computed one by one; () is all at once."""
     threads: int | None = 1
@@ -102,8 +102,14 @@ class Plan:
         """Return the ranges of keys that cover `key_range`; none if the result is empty."""
         if self.is_empty or not key_range:
             return iter(())
-        start = key_range.start - key_range.start % self.align
-        return _ranges(start, min(key_range.stop, self.keys), self.columns)
+        start, stop = key_range.start, key_range.stop
+        if self.align > 1:
+            start, stop = start - start % self.align, -(-stop // self.align) * self.align
+        return _ranges(start, min(stop, self.keys), self.columns)
+
+    def with_common_borders(self) -> Plan:
+        """Return the plan whose tiles begin and end at the same keys for all queries, for sums over queries."""
+        return replace(self, align=self.columns)
 
 
 class Task(NamedTuple):

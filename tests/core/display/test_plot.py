@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import Scores, Tile
+from internals import Scores
 from libraries import Library
 
 from sdpa_xp import attention_weights, masks, plot, scaled_dot_product_attention
@@ -254,14 +254,14 @@ def test_memory_is_what_a_call_holds(dtype: str, threads: int, monkeypatch: pyte
     (axes,) = plot.memory(lengths, width=32, like=np.empty(0, dtype)).axes
     all_scores, arrays, tile_bytes = ([*line.get_ydata()] for line in axes.lines)
     tiles: list[tuple[range, int]] = []
-    score = Scores.of_tile
+    compute = Scores.computed_tiles
 
-    def of_tile(scores: Scores, tile: Tile, *rest: Any) -> Any:
-        result = score(scores, tile, *rest)
-        tiles.append((tile.rows, result[0].nbytes))
-        return result
+    def computed_tiles(*arguments: Any, **keywords: Any) -> Any:
+        for computed in compute(*arguments, **keywords):
+            tiles.append((computed[0].rows, computed[1].nbytes))
+            yield computed
 
-    monkeypatch.setattr(Scores, "of_tile", of_tile)
+    monkeypatch.setattr(Scores, "computed_tiles", computed_tiles)
     element = 8 if dtype == "float64" else 4
     for index, length in enumerate(lengths):
         x = np.ones((length, 32), dtype)

@@ -204,7 +204,8 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Computed:
     def record(self: Scores, rows: range, plan: Any, _query: np.ndarray, *, leaves_mask: bool = False) -> Any:
         for tile, allowed in self.tiles(rows, plan, trims=leaves_mask):
             tiles.append((tile, allowed))
-            yield tile, np.zeros(tile.shape, np.float32), allowed
+            zeros = np.zeros(tile.shape, np.float32)
+            yield tile, zeros, allowed, zeros
 
     monkeypatch.setattr(Scores, "computed_tiles", record)
     return tiles

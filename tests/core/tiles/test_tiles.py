@@ -56,13 +56,14 @@ def test_causal_on_a_tile(rows: Any, columns: Any, offset: int, expected: Any) -
 def visited(monkeypatch: pytest.MonkeyPatch) -> list[Tile]:
     """The tiles whose scores are computed, in order."""
     tiles: list[Tile] = []
-    compute = Scores.of_tile
+    compute = Scores.computed_tiles
 
-    def record(self: Scores, tile: Tile, *rest: Any) -> Any:
-        tiles.append(tile)
-        return compute(self, tile, *rest)
+    def record(*arguments: Any, **keywords: Any) -> Any:
+        for computed in compute(*arguments, **keywords):
+            tiles.append(computed[0])
+            yield computed
 
-    monkeypatch.setattr(Scores, "of_tile", record)
+    monkeypatch.setattr(Scores, "computed_tiles", record)
     return tiles
 
 

@@ -116,9 +116,9 @@ def test_a_mask_multiplies_the_scores_of_a_tile_in_place(monkeypatch: pytest.Mon
     computed_tiles, tiles = scores.Scores.computed_tiles, []
 
     def counted(*arguments: Any, **keywords: Any) -> Any:
-        for tile, s, allowed in computed_tiles(*arguments, **keywords):
+        for tile, s, allowed, capped in computed_tiles(*arguments, **keywords):
             tiles.append(s.shape)
-            yield tile, s.view(Counted), allowed
+            yield tile, s.view(Counted), allowed, capped
 
     monkeypatch.setattr(scores.Scores, "computed_tiles", counted)
     monkeypatch.setattr(Counted, "products", 0)
