@@ -6,9 +6,8 @@
     cutting     a call of chunked arrays: where it is cut, and which blocks have pairs that may attend
     graphs      the graph of its tasks, for Dask
     streams     its tasks for cubed, which projects their memory
-    ring        devices that run one program, and send keys to each other, for JAX
     schedule    which device has which queries and keys, and which way the keys travel
-    walks       around the ring: states merge, gradients travel with the keys
+    walks       around the ring: states merge, gradients travel with the keys (`sdpa_xp/ring.py` starts it)
 
 The library's file in `_libraries` says how tasks become an array, and how devices send arrays. Tasks hold no
 array and no lock, so any worker can compute them. No array is larger than a chunk.

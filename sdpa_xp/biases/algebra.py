@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, cast
 
 from sdpa_xp._checks.arrays import broadcast, check_plain_array
@@ -83,9 +84,9 @@ class Bias(ScoreModifier, ABC):
 
     def _repr_html_(self) -> str | None:
         """Return the picture that a notebook shows."""
-        from sdpa_xp._display.samples import sampled_bias  # only notebooks need it
+        from sdpa_xp._display import sampled_bias  # only notebooks need it
 
-        return sampled_bias(self)
+        return sampled_bias(self, partial(biased_zeros, self))
 
     @abstractmethod
     def bind(self, grid: ScoreGrid, /) -> tuple[Term, ...]:
@@ -114,6 +115,14 @@ class Sum(Bias):
 
     def __repr__(self) -> str:
         return " + ".join(map(str, self.parts))
+
+
+def biased_zeros(bias: Bias, tile: Tile) -> Array:
+    """Return the scores of a tile after a bias, if all scores before it are 0."""
+    scores = tile.grid.xp.zeros(tile.shape, dtype=tile.grid.dtype, device=tile.grid.device)
+    for term in bias.bind(tile.grid):
+        scores, _ = term.apply(tile, scores)
+    return scores
 
 
 def _summed(*biases: Bias) -> Bias:

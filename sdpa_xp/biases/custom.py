@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
 from sdpa_xp._checks.arrays import broadcast, check_floating, check_plain_array
@@ -14,7 +15,7 @@ from sdpa_xp._libraries.base import dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, Tile, is_masked
-from sdpa_xp.biases.algebra import Bias, Term, as_bias
+from sdpa_xp.biases.algebra import Bias, Term, as_bias, biased_zeros
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks.custom import apply_caller_function, array_of_rows, check_function_result
 
@@ -127,14 +128,7 @@ def to_array(bias: Bias, shape: tuple[int, ...], *, rows: range | None = None, l
     """
     if not isinstance(bias, Bias):
         raise ArgumentTypeError("to_array", "`bias` must be a bias", {"bias": brief(bias)})
-
-    def added(tile: Tile) -> Array:
-        scores = tile.grid.xp.zeros(tile.shape, dtype=tile.grid.dtype, device=tile.grid.device)
-        for term in bias.bind(tile.grid):
-            scores, _ = term.apply(tile, scores)
-        return scores
-
-    return array_of_rows("to_array", "bias", bias, shape, rows, like, added)
+    return array_of_rows("to_array", "bias", bias, shape, rows, like, partial(biased_zeros, bias))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

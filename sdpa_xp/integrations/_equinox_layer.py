@@ -9,9 +9,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from sdpa_xp import masks, scaled_dot_product_attention
+from sdpa_xp import masks
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp.integrations._framework_call import fits, scores_shape, with_mean_of_values, with_rank
+from sdpa_xp.integrations._framework_call import as_array, attend, fits
 
 
 class MultiheadAttention(eqx.nn.MultiheadAttention):
@@ -35,8 +35,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
             output = self._attend(query, key_, value, mask, process_heads)
         if output is not None:
             return output
-        if isinstance(mask, masks.Mask):
-            mask = masks.to_array(mask, (self.num_heads, len(query), len(key_)), like=query)
+        mask = as_array(mask, (self.num_heads, len(query), len(key_)), query)
         options = {} if deterministic is None else {"deterministic": deterministic}
         return super().__call__(
             query, key_, value, mask, key=key, inference=inference, process_heads=process_heads, **options
@@ -68,12 +67,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         heads = [x.astype(dtype) for x in heads]
         if not (jnp.issubdtype(dtype, jnp.floating) and fits(*heads)):
             return None
-        assert scores_shape(heads[0], heads[1]) == shape
-        allowed = with_rank(jnp, jnp.asarray(mask) != 0, 3) if is_array else None
-        options = {"attn_mask": mask if allowed is None else allowed, "layout": "...LHE"}
-        output = scaled_dot_product_attention(*heads, **options)
-        if allowed is not None:
-            output = with_mean_of_values(jnp, output, heads[2], allowed, queries=len(query))
+        output = attend(jnp, heads[0], heads[1], heads[2], jnp.asarray(mask) != 0 if is_array else mask)
         return jax.vmap(self.output_proj)(output.reshape(len(query), -1))
 
     def _heads(self, projection: Any, x: Any) -> Any:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from sdpa_xp import biases, masks
+from sdpa_xp.attention import scaled_dot_product_attention
+
 
 def fits(query: Any, key: Any, value: Any) -> bool:
     """Return whether the shapes are those of a call. If not, the framework computes or refuses it."""
@@ -38,19 +41,40 @@ def with_rank(xp: Any, array: Any, rank: int) -> Any:
     return xp.reshape(array, (1,) * (rank - array.ndim) + tuple(array.shape))
 
 
-def with_mean_of_values(
-    xp: Any, output: Any, value: Any, allowed: Any, *, queries: int, is_causal: bool = False
+def as_array(value: Any, shape: tuple[int, ...], like: Any) -> Any:
+    """Return a mask or a bias of sdpa_xp as an array, as a framework takes it; others unchanged."""
+    if isinstance(value, masks.Mask):
+        return masks.to_array(value, shape, like=like)
+    return biases.to_array(value, shape, like=like) if isinstance(value, biases.Bias) else value
+
+
+def attend(
+    xp: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any,
+    *,
+    bias: Any = None,
+    is_causal: bool = False,
+    has_means: bool = True,
 ) -> Any:
-    """Return the output with the mean of all values for each query that `allowed` leaves without a key.
+    """Return the output, with the mean of all values where an array as `mask` leaves a query without keys.
 
     The frameworks give a masked pair the most negative number as its score, so that the weights of such a query
-    are equal. sdpa_xp returns 0 for it.
+    are equal. sdpa_xp returns 0 for it, also here for its own masks, and without `has_means`.
     """
-    allowed = with_rank(xp, allowed, output.ndim)
+    is_array = mask is not None and not isinstance(mask, masks.Mask)
+    allowed = with_rank(xp, mask, query.ndim) if is_array else mask
+    output = scaled_dot_product_attention(
+        query, key, value, allowed, bias=bias, is_causal=is_causal, layout="...LHE"
+    )
+    if not (is_array and has_means):
+        return output
     has_key = xp.any(allowed, axis=-1)  # (..., H, L)
     if is_causal:  # the first allowed key may stand after the query
-        rows = with_rank(xp, xp.arange(queries), has_key.ndim)
+        rows = with_rank(xp, xp.arange(query.shape[-3]), has_key.ndim)
         has_key = xp.logical_and(has_key, xp.argmax(allowed, axis=-1) <= rows)
     mean = xp.mean(value, axis=-3, keepdims=True)
-    mean = xp.repeat(mean, output.shape[-2] // value.shape[-2], axis=-2)
+    mean = xp.repeat(mean, query.shape[-2] // value.shape[-2], axis=-2)
     return xp.where(xp.expand_dims(xp.swapaxes(has_key, -1, -2), -1), output, mean)

@@ -5,11 +5,11 @@ Flax is imported by the functions, so that this file can be read without it, as 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
-from sdpa_xp import biases, masks, scaled_dot_product_attention
-from sdpa_xp.integrations._framework_call import broadcasts, fits, scores_shape, with_mean_of_values, with_rank
+from sdpa_xp import biases, masks
+from sdpa_xp.integrations._framework_call import as_array, attend, broadcasts, fits, scores_shape, with_rank
 
 __all__ = ["linen_attention", "nnx_attention"]
 
@@ -89,11 +89,9 @@ def nnx_attention(
         "is_causal": is_causal,
     } | ({} if promote_dtype is None else {"promote_dtype": promote_dtype})
     promoted = (promote_dtype or dtypes.promote_dtype)((query, key, value), dtype=dtype)
-    if _is_plain(options):
-        output = _attend(promoted, bias, mask, is_causal=is_causal)
-        if output is not None:
-            return output
-    bias, mask = _arrays(promoted[0], promoted[1], bias, mask)
+    if _is_plain(options) and (output := _attend(promoted, bias, mask, is_causal=is_causal)) is not None:
+        return output
+    bias, mask = _arrays(promoted, bias, mask)
     return nnx.dot_product_attention(query, key, value, bias=bias, mask=mask, **options)
 
 
@@ -182,7 +180,7 @@ def linen_attention(
             promoted = [x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in promoted]
         if (output := _attend(promoted, bias, mask)) is not None:
             return output
-    bias, mask = _arrays(promoted[0], promoted[1], bias, mask)
+    bias, mask = _arrays(promoted, bias, mask)
     return linen.dot_product_attention(query, key, value, bias=bias, mask=mask, **options)
 
 
@@ -196,7 +194,7 @@ def _is_plain(options: dict[str, Any]) -> bool:
     return not (drops or has_products or options["module"] is not None)
 
 
-def _attend(arrays: Iterable[Any], bias: Any, mask: Any, *, is_causal: bool = False) -> Any:
+def _attend(arrays: Sequence[Any], bias: Any, mask: Any, *, is_causal: bool = False) -> Any:
     """Return the output, or None if Flax has to compute or to refuse the call."""
     import jax.numpy as jnp
 
@@ -204,27 +202,18 @@ def _attend(arrays: Iterable[Any], bias: Any, mask: Any, *, is_causal: bool = Fa
     if not (jnp.issubdtype(query.dtype, jnp.floating) and fits(query, key, value)):
         return None
     shape = scores_shape(query, key)
-    allowed = None
     if mask is not None and not isinstance(mask, masks.Mask):
         if not broadcasts(mask, shape):
             return None
-        mask = allowed = with_rank(jnp, jnp.asarray(mask) != 0, len(shape))
+        mask = jnp.asarray(mask) != 0
     if bias is not None and not isinstance(bias, biases.Bias):
         if not broadcasts(bias, shape):
             return None
         bias = with_rank(jnp, jnp.asarray(bias, jnp.promote_types(query.dtype, jnp.float32)), len(shape))
-    output = scaled_dot_product_attention(
-        query, key, value, mask, bias=bias, is_causal=is_causal, layout="...LHE"
-    )
-    if allowed is None:
-        return output
-    return with_mean_of_values(jnp, output, value, allowed, queries=query.shape[-3], is_causal=is_causal)
+    return attend(jnp, query, key, value, mask, bias=bias, is_causal=is_causal)
 
 
-def _arrays(query: Any, key: Any, bias: Any, mask: Any) -> tuple[Any, Any]:
-    """Return a bias and a mask of sdpa_xp as arrays, for Flax."""
-    if isinstance(mask, masks.Mask):
-        mask = masks.to_array(mask, scores_shape(query, key), like=query)
-    if isinstance(bias, biases.Bias):
-        bias = biases.to_array(bias, scores_shape(query, key), like=query)
-    return bias, mask
+def _arrays(promoted: Sequence[Any], bias: Any, mask: Any) -> tuple[Any, Any]:
+    query, key, _ = promoted
+    shape = scores_shape(query, key)
+    return as_array(bias, shape, query), as_array(mask, shape, query)

@@ -9,9 +9,9 @@ from functools import partial, reduce
 from operator import and_
 from typing import Any, TypeVar
 
-from sdpa_xp import masks, scaled_dot_product_attention
+from sdpa_xp import masks
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp.integrations._framework_call import broadcasts, fits, scores_shape, with_mean_of_values
+from sdpa_xp.integrations._framework_call import as_array, attend, broadcasts, fits, scores_shape
 
 __all__ = ["replace_attention"]
 
@@ -106,9 +106,7 @@ def _compute_attention(
     options: dict[str, Any] = {"training": training, "use_causal_mask": use_causal_mask}
     if return_attention_scores:  # a keyword of MultiHeadAttention alone
         options["return_attention_scores"] = True
-    mask = attention_mask
-    if isinstance(mask, masks.Mask):
-        mask = masks.to_array(mask, scores_shape(query, key), like=query)
+    mask = as_array(attention_mask, scores_shape(query, key), query)
     return type(layer)._compute_attention(layer, query, key, value, mask, **options)
 
 
@@ -157,7 +155,7 @@ def _attend(query: Any, key: Any, value: Any, mask: Any, is_causal: bool, dropou
     if (dropout > 0 and training) or not fits(query, key, value):
         return None
     if mask is None or isinstance(mask, masks.Mask):
-        return scaled_dot_product_attention(query, key, value, mask, is_causal=is_causal, layout="...LHE")
+        return attend(ops, query, key, value, mask, is_causal=is_causal)
     if is_causal or not 2 <= len(mask.shape) <= 4:
         return None
     allowed = _with_heads(mask)
@@ -166,10 +164,7 @@ def _attend(query: Any, key: Any, value: Any, mask: Any, is_causal: bool, dropou
     if dropout > 0 and keras.backend.standardize_dtype(allowed.dtype) != "bool":
         allowed = ops.greater(allowed, 0.5)  # as keras.layers.Softmax, which these layers use
     allowed = ops.cast(allowed, "bool")
-    output = scaled_dot_product_attention(query, key, value, allowed, layout="...LHE")
-    if dropout > 0:
-        return output
-    return with_mean_of_values(ops, output, value, allowed, queries=query.shape[1])
+    return attend(ops, query, key, value, allowed, has_means=not dropout)
 
 
 def _with_heads(mask: Any) -> Any:

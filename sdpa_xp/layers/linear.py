@@ -1,10 +1,10 @@
-"""A linear map of the last axis."""
+"""A linear map of the last axis, and maps that are drawn at random or read from a mapping, for a layer."""
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast
 
@@ -18,6 +18,7 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.layers.layer import Layer, check_mapping, copier
 
 A = TypeVar("A", bound=AnyArray)
+ROLES = ("query", "key", "value")
 MOST_PASSED = 1024
 _PASSED: set[object] = set()
 """Signatures of inputs that passed `check_inputs`, so that equal calls are checked once."""
@@ -215,6 +216,63 @@ def check_inputs(function: str, arrays: Mapping[str, Any], weights: Mapping[str,
         if len(_PASSED) >= MOST_PASSED:  # no lock: a signature that a thread loses here is checked once more
             _PASSED.clear()
         _PASSED.add(signature)
+
+
+def read_fields(
+    function: str,
+    mapping: Mapping[str, AnyArray],
+    prefix: str,
+    names: Mapping[str, str] | None,
+    fields: Sequence[str],
+) -> dict[str, Any]:
+    """Return the fields that the mapping has: it calls `query` `prefix` + `names["query"]`, and so on."""
+    check_prefixed(function, mapping, prefix)
+    if names is not None:
+        check_mapping(function, "names", names)
+    values: dict[str, Any] = {}
+    for role in fields:
+        name = prefix + (names or {}).get(role, role)
+        if name in mapping:
+            values[role] = mapping[name]
+        elif role in ROLES or f"{name}.weight" in mapping:
+            values[role] = Linear.from_mapping(mapping, f"{name}.")
+    return values
+
+
+def with_layer_names(
+    function: str, mapping: Mapping[str, AnyArray], prefix: str
+) -> tuple[Mapping[str, AnyArray], str]:
+    """Return a mapping, and the prefix of its names, with a layer's names for torch.nn.MultiheadAttention's:
+
+    in_proj_weight (3 E, E)     ->  query.weight, key.weight, value.weight: a third each
+    q_proj_weight, ...          ->  query.weight, ...: if kdim or vdim differs from embed_dim
+    in_proj_bias (3 E,)         ->  query.bias, key.bias, value.bias
+    out_proj.weight, .bias      ->  out.weight, out.bias
+    """
+    arrays: dict[str, Any] = {
+        name.removeprefix(prefix): x for name, x in mapping.items() if name.startswith(prefix)
+    }
+    if "in_proj_weight" not in arrays and "q_proj_weight" not in arrays:
+        return mapping, prefix
+    for name in ("bias_k", "bias_v"):  # torch appends them as a key and a value
+        if name in arrays:
+            rule = "a layer cannot have `bias_k` and `bias_v`, an additional key and value"
+            hint = "Attend to the inputs and to that key separately, and merge the results with `merge_states`."
+            raise ArgumentValueError(function, rule, {"mapping": name}, hint)
+    renamed: dict[str, AnyArray] = {}
+    for kind in ("weight", "bias"):
+        if f"out_proj.{kind}" in arrays:
+            renamed[f"out.{kind}"] = arrays[f"out_proj.{kind}"]
+        if f"in_proj_{kind}" in arrays:
+            packed = arrays[f"in_proj_{kind}"]
+            size = packed.shape[0] // 3
+            renamed |= {
+                f"{role}.{kind}": packed[n * size : (n + 1) * size, ...] for n, role in enumerate(ROLES)
+            }
+    for role in ROLES:
+        if f"{role[0]}_proj_weight" in arrays:
+            renamed[f"{role}.weight"] = arrays[f"{role[0]}_proj_weight"]
+    return renamed, ""
 
 
 def hint_for_widths(function: str) -> str:

@@ -11,8 +11,7 @@ from sdpa_xp._checks.messages import shown
 from sdpa_xp._libraries.protocols import AnyArray, Rng
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.layers.attention import Attention, check_maps
-from sdpa_xp.layers.checkpoint import has_torch_names, read_fields, rename_parameters
-from sdpa_xp.layers.linear import Linear, check_prefixed, init_linears
+from sdpa_xp.layers.linear import Linear, check_prefixed, init_linears, read_fields, with_layer_names
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -190,8 +189,7 @@ class MultiHeadAttention(Attention):
         """
         function = "MultiHeadAttention.from_mapping"
         check_prefixed(function, mapping, prefix)
-        if has_torch_names(mapping, prefix):
-            mapping, prefix = rename_parameters(function, mapping, prefix), ""
+        mapping, prefix = with_layer_names(function, mapping, prefix)
         fields = ("query", "key", "value", "out", "scale", "temperature", "sinks")
         values = read_fields(function, mapping, prefix, names, fields)
         return cls(**values, num_heads=num_heads, num_kv_heads=num_kv_heads)

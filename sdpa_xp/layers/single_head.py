@@ -9,8 +9,7 @@ from typing import Any, ClassVar, Self
 from sdpa_xp._checks.keywords import check_integer, explains_keywords
 from sdpa_xp._libraries.protocols import AnyArray, Rng
 from sdpa_xp.layers.attention import Attention
-from sdpa_xp.layers.checkpoint import read_fields
-from sdpa_xp.layers.linear import init_linears
+from sdpa_xp.layers.linear import init_linears, read_fields
 from sdpa_xp.layers.multi_head import check_heads
 
 

@@ -82,9 +82,9 @@ class Mask(ScoreModifier, ABC):
 
     def _repr_html_(self) -> str | None:
         """Return the picture that a notebook shows."""
-        from sdpa_xp._display.samples import sampled_mask  # only notebooks need it
+        from sdpa_xp._display import sampled_mask  # only notebooks need it
 
-        return sampled_mask(self)
+        return sampled_mask(self, lambda tile: self.bind(tile.grid).allowed_in(tile))
 
     def _key_of_array(self, array: Any) -> object:
         return library_of(array).frozen_key(array)

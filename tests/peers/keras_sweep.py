@@ -23,7 +23,7 @@ BACKEND, EVERY = sys.argv[1], int(sys.argv[2])
 os.environ["KERAS_BACKEND"] = BACKEND
 
 import keras  # noqa: E402
-from internals import keras_layers  # noqa: E402
+from internals import framework_call  # noqa: E402
 from peers.same_layers import ROUNDINGS, count_calls  # noqa: E402
 
 from sdpa_xp import masks  # noqa: E402
@@ -228,6 +228,6 @@ def refusals() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    counter = count_calls(keras_layers)
+    counter = count_calls(framework_call)
     differences = [*sweep(counter), *(models(counter) if EVERY == 1 else ())]
     print(json.dumps({"differences": differences, "refusals": [*refusals()]}))

@@ -79,9 +79,9 @@ def epsilon(x: Any) -> float:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    from internals import equinox_layer
+    from internals import framework_call
 
-    return count_calls(equinox_layer, monkeypatch.setattr)
+    return count_calls(framework_call, monkeypatch.setattr)
 
 
 def compared(runs: dict[str, tuple[Any, dict[str, Any]]], calls: list[int]) -> dict[str, int]:

@@ -35,9 +35,9 @@ def allowed(*shape: int) -> Any:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    from internals import flax_attention
+    from internals import framework_call
 
-    return count_calls(flax_attention, monkeypatch.setattr)
+    return count_calls(framework_call, monkeypatch.setattr)
 
 
 def epsilon(x: Any) -> float:

@@ -1,19 +1,27 @@
-"""Masks and biases at a few queries and keys, for a picture of a length that suits their numbers."""
+"""How values show themselves in a notebook, which calls `_repr_html_`: pictures of squares, and tables.
+
+Nothing here needs matplotlib, and the colours suit a light page and a dark one. Masks and biases are drawn at a
+few queries and keys, of a length that suits their numbers.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from itertools import islice, product
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from html import escape
+from itertools import groupby, islice, product
+from typing import Any, NamedTuple
 
-from sdpa_xp._display import Squares, captioned
 from sdpa_xp._libraries import computing, is_array
-from sdpa_xp._libraries.protocols import Shape
-from sdpa_xp._tiles.modifier import grid_of
+from sdpa_xp._libraries.protocols import Array, Shape
+from sdpa_xp._tiles.modifier import ScoreModifier, grid_of
 from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Tile
+from sdpa_xp._tiles.tile import Allowed, Tile
 
+SIDE = 168
+"""The length of the longer side in pixels, as far as whole pixels for a square allow."""
+SMALLEST, LARGEST = 3, 14
+"""The side of a square in pixels."""
 CELLS = 32
 """The most squares of a side; longer masks are sampled."""
 LEAST, MOST = 12, 4096
@@ -29,23 +37,76 @@ LENGTHS = ("key_lengths", "query_lengths", "length", "offset")
 """Arguments that have one number, or one for each batch entry."""
 
 
-class Modifier(Protocol):
-    """A mask or a bias."""
+class Squares(NamedTuple):
+    """Rows of squares; a character stands for a colour."""
 
-    @property
-    def parts(self) -> tuple[Any, ...]: ...
-    @property
-    def arguments(self) -> dict[str, object]: ...
-    def arrays(self) -> Iterator[tuple[str, object]]: ...
-    def bind(self, grid: ScoreGrid, /) -> Any: ...
+    rows: Sequence[str]
+    colours: Mapping[str, str]
+    """By character, a colour of CSS. Characters that are not among them stay empty."""
+    title: str
+    """What is seen, for those who cannot see it."""
+    label: str = ""
+    """Shown below the picture."""
+
+    def svg(self) -> str:
+        """Return the SVG. Each colour is one path."""
+        columns = max(map(len, self.rows), default=0)
+        side = max(SMALLEST, min(LARGEST, SIDE // max(columns, len(self.rows), 1)))
+        width, height = side * columns, side * len(self.rows)
+        paths: dict[str, list[str]] = {}
+        for number, row in enumerate(self.rows):
+            start = 0
+            for letter, group in groupby(row):
+                count = len([*group])
+                if letter in self.colours:
+                    line = f"M{start * side} {number * side}h{count * side}v{side}h-{count * side}z"
+                    paths.setdefault(letter, []).append(line)
+                start += count
+        shapes = [f'<path fill="{self.colours[x]}" d="{"".join(lines)}"/>' for x, lines in paths.items()]
+        frame = f'<rect width="{width}" height="{height}" fill="none" stroke="currentColor" opacity="0.5"/>'
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(self.title, quote=True)}" '
+            f'width="{width + 2}" height="{height + 2}" viewBox="-1 -1 {width + 2} {height + 2}">'
+            f"{''.join(shapes)}{frame}</svg>"
+        )
 
 
-def sampled_mask(mask: Modifier) -> str | None:
+def captioned(text: str, pictures: Iterable[Squares], note: str = "") -> str:
+    """Return pictures side by side below lines of code, with a note below them."""
+    drawn = "".join(_labelled(picture) for picture in pictures)
+    small = f'<div style="font-size: 0.85em">{escape(note)}</div>' if note else ""
+    code = "<br/>".join(f"<code>{escape(line)}</code>" for line in text.splitlines())
+    return f"<div><div>{code}</div><div>{drawn}</div>{small}</div>"
+
+
+def _labelled(picture: Squares) -> str:
+    """Return a picture with its label, if it has one, below it."""
+    label = f'<div style="font-size: 0.85em">{escape(picture.label)}</div>' if picture.label else ""
+    return f'<span style="display: inline-block; margin-right: 0.8em">{picture.svg()}{label}</span>'
+
+
+def table(title: str, rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
+    """Return a table; the first cell of a row is its name."""
+    head = f"<thead><tr>{''.join(f'<th>{escape(cell)}</th>' for cell in header)}</tr></thead>" if header else ""
+    body = "".join(
+        f"<tr><th>{escape(name)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+        for name, *cells in rows
+    )
+    return f"<div><div><code>{escape(title)}</code></div><table>{head}<tbody>{body}</tbody></table></div>"
+
+
+def nested(title: str, items: Iterable[str]) -> str:
+    """Return a heading that opens and closes, with items of HTML below it."""
+    inner = "".join(f"<li>{item}</li>" for item in items)
+    return f'<details open=""><summary><code>{escape(title)}</code></summary><ul>{inner}</ul></details>'
+
+
+def sampled_mask(mask: ScoreModifier, allowed_in: Callable[[Tile], Allowed]) -> str | None:
     """Return HTML with the pairs that a mask allows, or None if it cannot tell without a call."""
 
     def squares(grid: ScoreGrid) -> list[Squares]:
         panels, title = _panels(grid), f"The pairs that {mask} allows"
-        maps = _sampled(grid, panels, mask.bind(grid).allowed_in)
+        maps = _sampled(grid, panels, allowed_in)
         pictures = {place: _lines(rows, lambda cell: "#" if cell else ".") for place, rows in maps.items()}
         return [
             Squares(pictures[place], {"#": ALLOWED}, f"{title}, {label}" if label else title, label)
@@ -55,20 +116,12 @@ def sampled_mask(mask: Modifier) -> str | None:
     return _shown(mask, squares, [_shape(mask)])
 
 
-def sampled_bias(bias: Modifier) -> str | None:
+def sampled_bias(bias: ScoreModifier, added_in: Callable[[Tile], Array]) -> str | None:
     """Return HTML with what a bias adds to the scores of its first heads, or None if it cannot tell."""
 
     def squares(grid: ScoreGrid) -> list[Squares]:
-        terms = bias.bind(grid)
-
-        def added(tile: Tile) -> Any:
-            scores = grid.xp.zeros(tile.shape, dtype=grid.dtype, device=grid.device)
-            for term in terms:
-                scores, _ = term.apply(tile, scores)
-            return scores
-
         first = tuple(0 for _ in grid.batch)
-        maps = _sampled(grid, [(*first, head) for head in range(min(grid.heads, PANELS))], added)
+        maps = _sampled(grid, [(*first, head) for head in range(min(grid.heads, PANELS))], added_in)
         finite = [x for rows in maps.values() for row in rows for x in map(float, row) if math.isfinite(x)]
         low, high = min(finite, default=0.0), max(finite, default=0.0)
         colours = {str(number): shade for number, shade in enumerate(SHADES)} | {"x": MASKED_OUT}
@@ -84,7 +137,7 @@ def sampled_bias(bias: Modifier) -> str | None:
 
 
 def _shown(
-    value: Modifier, squares: Callable[[ScoreGrid], list[Squares]], shapes: Iterable[Shape]
+    value: ScoreModifier, squares: Callable[[ScoreGrid], list[Squares]], shapes: Iterable[Shape]
 ) -> str | None:
     for shape in shapes:
         try:
@@ -139,7 +192,7 @@ def _places(length: int) -> list[int]:
     return [number * length // count for number in range(count)]
 
 
-def _shape(value: Modifier) -> Shape:
+def _shape(value: ScoreModifier) -> Shape:
     """Return a shape, (L, S) or with a batch, that suits the arguments."""
     queries, keys, entries, largest, lower_right = 0, 0, 0, 0, False
     leading: Shape = ()
@@ -162,7 +215,7 @@ def _shape(value: Modifier) -> Shape:
     return (*(leading or ((entries, 1) if entries else ())), queries, keys)
 
 
-def _arguments(value: Modifier) -> Iterator[tuple[str, Any]]:
+def _arguments(value: ScoreModifier) -> Iterator[tuple[str, Any]]:
     """Yield the arguments of a value, or those of all values that it is made of."""
     if value.parts:
         for part in value.parts:
@@ -184,7 +237,7 @@ def _numbers(argument: Any) -> Iterator[int]:
             yield number
 
 
-def _heads(bias: Modifier) -> list[int]:
+def _heads(bias: ScoreModifier) -> list[int]:
     """Return numbers of heads to try: those that an argument may mean, the largest first, then one."""
     counts = [1]
     for name, argument in _arguments(bias):
