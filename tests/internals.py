@@ -85,7 +85,7 @@ PLACES = {
     "from_json": "sdpa_xp_export._call.text:from_json",
     "function_hint": "sdpa_xp_export._arrays.numpy_and_torch:function_hint",
     "Graph": "sdpa_xp_export._graph.graph:Graph",
-    "graph_namespace": "sdpa_xp_export._arrays.namespace",
+    "graph_namespace": "sdpa_xp_export._arrays",
     "GraphValue": "sdpa_xp_export._graph.graph:GraphValue",
     "grid_of": "sdpa_xp._tiles.modifier:grid_of",
     "HAS_LOCKS": "sdpa_xp_export._files.atomic:HAS_LOCKS",

@@ -15,7 +15,7 @@ from sdpa_xp._checks.messages import Immutable
 from sdpa_xp._libraries.base import dtype_name
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export import _dtypes
-from sdpa_xp_export._dtypes.promotion import FLOATING, INTEGERS
+from sdpa_xp_export._dtypes.dtype import FLOATING, INTEGERS
 
 SymbolicShape: TypeAlias = tuple[int | str, ...]
 """A shape whose axes are integers, or names of lengths that are known when the graph runs."""

@@ -10,13 +10,12 @@ from typing import Any
 
 import sdpa_xp
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp_export._arrays import namespace
+from sdpa_xp_export import _arrays
 from sdpa_xp_export._call.call import FormChoice
 from sdpa_xp_export._call.numbers import CallNumbers, numbers_as_json, numbers_of
 from sdpa_xp_export._files.model import Model
-from sdpa_xp_export._graph.finished_model import finished_model, moved_inputs
 from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.traced_graph import TracedGraph
+from sdpa_xp_export._graph.traced_graph import TracedGraph, moved_inputs
 from sdpa_xp_export._layer.arguments import (
     bound_arguments,
     foreign_errors_reworded,
@@ -26,6 +25,7 @@ from sdpa_xp_export._layer.arguments import (
 )
 from sdpa_xp_export._layer.copies import parameter_arrays, with_parameters
 from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, ERF_KEEPS_NAN, OPSETS, Runtime
+from sdpa_xp_export.export import finished_model
 from sdpa_xp_export.forms.choice import FORMS, check_loaded_opset
 from sdpa_xp_export.forms.traced_attention import TracedAttention, operand_sources
 from sdpa_xp_export.spec import TensorSpec
@@ -154,7 +154,7 @@ def _traced(
     attention = TracedAttention(form, target, opset)
     graph = TracedGraph(
         opset=_opset(opset, target),
-        namespace=namespace,
+        namespace=_arrays,
         attend=attention,
         computes_bfloat16=target.provider == "cuda",
         erf_keeps_nan=target.release >= ERF_KEEPS_NAN,

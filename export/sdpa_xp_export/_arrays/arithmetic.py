@@ -19,7 +19,7 @@ from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._arrays.elementwise import equal, less, minimum, negative, where
 from sdpa_xp_export._arrays.manipulation import concat, reshape
 from sdpa_xp_export._arrays.operators import array_function, binary, computed, elementwise, operands
-from sdpa_xp_export._dtypes.promotion import FLOATING, SIGNED, bits
+from sdpa_xp_export._dtypes.dtype import FLOATING, SIGNED, bits
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.lengths import joint_shape
 

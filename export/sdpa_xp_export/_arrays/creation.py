@@ -11,8 +11,7 @@ from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._arrays.manipulation import broadcast_to
 from sdpa_xp_export._arrays.operators import graph_of, is_array
-from sdpa_xp_export._dtypes.dtype import Dtype, dtype_name, numpy_dtype
-from sdpa_xp_export._dtypes.promotion import DEFAULTS
+from sdpa_xp_export._dtypes.dtype import DEFAULTS, Dtype, dtype_name, numpy_dtype
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.lengths import Length, joined_name, plain
 from sdpa_xp_export._graph.traced_graph import name_length

@@ -22,7 +22,7 @@ from sdpa_xp_export._arrays.operators import (
     promoted,
     unary,
 )
-from sdpa_xp_export._dtypes.promotion import DEFAULTS, INTEGERS
+from sdpa_xp_export._dtypes.dtype import DEFAULTS, INTEGERS
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.lengths import Length, joint_shape
 

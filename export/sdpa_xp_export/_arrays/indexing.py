@@ -9,7 +9,7 @@ from typing import Any, cast
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
 from sdpa_xp_export._arrays.manipulation import axis_of, expand_dims
 from sdpa_xp_export._arrays.operators import array_function
-from sdpa_xp_export._dtypes.promotion import INTEGERS
+from sdpa_xp_export._dtypes.dtype import INTEGERS
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.lengths import Length, has_names, joined_name, plain
 from sdpa_xp_export._graph.traced_graph import name_length, traced_graph_of

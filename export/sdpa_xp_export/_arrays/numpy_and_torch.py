@@ -21,13 +21,6 @@ _OPERATORS = (
     *("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"),
 )
 """The functions of NumPy that compute operators."""
-_STANDARD_NAMES = {
-    "power": "pow",
-    "left_shift": "bitwise_left_shift",
-    "right_shift": "bitwise_right_shift",
-}
-"""The standard's names for these functions, if they differ."""
-
 _TWO = "x, y"
 ARGUMENTS = {
     **dict.fromkeys(("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "pow"), _TWO),
@@ -118,7 +111,7 @@ def of_ufunc(
     # `x += value` passes x as `out`, too; any other `out` would be an array to write to.
     if name not in _OPERATORS or method != "__call__" or keywords or (out and out[0] is not inputs[0]):
         raise numpy_error(value, name)
-    function = getattr(value.graph.namespace, _STANDARD_NAMES.get(name, name))
+    function = getattr(value.graph.namespace, OTHER_NAMES.get(name, name))
     result = function(*(_operand(value, operand) for operand in inputs))
     if out:
         check_in_place(result, out[0].dtype.name, out[0].shape)

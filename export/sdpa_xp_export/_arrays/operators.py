@@ -18,7 +18,7 @@ import array_api_compat
 import numpy as np
 
 from sdpa_xp.errors import ArgumentTypeError, Message
-from sdpa_xp_export._dtypes.promotion import (
+from sdpa_xp_export._dtypes.dtype import (
     CATEGORIES,
     INTEGERS,
     UNSIGNED,

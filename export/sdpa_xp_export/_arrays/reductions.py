@@ -21,8 +21,7 @@ from sdpa_xp_export._arrays.operators import (
     kernel_dtype,
     operands,
 )
-from sdpa_xp_export._dtypes.dtype import dtype_name
-from sdpa_xp_export._dtypes.promotion import FLOATING, UNSIGNED
+from sdpa_xp_export._dtypes.dtype import FLOATING, UNSIGNED, dtype_name
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.lengths import joint_shape
 

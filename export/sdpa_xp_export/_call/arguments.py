@@ -24,7 +24,7 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.operands import GraphOperand, Input, OperandNamer, kind_of
-from sdpa_xp_export._dtypes.promotion import FLOATING, INTEGERS
+from sdpa_xp_export._dtypes.dtype import FLOATING, INTEGERS
 from sdpa_xp_export.spec import SymbolicShape, TensorSpec, total
 
 OUTPUTS = ("output", "lse", "weights", "scores")

@@ -13,7 +13,7 @@ from sdpa_xp.masks import Mask
 from sdpa_xp_export._call import arguments as checked
 from sdpa_xp_export._call.arguments import OUTPUTS, Arguments
 from sdpa_xp_export._call.operands import GraphOperand, Initializer, kind_of
-from sdpa_xp_export._dtypes.promotion import FLOATING
+from sdpa_xp_export._dtypes.dtype import FLOATING
 from sdpa_xp_export.spec import TensorSpec, addends
 
 Layout: TypeAlias = Literal["...HLE", "...LHE"]

@@ -16,7 +16,7 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.operands import Initializer
-from sdpa_xp_export._dtypes.promotion import INTEGERS
+from sdpa_xp_export._dtypes.dtype import INTEGERS
 from sdpa_xp_export.spec import SymbolicShape, addends
 
 LONGEST_NAME = 1000

@@ -27,7 +27,9 @@ from sdpa_xp_export.spec import SymbolicShape, TensorSpec
 
 Attend: TypeAlias = Callable[["Graph", str, Mapping[str, object], Mapping[str, object]], Any]
 """Writes a call of the library: the graph, the public function, its arrays by name, its other arguments."""
-_Binary: TypeAlias = Callable[["GraphValue", object], "GraphValue"]
+CONTRIB = "com.microsoft"
+"""The domain of onnxruntime's own operators."""
+_Operator: TypeAlias = Callable[..., "GraphValue"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -186,31 +188,27 @@ class Graph:
         return helper.make_graph(self.nodes, "body", self.inputs, infos, constants, value_info=self.declared)
 
 
-def _unary(function: str) -> Callable[[GraphValue], GraphValue]:
-    """Return an operator that calls a function of the value's array API."""
+def _operator(function: str) -> _Operator:
+    """Return an operator with the value as its left or only operand: a function of the value's array API."""
 
-    def operator(value: GraphValue) -> GraphValue:
-        result: GraphValue = getattr(value.graph.namespace, function)(value)
+    def operator(value: GraphValue, *other: object) -> GraphValue:
+        result: GraphValue = getattr(value.graph.namespace, function)(value, *other)
         return result
 
     return operator
 
 
-def _binary(function: str) -> tuple[_Binary, _Binary]:
-    """Return an operator with the value as its left operand, and one with the value as its right operand."""
+def _reflected(function: str) -> _Operator:
+    """Return an operator with the value as its right operand."""
 
     def operator(value: GraphValue, other: object) -> GraphValue:
-        result: GraphValue = getattr(value.graph.namespace, function)(value, other)
-        return result
-
-    def reflected(value: GraphValue, other: object) -> GraphValue:
         result: GraphValue = getattr(value.graph.namespace, function)(other, value)
         return result
 
-    return operator, reflected
+    return operator
 
 
-def _augmented(operator: str) -> _Binary:
+def _augmented(operator: str) -> _Operator:
     """Return the augmented assignment of an operator, `x += y`: the result takes the name of the value."""
 
     def assign(value: GraphValue, other: object) -> GraphValue:
@@ -284,45 +282,32 @@ class GraphValue:
         def __getattr__(self, name: str) -> Any:
             raise self.graph.namespace.attribute_error(self, name)
 
-    __add__, __radd__ = _binary("add")
-    __sub__, __rsub__ = _binary("subtract")
-    __mul__, __rmul__ = _binary("multiply")
-    __truediv__, __rtruediv__ = _binary("divide")
-    __mod__, __rmod__ = _binary("remainder")
-    __floordiv__, __rfloordiv__ = _binary("floor_divide")
-    __pow__, __rpow__ = _binary("pow")
-    __lshift__, __rlshift__ = _binary("bitwise_left_shift")
-    __rshift__, __rrshift__ = _binary("bitwise_right_shift")
-    __and__ = __rand__ = _binary("bitwise_and")[0]
-    __or__ = __ror__ = _binary("bitwise_or")[0]
-    __xor__ = __rxor__ = _binary("bitwise_xor")[0]
+    __add__, __radd__ = _operator("add"), _reflected("add")
+    __sub__, __rsub__ = _operator("subtract"), _reflected("subtract")
+    __mul__, __rmul__ = _operator("multiply"), _reflected("multiply")
+    __truediv__, __rtruediv__ = _operator("divide"), _reflected("divide")
+    __mod__, __rmod__ = _operator("remainder"), _reflected("remainder")
+    __floordiv__, __rfloordiv__ = _operator("floor_divide"), _reflected("floor_divide")
+    __pow__, __rpow__ = _operator("pow"), _reflected("pow")
+    __lshift__, __rlshift__ = _operator("bitwise_left_shift"), _reflected("bitwise_left_shift")
+    __rshift__, __rrshift__ = _operator("bitwise_right_shift"), _reflected("bitwise_right_shift")
+    __matmul__, __rmatmul__ = _operator("matmul"), _reflected("matmul")
+    # `&`, `|` and `^` commute, so one function serves both sides.
+    __and__ = __rand__ = _operator("bitwise_and")
+    __or__ = __ror__ = _operator("bitwise_or")
+    __xor__ = __rxor__ = _operator("bitwise_xor")
     __iadd__, __isub__, __imul__ = _augmented("__add__"), _augmented("__sub__"), _augmented("__mul__")
     __itruediv__, __ifloordiv__ = _augmented("__truediv__"), _augmented("__floordiv__")
     __imod__, __ipow__, __imatmul__ = _augmented("__mod__"), _augmented("__pow__"), _augmented("__matmul__")
     __iand__, __ior__, __ixor__ = _augmented("__and__"), _augmented("__or__"), _augmented("__xor__")
     __ilshift__, __irshift__ = _augmented("__lshift__"), _augmented("__rshift__")
-    __le__, __lt__ = _binary("less_equal")[0], _binary("less")[0]
-    __ge__, __gt__ = _binary("greater_equal")[0], _binary("greater")[0]
-    __neg__, __pos__, __abs__ = _unary("negative"), _unary("positive"), _unary("abs")
-    __invert__ = _unary("bitwise_invert")
-    __getitem__ = _binary("item")[0]
-
-    # Python's own == returns a bool; an array's returns an answer for each element.
-    def __eq__(self, other: object) -> GraphValue:  # type: ignore[override]
-        result: GraphValue = self.graph.namespace.equal(self, other)
-        return result
-
-    def __ne__(self, other: object) -> GraphValue:  # type: ignore[override]
-        result: GraphValue = self.graph.namespace.not_equal(self, other)
-        return result
-
-    def __matmul__(self, other: object) -> GraphValue:
-        result: GraphValue = self.graph.namespace.matmul(self, self.graph.operand(other))
-        return result
-
-    def __rmatmul__(self, other: object) -> GraphValue:
-        result: GraphValue = self.graph.namespace.matmul(self.graph.operand(other), self)
-        return result
+    __le__, __lt__ = _operator("less_equal"), _operator("less")
+    __ge__, __gt__ = _operator("greater_equal"), _operator("greater")
+    __eq__ = _operator("equal")  # type: ignore[assignment]  # object's returns a bool, an array's one for each element
+    __ne__ = _operator("not_equal")  # type: ignore[assignment]  # as __eq__
+    __neg__, __pos__, __abs__ = _operator("negative"), _operator("positive"), _operator("abs")
+    __invert__ = _operator("bitwise_invert")
+    __getitem__ = _operator("item")
 
     def __iter__(self) -> Iterator[GraphValue]:
         return iter(self.graph.namespace.unstack(self))

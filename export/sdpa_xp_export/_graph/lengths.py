@@ -113,38 +113,14 @@ class Length:
             self._refuse_comparison()
         self._refuse()
 
+    # Each operator is refused by name: without one, Python's own error would not say what to write instead.
     __array__: Any = _refuse
-    __array_function__: Any = _refuse
-
+    __array_function__ = __index__ = __int__ = __float__ = __complex__ = __round__ = __neg__ = __array__
+    __abs__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = __divmod__ = __rdivmod__ = __array__
+    __truediv__ = __rtruediv__ = __floordiv__ = __rfloordiv__ = __pow__ = __rpow__ = __array__
+    __and__ = __rand__ = __lshift__ = __rshift__ = __array__
     __bool__: Any = _refuse_comparison
-    __lt__: Any = _refuse_comparison
-    __le__: Any = _refuse_comparison
-    __gt__: Any = _refuse_comparison
-    __ge__: Any = _refuse_comparison
-    __index__: Any = _refuse
-    __int__: Any = _refuse
-    __float__: Any = _refuse
-    __complex__: Any = _refuse
-    __rsub__: Any = _refuse
-    __mul__: Any = _refuse
-    __rmul__: Any = _refuse
-    __mod__: Any = _refuse
-    __rmod__: Any = _refuse
-    __divmod__: Any = _refuse
-    __rdivmod__: Any = _refuse
-    __floordiv__: Any = _refuse
-    __rfloordiv__: Any = _refuse
-    __truediv__: Any = _refuse
-    __rtruediv__: Any = _refuse
-    __pow__: Any = _refuse
-    __rpow__: Any = _refuse
-    __and__: Any = _refuse
-    __rand__: Any = _refuse
-    __lshift__: Any = _refuse
-    __rshift__: Any = _refuse
-    __neg__: Any = _refuse
-    __abs__: Any = _refuse
-    __round__: Any = _refuse
+    __lt__ = __le__ = __gt__ = __ge__ = __bool__
 
 
 def length_error(function: str, got: Mapping[str, object], hint: str = HINT) -> TypeError:

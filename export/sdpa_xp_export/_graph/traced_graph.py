@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,8 @@ from sdpa_xp_export._graph.graph import Attend, Graph, GraphValue
 from sdpa_xp_export._graph.lengths import Length, plain
 from sdpa_xp_export.spec import SymbolicShape, addends
 
+_MOVING = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Expand")
+"""Operators that change no integer but its dtype."""
 _NODE_NAME = re.compile(r"(constant|[A-Z]\w*)_\d+")
 
 
@@ -140,3 +143,15 @@ def _captured_names(node: onnx.NodeProto) -> set[str]:
     bodies = [attribute.g for attribute in node.attribute if attribute.type == onnx.AttributeProto.GRAPH]
     inner = {name for body in bodies for node in body.node for name in (*node.input, *_captured_names(node))}
     return inner | {output.name for body in bodies for output in body.output}
+
+
+def moved_inputs(nodes: Iterable[onnx.NodeProto], inputs: Iterable[str]) -> dict[str, str]:
+    """Return the input that each value has its numbers from; computed values have none.
+
+    Reshape(Cast(lengths)) has its numbers from lengths.
+    """
+    sources = {name: name for name in inputs}
+    for node in nodes:
+        if node.op_type in _MOVING and node.input[0] in sources:
+            sources[node.output[0]] = sources[node.input[0]]
+    return sources

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.operands import Input
-from sdpa_xp_export._dtypes.dtype import numpy_dtype
-from sdpa_xp_export._dtypes.promotion import INTEGERS
+from sdpa_xp_export._dtypes.dtype import INTEGERS, numpy_dtype
 from sdpa_xp_export._runtime.limits import check_time
 from sdpa_xp_export._verify.expected import Arrays, heads_first, hidden_keys, numbers
 from sdpa_xp_export.spec import TensorSpec, evaluated

@@ -16,10 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp_export._call.numbers import CallNumbers
-from sdpa_xp_export._dtypes.dtype import numpy_dtype
-from sdpa_xp_export._dtypes.promotion import INTEGERS
+from sdpa_xp_export._dtypes.dtype import INTEGERS, numpy_dtype
 from sdpa_xp_export._files.model import Model
-from sdpa_xp_export._graph.finished_model import moved_inputs
+from sdpa_xp_export._graph.traced_graph import moved_inputs
 from sdpa_xp_export._verify.expected import Arrays
 from sdpa_xp_export._verify.inputs import (
     LENGTHS,

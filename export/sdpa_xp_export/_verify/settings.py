@@ -14,7 +14,7 @@ import numpy as np
 from sdpa_xp._checks.keywords import check_integer
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.numbers import constant_names, constants
-from sdpa_xp_export._dtypes.promotion import INTEGERS
+from sdpa_xp_export._dtypes.dtype import INTEGERS
 from sdpa_xp_export._verify.inputs import LARGE, Extreme, OperandChoice, extremes
 from sdpa_xp_export._verify.lengths import (
     OF_A_SCORE,

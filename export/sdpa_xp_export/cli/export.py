@@ -12,7 +12,7 @@ import typer
 
 from sdpa_xp.errors import Message, renamed
 from sdpa_xp_export._call.call import OPTIONS
-from sdpa_xp_export._dtypes.promotion import FLOATING
+from sdpa_xp_export._dtypes.dtype import FLOATING
 from sdpa_xp_export._files.model import Model, metadata_of
 from sdpa_xp_export._files.paths import PathArgument
 from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, TARGETS

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export._call.call import OPTIONS, OptionKind
 from sdpa_xp_export._call.text import Expression, parse
-from sdpa_xp_export._dtypes.promotion import FLOATING
+from sdpa_xp_export._dtypes.dtype import FLOATING
 from sdpa_xp_export.spec import TensorSpec
 
 TYPES: dict[OptionKind | None, tuple[type, ...]] = {

@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from sdpa_xp_export._arrays import namespace as xp
+from sdpa_xp_export import _arrays as xp
 from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import counts_real_keys, hides_keys, is_causal, only_appends

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-from sdpa_xp_export._arrays import namespace as xp
+from sdpa_xp_export import _arrays as xp
 from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import is_window, key_window
-from sdpa_xp_export._graph.finished_model import CONTRIB
-from sdpa_xp_export._graph.graph import Graph, GraphValue
+from sdpa_xp_export._graph.graph import CONTRIB, Graph, GraphValue
 from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.forms.form import Form, FormInputs, finished_outputs, read_inputs
 from sdpa_xp_export.forms.multi_head import packed, unpacked, unsupported_by_contrib

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from sdpa_xp_export._arrays import namespace as xp
+from sdpa_xp_export import _arrays as xp
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import is_lower_triangle, unmasked
-from sdpa_xp_export._graph.finished_model import CONTRIB
-from sdpa_xp_export._graph.graph import Graph, GraphValue
+from sdpa_xp_export._graph.graph import CONTRIB, Graph, GraphValue
 from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.forms.form import Form, finished_outputs, read_inputs
 

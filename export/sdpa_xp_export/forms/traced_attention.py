@@ -12,7 +12,7 @@ from sdpa_xp._checks.arrays import HLE
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._arrays import namespace as xp
+from sdpa_xp_export import _arrays as xp
 from sdpa_xp_export._arrays.operators import is_array
 from sdpa_xp_export._call.arguments import warn_of_zeros_and_ones
 from sdpa_xp_export._call.call import OPTIONS, ExportCall, checked_call

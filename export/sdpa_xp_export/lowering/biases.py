@@ -12,7 +12,7 @@ from sdpa_xp import biases
 from sdpa_xp._checks.score_arrays import check_broadcasts, check_columns
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp_export._arrays import namespace as xp
+from sdpa_xp_export import _arrays as xp
 from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._call.mask_analysis import may_mask
 from sdpa_xp_export._call.operands import Initializer, Input, kind_of

@@ -20,7 +20,7 @@ from sdpa_xp._checks.score_arrays import check_added_dtype, check_broadcasts
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, message_of, summary
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._arrays import namespace as xp
+from sdpa_xp_export import _arrays as xp
 from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._arrays.numpy_and_torch import MissingFunctionError
 from sdpa_xp_export._call.operands import Initializer, Input, with_operands

@@ -1,10 +1,10 @@
-"""The lengths of a call as values of its graph: queries, keys, and what a cache holds."""
+"""The lengths of a call as values of its graph, or of a loop in it: queries, keys, and what a cache holds."""
 
 from __future__ import annotations
 
 from functools import cached_property
 
-from sdpa_xp_export._arrays import namespace as xp
+from sdpa_xp_export import _arrays as xp
 from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import cuts_keys
@@ -96,3 +96,74 @@ class GraphLengths:
         for other in others:
             total = total + other
         return total
+
+
+class LengthsInBody(GraphLengths):
+    """The lengths of a call in the body of a loop, read there: a GPU's provider keeps them on the host."""
+
+    def __init__(self, graph: Graph, outer: GraphLengths, key: GraphValue) -> None:
+        super().__init__(graph, outer.call)
+        self.outer = outer
+        self.key = key
+
+    @cached_property
+    def key_count(self) -> GraphValue:
+        return ops.length_of(self.graph.here(self.key), self.key.ndim - 2)
+
+    @cached_property
+    def kept_keys(self) -> GraphValue:
+        return ops.scalar(self.key_count)
+
+    def extreme(self, op: str, integers: GraphValue, *, shifts: bool = False) -> GraphValue:
+        """integers of the outer graph -> the length of an array that is as long as the extreme says, (1,).
+
+        Only a Shape gives a body an integer that follows from data without a wait in each step. A length is not
+        negative, so L is added in between; what is cut off at -L and S bounds no key. A query of a cache may
+        stand at -L to S before it is shifted, so there both are L + S.
+        """
+        lengths = self.outer
+        queries, keys = (lengths.length(name) for name in (self.call.sizes.queries, self.call.sizes.keys))
+        added = self.length(self.call.sizes.queries)
+        if shifts and self.call.cached:
+            queries = keys = queries + keys
+            added = added + self.length(self.call.sizes.keys)
+        extreme = xp.clip(lengths.extreme(op, integers), -queries, keys, exact=False)
+        marks = xp.arange(0, ops.scalar(extreme + queries), length="marks")
+        return ops.length_of(self.graph.here(marks), 0) - added
+
+
+class LengthsAsData(GraphLengths):
+    """The lengths of a call for arithmetic with indices, which a GPU computes: moved there before a loop."""
+
+    def __init__(self, host: GraphLengths) -> None:
+        super().__init__(host.graph, host.call)
+        self.host = host
+        self._numbers: dict[int | str, GraphValue] = {}
+
+    def length(self, name: int | str) -> GraphValue:
+        return self.host.length(name)
+
+    def number(self, name: int | str) -> GraphValue:
+        if name not in self._numbers:
+            number = self.host.number(name)
+            self._numbers[name] = number if isinstance(name, int) else _as_data(number)
+        return self._numbers[name]
+
+    @cached_property
+    def kept_keys(self) -> GraphValue:
+        return self.host.kept_keys
+
+    @cached_property
+    def position(self) -> GraphValue | int:
+        if self.filled is not None:
+            return self.filled - self.queries
+        position = self.host.position
+        return position if isinstance(position, int) else _as_data(position)
+
+    def _new_keys(self) -> GraphValue:
+        return self.number(self.call.key.shape[self.call.length_axis])
+
+
+def _as_data(length: GraphValue) -> GraphValue:
+    """A length -> the same number: a Range of one, which takes its bounds from the host, and gives data."""
+    return ops.scalar(xp.arange(length, length + 1, length=1))

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._arrays import namespace as xp
+from sdpa_xp_export import _arrays as xp
 from sdpa_xp_export._call.operands import kind_of
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export.lowering.formula import allowed_by_formula, call_index_function

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from sdpa_xp._checks.arrays import HLE
-from sdpa_xp_export._arrays import namespace as xp
+from sdpa_xp_export import _arrays as xp
 from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._call.mask_analysis import has_empty_rows, is_only_causal
 from sdpa_xp_export._call.operands import Initializer, Input
