@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast, get_origin, get_typ
 
 from sdpa_xp import biases, masks
 from sdpa_xp._checks.arrays import HLE, LAYOUTS, Sizes
+from sdpa_xp._checks.keywords import check_softcap
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call import arguments as checked
@@ -45,6 +46,8 @@ class Option:
     default: object = None
     choices: tuple[str, ...] = ()
     """What a shell completes the flag with."""
+    noun: str = ""
+    """What a fused operator without the option lacks: "it has no sinks". "" if each form says what it takes."""
 
 
 _TOKENS = Option(
@@ -88,10 +91,23 @@ class ExportCall:
             "number or array", checked.scale, "A number, or dtype[length,...] for an input. Default: 1/sqrt(E)."
         ),
     ]
-    softcap: Annotated[float | None, Option("number", checked.softcap, "A positive number; 0 turns it off.")]
+    softcap: Annotated[
+        float | None,
+        Option(
+            "number",
+            checked.number(check_softcap),
+            "A positive number; 0 turns it off.",
+            noun="a soft cap",
+        ),
+    ]
     sinks: Annotated[
         GraphOperand | None,
-        Option("array", checked.sinks, "One logit for each query head, dtype[Hq], such as float32[8]."),
+        Option(
+            "array",
+            checked.sinks,
+            "One logit for each query head, dtype[Hq], such as float32[8].",
+            noun="sinks",
+        ),
     ]
     dropout_p: Annotated[float, Option(None, checked.no_dropout, default=0.0)]
     softmax_dtype: Annotated[

@@ -36,8 +36,6 @@ def _unsupported_reason(call: ExportCall, _runtime: Runtime) -> str | None:
         return "ai.onnx Attention does not broadcast the batch of query, key and value"
     if call.accumulation_dtype == "float64":
         return "onnxruntime computes a float64 Attention to float32 accuracy"
-    if call.sinks is not None:
-        return "ai.onnx Attention has no sinks"
     if call.outputs != ("output",):
         return "ai.onnx Attention returns no lse, and its weights and scores differ from the library's"
     if not all(is_additive(bias) for bias in call.biases):
@@ -156,8 +154,8 @@ def _node(
         *operands,
         outputs=outputs,
         scale=scale,
-        softcap=call.softcap or 0.0,
         is_causal=int(is_causal),
+        **FORM.attributes(call),
     )
     ranks = [spec.ndim for spec in (call.query, call.key, call.value)]
     return [ops.squeeze_front(result, max(3, *ranks)) for result in (output, *present)]
@@ -217,6 +215,8 @@ FORM = Form(
     "attention",
     _write,
     _unsupported_reason,
+    operator="ai.onnx Attention",
+    takes=("softcap",),
     since=(1, 28),
     opsets=range(23, 25),
     default_opset=23,

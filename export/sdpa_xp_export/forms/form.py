@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from sdpa_xp_export import _arrays as xp
 from sdpa_xp_export._arrays import ops
-from sdpa_xp_export._call.call import ExportCall, FormName
+from sdpa_xp_export._call.call import OPTIONS, ExportCall, FormName
 from sdpa_xp_export._call.mask_analysis import cuts_keys
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._runtime.releases import OLDEST, OPSETS, Runtime, TargetProvider
@@ -24,6 +25,10 @@ class Form:
     """Writes the nodes of a call, and returns the outputs by name."""
     unsupported_reason: Callable[[ExportCall, Runtime], str | None]
     """Returns why the form cannot state a call. What a newer release removes comes after all other reasons."""
+    operator: str = ""
+    """The fused operator, as reasons name it; "" for a form in primitives, which take every option."""
+    takes: tuple[str, ...] = ()
+    """The options with a noun that the operator has. Calls with any other one, also a new one, are refused."""
     since: tuple[int, int] = OLDEST
     """The first release that computes every call that the form takes."""
     empty_since: tuple[int, int] = OLDEST
@@ -39,6 +44,18 @@ class Form:
     1.31 if its FlashAttention uses the subgroups of an adapter; quality/runtime/webgpu.py runs the others."""
     quadratic_on_cuda: Callable[[ExportCall, int | None], str | None] | None = None
     """Returns why CUDA's kernel for a call in an opset holds an array of L x S, if some do."""
+
+    def missing_option(self, call: ExportCall) -> str | None:
+        """Return what the operator lacks that the call asks for; None if nothing."""
+        lacks = {name: option for name, option in OPTIONS.items() if option.noun and name not in self.takes}
+        if not self.operator or all(getattr(call, name) is None for name in lacks):
+            return None
+        nouns = [option.noun for option in lacks.values()]
+        return f"{self.operator} has " + ("no " if len(nouns) == 1 else "neither ") + " nor ".join(nouns)
+
+    def attributes(self, call: ExportCall) -> dict[str, Any]:
+        """Return the options that the node has as attributes of the same names; 0 turns one off."""
+        return {name: getattr(call, name) or 0.0 for name in self.takes if OPTIONS[name].kind == "number"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,8 +98,8 @@ def _node(
         num_heads=heads,
         kv_num_heads=groups,
         scale=call.scale,
-        softcap=call.softcap or 0.0,
         local_window_size=window,
+        **FORM.attributes(call),
     )
     return unpacked(output, heads)
 
@@ -148,5 +148,7 @@ FORM = Form(
     "grouped_query",
     _write,
     _unsupported_reason,
+    operator="GroupQueryAttention",
+    takes=("softcap", "sinks"),
     wrong_on={"web": "the WebGPU provider computes GroupQueryAttention wrong from 32 tokens on"},
 )

@@ -20,8 +20,6 @@ def _unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
         return common
     if call.sizes.query_heads != call.sizes.heads:
         return "MultiHeadAttention has no grouped heads"
-    if call.softcap is not None or call.sinks is not None:
-        return "MultiHeadAttention has neither a soft cap nor sinks"
     if not unmasked(call) and not is_lower_triangle(call):
         return "MultiHeadAttention gives NaN for empty rows, and misplaces the diagonal where L is not S"
     sizes = (*call.sizes.batch, call.sizes.queries, call.sizes.keys)
@@ -93,6 +91,7 @@ FORM = Form(
     "multi_head",
     _write,
     _unsupported_reason,
+    operator="MultiHeadAttention",
     empty_since=EMPTY_SINCE,
     wrong_on={"web": "the WebGPU provider computes MultiHeadAttention wrong from 32 tokens on"},
 )

@@ -323,7 +323,7 @@ def reasons() -> Iterator[str]:
         if path.stem == "choice":
             continue
         for function in ast.parse(path.read_text()).body:
-            if isinstance(function, ast.FunctionDef) and function.name == "unsupported_reason":
+            if isinstance(function, ast.FunctionDef) and function.name == "_unsupported_reason":
                 for node in ast.walk(function):
                     if isinstance(node, ast.Return) and isinstance(node.value, ast.Constant | ast.JoinedStr):
                         text = ast.unparse(node.value)
