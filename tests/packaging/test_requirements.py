@@ -7,7 +7,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
+
+import sdpa_xp
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -60,3 +63,27 @@ def test_each_file_that_is_installed_from_has_hashes() -> None:
     assert {release for line in releases for release in line.split()} == {
         path.stem for path in (ROOT / "requirements/onnxruntime").iterdir()
     }
+
+
+def test_the_conda_recipe_asks_for_what_the_package_asks_for() -> None:
+    recipe = yaml.safe_load((ROOT / "conda/recipe.yaml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    stated = [line.replace(" ", "") for line in recipe["requirements"]["run"][1:]]
+    assert stated == project["dependencies"]
+    assert recipe["context"]["version"] == sdpa_xp.__version__
+    assert recipe["about"]["summary"] == project["description"]
+    assert [f"{name} = {place}" for name, place in project["scripts"].items()] == (
+        recipe["build"]["python"]["entry_points"]
+    )
+
+
+def test_workflows_name_each_action_by_its_hash() -> None:
+    """A tag may be moved to other code; dependabot renews the hashes."""
+    used = [
+        line.partition("uses:")[2].strip()
+        for path in (ROOT / ".github/workflows").glob("*.yml")
+        for line in path.read_text().splitlines()
+        if "uses:" in line
+    ]
+    assert len(used) > 15
+    assert [action for action in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", action)] == []
