@@ -10,8 +10,8 @@ from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks.arrays import Layout
 from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords
 from sdpa_xp._core import streaming
-from sdpa_xp._core.one_tile import OneTile, one_tile
-from sdpa_xp._core.scores import ArraySource
+from sdpa_xp._core.products import ArraySource
+from sdpa_xp._core.softmax import OneTile, one_tile
 from sdpa_xp._kernels import choose_kernel
 from sdpa_xp._libraries import overridden
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng

@@ -21,7 +21,8 @@ from sdpa_xp._checks.keywords import Implementation, explains_keywords
 from sdpa_xp._core import streaming
 from sdpa_xp._core.backward import Forward, gradients
 from sdpa_xp._core.gradient_sums import gradient_targets
-from sdpa_xp._core.scores import ArraySource, Scores
+from sdpa_xp._core.products import ArraySource
+from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries import overridden
 from sdpa_xp._libraries.base import FLOATING, astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng, Shape

@@ -19,7 +19,8 @@ from sdpa_xp._call.ragged import (
     unstack,
 )
 from sdpa_xp._core.pool_order import attend_in_pool_order, plan_pool
-from sdpa_xp._core.scores import ArraySource, PagedSource, Scores
+from sdpa_xp._core.products import ArraySource, PagedSource
+from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.plan import Plan, plan_pages
 from sdpa_xp._tiles.score_grid import ScoreGrid

@@ -19,8 +19,8 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from sdpa_xp._core import threads
 from sdpa_xp._core.gradient_sums import GradientAccumulator
-from sdpa_xp._core.products import key_leading_slice, matmul_grouped, matmul_over_group
-from sdpa_xp._core.scores import KeyValueSource, Scores
+from sdpa_xp._core.products import KeyValueSource, key_leading_slice, matmul_grouped, matmul_over_group
+from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries import computing, is_traced
 from sdpa_xp._libraries.base import astype_if_needed
 from sdpa_xp._libraries.capabilities import TRACED

@@ -1,4 +1,4 @@
-"""The matrix products of a tile, the memory that they lie in, and what keeps NaN and inf out of them.
+"""The keys and values of a tile, the products with them, their memory, and what keeps NaN and inf out of them.
 
 Keys and values are not copied for the query heads that share them.
 
@@ -17,15 +17,15 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Literal, TypeAlias, cast
+from typing import Literal, NamedTuple, Protocol, TypeAlias, cast
 
 from sdpa_xp._libraries import library_of, namespace_of
 from sdpa_xp._libraries.base import astype_if_needed
 from sdpa_xp._libraries.protocols import Array, InPlaceFunctions, Namespace, Shape
 from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Allowed, LeadingSlice
+from sdpa_xp._tiles.tile import Allowed, LeadingSlice, slice_leading
 
 MOST_IDLE = 64
 """Sets of buffers that are kept between calls: one for each thread of a large machine."""
@@ -117,6 +117,103 @@ def call_buffers(grid: ScoreGrid) -> Iterator[CallBuffers]:
     idle += used[: MOST_IDLE - len(idle)]
 
 
+class KeyValueSource(Protocol):
+    """The keys or the values of a call. They are read tile by tile, and all of them are never one copy."""
+
+    @property
+    def width(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    def slice_leading(self, leading: LeadingSlice) -> KeyValueSource:
+        """Return the part for some batch entries and heads, (..., H)."""
+
+    def slice_keys(self, columns: range) -> Array:
+        """Return (..., H, columns, width)."""
+
+    def slices(self, grid: ScoreGrid, *, transposed: bool = False) -> Callable[[range], Array]:
+        """Return a function of `columns`, which returns them in the dtype of the grid, or also transposed.
+
+        What does not depend on the columns is done once.
+        """
+
+
+class ArraySource(NamedTuple):
+    """One array, (..., H, S, width)."""
+
+    array: Array
+
+    @property
+    def width(self) -> int:
+        return self.array.shape[-1]
+
+    @property
+    def heads(self) -> int:
+        return self.array.shape[-3]
+
+    def slice_leading(self, leading: LeadingSlice) -> ArraySource:
+        return ArraySource(slice_leading(self.array, leading))
+
+    def slice_keys(self, columns: range) -> Array:
+        array = self.array
+        is_whole = columns.stop - columns.start == array.shape[-2]
+        return array if is_whole else array[..., columns.start : columns.stop, :]
+
+    def slices(self, grid: ScoreGrid, *, transposed: bool = False) -> Callable[[range], Array]:
+        if self.array.dtype != grid.dtype:  # tile by tile, so that no wide copy of all keys exists
+            return _converted(self, grid, transposed)
+        if not transposed:
+            return self.slice_keys
+        array, whole = grid.xp.matrix_transpose(self.array), range(self.array.shape[-2])
+        # The whole array needs no slice, which would be an operation in a graph.
+        return lambda columns: array if columns == whole else array[..., columns.start : columns.stop]
+
+
+class PagedSource(NamedTuple):
+    """Blocks of a pool (blocks, H, size, width), for n sequences of equal lengths."""
+
+    pool: Array
+    block_tables: Sequence[Sequence[int]] | Array
+    """The blocks of each sequence, in order; on a device an int32 array (n, blocks)."""
+
+    @property
+    def width(self) -> int:
+        return self.pool.shape[-1]
+
+    @property
+    def heads(self) -> int:
+        return self.pool.shape[-3]
+
+    def slice_leading(self, leading: LeadingSlice) -> PagedSource:
+        sequences, heads = leading
+        return PagedSource(
+            self.pool[:, heads.start : heads.stop, ...], self.block_tables[sequences.start : sequences.stop]
+        )
+
+    def slice_keys(self, columns: range) -> Array:
+        """Return (n, H, columns, width): a view of one block, or a copy of several."""
+        size = self.pool.shape[-2]
+        first, start = divmod(columns.start, size)
+        stop = start + len(columns)
+        last = -(-columns.stop // size)
+        if not isinstance(self.block_tables, Sequence):
+            tables = self.block_tables[:, first:last]
+            return library_of(self.pool).rows_in_blocks(self.pool, tables)[..., start:stop, :]
+        blocks = [row[first:last] for row in self.block_tables]
+        if len(blocks) == len(blocks[0]) == 1:
+            return self.pool[blocks[0][0] : blocks[0][0] + 1, :, start:stop, :]
+        return library_of(self.pool).rows_in_blocks(self.pool, blocks)[..., start:stop, :]
+
+    def slices(self, grid: ScoreGrid, *, transposed: bool = False) -> Callable[[range], Array]:
+        return _converted(self, grid, transposed)
+
+
+def _converted(source: KeyValueSource, grid: ScoreGrid, transposed: bool) -> Callable[[range], Array]:
+    xp, dtype = grid.xp, grid.dtype
+    if transposed:
+        return lambda columns: xp.matrix_transpose(astype_if_needed(xp, source.slice_keys(columns), dtype))
+    return lambda columns: astype_if_needed(xp, source.slice_keys(columns), dtype)
+
+
 def matmul_grouped(xp: Namespace, rows: Array, shared: Array, buffer: Buffer | None = None) -> Array:
     """Return rows (..., Hq, L, X) @ shared (..., H, X, Y), (..., Hq, L, Y); head h meets shared head h // G.
 
@@ -201,12 +298,6 @@ def weigh(
         meets = matmul_grouped(xp, attends, xp.astype(is_special, p.dtype)) > 0.0
         product = xp.where(meets, product + special, product)
     return product
-
-
-def finite_sums(grid: ScoreGrid, arrays: Iterable[Array]) -> Array:
-    """Return whether each array has a finite sum: then it has no NaN and no inf."""
-    xp = grid.xp
-    return xp.stack([xp.isfinite(xp.sum(astype_if_needed(xp, x, grid.dtype))) for x in arrays], axis=0)
 
 
 def is_finite(xp: Namespace, output: Array, l: Array) -> bool:

@@ -1,15 +1,14 @@
-"""The scores of a tile: scale -> softcap -> bias -> mask, in the accumulation dtype."""
+"""The options of a call, and the scores of a tile: scale -> softcap -> bias -> mask."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
-from sdpa_xp._core.dropout import Dropout
-from sdpa_xp._core.products import CallBuffers, key_leading_slice, matmul_grouped
-from sdpa_xp._libraries import library_of
-from sdpa_xp._libraries.base import LARGEST, astype_if_needed, dtype_name
+from sdpa_xp._core.products import CallBuffers, KeyValueSource, key_leading_slice, matmul_grouped
+from sdpa_xp._libraries.base import LARGEST, dtype_name
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp._tiles.plan import Plan
 from sdpa_xp._tiles.score_grid import ScoreGrid
@@ -18,101 +17,54 @@ from sdpa_xp.biases.algebra import Term
 from sdpa_xp.masks.algebra import AllOf, Pattern
 
 
-class KeyValueSource(Protocol):
-    """The keys or the values of a call. They are read tile by tile, and all of them are never one copy."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Dropout:
+    """Each weight is dropped with probability p, and the others are divided by 1 - p.
 
-    @property
-    def width(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    def slice_leading(self, leading: LeadingSlice) -> KeyValueSource:
-        """Return the part for some batch entries and heads, (..., H)."""
+    Which pair is dropped follows from its place, not from how the call is cut: the generator is counter-based,
+    as in flash-attention. A seed is drawn from the caller's generator once, and each pair (b, h, i, j) is
+    hashed with it. So the output and the weights drop the same pairs, and so do two libraries with one seed.
 
-    def slice_keys(self, columns: range) -> Array:
-        """Return (..., H, columns, width)."""
+    Srivastava et al., "Dropout", JMLR 15, 2014, section 10, for the division by 1 - p;
+    Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011, for counters as random numbers.
+    """
 
-    def slices(self, grid: ScoreGrid, *, transposed: bool = False) -> Callable[[range], Array]:
-        """Return a function of `columns`, which returns them in the dtype of the grid, or also transposed.
+    array_axes: ClassVar = {"seed": (None,)}
+    p: float
+    seed: Array
+    """Four random int32."""
 
-        What does not depend on the columns is done once.
+    def apply(self, tile: Tile, weights: Array) -> Array:
+        """Return weights (..., Hq, rows, columns), with 0 for those that are dropped."""
+        xp = tile.grid.xp
+        if self.p == 1:
+            return xp.zeros_like(weights)
+        kept = self._uniform(tile) >= round(self.p * 2**31)
+        return xp.where(kept, weights * (1 / (1 - self.p)), 0.0)
+
+    def _uniform(self, tile: Tile) -> Array:
+        """Return a random integer from 0 to 2^31 - 1 for each pair.
+
+        Row and column are each hashed to 64 bits. Both halves are mixed, so that rows with one equal half still
+        differ.
         """
+        b, h, i, j = tile.indices
+        words = tile.grid.in_all_axes(self.seed)
+        seed = [words[..., index : index + 1] for index in range(4)]
+        head = b * tile.grid.heads + h
+        rows = [_mix(_mix(_mix(head ^ seed[half]) + i) ^ seed[half + 2]) for half in (0, 1)]
+        columns = [_mix(_mix(j + seed[half]) ^ seed[half + 2]) for half in (0, 1)]
+        return _mix(_mix(rows[0] ^ columns[0]) + (rows[1] ^ columns[1])) & 0x7FFFFFFF
 
 
-class ArraySource(NamedTuple):
-    """One array, (..., H, S, width)."""
+def _mix(x: Array) -> Array:
+    """Map int32 to int32 one to one, so that near numbers become unlike.
 
-    array: Array
-
-    @property
-    def width(self) -> int:
-        return self.array.shape[-1]
-
-    @property
-    def heads(self) -> int:
-        return self.array.shape[-3]
-
-    def slice_leading(self, leading: LeadingSlice) -> ArraySource:
-        return ArraySource(slice_leading(self.array, leading))
-
-    def slice_keys(self, columns: range) -> Array:
-        array = self.array
-        is_whole = columns.stop - columns.start == array.shape[-2]
-        return array if is_whole else array[..., columns.start : columns.stop, :]
-
-    def slices(self, grid: ScoreGrid, *, transposed: bool = False) -> Callable[[range], Array]:
-        if self.array.dtype != grid.dtype:  # tile by tile, so that no wide copy of all keys exists
-            return _converted(self, grid, transposed)
-        if not transposed:
-            return self.slice_keys
-        array, whole = grid.xp.matrix_transpose(self.array), range(self.array.shape[-2])
-        # The whole array needs no slice, which would be an operation in a graph.
-        return lambda columns: array if columns == whole else array[..., columns.start : columns.stop]
-
-
-class PagedSource(NamedTuple):
-    """Blocks of a pool (blocks, H, size, width), for n sequences of equal lengths."""
-
-    pool: Array
-    block_tables: Sequence[Sequence[int]] | Array
-    """The blocks of each sequence, in order; on a device an int32 array (n, blocks)."""
-
-    @property
-    def width(self) -> int:
-        return self.pool.shape[-1]
-
-    @property
-    def heads(self) -> int:
-        return self.pool.shape[-3]
-
-    def slice_leading(self, leading: LeadingSlice) -> PagedSource:
-        sequences, heads = leading
-        return PagedSource(
-            self.pool[:, heads.start : heads.stop, ...], self.block_tables[sequences.start : sequences.stop]
-        )
-
-    def slice_keys(self, columns: range) -> Array:
-        """Return (n, H, columns, width): a view of one block, or a copy of several."""
-        size = self.pool.shape[-2]
-        first, start = divmod(columns.start, size)
-        stop = start + len(columns)
-        last = -(-columns.stop // size)
-        if not isinstance(self.block_tables, Sequence):
-            tables = self.block_tables[:, first:last]
-            return library_of(self.pool).rows_in_blocks(self.pool, tables)[..., start:stop, :]
-        blocks = [row[first:last] for row in self.block_tables]
-        if len(blocks) == len(blocks[0]) == 1:
-            return self.pool[blocks[0][0] : blocks[0][0] + 1, :, start:stop, :]
-        return library_of(self.pool).rows_in_blocks(self.pool, blocks)[..., start:stop, :]
-
-    def slices(self, grid: ScoreGrid, *, transposed: bool = False) -> Callable[[range], Array]:
-        return _converted(self, grid, transposed)
-
-
-def _converted(source: KeyValueSource, grid: ScoreGrid, transposed: bool) -> Callable[[range], Array]:
-    xp, dtype = grid.xp, grid.dtype
-    if transposed:
-        return lambda columns: xp.matrix_transpose(astype_if_needed(xp, source.slice_keys(columns), dtype))
-    return lambda columns: astype_if_needed(xp, source.slice_keys(columns), dtype)
+    Wellons, "Prospecting for hash functions", 2018: `lowbias32`, whose bias is 0.17.
+    """
+    x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * -0x7B935975  # 0x846CA68B as int32
+    return x ^ ((x >> 16) & 0xFFFF)
 
 
 class BoundOptions(NamedTuple):

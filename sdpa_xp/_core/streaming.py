@@ -12,14 +12,16 @@ from typing import NamedTuple, TypeAlias, cast
 
 from sdpa_xp._core import threads
 from sdpa_xp._core.products import (
+    KeyValueSource,
     NonfiniteGuard,
+    PagedSource,
     are_finite,
     call_buffers,
     checksum,
     is_finite,
     key_leading_slice,
 )
-from sdpa_xp._core.scores import KeyValueSource, PagedSource, Scores
+from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.softmax import RowResult, attend_with_fixed_shift, attend_with_running_shift, is_accurate
 from sdpa_xp._libraries import computing, is_traced
 from sdpa_xp._libraries.base import astype_if_needed

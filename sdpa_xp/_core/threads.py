@@ -4,8 +4,12 @@ Matrix products and elementwise functions let other threads of the interpreter r
 for each product of two tiles would wait for its own threads most of the time, and write its results through
 memory. A thread that has a core to itself keeps its tile in that core's cache.
 
-An exception may reach the calling thread at any moment (Ctrl-C). Then the other threads stop at their next
-task: they look at the lock of the call, which the caller's `with` statement releases in any case.
+An exception may reach the calling thread at any moment (Ctrl-C): a signal handler may raise one in the main
+thread after any bytecode, also inside a `finally`. Two facts hold nevertheless: a `with` statement on a lock is
+entered and left without a chance for a handler in between, and handlers never run in other threads. So each
+call holds its own lock while it computes. Other threads look at it, and stop at their next task when it is
+released. A watching thread waits for it. If the call could not give the BLAS back itself, the watching thread
+does.
 """
 
 from __future__ import annotations
@@ -18,9 +22,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import Context, copy_context
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from sdpa_xp._core import blas
 from sdpa_xp.errors import ArgumentValueError
 
 VARIABLE = "SDPA_XP_NUM_THREADS"
@@ -42,6 +45,88 @@ def asked_threads() -> int | None:
 
 
 T = TypeVar("T")
+
+
+class _Blas:
+    """The BLAS of this process, and the calls that hold it now."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()  # a signal handler may attend while a call holds it
+        self.calls: list[threading.Lock] = []
+        self.threads_before: list[tuple[Any, int]] = []
+        """Each library with its number of threads before the first of `calls`; empty if there is no call."""
+        self.is_held = False
+        self.watched = SimpleQueue[threading.Lock]()
+        self.watching = False
+
+    def _watch(self, call: threading.Lock) -> None:
+        """Have the watching thread wait for the end of `call`."""
+        if not self.watching:
+            with contextlib.suppress(RuntimeError):  # an interpreter that is shutting down starts no thread
+                _thread.start_new_thread(self._keep_watch, ())
+                self.watching = True
+        self.watched.put(call)
+
+    def _keep_watch(self) -> None:
+        """For each watched call, restore the BLAS threads if the call could not do so itself."""
+        while True:
+            call = self.watched.get()
+            with call:  # waits for the end of the call
+                pass
+            self.give_back(call)
+
+    def hold(self, call: threading.Lock) -> None:
+        """Hold the BLAS to one thread until `call` is released; the caller must be inside `with call`."""
+        self._watch(call)
+        with self.lock:
+            self.calls.append(call)
+            before = _threads_now()
+            # It is read after the counts: a signal handler's call may have set it meanwhile.
+            if not self.threads_before:
+                self.threads_before = before
+            if not self.is_held:  # do not infer it from `calls`: the loop below may have been interrupted
+                for library, _ in self.threads_before:
+                    _set_threads(library, 1)
+                self.is_held = True
+
+    def give_back(self, call: threading.Lock) -> None:
+        """End the hold of `call`, if it has not ended; the last one restores the threads."""
+        with self.lock:
+            if call in self.calls:
+                self.calls.remove(call)
+            if not self.calls:
+                self.is_held = False
+                self.restore()
+                self.threads_before = []
+
+    def restore(self) -> None:
+        for library, count in self.threads_before:
+            _set_threads(library, count)
+
+
+_BLAS = _Blas()
+
+
+def _threads_now() -> list[tuple[Any, int]]:
+    """Return each library with its number of threads.
+
+    This is no comprehension inside of `hold`: since Python 3.12 a comprehension is inlined, and if a trace
+    function raises an exception in one, the `with` statement around it does not release the lock.
+    """
+    return [(library, library.num_threads) for library in _libraries()]
+
+
+def _set_threads(library: Any, count: int) -> None:
+    """Set the threads of the process, as OpenBLAS does; threadpoolctl 3.8 lets only the first thread do so."""
+    getattr(library, "_real_set_num_threads", library.set_num_threads)(count)
+
+
+@functools.cache
+def _libraries() -> tuple[Any, ...]:
+    """Find the BLAS libraries of this process; the one that computes the call has been loaded by now."""
+    from threadpoolctl import ThreadpoolController
+
+    return tuple(ThreadpoolController().select(user_api="blas").lib_controllers)
 
 
 class _Helper:
@@ -122,11 +207,11 @@ def run(function: Callable[[T], None], tasks: Iterable[T], threads: int | None) 
     call = threading.Lock()
     try:
         with call:
-            blas.hold(call)
+            _BLAS.hold(call)
             _share(function, tasks, (threads or thread_count()) if _POOL.claim(call) else 1, call)
             _POOL.release(call)
     finally:
-        blas.give_back(call)
+        _BLAS.give_back(call)
 
 
 @contextlib.contextmanager
@@ -138,15 +223,24 @@ def one_blas_thread(uses_blas: bool) -> Iterator[None]:
     call = threading.Lock()
     try:
         with call:
-            blas.hold(call)
+            _BLAS.hold(call)
             yield
     finally:
-        blas.give_back(call)
+        _BLAS.give_back(call)
 
 
 def thread_count() -> int:
-    """Return how many threads a call would use: what the environment asks for, or what the BLAS has."""
-    return asked_threads() or blas.thread_count()
+    """Return how many threads a call would use: what the environment asks for, or what the BLAS has.
+
+    While a call holds the BLAS, that is what it had before.
+    """
+    if (threads := asked_threads()) is not None:
+        return threads
+    counts = _BLAS.threads_before or _threads_now()
+    if counts:
+        return max(count for _, count in counts)
+    # No BLAS that threadpoolctl knows, such as Accelerate: the cores that this process may use.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _share(function: Callable[[T], None], tasks: Sequence[T], threads: int, call: threading.Lock) -> None:
@@ -180,9 +274,13 @@ def _share(function: Callable[[T], None], tasks: Sequence[T], threads: int, call
 
 
 def _after_fork() -> None:
-    """Make a new pool in a forked process: it has no other threads, and no one releases its locks."""
-    global _POOL
-    _POOL = _Pool()
+    """Restore the BLAS in a forked process, and make a new pool.
+
+    Neither the parent's calls nor its threads exist there, and no one releases its locks.
+    """
+    global _BLAS, _POOL
+    _BLAS.restore()
+    _BLAS, _POOL = _Blas(), _Pool()
 
 
 if hasattr(os, "register_at_fork"):

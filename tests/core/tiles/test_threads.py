@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import blas as blas_module
 from internals import program, reference, threads
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -214,13 +213,13 @@ STORY = """
 import atexit, os, time
 import numpy as np
 from sdpa_xp import scaled_dot_product_attention
-from internals import blas, threads
+from internals import threads
 
 x = np.random.default_rng(0).standard_normal((4, 600, 16)).astype(np.float32)
 expected = scaled_dot_product_attention(x, x, x)
 same = lambda: np.array_equal(scaled_dot_product_attention(x, x, x), expected)
 
-with threads._POOL.lock, blas._BLAS.lock:  # as if another thread of the parent were computing
+with threads._POOL.lock, threads._BLAS.lock:  # as if another thread of the parent were computing
     child = os.fork()
 if child == 0:
     found, names = same(), set()
@@ -297,7 +296,7 @@ def test_blas_has_its_threads_again_after_an_exception_at_any_line() -> None:
 
     A `with` statement is left out: CPython runs no handler while it enters or leaves one.
     """
-    files = {blas_module.__file__, threads.__file__}
+    files = {threads.__file__}
     lines = 0
 
     def run(interrupt_at: int) -> bool:

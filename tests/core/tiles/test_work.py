@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import ONE_CORE, TileSize, backward, one_tile, override, products, scores, softmax
+from internals import ONE_CORE, TileSize, backward, override, products, scores, softmax
 from libraries import each_module
 
 from sdpa_xp import biases, explain, gradients, masks, scaled_dot_product_attention
@@ -161,12 +161,12 @@ def test_the_formula_has_the_bits_of_one_tile(
 ) -> None:
     rng = np.random.default_rng(0)
     query, key, value = (rng.standard_normal((2, n, 32, 8), np.float32) for n in (2, heads, heads))
-    formula = one_tile.OneTile.attend
+    formula = softmax.OneTile.attend
     used: list[Any] = []
-    monkeypatch.setattr(one_tile.OneTile, "attend", lambda *call: used.append(formula(*call)) or used[-1])
+    monkeypatch.setattr(softmax.OneTile, "attend", lambda *call: used.append(formula(*call)) or used[-1])
     output = scaled_dot_product_attention(query, key, value, **rules)
     assert output is used[0]
-    monkeypatch.setattr(one_tile.OneTile, "attend", lambda *_: None)
+    monkeypatch.setattr(softmax.OneTile, "attend", lambda *_: None)
     np.testing.assert_array_equal(output, scaled_dot_product_attention(query, key, value, **rules))
 
 
