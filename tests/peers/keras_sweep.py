@@ -227,7 +227,30 @@ def refusals() -> Iterator[str]:
             yield str(error)
 
 
+def function() -> dict[str, bool]:
+    """What the first page of the site says about `keras.ops.dot_product_attention`, which has (B, L, H, E)."""
+    query, key, value = np.random.default_rng(0).standard_normal((3, 1, 4, 4, 8), "float32")
+    allowed = np.tri(4, dtype=bool)
+    allowed[1] = False
+    attended = [
+        np.asarray(
+            keras.ops.convert_to_numpy(keras.ops.dot_product_attention(query, key, x, mask=allowed[None, None]))
+        )
+        for x in (value, np.where(np.arange(4)[:, None, None] == 3, np.float32(np.nan), value))
+    ]
+    try:
+        keras.ops.dot_product_attention(query, key[:, :, :2], value[:, :, :2])
+        takes_fewer_heads = True
+    except ValueError:
+        takes_fewer_heads = False
+    return {
+        "a query without keys is the mean": np.allclose(attended[0][:, 1], value.mean(1), atol=1e-6),
+        "a NaN in a masked value shows": bool(np.isnan(attended[1][:, 0]).any()),
+        "takes fewer key heads": takes_fewer_heads,
+    }
+
+
 if __name__ == "__main__":
     counter = count_calls(framework_call)
     differences = [*sweep(counter), *(models(counter) if EVERY == 1 else ())]
-    print(json.dumps({"differences": differences, "refusals": [*refusals()]}))
+    print(json.dumps({"differences": differences, "refusals": [*refusals()], "function": function()}))

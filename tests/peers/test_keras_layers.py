@@ -33,3 +33,8 @@ def test_the_layers(backend: str, request: pytest.FixtureRequest) -> None:
     assert [text.partition(";")[0] for text in no_layers] == [f"replace_attention: {rule}"] * 3
     assert "`attention_mask` must be an array if a layer attends over several axes; got attention_mask=" in mask
     assert other == "replace_attention: Keras must run on jax, torch or numpy; got backend=x."
+    assert results["function"] == {
+        "a query without keys is the mean": True,
+        "a NaN in a masked value shows": True,
+        "takes fewer key heads": backend != "numpy",
+    }
