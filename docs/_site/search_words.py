@@ -52,7 +52,7 @@ WORDS = {
     "how-to/backends/#dtypes": "dtype dtypes bfloat16 float16 fp16 bf16 half complex complex64 dtype",
     "how-to/backends/#inside-a-jit": "jit compile torch.compile",
     "how-to/backends/#threads": "thread threads sdpa_xp_num_threads",
-    "how-to/deploy/": "deploy deployment serving inference",
+    "how-to/deploy/": "deploy deployment serving inference docker container",
     "how-to/deploy/#on-cuda": "onnxruntime-gpu cudaexecutionprovider cuda gpu nvidia cudnn available not",
     "how-to/deploy/#threads-and-latency": (
         "intra_op_num_threads latency threads concurrent throughput p95 intra_op op"
@@ -87,6 +87,7 @@ WORDS = {
     "how-to/gradients/": "gradient gradients backward backprop autograd backpropagation",
     "how-to/gradients/#train-a-layer": "train multi layer torch loop adam optimizer optimiser sgd",
     "how-to/long-sequences/": "long out oom memory complexity quadratic",
+    "how-to/long-sequences/#drop-tokens-and-take-them-back": "beam search speculative decoding drafts rejected",
     "how-to/long-sequences/#long-sequences-in-a-graph": "graph exported onnx long memory sequence",
     "how-to/many-machines/": "distributed cluster machines parallel",
     "how-to/install/": (
@@ -110,7 +111,7 @@ WORDS = {
     "how-to/port/#flexattention": "flex score_mod mask_mod block_mask",
     "how-to/port/#jaxnn": "jax",
     "how-to/port/#torch": "torch pytorch",
-    "how-to/transformers/": "bert gemma gpt huggingface hugging face llama mistral transformers",
+    "how-to/transformers/": "bert gemma gpt gpt2 huggingface hugging face llama lora peft mistral transformers",
     "how-to/verify/": "verify check exported",
     "how-to/verify/#if-a-model-disagrees": ("verification disagree disagrees fail fails failed failure debug"),
     "how-to/verify/#in-ci": "ci json pytest pipeline continuous integration github actions",
@@ -185,6 +186,7 @@ WORDS = {
         "example layernorm norm block block block transformer transformer rnn lstm cnn convolution"
     ),
     "tutorials/decoder-with-a-cache/": "decoding",
+    "tutorials/formula-to-layer/#where-the-formula-fails": "softmax overflow underflow inf",
     "tutorials/decoder-with-a-cache/#generate": (
         "generate generation text sampling sample greedy temperature top-k top"
     ),

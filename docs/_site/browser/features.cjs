@@ -9,6 +9,7 @@ async function check(site, tabbed) {
   ]) {
     await withTab(site, "/", { scheme, width }, async (page, where) => {
       await copies(site, page, where);
+      await hovers(site, page, where);
       await asks(site, page, where, "what is a head", "heads");
       await searches(site, page, where, "scaled_dot_product_attention");
     });
@@ -32,6 +33,26 @@ async function copies({ findings }, page, where) {
     await block.locator("[data-clipboard-target], [data-md-type=copy]").first().click();
     const copied = (await page.evaluate(() => navigator.clipboard.readText())).trimEnd();
     findings.expect(where, "the button copies the code", copied === code, JSON.stringify(copied.slice(0, 80)));
+  }
+}
+
+/** The text of a button can be read while the mouse is over it (WCAG 2.1, 4.5 to 1). */
+async function hovers({ findings }, page, where) {
+  const buttons = await page.locator(".md-typeset .md-button:visible").all();
+  findings.expect(where, "has buttons", buttons.length > 0);
+  for (const button of buttons) {
+    await button.hover();
+    await page.waitForTimeout(300); // the theme fades to the colour
+    const contrast = await button.evaluate((shown) => {
+      const parts = (colour) => colour.match(/[\d.]+/g).slice(0, 3).map((part) => part / 255);
+      const linear = (part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+      const luminance = (colour) =>
+        parts(colour).map(linear).reduce((sum, part, n) => sum + [0.2126, 0.7152, 0.0722][n] * part, 0.05);
+      const { color, backgroundColor } = getComputedStyle(shown);
+      const [low, high] = [luminance(color), luminance(backgroundColor)].sort((a, b) => a - b);
+      return high / low;
+    });
+    findings.expect(where, "a button can be read under the mouse", contrast >= 4.5, contrast.toFixed(2));
   }
 }
 
