@@ -104,6 +104,40 @@ def figure(rows: Sequence[Row], plot: Plot) -> Figure | None:
     return picture
 
 
+GLANCE = (
+    ("NumPy", "sdpa_xp on NumPy", "sdpa_xp on NumPy"),
+    ("torch", "sdpa_xp on torch", "sdpa_xp on torch"),
+    ("torch", "torch SDPA", "torch SDPA"),
+    ("JAX", "sdpa_xp on JAX, jitted", "sdpa_xp on JAX, jitted"),
+    ("jax", "jax.nn, jitted", "jax.nn, jitted"),
+    ("onnxruntime", "onnxruntime, MultiHeadAttention", "onnxruntime, GroupQueryAttention"),
+)
+"""What the picture of the first glance compares: a colour, and who was measured for all pairs and causal."""
+
+
+def at_a_glance(rows: Sequence[Row], length: int = 4096) -> Figure:
+    """Return bars of the milliseconds on each library, faint for the libraries' own functions."""
+    with matplotlib.rc_context(STYLE | {"axes.grid.axis": "x"}):
+        picture = Figure(figsize=(8.4, 2.6), layout="constrained")
+        panels = picture.subplots(1, 2, sharey=True)
+        for axes, cell, place in zip(panels, ("all pairs", "causal"), (1, 2), strict=True):
+            for height, names in enumerate(reversed(GLANCE)):
+                (row,) = (
+                    row for row in rows if (row.cell, row.length, row.contender) == (cell, length, names[place])
+                )
+                time = row.numbers["milliseconds"].median
+                ours = not names[1].startswith(("torch", "jax"))
+                axes.barh(height, time, color=COLOURS[names[0]], alpha=1 if ours else 0.45)
+                axes.bar_label(axes.containers[-1], [f"{time:,.0f}"], padding=3, color=INK)
+            axes.set_title(f"{cell}, milliseconds", color=INK)
+            axes.set_yticks(
+                range(len(GLANCE)),
+                [names[1].replace(", MultiHeadAttention", ", exported") for names in reversed(GLANCE)],
+            )
+            axes.margins(x=0.15)
+    return picture
+
+
 def _panel(axes: Any, plot: Plot, rows: Sequence[Row]) -> dict[str, Any]:
     """Draw a panel; return the line of each contender by its name."""
     lengths = sorted({row.length for row in rows})

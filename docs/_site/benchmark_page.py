@@ -7,77 +7,68 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any
 
-import exported
 import gpu_run
 import plots
 import report
+from bars import MEMORY, OF_TEXTBOOK, TO_TORCH
 from evidence import ROOT
 from figures import inline
 from measuring import Row
 
 RESULTS = ROOT / "results"
-SEEN = {
-    "time": "Milliseconds over S, for all pairs and for causal calls, a line a library: all grow as S squared.",
-    "ratio": "Time over that of torch SDPA, over S, for all pairs and for causal calls, a line a library.",
-    "limit": "Share of the two matrix products alone in the whole time, over S, a line a library.",
-    "memory": "Megabytes above inputs and output, over S: textbook lines rise, those of sdpa_xp stay flat.",
-}
-"""A description of each plot, for readers who do not see it."""
-
-
-SAME_FORM = (
-    "If the graph that beats auto most has the form that auto chose, both graphs are the "
-    "same, and their ratio is noise."
-)
 
 
 def page() -> str:
+    return "\n\n".join([*at_a_glance(), *graphs(), *gpu_run.section()])
+
+
+def at_a_glance() -> Iterator[str]:
+    """Yield one picture, what follows from it, and where all results are."""
     facts = json.loads((RESULTS / "attention.json").read_text())
     rows = [Row.read(row) for row in facts["rows"]]
-    return "\n\n".join([*attention(facts, rows), *graphs(), *gpu_run.section()])
-
-
-def attention(facts: dict[str, Any], rows: list[Row]) -> Iterator[str]:
     versions = ", ".join(f"{name} {facts[name]}" for name in facts["packages"])
-    missed = [line for line in report.bars(rows) if "**no**" in line]
     yield "## Attention on the CPU"
-    yield (
-        f"{facts['call']}, {facts['cores']} cores of {facts['cpu']}, {facts['system']}, {facts['date']}. "
-        f"Python {facts['python']}, {versions}. NumPy's BLAS: {facts['numpy_blas']}."
+    yield "4,096 tokens, 8 heads of width 64, float32. A faint bar is the library's own function."
+    yield picture(
+        plots.at_a_glance(rows),
+        "Bars of milliseconds for all pairs and for causal calls: sdpa_xp on NumPy and on torch take about as "
+        "long as torch SDPA, sdpa_xp on JAX less than jax.nn.",
     )
-    yield report.HOW
-    for name, plot in plots.PLOTS.items():
-        if (figure := plots.figure(rows, plot)) is not None:
-            yield picture(figure, SEEN[name])
-    yield "### Bars"
-    count = len(report.bars(rows)) - 2
-    yield f"The targets and the results: {len(missed)} of {count} are missed."
-    yield "\n".join(report.bars(rows))
-    yield "### Where the time goes"
-    yield report.WHERE
-    yield "\n".join(report.parts(rows))
-    for cell, title, what in report.TABLES:
-        if of_cell := [row for row in rows if row.cell == cell]:
-            yield f"### {title}"
-            yield what
-            yield "\n".join(report.by_length(of_cell))
+    to_torch = {cell: spread(rows, cell, "sdpa_xp on NumPy", TO_TORCH) for cell in ("all pairs", "causal")}
+    to_formula = spread(rows, "all pairs, beside the formula", "sdpa_xp on NumPy", OF_TEXTBOOK)
+    ours, formula = (spread(rows, "memory", name, MEMORY) for name in ("sdpa_xp on NumPy", "textbook NumPy"))
+    yield (
+        f"On NumPy, sdpa_xp takes {to_torch['all pairs'].median:.2f} times as long as torch's attention, "
+        f"and {to_torch['causal'].median:.2f} times with a causal mask. It is {to_formula.low:.1f} to "
+        f"{to_formula.high:.1f} times as fast as the textbook formula, and needs {ours.median:.1f} MB "
+        f"above its inputs and output, the formula {formula.median:,.0f} MB. On torch it calls torch's "
+        "kernel, on JAX it compiles its own tiles, and an exported graph runs in onnxruntime without "
+        "Python."
+    )
+    missed = [line for line in report.bars(rows) if "**no**" in line]
+    yield (
+        f"Measured on {facts['cores']} cores of {facts['cpu']}, {facts['system']}, {facts['date']}, with "
+        f"Python {facts['python']}, {versions}. `results/attention.md` in the source has every length and "
+        "call, the quartiles, the time of one query and of short calls, and the targets, of which "
+        f"{len(missed)} of {len(report.bars(rows)) - 2} were missed; `benchmarks/NOTES.md` says what was "
+        "tried."
+    )
+
+
+def spread(rows: list[Row], cell: str, contender: str, quantity: str) -> Any:
+    """Return the median and the quartiles for 4,096 tokens."""
+    (row,) = (row for row in rows if (row.cell, row.length, row.contender) == (cell, 4096, contender))
+    return row.numbers[quantity]
 
 
 def graphs() -> Iterator[str]:
-    text = exported.page(json.loads((RESULTS / "exported.json").read_text()))
-    title, _, rest = text.partition("\n")
-    yield f"## {title.removeprefix('# ')}"
-    yield SAME_FORM
-    yield "\n".join(map(chosen_second, rest.splitlines()))
-
-
-def chosen_second(line: str) -> str:
-    """Return a row of the table of graphs with the form that auto chose behind the call."""
-    cells = line.split(" | ")
-    if not line.startswith("| ") or len(cells) < 4:
-        return line
-    call, *others, form, ratio = cells
-    return " | ".join([call, form, *others, ratio])
+    yield "## Exported graphs in onnxruntime"
+    yield (
+        "4,096 tokens with open lengths: the form that `auto` chooses, beside the form that writes the "
+        "formula. Times are milliseconds and memory is MB at its peak. `results/exported.md` has fixed "
+        "lengths and all forms."
+    )
+    yield long_graphs()
 
 
 def long_graphs() -> str:

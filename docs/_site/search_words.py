@@ -147,8 +147,7 @@ WORDS = {
     f"reference/attention/#sdpa_xp.{SDPA}": (
         f"{SDPA} scaled dot product attention sdpa softcap sinks attn_mask is_causal scale"
     ),
-    "reference/benchmarks/": "benchmark speed performance tokens 4096 4,096",
-    "reference/benchmarks/#one-query": "speed speed speed decode",
+    "reference/benchmarks/": "benchmark speed speed performance tokens 4096 4,096 decode",
     "reference/biases/": "bias biases",
     "reference/biases/#sdpa_xp.biases.alibi": "alibi",
     "reference/biases/#sdpa_xp.biases.relative": "relative position t5",
