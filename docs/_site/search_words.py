@@ -120,12 +120,10 @@ WORDS = {
     "playground/": "play try demo online",
     "project/changelog/": "release notes changes",
     "project/citation/": "cite bibtex",
-    "project/contributing/": "contribute contributing first change",
-    "project/contributing/#how-it-is-laid-out": (
-        "source tree layout code repository structure architecture where"
+    "project/contributing/": (
+        "contribute contributing first change source tree layout code repository structure architecture where"
     ),
-    "project/contributing/#the-way-of-a-call": "choose_kernel",
-    "project/extending/#tests": "tests pytest --backends",
+    "project/contributing/#run-the-tests": "tests pytest --backends",
     "project/stability/": ("semver stable stable versioning policy semver api stability"),
     "project/stability/#deprecation": "deprecationwarning deprecated deprecation policy",
     "project/stability/#what-is-supported": (
