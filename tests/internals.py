@@ -128,7 +128,7 @@ PLACES = {
     "metadata_of": "sdpa_xp_export._files.model:metadata_of",
     "model_files": "sdpa_xp_export._files.model_files",
     "ModelFailedError": "sdpa_xp_export._runtime.limits:ModelFailedError",
-    "modifier_at": "sdpa_xp.caches.at_positions:modifier_at",
+    "modifier_at": "sdpa_xp.caches.positions:modifier_at",
     "MOST_BANDS": "sdpa_xp._tiles.plan:MOST_BANDS",
     "MOST_COPIED": "sdpa_xp._tiles.plan:MOST_COPIED",
     "MOST_JAX_SCORES": "sdpa_xp._kernels.jax:MOST_SCORES",

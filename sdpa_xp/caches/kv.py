@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from sdpa_xp._checks.arrays import HLE, Layout, check_one_kind
 from sdpa_xp._checks.integers import IntegersLike
 from sdpa_xp._checks.keywords import LARGEST_INTEGER, check_flag, check_integer, check_layout, explains_keywords
 from sdpa_xp._checks.messages import brief
 from sdpa_xp._display import table
-from sdpa_xp._libraries import has_override, is_array, library_of, namespace_of
+from sdpa_xp._libraries import has_override, library_of, namespace_of
 from sdpa_xp._libraries.base import dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp.caches.checks import (
-    check_same_but_length,
+from sdpa_xp.caches.attention import CacheAttention
+from sdpa_xp.caches.memory import (
+    Buffers,
+    TokenSlots,
+    check_new_tokens,
     check_same_but_width,
     check_writeable,
+    in_context_of_keys,
     refuse_graph_values,
+    with_room,
 )
-from sdpa_xp.caches.kv_attention import CacheAttention
-from sdpa_xp.caches.memory import Buffers, TokenSlots, in_context_of_keys, with_room
 from sdpa_xp.caches.positions import (
     TokenPositionsLike,
     check_positions,
     check_slots,
     check_start,
     elements_at,
-    factory_like,
     joined_positions,
     positions_after,
     positions_array,
@@ -36,7 +38,6 @@ from sdpa_xp.caches.positions import (
     shown_positions,
 )
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp.positional.positions import Consecutive
 from sdpa_xp.positional.rotation import Positions, Rotation, check_fits_rotation, check_rotary, rotate
 
 A = TypeVar("A", bound=AnyArray)
@@ -182,22 +183,17 @@ class KVCache(CacheAttention[A]):
         """
         function, length, axis = "KVCache.append", self._slots.length, self._slots.buffers.axis
         old = self._slots.arrays()
-        cached = {f"cache.{name}": array for name, array in old.items()}
-        xp, arrays = check_one_kind(function, {"key": key, "value": value, **cached})
-        new = {name: arrays[name] for name in ("key", "value")}
-        for name, array in new.items():
-            check_same_but_length(function, name, array.shape, old[name].shape, axis)
-        check_same_but_width(function, {name: array.shape for name, array in new.items()})
+        new = check_new_tokens(function, {"key": key, "value": value}, old, None, axis)
         count = new["key"].shape[axis]
         # A key is rotated once, when it comes, and not at each step that attends to it.
         added: Positions = positions_after(self._positions, length)
         if positions is not None:
             added = check_positions(function, positions, count, new["key"].shape[:-3], new["key"])
         new["key"] = rotate(self._rotary, function, "key", new["key"], lambda _: added, self._layout)
-        factory = factory_like(function, new["key"])
-        joined = joined_positions(factory, self._positions, length, added, count)
+        joined = joined_positions(function, new["key"], self._positions, length, added, count)
         if check_flag(function, "in_place", in_place):
             return self._with(self._slots.append(function, new), joined)
+        xp = namespace_of(new["key"])
         return self._copied({name: xp.concat([old[name], new[name]], axis=axis) for name in new}, joined)
 
     def drop_first(self, count: int) -> KVCache[A]:
@@ -253,7 +249,6 @@ class KVCache(CacheAttention[A]):
         """
         function = "KVCache.take_tokens"
         array, axis = self._slots.tokens("key"), self._slots.buffers.axis
-        factory = factory_like(function, array)
         index = check_slots(function, "slots", slots, self._slots.length, "S", array)
         if index.ndim > 1 and (index.ndim != 2 or array.ndim != 4 or index.shape[0] != array.shape[0]):
             rule = "`slots` must be (n,), or (B, n) with one row for each entry of one batch axis"
@@ -261,7 +256,7 @@ class KVCache(CacheAttention[A]):
             raise ArgumentValueError(function, rule, got)
         if index.shape[-1] == 0:  # the position of the next token is left, which no index would say
             return self._without(self._slots.length, 0)
-        positions = positions_array(factory, self._positions, self._slots.length)
+        positions = positions_array(function, array, self._positions, self._slots.length)
         arrays = {name: elements_at(tokens, index, axis, axis) for name, tokens in self._slots.arrays().items()}
         return self._copied(arrays, elements_at(positions, index, -1, -1))
 
@@ -317,20 +312,3 @@ class KVCache(CacheAttention[A]):
         cache._layout, cache._rotary = self._layout, self._rotary
         cache._slots, cache._positions = slots, positions
         return cache
-
-    def _tree_state(self) -> dict[str, object]:
-        positions = self._positions
-        if isinstance(positions, Consecutive) and is_array(positions.first) and positions.shift:
-            # What is not in an array is static, and a cache that a scan carries has to stay the same.
-            positions = Consecutive(positions.first + positions.shift)
-        state = {"positions": positions, "layout": self._layout, "rotary": self._rotary}
-        return {**self._slots.arrays(), **state}
-
-    def _set_tree_state(self, state: dict[str, Any]) -> None:
-        axis = -2 if state["layout"] == HLE else -3
-        shape = getattr(state["key"], "shape", ())  # JAX may have put something else where arrays were
-        length = shape[axis] if len(shape) >= -axis else 0
-        # A transform of JAX made the arrays, or put others in their place: none is written to.
-        buffers = Buffers({name: state[name] for name in ("key", "value")}, axis, length, are_of_caller=True)
-        self._slots, self._positions = TokenSlots(buffers, 0, length), state["positions"]
-        self._layout, self._rotary = state["layout"], state["rotary"]

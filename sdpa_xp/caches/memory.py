@@ -1,22 +1,21 @@
-"""Where the tokens of caches lie in memory, and how new tokens are written there.
+"""Where the tokens of a KVCache lie in memory, and how new tokens are written there.
 
-A `KVCache` has slots in two buffers, which caches that are appended to in place share. A `PagedKVCache` writes
-runs of tokens into the blocks of its pool.
+A cache has slots in two buffers, which caches that are appended to in place share.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from sdpa_xp._checks.arrays import slice_of_axis
-from sdpa_xp._libraries import computing, library_of, namespace_of
-from sdpa_xp._libraries.protocols import Array
-from sdpa_xp.caches.checks import check_writeable
-from sdpa_xp.errors import ArgumentValueError
+from sdpa_xp._checks.arrays import check_known, check_one_kind, slice_of_axis
+from sdpa_xp._checks.messages import type_name
+from sdpa_xp._libraries import computing, has_override, library_of, namespace_of
+from sdpa_xp._libraries.protocols import AnyArray, Array, Shape
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -135,9 +134,8 @@ def in_context_of_keys(method: Callable[Concatenate[C, P], T]) -> Callable[Conca
     @functools.wraps(method)
     def computing_method(cache: C, /, *arguments: P.args, **keywords: P.kwargs) -> T:
         key = cache._slots.buffers.arrays["key"]
-        if not library_of(key).needs_context:  # each step of a decoder comes here
-            return method(cache, *arguments, **keywords)
-        with computing(key):
+        # Each step of a decoder comes here: only libraries whose settings matter get a context.
+        with computing(key) if library_of(key).needs_context else nullcontext():
             return method(cache, *arguments, **keywords)
 
     return computing_method
@@ -153,115 +151,54 @@ def with_room(array: Array, room: int, axis: int) -> Array:
         return xp.concat([array, free], axis=axis)
 
 
-class BlockWrite(NamedTuple):
-    """A run of new tokens of a sequence that goes into one block."""
+def check_same_but_width(function: str, shapes: Mapping[str, Shape]) -> None:
+    """Check that two shapes have heads, a length and a width, and differ only in the width."""
+    for name, shape in shapes.items():
+        check_known(function, name, shape)
+    (first_name, first), (second_name, second) = shapes.items()
+    names = f"`{first_name}` and `{second_name}`"
+    got = {f"{first_name}.shape": first, f"{second_name}.shape": second}
+    if min(len(first), len(second)) < 3:
+        raise ArgumentValueError(function, f"{names} must have at least 3 axes", got)
+    if first[:-1] != second[:-1]:
+        rule = f"{names} must have the same shape, except for the width (axis -1)"
+        raise ArgumentValueError(function, rule, got)
 
-    sequence: int
-    block: int
-    block_offset: int
-    """The place of the first token in the block."""
-    token_offset: int
-    """The place of the first token among the new tokens: of its sequence, or of all if they are packed."""
-    tokens: int
-    """The number of tokens."""
 
+def check_new_tokens(
+    function: str, new: Mapping[str, AnyArray], cached: Mapping[str, Array], leading: Shape | None, axis: int
+) -> dict[str, Array]:
+    """Return the key and the value that are appended; they differ from the `cached` in their length on `axis`.
 
-def split_into_blocks(
-    block_table: Sequence[Sequence[int]],
-    lengths: Sequence[int],
-    block_size: int,
-    counts: Sequence[int],
-    starts: Sequence[int] | None,
-) -> list[BlockWrite]:
-    """Return the runs that the new tokens split into, one for each block.
-
-    Sequence n gets `counts[n]` tokens, which begin at place `starts[n]` if they are packed.
+    They have the axes `leading` in place of the first axis of what is cached; None is that axis.
     """
-    writes = []
-    for sequence, (row, length, count) in enumerate(zip(block_table, lengths, counts, strict=True)):
-        start, done = 0 if starts is None else starts[sequence], 0
-        while done < count:
-            block_index, block_offset = divmod(length + done, block_size)
-            tokens = min(count - done, block_size - block_offset)
-            writes.append(BlockWrite(sequence, row[block_index], block_offset, start + done, tokens))
-            done += tokens
-    return writes
+    named = {f"cache.{name}": array for name, array in cached.items()}
+    _, arrays = check_one_kind(function, {**new, **named})
+    tokens = {name: arrays[name] for name in new}
+    for (name, array), old in zip(tokens.items(), cached.values(), strict=True):
+        shape, target = array.shape, old.shape if leading is None else (*leading, *old.shape[1:])
+        other_axes = [n for n in range(-len(shape), 0) if n != axis]
+        if len(shape) != len(target) or any(shape[n] != target[n] for n in other_axes):
+            rule = f"`{name}` must have the shape of the cache, except for the length (axis {axis})"
+            raise ArgumentValueError(function, rule, {f"{name}.shape": shape, f"cache.{name}.shape": target})
+    check_same_but_width(function, {name: array.shape for name, array in tokens.items()})
+    return tokens
 
 
-def write_tokens(pools: Sequence[Array], new: Sequence[Array], writes: Sequence[BlockWrite], axis: int) -> None:
-    """Write new tokens, which lie along `axis`, into the pools themselves."""
-    library = library_of(pools[0])
-    with computing(pools[0]) if library.needs_context else nullcontext():
-        if library.sets_elements and library.is_accelerator(library.device(pools[0])):
-            _write_at_once(pools, new, writes, axis)
-            return
-        for pool, tokens in zip(pools, new, strict=True):
-            for write in writes:
-                places = slice_of_axis(axis, write.block_offset, write.block_offset + write.tokens)
-                pool[(write.block, *places)] = _tokens_of(tokens, write, axis)
+def check_writeable(function: str, feature: str, arrays: Mapping[str, Array]) -> None:
+    """Check that each element of the arrays can be written to without another one, which `feature` needs."""
+    for name, array in arrays.items():
+        if not library_of(array).is_writeable(array):
+            rule = f"{feature} needs arrays that can be written to"
+            hint = "Without it, `append` copies the cache and works with every library."
+            raise ArgumentTypeError(
+                function, rule, {name: f"a read-only or broadcast {type_name(array)}"}, hint
+            )
 
 
-def _write_at_once(
-    pools: Sequence[Array], new: Sequence[Array], writes: Sequence[BlockWrite], axis: int
-) -> None:
-    """Write all tokens in one operation for each pool; which place each gets travels to the device once."""
-    # A write for each block would be a launch for each block.
-    blocks = [write.block for write in writes for _ in range(write.tokens)]
-    places = [write.block_offset + token for write in writes for token in range(write.tokens)]
-    if not blocks:
-        return
-    library = library_of(pools[0])
-    xp = library.namespace(pools[0])
-    table = xp.asarray([blocks, places], dtype=xp.int32, device=library.device(pools[0]))
-    for pool, tokens in zip(pools, new, strict=True):
-        if axis == -2:  # to (..., tokens, heads, width), packed or not
-            heads = tokens.ndim - 3
-            tokens = xp.permute_dims(tokens, (*range(heads), heads + 1, heads, heads + 2))
-        rows = xp.reshape(tokens, (len(blocks), *tokens.shape[-2:]))
-        index = (table[0], table[1]) if axis == -3 else (table[0], slice(None), table[1])
-        pool[index] = rows
-
-
-def pools_with_tokens(
-    pools: Sequence[Array], new: Sequence[Array], writes: Sequence[BlockWrite], axis: int
-) -> list[Array]:
-    """Return copies of the pools with the new tokens, which lie along `axis`.
-
-    Blocks and pool are joined from slices, since not every library can write to an array.
-    """
-    library = library_of(pools[0])
-    if not writes:
-        return [*pools]
-    with computing(pools[0]):
-        on_accelerator = library.is_accelerator(library.device(pools[0]))
-        if not library.sets_elements or not on_accelerator or library.is_traced(pools[0]):
-            return [_joined(pool, tokens, writes, axis) for pool, tokens in zip(pools, new, strict=True)]
-        xp = library.namespace(pools[0])
-        copied = [xp.astype(pool, pool.dtype, copy=True) for pool in pools]
-        _write_at_once(copied, new, writes, axis)
-        return copied
-
-
-def _joined(pool: Array, new: Array, writes: Sequence[BlockWrite], axis: int) -> Array:
-    xp, block_size = namespace_of(pool), pool.shape[axis]
-    blocks: dict[int, Array] = {}
-    for write in writes:
-        block = pool[write.block, ...]
-        stop = write.block_offset + write.tokens
-        pieces = [
-            block[slice_of_axis(axis, 0, write.block_offset)],
-            _tokens_of(new, write, axis),
-            block[slice_of_axis(axis, stop, block_size)],
-        ]
-        blocks[write.block] = xp.concat([piece for piece in pieces if piece.shape[axis]], axis=axis)
-    pieces, copied = [], 0
-    for number in sorted(blocks):
-        pieces += [pool[copied:number, ...], xp.expand_dims(blocks[number], axis=0)]
-        copied = number + 1
-    pieces.append(pool[copied:, ...])
-    return xp.concat([piece for piece in pieces if piece.shape[0]], axis=0)
-
-
-def _tokens_of(new: Array, write: BlockWrite, axis: int) -> Array:
-    tokens = slice_of_axis(axis, write.token_offset, write.token_offset + write.tokens)
-    return new[tokens] if new.ndim == 3 else new[(write.sequence, *tokens)]  # 3 axes are packed
+def refuse_graph_values(function: str, feature: str, arrays: Mapping[str, object]) -> None:
+    """Check that `feature` gets arrays, and not values of a graph that is being exported."""
+    if has_override(*arrays.values()):
+        rule = f"{feature} needs arrays, not values of a graph"
+        got = {name: type_name(array) for name, array in arrays.items()}
+        raise ArgumentTypeError(function, rule, got, "In a graph, use a KVCache without `capacity`.")

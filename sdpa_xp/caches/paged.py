@@ -13,28 +13,25 @@ from sdpa_xp._display import table
 from sdpa_xp._libraries import is_number, library_of, share_memory
 from sdpa_xp._libraries.base import dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp.caches.checks import (
+from sdpa_xp.caches.attention import PagedAttention
+from sdpa_xp.caches.blocks import (
+    Row,
+    are_slots,
     check_block_table,
     check_exclusive_blocks,
     check_pool_not_empty,
-    check_same_but_length,
-    check_same_but_width,
-    check_writeable,
-    refuse_graph_values,
-)
-from sdpa_xp.caches.memory import pools_with_tokens, split_into_blocks, write_tokens
-from sdpa_xp.caches.paged_attention import PagedAttention
-from sdpa_xp.caches.positions import (
-    Row,
-    are_slots,
     check_rows,
     check_start_rows,
     join_rows,
     next_position,
     part_of_row,
+    pools_with_tokens,
     shown_row,
     shown_rows,
+    split_into_blocks,
+    write_tokens,
 )
+from sdpa_xp.caches.memory import check_new_tokens, check_same_but_width, check_writeable, refuse_graph_values
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.positional.rotation import Rotation, check_fits_rotation, check_rotary
 
@@ -195,17 +192,11 @@ class PagedKVCache(PagedAttention[A]):
         """
         function = "PagedKVCache.append"
         pools = {"key_blocks": self._key_blocks, "value_blocks": self._value_blocks}
-        cached = {f"cache.{name}": pool for name, pool in pools.items()}
-        _, arrays = check_one_kind(function, {"key": key, "value": value, **cached})
-        new = {name: arrays[name] for name in ("key", "value")}
-        sequences = [len(self._lengths)]
+        batch = (len(self._lengths),) if cu_seqlens_k is None else ()
+        new = check_new_tokens(function, {"key": key, "value": value}, pools, batch, self._token_axis)
         if cu_seqlens_k is not None:
-            cu_seqlens_k, positions = read_together(arrays["key"], cu_seqlens_k, positions)
-            cu_seqlens_k, sequences = check_integer_list(function, "cu_seqlens_k", cu_seqlens_k), []
-        for name, array in new.items():
-            target = (*sequences, *pools[f"{name}_blocks"].shape[1:])
-            check_same_but_length(function, name, array.shape, target, self._token_axis)
-        check_same_but_width(function, {name: array.shape for name, array in new.items()})
+            cu_seqlens_k, positions = read_together(new["key"], cu_seqlens_k, positions)
+            cu_seqlens_k = check_integer_list(function, "cu_seqlens_k", cu_seqlens_k)
         counts, starts = self._new_tokens(function, "cu_seqlens_k", cu_seqlens_k, new)
         lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
         check_block_table(function, self._table, lengths, self.block_size, self._key_blocks.shape[0])

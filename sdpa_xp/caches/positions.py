@@ -1,41 +1,35 @@
-"""The positions of the tokens in a cache.
+"""The positions of the tokens in a KVCache, and masks and biases that know them.
 
 A slot is where a token lies in the memory, a position is where it stands in its sequence. The two differ after
 old tokens were dropped, in drafts that branch, and where texts of different lengths are padded on the left.
-
-A `KVCache` has `Positions`: numbers or an array, one row for all batch entries or one for each. A
-`PagedKVCache` has a `Row` of Python integers for each sequence, since its sequences have different lengths.
+Then the i and j of the caller's masks and biases are positions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
+from sdpa_xp._call.options import CallOptions
 from sdpa_xp._checks.arrays import broadcast, check_one_device, check_one_library
-from sdpa_xp._checks.integers import (
-    check_integer_list,
-    check_integer_rows,
-    check_integers,
-    check_integers_or_rows,
-    check_one_each,
-    check_same_length,
-)
-from sdpa_xp._checks.keywords import LARGEST_INTEGER, check_integer
+from sdpa_xp._checks.integers import check_integer_rows, check_integers, check_one_each
+from sdpa_xp._checks.keywords import check_integer
 from sdpa_xp._checks.messages import brief
 from sdpa_xp._checks.score_arrays import THE_BATCH, check_broadcasts
 from sdpa_xp._libraries import computing, is_array, is_number, library_of, namespace_of
-from sdpa_xp._libraries.protocols import Array, Shape
-from sdpa_xp.caches.checks import check_in_cache
+from sdpa_xp._libraries.protocols import AnyArray, Array, Shape
+from sdpa_xp._tiles.modifier import ScoreModifier
+from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp._tiles.tile import Allowed, Tile, TokenPositions
+from sdpa_xp.biases.algebra import Bias, Sum, Term
 from sdpa_xp.errors import ArgumentValueError
+from sdpa_xp.masks.algebra import Combined, Mask, Pattern
 from sdpa_xp.positional.positions import ArrayFactory, Consecutive, PositionsLike, are_readable
-from sdpa_xp.positional.rotation import Positions, Rotation, rotate
+from sdpa_xp.positional.rotation import Positions
 
 TokenPositionsLike: TypeAlias = int | PositionsLike | Sequence[Sequence[int]]
 """The positions of some tokens as a caller passes them: the first, or all."""
-Row: TypeAlias = range | tuple[int, ...]
-"""The positions of the tokens of one sequence; a range, if they follow one another."""
 
 
 def factory_like(function: str, array: Array) -> ArrayFactory:
@@ -46,7 +40,7 @@ def factory_like(function: str, array: Array) -> ArrayFactory:
 
 def check_start(function: str, first: object, positions: object, length: int, like: Array) -> Positions:
     """Check the positions of the first `length` tokens, either all of them or the `first` for each entry."""
-    _check_one_start(function, first, positions)
+    check_one_start(function, first, positions)
     if positions is not None:
         return check_positions(function, positions, length, like.shape[:-3], like)
     if is_number(first):
@@ -54,6 +48,14 @@ def check_start(function: str, first: object, positions: object, length: int, li
     values = _integers(function, "first_position", first, like)
     check_broadcasts(function, "first_position", values.shape, like.shape[:-3], THE_BATCH)
     return Consecutive(values)
+
+
+def check_one_start(function: str, first_position: object, positions: object) -> None:
+    """Check that positions are given in one way."""
+    is_zero = isinstance(first_position, int) and first_position == 0
+    if positions is not None and not is_zero:
+        rule = "`first_position` and `positions` must not both be given"
+        raise ArgumentValueError(function, rule, {"first_position": first_position})
 
 
 def check_positions(
@@ -76,7 +78,7 @@ def positions_after(positions: Positions, length: int) -> Consecutive:
 
 
 def joined_positions(
-    factory: ArrayFactory, old: Positions, length: int, new: Positions, count: int
+    function: str, like: Array, old: Positions, length: int, new: Positions, count: int
 ) -> Positions:
     """Return the positions of `length` tokens and of `count` tokens that are appended to them."""
     # Positions that go on stay two numbers, so that most caches never have an array of positions.
@@ -84,8 +86,8 @@ def joined_positions(
         return old
     if isinstance(length, int) and length == 0:
         return new
-    xp = factory.xp
-    parts = [positions_array(factory, old, length), positions_array(factory, new, count)]
+    xp = namespace_of(like)
+    parts = [positions_array(function, like, *part) for part in ((old, length), (new, count))]
     batch = broadcast(parts[0].shape[:-1], parts[1].shape[:-1]) or ()
     parts = [
         part if part.shape[:-1] == batch else xp.broadcast_to(part, (*batch, part.shape[-1])) for part in parts
@@ -93,9 +95,11 @@ def joined_positions(
     return xp.concat(parts, axis=-1)
 
 
-def positions_array(factory: ArrayFactory, positions: Positions, length: int) -> Array:
-    """Return the positions of `length` tokens as int32, (length,) or (..., length)."""
-    return factory.consecutive(positions, length) if isinstance(positions, Consecutive) else positions
+def positions_array(function: str, like: Array, positions: Positions, length: int) -> Array:
+    """Return the positions of `length` tokens as int32, (length,) or (..., length), on the device of `like`."""
+    if not isinstance(positions, Consecutive):
+        return positions
+    return factory_like(function, like).consecutive(positions, length)
 
 
 def last_positions(positions: Positions, length: int, count: int) -> Positions:
@@ -112,6 +116,13 @@ def positions_without(positions: Positions, length: int, first: int, last: int) 
     if isinstance(length, int) and first + last == length:  # the position of the next token is left
         return Consecutive(positions[..., -1] + 1 if first == length else positions[..., first])
     return positions[..., first : -last if last else None]
+
+
+def check_in_cache(function: str, queries: int, tokens: int) -> None:
+    """Check that queries are the last tokens of a cache that has a position for each of them."""
+    if isinstance(queries, int) and isinstance(tokens, int) and queries > tokens:
+        rule = "queries that are not the last tokens of the cache need `positions`"
+        raise ArgumentValueError(function, rule, {"L": queries, "tokens": tokens})
 
 
 def check_slots(function: str, name: str, value: object, limit: int, letter: str, like: Array) -> Array:
@@ -194,146 +205,111 @@ def _converted(function: str, name: str, value: Any, like: Array, like_name: str
     return cast(Array, check_integers(function, name, value, xp, device, traced=not is_read).values)
 
 
-def check_start_rows(
-    function: str, first: object, positions: object, lengths: Sequence[int]
-) -> tuple[Row, ...]:
-    """Check the positions of the first tokens of sequences, either all of them or the `first` of each."""
-    _check_one_start(function, first, positions)
-    if positions is not None:
-        return check_rows(function, positions, lengths)
-    name = "first_position"
-    if is_number(first):
-        starts = [check_integer(function, name, first)] * len(lengths)
-    else:
-        starts = check_integer_list(function, name, first, least=-LARGEST_INTEGER)
-        check_same_length(function, {"lengths": lengths, name: starts})
-    return tuple(range(start, start + length) for start, length in zip(starts, lengths, strict=True))
+def count_positions(options: CallOptions, *, consecutive: bool) -> bool:
+    """Return whether a mask or a bias of the options counts positions, which are not the slots."""
+    return any(
+        isinstance(option, ScoreModifier) and _reads_positions(option, consecutive=consecutive)
+        for option in (options.attn_mask, options.bias)
+    )
 
 
-def check_rows(
-    function: str, positions: object, counts: Sequence[int], starts: Sequence[int] | None = None
-) -> tuple[Row, ...]:
-    """Check the positions of some tokens of each sequence: that of the first, or all, also one row for each.
+def options_at(options: CallOptions, queries: Array, keys: Array, *, consecutive: bool) -> CallOptions:
+    """Return options whose masks and biases count positions of the queries, (..., L), and keys, (..., S)."""
+    mask, bias = (
+        modifier_at(option, queries, keys, consecutive=consecutive)
+        for option in (options.attn_mask, options.bias)
+    )
+    return options._replace(attn_mask=mask, bias=bias)
 
-    With `starts` the tokens are packed, and one list has the positions of all of them.
+
+def modifier_at(modifier: Any, queries: AnyArray, keys: AnyArray, *, consecutive: bool) -> Any:
+    """Return a mask or a bias for queries and keys at these positions, int32 (..., L) and (..., S)."""
+    if not isinstance(modifier, ScoreModifier) or not _reads_positions(modifier, consecutive=consecutive):
+        return modifier
+    if isinstance(modifier, Combined | Sum):
+        parts = tuple(modifier_at(part, queries, keys, consecutive=consecutive) for part in modifier.parts)
+        return type(modifier)(parts)
+    at_positions: Any = MaskAtPositions if isinstance(modifier, Mask) else BiasAtPositions
+    return at_positions((modifier,), queries, keys)
+
+
+def _reads_positions(modifier: ScoreModifier, *, consecutive: bool) -> bool:
+    """Return whether the positions of the tokens change a mask or a bias.
+
+    If queries and keys are `consecutive`, their distances are those of their places in the arrays.
     """
-    if is_number(positions):
-        first = check_integer(function, "positions", positions)
-        return tuple(range(first, first + count) for count in counts)
-    rows = check_integers_or_rows(function, "positions", positions)
-    if starts is not None and (not rows or isinstance(rows[0], int)):
-        _check_row_for_each_sequence(function, [rows], [starts[-1]])
-        rows = [rows[first:last] for first, last in pairwise(starts)]
-    elif rows and isinstance(rows[0], int):
-        rows = [rows] * len(counts)
-    _check_row_for_each_sequence(function, rows, counts)
-    return tuple(tuple(row) or range(0) for row in rows)
+    if modifier.parts:
+        return any(_reads_positions(part, consecutive=consecutive) for part in modifier.parts)
+    return modifier.counts == "positions" or (modifier.counts == "distances" and not consecutive)
 
 
-def join_rows(old: Row, new: Row) -> Row:
-    """Return the positions of the tokens of a sequence, and of those that are appended to it."""
-    if isinstance(old, range) and [*new] == [*range(old.stop, old.stop + len(new))]:
-        return range(old.start, old.stop + len(new))
-    return (*old, *new) if old else new
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class _AtPositions(ScoreModifier):
+    """A mask or a bias whose i and j are positions of the tokens."""
+
+    name = "at_positions"
+    counts = "slots"
+    modifiers: tuple[Any]
+    query_positions: AnyArray
+    key_positions: AnyArray
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return self.modifiers
+
+    def _bind_at(self, grid: ScoreGrid) -> tuple[Any, TokenPositions]:
+        """Return what the mask or the bias is bound to, and the positions, of the grid's batch entries."""
+        xp = grid.xp
+        queries, keys = (
+            xp.expand_dims(grid.slice_entries(cast(Array, array), 1), axis=-2)
+            for array in (self.query_positions, self.key_positions)
+        )
+        positions = TokenPositions(
+            grid.in_all_axes(queries, 1), grid.in_all_axes(xp.expand_dims(keys, axis=-2))
+        )
+        return self.modifiers[0].bind(replace(grid, has_positions=True)), positions
 
 
-def next_position(row: Row) -> int:
-    """Return the position after those of a sequence."""
-    return row.stop if isinstance(row, range) else row[-1] + 1
+class MaskAtPositions(_AtPositions, Mask):
+    """A mask at positions."""
+
+    __slots__ = ()
+
+    def bind(self, grid: ScoreGrid) -> Pattern:
+        return PatternAtPositions(*self._bind_at(grid))
 
 
-def part_of_row(row: Row, start: int, stop: int) -> Row:
-    """Return the positions of the tokens from `start` up to `stop`; without one, that of the next is left."""
-    if isinstance(row, range):
-        return range(row.start + start, row.start + stop)
-    if start < stop:
-        return row[start:stop]
-    following = row[start] if start < len(row) else row[-1] + 1
-    return range(following, following)
+class BiasAtPositions(_AtPositions, Bias):
+    """A bias at positions."""
+
+    __slots__ = ()
+
+    def bind(self, grid: ScoreGrid) -> tuple[Term, ...]:
+        terms, positions = self._bind_at(grid)
+        return tuple(TermAtPositions(term, positions) for term in terms)
 
 
-def last_of_row(function: str, row: Row, count: int) -> Row:
-    """Return the last positions of a sequence; a range goes on in front of its first token."""
-    if isinstance(row, range):
-        return range(row.stop - count, row.stop)
-    check_in_cache(function, count, len(row))
-    return row[len(row) - count :]
+@dataclass(frozen=True, slots=True, eq=False)
+class PatternAtPositions(Pattern):
+    """A pattern of positions. It bounds no range of keys, since the positions are not read."""
+
+    pattern: Pattern
+    positions: TokenPositions
+
+    def allowed_in(self, tile: Tile) -> Allowed:
+        return self.pattern.allowed_in(tile._replace(positions=self.positions))
 
 
-def are_slots(rows: Iterable[Row]) -> bool:
-    """Return whether each token stands at the position of its place in its sequence."""
-    return all(isinstance(row, range) and row.start == 0 for row in rows)
+@dataclass(frozen=True, slots=True, eq=False)
+class TermAtPositions(Term):
+    """A term of positions."""
 
+    term: Term
+    positions: TokenPositions
 
-def as_positions(factory: ArrayFactory, rows: Sequence[Row]) -> Positions:
-    """Return rows of one length as positions that a rotation takes."""
-    if all(isinstance(row, range) for row in rows):
-        return Consecutive([row.start for row in rows if isinstance(row, range)])
-    return positions_table(factory, rows)
+    @property
+    def is_of_caller(self) -> bool:
+        return self.term.is_of_caller
 
-
-def rotate_packed(
-    rotary: Rotation | None,
-    function: str,
-    name: str,
-    tokens: Array,
-    rows: Sequence[Row],
-    layout: str,
-) -> Array:
-    """Rotate packed tokens, which have the positions of all rows one after the other."""
-    if rotary is None or not any(rows):
-        return tokens
-    factory = factory_like(function, tokens)
-    with factory.computing():
-        joined, places = rotary._of_packed(function, rows)
-    return rotate(joined, function, name, tokens, lambda _: _array(factory, places), layout)
-
-
-def _array(factory: ArrayFactory, positions: Sequence[object]) -> Array:
-    with factory.computing():
-        return factory.xp.asarray(positions, dtype=factory.xp.int32, device=factory.device)
-
-
-def positions_table(factory: ArrayFactory, rows: Sequence[Row]) -> Array:
-    """Return the positions of all sequences as int32, (N, longest); a shorter one repeats its last position."""
-    longest = max(map(len, rows))
-    if not all(isinstance(row, range) for row in rows):
-        return _array(factory, [[*row, *[row[-1] if row else 0] * (longest - len(row))] for row in rows])
-    # Two numbers for each sequence, since a step of a decoder comes here with all tokens of all sequences.
-    ends = _array(factory, [[row.start, row.stop - 1] for row in rows if isinstance(row, range)])
-    with factory.computing():
-        positions = ends[:, :1] + library_of(ends).with_axes(factory.arange(0, longest), 2)
-        return factory.xp.where(positions < ends[:, 1:], positions, ends[:, 1:])
-
-
-def shown_row(row: Row) -> str:
-    """Return the positions of a sequence for a notebook."""
-    if not row:
-        return ""
-    return f"{row[0]} to {row[-1]}" if isinstance(row, range) else brief(row)
-
-
-def shown_rows(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the argument of a cache that gives it these positions, for a repr; none if it is the default."""
-    if are_slots(rows):
-        return {}
-    if all(isinstance(row, range) for row in rows):
-        starts = tuple(row.start for row in rows if isinstance(row, range))
-        return {"first_position": brief(starts)}
-    return {"positions": f"<of {len(rows)} sequences>"}
-
-
-def _check_one_start(function: str, first_position: object, positions: object) -> None:
-    """Check that positions are given in one way."""
-    is_zero = isinstance(first_position, int) and first_position == 0
-    if positions is not None and not is_zero:
-        rule = "`first_position` and `positions` must not both be given"
-        raise ArgumentValueError(function, rule, {"first_position": first_position})
-
-
-def _check_row_for_each_sequence(function: str, rows: list[list[int]], counts: Sequence[int]) -> None:
-    """Check that there is a position for each token of each sequence."""
-    if [len(row) for row in rows] != [*counts]:
-        rule = "`positions` must have one integer for each token of each sequence"
-        got = {"integers": [len(row) for row in rows], "tokens": [*counts]}
-        raise ArgumentValueError(function, rule, got)
+    def apply(self, tile: Tile, scores: Array, *, in_place: bool = False) -> tuple[Array, Allowed]:
+        return self.term.apply(tile._replace(positions=self.positions), scores, in_place=in_place)

@@ -118,9 +118,9 @@ def _from_function(tile: GraphTile, mask_mod: Callable[..., Any]) -> AllowedPair
 
 
 def _at_positions(
-    tile: GraphTile, masks: Sequence[Mask], query_positions: object, key_positions: object
+    tile: GraphTile, modifiers: Sequence[Mask], query_positions: object, key_positions: object
 ) -> AllowedPairs:
-    return allowed_pairs(masks[0], tile.at_positions(query_positions, key_positions))
+    return allowed_pairs(modifiers[0], tile.at_positions(query_positions, key_positions))
 
 
 _CONDITIONS: dict[str, Callable[..., AllowedPairs]] = {

@@ -1,43 +1,142 @@
-"""Attention over the tokens of a PagedKVCache."""
+"""The tokens of caches, and where the queries and the options of a call stand among them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise, repeat
-from typing import Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast
 
 from sdpa_xp._call.options import CallOptions
-from sdpa_xp._call.paged import PagedCall, attend
+from sdpa_xp._call.paged import PagedCall
 from sdpa_xp._call.prepare import prepare
-from sdpa_xp._checks.arrays import Layout, check_appended, check_axes, check_plain_array
+from sdpa_xp._checks.arrays import (
+    HLE,
+    Layout,
+    check_appended,
+    check_axes,
+    check_one_kind,
+    check_plain_array,
+    headed,
+)
 from sdpa_xp._checks.integers import check_cumulative_lengths, check_integer_list, read_together
-from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords
+from sdpa_xp._libraries import has_override, is_array, library_of
 from sdpa_xp._libraries.jax_trees import Tree
-from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng, Shape
-from sdpa_xp.biases import Bias
-from sdpa_xp.caches.at_positions import count_positions, options_at
-from sdpa_xp.caches.checks import check_query_of_cache, refuse_graph_values
-from sdpa_xp.caches.positions import (
+from sdpa_xp._libraries.protocols import AnyArray, Array, Shape
+from sdpa_xp.caches.blocks import (
     Row,
     are_slots,
     as_positions,
     check_rows,
-    factory_like,
     last_of_row,
     positions_table,
     rotate_packed,
 )
+from sdpa_xp.caches.memory import Buffers, TokenSlots, in_context_of_keys, refuse_graph_values
+from sdpa_xp.caches.positions import (
+    check_in_cache,
+    check_positions,
+    count_positions,
+    factory_like,
+    last_positions,
+    options_at,
+    positions_array,
+)
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp.masks import Mask
-from sdpa_xp.positional.rotation import Rotation, rotate
-from sdpa_xp.states import AttentionState, to_base
+from sdpa_xp.positional.positions import Consecutive
+from sdpa_xp.positional.rotation import Positions, Rotation, rotate
 
 A = TypeVar("A", bound=AnyArray)
 
 
-@explains_keywords
-class PagedAttention(Tree, Generic[A]):
-    """The tokens of a PagedKVCache, and attention over them: it places queries and options among the tokens."""
+class CachedTokens(Tree, Generic[A]):
+    """The tokens of a KVCache."""
+
+    __slots__ = ("_layout", "_positions", "_rotary", "_slots")
+    _layout: Layout
+    _positions: Positions
+    _rotary: Rotation | None
+    _slots: TokenSlots
+
+    def __len__(self) -> int:
+        """Return the number of tokens in the cache."""
+        return self._slots.length
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of all inputs and outputs."""
+        return self._layout
+
+    @property
+    def key(self) -> A:
+        """The keys of the tokens so far, (..., H, S, E); rotated, if the cache has a `rotary`."""
+        return cast(A, self._slots.tokens("key"))
+
+    @property
+    def value(self) -> A:
+        """The values of the tokens so far, (..., H, S, Ev)."""
+        return cast(A, self._slots.tokens("value"))
+
+    @property
+    @in_context_of_keys
+    def positions(self) -> A:
+        """The positions of the tokens so far, int32: (S,), or (..., S) if batch entries differ."""
+        key = self._slots.buffers.arrays["key"]
+        return cast(A, positions_array("KVCache", key, self._positions, self._slots.length))
+
+    def _tree_state(self) -> dict[str, object]:
+        positions = self._positions
+        if isinstance(positions, Consecutive) and is_array(positions.first) and positions.shift:
+            # What is not in an array is static, and a cache that a scan carries has to stay the same.
+            positions = Consecutive(positions.first + positions.shift)
+        state = {"positions": positions, "layout": self._layout, "rotary": self._rotary}
+        return {**self._slots.arrays(), **state}
+
+    def _set_tree_state(self, state: dict[str, Any]) -> None:
+        axis = -2 if state["layout"] == HLE else -3
+        shape = getattr(state["key"], "shape", ())  # JAX may have put something else where arrays were
+        length = shape[axis] if len(shape) >= -axis else 0
+        # A transform of JAX made the arrays, or put others in their place: none is written to.
+        buffers = Buffers({name: state[name] for name in ("key", "value")}, axis, length, are_of_caller=True)
+        self._slots, self._positions = TokenSlots(buffers, 0, length), state["positions"]
+        self._layout, self._rotary = state["layout"], state["rotary"]
+
+    @in_context_of_keys
+    def _placed(
+        self, function: str, query: AnyArray, positions: object, options: CallOptions
+    ) -> tuple[AnyArray, CallOptions]:
+        """Return the query, rotated by its positions, and the options with masks and biases that know them."""
+        length = self._slots.length
+
+        def positions_of(queries: int) -> Positions:
+            if positions is not None:
+                return check_positions(function, positions, queries, array.shape[:-3], array, "query")
+            if not isinstance(self._positions, Consecutive):
+                check_in_cache(function, queries, length)
+            return last_positions(self._positions, length, queries)
+
+        array = check_plain_array(function, "query", query)
+        check_query_of_cache(function, array, "cache.key", self._slots.buffers.arrays["key"])
+        if len(array.shape) < 3:  # refused later, as in every call
+            return array, options
+        is_consecutive = positions is None and isinstance(self._positions, Consecutive)
+        are_slots = is_consecutive and cast(Consecutive, self._positions).is_from_zero
+        if are_slots and self._rotary is None:  # most steps of a decoder
+            return array, options
+        rotated = rotate(self._rotary, function, "query", array, positions_of, self._layout)
+        if are_slots:
+            return rotated, options
+        queries = headed(array.shape, self._layout)[-2]
+        if positions is not None:  # refused also where nothing reads them
+            positions_of(queries)
+        if not count_positions(options, consecutive=is_consecutive):
+            return rotated, options
+        tokens = (positions_of(queries), queries), (self._positions, length)
+        places = (positions_array(function, array, *part) for part in tokens)
+        return rotated, options_at(options, *places, consecutive=is_consecutive)
+
+
+class PagedTokens(Tree, Generic[A]):
+    """The tokens of a PagedKVCache."""
 
     __slots__ = (
         "_key_blocks",
@@ -92,129 +191,6 @@ class PagedAttention(Tree, Generic[A]):
     def block_size(self) -> int:
         """The number of tokens that fit into a block."""
         return self._key_blocks.shape[self._token_axis]
-
-    def attend(
-        self,
-        query: A,
-        attn_mask: Mask | AnyArray | None = None,
-        *,
-        cu_seqlens_q: Sequence[int] | AnyArray | None = None,
-        positions: int | Sequence[int] | Sequence[Sequence[int]] | AnyArray | None = None,
-        bias: Bias | AnyArray | None = None,
-        is_causal: bool = True,
-        scale: float | AnyArray | None = None,
-        softcap: float | None = None,
-        sinks: AnyArray | None = None,
-        dropout_p: float = 0.0,
-        rng: Rng | None = None,
-        softmax_dtype: Dtype | None = None,
-        implementation: Implementation | None = None,
-    ) -> A:
-        """Return the attention of the last L tokens of each sequence over all tokens of that sequence.
-
-        With `cu_seqlens_q`, each sequence has its own number of queries, so that one call computes the prompts
-        of some sequences and the next token of others.
-
-        Args:
-            query: (N, Hq, L, E). With `cu_seqlens_q` the queries of all sequences are packed, (Hq, T, E), or
-                (T, Hq, E) with `layout="...LHE"`.
-            attn_mask: A mask, or an array that broadcasts to (N, Hq, L, 1), or to (N, Hq, 1, 1) if the queries
-                are packed: sequences may have different S. This argument and the next ones are as in
-                `scaled_dot_product_attention`. A query has the position of its token, also for masks and
-                biases.
-            cu_seqlens_q: The cumulative numbers of queries: N + 1 integers from 0 to T, as for
-                `varlen_attention`. A sequence may have no query.
-            positions: The positions of the queries, if these are not the last tokens of their sequences: that
-                of the first, L integers, or (N, L) integers, static like the table. Of packed queries: that of
-                the first of each sequence, T integers, or N lists. Pass `is_causal=False` too.
-            bias: A bias, or an array that broadcasts like one as `attn_mask`.
-            is_causal: Query i attends to key j only if j <= i + length - L.
-            scale: A number, or an array that broadcasts like one as `attn_mask`.
-            softcap: A positive number; None or 0 is off.
-            sinks: (N, Hq) or (Hq,).
-            dropout_p: From 0 to 1.
-            rng: Required if dropout_p > 0.
-            softmax_dtype: float32, float64 or None.
-            implementation: `"xp"` or None.
-
-        Returns:
-            (N, Hq, L, Ev), or packed like the query, with the query's library, device and dtype.
-
-        Raises:
-            TypeError: As for `scaled_dot_product_attention`.
-            ValueError: As for `scaled_dot_product_attention`; or there are more queries than tokens in a
-                sequence, unless `is_causal` is False; or `cu_seqlens_q` does not fit the query or the cache.
-        """
-        mask, layout = attn_mask, self._layout
-        options = CallOptions(
-            mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
-        )
-        paged = self._call("PagedKVCache.attend", query, positions, options, cu_seqlens_q)
-        with paged.call.computing():
-            output, _ = attend(paged, with_lse=False)
-            result = cast(A, paged.call.result(output))
-        return paged.call.checked(result)
-
-    def attend_state(
-        self,
-        query: A,
-        attn_mask: Mask | AnyArray | None = None,
-        *,
-        cu_seqlens_q: Sequence[int] | AnyArray | None = None,
-        positions: int | Sequence[int] | Sequence[Sequence[int]] | AnyArray | None = None,
-        bias: Bias | AnyArray | None = None,
-        is_causal: bool = True,
-        scale: float | AnyArray | None = None,
-        softcap: float | None = None,
-        sinks: AnyArray | None = None,
-        dropout_p: float = 0.0,
-        rng: Rng | None = None,
-        softmax_dtype: Dtype | None = None,
-        lse_base: float | None = None,
-        implementation: Implementation | None = None,
-    ) -> AttentionState[A]:
-        """Return what `attend` returns, and the log-sum-exp of the scores.
-
-        `merge_states(..., layout=)` merges states over disjoint parts of the keys, such as a prefix that all
-        sequences share and the blocks of each sequence.
-
-        Args:
-            query: (N, Hq, L, E), or packed. All arguments are as in `attend`.
-            attn_mask: A mask, or an array that broadcasts to (N, Hq, L, 1).
-            cu_seqlens_q: The cumulative numbers of packed queries.
-            positions: The positions of the queries, if these are not the last tokens of their sequences.
-            bias: A bias, or an array that broadcasts to (N, Hq, L, 1).
-            is_causal: Query i attends to key j only if j <= i + length - L.
-            scale: A number, or an array that broadcasts to (N, Hq, L, 1).
-            softcap: A positive number; None or 0 is off.
-            sinks: (N, Hq) or (Hq,). The log-sum-exp includes them, so pass them to only one of the states that
-                you merge.
-            dropout_p: From 0 to 1.
-            rng: Required if dropout_p > 0. Dropout does not change the log-sum-exp.
-            softmax_dtype: float32, float64 or None.
-            lse_base: None for the natural logarithm; 2 for base 2, as in FlashInfer.
-            implementation: `"xp"` or None.
-
-        Returns:
-            `output`, as from `attend`, and `lse`, (N, Hq, L), or (Hq, T) if the queries are packed, in the
-                dtype of the scores.
-
-        Raises:
-            TypeError: As for `attend`.
-            ValueError: As for `attend`; or `lse_base` is neither None nor 2.
-        """
-        mask, layout = attn_mask, self._layout
-        options = CallOptions(
-            mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
-        )
-        function = "PagedKVCache.attend_state"
-        base = check_lse_base(function, lse_base)
-        paged = self._call(function, query, positions, options, cu_seqlens_q)
-        with paged.call.computing():
-            output, lse = attend(paged, with_lse=True)
-            state = AttentionState(cast(A, paged.call.result(output)), cast(A, to_base(cast(Array, lse), base)))
-        paged.call.checked(state.output)
-        return state
 
     def _call(
         self, function: str, query: object, positions: object, options: CallOptions, cu_seqlens_q: object
@@ -311,3 +287,12 @@ class PagedAttention(Tree, Generic[A]):
             shape[self._token_axis] = longest
             shapes.append(tuple(shape))
         return shapes[0], shapes[1]
+
+
+def check_query_of_cache(function: str, query: Array, name: str, cached: Array) -> None:
+    """Check that a query has the library, the dtype and the device of a cache, whose array is called `name`."""
+    device = library_of(query).device
+    if type(query) is type(cached) and query.dtype == cached.dtype and device(query) == device(cached):
+        return  # hot: each step of a decoder comes here
+    if not has_override(query, cached):
+        check_one_kind(function, {"query": query, name: cached})

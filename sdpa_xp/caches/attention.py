@@ -1,0 +1,260 @@
+"""The attention of caches: the public methods of KVCache and PagedKVCache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar, cast
+
+from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.paged import attend
+from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
+from sdpa_xp.attention import compute_output, compute_state
+from sdpa_xp.biases import Bias
+from sdpa_xp.caches.positions import TokenPositionsLike
+from sdpa_xp.caches.tokens import CachedTokens, PagedTokens
+from sdpa_xp.masks import Mask
+from sdpa_xp.states import AttentionState, to_base
+
+A = TypeVar("A", bound=AnyArray)
+
+
+@explains_keywords
+class CacheAttention(CachedTokens[A]):
+    """Attention over the tokens of a KVCache."""
+
+    __slots__ = ()
+
+    def attend(
+        self,
+        query: A,
+        attn_mask: Mask | AnyArray | None = None,
+        *,
+        positions: TokenPositionsLike | None = None,
+        bias: Bias | AnyArray | None = None,
+        is_causal: bool = True,
+        scale: float | AnyArray | None = None,
+        softcap: float | None = None,
+        sinks: AnyArray | None = None,
+        dropout_p: float = 0.0,
+        rng: Rng | None = None,
+        softmax_dtype: Dtype | None = None,
+        implementation: Implementation | None = None,
+    ) -> A:
+        """Return the attention of the last L tokens of the cache over all its tokens.
+
+        Args:
+            query: (..., Hq, L, E).
+            attn_mask: A mask or an array. This argument and the next ones are as in
+                `scaled_dot_product_attention`. A query has the position of its token, also for masks and
+                biases: `sliding_window(255, 0)` means the last 256 positions.
+            positions: The positions of the queries, if these are not the last tokens of the cache: the position
+                of the first query, or L integers, or an integer array (..., L). Pass `is_causal=False` too.
+            bias: A bias, or an array that broadcasts to (..., Hq, L, S).
+            is_causal: Query i attends to key j only if j <= i + S - L.
+            scale: A number, or an array that broadcasts to (..., Hq, L, 1).
+            softcap: A positive number; None or 0 is off.
+            sinks: (..., Hq).
+            dropout_p: From 0 to 1.
+            rng: Required if dropout_p > 0.
+            softmax_dtype: float32, float64 or None.
+            implementation: `"xp"` or None.
+
+        Returns:
+            (..., Hq, L, Ev), with the query's library, device and dtype.
+
+        Raises:
+            TypeError: As for `scaled_dot_product_attention`.
+            ValueError: As for `scaled_dot_product_attention`; or there are more queries than tokens, unless
+                `is_causal` is False.
+        """
+        mask, layout = attn_mask, self._layout
+        options = CallOptions(
+            mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
+        )
+        function = "KVCache.attend"
+        rotated, options = self._placed(function, query, positions, options)
+        return compute_output(function, cast(A, rotated), self.key, self.value, options, queries_at_end=True)
+
+    def attend_state(
+        self,
+        query: A,
+        attn_mask: Mask | AnyArray | None = None,
+        *,
+        positions: TokenPositionsLike | None = None,
+        bias: Bias | AnyArray | None = None,
+        is_causal: bool = True,
+        scale: float | AnyArray | None = None,
+        softcap: float | None = None,
+        sinks: AnyArray | None = None,
+        dropout_p: float = 0.0,
+        rng: Rng | None = None,
+        softmax_dtype: Dtype | None = None,
+        lse_base: float | None = None,
+        implementation: Implementation | None = None,
+    ) -> AttentionState[A]:
+        """Return what `attend` returns, and the log-sum-exp of the scores.
+
+        `merge_states(..., layout=)` merges it with states over other keys, such as a prompt that texts share.
+
+        Args:
+            query: (..., Hq, L, E). All arguments are as in `attend`.
+            attn_mask: A mask or an array.
+            positions: The positions of the queries, if these are not the last tokens of the cache.
+            bias: A bias, or an array that broadcasts to (..., Hq, L, S).
+            is_causal: Query i attends to key j only if j <= i + S - L.
+            scale: A number, or an array that broadcasts to (..., Hq, L, 1).
+            softcap: A positive number; None or 0 is off.
+            sinks: (..., Hq). The log-sum-exp includes them, so pass them to only one of the states that you
+                merge.
+            dropout_p: From 0 to 1.
+            rng: Required if dropout_p > 0. Dropout does not change the log-sum-exp.
+            softmax_dtype: float32, float64 or None.
+            lse_base: None for the natural logarithm; 2 for base 2, as in FlashInfer.
+            implementation: `"xp"` or None.
+
+        Returns:
+            `output`, as from `attend`, and `lse`, (..., Hq, L), in the dtype of the scores.
+
+        Raises:
+            TypeError: As for `attend`.
+            ValueError: As for `attend`; or `lse_base` is neither None nor 2.
+        """
+        mask, layout = attn_mask, self._layout
+        options = CallOptions(
+            mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
+        )
+        function = "KVCache.attend_state"
+        rotated, options = self._placed(function, query, positions, options)
+        arrays = cast(A, rotated), self.key, self.value
+        return compute_state(function, *arrays, options, lse_base=lse_base, queries_at_end=True)
+
+
+@explains_keywords
+class PagedAttention(PagedTokens[A]):
+    """Attention over the tokens of a PagedKVCache."""
+
+    __slots__ = ()
+
+    def attend(
+        self,
+        query: A,
+        attn_mask: Mask | AnyArray | None = None,
+        *,
+        cu_seqlens_q: Sequence[int] | AnyArray | None = None,
+        positions: int | Sequence[int] | Sequence[Sequence[int]] | AnyArray | None = None,
+        bias: Bias | AnyArray | None = None,
+        is_causal: bool = True,
+        scale: float | AnyArray | None = None,
+        softcap: float | None = None,
+        sinks: AnyArray | None = None,
+        dropout_p: float = 0.0,
+        rng: Rng | None = None,
+        softmax_dtype: Dtype | None = None,
+        implementation: Implementation | None = None,
+    ) -> A:
+        """Return the attention of the last L tokens of each sequence over all tokens of that sequence.
+
+        With `cu_seqlens_q`, each sequence has its own number of queries, so that one call computes the prompts
+        of some sequences and the next token of others.
+
+        Args:
+            query: (N, Hq, L, E). With `cu_seqlens_q` the queries of all sequences are packed, (Hq, T, E), or
+                (T, Hq, E) with `layout="...LHE"`.
+            attn_mask: A mask, or an array that broadcasts to (N, Hq, L, 1), or to (N, Hq, 1, 1) if the queries
+                are packed: sequences may have different S. This argument and the next ones are as in
+                `scaled_dot_product_attention`. A query has the position of its token, also for masks and
+                biases.
+            cu_seqlens_q: The cumulative numbers of queries: N + 1 integers from 0 to T, as for
+                `varlen_attention`. A sequence may have no query.
+            positions: The positions of the queries, if these are not the last tokens of their sequences: that
+                of the first, L integers, or (N, L) integers, static like the table. Of packed queries: that of
+                the first of each sequence, T integers, or N lists. Pass `is_causal=False` too.
+            bias: A bias, or an array that broadcasts like one as `attn_mask`.
+            is_causal: Query i attends to key j only if j <= i + length - L.
+            scale: A number, or an array that broadcasts like one as `attn_mask`.
+            softcap: A positive number; None or 0 is off.
+            sinks: (N, Hq) or (Hq,).
+            dropout_p: From 0 to 1.
+            rng: Required if dropout_p > 0.
+            softmax_dtype: float32, float64 or None.
+            implementation: `"xp"` or None.
+
+        Returns:
+            (N, Hq, L, Ev), or packed like the query, with the query's library, device and dtype.
+
+        Raises:
+            TypeError: As for `scaled_dot_product_attention`.
+            ValueError: As for `scaled_dot_product_attention`; or there are more queries than tokens in a
+                sequence, unless `is_causal` is False; or `cu_seqlens_q` does not fit the query or the cache.
+        """
+        mask, layout = attn_mask, self._layout
+        options = CallOptions(
+            mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
+        )
+        paged = self._call("PagedKVCache.attend", query, positions, options, cu_seqlens_q)
+        with paged.call.computing():
+            output, _ = attend(paged, with_lse=False)
+            result = cast(A, paged.call.result(output))
+        return paged.call.checked(result)
+
+    def attend_state(
+        self,
+        query: A,
+        attn_mask: Mask | AnyArray | None = None,
+        *,
+        cu_seqlens_q: Sequence[int] | AnyArray | None = None,
+        positions: int | Sequence[int] | Sequence[Sequence[int]] | AnyArray | None = None,
+        bias: Bias | AnyArray | None = None,
+        is_causal: bool = True,
+        scale: float | AnyArray | None = None,
+        softcap: float | None = None,
+        sinks: AnyArray | None = None,
+        dropout_p: float = 0.0,
+        rng: Rng | None = None,
+        softmax_dtype: Dtype | None = None,
+        lse_base: float | None = None,
+        implementation: Implementation | None = None,
+    ) -> AttentionState[A]:
+        """Return what `attend` returns, and the log-sum-exp of the scores.
+
+        `merge_states(..., layout=)` merges states over disjoint parts of the keys, such as a prefix that all
+        sequences share and the blocks of each sequence.
+
+        Args:
+            query: (N, Hq, L, E), or packed. All arguments are as in `attend`.
+            attn_mask: A mask, or an array that broadcasts to (N, Hq, L, 1).
+            cu_seqlens_q: The cumulative numbers of packed queries.
+            positions: The positions of the queries, if these are not the last tokens of their sequences.
+            bias: A bias, or an array that broadcasts to (N, Hq, L, 1).
+            is_causal: Query i attends to key j only if j <= i + length - L.
+            scale: A number, or an array that broadcasts to (N, Hq, L, 1).
+            softcap: A positive number; None or 0 is off.
+            sinks: (N, Hq) or (Hq,). The log-sum-exp includes them, so pass them to only one of the states that
+                you merge.
+            dropout_p: From 0 to 1.
+            rng: Required if dropout_p > 0. Dropout does not change the log-sum-exp.
+            softmax_dtype: float32, float64 or None.
+            lse_base: None for the natural logarithm; 2 for base 2, as in FlashInfer.
+            implementation: `"xp"` or None.
+
+        Returns:
+            `output`, as from `attend`, and `lse`, (N, Hq, L), or (Hq, T) if the queries are packed, in the
+                dtype of the scores.
+
+        Raises:
+            TypeError: As for `attend`.
+            ValueError: As for `attend`; or `lse_base` is neither None nor 2.
+        """
+        mask, layout = attn_mask, self._layout
+        options = CallOptions(
+            mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
+        )
+        function = "PagedKVCache.attend_state"
+        base = check_lse_base(function, lse_base)
+        paged = self._call(function, query, positions, options, cu_seqlens_q)
+        with paged.call.computing():
+            output, lse = attend(paged, with_lse=True)
+            state = AttentionState(cast(A, paged.call.result(output)), cast(A, to_base(cast(Array, lse), base)))
+        paged.call.checked(state.output)
+        return state
