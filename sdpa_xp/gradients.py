@@ -160,6 +160,7 @@ class Derivable(NamedTuple):
 def _forward(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
     """Compute the output, and return all that the gradients of `arrays` are computed with."""
     cut = graph_call(call) if call.grid.library.chunks is not None else None
+    # Before the output, so that a call that has no gradients is refused at once, and not by its pullback.
     if call.options.biases and not _is_empty(call):
         _try_functions(call.scores_without_dropout() if cut is None else cut.readable_scores())
     scores = call.scores() if cut is None else call.scores_without_dropout()
@@ -181,6 +182,7 @@ def _try_functions(scores: Scores) -> None:
     grid = scores.grid
     tile = scores.tile(range(min(PROBE_SIDE, grid.queries)), range(min(PROBE_SIDE, grid.keys)))
     distance = grid.xp.astype(tile.key_index - tile.query_index, grid.dtype)
+    # None of these scores is 0, of which a multiple is no other number.
     probe = grid.xp.broadcast_to(distance * 0.75 + 0.5, tile.shape)
     for bias in scores.options.biases:
         if bias.is_of_caller:

@@ -238,12 +238,13 @@ def _attend(
     def plan_of(grid: ScoreGrid) -> Plan:
         return plan_tiles(grid, call.sizes.group, sum(widths))
 
-    if call.grid.waits:
+    if call.grid.waits:  # each group costs launches, so a device gets few groups, which are padded
         ragged = RaggedBatch(lengths, [0] * len(lengths), starts_q, starts_k)
         groups = padded_groups(call, batch, ragged, sum(widths), plan_of)
         return attend_packed(call, starts_q, groups, widths, gathered_arrays, with_lse=with_lse)
     groups = []
     for (queries, keys_of_one), alike in equal_lengths(lengths).items():
+        # At least 1, since sequences may be empty.
         copied = call.sizes.query_heads * max(queries, keys_of_one, 1) * sum(widths)
         # Stacked sequences would not have the chunks of the packed arrays.
         for entries in zip(alike) if has_chunks else in_parts(alike, MOST_STACKED // copied):

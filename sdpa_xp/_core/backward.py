@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
 
 from sdpa_xp._core import threads
@@ -193,7 +194,8 @@ def _add_rows(
     query, scale = astype_if_needed(xp, row_tile.slice_queries(scores.query), dtype), scores.options.scale
     if not isinstance(scale, float):
         scale = astype_if_needed(xp, row_tile.slice(scale), dtype)
-        scale, query = (_zero_nonfinite(xp, x) if guard == "all" else x for x in (scale, query))
+        if guard == "all":
+            scale, query = (xp.where(xp.isfinite(x), x, 0.0) for x in (scale, query))
     accumulators["query"].add(row_tile, of_scaled_query * scale)
     if "scale" in accumulators:
         accumulators["scale"].add(row_tile, xp.sum(of_scaled_query * query, axis=-1, keepdims=True))
@@ -224,12 +226,7 @@ def _add_tile(
     kept = scores.without_masked(kept, for_cotangent)
     ds = scores.without_masked(p * (dp - inputs.delta), for_cotangent)
 
-    def over_group(weights: Array, operand: Array) -> Array:
-        return matmul_over_group(xp, weights, operand, key.shape[-3])
-
-    def grouped(weights: Array, operand: Array) -> Array:
-        return matmul_grouped(xp, weights, operand)
-
+    over_group, grouped = partial(matmul_over_group, xp, key.shape[-3]), partial(matmul_grouped, xp)
     accumulators["value"].add(tile, _guarded_product(xp, over_group, kept, inputs.cotangent, for_cotangent))
     finite = scores.without_masked(capped, for_inputs) if scores.options.biases else capped
     for bias, name in zip(scores.options.biases, forward.bias_names, strict=True):
@@ -252,10 +249,6 @@ def _guarded_product(
     attends = xp.astype(xp.broadcast_to(allowed, weights.shape), weights.dtype)
     meets = product(attends, xp.astype(is_special, weights.dtype)) > 0.0
     return xp.where(meets, math.nan, product(weights, xp.where(is_special, 0.0, operand)))
-
-
-def _zero_nonfinite(xp: Namespace, x: Array) -> Array:
-    return xp.where(xp.isfinite(x), x, 0.0)
 
 
 def _is_finite(xp: Namespace, computed: Mapping[str, Array]) -> bool:

@@ -29,7 +29,9 @@ def gradient_targets(
     }
     of_biases = [name for name in names if name not in (*targets, "scale", "sinks")]
     bias_names = tuple(
-        None if bias.gradient_target is None else of_biases.pop(0) for bias in scores.options.biases
+        # Only a floating array is a target, and the names have the order of the biases.
+        None if bias.gradient_target is None else of_biases.pop(0)
+        for bias in scores.options.biases
     )
     for name, bias in zip(bias_names, scores.options.biases, strict=True):
         if name and bias.gradient_target:
@@ -90,4 +92,4 @@ def sum_to_shape(xp: Namespace, array: Array, shape: Shape) -> Array:
 
 
 def _concat(xp: Namespace, pieces: Sequence[Array], axis: int) -> Array:
-    return pieces[0] if len(pieces) == 1 else xp.concat(pieces, axis=axis)
+    return pieces[0] if len(pieces) == 1 else xp.concat(pieces, axis=axis)  # `concat` of one would copy it

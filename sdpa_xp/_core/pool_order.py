@@ -79,6 +79,7 @@ def plan_pool(
     number of sequences and heads, if two sequences share a block, or if the sequences use little of the pool.
     """
     rows, scores = grid.heads * grid.queries, grid.heads * grid.queries * sum(lengths)
+    # With more queries than a block has tokens, the products are larger than the copies would be.
     if scores < LEAST_SCORES or min(lengths) == 0 or group * grid.queries > size:
         return None
     if size < LEAST_BLOCK or len(tables) > MOST_SEQUENCES * size or rows * size > MOST_ELEMENTS:
@@ -91,6 +92,7 @@ def plan_pool(
         last_tokens.append(LastToken(table[last], place))
     first, stop = min(owners), max(owners) + 1
     blocks_of_sequences = sum(-(-length // size) for length in lengths)
+    # A block that two sequences share has one owner, so there are fewer owners than blocks.
     if len(owners) < blocks_of_sequences or (stop - first) * size > MOST_UNUSED * sum(lengths):
         return None
     has_threads = takes_threads(grid, scores * widths)
@@ -161,7 +163,7 @@ def _computed_runs(
         s = _products(scores, rows_at(query, run.owners), keys)
         s -= rows_at(m, run.owners)
         for number, length in run.lengths:
-            s[number, :, :, length:] = -math.inf
+            s[number, :, :, length:] = -math.inf  # nothing is stored behind the last token
         yield scores.tile(range(scores.grid.queries), run.blocks), s, True, s
 
 

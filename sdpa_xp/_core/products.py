@@ -235,7 +235,7 @@ def matmul_grouped(xp: Namespace, rows: Array, shared: Array, buffer: Buffer | N
     return xp.reshape(split, (*batch, heads, length, columns))
 
 
-def matmul_over_group(xp: Namespace, left: Array, right: Array, key_heads: int) -> Array:
+def matmul_over_group(xp: Namespace, key_heads: int, left: Array, right: Array) -> Array:
     """Return left (..., Hq, L, X)^T @ right (..., Hq, L, Y) summed over each group, (..., H, X, Y)."""
     return xp.matrix_transpose(fold_groups(xp, left, key_heads)) @ fold_groups(xp, right, key_heads)
 

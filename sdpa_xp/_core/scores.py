@@ -50,6 +50,7 @@ class Dropout:
         """
         b, h, i, j = tile.indices
         words = tile.grid.in_all_axes(self.seed)
+        # Slices keep the axes, along which each number broadcasts to all pairs.
         seed = [words[..., index : index + 1] for index in range(4)]
         head = b * tile.grid.heads + h
         rows = [_mix(_mix(_mix(head ^ seed[half]) + i) ^ seed[half + 2]) for half in (0, 1)]
@@ -62,6 +63,7 @@ def _mix(x: Array) -> Array:
 
     Wellons, "Prospecting for hash functions", 2018: `lowbias32`, whose bias is 0.17.
     """
+    # A shift of int32 repeats the sign, which `&` takes away: not every library shifts unsigned integers.
     x = (x ^ ((x >> 16) & 0xFFFF)) * 0x7FEB352D
     x = (x ^ ((x >> 15) & 0x1FFFF)) * -0x7B935975  # 0x846CA68B as int32
     return x ^ ((x >> 16) & 0xFFFF)
@@ -184,6 +186,7 @@ class Scores(NamedTuple):
         tiles = self.known_tiles.get((rows, trims))
         if tiles is None:
             if len(self.known_tiles) >= MOST_ROWS_KNOWN:
+                # No lock: a thread that has read a list keeps it, and one that misses it finds the tiles again.
                 self.known_tiles.clear()
             tiles = self.known_tiles[rows, trims] = [*self._tiles(rows, plan, trims)]
         if self.leading is None or not (self.options.biases or self.options.dropout):
@@ -225,6 +228,7 @@ class Scores(NamedTuple):
         query, is_whole = self.query, len(rows) == self.grid.queries and self.block is None
         # The whole query needs no slice, which would be an operation in a graph.
         query = query if is_whole else self.tile(rows, range(1)).slice_queries(query)
+        # Before the scale: a half query times the scale would be rounded.
         if query.dtype != self.grid.dtype:
             query = self.xp.astype(query, self.grid.dtype)
         if isinstance(self.options.scale, float):

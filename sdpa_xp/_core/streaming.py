@@ -61,7 +61,7 @@ def attend(
     if out is None:
         out = xp.zeros((*shape, value.width), dtype=dtype, device=grid.device)
     lse = xp.zeros((*shape, 1 + in_parts), dtype=grid.dtype, device=grid.device) if lse_of else None
-    if scores.options.has_functions:
+    if scores.options.has_functions:  # a function may keep the scores that it gets, so no buffer holds them
         _attend_in_tasks(scores, value, plan, out, lse, lse_of)
         return out, lse
     with call_buffers(grid) as buffers:
@@ -159,6 +159,7 @@ def _attend_in_tasks(
         with computing(scores.query):  # here too: a library may keep this setting for each thread
             part, values, leading = part_of(task.leading)
             index = *leading, rows, slice(None)
+            # A half output is rounded once, at the end, and cannot hold the sums.
             out = output[index] if shortcut.is_open and output.dtype == grid.dtype else None
             result = shortcut.attend(part, values, plan, task, out) if shortcut.is_open else None
             if result is None:
@@ -196,9 +197,10 @@ class _Shortcut:
         """Return the attention of a task, or None if digits are lost. It may be in `out`, which is zeros."""
         result = attend_with_fixed_shift(scores, scores.scaled_query(task.rows), value, plan, task.rows, out)
         if is_accurate(scores, value, plan, task.rows, result):
+            # No lock: `append` is one step of the list, and each task is appended once.
             self.tasks.append(task)
             return result
-        self.is_open = False
+        self.is_open = False  # never set back, so that a thread which still reads True only works in vain
         return None
 
 

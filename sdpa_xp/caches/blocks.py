@@ -71,6 +71,7 @@ def _check_row_for_each_sequence(function: str, rows: list[list[int]], counts: S
 
 def join_rows(old: Row, new: Row) -> Row:
     """Return the positions of the tokens of a sequence, and of those that are appended to it."""
+    # A row that goes on stays a range: two numbers, however long a text gets.
     if isinstance(old, range) and [*new] == [*range(old.stop, old.stop + len(new))]:
         return range(old.start, old.stop + len(new))
     return (*old, *new) if old else new
@@ -177,7 +178,7 @@ def check_block_table(
 ) -> None:
     """Check that each sequence has as many blocks as its length needs, and that the pool has these blocks."""
     for sequence, (row, length) in enumerate(zip(table, lengths, strict=True)):
-        needed = -(-length // size)
+        needed = -(-length // size)  # behind these a row may hold anything, such as -1
         if needed > len(row):
             rule = f"`block_table[{sequence}]` must have a block for each {size} tokens"
             raise ArgumentValueError(function, rule, {"tokens": length, "blocks": len(row)})
@@ -238,6 +239,7 @@ def split_into_blocks(
 def write_tokens(pools: Sequence[Array], new: Sequence[Array], writes: Sequence[BlockWrite], axis: int) -> None:
     """Write new tokens, which lie along `axis`, into the pools themselves."""
     library = library_of(pools[0])
+    # Each step of a decoder comes here: only libraries whose settings matter get a context.
     with computing(pools[0]) if library.needs_context else nullcontext():
         if library.sets_elements and library.is_accelerator(library.device(pools[0])):
             _write_at_once(pools, new, writes, axis)

@@ -127,6 +127,7 @@ class PagedKVCache(PagedAttention[A]):
         self._table = check_integer_table(function, "block_table", block_table)
         token_counts = check_integer_list(function, "lengths", lengths)
         check_same_length(function, {"block_table": self._table, "lengths": token_counts})
+        # The caller's arrays, not copies: all caches over a pool see what `append` writes in place.
         self._key_blocks = arrays["key_blocks"]
         self._value_blocks = arrays["value_blocks"]
         self._lengths = tuple(token_counts)
