@@ -212,19 +212,19 @@ def _first_guard(scores: Scores, value: KeyValueSource) -> NonfiniteGuard:
 
 def attend_rows(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) -> RowResult:
     """Return the attention of one range of queries."""
-    query = scores.scaled_query(rows)
-    if scores.grid.is_traced:  # no value can be read, so all rows are computed in the same way
-        return attend_with_running_shift(scores, query, value, plan, rows, "columns")
-    guard: NonfiniteGuard = "none" if scores.grid.padding is None else _first_guard(scores, value)
-    result = attend_with_running_shift(scores, query, value, plan, rows, guard)
-    if not scores.options.may_mask:  # each NaN and inf belongs to the output
+    query, is_traced_call = scores.scaled_query(rows), scores.grid.is_traced
+
+    def attend(guard: NonfiniteGuard) -> RowResult:
+        return attend_with_running_shift(scores, query, value, plan, rows, guard)
+
+    # No value of a traced call can be read, so all rows are computed in the same way.
+    result = attend("columns" if is_traced_call else _first_guard(scores, value))
+    if is_traced_call or not scores.options.may_mask:  # without a mask, each NaN and inf belongs to the output
         return result
     if is_traced(result.output):  # a function of the caller has brought in a traced array
-        return attend_with_running_shift(scores, query, value, plan, rows, "columns")
+        return attend("columns")
     # A NaN or inf may come from a masked pair (see products.py): only then the rows are worth a second pass.
-    if not is_finite(scores.xp, result.output, result.l):
-        return attend_with_running_shift(scores, query, value, plan, rows, "pairs")
-    return result
+    return result if is_finite(scores.xp, result.output, result.l) else attend("pairs")
 
 
 def _attend_in_a_loop(

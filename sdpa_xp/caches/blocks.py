@@ -77,9 +77,10 @@ def join_rows(old: Row, new: Row) -> Row:
     return (*old, *new) if old else new
 
 
-def next_position(row: Row) -> int:
-    """Return the position after those of a sequence."""
-    return row.stop if isinstance(row, range) else row[-1] + 1
+def following_row(row: Row, count: int) -> Row:
+    """Return the next positions of a sequence, for `count` tokens that are appended."""
+    start = row.stop if isinstance(row, range) else row[-1] + 1
+    return range(start, start + count)
 
 
 def part_of_row(row: Row, start: int, stop: int) -> Row:

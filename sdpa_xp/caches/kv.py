@@ -257,8 +257,8 @@ class KVCache(CacheAttention[A]):
         if index.shape[-1] == 0:  # the position of the next token is left, which no index would say
             return self._without(self._slots.length, 0)
         positions = positions_array(function, array, self._positions, self._slots.length)
-        arrays = {name: elements_at(tokens, index, axis, axis) for name, tokens in self._slots.arrays().items()}
-        return self._copied(arrays, elements_at(positions, index, -1, -1))
+        arrays = {name: elements_at(tokens, index, axis) for name, tokens in self._slots.arrays().items()}
+        return self._copied(arrays, elements_at(positions, index, -1))
 
     @in_context_of_keys
     def take_entries(self, entries: Sequence[int] | AnyArray) -> KVCache[A]:
@@ -282,7 +282,7 @@ class KVCache(CacheAttention[A]):
         index = check_slots(function, "entries", entries, key.shape[0], "B", key)
         if index.ndim != 1:
             raise ArgumentValueError(function, "`entries` must have one axis", {"entries.shape": index.shape})
-        arrays = {name: elements_at(tokens, index, 0, 0) for name, tokens in self._slots.arrays().items()}
+        arrays = {name: elements_at(tokens, index, 0) for name, tokens in self._slots.arrays().items()}
         return self._copied(arrays, positions_of_entries(self._positions, index, key.shape[:-3]))
 
     def _counted(self, method: str, count: int) -> int:

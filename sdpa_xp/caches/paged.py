@@ -22,8 +22,8 @@ from sdpa_xp.caches.blocks import (
     check_pool_not_empty,
     check_rows,
     check_start_rows,
+    following_row,
     join_rows,
-    next_position,
     part_of_row,
     pools_with_tokens,
     shown_row,
@@ -191,8 +191,7 @@ class PagedKVCache(PagedAttention[A]):
             ValueError: As for the cache; or a sequence has too few blocks for its tokens, or a block that is
                 written to belongs to several sequences.
         """
-        function = "PagedKVCache.append"
-        pools = {"key_blocks": self._key_blocks, "value_blocks": self._value_blocks}
+        function, pools = "PagedKVCache.append", self._pools()
         batch = (len(self._lengths),) if cu_seqlens_k is None else ()
         new = check_new_tokens(function, {"key": key, "value": value}, pools, batch, self._token_axis)
         if cu_seqlens_k is not None:
@@ -207,7 +206,7 @@ class PagedKVCache(PagedAttention[A]):
             row[: -(-length // self.block_size)] for row, length in zip(self._table, lengths, strict=True)
         ]
         check_exclusive_blocks(function, [(write.sequence, write.block) for write in writes], used_rows)
-        added = self._following(counts)
+        added = tuple(map(following_row, self._positions, counts))
         if positions is not None:
             added = check_rows(function, positions, counts, starts)
         new["key"] = self._rotated(function, "key", new["key"], added, starts)
@@ -281,11 +280,6 @@ class PagedKVCache(PagedAttention[A]):
         check_pool_not_empty(function, len(numbers), self.block_size, "entries")
         return self._with([self._table[n] for n in numbers], tuple(self._positions[n] for n in numbers))
 
-    def _following(self, counts: Sequence[int]) -> tuple[Row, ...]:
-        """Return the positions of the next tokens of each sequence."""
-        starts = map(next_position, self._positions)
-        return tuple(range(start, start + count) for start, count in zip(starts, counts, strict=True))
-
     def _counted(self, method: str, count: object) -> list[int]:
         """Check how many tokens are dropped: one integer, or one for each sequence."""
         function = f"PagedKVCache.{method}"
@@ -311,6 +305,5 @@ class PagedKVCache(PagedAttention[A]):
         cache = object.__new__(PagedKVCache)  # what it is made of has been checked
         cache._layout, cache._token_axis, cache._rotary = self._layout, self._token_axis, self._rotary
         cache._table, cache._positions, cache._lengths = table, positions, tuple(map(len, positions))
-        cache._key_blocks = self._key_blocks if pools is None else pools["key_blocks"]
-        cache._value_blocks = self._value_blocks if pools is None else pools["value_blocks"]
+        cache._key_blocks, cache._value_blocks = (pools or self._pools()).values()
         return cache

@@ -137,12 +137,12 @@ def check_slots(function: str, name: str, value: object, limit: int, letter: str
     return index
 
 
-def elements_at(array: Array, index: Array, axis: int, token_axis: int) -> Array:
+def elements_at(array: Array, index: Array, axis: int) -> Array:
     """Return elements (n,) of an axis; or (B, n), where each batch entry has its own."""
     xp = namespace_of(array)
     if index.ndim < 2:
         return xp.take(array, index, axis=axis)
-    if array.ndim < -token_axis + 1:  # one row of positions for all batch entries
+    if array.ndim < -axis + 1:  # one row of positions for all batch entries
         array = xp.broadcast_to(array, (index.shape[0], *array.shape))
     # `take_along_axis` is part of the standard since 2024.12, and not every library has it.
     return xp.stack([xp.take(array[n, ...], index[n, ...], axis=axis) for n in range(index.shape[0])], axis=0)
@@ -270,19 +270,17 @@ class _AtPositions(ScoreModifier):
         return self.modifiers[0].bind(replace(grid, has_positions=True)), positions
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class MaskAtPositions(_AtPositions, Mask):
     """A mask at positions."""
-
-    __slots__ = ()
 
     def bind(self, grid: ScoreGrid) -> Pattern:
         return PatternAtPositions(*self._bind_at(grid))
 
 
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class BiasAtPositions(_AtPositions, Bias):
     """A bias at positions."""
-
-    __slots__ = ()
 
     def bind(self, grid: ScoreGrid) -> tuple[Term, ...]:
         terms, positions = self._bind_at(grid)

@@ -210,11 +210,10 @@ class PagedTokens(Tree, Generic[A]):
             check_axes(function, {"query": array.shape}, 3)
         counts, starts = self._new_tokens(function, "cu_seqlens_q", cu_seqlens_q, {"query": array})
         rotated, options = self._placed(function, array, positions, options, counts, starts)
-        pools = {"key_blocks": self._key_blocks, "value_blocks": self._value_blocks}
         # Checked as if the keys of each sequence were one padded array, which is not made.
         call = prepare(
             function,
-            {"query": rotated, **pools},
+            {"query": rotated, **self._pools()},
             options,
             queries_at_end=starts is None,
             cache_shapes=self._padded_shapes((len(self._lengths),) if starts is None else ()),
@@ -278,11 +277,14 @@ class PagedTokens(Tree, Generic[A]):
             )
         return rotate_packed(self._rotary, function, name, tokens, rows, self._layout)
 
+    def _pools(self) -> dict[str, Array]:
+        return {"key_blocks": self._key_blocks, "value_blocks": self._value_blocks}
+
     def _padded_shapes(self, batch: Shape) -> tuple[Shape, Shape]:
         """Return the shapes that keys and values would have as one padded array each."""
         longest = max(self._lengths)
         shapes = []
-        for blocks in (self._key_blocks, self._value_blocks):
+        for blocks in self._pools().values():
             shape = [*batch, *blocks.shape[1:]]
             shape[self._token_axis] = longest
             shapes.append(tuple(shape))
