@@ -18,7 +18,6 @@ from sdpa_xp_export import TensorSpec, export_attention
 ROOT = Path(__file__).parents[2]
 sys.path += [str(ROOT / folder) for folder in ("docs/_site", "benchmarks")]
 
-import agreement_page  # noqa: E402
 import benchmark_page  # noqa: E402
 import evidence  # noqa: E402
 import form_table  # noqa: E402
@@ -55,45 +54,47 @@ def results(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Rows in place of those that were measured."""
 
     def put(*rows: dict[str, Any]) -> None:
-        for module in (evidence, support_matrix, agreement_page):
+        for module in (evidence, support_matrix):
             monkeypatch.setattr(module, "ROWS", list(rows))
-        for module in (support_matrix, agreement_page):
-            monkeypatch.setattr(module, "DTYPES", list(dict.fromkeys(row["dtype"] for row in rows)))
-            monkeypatch.setattr(module, "FEATURES", ["plain"])
+        monkeypatch.setattr(support_matrix, "DTYPES", list(dict.fromkeys(row["dtype"] for row in rows)))
+        monkeypatch.setattr(support_matrix, "FEATURES", [cell["feature"] for cell in rows[0]["features"]])
 
     return put
 
 
 @pytest.mark.parametrize(
-    ("rows", "cell"),
+    ("rows", "table"),
     [
-        ([row("float32", RIGHT), row("float16", RIGHT)], "yes"),
-        ([row("float32", RIGHT), row("float16", WRONG)], "yes; **wrong** for float16"),
-        ([row("float32", WRONG)], "**wrong** for float32"),
+        ([row("float32", RIGHT), row("float16", RIGHT)], []),
+        ([row("float32", RIGHT), row("float16", WRONG)], ["| NumPy | plain in float16 | **wrong** |"]),
+        (
+            [row("float32", RIGHT), row("float64", refused="only `float32` is <wide>")],
+            ["| NumPy | `float64` | only <code>float32</code> is &lt;wide&gt; |"],
+        ),
     ],
 )
-def test_a_cell_says_yes_or_wrong(results: Any, rows: list[dict[str, Any]], cell: str) -> None:
+def test_an_exception_says_what_is_refused_or_wrong(
+    results: Any, rows: list[dict[str, Any]], table: list[str]
+) -> None:
     results(*rows)
-    assert support_matrix.cell(evidence.Notes("note"), "plain", "NumPy") == cell
+    assert support_matrix.exceptions(["NumPy"]).splitlines()[2:] == table
 
 
-def test_a_cell_says_why_it_is_refused(results: Any) -> None:
+def test_a_feature_that_one_dtype_refuses_is_an_exception(results: Any) -> None:
     other = {"feature": "sinks", "agreement": RIGHT, "refused": "", "agrees": True}
-    one, two = row("float32", RIGHT), row("float16", refused="`query` must be <wide>")
-    results(one, two | {"jobs": 1, "features": [*two["features"], other]})
-    notes = evidence.Notes("note")
-    assert support_matrix.cell(notes, "plain", "NumPy").startswith("yes; refused for float16<sup><a href=")
-    assert notes.html() == '<ol><li id="note-1"><code>query</code> must be &lt;wide&gt;</li></ol>'
-    assert notes.mark(notes.reasons[0]) == notes.mark(notes.reasons[0])
-    assert len(notes.reasons) == 1
+    one, two = row("float32", RIGHT), row("float16", refused="too wide")
+    results(*(line | {"jobs": 1, "features": [*line["features"], other]} for line in (one, two)))
+    assert support_matrix.exceptions(["NumPy"]).splitlines()[2:] == ["| NumPy | plain in float16 | too wide |"]
 
 
-def test_a_dtype_in_which_nothing_runs_is_named_once(results: Any) -> None:
-    results(row("float32", RIGHT), row("float64", refused="float32 accuracy"))
-    notes = evidence.Notes("note")
-    assert support_matrix.dtypes_cell(notes, "NumPy").startswith("float32<br>not float64<sup>")
-    assert notes.reasons == ["float32 accuracy"]
-    assert support_matrix.cell(notes, "plain", "NumPy") == "yes"
+def test_what_computes_little_says_what_it_computes(results: Any) -> None:
+    others = [
+        {"feature": name, "agreement": None, "refused": "no", "agrees": True} for name in ("sinks", "scale")
+    ]
+    one = row("float32", RIGHT)
+    results(one | {"features": [*one["features"], *others]})
+    (line,) = support_matrix.exceptions(["NumPy"]).splitlines()[2:]
+    assert line.startswith("| NumPy | all but plain |")
 
 
 def test_the_table_of_forms_says_what_an_export_takes() -> None:
@@ -122,7 +123,7 @@ def test_the_worst_of_a_row_is_nearest_to_its_bound(results: Any) -> None:
     far = {"feature": "scale", "agreement": {"absolute": 1e-6, "bound": 1e-5}, "refused": "", "agrees": True}
     near = row("float32", RIGHT)
     results(near | {"jobs": 2, "features": [far, *near["features"]]})
-    assert "| NumPy | 2 | 1.0e-07 | 2.0e-07 | 50% | plain |" in agreement_page.of_dtype("float32")
+    assert "| NumPy | 1.0e-07, 50% |" in support_matrix.errors(["NumPy"])
 
 
 def test_a_bar_that_is_missed_is_shown_as_missed() -> None:
@@ -246,13 +247,11 @@ def test_no_text_says_by_itself_that_nothing_ran_on_a_gpu() -> None:
 
 
 def test_whole_pages_are_made() -> None:
-    modules = (support_matrix, agreement_page, benchmark_page)
-    support, agreement, benchmarks = (module.page() for module in modules)
-    for feature in evidence.FEATURES:
-        assert f"| `{feature}` |" in support or f"| {feature} |" in support
-    assert "not run here" in support
+    support, benchmarks = support_matrix.page(), benchmark_page.page()
+    assert [feature for feature in evidence.FEATURES if feature not in support] == []
+    assert "Not run here" in support
     assert "**wrong**" not in support
-    for page in (support, agreement, benchmarks):
+    for page in (support, benchmarks):
         assert "Python 3." in page
         assert re.search(r"\d{4}-\d\d-\d\d", page)
     assert benchmarks.count("<svg") == 1
