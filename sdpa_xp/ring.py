@@ -27,7 +27,8 @@ from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
-from sdpa_xp.masks.algebra import AllOf, And
+from sdpa_xp.masks.algebra import And
+from sdpa_xp.masks.patterns import AllOf
 
 A = TypeVar("A", bound=AnyArray)
 FUNCTION = "ring_attention"

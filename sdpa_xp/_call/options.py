@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypedDict, cast
 
 from sdpa_xp._checks.arrays import HLE, check_floating
-from sdpa_xp._checks.keywords import check_number, check_probability, check_softcap, refuse_other_kind
+from sdpa_xp._checks.keywords import (
+    Implementation,
+    check_number,
+    check_probability,
+    check_softcap,
+    refuse_other_kind,
+)
 from sdpa_xp._checks.messages import shown
 from sdpa_xp._checks.score_arrays import (
     ONE_A_ROW,
@@ -19,13 +25,14 @@ from sdpa_xp._checks.score_arrays import (
 from sdpa_xp._core.scores import BoundOptions, Dropout
 from sdpa_xp._libraries import is_array
 from sdpa_xp._libraries.base import Library
-from sdpa_xp._libraries.protocols import Array
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles import modifier
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp.biases.algebra import ArrayBias, Bias, as_bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp.masks.algebra import AllOf, Mask, as_mask
+from sdpa_xp.masks.algebra import Mask, as_mask
 from sdpa_xp.masks.bands import Causal
+from sdpa_xp.masks.patterns import AllOf
 
 CAUSAL = Causal()
 """The mask of `is_causal`: one object, since masks never change."""
@@ -45,6 +52,20 @@ class CallOptions(NamedTuple):
     softmax_dtype: object = None
     layout: object = HLE
     implementation: object = None
+
+
+class Keywords(TypedDict, total=False):
+    """The keywords of a call besides its inputs and `attn_mask`, as for `scaled_dot_product_attention`."""
+
+    bias: Bias | AnyArray | None
+    is_causal: bool
+    scale: float | AnyArray | None
+    softcap: float | None
+    sinks: AnyArray | None
+    dropout_p: float
+    rng: Rng | None
+    softmax_dtype: Dtype | None
+    implementation: Implementation | None
 
 
 class CheckedOptions(NamedTuple):

@@ -20,8 +20,8 @@ from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.on_device import PaddedLengths
 from sdpa_xp._tiles.plan import Plan
 from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp.masks.algebra import AllOf
 from sdpa_xp.masks.lengths import KeysBefore
+from sdpa_xp.masks.patterns import AllOf
 
 
 def equal_lengths(lengths: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], Entries]:

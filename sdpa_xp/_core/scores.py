@@ -14,7 +14,7 @@ from sdpa_xp._tiles.plan import Plan
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, LeadingSlice, RowBlock, Tile, both, is_masked, slice_leading
 from sdpa_xp.biases.algebra import Term
-from sdpa_xp.masks.algebra import AllOf, Pattern
+from sdpa_xp.masks.patterns import AllOf, Pattern
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,7 +16,7 @@ from sdpa_xp._core.scores import BoundOptions, Dropout
 from sdpa_xp._libraries import is_array, is_traced, namespace_of
 from sdpa_xp._libraries.protocols import Array, Chunks, Shape
 from sdpa_xp.biases.algebra import Term
-from sdpa_xp.masks.algebra import Pattern
+from sdpa_xp.masks.patterns import Pattern
 
 Axis: TypeAlias = int | None
 """An axis of the scores, -1 for S, -2 for L, -3 for Hq, and so on; `KEY_HEADS`; or None for any other axis."""
@@ -123,7 +123,7 @@ def regular(query: Chunks, key: Chunks, value: Chunks) -> tuple[Chunks, Chunks, 
     query_heads = key_heads * group
     if query[-3][0] < group:  # a piece lies within a group
         query_heads = max(n for n in range(1, query[-3][0] + 1) if group % n == 0)
-    columns = min(key[-2][0], value[-2][0])
+    columns = min(key[-2][0], value[-2][0])  # a task reads the keys and the values of the same tokens
 
     def cut_evenly(chunks: Chunks, heads: int, length: int) -> Chunks:
         batch = []
@@ -205,9 +205,11 @@ def _mapped(
         return _with_extremes(values) if is_array(values) else value._replace(values=values)
     if isinstance(value, tuple):
         changed = [_mapped(item, is_leaf, change) for item in value]
+        # A NamedTuple takes its items one by one.
         return type(value)(*changed) if hasattr(value, "_fields") else tuple(changed)
     if isinstance(value, Pattern | Term | Dropout) and is_dataclass(value):
         array_axes: Mapping[str, tuple[Axis, ...]] = getattr(value, "array_axes", {})
+        # `replace` computes the fields anew that follow from others.
         parts = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
         changes = {name: _mapped(part, is_leaf, change, array_axes.get(name)) for name, part in parts.items()}
         return replace(value, **changes)
@@ -217,6 +219,6 @@ def _mapped(
 def _with_extremes(values: Array) -> Integers:
     """Return integers with their least and most, so that tiles of a block are skipped."""
     if is_traced(values) or 0 in values.shape:
-        return Integers(values, float("-inf"), float("inf"))
+        return Integers(values, float("-inf"), float("inf"))  # unknown before a run: nothing is skipped
     xp = namespace_of(values)
     return Integers(values, int(xp.min(values)), int(xp.max(values)))

@@ -31,8 +31,9 @@ from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Tile
 from sdpa_xp.biases.algebra import Bias, Sum, Term
 from sdpa_xp.biases.custom import FunctionBias
-from sdpa_xp.masks.algebra import Combined, Mask, Pattern
+from sdpa_xp.masks.algebra import Combined, Mask
 from sdpa_xp.masks.custom import FunctionMask
+from sdpa_xp.masks.patterns import Pattern
 
 C = TypeVar("C", bound=ChunkedArrays)
 PROBE_SIDE = 8
@@ -118,6 +119,7 @@ class CutCall(Generic[C]):
         """Return the blocks of a chunk of queries in which a pair may attend, as far as the mask can tell."""
         *leading, queries = self.pieces.ranges_at(rows)
         tiles = (Tile(queries, keys, self.grid, tuple(leading)) for keys in self.pieces.ranges[-1])
+        # `uniform` builds no array: a long call has thousands of blocks.
         uniform = map(self.bound.mask.uniform, tiles)
         return [(*rows, number) for number, answer in enumerate(uniform) if answer is not False]
 
@@ -202,7 +204,7 @@ def _bound_if_lazy(call: PreparedCall, library: ChunkedArrays, modifier: Any) ->
     """Bind those parts of a mask or a bias that hold arrays of unknown values, to the grid of lazy arrays."""
     if not any(is_traced(array) for _, array in modifier.arrays()):
         return modifier
-    if isinstance(modifier, Combined | Sum):
+    if isinstance(modifier, Combined | Sum):  # part by part: parts of known values still say what is skipped
         return type(modifier)(tuple(_bound_if_lazy(call, library, part) for part in modifier.parts))
     bound = with_arrays(modifier, partial(library.as_lazy, like=call.arrays["query"])).bind(call.grid)
     return BoundMask(bound) if isinstance(modifier, Mask) else BoundBias(bound)

@@ -128,6 +128,7 @@ class GraphCall(CutCall[DaskGraphs]):
 
     def _of_block(self, function: Callable[..., Any], place: Place, *differing: object) -> partial[Any]:
         """Return `function` of the call, the block at a place, and what differs between its tasks."""
+        # No closure: a scheduler may send a task to another process, and pickle takes no closure.
         return partial(function, self.shared, self.pieces.block(place), *differing)
 
     def _contributions(
@@ -161,6 +162,7 @@ class GraphCall(CutCall[DaskGraphs]):
         """Add the tasks that sum the contributions to each block of a gradient, and return their stages."""
         stage, part, at_once = f"sum-{target}", f"sum-{target}-part", self.library.merged_at_once()
         pick = partial(total_of, target)  # a task of a block returns what it contributes to all gradients
+        # Zeros are made by a task too, which learns the library of the arrays from a chunk of the query.
         query_key = self.key_of(self.query, (0,) * len(self.pieces.ranges))
         for numbers in product(*(range(len(lengths)) for lengths in chunks)):
             keys = contributions.get(numbers, [])
@@ -220,6 +222,7 @@ class Stages:
 
     def reduce(self, stage: str, place: Place, function: Callable[..., Any], keys: list[Key]) -> list[Key]:
         """Apply `function` to lists of results in a tree; returns at most as many keys as a task merges."""
+        # A task that merged all keys of a long row would hold the states of all of them.
         level = 0  # equal places of two levels are two tasks
         while len(keys) > self._at_once:
             groups = [keys[first : first + self._at_once] for first in range(0, len(keys), self._at_once)]

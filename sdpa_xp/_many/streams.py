@@ -33,7 +33,8 @@ class StreamedCall(CutCall[CubedStreams]):
     def attend(self, dtype: Dtype) -> tuple[Array, Array]:
         """Return output (..., Hq, L, Ev) in `dtype`, and log-sum-exp (..., Hq, L), lazily."""
         fold = Fold(self.shared, self.pieces, {rows: self.blocks_of(rows) for rows in self.rows()}, self.width)
-        groups = max(1, *(-(-len(blocks) // FOLDED_AT_ONCE) for blocks in fold.blocks.values()), 1)
+        # At least one group: queries that the mask leaves without a block have a state too.
+        groups = max([1, *(-(-len(blocks) // FOLDED_AT_ONCE) for blocks in fold.blocks.values())])
         chunks = self.output_chunks
         aligned = (self.key, self.value, *self.arrays)
 

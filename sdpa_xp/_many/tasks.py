@@ -148,6 +148,7 @@ def block_scores(
 def block_sums(call: ChunkedCall, block: Block, query: Array, key: Array, *arrays: Array) -> RowSums:
     """Return the sums that normalise the weights of a chunk of queries, over one chunk of keys."""
     with _task("attention-sums", call, block, query, key, arrays) as scores:
+        # By ranges of rows: the scores of a whole chunk may be larger than the chunk.
         parts = [row_sums(scores, rows) for rows in _plan_of_rows(scores).row_ranges()]
         m, l = (scores.xp.concat(part, axis=-2) for part in zip(*parts, strict=True))
         return RowSums(m, l)
@@ -183,7 +184,7 @@ def filled(shape: Shape, dtype: str, value: float, query: Array) -> Array:
 
 def to_library_of(array: Array, block: Array) -> Array:
     """Return a block as an array of the library and on the device of `array`."""
-    library = library_of(array)
+    library = library_of(array)  # known in the task: a lazy array does not say what its chunks are
     if library_of(block) is library:
         return block
     # Ids or slopes that were NumPy's beside chunks of another library, which may convert to another dtype.
@@ -219,7 +220,7 @@ def _whole_grid(call: ChunkedCall, query: Array) -> ScoreGrid:
         library=library,
         xp=xp,
         device=library.device(query),
-        dtype=getattr(xp, call.dtype),
+        dtype=getattr(xp, call.dtype),  # by name: only a chunk shows the library that computes
         input_dtype=query.dtype,
         access=access_of([query]),
         batch=call.batch,
@@ -238,4 +239,5 @@ def _dtype(xp: Namespace, name: str) -> Dtype:
 
 def _plan_of_rows(scores: Scores) -> Plan:
     grid = scores.grid
+    # A task has the numbers of its chunks, also in a lazy call.
     return plan_full_rows(grid.queries, grid.keys, math.prod(grid.leading_shape), is_traced=False)

@@ -204,7 +204,7 @@ def _gradients(call: RingCall, operands: Operands, state: State, cotangents: Sta
             # Gradients that went along for s steps go home at once, not on around the ring.
             home = ring.sent(travelled, -steps[-1])
             of_keys = of_keys[0] + home[0], of_keys[1] + home[1]
-    of_arrays = dict(zip(floating, staying.arrays, strict=True))
+    of_arrays = dict(zip(floating, staying.arrays, strict=True))  # integers and booleans have no gradient
     numbers = range(len(operands.arrays))
     computed = (staying.query, *of_keys, *(of_arrays.get(number) for number in numbers))
     return tuple(
@@ -300,4 +300,5 @@ def _rows_of(call: RingCall, state: State, place: BlockPlace) -> State:
 
 
 def _number(call: RingCall, number: int) -> Array:
+    # `device=None` here and below: in a program of several devices, an array is on no certain one.
     return call.grid.xp.asarray(number, dtype=call.grid.xp.int32, device=None)

@@ -22,7 +22,7 @@ from sdpa_xp._tiles.plan import Plan, plan_tiles
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, GradientTarget, Tile, WindowPlace, shifted
 from sdpa_xp.biases.algebra import Term
-from sdpa_xp.masks.algebra import AllOf, Pattern
+from sdpa_xp.masks.patterns import AllOf, Pattern
 
 State: TypeAlias = tuple[Array, Array, Array]
 """Output (..., Hq, L, Ev), and two numbers that add up to the log-sum-exp (..., Hq, L).

@@ -66,7 +66,7 @@ def from_function(score_mod: ScoreFunction) -> Bias:
 
     Args:
         score_mod: A function with the signature of FlexAttention's `score_mod`. It is called once for each
-            tile, with the scores after scale and softcap, (..., Hq, rows, columns) in the accumulation dtype,
+            tile, with the scores after scale and soft cap, (..., Hq, rows, columns) in the accumulation dtype,
             and int32 arrays that broadcast to them. It returns the new scores; -inf masks a pair. In a sum of
             biases, it gets the scores to which the biases before it were added. For NumPy arrays, several
             threads call the function at the same time.

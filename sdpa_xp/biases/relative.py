@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar, Literal, cast
 
 from sdpa_xp._checks.arrays import check_floating, check_known, check_plain_array
@@ -92,13 +93,8 @@ def buckets(count: int, max_distance: int, first: int, last: int, *, bidirection
 
 def _of_consecutive(begins: list[int], start: int, stop: int) -> list[int]:
     """Return the bucket of each distance of one direction, from `start` up to `stop`, run by run."""
-    buckets: list[int] = []
-    bucket = sum(1 for distance in begins if distance <= start)  # torch's compiler traces no bisect
-    while start < stop:
-        end = min(stop, begins[bucket]) if bucket < len(begins) else stop
-        buckets += [bucket] * (end - start)
-        start, bucket = end, bucket + 1
-    return buckets
+    runs = enumerate(pairwise([0, *begins, stop]))  # no bisect, which torch's compiler does not trace
+    return [n for n, (first, end) in runs for _ in range(max(first, start), min(end, stop))]
 
 
 def first_distances(count: int, max_distance: int, furthest: int) -> list[int]:

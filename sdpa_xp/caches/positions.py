@@ -24,7 +24,8 @@ from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, Tile, TokenPositions
 from sdpa_xp.biases.algebra import Bias, Sum, Term
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp.masks.algebra import Combined, Mask, Pattern
+from sdpa_xp.masks.algebra import Combined, Mask
+from sdpa_xp.masks.patterns import Pattern
 from sdpa_xp.positional.positions import ArrayFactory, Consecutive, PositionsLike, are_readable
 from sdpa_xp.positional.rotation import Positions
 

@@ -36,6 +36,7 @@ class MultiheadAttention(eqx.nn.MultiheadAttention):
         if output is not None:
             return output
         mask = as_array(mask, (self.num_heads, len(query), len(key_)), query)
+        # Equinox warns of `deterministic`, which `inference` replaces, whenever it is passed.
         options = {} if deterministic is None else {"deterministic": deterministic}
         return super().__call__(
             query, key_, value, mask, key=key, inference=inference, process_heads=process_heads, **options
@@ -86,7 +87,7 @@ def replace(model: Any) -> Any:
         has_layer = True
         layer = object.__new__(MultiheadAttention)  # the constructor would draw other weights
         for field in fields(node):
-            object.__setattr__(layer, field.name, getattr(node, field.name))
+            object.__setattr__(layer, field.name, getattr(node, field.name))  # its classes are frozen
         return layer
 
     result = jax.tree_util.tree_map(replaced, model, is_leaf=lambda node: isinstance(node, original))

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map_only
-from transformers import masking_utils
+from transformers import masking_utils  # its names below are those of 5.23; `register` refuses older releases
 from transformers.utils.import_utils import is_tracing
 
 from sdpa_xp import masks
@@ -67,6 +67,7 @@ def create_mask(
         )
     place = _Place(q_length, kv_length, int(q_offset), kv_offset)
     mask = place.mask_of(mask_function)
+    # A static cache is longer than the mask of its tokens: this pads the mask as eager attention does.
     padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
     if padding is not None:
         is_real = padding[:, kv_offset : kv_offset + kv_length]
@@ -181,6 +182,7 @@ def _conjuncts(function: MaskFunction) -> Iterator[MaskFunction]:
 
 def _origin(function: MaskFunction) -> tuple[str, Mapping[str, Any]]:
     """Return the function of transformers that made `function`, and the variables that it captured."""
+    # A function of a user with the same name is none of transformers', and is asked tile by tile.
     if getattr(function, "__module__", None) != masking_utils.__name__:
         return "", {}
     cells = (cell.cell_contents for cell in function.__closure__ or ())

@@ -76,7 +76,7 @@ def nnx_attention(
         Flax, `flax.nnx.MultiHeadAttention`, https://flax.readthedocs.io.
     """
     from flax import nnx
-    from flax.nnx.nn import dtypes
+    from flax.nnx.nn import dtypes  # no public name: where nnx's own attention gets its default from
 
     options = {
         "broadcast_dropout": broadcast_dropout,

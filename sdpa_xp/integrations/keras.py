@@ -56,6 +56,7 @@ def replace_attention(model: M) -> M:
     if backend not in BACKENDS:
         rule = "Keras must run on jax, torch or numpy"
         raise ArgumentValueError("replace_attention", rule, {"backend": backend})
+    # Private: `model.layers` has no layers inside of layers. Without it, an AttributeError names it.
     parts = list(model._flatten_layers()) if isinstance(model, keras.Layer) else []
     layers = [layer for layer in parts if _original(layer) is not None]
     if not layers:
@@ -98,6 +99,7 @@ def _compute_attention(
     use_causal_mask: bool = False,
 ) -> Any:
     """Return the output, (B, L, H, Ev), and the attention scores or None, as the method of Keras does."""
+    # MultiHeadAttention is told by a keyword to return scores, GroupQueryAttention by an attribute of its own.
     has_scores = return_attention_scores or getattr(layer, "_return_attention_scores", False)
     if not has_scores and not layer._flash_attention and _attends_over_first_axis(layer, query, rank=4):
         output = _attend(query, key, value, attention_mask, use_causal_mask, layer.dropout, training)

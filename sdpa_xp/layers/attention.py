@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypedDict, TypeVar, Unpack, cast
+from typing import Any, ClassVar, TypeVar, Unpack, cast
 
+from sdpa_xp._call.options import Keywords
 from sdpa_xp._checks.arrays import HLE, LHE, check_one_kind, check_plain_array, swap_heads_and_length
 from sdpa_xp._checks.keywords import (
-    Implementation,
     check_choice,
     check_number,
     explains_keywords,
@@ -18,9 +18,8 @@ from sdpa_xp._checks.keywords import (
 from sdpa_xp._checks.messages import brief, shown
 from sdpa_xp._libraries import computing, is_array, is_number, namespace_of
 from sdpa_xp._libraries.base import accumulation_dtype, dtype_name
-from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
+from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.attention import attention_state, scaled_dot_product_attention
-from sdpa_xp.biases import Bias
 from sdpa_xp.caches.kv import KVCache
 from sdpa_xp.caches.paged import PagedKVCache
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
@@ -31,20 +30,6 @@ from sdpa_xp.states import AttentionState
 from sdpa_xp.weights import attention_weights
 
 A = TypeVar("A", bound=AnyArray)
-
-
-class Keywords(TypedDict, total=False):
-    """The keywords of a call besides its inputs and `attn_mask`, as for `scaled_dot_product_attention`."""
-
-    bias: Bias | AnyArray | None
-    is_causal: bool
-    scale: float | AnyArray | None
-    softcap: float | None
-    sinks: AnyArray | None
-    dropout_p: float
-    rng: Rng | None
-    softmax_dtype: Dtype | None
-    implementation: Implementation | None
 
 
 @explains_keywords
@@ -121,8 +106,8 @@ class Attention(Layer):
             value: (..., S, value_dim). None means the key.
             attn_mask: A mask of `sdpa_xp.masks`, or an array that broadcasts to (..., Hq, L, S); True = may
                 attend.
-            keywords: `bias`, `is_causal`, `softcap`, `dropout_p`, `rng`, `softmax_dtype` and `implementation`,
-                as for `scaled_dot_product_attention`. `scale` and `sinks` replace those of the layer.
+            keywords: Those of `scaled_dot_product_attention` except `layout`; `scale` and `sinks` replace those
+                of the layer.
 
         Returns:
             (..., L, out_dim).
@@ -273,6 +258,7 @@ class Attention(Layer):
     def _heads(self, inputs: dict[str, AnyArray]) -> list[AnyArray]:
         """Map each input (..., length, width) to its heads (..., heads, length, width of a head)."""
         name, (query_heads, key_heads) = type(self).__name__, self.head_counts
+        # All at once, so that inputs of two libraries are refused by the names of both.
         check_inputs(name, inputs, {role: getattr(self, role).weight for role in inputs})
         for role, x in inputs.items():
             if len(x.shape) < 2:
@@ -292,7 +278,7 @@ class Attention(Layer):
         if self.scale is None and not is_array(self.temperature) and self.temperature == 1:
             return {}
         scale: Any = 1 / math.sqrt(self.head_dim) if self.scale is None else self._as_scores_like(self.scale)
-        with computing(self.query.weight):
+        with computing(self.query.weight):  # autocast would round a learned scale
             return {"scale": scale / self._as_scores_like(self.temperature)}
 
     def _options(self, keywords: Keywords) -> Any:
@@ -304,7 +290,7 @@ class Attention(Layer):
     def _as_scores_like(self, number: float | AnyArray) -> float | Array:
         """Return a number, or one number for each head in a shape that broadcasts to the scores."""
         if is_array(number) and len(number.shape) == 1:
-            return namespace_of(number).reshape(number, (number.shape[0], 1, 1))
+            return namespace_of(number).reshape(number, (number.shape[0], 1, 1))  # to (..., Hq, L, S)
         return cast("float | Array", number)
 
     def _widths(self) -> dict[str, int]:

@@ -136,6 +136,7 @@ def copier(function: str, like: Any, device: Device = None) -> Callable[[Array],
         dtype = target.bfloat16(xp) if is_bfloat16 else None
         with computing(copy):
             copy = xp.astype(copy, copy.dtype if dtype is None else dtype, copy=True)
+        # NumPy's arrays are on the CPU, and libraries take them to their default device.
         is_there = place is None or target.device(copy) == place
         return cast(Array, copy if is_there else xp.asarray(copy, device=place))
 

@@ -138,8 +138,8 @@ class Linear(Layer):
             ValueError: A width is below 1.
         """
         function = "Linear.init"
-        widths = check_integer(function, "in_dim", in_dim, 1), check_integer(function, "out_dim", out_dim, 1)
-        linear = init_linears(function, rng, {"": widths}, bias=bias, like=like)[""]
+        in_width, out_width = check_widths(function, in_dim=in_dim, out_dim=out_dim)
+        linear = init_linears(function, rng, {"": (in_width, out_width)}, bias=bias, like=like)[""]
         return cls(linear.weight, linear.bias)
 
     @classmethod
@@ -165,6 +165,14 @@ class Linear(Layer):
             got = {"names": ", ".join(sorted(mapping)[:8]) + ", ..." * (len(mapping) > 8) or "none"}
             raise ArgumentValueError(function, f"`mapping` must have {name!r}", got, hint)
         return cls(mapping[name], mapping.get(f"{prefix}bias"))
+
+
+def check_widths(function: str, **widths: int | None) -> list[int]:
+    """Check the widths of an input's queries, keys and values, by their names; None is the width before it."""
+    checked: list[int] = []
+    for name, width in widths.items():
+        checked.append(checked[-1] if width is None else check_integer(function, name, width, least=1))
+    return checked
 
 
 def init_linears(

@@ -11,7 +11,14 @@ from sdpa_xp._checks.messages import shown
 from sdpa_xp._libraries.protocols import AnyArray, Rng
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.layers.attention import Attention, check_maps
-from sdpa_xp.layers.linear import Linear, check_prefixed, init_linears, read_fields, with_layer_names
+from sdpa_xp.layers.linear import (
+    Linear,
+    check_prefixed,
+    check_widths,
+    init_linears,
+    read_fields,
+    with_layer_names,
+)
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -73,7 +80,7 @@ class MultiHeadAttention(Attention):
             check_maps("MultiHeadAttention", {"out": self.out})
         out_width = None if self.out is None else self.out.widths[0]
         _, key_heads = check_heads("MultiHeadAttention", widths, self.num_heads, self.num_kv_heads, out_width)
-        object.__setattr__(self, "num_kv_heads", key_heads)
+        object.__setattr__(self, "num_kv_heads", key_heads)  # the class is frozen
         self._check_arrays({"scale": self.scale, "sinks": self.sinks})
 
     @property
@@ -129,9 +136,8 @@ class MultiHeadAttention(Attention):
         key_heads = heads
         if num_kv_heads is not None:
             key_heads = check_integer(function, "num_kv_heads", num_kv_heads, least=1)
-        query_dim = check_integer(function, "query_dim", query_dim, 1)
-        key_dim = query_dim if key_dim is None else check_integer(function, "key_dim", key_dim, 1)
-        value_dim = key_dim if value_dim is None else check_integer(function, "value_dim", value_dim, 1)
+        inputs = check_widths(function, query_dim=query_dim, key_dim=key_dim, value_dim=value_dim)
+        query_dim, key_dim, value_dim = inputs
         if head_dim is None:
             if query_dim % heads:
                 rule = "`query_dim` must be a multiple of `num_heads`"
@@ -212,6 +218,7 @@ class MultiHeadAttention(Attention):
             TypeError: `module` is not a torch.nn.MultiheadAttention.
             ValueError: The module has `bias_k` and `bias_v` (add_bias_kv=True).
         """
+        # By its attributes: torch is not imported here.
         names = ("in_proj_bias", "num_heads", "add_zero_attn", "state_dict")
         if not all(hasattr(module, name) for name in names):
             rule = "`module` must be a torch.nn.MultiheadAttention"

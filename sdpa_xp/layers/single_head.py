@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from sdpa_xp._checks.keywords import check_integer, explains_keywords
+from sdpa_xp._checks.keywords import explains_keywords
 from sdpa_xp._libraries.protocols import AnyArray, Rng
 from sdpa_xp.layers.attention import Attention
-from sdpa_xp.layers.linear import init_linears, read_fields
+from sdpa_xp.layers.linear import ROLES, check_widths, init_linears, read_fields
 from sdpa_xp.layers.multi_head import check_heads
 
 
@@ -91,12 +91,9 @@ class SingleHeadAttention(Attention):
             ValueError: A width is below 1.
         """
         function = "SingleHeadAttention.init"
-        embedding_dim = check_integer(function, "embedding_dim", embedding_dim, 1)
-        attention_dim = check_integer(function, "attention_dim", attention_dim, 1)
-        key_dim = embedding_dim if key_dim is None else check_integer(function, "key_dim", key_dim, 1)
-        value_dim = key_dim if value_dim is None else check_integer(function, "value_dim", value_dim, 1)
-        widths = {"query": embedding_dim, "key": key_dim, "value": value_dim}
-        shapes = {name: (width, attention_dim) for name, width in widths.items()}
+        inputs = check_widths(function, embedding_dim=embedding_dim, key_dim=key_dim, value_dim=value_dim)
+        (attention_dim,) = check_widths(function, attention_dim=attention_dim)
+        shapes = {role: (width, attention_dim) for role, width in zip(ROLES, inputs, strict=True)}
         maps: dict[str, Any] = init_linears(function, rng, shapes, bias=bias, like=like)
         return cls(**maps)
 

@@ -13,11 +13,10 @@ write `mask & masks.from_array(tensor)`. With array-api-strict, put the mask on 
 """
 
 from sdpa_xp.masks.algebra import Mask
-from sdpa_xp.masks.bands import causal, sliding_window
+from sdpa_xp.masks.bands import causal, chunked, dilated, sliding_window
 from sdpa_xp.masks.custom import from_array, from_function, to_array
 from sdpa_xp.masks.documents import document
 from sdpa_xp.masks.lengths import padding, prefix
-from sdpa_xp.masks.repeating import chunked, dilated
 
 __all__ = [
     "Mask",

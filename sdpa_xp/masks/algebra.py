@@ -1,7 +1,7 @@
 """What a mask is, and how masks combine.
 
 A mask is a lightweight object that says which pairs may attend. Bound to the grid of a call it becomes a
-pattern, which answers for one tile at a time, so that no L x S array is built.
+pattern (`patterns.py`).
 
 To add a mask, write a file with a function, a `Mask` whose fields are the arguments of the function, and a
 `Pattern`; and import the function in `__init__.py`.
@@ -16,44 +16,15 @@ from typing import Any, NoReturn, cast
 from sdpa_xp._checks.arrays import check_plain_array
 from sdpa_xp._checks.integers import frozen
 from sdpa_xp._checks.score_arrays import check_boolean, check_operand
-from sdpa_xp._libraries import is_array, is_traced, library_of
+from sdpa_xp._libraries import is_array, library_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.modifier import ScoreModifier
-from sdpa_xp._tiles.on_device import BlockBounds
 from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Allowed, Tile, both, collapse_uniform, either
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+from sdpa_xp.masks.patterns import AllOf, AnyOf, ArrayPattern, NoneOf, Pattern
 
 DEEPEST = 150
 """The largest depth of nested operators. Each costs a few nested Python calls, of which Python allows 1000."""
-
-
-class Pattern(ABC):
-    """A mask that is bound to the grid of a call."""
-
-    @abstractmethod
-    def allowed_in(self, tile: Tile, /) -> Allowed:
-        """Return which pairs of the tile may attend; an array broadcasts to (..., Hq, rows, columns)."""
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether all batch entries and heads have the same answers, few of them arrays: tasks share these."""
-        return False
-
-    def uniform(self, _tile: Tile, /) -> bool | None:
-        """Return the answer if it is known to be the same for every pair; None if only `allowed_in` can tell.
-
-        No array of the size of the tile is built for it.
-        """
-        return None
-
-    def key_range(self, tile: Tile, /) -> range:
-        """Return one range of the tile's keys outside of which no query attends; tiles outside are skipped."""
-        return tile.columns
-
-    def query_range(self, tile: Tile, /) -> range:
-        """Return one range of the tile's queries outside of which none attends to a key of the tile."""
-        return tile.rows
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -117,6 +88,15 @@ class Mask(ScoreModifier, ABC):
     def __bool__(self) -> bool:
         rule, hint = "a mask is neither true nor false", "Combine masks with `&`, `|` and `~`."
         raise ArgumentTypeError("masks", rule, {"mask": self}, hint)
+
+
+class FormulaMask(Mask, Pattern):
+    """A mask that has nothing to bind to a call, so it is its own pattern."""
+
+    __slots__ = ()
+
+    def bind(self, _grid: ScoreGrid) -> Pattern:
+        return self
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -200,7 +180,7 @@ class ArrayMask(Mask):
 
     @property
     def hides_whole_keys(self) -> bool:
-        return all(length == 1 for length in cast(Array, self.boolean).shape[-3:-1])
+        return all(length == 1 for length in cast(Array, self.boolean).shape[-3:-1])  # (B, 1, 1, S) or (S,)
 
     def bind(self, grid: ScoreGrid) -> Pattern:
         array = cast(Array, self.boolean)
@@ -220,120 +200,3 @@ def as_mask(function: str, name: str, value: object, argument: str = "attn_mask"
 def as_operand(value: object) -> Mask:
     """Convert what an operator joins to a mask; an array is copied, since the result outlives the operator."""
     return as_mask("masks", "mask", frozen(value) if is_array(value) else value)
-
-
-@dataclass(frozen=True, slots=True)
-class AllOf(Pattern):
-    """A pair may attend iff it is in every pattern; without patterns every pair may."""
-
-    patterns: tuple[Pattern, ...] = ()
-
-    def allowed_in(self, tile: Tile) -> Allowed:
-        allowed: Allowed = True
-        for pattern in self.patterns:
-            allowed = both(allowed, pattern.allowed_in(tile))
-            if allowed is False:  # the other patterns need not be computed
-                break
-        return allowed
-
-    @property
-    def is_shared(self) -> bool:
-        return all(pattern.is_shared for pattern in self.patterns)
-
-    def uniform(self, tile: Tile) -> bool | None:
-        answers = [pattern.uniform(tile) for pattern in self.patterns]
-        # Two patterns may each have pairs in a tile, and no key in common.
-        if False in answers or not self.key_range(tile):
-            return False
-        return None if None in answers else True
-
-    def key_range(self, tile: Tile) -> range:
-        return _intersection([tile.columns, *(pattern.key_range(tile) for pattern in self.patterns)])
-
-    def query_range(self, tile: Tile) -> range:
-        return _intersection([tile.rows, *(pattern.query_range(tile) for pattern in self.patterns)])
-
-
-@dataclass(frozen=True, slots=True)
-class AnyOf(Pattern):
-    """A pair may attend iff it is in one of the patterns."""
-
-    patterns: tuple[Pattern, ...]
-
-    def allowed_in(self, tile: Tile) -> Allowed:
-        allowed: Allowed = False
-        for pattern in self.patterns:
-            allowed = either(allowed, pattern.allowed_in(tile))
-            if allowed is True:
-                break
-        return allowed
-
-    @property
-    def is_shared(self) -> bool:
-        return all(pattern.is_shared for pattern in self.patterns)
-
-    def uniform(self, tile: Tile) -> bool | None:
-        answers = [pattern.uniform(tile) for pattern in self.patterns]
-        if True in answers:
-            return True
-        return None if None in answers else False
-
-    # One range holds all: what lies between two of them is computed, and masked.
-
-    def key_range(self, tile: Tile) -> range:
-        return _hull([pattern.key_range(tile) for pattern in self.patterns])
-
-    def query_range(self, tile: Tile) -> range:
-        return _hull([pattern.query_range(tile) for pattern in self.patterns])
-
-
-@dataclass(frozen=True, slots=True)
-class NoneOf(Pattern):
-    """A pair may attend iff it is not in the pattern."""
-
-    pattern: Pattern
-
-    # It has no `key_range`: the complement of one range of keys is two.
-
-    def allowed_in(self, tile: Tile) -> Allowed:
-        allowed = self.pattern.allowed_in(tile)
-        return not allowed if isinstance(allowed, bool) else ~allowed
-
-    @property
-    def is_shared(self) -> bool:
-        return self.pattern.is_shared
-
-    def uniform(self, tile: Tile) -> bool | None:
-        answer = self.pattern.uniform(tile)
-        return None if answer is None else not answer
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ArrayPattern(Pattern):
-    """A pair may attend iff an array, which broadcasts to (..., Hq, L, S), is True there."""
-
-    array: Array
-    bounds: BlockBounds | None = None
-    """1 where all elements of a block are True, 0 where none is; None if a device was not asked."""
-
-    def allowed_in(self, tile: Tile) -> Allowed:
-        if self.bounds is not None and (answer := self.uniform(tile)) is not None:
-            return answer
-        return collapse_uniform(tile, tile.slice(self.array))
-
-    def uniform(self, tile: Tile) -> bool | None:
-        if self.bounds is not None:
-            least, most = self.bounds.within(tile.rows, tile.columns)
-            return bool(least) if least == most else None
-        answer = None if is_traced(self.array) else self.allowed_in(tile)
-        return answer if isinstance(answer, bool) else None
-
-
-def _intersection(ranges: list[range]) -> range:
-    return range(max(r.start for r in ranges), min(r.stop for r in ranges))
-
-
-def _hull(ranges: list[range]) -> range:
-    """Return the smallest range that contains all of `ranges`."""
-    nonempty = [r for r in ranges if r]
-    return range(min(r.start for r in nonempty), max(r.stop for r in nonempty)) if nonempty else range(0)

@@ -15,10 +15,9 @@ from sdpa_xp._libraries import computing, is_array, namespace_of
 from sdpa_xp._libraries.base import dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace, Shape
 from sdpa_xp._tiles.modifier import ScoreModifier, grid_of
-from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, Tile, collapse_uniform
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
-from sdpa_xp.masks.algebra import ArrayMask, Mask, Pattern
+from sdpa_xp.masks.algebra import ArrayMask, FormulaMask, Mask
 
 MaskFunction: TypeAlias = Callable[[Any, Any, Any, Any], Any]
 """mask_mod(batch, head, query_index, key_index) -> boolean, as in torch's FlexAttention."""
@@ -174,14 +173,11 @@ def array_of_rows(
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class FunctionMask(Mask, Pattern):
+class FunctionMask(FormulaMask):
     """Made by `from_function`."""
 
     name = "from_function"
     mask_mod: MaskFunction
-
-    def bind(self, _grid: ScoreGrid) -> Pattern:
-        return self
 
     def allowed_in(self, tile: Tile) -> Allowed:
         allowed = apply_caller_function(tile.grid.function, "attn_mask", self.mask_mod, tile.indices)

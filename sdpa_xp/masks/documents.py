@@ -13,7 +13,8 @@ from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.on_device import BlockBounds, bounds_of_list
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, Tile
-from sdpa_xp.masks.algebra import Mask, Pattern
+from sdpa_xp.masks.algebra import Mask
+from sdpa_xp.masks.patterns import Pattern
 
 
 @explains_keywords

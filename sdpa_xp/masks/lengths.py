@@ -8,7 +8,8 @@ from sdpa_xp._checks.integers import Integers, IntegersLike, frozen
 from sdpa_xp._checks.keywords import explains_keywords
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, Tile
-from sdpa_xp.masks.algebra import AllOf, Mask, Pattern
+from sdpa_xp.masks.algebra import Mask
+from sdpa_xp.masks.patterns import AllOf, Pattern
 
 
 @explains_keywords
@@ -160,6 +161,7 @@ class QueriesBefore(Pattern):
         answer = self.uniform(tile)
         if answer is not None:
             return answer
+        # A cache has added its position to the index of each query.
         return tile.query_index - tile.grid.positions < tile.slice_integers(self.length).values
 
     def uniform(self, tile: Tile) -> bool | None:

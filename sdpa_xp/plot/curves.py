@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sdpa_xp._checks.arrays import check_floating, check_plain_array
@@ -89,18 +89,20 @@ def saturation(
 
     figure = ShownFigure((8, 3.4), colours.paper)
     variance, largest = figure.subplots(1, 2)
-    _draw_lines(variance, widths, curves, [curve.variances for curve in curves], colours)
-    _draw_lines(largest, widths, curves, [curve.largest for curve in curves], colours)
+    styles = ((colours.contrast, "s--"), (colours.full, "o-"))
+    _draw_lines(variance, widths, {curve.label: curve.variances for curve in curves}, styles)
+    _draw_lines(largest, widths, {curve.label: curve.largest for curve in curves}, styles)
     expected = {"linestyle": ":", "color": colours.ink, "linewidth": 1}
     variance.plot(widths, widths, label="expected, E and 1", **expected)
     variance.axhline(1, **expected)
     variance.set_yscale("log")
-    variance.set_ylabel("variance of the scores")
     largest.axhline(1 / keys, label=f"all keys alike, 1/{keys}", **expected)
     largest.set_ylim(0, 1.05)
-    largest.set_ylabel("largest weight of a query")
-    for axes in (variance, largest):
-        axes.legend(frameon=False, labelcolor=colours.ink, fontsize=FONT)
+    for axes, name in ((variance, "variance of the scores"), (largest, "largest weight of a query")):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(widths, [str(width) for width in widths])
+        axes.minorticks_off()
+        _finish(axes, colours, "width of queries and keys, E", name)
     return figure
 
 
@@ -114,17 +116,17 @@ def _simulate(widths: Sequence[int], keys: int, rng: Any) -> list[Curve]:
     return curves
 
 
-def _draw_lines(
-    axes: Any, widths: Sequence[int], curves: Sequence[Curve], values: Sequence[list[float]], theme: Theme
-) -> None:
-    styles = ((theme.contrast, "s--"), (theme.full, "o-"))
-    for curve, numbers, (colour, style) in zip(curves, values, styles, strict=True):
-        axes.plot(widths, numbers, style, color=colour, label=curve.label, markersize=5)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(widths, [str(width) for width in widths])
-    axes.minorticks_off()
-    axes.set_xlabel("width of queries and keys, E")
+def _draw_lines(axes: Any, places: Sequence[int], lines: Mapping[str, Sequence[float]], styles: Any) -> None:
+    """Draw one line for each label, with one of the styles (colour, marker and line)."""
+    for (label, numbers), (colour, style) in zip(lines.items(), styles, strict=True):
+        axes.plot(places, numbers, style, color=colour, label=label, markersize=5)
+
+
+def _finish(axes: Any, theme: Theme, x_label: str, y_label: str) -> None:
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
     paint(axes, theme)
+    axes.legend(frameon=False, labelcolor=theme.ink, fontsize=FONT)
 
 
 def memory(
@@ -191,17 +193,13 @@ def memory(
         ],
     }
     styles = ((colours.contrast, "s--"), (colours.ink, "^:"), (colours.full, "o-"))
-    for (label, values), (colour, style) in zip(sizes.items(), styles, strict=True):
-        axes.plot(lengths, values, style, color=colour, label=label, markersize=5)
+    _draw_lines(axes, lengths, sizes, styles)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda length, _: f"{length:,.0f}"))
     axes.yaxis.set_major_locator(LogLocator(base=2**5, numticks=12))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda size, _: _with_unit(size)))
-    axes.set_xlabel("queries and keys, L = S")
-    axes.set_ylabel("bytes, one head")
-    paint(axes, colours)
-    axes.legend(frameon=False, labelcolor=colours.ink, fontsize=FONT)
+    _finish(axes, colours, "queries and keys, L = S", "bytes, one head")
     return figure
 
 

@@ -148,7 +148,7 @@ class RotaryTables(Rotation):
             raise ArgumentValueError(function, rule, {"cos.shape": cos, "sin.shape": sin})
         check_flag(function, "interleaved", self.interleaved)
         for name, table in tables.items():
-            object.__setattr__(self, name, table)
+            object.__setattr__(self, name, table)  # without its subclass, as `check_one_kind` returns it
         object.__setattr__(self, "width", 2 * tables["cos"].shape[-1])
 
     def __repr__(self) -> str:
@@ -185,7 +185,7 @@ class RotaryTables(Rotation):
                 and isinstance(positions.shift, int)
                 and isinstance(length, int)
             ):
-                start = positions.first + positions.shift
+                start = positions.first + positions.shift  # consecutive rows are a slice, which is no copy
                 _check_within_tables(factory.function, start, start + length - 1, rows)
                 cos, sin = (table[..., start : start + length, :] for table in tables.values())
                 return cos, sin

@@ -186,6 +186,7 @@ def _rotate_at(
         if x.ndim > 2:
             head_axis = -3 if layout == HLE else -2
             cos, sin = (xp.expand_dims(table, axis=head_axis) for table in (cos, sin))
+        # JAX can be set to refuse to broadcast arrays of unlike ranks.
         cos, sin = (library_of(x).with_axes(table, x.ndim) for table in (cos, sin))
         front = astype_if_needed(xp, x[..., : rotary.width], dtype)
         rotated = _rotate_pairs(xp, front, cos, sin, interleaved=rotary.interleaved)
@@ -211,4 +212,5 @@ def _rotate_pairs(xp: Namespace, x: Array, cos: Array, sin: Array, *, interleave
         half = x.shape[-1] // 2
         x_1, x_2 = x[..., :half], x[..., half:]
     pair = [x_1 * cos - x_2 * sin, x_1 * sin + x_2 * cos]
+    # Traced arrays take no assignment to every second element.
     return xp.reshape(xp.stack(pair, axis=-1), x.shape) if interleaved else xp.concat(pair, axis=-1)

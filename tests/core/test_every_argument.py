@@ -1,6 +1,7 @@
 """Each argument of each public function refuses an object of no sensible type, by its name.
 
-The functions and their arguments are read from the packages, so a new one has to be given a call here.
+The functions and their arguments are read from the packages, so a new one has to be given a call here, or, if
+it is a mask, in tests/public_masks.py.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from public_masks import CALLS as MASK_CALLS
 
 import sdpa_xp
 from sdpa_xp import KVCache, PagedKVCache, attention_state, biases, layers, masks, positional
@@ -61,15 +63,7 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (PAGED.drop_last, {"count": [0, 1]}),
     (PAGED.take_entries, {"entries": [0]}),
     (PAGED.attend_state, {"query": np.ones((4, 2, 8), F), "cu_seqlens_q": [0, 1, 2]}),
-    (masks.causal, {}),
-    (masks.chunked, {"size": 2}),
-    (masks.dilated, {"step": 2}),
-    (masks.document, {"query_ids": [0, 0, 1], "key_ids": [0] * 5}),
-    (masks.from_array, {"boolean": np.ones((3, 5), bool)}),
-    (masks.from_function, {"mask_mod": lambda b, h, i, j: i >= j}),
-    (masks.padding, {"key_lengths": 3}),
-    (masks.prefix, {"length": 3}),
-    (masks.sliding_window, {"left": 1, "right": 0}),
+    *MASK_CALLS.items(),
     (masks.to_array, {"mask": masks.causal(), "shape": (3, 5)}),
     (biases.alibi, {"slopes": 4}),
     (biases.from_array, {"array": np.ones((3, 5), F)}),
@@ -135,7 +129,7 @@ def cases() -> Iterator[Any]:
 def used(mask_or_bias: object) -> None:
     """Masks and biases look at some of what they hold when they meet a call."""
     if isinstance(mask_or_bias, masks.Mask):
-        masks.to_array(mask_or_bias, (2, 4, 3, 5))
+        masks.to_array(mask_or_bias, (2, 4, 5, 5))
     if isinstance(mask_or_bias, biases.Bias):
         biases.to_array(mask_or_bias, (2, 4, 3, 5))
 

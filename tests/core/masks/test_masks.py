@@ -14,7 +14,8 @@ from internals import device, namespace, reference
 from libraries import Library
 
 from sdpa_xp import attention_scores, attention_state, attention_weights, masks, scaled_dot_product_attention
-from sdpa_xp.masks.algebra import Mask, Pattern
+from sdpa_xp.masks.algebra import Mask
+from sdpa_xp.masks.patterns import Pattern
 
 F = np.float32
 PAIRS = (2, 4, 7, 11)  # B, Hq, L, S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -22,21 +23,26 @@ from graphs import (
     spec,
 )
 from internals import override
+from public_masks import CALLS
 from short_runs import assert_right
 
 from sdpa_xp import KVCache, biases, masks, scaled_dot_product_attention
 from sdpa_xp.biases import Bias
 from sdpa_xp.biases.algebra import Term
 from sdpa_xp.masks import Mask
-from sdpa_xp.masks.algebra import Pattern
+from sdpa_xp.masks.patterns import Pattern
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 
+
+def without_inputs(function: Callable[..., Mask], arguments: dict[str, Any]) -> Rules:
+    return lambda: {"attn_mask": function(**arguments)}
+
+
 PUBLIC: dict[str, Rules] = {
+    **{function.__name__: without_inputs(function, arguments) for function, arguments in CALLS.items()},
     "causal": lambda offset: {"attn_mask": masks.causal(offset)},
-    "chunked": lambda: {"attn_mask": masks.chunked(3)},
-    "dilated": lambda: {"attn_mask": masks.dilated(2)},
     "document": lambda query_ids, key_ids: {"attn_mask": masks.document(query_ids, key_ids)},
     "from_array": lambda attn_mask: {"attn_mask": masks.from_array(attn_mask)},
     "from_function": lambda: {"attn_mask": masks.from_function(lambda b, h, i, j: (j + b) % (h + 2) < 2)},
@@ -44,7 +50,7 @@ PUBLIC: dict[str, Rules] = {
     "prefix": lambda length: {"attn_mask": masks.prefix(length)},
     "sliding_window": lambda offset: {"attn_mask": masks.sliding_window(2, 1, offset=offset)},
 }
-"""Each public mask, with an input where it takes one. A new mask needs a line here, and nothing else."""
+"""Each public mask, with an input where it takes one, or where its call is for other lengths."""
 NO_MASKS = {"Mask", "to_array"}
 NAMES = {BATCH: "B", 5: "L", 9: "S"}
 RUNTIMES = ["onnxruntime>=1.23;cpu", "onnxruntime>=1.28;cpu", "onnxruntime>=1.30;web", "onnxruntime>=1.28;cuda"]
