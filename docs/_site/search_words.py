@@ -119,12 +119,12 @@ WORDS = {
     "how-to/verify/#write-a-report": "report html json",
     "playground/": "play try demo online",
     "project/changelog/": "release notes changes",
-    "project/citation/": "cite bibtex",
     "project/contributing/": (
         "contribute contributing first change source tree layout code repository structure architecture where"
     ),
     "project/contributing/#run-the-tests": "tests pytest --backends",
     "project/stability/": ("semver stable stable versioning policy semver api stability"),
+    "project/stability/#citation": "cite citation bibtex",
     "project/stability/#deprecation": "deprecationwarning deprecated deprecation policy",
     "project/stability/#what-is-supported": (
         "supports windows macos linux arm apple aarch64 licence license minimum version"
