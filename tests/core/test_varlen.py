@@ -1,4 +1,4 @@
-"""Packed sequences attend each within itself, as in a loop over them."""
+"""Packed sequences attend each within itself, as in a loop over them: the output and the log-sum-exp."""
 
 from __future__ import annotations
 
@@ -9,13 +9,22 @@ from typing import Any, NamedTuple
 
 import hypothesis
 import hypothesis.strategies as st
+import ml_dtypes
 import numpy as np
 import pytest
-from calls import draw_named
+from calls import draw_named, moved
 from internals import judge, reference, scores, textbook
-from libraries import Library
+from libraries import Library, generator
 
-from sdpa_xp import biases, masks, scaled_dot_product_attention, varlen_attention
+from sdpa_xp import (
+    AttentionState,
+    PagedKVCache,
+    biases,
+    masks,
+    scaled_dot_product_attention,
+    varlen_attention,
+    varlen_attention_state,
+)
 
 F = np.float32
 HEADS = 4
@@ -100,38 +109,49 @@ def rows_of(x: np.ndarray, queries: list[int]) -> np.ndarray:
     return np.concatenate([x[b, :, :l] for b, l in enumerate(queries)], axis=-2)
 
 
-def assert_agrees(
-    library: Library, result: np.ndarray, call: Packed, queries: list[int], sinks: Any = None, **rules: Any
-) -> None:
-    """Judged against a loop of the reference over the sequences. A sink takes its share of the output."""
-    with np.errstate(all="ignore"):
-        plain = library.get(library.compiled.call(lambda **x: textbook(library.xp, **x), **call, **rules))
-        scale = rules.pop("scale", [None] * len(queries))
-        parts, shares = [], []
-        for b, l in enumerate(queries):
-            sequence = {name: x[b, :, :l] for name, x in call.items() if name not in ("key", "value")}
-            sequence |= {name: call[name][b] for name in ("key", "value")}
-            output, lse, _ = reference.attention(**sequence, **rules, scale=scale[b])
-            parts.append(output)
-            sink = -math.inf if sinks is None else np.broadcast_to(sinks, (len(queries), HEADS))[b, :, None]
-            shares.append(1 / (1 + np.exp(sink - lse))[..., None])
-    share = np.where(np.isnan(np.concatenate(shares, axis=-2)), 0, np.concatenate(shares, axis=-2))
-    expected = np.concatenate(parts, axis=-2)
-    agreement = judge(result, expected * share, rows_of(plain, queries) * share, "float32")
-    assert agreement.agrees, agreement
-
-
 def attend(library: Library, arrays: Packed, queries: Any, keys: Any, **rules: Any) -> np.ndarray:
     rules = {"layout": "...HLE", "cu_seqlens_q": sums(queries), "cu_seqlens_k": sums(keys)} | rules
     return library.get(library.call(varlen_attention, **arrays, **rules))
 
 
+def state_of(library: Library, arrays: Packed, queries: Any, keys: Any, **rules: Any) -> list[np.ndarray]:
+    rules = {"layout": "...HLE", "cu_seqlens_q": sums(queries), "cu_seqlens_k": sums(keys)} | rules
+    state = library.call(varlen_attention_state, **arrays, **rules)
+    assert isinstance(state, AttentionState)
+    return [library.get(x) for x in state]
+
+
+def assert_right(
+    library: Library, arrays: Packed, lengths: Any, case: Case, layout: str = "...HLE", **told: Any
+) -> None:
+    """Output and state are those of a loop of the reference over the sequences."""
+    queries, keys = lengths
+    passed = {name: moved(x, layout) for name, x in arrays.items()}
+    rules = case.rules | told | {"layout": layout}
+    result = moved(attend(library, passed, queries, keys, **rules), layout)
+    output, lse = state_of(library, passed, queries, keys, **rules, lse_base=2)
+    call = padded(arrays, queries, keys, case)
+    with np.errstate(all="ignore"):
+        plain = library.get(library.compiled.call(lambda **x: textbook(library.xp, **x), **call, **told))
+        parts = []
+        for b, l in enumerate(queries):
+            sequence = {name: x[b, :, :l] for name, x in call.items() if name not in ("key", "value")}
+            sequence |= {name: call[name][b] for name in ("key", "value")}
+            own = {
+                name: x[b] for name, x in told.items() if np.shape(x)[:1] == (len(queries),) and np.ndim(x) > 1
+            }
+            parts.append(reference.attention(**sequence, **(told | own)))
+    expected, of_keys = (np.concatenate([part[n] for part in parts], axis=n - 2) for n in (0, 1))
+    for each in (result, moved(output, layout)):
+        agreement = judge(each, expected, rows_of(plain, queries), "float32")
+        assert agreement.agrees, agreement
+    np.testing.assert_allclose(lse * math.log(2), of_keys, rtol=0, atol=4e-6)
+
+
 @pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("name", CASES)
 def test_a_loop_over_the_sequences(library: Library, name: str) -> None:
-    case, arrays = CASES[name], packed(*LENGTHS)
-    output = attend(library, arrays, *LENGTHS, **case.rules)
-    assert_agrees(library, output, padded(arrays, *LENGTHS, case), QUERIES)
+    assert_right(library, packed(*LENGTHS), LENGTHS, CASES[name])
 
 
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
@@ -141,13 +161,8 @@ def test_equal_lengths_are_computed_together(
     library: Library, name: str, lengths: tuple[list[int], list[int]], layout: str
 ) -> None:
     """All of them side by side, or with another sequence in between."""
-    case, arrays = CASES[name], packed(*lengths)
-    passed = arrays if layout == "...HLE" else {key: np.swapaxes(x, 0, 1) for key, x in arrays.items()}
-    rules = case.rules | {"sinks": SINKS, "scale": SLOPES[:, :, None, None]}
-    output = attend(library, passed, *lengths, layout=layout, **rules)
-    output = output if layout == "...HLE" else np.swapaxes(output, 0, 1)
-    call = padded(arrays, *lengths, case)
-    assert_agrees(library, output, call, lengths[0], SINKS, scale=SLOPES[:, :, None, None])
+    rules = {"sinks": SINKS, "scale": SLOPES[:, :, None, None]}
+    assert_right(library, packed(*lengths), lengths, CASES[name], layout, **rules)
 
 
 def recorded_scores(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
@@ -176,45 +191,39 @@ def test_equal_lengths_are_one_computation(monkeypatch: pytest.MonkeyPatch) -> N
     assert shapes == [(3, HEADS, 3, 4), (1, HEADS, 2, 5)]
 
 
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.usefixtures("small_tiles")
 def test_many_tiles(library: Library) -> None:
-    case, arrays = CASES["lower right"], packed(*LENGTHS)
-    output = attend(library, arrays, *LENGTHS, **case.rules)
-    assert_agrees(library, output, padded(arrays, *LENGTHS, case), QUERIES)
+    assert_right(library, packed(*LENGTHS), LENGTHS, CASES["lower right"])
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("sinks", [SINKS[0], SINKS], ids=["one per head", "one per sequence and head"])
 def test_sinks(library: Library, sinks: np.ndarray) -> None:
-    arrays = packed(*LENGTHS)
-    call = padded(arrays, *LENGTHS, CASES["plain"])
-    assert_agrees(library, attend(library, arrays, *LENGTHS, sinks=sinks), call, QUERIES, sinks)
+    assert_right(library, packed(*LENGTHS), LENGTHS, CASES["plain"], sinks=sinks)
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
 def test_slopes_of_each_sequence(library: Library) -> None:
-    arrays = packed(*LENGTHS)
     with library.guard():
         bias = biases.alibi(library.put(SLOPES))
-    case = Case({}, bias=lambda b, h, i, j, l, s: -SLOPES[b, h] * abs(i - j))
-    output = attend(library, arrays, *LENGTHS, bias=bias)
-    assert_agrees(library, output, padded(arrays, *LENGTHS, case), QUERIES)
+    case = Case({"bias": bias}, bias=lambda b, h, i, j, l, s: -SLOPES[b, h] * abs(i - j))
+    assert_right(library, packed(*LENGTHS), LENGTHS, case)
 
 
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_scale_and_softcap(library: Library) -> None:
-    arrays, rules = packed(*LENGTHS), {"scale": SINKS[:, :, None, None], "softcap": 1.5}
-    call = padded(arrays, *LENGTHS, CASES["plain"])
-    assert_agrees(library, attend(library, arrays, *LENGTHS, **rules), call, QUERIES, **rules)
+    assert_right(library, packed(*LENGTHS), LENGTHS, CASES["plain"], scale=SINKS[:, :, None, None], softcap=1.5)
 
 
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_padding_of_each_sequence(library: Library) -> None:
     """Lengths of keys, and of queries, that fit each its own sequence."""
     lengths = [1, 5], [4, 7]
-    arrays = packed(*lengths)
     keys, queries = np.asarray([3, 6]), np.asarray([1, 4])
-    case = Case({}, lambda b, h, i, j, l, s: (j < keys[b]) & (i < queries[b]))
-    output = attend(library, arrays, *lengths, attn_mask=masks.padding(keys.tolist(), queries.tolist()))
-    assert_agrees(library, output, padded(arrays, *lengths, case), lengths[0])
+    mask = masks.padding(keys.tolist(), queries.tolist())
+    case = Case({"attn_mask": mask}, lambda b, h, i, j, l, s: (j < keys[b]) & (i < queries[b]))
+    assert_right(library, packed(*lengths), lengths, case)
 
 
 @pytest.mark.parametrize("number", [True, 1.0])
@@ -227,17 +236,19 @@ def test_what_equals_an_integer_is_refused(library: Library, mask: Any, number: 
             attend(library, arrays, [2, 2], [2, 2], attn_mask=mask(numbers))
 
 
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_heads_stand_behind_the_length_by_default(library: Library) -> None:
     """As flash-attention packs; all in one sequence is attention itself."""
     arrays = packed([5], [7])
-    behind = [np.ascontiguousarray(np.swapaxes(x, 0, 1)) for x in arrays.values()]
+    behind = [moved(x, "...LHE") for x in arrays.values()]
     result = library.call(varlen_attention, *behind, cu_seqlens_q=[0, 5], cu_seqlens_k=(0, 7), is_causal=True)
     assert result.shape == (5, HEADS, 5)
     assert result.dtype == library.put(arrays["query"]).dtype
-    outcome = np.swapaxes(library.get(result), 0, 1)
-    assert_agrees(library, outcome, padded(arrays, [5], [7], CASES["is_causal"]), [5])
+    expected = reference.attention(*arrays.values(), is_causal=True)[0]
+    np.testing.assert_allclose(moved(library.get(result), "...LHE"), expected, rtol=0, atol=4e-6)
 
 
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("how", ["int32", "int64", "uint8", "of the library"])
 def test_lengths_of_any_kind(library: Library, how: str) -> None:
     """They are numbers, so they may be of another library than the arrays."""
@@ -253,6 +264,7 @@ def test_lengths_of_any_kind(library: Library, how: str) -> None:
     np.testing.assert_array_equal(library.get(result), expected)
 
 
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.leaves_out("jax-debug")
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("name", ["query", "key", "value"])
@@ -277,29 +289,36 @@ def test_no_query_at_all_and_no_key_at_all(library: Library) -> None:
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
-def test_a_packed_row_with_a_document_mask(library: Library) -> None:
-    """The other way to say it, where queries and keys are those of the same tokens."""
-    lengths = [1, 4]
-    arrays = packed(lengths, lengths)
-    mask = masks.causal() & masks.document(np.repeat(np.arange(2), lengths).tolist())
-    row = library.get(library.call(scaled_dot_product_attention, **arrays, attn_mask=mask))
-    output = attend(library, arrays, lengths, lengths, is_causal=True)
-    call = padded(arrays, lengths, lengths, CASES["is_causal"])
-    for result in (row, output):
-        assert_agrees(library, result, call, lengths)
-
-
-@pytest.mark.sampled(0, on="EAGER_JAX")
 @hypothesis.given(
     lengths=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=4),
-    name=st.sampled_from(["plain", "is_causal", "lower right", "function"]),
+    name=st.sampled_from(["plain", "is_causal", "lower right", "function", "alibi, lower right"]),
 )
 def test_any_lengths(library: Library, lengths: list[tuple[int, int]], name: str) -> None:
     queries, keys = ([pair[axis] for pair in lengths] for axis in (0, 1))
     hypothesis.assume(any(queries) and any(keys))
-    arrays = packed(queries, keys)
-    output = attend(library, arrays, queries, keys, **CASES[name].rules)
-    assert_agrees(library, output, padded(arrays, queries, keys, CASES[name]), queries)
+    assert_right(library, packed(queries, keys), (queries, keys), CASES[name])
+
+
+@pytest.mark.sampled(0, on="EAGER_JAX")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_dtypes(library: Library, dtype: str) -> None:
+    """The output has the query's dtype, the log-sum-exp the accumulation dtype."""
+    if not library.holds(dtype):
+        pytest.skip("this library has no such dtype")
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    arrays = {name: x.astype(kind) for name, x in packed(*LENGTHS).items()}
+    output, lse = state_of(library, arrays, *LENGTHS)
+    assert (output.dtype.name, lse.dtype.name) == (dtype, "float64" if dtype == "float64" else "float32")
+
+
+@pytest.mark.sampled(0, on="EAGER_JAX")
+def test_dropout_does_not_change_the_log_sum_exp(library: Library) -> None:
+    arrays = packed(*LENGTHS)
+    plain = state_of(library, arrays, *LENGTHS)
+    with library.guard():
+        dropped = state_of(library, arrays, *LENGTHS, dropout_p=0.5, rng=generator(library))
+    np.testing.assert_allclose(dropped[1], plain[1], rtol=0, atol=1e-6)
+    assert np.max(np.abs(dropped[0] - plain[0])) > 0.1
 
 
 def test_nothing_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,6 +330,7 @@ def test_nothing_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shapes == [(1, HEADS, l, s) for l, s in zip(QUERIES, KEYS, strict=True) if l and s]
 
 
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.leaves_out("jax-debug")
 @pytest.mark.parametrize("rules", [{}, {"is_causal": True}, {"attn_mask": masks.sliding_window(2, 1)}], ids=str)
 @pytest.mark.parametrize("special", [math.nan, math.inf])
@@ -326,3 +346,45 @@ def test_stacked_sequences_are_computed_again_as_they_were(
         alone = {name: x[None, :, first:last] for name, x in arrays.items()}
         expected = scaled_dot_product_attention(*(alone[name] for name in ("query", "key", "value")), **rules)
         np.testing.assert_allclose(output[:, first:last], expected[0], rtol=0, atol=1e-6)
+
+
+@pytest.mark.needs("torch")
+def test_without_any_key_all_gradients_are_zero() -> None:
+    """A constant output is connected to all that may be learned, also in masks, biases and caches."""
+    import torch
+
+    def leaf(*shape: int) -> Any:
+        return torch.ones(shape, requires_grad=True)
+
+    query, keys, slopes, sinks = leaf(3, HEADS, 4), leaf(0, 2, 4), leaf(HEADS), leaf(HEADS)
+    rules = {"bias": biases.alibi(slopes), "sinks": sinks}
+    pool = leaf(2, 4, 2, 4)
+    cache = PagedKVCache(pool, pool.detach().clone(), [[0]], [0], layout="...LHE")
+    outputs = {
+        "varlen": (varlen_attention(query, keys, keys, [0, 3], [0, 0], **rules), [keys]),
+        "packed": (cache.attend(query, cu_seqlens_q=[0, 3], is_causal=False, **rules), [pool]),
+        "batch": (cache.attend(query[None], is_causal=False, **rules), [pool]),
+    }
+    for output, others in outputs.values():
+        leaves = [query, slopes, sinks, *others]
+        for gradient in torch.autograd.grad(output.sum(), leaves, materialize_grads=True):
+            assert not gradient.any()
+
+
+@pytest.mark.needs("torch")
+def test_gradients_of_the_log_sum_exp() -> None:
+    """d lse / d query is scale * (weights @ key), for each sequence; of a sequence without keys it is 0."""
+    import torch
+
+    arrays = {name: x.astype(np.float64) for name, x in packed(*LENGTHS).items()}
+    tensors = {name: torch.asarray(x).requires_grad_() for name, x in arrays.items()}
+    starts = {"cu_seqlens_q": sums(QUERIES), "cu_seqlens_k": sums(KEYS)}
+    state = varlen_attention_state(**tensors, **starts, layout="...HLE")
+    finite = torch.isfinite(state.lse)
+    (gradient,) = torch.autograd.grad(state.lse[finite].sum(), [tensors["query"]])
+    bounds = zip(itertools.pairwise(sums(QUERIES)), itertools.pairwise(sums(KEYS)), strict=True)
+    for rows, columns in ([slice(*bound) for bound in pair] for pair in bounds):
+        query, key, value = arrays["query"][:, rows], arrays["key"][:, columns], arrays["value"][:, columns]
+        *_, weights = reference.attention(query, key, value)
+        expected = weights @ np.repeat(key, 2, axis=0) / math.sqrt(8)
+        np.testing.assert_allclose(gradient[:, rows].numpy(), expected, rtol=0, atol=1e-12)
