@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 from internals import judge, namespace, reference, textbook
 from libraries import Library
-from rotations import turned
 
 from sdpa_xp import biases, masks
 from sdpa_xp.positional import LinearScaling, Rotary, YaRNScaling
@@ -82,6 +81,20 @@ class Tokens:
     def with_more(self, key: np.ndarray, value: np.ndarray, positions: np.ndarray) -> Tokens:
         pairs = ((self.key, key, 2), (self.value, value, 2), (self.positions, positions, 1))
         return Tokens(*(np.concatenate([old, new], axis) for old, new, axis in pairs))
+
+
+def turned(x: np.ndarray, positions: np.ndarray, rotary: Rotary) -> np.ndarray:
+    """(..., H, L, E) at positions (..., L), by products of complex numbers in float64."""
+    half, width = rotary.width // 2, rotary.width
+    angles = positions[..., None, :, None] * np.asarray(rotary.frequencies)
+    factor = 0.1 * math.log(4) + 1 if isinstance(rotary.scaling, YaRNScaling) else 1.0
+    one, other = (
+        (slice(0, width, 2), slice(1, width, 2)) if rotary.interleaved else (slice(half), slice(half, width))
+    )
+    pairs = (x[..., one] + 1j * x[..., other]) * factor * np.exp(1j * angles)
+    result = x.astype(np.float64)
+    result[..., one], result[..., other] = pairs.real, pairs.imag
+    return result
 
 
 def exact_call(

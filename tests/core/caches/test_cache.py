@@ -1,8 +1,9 @@
-"""Decoding from a cache, step by step, gives what one pass over all tokens gives."""
+"""Decoding from a cache, step by step, gives what one pass over all tokens gives: output and log-sum-exp."""
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,17 +11,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 from calls import assert_agrees, draw, draw_named, moved
-from internals import namespace
-from libraries import LIBRARIES, Library, can_write
+from internals import namespace, reference
+from libraries import LIBRARIES, Library, can_write, generator
 
-from sdpa_xp import KVCache, biases, masks, scaled_dot_product_attention
+from sdpa_xp import KVCache, attention_state, biases, masks, merge_states, scaled_dot_product_attention
+from sdpa_xp.positional import Rotary
 
 F = np.float32
 TOKENS, HEADS = 7, 4
 MIXED = [3, 2, 1, 1]
 SLOPES = [0.5, 0.25, 1.0, 2.0]
 SINKS = np.asarray([[0.5, -3.0, 4.0, 1.0], [2.0, 0.0, -1.0, 3.0]], F)
-TABLE = np.linspace(-2, 2, 4 * HEADS, dtype=F).reshape(4, HEADS)
 DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float64": np.float64}
 Arrays = dict[str, np.ndarray]
 
@@ -47,14 +48,6 @@ CASES = {
     "not causal": Case({"is_causal": False}, lambda h, i, j: True),
     "lower right": Case({"is_causal": False, "attn_mask": masks.causal("lower_right")}),
     "window": Case({"attn_mask": masks.sliding_window(3, 0)}, lambda h, i, j: (j <= i) & (i - j <= 3)),
-    "window ahead": Case(
-        {"is_causal": False, "attn_mask": masks.sliding_window(1, 1)}, lambda h, i, j: abs(i - j) <= 1
-    ),
-    "chunks": Case({"attn_mask": masks.chunked(3)}, lambda h, i, j: (j <= i) & (i // 3 == j // 3)),
-    "prefix": Case(
-        {"is_causal": False, "attn_mask": masks.causal() | masks.prefix(3)},
-        lambda h, i, j: (j <= i) | (j < 3),
-    ),
     "function": Case(
         {"attn_mask": masks.from_function(lambda b, h, q_idx, kv_idx: (q_idx + kv_idx + h) % 3 > 0)},
         lambda h, i, j: (j <= i) & ((i + j + h) % 3 > 0),
@@ -76,10 +69,13 @@ def arrays(rng: np.random.Generator) -> Arrays:
 
 def decode(
     library: Library, arrays: Arrays, steps: list[int], *, capacity: int | None = None, **rules: Any
-) -> np.ndarray:
-    """A step appends the tokens of its length and attends with their queries; with a capacity in place."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """A step appends the tokens of its length and attends with their queries; with a capacity in place.
+
+    Return the output and the log-sum-exp.
+    """
     layout = rules.pop("layout", "...HLE")
-    outputs, cache = [], None
+    outputs, lses, cache = [], [], None
     with library.guard():
         placed = {name: library.put(x) if isinstance(x, np.ndarray) else x for name, x in rules.items()}
     for stop, step in zip(itertools.accumulate(steps), steps, strict=True):
@@ -90,11 +86,14 @@ def decode(
                 cache = KVCache(key, value, capacity=capacity, layout=layout)
             else:
                 cache = cache.append(key, value, in_place=capacity is not None)
-            output = cache.attend(query, **placed)
+            output, state = cache.attend(query, **placed), cache.attend_state(query, **placed)
         assert len(cache) == stop
         assert output.dtype == query.dtype
+        near = {"rtol": 0, "atol": 2e-6 if arrays["key"].dtype == F else 2**-6}
+        np.testing.assert_allclose(*(library.get(x).astype(F) for x in (state.output, output)), **near)
         outputs.append(moved(library.get(output), layout))
-    return np.concatenate(outputs, axis=-2)
+        lses.append(library.get(state.lse))
+    return np.concatenate(outputs, axis=-2), np.concatenate(lses, axis=-1)
 
 
 def expected(arrays: Arrays, steps: list[int], case: Case) -> Arrays:
@@ -106,42 +105,36 @@ def expected(arrays: Arrays, steps: list[int], case: Case) -> Arrays:
     return arrays | {"attn_mask": allowed.copy(), "bias": bias}
 
 
+def assert_decodes(library: Library, arrays: Arrays, steps: list[int], case: Case, **told: Any) -> None:
+    """Output and log-sum-exp of a loop of steps are those of one full pass. `told` is what both are given."""
+    passed = {name: told.pop(name) for name in ("layout", "capacity") if name in told}
+    output, lse = decode(library, arrays, steps, **(case.rules | told), **passed)
+    call = expected(arrays, steps, case)
+    for name, joined in (("attn_mask", np.logical_and), ("bias", np.add)):
+        if name in told:
+            call[name] = joined(call[name], told.pop(name))
+    assert_agrees(library, output, call, **told)
+    np.testing.assert_allclose(lse, reference.attention(**call, **told)[1], rtol=2e-6, atol=4e-6)
+
+
 @pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("name", CASES)
 def test_decoding_is_one_full_pass(library: Library, arrays: Arrays, name: str) -> None:
     """Positions count from the first token of the cache, for masks and biases, in every step."""
-    case = CASES[name]
-    assert_agrees(library, decode(library, arrays, MIXED, **case.rules), expected(arrays, MIXED, case))
-
-
-@pytest.mark.parametrize("name", ["plain", "window"])
-def test_one_by_one(library: Library, arrays: Arrays, name: str) -> None:
-    case = CASES[name]
-    assert_agrees(
-        library, decode(library, arrays, [1] * TOKENS, **case.rules), expected(arrays, [1] * TOKENS, case)
-    )
+    assert_decodes(library, arrays, MIXED, CASES[name])
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
-@pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_relative_bias(library: Library, arrays: Arrays, bidirectional: bool) -> None:
-    def bias(table: Any) -> Any:
-        return biases.relative(table, bidirectional=bidirectional, max_distance=5)
-
-    with library.guard():
-        rules = {"bias": bias(library.put(TABLE))}
-    output = decode(library, arrays, MIXED, **rules)
-    call = expected(arrays, MIXED, CASES["plain"])
-    call["bias"] = call["bias"] + biases.to_array(bias(TABLE), (HEADS, TOKENS, TOKENS)).astype(F)
-    assert_agrees(library, output, call)
+@pytest.mark.parametrize("name", ["plain", "window"])
+def test_one_by_one(library: Library, arrays: Arrays, name: str) -> None:
+    assert_decodes(library, arrays, [1] * TOKENS, CASES[name])
 
 
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("sinks", [SINKS[0], SINKS], ids=["one per head", "one per batch entry and head"])
 def test_sinks(library: Library, arrays: Arrays, sinks: np.ndarray) -> None:
-    output = decode(library, arrays, MIXED, sinks=sinks)
-    assert_agrees(library, output, expected(arrays, MIXED, CASES["plain"]), sinks)
+    assert_decodes(library, arrays, MIXED, CASES["plain"], sinks=sinks)
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
@@ -149,10 +142,8 @@ def test_scale_softcap_and_arrays(library: Library, arrays: Arrays, rng: np.rand
     """What broadcasts to (..., Hq, L, S) does so with the L and S of its step."""
     scale, bias = draw(rng, (HEADS, 1, 1), (2, HEADS, 1, 1))
     mask = np.asarray([True, False, True, True])[:, None, None]
-    output = decode(library, arrays, MIXED, attn_mask=mask, bias=bias, scale=scale, softcap=1.5)
-    call = expected(arrays, MIXED, CASES["plain"])
-    call |= {"attn_mask": call["attn_mask"] & mask, "bias": call["bias"] + bias}
-    assert_agrees(library, output, call, scale=scale, softcap=1.5)
+    rules = {"attn_mask": mask, "bias": bias, "scale": scale, "softcap": 1.5}
+    assert_decodes(library, arrays, MIXED, CASES["plain"], **rules)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -160,8 +151,7 @@ def test_dtypes(library: Library, arrays: Arrays, dtype: str) -> None:
     if not library.holds(dtype):
         pytest.skip(f"{library.name} has no {dtype}")
     arrays = {name: x.astype(DTYPES[dtype]) for name, x in arrays.items()}
-    output = decode(library, arrays, [6, 1], **CASES["window"].rules)
-    assert_agrees(library, output, expected(arrays, [6, 1], CASES["window"]))
+    assert_decodes(library, arrays, [6, 1], CASES["window"])
 
 
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
@@ -169,8 +159,7 @@ def test_dtypes(library: Library, arrays: Arrays, dtype: str) -> None:
 def test_layouts_and_capacity(library: Library, arrays: Arrays, layout: str, capacity: int | None) -> None:
     if capacity and not can_write(library):
         pytest.skip("in place needs arrays that can be written to")
-    output = decode(library, arrays, MIXED, capacity=capacity, layout=layout)
-    assert_agrees(library, output, expected(arrays, MIXED, CASES["plain"]))
+    assert_decodes(library, arrays, MIXED, CASES["plain"], capacity=capacity, layout=layout)
 
 
 @pytest.mark.leaves_out("jax-debug")
@@ -183,10 +172,11 @@ def test_empty_start(library: Library, arrays: Arrays, capacity: int | None) -> 
         query, key, value = (library.put(x) for x in arrays.values())
         cache = KVCache(key[:, :, :0, :], value[:, :, :0, :], capacity=capacity)
         assert len(cache) == 0
-        nothing = cache.attend(query[:, :, :1, :], is_causal=False)
+        nothing = cache.attend_state(query[:, :, :1, :], is_causal=False)
         filled = cache.append(key, value, in_place=capacity is not None)
         output = filled.attend(query)
-    np.testing.assert_array_equal(library.get(nothing), np.zeros((2, HEADS, 1, 5)))
+    np.testing.assert_array_equal(library.get(nothing.output), np.zeros((2, HEADS, 1, 5)))
+    assert np.all(np.isneginf(library.get(nothing.lse)))
     assert_agrees(library, library.get(output), expected(arrays, [TOKENS], CASES["plain"]))
 
 
@@ -209,6 +199,48 @@ def test_more_queries_than_tokens(library: Library, arrays: Arrays, tokens: int)
             query[:, :, : tokens + 1, :], cache.key, cache.value, implementation="xp"
         )
     np.testing.assert_array_equal(library.get(other), library.get(plain))
+
+
+@pytest.mark.sampled(0, on="EAGER_JAX")
+def test_base_2_and_a_rotary(library: Library, arrays: Arrays) -> None:
+    rotary, (query, key, value) = Rotary(6), arrays.values()
+    with library.guard():
+        cache = KVCache(library.put(key), library.put(value), rotary=rotary)
+        state = cache.attend_state(library.put(query[:, :, -3:].copy()), lse_base=2)
+    rotated = [rotary.apply(x.astype(np.float64), 0) for x in (query, key)]
+    expected = reference.attention(*rotated, value, is_causal=True)[1][:, :, -3:]
+    np.testing.assert_allclose(library.get(state.lse) * math.log(2), expected, rtol=0, atol=4e-6)
+
+
+@pytest.mark.sampled(0, on="EAGER_JAX")
+def test_dropout_does_not_change_the_log_sum_exp(library: Library, arrays: Arrays) -> None:
+    with library.guard():
+        query, key, value = (library.put(x) for x in arrays.values())
+        cache = KVCache(key, value)
+        states = [cache.attend_state(query, dropout_p=p, rng=generator(library)) for p in (0.0, 0.5)]
+    outputs, lses = ([library.get(x) for x in part] for part in zip(*states, strict=True))
+    np.testing.assert_allclose(lses[1], lses[0], rtol=0, atol=1e-6)
+    assert np.max(np.abs(outputs[1] - outputs[0])) > 0.1
+
+
+@pytest.mark.sampled(0, on="EAGER_JAX")
+@pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
+def test_a_cache_merges_with_keys_elsewhere(library: Library, arrays: Arrays, layout: Any) -> None:
+    """The keys of a shared prompt are in one array, those of each text in its cache."""
+    prompt = draw(np.random.default_rng(1), (1, 2, 5, 8), (1, 2, 5, 5))
+    with library.guard():
+        query, *tokens = (library.put(moved(x, layout)) for x in arrays.values())
+        shared = [library.put(moved(x, layout)) for x in prompt]
+        states = [
+            attention_state(query, *shared, layout=layout),
+            KVCache(*tokens, layout=layout).attend_state(query),
+        ]
+        merged = merge_states(states, layout=layout)
+    pairs = zip(prompt, (arrays["key"], arrays["value"]), strict=True)
+    joined = [np.concatenate([np.repeat(x, 2, axis=0), y], axis=-2) for x, y in pairs]
+    expected = reference.attention(arrays["query"], *joined, np.tri(TOKENS, TOKENS + 5, 5, dtype=bool))
+    np.testing.assert_allclose(moved(library.get(merged.output), layout), expected[0], rtol=0, atol=4e-6)
+    np.testing.assert_allclose(library.get(merged.lse), expected[1], rtol=0, atol=4e-6)
 
 
 def parts(library: Library, arrays: Arrays, *cuts: int) -> list[tuple[Any, Any]]:

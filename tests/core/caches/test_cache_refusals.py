@@ -12,7 +12,7 @@ import pytest
 from calls import ones
 from libraries import LIBRARIES, each_module
 
-from sdpa_xp import KVCache, PagedKVCache, biases, masks, varlen_attention, varlen_attention_state
+from sdpa_xp import KVCache, PagedKVCache, masks, varlen_attention, varlen_attention_state
 from sdpa_xp.positional import Rotary, RotaryTables
 
 F, INT = np.float32, np.int64
@@ -74,131 +74,64 @@ def refused(function: str, change: dict[str, Any], error: type[Exception], words
     [
         ("KVCache", {"key": ones(3, 8), "value": ones(3, 5)}, ValueError, r"`key` and `value` must have at least 3 axes; got key.shape=\(3, 8\)"),
         ("KVCache", {"value": ones(2, 2, 4, 5)}, ValueError, r"`key` and `value` must have the same shape, except for the width .*3, 8\).*4, 5\)"),
-        ("KVCache", {"value": ones(2, 1, 3, 5)}, ValueError, "`key` and `value` must have the same shape, except"),
         ("KVCache", {"value": ones(2, 2, 3, 5, dtype=INT)}, TypeError, "`value` must be one of float16.*value.dtype=int64"),
         ("KVCache", {"value": ones(2, 2, 3, 5, dtype=float)}, TypeError, "`key` and `value` must have one dtype.*float32.*float64"),
         ("KVCache", {"capacity": 2}, ValueError, "`capacity` must be at least 3; got capacity=2"),
         ("KVCache", {"capacity": 4.0}, TypeError, r"`capacity` must be an integer; got capacity=4.0 \(float\)"),
-        ("KVCache", {"capacity": True}, TypeError, "`capacity` must be an integer; got capacity=True"),
         ("KVCache", {"capacity": 2**40}, ValueError, "`capacity` must be at most"),
         ("KVCache", {"rotated": 1}, TypeError, "`rotated` must be True or False; got rotated=1"),
         ("KVCache", {"rotated": True, "rotary": Rotary(10)}, ValueError, "`key` must have at least 2 axes, and a width"),
         ("KVCache", {"layout": "BSHD"}, ValueError, r"`layout` must be '...HLE' or '...LHE'; got layout='BSHD'"),
-        ("KVCache.append", {"key": ones(2, 1, 1, 8)}, ValueError, r"`key` must have the shape of the cache, except for the length \(axis -2\); got key.shape=\(2, 1, 1, 8\), cache.key.shape=\(2, 2, 3, 8\)"),
-        ("KVCache.append", {"key": ones(2, 1, 8)}, ValueError, r"`key` must have the shape of the cache.*\(2, 1, 8\)"),
-        ("KVCache.append", {"key": ones(2, 2, 1, 7)}, ValueError, "`key` must have the shape of the cache"),
-        ("KVCache.append", {"value": ones(1, 2, 1, 5)}, ValueError, "`value` must have the shape of the cache"),
         ("KVCache.append", {"value": ones(2, 2, 2, 5)}, ValueError, r"`key` and `value` must have the same shape, except.*1, 8\).*2, 5\)"),
-        ("KVCache.append", {"value": ones(2, 2, 1, 5, dtype=float)}, TypeError, "`key` and `value` must have one dtype.*float32.*float64"),
         ("KVCache.append", {"in_place": 1}, TypeError, "`in_place` must be True or False; got in_place=1"),
         ("KVCache.append", {"in_place": True}, ValueError, "the tokens must fit into the capacity of the cache; got tokens=4, capacity=3"),
-        ("KVCache.attend", {"query": ones(8)}, ValueError, r"`query` must have at least 2 axes.*\(8,\)"),
-        ("KVCache.attend", {"query": ones(2, 4, 1, 7)}, ValueError, r"`query` and `key` must agree on axis -1 \(E\).*1, 7\).*3, 8\)"),
         ("KVCache.attend", {"query": ones(2, 3, 1, 8)}, ValueError, r"the heads of `query` \(axis -3, Hq\) must be a multiple"),
-        ("KVCache.attend", {"query": ones(3, 4, 1, 8)}, ValueError, "the leading axes of `query`, `key`, `value` must broadcast"),
         ("KVCache.attend", {"query": ones(2, 4, 1, 8, dtype=float)}, TypeError, "`query` and `cache.key` must have one dtype.*float64.*float32"),
-        ("KVCache.attend", {"query": ones(2, 4, 1, 8, dtype=INT)}, TypeError, "`query` must be one of float16.*int64"),
-        ("KVCache.attend", {"attn_mask": ones(1, 4, dtype=bool)}, ValueError, r"`attn_mask` must broadcast to .*\(1, 4\).*\(2, 4, 1, 3\)"),
-        ("KVCache.attend", {"attn_mask": ones(1, 3, dtype=INT)}, TypeError, "`attn_mask` must be boolean.*int64"),
-        ("KVCache.attend", {"attn_mask": masks.causal([1, 2, 3])}, ValueError, r"`attn_mask.offset` must broadcast.*\(3,\).*\(2,\)"),
-        ("KVCache.attend", {"bias": masks.causal()}, TypeError, r"`bias` must not be a mask; got bias=causal\(\)"),
-        ("KVCache.attend", {"sinks": ones(3)}, ValueError, r"`sinks` must broadcast to .*\(3,\).*\(2, 4\)"),
-        ("KVCache.attend", {"scale": "1"}, TypeError, "`scale` must be a real number; got scale='1'"),
-        ("KVCache.attend", {"softcap": -1}, ValueError, "`softcap` must be positive.*softcap=-1"),
-        ("KVCache.attend", {"dropout_p": 0.5}, ValueError, "`dropout_p` > 0 needs `rng`, a numpy.random.Generator"),
-        ("KVCache.attend", {"is_causal": None}, TypeError, "`is_causal` must be True or False; got is_causal=None"),
-        ("KVCache.attend", {"implementation": "native"}, ValueError, "`implementation` must be None or 'xp'.*'native'"),
         ("PagedKVCache", {"key_blocks": ones(4, 2, 4)}, ValueError, r"`key_blocks` must have 4 axes; got key_blocks.shape=\(4, 2, 4\)"),
-        ("PagedKVCache", {"value_blocks": ones(1, 4, 2, 4, 5)}, ValueError, "`value_blocks` must have 4 axes"),
         ("PagedKVCache", {"value_blocks": ones(3, 2, 4, 5)}, ValueError, "`key_blocks` and `value_blocks` must have the same shape, except for"),
         ("PagedKVCache", {"value_blocks": ones(4, 2, 4, 5, dtype=float)}, TypeError, "`key_blocks` and `value_blocks` must have one dtype"),
         ("PagedKVCache", {"key_blocks": ones(4, 2, 4, 8, dtype=INT)}, TypeError, "`key_blocks` must be one of float16.*int64"),
         ("PagedKVCache", {"key_blocks": ones(4, 2, 0, 8), "value_blocks": ones(4, 2, 0, 5)}, ValueError, "a block of `key_blocks` must hold at least one token; got .*0"),
         ("PagedKVCache", {"layout": None}, ValueError, "`layout` must be '...HLE' or '...LHE'; got layout=None"),
         ("PagedKVCache", {"block_table": [[0, 4], [2, 3]]}, ValueError, r"`block_table\[0\]\[1\]` must be one of the 4 blocks; got block=4"),
-        ("PagedKVCache", {"block_table": [[0, -1], [2, 3]]}, ValueError, r"`block_table\[0\]\[1\]` must be one of the 4 blocks; got block=-1"),
-        ("PagedKVCache", {"block_table": [[0, 1], [2, -2]]}, ValueError, r"`block_table\[1\]\[1\]` must be at least -1"),
         ("PagedKVCache", {"block_table": [[0], [2, 3]]}, ValueError, r"`block_table\[0\]` must have a block for each 4 tokens; got tokens=5, blocks=1"),
         ("PagedKVCache", {"block_table": [[0, 1.0], [2, 3]]}, TypeError, r"`block_table\[0\]\[1\]` must be an integer; got .*=1.0"),
         ("PagedKVCache", {"block_table": ones(2, 2)}, TypeError, "`block_table` must hold integers; got block_table.dtype=float32"),
         ("PagedKVCache", {"block_table": [0, 1]}, TypeError, r"`block_table\[0\]` must be a list or an integer array; got block_table\[0\]=0"),
-        ("PagedKVCache", {"block_table": ones(2, 2, 1, dtype=INT)}, TypeError, r"`block_table\[0\]\[0\]` must be an integer; got .*=\[1\]"),
         ("PagedKVCache", {"block_table": None}, TypeError, "`block_table` must be a list or an integer array; got block_table=None"),
         ("PagedKVCache", {"block_table": [[0, 1]]}, ValueError, r"`block_table` and `lengths` must have the same length; got len\(block_table\)=1, len\(lengths\)=2"),
-        ("PagedKVCache", {"lengths": [5, -1]}, ValueError, r"`lengths\[1\]` must be at least 0; got lengths\[1\]=-1"),
-        ("PagedKVCache", {"lengths": [5.0, 4]}, TypeError, r"`lengths\[0\]` must be an integer; got lengths\[0\]=5.0"),
         ("PagedKVCache", {"lengths": ones(2, dtype=bool)}, TypeError, "`lengths` must hold integers; got lengths.dtype=bool"),
-        ("PagedKVCache", {"lengths": [9, 4]}, ValueError, r"`block_table\[0\]` must have a block for each 4 tokens; got tokens=9, blocks=2"),
-        ("PagedKVCache", {"lengths": 5}, TypeError, "`lengths` must be a list or an integer array; got lengths=5"),
         ("PagedKVCache", {"lengths": np.ma.MaskedArray([5, 4], [0, 1])}, TypeError, "`lengths` must be a plain array.*MaskedArray"),
-        ("PagedKVCache.append", {"key": ones(1, 2, 1, 8)}, ValueError, r"`key` must have the shape of the cache, except for the length.*\(1, 2, 1, 8\)"),
-        ("PagedKVCache.append", {"value": ones(2, 2, 1, 7)}, ValueError, "`value` must have the shape of the cache"),
         ("PagedKVCache.append", {"value": ones(2, 2, 2, 5)}, ValueError, "`key` and `value` must have the same shape, except for"),
         ("PagedKVCache.append", {"key": ones(2, 2, 4, 8), "value": ones(2, 2, 4, 5)}, ValueError, r"`block_table\[0\]` must have a block for each 4 tokens; got tokens=9, blocks=2"),
         ("PagedKVCache.append", {"in_place": "yes"}, TypeError, "`in_place` must be True or False; got in_place='yes'"),
         ("PagedKVCache.attend", {"query": ones(4, 1, 8)}, ValueError, r"`query` must have an entry for each sequence of the cache, \(N, Hq, L, E\); got query.shape=\(4, 1, 8\), N=2"),
-        ("PagedKVCache.attend", {"query": ones(1, 4, 1, 8)}, ValueError, "`query` must have an entry for each sequence"),
-        ("PagedKVCache.attend", {"query": ones(2, 3, 1, 8)}, ValueError, r"the heads of `query` \(axis -3, Hq\) must be a multiple"),
-        ("PagedKVCache.attend", {"query": ones(2, 4, 1, 7)}, ValueError, r"`query` and `key` must agree on axis -1 \(E\)"),
         ("PagedKVCache.attend", {"query": ones(2, 4, 1, 8, dtype=float)}, TypeError, "`query` and `cache.key_blocks` must have one dtype"),
         ("PagedKVCache.attend", {"attn_mask": ones(2, 1, 1, 5, dtype=bool)}, ValueError, r"`attn_mask` must broadcast to \(N, Hq, L, 1\), since sequences may have different S; got attn_mask.shape=\(2, 1, 1, 5\), \(N, Hq, L, 1\)=\(2, 4, 1, 1\). `masks.from_function`"),
         ("PagedKVCache.attend", {"bias": ones(2, 1, 1, 5)}, ValueError, r"`bias` must broadcast to \(N, Hq, L, 1\), since sequences may have different S; got .*\(2, 1, 1, 5\).* `biases.from_function`"),
-        ("PagedKVCache.attend", {"attn_mask": ones(2, 1, 1, 4, dtype=bool)}, ValueError, r"`attn_mask` must broadcast to \(N, Hq, L, 1\), since .*\(2, 1, 1, 4\)"),
-        ("PagedKVCache.attend", {"sinks": ones(3, 4)}, ValueError, r"`sinks` must broadcast to .*\(3, 4\).*\(2, 4\)"),
-        ("PagedKVCache.attend", {"query": ones(3, 4, 8)}, ValueError, r"`query` must have an entry for each sequence of the cache, .*N=2\. For packed queries pass `cu_seqlens_q`\.$"),
         ("PagedKVCache.attend", {"cu_seqlens_q": [0, 1, 1]}, ValueError, r"`query` must have 3 axes; got query.shape=\(2, 4, 1, 8\)"),
         ("PagedKVCache.attend_state", {"query": ones(1, 4, 1, 8)}, ValueError, "`query` must have an entry for each sequence"),
         ("PagedKVCache.attend_state", {"lse_base": 3}, ValueError, "`lse_base` must be None"),
         ("packed attend", {"cu_seqlens_q": [0, 1, 2]}, ValueError, r"`cu_seqlens_q` must begin with 0 and end .*Slice off the rows after the last sequence: query\[:, :2\]\.$"),
         ("packed attend", {"cu_seqlens_q": [0, 3]}, ValueError, r"`cu_seqlens_q` must have N \+ 1 integers for the N sequences of the cache; got len\(cu_seqlens_q\)=2, N=2"),
-        ("packed attend", {"cu_seqlens_q": [0, 1, 2, 3]}, ValueError, r"`cu_seqlens_q` must have N \+ 1 integers for the N sequences of the cache"),
         ("packed attend", {"cu_seqlens_q": [0, 2, 1]}, ValueError, "`cu_seqlens_q` must "),
-        ("packed attend", {"cu_seqlens_q": [0, 1.0, 3]}, TypeError, r"`cu_seqlens_q\[1\]` must be an integer"),
         ("packed attend", {"query": ones(4, 7, 8), "cu_seqlens_q": [0, 1, 7]}, ValueError, r"`query` must have at most as many tokens \(L\) as sequence 1 of the cache; got L=6, tokens=4"),
-        ("packed attend", {"query": ones(3, 3, 8)}, ValueError, r"the heads of `query` \(axis -3, Hq\) must be a multiple"),
-        ("packed attend", {"query": ones(4, 3, 7)}, ValueError, r"`query` and `key` must agree on axis -1 \(E\)"),
-        ("packed attend", {"query": ones(4, 3, 8, dtype=float)}, TypeError, "`query` and `cache.key_blocks` must have one dtype"),
         ("packed attend", {"attn_mask": ones(2, 1, 2, 1, dtype=bool)}, ValueError, r"`attn_mask` must broadcast to \(N, Hq, 1, 1\), since sequences may have different L and S; got attn_mask.shape=\(2, 1, 2, 1\), \(N, Hq, 1, 1\)=\(2, 4, 1, 1\)"),
         ("packed attend", {"attn_mask": masks.causal([0, 1, 2])}, ValueError, r"`attn_mask.offset` must broadcast.*\(3,\).*\(2,\)"),
-        ("packed attend", {"sinks": ones(3, 4)}, ValueError, r"`sinks` must broadcast to .*\(3, 4\).*\(2, 4\)"),
         ("packed attend", {"positions": [0, 1]}, ValueError, r"`positions` must have one integer for each token of each sequence; got integers=\[2\], tokens=\[3\]"),
-        ("packed append", {"positions": [[0, 1], [2]]}, ValueError, r"`positions` must have one integer for each token of each sequence; got integers=\[2, 1\], tokens=\[1, 2\]"),
         ("packed append", {"cu_seqlens_k": [0, 1, 2]}, ValueError, r"`cu_seqlens_k` must begin with 0 .*key\[:, :2\] and value\[:, :2\]\.$"),
         ("packed append", {"cu_seqlens_k": [0, 3]}, ValueError, r"`cu_seqlens_k` must have N \+ 1 integers for the N sequences of the cache; got len\(cu_seqlens_k\)=2, N=2"),
-        ("packed append", {"key": ones(1, 2, 3, 8)}, ValueError, r"`key` must have the shape of the cache, except for the length.*\(1, 2, 3, 8\)"),
-        ("packed append", {"key": ones(1, 3, 8)}, ValueError, r"`key` must have the shape of the cache, except for the length.*\(1, 3, 8\)"),
-        ("packed append", {"value": ones(2, 2, 5)}, ValueError, "`key` and `value` must have the same shape, except for"),
-        ("packed append", {"key": ones(2, 5, 8), "value": ones(2, 5, 5), "cu_seqlens_k": [0, 5, 5]}, ValueError, r"`block_table\[0\]` must have a block for each 4 tokens; got tokens=10, blocks=2"),
         ("varlen_attention", {"cu_seqlens_q": [1, 2, 5]}, ValueError, r"`cu_seqlens_q` must begin with 0 and end with the length of `query`; got cu_seqlens_q=\[1, 2, 5\], length of `query`=5"),
         ("varlen_attention", {"cu_seqlens_q": [0, 2, 4]}, ValueError, r"`cu_seqlens_q` must begin with 0 and end with .*\. Slice off the rows after the last sequence: query\[:4\]\.$"),
         ("varlen_attention", {"cu_seqlens_k": [0, 3, 6]}, ValueError, r"`cu_seqlens_k` must begin.*Slice off the rows after the last sequence: key\[:6\] and value\[:6\]\.$"),
         ("varlen_attention", {"cu_seqlens_k": [0, 3, 8]}, ValueError, r"`cu_seqlens_k` must begin with 0 and end with the length of `key`; got .*`key`=7\.$"),
-        ("varlen_attention", {"cu_seqlens_k": [1, 3, 6]}, ValueError, r"`cu_seqlens_k` must begin with 0 .*`key`=7\.$"),
         ("varlen_attention_state", {"cu_seqlens_q": [0, 2, 4]}, ValueError, r"`cu_seqlens_q` must begin.*query\[:4\]\.$"),
         ("varlen_attention_state", {"query": ones(4, 5, 8), "key": ones(2, 7, 8), "value": ones(2, 7, 6), "layout": "...HLE", "cu_seqlens_q": [0, 2, 4]}, ValueError, r"`cu_seqlens_q` must begin.*query\[:, :4\]\.$"),
         ("varlen_attention_state", {"query": ones(1, 5, 4, 8)}, ValueError, r"`query` must have 3 axes; got query.shape=\(1, 5, 4, 8\)"),
         ("varlen_attention_state", {"lse_base": 1}, ValueError, "`lse_base`"),
         ("varlen_attention", {"cu_seqlens_q": [0, 6, 5]}, ValueError, r"`cu_seqlens_q` must not decrease; got cu_seqlens_q=\[0, 6, 5\]"),
-        ("varlen_attention", {"cu_seqlens_q": [0, -1, 5]}, ValueError, r"`cu_seqlens_q\[1\]` must be at least 0"),
         ("varlen_attention", {"cu_seqlens_q": [0, 1, 2, 5]}, ValueError, r"`cu_seqlens_q` and `cu_seqlens_k` must have the same length; got len\(cu_seqlens_q\)=4, len\(cu_seqlens_k\)=3"),
-        ("varlen_attention", {"cu_seqlens_q": []}, ValueError, r"`cu_seqlens_q` must have N \+ 1 integers"),
-        ("varlen_attention", {"cu_seqlens_q": [0, 2.0, 5]}, TypeError, r"`cu_seqlens_q\[1\]` must be an integer; got cu_seqlens_q\[1\]=2.0"),
-        ("varlen_attention", {"cu_seqlens_q": np.asarray([0.0, 2, 5])}, TypeError, "`cu_seqlens_q` must hold integers; got cu_seqlens_q.dtype=float64"),
-        ("varlen_attention", {"cu_seqlens_q": [[0, 2], [2, 5]]}, TypeError, r"`cu_seqlens_q\[0\]` must be an integer"),
-        ("varlen_attention", {"cu_seqlens_k": None}, TypeError, "`cu_seqlens_k` must be a list or an integer array; got cu_seqlens_k=None"),
         ("varlen_attention", {"query": ones(1, 5, 4, 8)}, ValueError, r"`query` must have 3 axes; got query.shape=\(1, 5, 4, 8\)"),
-        ("varlen_attention", {"query": ones(1, 7, 2, 8), "layout": "...HLE"}, ValueError, r"`query` must have 3 axes; got query.shape=\(1, 7, 2, 8\)"),
-        ("varlen_attention", {"query": ones(5, 8), "key": ones(7, 8), "value": ones(7, 6)}, ValueError, r"`query` must have 3 axes; got query.shape=\(5, 8\)"),
-        ("varlen_attention", {"query": ones(5, 3, 8)}, ValueError, r"the heads of `query` \(axis -2, Hq\) must be a multiple"),
-        ("varlen_attention", {"key": ones(7, 2, 7)}, ValueError, r"`query` and `key` must agree on axis -1 \(E\)"),
-        ("varlen_attention", {"value": ones(6, 2, 6)}, ValueError, r"`key` and `value` must agree on axis -3 \(S\)"),
-        ("varlen_attention", {"key": ones(7, 2, 8, dtype=float)}, TypeError, "`query` and `key` must have one dtype"),
-        ("varlen_attention", {"layout": "THD"}, ValueError, "`layout` must be '...HLE' or '...LHE'; got layout='THD'"),
-        ("varlen_attention", {"scale": ones(3, 4, 1, 1)}, ValueError, r"`scale` must broadcast to .*\(3, 4, 1, 1\).*\(2, 4, 2, 1\)"),
-        ("varlen_attention", {"sinks": ones(3, 4)}, ValueError, r"`sinks` must broadcast to .*\(3, 4\).*\(2, 4\)"),
-        ("varlen_attention", {"bias": biases.alibi(ones(3, 4))}, ValueError, r"`bias.slopes` must broadcast to .*\(3, 4\)"),
-        ("varlen_attention", {"attn_mask": ones(1, 1, 5, 7, dtype=bool)}, ValueError, r"`attn_mask` must broadcast to \(N, Hq, 1, 1\), since sequences may have different L and S; got .*\(1, 1, 5, 7\).*\(2, 4, 1, 1\)"),
-        ("varlen_attention", {"attn_mask": masks.causal([0, 1, 2])}, ValueError, r"`attn_mask.offset` must broadcast.*\(3,\).*\(2,\)"),
     ],
 )  # fmt: skip
 def test_refused(function: str, change: dict[str, Any], error: type[Exception], words: str) -> None:
@@ -209,7 +142,6 @@ TOKENS_AND_POSITIONS: dict[str, tuple[Any, type[Exception], str]] = {
     "too many dropped": (lambda c, p: c.drop_first(13), ValueError, "KVCache.drop_first: `count` must be at most 12"),
     "a negative count": (lambda c, p: c.drop_last(-1), ValueError, "KVCache.drop_last: `count` must be at least 0"),
     "a slot beyond": (lambda c, p: c.take_tokens([0, 12]), ValueError, "KVCache.take_tokens: `slots` must be from 0 to S - 1; got slots=12, S=12"),
-    "a negative slot": (lambda c, p: c.take_tokens([-1]), ValueError, "KVCache.take_tokens: `slots` must be from 0"),
     "slots of other entries": (lambda c, p: c.take_tokens([[0], [1], [2]]), ValueError, "KVCache.take_tokens: `slots` must be (n,), or (B, n) with one row for each entry of one batch axis; got"),
     "an entry beyond": (lambda c, p: c.take_entries([2]), ValueError, "KVCache.take_entries: `entries` must be from 0 to B - 1"),
     "entries of two axes": (lambda c, p: c.take_entries([[0, 1]]), ValueError, "KVCache.take_entries: `entries` must have one axis; got entries.shape=(1, 2)"),
@@ -262,16 +194,6 @@ SHAPES = {
     "append": {"key": (2, 2, 1, 8), "value": (2, 2, 1, 5)},
     "attend": {"query": (2, 4, 1, 8)},
 }
-
-
-@pytest.mark.parametrize(("function", "name"), [case[:2] for case in ARRAYS])
-def test_what_is_no_array(function: str, name: str) -> None:
-    refused(
-        function, {name: [[1.0]]}, TypeError, f"`{name}` must be a plain array.*got {name}=a list of length"
-    )
-    x = ones(*SHAPES[function.rpartition(".")[2]][name])
-    masked = np.ma.MaskedArray(x)
-    refused(function, {name: masked}, TypeError, f"`{name}` must be a plain array.*MaskedArray")
 
 
 @pytest.mark.needs("torch")
@@ -383,6 +305,7 @@ def test_traced_by_jax(name: str, inside: str) -> None:
         jax.jit(call)(constant)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 @pytest.mark.parametrize("name", ["cu_seqlens_q", "block_table", "lengths"])
 @pytest.mark.needs("torch")
@@ -405,21 +328,6 @@ def test_traced_by_torch(name: str) -> None:
         compiled(torch.asarray(numbers))
 
 
-def test_one_pool_for_both_is_not_written_in_place() -> None:
-    """The values would take the place of the keys; a copy keeps them apart."""
-    pool = np.zeros((4, 1, 2, 1), F)
-    cache = PagedKVCache(pool, pool, [range(2)], [0])
-    token = ones(1, 1, 1, 1)
-    with pytest.raises(
-        ValueError,
-        match=r"^PagedKVCache.append: `in_place` needs `key_blocks` and `value_blocks` that do not .*=key_blocks",
-    ):
-        cache.append(token, 2 * token, in_place=True)
-    copied = cache.append(token, 2 * token)
-    assert (copied.key_blocks[0, 0, 0, 0], copied.value_blocks[0, 0, 0, 0]) == (1, 2)
-    assert not pool.any()
-
-
 @pytest.mark.parametrize(
     "module",
     [
@@ -435,6 +343,8 @@ def test_one_pool_for_keys_and_values_is_not_written_in_place(module: str) -> No
         ValueError, match=r"do not share memory; got value_blocks=key_blocks\. Copy one of them"
     ):
         cache.append(token, token, in_place=True)
+    copied = cache.append(token, 2 * token)  # a copy keeps keys and values apart
+    assert (float(copied.key_blocks[0, 0, 0, 0]), float(copied.value_blocks[0, 0, 0, 0])) == (1, 2)
     assert not xp.any(pool)
 
 

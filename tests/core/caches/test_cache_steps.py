@@ -75,25 +75,6 @@ def test_a_window_that_rolls_keeps_nothing_of_its_steps() -> None:
         tracemalloc.stop()
 
 
-@pytest.mark.sampled(0, on="EAGER_JAX")
-def test_a_cache_of_the_end_of_a_sequence(library: Library, arrays: list[np.ndarray]) -> None:
-    """From arrays that were put away, with the position of the first."""
-    query, *tokens = arrays
-    with library.guard():
-        whole = KVCache(*cut(library, tokens, 0, 11), rotary=ROTARY)
-        end = KVCache(
-            whole.key[:, :, -WINDOW:, :],
-            whole.value[:, :, -WINDOW:, :],
-            rotary=ROTARY,
-            rotated=True,
-            first_position=11 - WINDOW,
-        ).append(*cut(library, tokens, 11, 12))
-        output = library.get(end.attend(library.put(query[:, :, -1:].copy())))
-        positions = library.get(end.positions)
-    np.testing.assert_allclose(output, windowed(arrays)[:, :, -1:], rtol=0, atol=4e-6)
-    np.testing.assert_array_equal(positions, np.arange(8, 12))
-
-
 def test_a_cache_without_tokens_goes_on_behind_them(arrays: list[np.ndarray]) -> None:
     """Whatever took the last of them away."""
     _, key, value = arrays

@@ -1,4 +1,4 @@
-"""A paged cache whose sequences get and ask unlike numbers of tokens in one call, as in continuous batching."""
+"""A paged cache whose sequences get and ask unlike numbers of tokens in one call, packed, or as many each."""
 
 from __future__ import annotations
 
@@ -41,6 +41,10 @@ CASES = {
     "plain": Case({}),
     "not causal": Case({"is_causal": False}, lambda b, h, i, j: True),
     "window": Case({"attn_mask": masks.sliding_window(2, 0)}, lambda b, h, i, j: (j <= i) & (i - j <= 2)),
+    "window, offsets": Case(
+        {"attn_mask": masks.sliding_window(2, None, offset=[-1, 0, -3, 1])},
+        lambda b, h, i, j: (j <= i) & (j >= i - 2 + [-1, 0, -3, 1][b]),
+    ),
     "offsets or prefixes": Case(
         {"is_causal": False, "attn_mask": masks.causal([0, -1, 2, 0]) | masks.prefix([1, 0, 2, 4])},
         lambda b, h, i, j: (j <= i + [0, -1, 2, 0][b]) | (j < [1, 0, 2, 4][b]),
@@ -54,6 +58,7 @@ CASES = {
     "alibi": Case({"bias": biases.alibi(4)}, bias=lambda b, h, i, j: -(2.0 ** (-2 * (h + 1))) * abs(i - j)),
     "softcap": Case({"softcap": 1.5}),
     "sinks": Case({"sinks": SINKS}),
+    "sinks of heads": Case({"sinks": SINKS[1]}),
     "scale": Case({"scale": SCALES}),
 }
 
@@ -110,21 +115,28 @@ def step(
     rotary: Rotary | RotaryTables | None = None,
     **rules: Any,
 ) -> list[np.ndarray]:
-    """Append the new tokens, and attend with their queries: output (Hq, T, Ev), lse, and the output alone."""
+    """Append the new tokens, and attend with their queries: output (Hq, T, Ev), lse, and the output alone.
+
+    They are packed, or a batch if each sequence has as many.
+    """
     cache = cache_of(library, sequences, old, table, layout, rotary=rotary)
+    is_batch = len(set(new)) == 1
+    of_keys, of_queries = ({} if is_batch else {f"cu_seqlens_{x}": starts(new)} for x in "kq")
+    arrays = [packed(sequences, name, old) for name in ("query", "key", "value")]
+    if is_batch:
+        arrays = [np.stack(np.split(x, len(new), axis=-2)) for x in arrays]
     with library.guard():
-        query, key, value = (library.put(packed(sequences, n, old, layout)) for n in ("query", "key", "value"))
+        query, key, value = (library.put(moved(x, layout)) for x in arrays)
         rules = {name: library.put(x) if isinstance(x, np.ndarray) else x for name, x in rules.items()}
-        cache = cache.append(key, value, cu_seqlens_k=starts(new), in_place=in_place)
-        state = cache.attend_state(query, cu_seqlens_q=starts(new), **rules)
-        output = cache.attend(query, cu_seqlens_q=starts(new), **rules)
+        cache = cache.append(key, value, **of_keys, in_place=in_place)
+        state = cache.attend_state(query, **of_queries, **rules)
+        output = cache.attend(query, **of_queries, **rules)
     assert isinstance(state, AttentionState)
     assert cache.lengths == tuple(map(sum, zip(old, new, strict=True)))
-    return [
-        moved(library.get(state.output), layout),
-        library.get(state.lse),
-        moved(library.get(output), layout),
-    ]
+    results = [moved(library.get(state.output), layout), library.get(state.lse)[..., None]]
+    results.append(moved(library.get(output), layout))
+    output, lse, alone = (np.concatenate([*x], axis=-2) if is_batch else x for x in results)
+    return [output, lse[..., 0], alone]
 
 
 def assert_each_is_one_call(
@@ -139,20 +151,34 @@ def assert_each_is_one_call(
         pairs = (HEADS, new[b], old[b] + new[b])
         allowed = np.broadcast_to(case.allowed(b, h, old[b] + row, j), pairs)
         bias = np.broadcast_to(np.asarray(case.bias(b, h, old[b] + row, j), np.float64), pairs)
-        told = {name: case.rules[name][b] for name in ("sinks", "scale") if name in case.rules}
-        told |= {"softcap": case.rules.get("softcap")}
+        told = {"scale": case.rules["scale"][b]} if "scale" in case.rules else {}
+        sinks = np.broadcast_to(case.rules.get("sinks", -math.inf), (len(old), HEADS))[b]
+        told |= {"softcap": case.rules.get("softcap"), "sinks": sinks}
         expected, of_keys, _ = reference.attention(**sequences[b], attn_mask=allowed, bias=bias, **told)
         np.testing.assert_allclose(output[:, first:last], expected, rtol=0, atol=4e-6)
         np.testing.assert_allclose(alone[:, first:last], expected, rtol=0, atol=4e-6)
         np.testing.assert_allclose(lse[:, first:last], of_keys, rtol=0, atol=4e-6)
 
 
+each_kind = pytest.mark.parametrize("new", [NEW, [2] * 4], ids=["packed", "batch"])
+
+
 @pytest.mark.sampled(0, on="EAGER_JAX")
+@each_kind
 @pytest.mark.parametrize("name", CASES)
-def test_prompts_and_next_tokens_in_one_call(library: Library, name: str) -> None:
-    sequences = drawn(OLD, NEW)
-    results = step(library, sequences, OLD, NEW, TABLE, **CASES[name].rules)
-    assert_each_is_one_call(results, sequences, OLD, NEW, CASES[name])
+def test_prompts_and_next_tokens_in_one_call(library: Library, name: str, new: list[int]) -> None:
+    sequences = drawn(OLD, new)
+    results = step(library, sequences, OLD, new, TABLE, **CASES[name].rules)
+    assert_each_is_one_call(results, sequences, OLD, new, CASES[name])
+
+
+@pytest.mark.sampled(0, on="EAGER_JAX")
+@each_kind
+def test_slopes_of_each_sequence(library: Library, new: list[int]) -> None:
+    with library.guard():
+        bias = biases.alibi(library.put(SLOPES))
+    sequences, case = drawn(OLD, new), Case({"bias": bias}, bias=lambda b, h, i, j: -SLOPES[b][h] * abs(i - j))
+    assert_each_is_one_call(step(library, sequences, OLD, new, TABLE, **case.rules), sequences, OLD, new, case)
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
@@ -172,14 +198,17 @@ def test_any_lengths(library: Library, lengths: list[tuple[int, int]], name: str
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
+@each_kind
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_layouts_and_in_place(library: Library, layout: str, in_place: bool) -> None:
+def test_layouts_and_in_place(library: Library, layout: str, in_place: bool, new: list[int]) -> None:
+    sequences = drawn(OLD, new)
     if in_place and (library.name == "numpy-readonly" or not can_write(library)):
-        pytest.skip("in place needs arrays that can be written to")
-    sequences = drawn(OLD, NEW)
-    results = step(library, sequences, OLD, NEW, TABLE, layout=layout, in_place=in_place)
-    assert_each_is_one_call(results, sequences, OLD, NEW, CASES["plain"])
+        with pytest.raises(TypeError, match="`in_place=True` needs arrays that can be written to"):
+            step(library, sequences, OLD, new, TABLE, layout=layout, in_place=True)
+        return
+    results = step(library, sequences, OLD, new, TABLE, layout=layout, in_place=in_place)
+    assert_each_is_one_call(results, sequences, OLD, new, CASES["plain"])
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
@@ -295,29 +324,6 @@ def test_positions_of_their_own(library: Library, name: str, mask: Any) -> None:
         assert [*longer.positions[b]] == alone.positions.tolist()
         np.testing.assert_allclose(output[:, first:last], expected.output, rtol=0, atol=4e-6)
         np.testing.assert_allclose(lse[:, first:last], expected.lse, rtol=0, atol=4e-6)
-
-
-@pytest.mark.sampled(0, on="EAGER_JAX")
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("queries", [1, 3])
-def test_equal_numbers_of_queries_are_a_batch(library: Library, queries: int) -> None:
-    """Packed or with a batch axis, and the same weights are dropped."""
-    lengths = [5, 8, 3, 5]
-    sequences = drawn([n - queries for n in lengths], [queries] * 4)
-    cache = cache_of(library, sequences, lengths, table_of(lengths))
-    rows = packed(sequences, "query", lengths)
-    batch = np.stack([x["query"] for x in sequences])
-    bounds = [n * queries for n in range(5)]
-    with library.guard():
-        for rules in ({}, {"sinks": library.put(SINKS)}, {"dropout_p": 0.5})[: 1 if library.lazy else 3]:
-            told = [dict(rules, rng=generator(library)) if "dropout_p" in rules else rules for _ in range(3)]
-            together = cache.attend(library.put(batch), **told[0])
-            apart = cache.attend(library.put(rows), cu_seqlens_q=bounds, **told[1])
-            state = cache.attend_state(library.put(batch), **told[2])
-            expected = np.concatenate([*library.get(together)], axis=-2)
-            np.testing.assert_allclose(library.get(apart), expected, rtol=0, atol=2e-6)
-            np.testing.assert_allclose(library.get(state.output), library.get(together), rtol=0, atol=2e-6)
-            assert tuple(state.lse.shape) == (4, HEADS, queries)
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
