@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 from internals import judge, namespace, reference, textbook
 from libraries import Library
 
@@ -46,20 +47,63 @@ def attend(library: Library, *arrays: np.ndarray, **rules: Any) -> np.ndarray:
     return library.get(library.call(scaled_dot_product_attention, *arrays, **rules))
 
 
-def assert_agrees(
-    library: Library,
-    result: np.ndarray,
-    call: Mapping[str, np.ndarray],
-    sinks: np.ndarray | None = None,
-    **rules: Any,
-) -> None:
-    """Assert that the output of a call is as near to the reference as the house's rule asks.
+def gradients(library: Library, function: Callable[..., Any], *arrays: np.ndarray) -> list[np.ndarray]:
+    """Return the gradients of a scalar function by the library itself; skip the test if it has none."""
+    base, numbers = library.name.split("-")[0], tuple(range(len(arrays)))
+    with library.guard():
+        placed = [library.put(x) for x in arrays]
+        if base == "torch":
+            import torch
 
-    A sink joins the sum of a row, so it takes its share of the output.
-    """
+            placed = [x.clone().requires_grad_() for x in placed]
+            results = torch.autograd.grad(function(*placed), placed)
+        elif base == "jax":
+            import jax
+
+            results = jax.jit(jax.grad(function, numbers))(*placed)  # compiled once, not by operation
+        elif base == "mlx":
+            import mlx.core as mx
+
+            results = mx.grad(function, numbers)(*placed)
+        else:
+            pytest.skip("the library has no gradients")
+    return [library.get(x) for x in results]
+
+
+def vmap_of(library: Library) -> Callable[..., Any]:
+    """Return the function that maps another over a batch; skip the test if the library has none."""
+    base = library.name.split("-")[0]
+    if base == "jax":
+        import jax
+
+        return jax.vmap
+    if base == "torch":
+        import torch
+
+        return torch.func.vmap
+    if base == "mlx":
+        import mlx.core as mx
+
+        return mx.vmap
+    pytest.skip("the library has no vmap")
+
+
+def tracer_of(library: Library) -> Callable[..., Any]:
+    """Return what makes one graph of a function: a jit, or torch.compile; skip the test without one."""
+    if library.jit is not None:
+        return library.jit
+    if library.name.partition("-")[0] != "torch":
+        pytest.skip("the library has no traces")
+    import torch
+
+    torch.compiler.reset()
+    return partial(torch.compile, fullgraph=True, backend="eager")
+
+
+def assert_agrees(library: Library, result: np.ndarray, call: Mapping[str, np.ndarray], **rules: Any) -> None:
+    """Assert that the output of a call is as near to the reference as the house's rule asks."""
     with np.errstate(all="ignore"):
         plain = library.get(library.compiled.call(partial(textbook, library.xp), **call, **rules))
-        output, lse, _ = reference.attention(**call, **rules)
-        share = 1.0 if sinks is None else 1 / (1 + np.exp(sinks[..., None] - lse))[..., None]
-    agreement = judge(result, output * share, plain * share, call["query"].dtype.name)
+        expected = reference.attention(**call, **rules)[0]
+    agreement = judge(result, expected, plain, call["query"].dtype.name)
     assert agreement.agrees, agreement

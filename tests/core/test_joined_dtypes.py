@@ -7,6 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from calls import gradients
 from internals import dtype_name
 from libraries import Library
 
@@ -86,6 +87,7 @@ def test_promotion_is_exact(
     np.testing.assert_array_equal(*outputs)
 
 
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtypes", NARROWER.values(), ids=NARROWER)
 @pytest.mark.parametrize("name", JOINED)
@@ -111,31 +113,15 @@ def test_its_gradient_by_the_library(
 ) -> None:
     """Also where torch, JAX or MLX differentiates."""
     *inputs, joined = drawn(library, "bias", NARROWER["bfloat16"], rng)
-    base = library.name.split("-")[0]
 
-    def total(bias: Any, query: Any, key: Any, value: Any) -> Any:
-        output = scaled_dot_product_attention(query, key, value, bias=bias, implementation=implementation)
+    def total(bias: Any) -> Any:
+        placed = [library.put(x) for x in inputs]
+        output = scaled_dot_product_attention(*placed, bias=bias, implementation=implementation)
         return (output * output).sum()
 
-    def gradient(bias: Any, *inputs: Any) -> Any:
-        if base == "torch":
-            import torch
-
-            bias.requires_grad_()
-            return torch.autograd.grad(total(bias, *inputs), bias)[0]
-        if base == "jax":
-            import jax
-
-            return jax.grad(total)(bias, *inputs)
-        import mlx.core as mx
-
-        return mx.grad(total)(bias, *inputs)
-
-    if base not in ("torch", "jax", "mlx"):
-        pytest.skip("the library does not differentiate")
-    narrow, wide = (library.call(gradient, x, *inputs) for x in (joined, joined.astype(F)))
-    assert dtype_name(narrow.dtype) == "bfloat16"
-    np.testing.assert_array_equal(library.get(narrow), library.get(wide).astype(BRAIN))
+    (narrow,), (wide,) = (gradients(library, total, x) for x in (joined, joined.astype(F)))
+    assert narrow.dtype == BRAIN
+    np.testing.assert_array_equal(narrow, wide.astype(BRAIN))
 
 
 @pytest.mark.parametrize("name", JOINED)

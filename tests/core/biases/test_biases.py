@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from calls import assert_agrees, draw
+from calls import assert_agrees, draw, gradients
 from internals import device, namespace, reference
 from libraries import Library
 
@@ -116,6 +116,7 @@ def grouped(rng: np.random.Generator) -> list[np.ndarray]:
     return draw(rng, *shapes)
 
 
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_to_array(library: Library, case: Case) -> None:
@@ -296,28 +297,16 @@ def test_gradient_of_a_learned_table(library: Library, rng: np.random.Generator)
     """Against central differences of the float64 reference."""
     inputs, weigh = grouped(rng), rng.standard_normal((2, 4, 7, 5)).astype(F)
 
-    def loss(table: Any, *x: Any) -> Any:
-        bias = biases.relative(table, max_distance=16)
-        return library.xp.sum(scaled_dot_product_attention(*x[:3], bias=bias, is_causal=True) * x[3])
+    def loss(table: Any) -> Any:
+        placed, bias = [library.put(x) for x in inputs], biases.relative(table, max_distance=16)
+        output = scaled_dot_product_attention(*placed, bias=bias, is_causal=True)
+        return library.xp.sum(output * library.put(weigh))
 
     def expected(table: np.ndarray) -> float:
         output = reference.attention(*inputs, bias=learned(table), is_causal=True)[0]
         return float(np.sum(output * weigh))
 
-    if library.name.startswith("torch"):
-        table, *placed = (library.put(x) for x in (TABLE.copy(), *inputs, weigh))
-        loss(table.requires_grad_(True), *placed).backward()
-        gradient = library.get(table.grad)
-    elif library.name.startswith("jax"):
-        import jax
-
-        gradient = library.get(library.call(jax.jit(jax.grad(loss)), TABLE, *inputs, weigh))
-    elif library.name == "mlx":
-        import mlx.core as mx
-
-        gradient = library.get(library.call(mx.grad(loss), TABLE, *inputs, weigh))
-    else:
-        pytest.skip(f"{library.name} has no gradients")
+    (gradient,) = gradients(library, loss, TABLE)
     step = np.zeros_like(TABLE, dtype=np.float64)
     for index in np.ndindex(*TABLE.shape):
         step[index] = 1e-4

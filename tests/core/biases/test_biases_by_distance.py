@@ -32,6 +32,7 @@ BIASES = {
 }
 
 
+@pytest.mark.sampled(7)
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("mask", [None, masks.causal(), masks.sliding_window(3, 9)], ids=str)
 @pytest.mark.parametrize("bias", BIASES.values(), ids=BIASES)

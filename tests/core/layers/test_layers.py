@@ -6,13 +6,13 @@ import contextlib
 import dataclasses
 import importlib
 import math
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 import pytest
+from calls import gradients
 from internals import judge, namespace, override, product, reference, stages
 from libraries import LIBRARIES, Library, generator, read_only
 
@@ -215,40 +215,24 @@ def test_states_of_parts_merge(library: Library, rng: np.random.Generator) -> No
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.leaves_out("cupy-rules-device1")
-def test_decoding_with_a_cache(library: Library, rng: np.random.Generator) -> None:
-    """Heads from `project` go into a cache, and what it gives through `combine`."""
-    layer = but(multi(8, num_kv_heads=2), scale=SLOPES, sinks=SLOPES)()
-    (tokens,) = inputs = [rng.standard_normal((2, 5, 8), dtype=F)]
-    placed, outputs = placed_on(library, layer), []
-    _, key, value = library.call(placed.project, tokens[:, :2])
-    with library.guard():
-        cache = KVCache(key, value)
-        for step in (2, 3, 4):
-            query, key, value = placed.project(library.put(tokens[:, step : step + 1]))
-            cache = cache.append(key, value)
-            outputs.append(placed.combine(cache.attend(query, **placed.attention_options)))
-        last = library.xp.concat(outputs, axis=1)
-    expected = expect(layer, inputs, {"is_causal": True})[0][:, 2:]
-    np.testing.assert_allclose(library.get(last), expected, rtol=0, atol=4e-6)
-
-
-@pytest.mark.sampled(0, on="EAGER_JAX")
-@pytest.mark.leaves_out("cupy-rules-device1")
 def test_attending_to_a_cache(library: Library, rng: np.random.Generator) -> None:
-    """What a layer attends to is projected once; scales and sinks are the layer's."""
+    """What a layer attends to is projected once; scales and sinks are the layer's. By hand it is the same."""
     layer = but(multi(8, num_kv_heads=2), scale=SLOPES, sinks=SLOPES)()
     tokens = rng.standard_normal((2, 5, 8), dtype=F)
-    placed, outputs = placed_on(library, layer), []
+    placed, outputs, by_hand = placed_on(library, layer), [], []
     with library.guard():
         cache = KVCache(*placed.project_key_value(library.put(tokens[:, :2].copy())))
         for start, stop in ((2, 4), (4, 5)):
             x = library.put(tokens[:, start:stop].copy())
-            cache = cache.append(*placed.project_key_value(x))
+            query, key, value = placed.project(x)
+            cache = cache.append(key, value)
             outputs.append(placed.attend(x, cache))
-        result = library.get(library.xp.concat(outputs, axis=1))
+            by_hand.append(placed.combine(cache.attend(query, **placed.attention_options)))
+        results = [library.get(library.xp.concat(parts, axis=1)) for parts in (outputs, by_hand)]
         near = library.get(placed.attend(x, cache, masks.sliding_window(1, 0), scale=0.5))
     expected = expect(layer, [tokens], {"is_causal": True})[0][:, 2:]
-    np.testing.assert_allclose(result, expected, rtol=0, atol=4e-6)
+    for result in results:
+        np.testing.assert_allclose(result, expected, rtol=0, atol=4e-6)
     distance = np.arange(5)[:, None] - np.arange(5)
     expected = expect(layer, [tokens], {"attn_mask": (distance >= 0) & (distance < 2), "scale": 0.5})[0][:, -1:]
     np.testing.assert_allclose(near, expected, rtol=0, atol=4e-6)
@@ -322,12 +306,16 @@ def test_gradients_of_parameters(library: Library, rng: np.random.Generator) -> 
     layer = but(multi(8, 6, num_kv_heads=2), scale=SLOPES, temperature=SLOPES + 1, sinks=SLOPES)()
     inputs = [rng.standard_normal(shape, dtype=F) for shape in ((2, 3, 8), (2, 5, 6))]
     weight = rng.standard_normal((2, 3, 8), dtype=F)
-    gradients_ = gradients(library, layer, inputs, weight)
-    if gradients_ is None:
-        pytest.skip("the library has no gradients")
-    assert gradients_.keys() == layer.parameters.keys()
+    names = [*layer.parameters]
+
+    def loss(*arrays: Any) -> Any:
+        placed = [library.put(x) for x in inputs]
+        learned = layer.with_parameters(dict(zip(names, arrays, strict=True)))
+        return (learned(*placed, is_causal=True) * library.put(weight)).sum()
+
+    results = gradients(library, loss, *map(np.asarray, layer.parameters.values()))
     wide = {name: np.asarray(x, np.float64) for name, x in layer.parameters.items()}
-    for name, gradient in gradients_.items():
+    for name, gradient in zip(names, results, strict=True):
         for index in {(0,) * gradient.ndim, tuple(n // 2 for n in gradient.shape)}:
             ends = []
             for step in (1e-5, -1e-5):
@@ -336,28 +324,6 @@ def test_gradients_of_parameters(library: Library, rng: np.random.Generator) -> 
                 moved_layer = layer.with_parameters(wide | {name: moved})
                 ends.append((expect(moved_layer, inputs, {"is_causal": True})[0] * weight).sum())
             assert gradient[index] == pytest.approx((ends[0] - ends[1]) / 2e-5, abs=2e-5), (name, index)
-
-
-def gradients(
-    library: Library, layer: Layer, inputs: list[np.ndarray], weight: np.ndarray
-) -> dict[str, np.ndarray] | None:
-    name = library.name.split("-")[0]
-    if name not in ("torch", "jax", "mlx"):
-        return None
-    placed, factor = [library.put(x) for x in inputs], library.put(weight)
-    parameters = placed_on(library, layer).parameters
-
-    def loss(arrays: Any) -> Any:
-        return (layer.with_parameters(arrays)(*placed, is_causal=True) * factor).sum()
-
-    if name == "torch":
-        for array in parameters.values():
-            array.requires_grad_()
-        loss(parameters).backward()
-        return {name: library.get(array.grad) for name, array in parameters.items()}
-    transform = sys.modules["jax" if name == "jax" else "mlx.core"]
-    with library.guard():
-        return {name: library.get(x) for name, x in transform.grad(loss)(parameters).items()}
 
 
 # What makes a layer.
@@ -408,21 +374,6 @@ def test_weights_like_an_array(library: Library, dtype: str) -> None:
         assert x.dtype == array.dtype
         result, rounding = np.asarray(library.get(x), float), 2**-8 if dtype == "bfloat16" else 2**-23
         np.testing.assert_allclose(result, expected.parameters[name], rtol=0, atol=rounding)
-
-
-def test_weights_of_a_map(library: Library) -> None:
-    """By Xavier's rule, as those of a layer; each argument counts."""
-    like = library.put(np.zeros(1, F))
-    with library.guard():
-        first, bare = (Linear.init(np.random.default_rng(3), 50, 30, bias=b, like=like) for b in (True, False))
-    weight, bound = library.get(first.weight), math.sqrt(6 / 80)
-    assert weight.shape == (30, 50)
-    assert 0.98 * bound < np.max(np.abs(weight)) <= bound
-    assert weight.std() == pytest.approx(bound / math.sqrt(3), rel=0.06)
-    np.testing.assert_array_equal(weight, library.get(bare.weight))
-    np.testing.assert_array_equal(library.get(first.bias), np.zeros(30, F))
-    assert bare.bias is None
-    assert namespace(first.weight) is library.xp
 
 
 def test_parameters_are_by_name(library: Library) -> None:

@@ -16,7 +16,7 @@ import array_api_compat.numpy as np_compat
 import ml_dtypes
 import numpy as np
 import pytest
-from internals import Namespace, TileSize, override
+from internals import Namespace, cut_small
 
 from sdpa_xp import (
     KVCache,
@@ -258,8 +258,7 @@ def inputs() -> np.ndarray:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("feature", FEATURES)
 def test_no_more_is_needed(feature: str, dtype: str, inputs: np.ndarray, monkeypatch: Any) -> None:
-    for size in ("ONE_CORE", "DEVICE"):
-        override(monkeypatch, size, TileSize(4, 6, 2**22))
+    cut_small(monkeypatch)
     arrays = inputs.astype(getattr(ml_dtypes, dtype, dtype))
     expected = FEATURES[feature](*arrays)
     result = FEATURES[feature](*map(Array, arrays))

@@ -114,6 +114,7 @@ def test_no_promotion_in_the_names_of_jax() -> None:
         jax.eval_shape(jax.grad(run, argnums=(0, 1)), *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["2 lengths", "a mask of keys", "alibi", "a half bias"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_masked_scores_are_no_fault(name: str, dtype: str) -> None:
@@ -150,6 +151,7 @@ def rotations(put: Callable[[Any], Any]) -> dict[str, positional.Rotation]:
     }
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ["rotary", "one table", "a table for each sequence"])
 @pytest.mark.parametrize("positions", [None, [[0, 2, 4], [1, 3, 5, 7, 9]]])
 def test_a_paged_cache_moves_its_own_numbers_to_the_device(

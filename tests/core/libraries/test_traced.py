@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calls import draw_named
+from calls import draw_named, gradients, tracer_of, vmap_of
 from internals import reference
 from libraries import Library
 
@@ -37,16 +37,17 @@ def is_library(library: Library, name: str) -> bool:
     return library.name.split("-")[0] == name
 
 
-@pytest.mark.leaves_out("jax-debug")
+@pytest.mark.leaves_out("jax-debug", "torch-cuda-rules")
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
+@pytest.mark.slow
 def test_jit(library: Library, call: dict[str, np.ndarray]) -> None:
-    if library.jit is None:
-        pytest.skip("the library has no jit")
-    compiled = library.jit(lambda **arrays: attention_state(**arrays, is_causal=True, softcap=3.0))
+    trace = tracer_of(library)
+    compiled = trace(lambda **arrays: attention_state(**arrays, is_causal=True, softcap=3.0))
     state = library.call(compiled, **poisoned(call))
     output, lse, _ = reference.attention(**call, is_causal=True, softcap=3.0)
     np.testing.assert_allclose(library.get(state.output), output, rtol=0, atol=2e-6)
     np.testing.assert_allclose(library.get(state.lse), lse, rtol=0, atol=2e-6)
-    weights = library.jit(lambda q, k: attention_weights(q, k, is_causal=True))
+    weights = trace(lambda q, k: attention_weights(q, k, is_causal=True))
     w = library.get(library.call(weights, call["query"], call["key"]))
     np.testing.assert_allclose(
         w, reference.attention(**(call | {"attn_mask": None}), is_causal=True)[2], atol=2e-6
@@ -72,41 +73,10 @@ def test_jit_of_one_argument(library: Library, call: dict[str, np.ndarray], name
 @pytest.mark.leaves_out("torch-cuda-rules")
 @pytest.mark.parametrize("rules", [{}, {"is_causal": True}])
 def test_vmap(library: Library, call: dict[str, np.ndarray], rules: dict[str, Any]) -> None:
-    if is_library(library, "jax"):
-        import jax
-
-        vmap = jax.vmap
-    elif is_library(library, "torch"):
-        import torch
-
-        vmap = torch.func.vmap
-    elif is_library(library, "mlx"):
-        import mlx.core as mx
-
-        vmap = mx.vmap
-    else:
-        pytest.skip("the library has no vmap")
     q, k, v = (np.stack([call[name]] * 2) for name in ("query", "key", "value"))
-    mapped = vmap(lambda q, k, v: scaled_dot_product_attention(q, k, v, **rules))
+    mapped = vmap_of(library)(lambda q, k, v: scaled_dot_product_attention(q, k, v, **rules))
     expected = reference.attention(q, k, v, **rules)[0]
     np.testing.assert_allclose(library.get(library.call(mapped, q, k, v)), expected, rtol=0, atol=2e-6)
-
-
-@pytest.mark.leaves_out("torch-cuda-rules")
-@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
-@pytest.mark.slow
-def test_compile_into_one_graph(library: Library, call: dict[str, np.ndarray]) -> None:
-    if not is_library(library, "torch"):
-        pytest.skip("torch.compile is torch's")
-    import torch
-
-    compiled = torch.compile(
-        lambda **arrays: attention_state(**arrays, is_causal=True, softcap=3.0), fullgraph=True, backend="eager"
-    )
-    output, lse, _ = reference.attention(**call, is_causal=True, softcap=3.0)
-    state = library.call(compiled, **poisoned(call))
-    np.testing.assert_allclose(library.get(state.output), output, rtol=0, atol=2e-6)
-    np.testing.assert_allclose(library.get(state.lse), lse, rtol=0, atol=2e-6)
 
 
 def test_padding_by_a_bias_in_a_traced_call(library: Library, call: dict[str, np.ndarray]) -> None:
@@ -154,27 +124,11 @@ def test_lse_of_an_empty_row_has_no_gradient(library: Library, rng: np.random.Ge
     allowed[1] = False
     rules = {"attn_mask": allowed} if how == "mask" else {"bias": np.where(allowed, 0, -np.inf).astype(F)}
 
-    def lse(q: Any, k: Any, **rules: Any) -> Any:
-        return attention_state(q, k, k, **rules).lse
+    def lse_of(row: int) -> Any:
+        placed = {name: library.put(x) for name, x in rules.items()}
+        return lambda q: attention_state(q, library.put(k), library.put(k), **placed).lse[row]
 
-    if is_library(library, "torch"):
-        import torch
-
-        placed = [library.put(x) for x in (q, k)]
-        extra = {name: library.put(x) for name, x in rules.items()}
-        rows = torch.autograd.functional.jacobian(lambda q: lse(q, placed[1], **extra), placed[0])
-    elif is_library(library, "jax"):
-        import jax
-
-        rows = library.call(jax.jacrev(lse), q, k, **rules)
-    elif is_library(library, "mlx"):
-        import mlx.core as mx
-
-        row = mx.grad(lambda q, k, i: lse(q, k, **{n: library.put(x) for n, x in rules.items()})[i])
-        rows = mx.stack([row(library.put(q), library.put(k), i) for i in range(len(q))])
-    else:
-        pytest.skip("the library has no gradients")
-    jacobian = library.get(rows)
+    jacobian = np.stack([gradients(library, lse_of(row), q)[0] for row in range(3)])
     np.testing.assert_array_equal(jacobian[1], 0)
     for row in (0, 2):
         assert np.all(jacobian[row, row] != 0)
@@ -184,13 +138,18 @@ def test_lse_of_an_empty_row_has_no_gradient(library: Library, rng: np.random.Ge
 def test_gradient(library: Library, call: dict[str, np.ndarray]) -> None:
     """Against finite differences of the reference; that of an empty row is 0."""
     weight = np.random.default_rng(1).standard_normal((4, 3, 5))
-    gradients = _gradients(library, call, weight)
-    if gradients is None:
-        pytest.skip("the library has no gradients")
-    np.testing.assert_array_equal(gradients["query"][:, 1], 0)
-    np.testing.assert_array_equal(gradients["key"][:, 4], 0)
+    names = ("query", "key", "value")
+
+    def loss(*arrays: Any) -> Any:
+        mask, factor = library.put(call["attn_mask"]), library.put(weight.astype(F))
+        return (scaled_dot_product_attention(*arrays, mask) * factor).sum()
+
+    results = gradients(library, loss, *(call[name] for name in names))
+    by_name = dict(zip(names, results, strict=True))
+    np.testing.assert_array_equal(by_name["query"][:, 1], 0)
+    np.testing.assert_array_equal(by_name["key"][:, 4], 0)
     wide = {name: x.astype(np.float64) if x.dtype == F else x for name, x in call.items()}
-    for name, gradient in gradients.items():
+    for name, gradient in by_name.items():
         for index in [(0, 0, 0), (1, 2, 3), (0, 2, 1)]:
             step = np.zeros_like(wide[name])
             step[index] = 1e-5
@@ -199,36 +158,6 @@ def test_gradient(library: Library, call: dict[str, np.ndarray]) -> None:
                 for sign in (1, -1)
             ]
             assert gradient[index] == pytest.approx((ends[0] - ends[1]) / 2e-5, abs=1e-5)
-
-
-def _gradients(
-    library: Library, call: dict[str, np.ndarray], weight: np.ndarray
-) -> dict[str, np.ndarray] | None:
-    names = ("query", "key", "value")
-    if is_library(library, "torch"):
-        import torch
-
-        placed = {name: library.put(x) for name, x in call.items()}
-        for name in names:
-            placed[name].requires_grad_()
-        output = scaled_dot_product_attention(**placed)
-        (output * torch.asarray(weight.astype(F), device=output.device)).sum().backward()
-        return {name: library.get(placed[name].grad) for name in names}
-    if is_library(library, "jax"):
-        import jax
-
-        def loss(q: Any, k: Any, v: Any, mask: Any) -> Any:
-            return (scaled_dot_product_attention(q, k, v, mask) * weight.astype(F)).sum()
-
-        gradients = library.call(jax.grad(loss, argnums=(0, 1, 2)), *call.values())
-        return {name: library.get(x) for name, x in zip(names, gradients, strict=True)}
-    if is_library(library, "mlx"):
-        import mlx.core as mx
-
-        placed, factor = [library.put(x) for x in call.values()], library.put(weight.astype(F))
-        gradient = mx.grad(lambda *x: (scaled_dot_product_attention(*x) * factor).sum(), argnums=(0, 1, 2))
-        return {name: library.get(x) for name, x in zip(names, gradient(*placed), strict=True)}
-    return None
 
 
 def test_lazy_graph_is_not_computed(library: Library, call: dict[str, np.ndarray]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calls import draw_named, sloping
+from calls import draw_named, sloping, tracer_of, vmap_of
 from libraries import Library, generator
 
 from sdpa_xp import (
@@ -93,22 +93,13 @@ CALLS: dict[str, Calls] = {
 
 
 @pytest.mark.leaves_out("torch-cuda-rules")
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 @pytest.mark.slow
 def test_one_graph_of_it(library: Library, arrays: Arrays, call: Calls) -> None:
     """Nothing is read of any array, and the numbers are those of NumPy, tile by tile, without a trace."""
-    name = library.name.split("-")[0]
-    if library.jit is not None:
-        traced: Calls = library.jit(call)
-    elif name == "torch":
-        import torch
-
-        torch.compiler.reset()
-        traced = torch.compile(call, fullgraph=True, backend="eager")
-    else:
-        pytest.skip("the library has no traces")
+    traced = tracer_of(library)(call)
     expected = np.asarray(call(**arrays))
     result = library.get(library.call(traced, **arrays))
     np.testing.assert_allclose(result, expected, rtol=0, atol=4e-6)
@@ -168,22 +159,9 @@ def test_function_of_a_traced_array(library: Library, arrays: Arrays, what: str)
 @pytest.mark.leaves_out("torch-cuda-rules")
 @pytest.mark.sampled(0, on="EAGER_JAX")
 def test_vmap_over_lengths(library: Library, arrays: Arrays) -> None:
-    name = library.name.split("-")[0]
-    if name == "jax":
-        import jax
-
-        vmap: Any = jax.vmap
-    elif name == "torch":
-        import torch
-
-        vmap = torch.func.vmap
-    elif name == "mlx":
-        import mlx.core as mx
-
-        vmap = mx.vmap
-    else:
-        pytest.skip("the library has no vmap")
-    mapped = vmap(lambda q, k, v, length: scaled_dot_product_attention(q, k, v, masks.padding(length)))
+    mapped = vmap_of(library)(
+        lambda q, k, v, length: scaled_dot_product_attention(q, k, v, masks.padding(length))
+    )
     inputs = [arrays[key] for key in ("q", "k", "v", "lengths")]
     expected = scaled_dot_product_attention(*inputs[:3], masks.padding(arrays["lengths"]))
     np.testing.assert_allclose(library.get(library.call(mapped, *inputs)), expected, rtol=0, atol=2e-6)
