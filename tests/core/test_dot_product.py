@@ -67,30 +67,16 @@ X = np.ones((2, 3, 2, 4), F)
     ("change", "error", "words"),
     [
         ({"key": [1]}, TypeError, "`key` must be a plain array"),
-        ({"key": X[..., :3]}, ValueError, r"`query` and `key` must agree on axis -1 \(E\)"),
-        ({"key": X[:, :2]}, ValueError, r"`key` and `value` must agree on axis -3 \(S\)"),
-        (
-            {"local_window_size": (1, 2, 3)},
-            ValueError,
-            r"`local_window_size` must be an integer or \(left, right\)",
-        ),
+        ({"local_window_size": (1, 2, 3)}, ValueError, r"`local_window_size` must be .* or \(left, right\)"),
         ({"local_window_size": -1}, ValueError, "`local_window_size` must be at least 0"),
         ({"local_window_size": "2"}, TypeError, "`local_window_size` must be an integer"),
-        ({"key_value_seq_lengths": [2, 9]}, ValueError, "`key_value_seq_lengths` must be at most S"),
         ({"query_seq_lengths": [2, 9]}, ValueError, "`query_seq_lengths` must be at most L"),
         ({"query_seq_lengths": [2.0, 3]}, TypeError, r"`query_seq_lengths\[0\]` must be an integer"),
-        (
-            {"query_seq_lengths": [1, 2, 3]},
-            ValueError,
-            "`query_seq_lengths` must broadcast to the batch",
-        ),
         ({"key_value_seq_lengths": np.ones(2, F)}, TypeError, "`key_value_seq_lengths` must hold integers"),
-        ({"mask": np.ones((2, 9), bool)}, ValueError, "`mask` must broadcast"),
         ({"mask": np.ones((3, 3), F)}, TypeError, "`mask` must be boolean"),
         ({"mask": 3}, TypeError, "`mask` must be a mask or a boolean array; got mask=3"),
         ({"bias": masks.causal()}, TypeError, "`bias` must not be a mask.*passed as `attn_mask`"),
         ({"return_residual": True}, ValueError, "`return_residual` must be False.*attention_state"),
-        ({"implementation": "cudnn"}, ValueError, "`implementation` must be None or 'xp'"),
     ],
 )
 def test_refused(change: dict[str, Any], error: type[Exception], words: str) -> None:

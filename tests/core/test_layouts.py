@@ -94,8 +94,6 @@ def test_inputs_are_not_copied(call: dict[str, np.ndarray], monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"layout": "BSHD"}, ValueError, r"`layout` must be '...HLE' or '...LHE'; got layout='BSHD'"),
-        ({"layout": None}, ValueError, "`layout` must be"),
         ({"key": np.zeros((2, 10, 2, 8), F)}, ValueError, r"`key` and `value` must agree on axis -3 \(S\)"),
         ({"key": np.zeros((2, 11, 1, 8), F)}, ValueError, r"`key` and `value` must agree on axis -2 \(H\)"),
         (
@@ -104,11 +102,7 @@ def test_inputs_are_not_copied(call: dict[str, np.ndarray], monkeypatch: pytest.
             r"heads of `query` \(axis -2, Hq\) must be a multiple",
         ),
         ({"query": np.zeros((2, 7, 4, 9), F)}, ValueError, r"must agree on axis -1 \(E\).*\(2, 7, 4, 9\)"),
-        (
-            {"query": np.zeros(8, F)},
-            ValueError,
-            r"at least 2 axes, \(length, width\) or \(..., length, heads, width\)",
-        ),
+        ({"query": np.zeros(8, F)}, ValueError, r"at least 2 axes, .* or \(..., length, heads, width\)"),
     ],
 )
 def test_refused_by_the_axes_of_the_caller(

@@ -57,24 +57,6 @@ def test_half_bias_and_sinks_fit_a_wider_softmax(library: Library, call: dict[st
     assert output.dtype == library.put(np.zeros(1, F)).dtype
 
 
-@pytest.mark.parametrize(
-    ("query", "dtype", "words"),
-    [
-        (
-            np.ones((2, 4), F),
-            "float16",
-            "`softmax_dtype` must be None, or .* no narrower.*softmax_dtype=float16",
-        ),
-        (np.ones((2, 4)), "float32", "no narrower than the scores; got softmax_dtype=float32, scores=float64"),
-        (np.ones((2, 4), F), "int32", "`softmax_dtype` must be"),
-        (np.ones((2, 4), F), 3, "`softmax_dtype` must be"),
-    ],
-)
-def test_refused(query: np.ndarray, dtype: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=f"scaled_dot_product_attention: .*{words}"):
-        scaled_dot_product_attention(query, query, query, softmax_dtype=dtype)
-
-
 def test_a_dtype_that_the_library_lacks_is_refused(library: Library, call: dict[str, np.ndarray]) -> None:
     if library.holds("float64"):
         pytest.skip("the library has float64")

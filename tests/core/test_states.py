@@ -38,6 +38,7 @@ def test_any_split_merges_to_the_whole(library: Library, rng: np.random.Generato
     assert merged.output.dtype == states[0].output.dtype
 
 
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_base_2_in_and_out(library: Library, rng: np.random.Generator) -> None:
     """As FlashInfer has it: 2^lse is the sum of exp(score); -inf stays, and the outputs are the same."""
     q, k, v = draw(rng, (4, 3, 8), (2, 13, 8), (2, 13, 5))
@@ -136,25 +137,12 @@ def state(output: Any = (3, 2), lse: Any = (3,), dtype: Any = F, lse_dtype: Any 
     ("states", "error", "words"),
     [
         ([], ValueError, "`states` must hold at least one state"),
-        (
-            [np.zeros((3, 2))],
-            TypeError,
-            r"`states\[0\]` must be an AttentionState, \(output, lse\); got .*numpy.ndarray",
-        ),
-        ([state(), 3], TypeError, r"`states\[1\]` must be an AttentionState"),
+        ([np.zeros((3, 2))], TypeError, r"`states\[0\]` must be an AttentionState.*; got .*numpy.ndarray"),
         ([state(), state((4, 2), (4,))], ValueError, r"must have one shape.*\(3, 2\).*\(4, 2\)"),
         ([state(), state(dtype=np.float64)], TypeError, "must have one dtype.*float32.*float64"),
         ([state(), state(lse_dtype=np.float64)], TypeError, r"states\[1\].lse.*one dtype"),
-        ([(np.zeros((3, 2)), np.zeros(3), 1)], TypeError, "must be an AttentionState"),
-        ([()], TypeError, "must be an AttentionState"),
-        (
-            [state(dtype=np.float16, lse_dtype=np.float16)],
-            TypeError,
-            "`lse` must be float32 if",
-        ),
-        ([state(dtype=np.float64)], TypeError, "`lse` must be float64 if `output` is float64; got.*float32"),
+        ([state(dtype=np.float16, lse_dtype=np.float16)], TypeError, "`lse` must be float32 if"),
         ([state((), ())], ValueError, "`lse` must have the shape of `output`"),
-        ([state((3, 2), (2,))], ValueError, "`lse` must have the shape of `output` without its width"),
         ([state(dtype=np.int64)], TypeError, r"`states\[0\].output` must be one of float16"),
         ([AttentionState([[1.0]], [1.0])], TypeError, r"`states\[0\].output` must be a plain array"),
     ],
@@ -174,6 +162,7 @@ def test_states_on_several_devices_are_refused() -> None:
             merge_states(states)
 
 
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_states(library: Library, rng: np.random.Generator, dtype: str) -> None:
     """Merged in float32 and rounded once; a plain pair does as well as an AttentionState."""
@@ -231,28 +220,12 @@ def test_ranges_may_count_more_keys_than_any_machine_holds() -> None:
 @pytest.mark.parametrize(
     ("key_ranges", "keys", "words"),
     [
-        (
-            [(0, 4), (4, 9), (4, 9)],
-            9,
-            r"each key must be in one state; got keys=4:9 in states\[1\] and states\[2\]",
-        ),
-        ([(0, 4), (4, 9), (8, 20)], None, r"keys=8:9 in states\[1\] and states\[2\]"),
-        ([(0, 9), (2, 3), (9, 20)], 20, r"keys=2:3 in states\[0\] and states\[1\]"),
+        ([(0, 4), (4, 9), (4, 9)], 9, r"must be in one state; got keys=4:9 in states\[1\] and states\[2\]"),
+        ([(0, 4), (4, 9), (12, 20)], 20, "over all 20 keys; got no state over keys=9:12. A state is missing"),
+        ([(0, 4), (4, 9), (9, 10)], 8, r"end beyond `keys`; got key_ranges\[2\]=9:10, keys=8"),
         ([[(0, 2), (1, 3)], (3, 4), (4, 5)], 5, r"keys=1:2 in states\[0\] and states\[0\]"),
-        (
-            [(0, 4), (4, 9), (12, 20)],
-            20,
-            "must be over all 20 keys; got no state over keys=9:12. A state is missing",
-        ),
         ([(1, 4), (4, 9), (9, 10)], 12, "no state over keys=0:1, 10:12"),
-        ([[], [], []], 2, "no state over keys=0:2"),
-        (
-            [(0, 4), (4, 9), (9, 10)],
-            8,
-            r"no range of keys may end beyond `keys`; got key_ranges\[2\]=9:10, keys=8",
-        ),
         ([(0, 4), (4, 9)], 9, "`key_ranges` must have one item for each state; got key_ranges=2, states=3"),
-        (5, 9, "`key_ranges` must have one item for each state; got key_ranges=5"),
         ([(0, 4), (9, 4), (9, 10)], 10, r"`key_ranges\[1\]` must not end before it begins"),
         ([(0, 4), (-1, 4), (9, 10)], 10, r"`key_ranges\[1\]` must be at least 0"),
         (None, 10, "`keys` needs `key_ranges`"),

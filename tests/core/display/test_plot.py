@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -77,6 +76,7 @@ def test_a_panel_for_each_batch_entry_and_head() -> None:
         assert drawn(axes).sum() == 4 * length
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("shape", [(6, 6), (3, 6), (6, 3), (1, 8), (1, 1), (2, 1, 3, 6), (6, 2, 2, 2)])
 @pytest.mark.parametrize("mask", [masks.causal(), ~masks.causal("lower_right") | masks.chunked(2)], ids=str)
 def test_cells_of_small_masks_are_squares_of_one_size(mask: masks.Mask, shape: tuple[int, ...]) -> None:
@@ -183,11 +183,13 @@ PICTURES: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PICTURES)
 def test_nothing_is_cut_off_or_overlaps(name: str) -> None:
     figure = PICTURES[name]("light")
     canvas = agg.FigureCanvasAgg(figure)
     canvas.draw()
+    assert dict(matplotlib.rcParams) == SETTINGS  # no setting of matplotlib is left changed
     whole, box = figure.bbox_inches, figure.get_tightbbox(canvas.get_renderer())
     assert whole.x0 <= box.x0 <= box.x1 <= whole.x1
     assert whole.y0 <= box.y0 <= box.y1 <= whole.y1
@@ -198,6 +200,7 @@ def test_nothing_is_cut_off_or_overlaps(name: str) -> None:
         assert not any(one.overlaps(other) for one, other in itertools.pairwise(boxes)), axis.axis_name
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", PICTURES)
 def test_ink_is_for_the_page_and_the_ground_is_clear(name: str) -> None:
     inks = []
@@ -289,147 +292,6 @@ def test_memory_names_its_units() -> None:
     assert shown == ["1000 B", "1 KiB", "1.5 MiB", "1 GiB"]
 
 
-X = of_random_weights(2, 3, 4)
-REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
-    (
-        lambda: plot.mask(np.ones((2, 2), bool), (2, 2)),
-        TypeError,
-        "^plot.mask: `mask` must be a mask; got mask=",
-    ),
-    (
-        lambda: plot.mask(masks.causal(), (3,)),
-        ValueError,
-        r"^plot.mask: `shape` must be \(L, S\) or \(..., Hq, L, S\); got shape=\(3,\)",
-    ),
-    (
-        lambda: plot.mask(masks.causal(), 3),
-        TypeError,
-        r"^plot.mask: `shape` must be \(L, S\) or .*got shape=3",
-    ),
-    (
-        lambda: plot.mask(masks.padding([1, 2]), (3, 1, 4, 4)),
-        ValueError,
-        "^plot.mask: `attn_mask.key_lengths` must broadcast to the batch",
-    ),
-    (
-        lambda: plot.attention(X, mask=masks.from_array(np.ones((5, 5), bool))),
-        ValueError,
-        r"^plot.attention: `attn_mask` must broadcast to",
-    ),
-    (
-        lambda: plot.mask(masks.causal(), (2, 0)),
-        ValueError,
-        r"plot.mask: `shape` must have no axis of length 0; got",
-    ),
-    (
-        lambda: plot.mask(masks.causal(), (2, 2), theme="grey"),
-        ValueError,
-        "plot.mask: `theme` must be 'light' or 'd",
-    ),
-    (lambda: plot.attention(X[0].tolist()), TypeError, "plot.attention: `weights` must be a plain array"),
-    (lambda: plot.attention(X[0] > 0), TypeError, "`weights` must be one of float16"),
-    (
-        lambda: plot.attention(X[0, 0]),
-        ValueError,
-        r"`weights` must be \(L, S\) or \(Hq, L, S\); got .*=\(4,\)\.$",
-    ),
-    (
-        lambda: plot.attention(X[None]),
-        ValueError,
-        r"got weights.shape=\(1, 2, 3, 4\). One entry .* weights\[0, ...\]",
-    ),
-    (lambda: plot.attention(X[:, :0]), ValueError, r"`weights.shape` must have no axis of length 0"),
-    (
-        lambda: plot.attention(-X),
-        ValueError,
-        r"`weights` must not be below 0; got smallest weight=-0\..* scores",
-    ),
-    (
-        lambda: plot.attention(X, query_tokens=WORDS),
-        ValueError,
-        r"`query_tokens` must have one string.* \(L\); got .*=4, L=3",
-    ),
-    (
-        lambda: plot.attention(X, key_tokens=["a"]),
-        ValueError,
-        r"`key_tokens` must have one string.* \(S\); got .*=1, S=4",
-    ),
-    (
-        lambda: plot.attention(X, key_tokens="abcd"),
-        TypeError,
-        "`key_tokens` must be a list of strings; got .*'abcd'",
-    ),
-    (lambda: plot.attention(X, key_tokens=[1, 2, 3, 4]), TypeError, "`key_tokens` must be a list of strings"),
-    (lambda: plot.attention(X, mask=X), TypeError, "plot.attention: `mask` must be boolean"),
-    (
-        lambda: plot.attention(X, mask=[True]),
-        TypeError,
-        "plot.attention: `mask` must be a mask or a plain array",
-    ),
-    (lambda: plot.attention(X, mask=np.ones(3, bool)), ValueError, r"`mask` must broadcast to \(Hq, L, S\)"),
-    (lambda: plot.attention(X, mask=masks.padding([1, 2, 3])), ValueError, "key_lengths"),
-    (lambda: plot.attention(X, heads=2), ValueError, "`heads` must be below Hq, .*; got heads=2, Hq=2"),
-    (lambda: plot.attention(X, heads=-1), ValueError, "`heads` must be at least 0"),
-    (lambda: plot.attention(X, heads=[]), ValueError, "`heads` must hold at least one integer"),
-    (lambda: plot.attention(X, heads=0.5), TypeError, "`heads` must be an integer"),
-    (lambda: plot.attention(X, theme="grey"), ValueError, "plot.attention: `theme` must be 'light' or 'dark'"),
-    (
-        lambda: plot.saturation(rng=None),
-        TypeError,
-        "plot.saturation: `rng` must be a numpy.random.Generator; got",
-    ),
-    (lambda: plot.saturation([], rng=np.random.default_rng(0)), ValueError, "`widths` must hold at least one"),
-    (
-        lambda: plot.saturation([0], rng=np.random.default_rng(0)),
-        ValueError,
-        r"`widths\[0\]` must be at least 1",
-    ),
-    (
-        lambda: plot.saturation([1.5], rng=np.random.default_rng(0)),
-        TypeError,
-        r"`widths\[0\]` must be an integer",
-    ),
-    (lambda: plot.saturation(keys=1, rng=np.random.default_rng(0)), ValueError, "`keys` must be at least 2"),
-    (lambda: plot.memory([]), ValueError, "plot.memory: `lengths` must hold at least one integer"),
-    (lambda: plot.memory([0]), ValueError, r"`lengths\[0\]` must be at least 1"),
-    (lambda: plot.memory(width=0), ValueError, "`width` must be at least 1"),
-    (lambda: plot.memory(like=np.ones(1, int)), TypeError, "plot.memory: `like` must be one of float16"),
-    (lambda: plot.memory(theme="grey"), ValueError, "plot.memory: `theme` must be 'light' or 'dark'"),
-]
-
-
-@pytest.mark.parametrize(("draw", "error", "words"), REFUSED, ids=[words for _, _, words in REFUSED])
-def test_refused(draw: Callable[[], object], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        draw()
-
-
-def test_the_hint_for_a_batch_comes_for_a_batch_alone() -> None:
-    hint = "One entry of a batch is weights[0, ...]."
-    maps = np.full((2, 2, 3, 3), 1 / 3, F)
-    with pytest.raises(ValueError, match=r"^plot.attention: ") as several:
-        plot.attention(maps)
-    with pytest.raises(ValueError, match=r"^plot.attention: ") as one:
-        plot.attention(maps[0, 0, 0])
-    assert hint in str(several.value)
-    assert hint not in str(one.value)
-
-
-def test_the_number_of_tokens_is_that_of_their_axis() -> None:
-    words = re.escape(
-        "`query_tokens` must have one string for each entry of its axis of `weights` (L); got len(q"
-    )
-    with pytest.raises(ValueError, match=words):
-        plot.attention(np.full((2, 3), 1 / 3), query_tokens=["a"])
-
-
-def test_inside_a_jit_there_is_nothing_to_draw(library: Library) -> None:
-    if library.jit is None:
-        pytest.skip(f"{library.name} traces nothing here")
-    with pytest.raises(TypeError, match="`weights` must have numbers that can be read"):
-        library.jit(lambda x: plot.attention(x) and x)(library.put(of_random_weights(2, 2).astype(F)))
-
-
 def test_nothing_is_shown_or_kept() -> None:
     """pyplot, which keeps figures and picks a window system, is not imported."""
     code = (
@@ -461,12 +323,6 @@ def saved(figure: Any, **keywords: Any) -> np.ndarray:
         child.set_visible(False)
     figure.savefig(file, format="png", dpi=20, **keywords)
     return np.round(255 * image.imread(io.BytesIO(file.getvalue()))).astype(int)
-
-
-@pytest.mark.parametrize("name", PICTURES)
-def test_settings_of_matplotlib_stay(name: str) -> None:
-    agg.FigureCanvasAgg(PICTURES[name]("dark")).draw()
-    assert dict(matplotlib.rcParams) == SETTINGS
 
 
 def test_weights_of_the_library_are_taken(library: Library, rng: np.random.Generator) -> None:

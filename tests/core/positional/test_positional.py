@@ -192,41 +192,6 @@ def test_empty(library: Library, x: np.ndarray) -> None:
     assert library.call(Rotary(8).apply, x[:, :, :0].copy(), positions=3).shape == (2, 3, 0, 12)
 
 
-def scores(
-    library: Library, rotary: Rotary, q: np.ndarray, k: np.ndarray, query_position: int, key_position: int
-) -> np.ndarray:
-    turned = (
-        library.get(library.call(rotary.apply, x, positions=p))
-        for x, p in ((q, query_position), (k, key_position))
-    )
-    query, key = (x.astype(np.float64) for x in turned)
-    return query @ np.swapaxes(key, -1, -2)
-
-
-@pytest.mark.parametrize("interleaved", [False, True], ids=["halves", "interleaved"])
-@pytest.mark.parametrize("name", SCALINGS)
-def test_scores_depend_on_distances_alone(
-    library: Library, x: np.ndarray, name: str, interleaved: bool
-) -> None:
-    rotary = Rotary(8, interleaved=interleaved, scaling=SCALINGS[name])
-    here, there = (scores(library, rotary, x, x[::-1].copy(), first, first + 3) for first in (0, 17))
-    size = np.square(x).sum(-1).max() * magnitude(rotary) ** 2
-    far = 0 if library.holds("float64") else 25 * EPS / 2  # an angle in float32
-    np.testing.assert_allclose(here, there, rtol=0, atol=(8 * EPS + far) * size)
-    other = scores(library, rotary, x, x[::-1].copy(), 0, 4)
-    assert np.abs(other - here).max() > 0.1
-
-
-def test_length_is_kept_and_position_zero_is_the_identity(library: Library, x: np.ndarray) -> None:
-    rotated = library.get(library.call(Rotary(8).apply, x, positions=0))
-    np.testing.assert_array_equal(rotated[:, :, 0], x[:, :, 0])
-    norms = [np.linalg.norm(y.astype(np.float64), axis=-1) for y in (rotated, x)]
-    np.testing.assert_allclose(*norms, rtol=4 * EPS)
-    scaled = Rotary(12, scaling=positional.YaRNScaling(4, 64, attention_factor=3.0))
-    longer = np.linalg.norm(library.get(library.call(scaled.apply, x, positions=5)), axis=-1)
-    np.testing.assert_allclose(longer, 3 * norms[1], rtol=8 * EPS)
-
-
 def test_the_caller_s_array_stays(x: np.ndarray) -> None:
     before = x.copy()
     assert not np.shares_memory(Rotary(12).apply(x, 0), x)
@@ -328,22 +293,6 @@ def test_sinusoidal_without_like(library: Library) -> None:
     assert library.get(result).dtype == (np.float64 if library.holds("float64") else F)
     assert result.shape == (2, 5, 6)
     assert type(positional.sinusoidal(3, 6)) is np.ndarray
-
-
-@pytest.mark.parametrize("shift", [1, -3, 11])
-def test_a_shift_is_a_rotation(library: Library, shift: int) -> None:
-    """One matrix for all positions: in each pair of entries a turn by shift * frequency."""
-    with library.guard():
-        like = library.put(np.zeros(1, F))
-        here = positional.sinusoidal(20, 8, like=like)
-        there = positional.sinusoidal(range(shift, shift + 20), 8, like=like)
-    matrix = np.zeros((8, 8))
-    for i in range(4):
-        angle = shift / 10000 ** (2 * i / 8)
-        turn = [[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]]
-        matrix[2 * i : 2 * i + 2, 2 * i : 2 * i + 2] = turn
-    result, expected = library.get(there), library.get(here) @ matrix.T
-    np.testing.assert_allclose(result, expected, rtol=0, atol=32 * EPS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
