@@ -18,7 +18,7 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
-from internals import TileSize, override, reference
+from internals import cut_small, override, reference
 from libraries import (
     CUPY_RULES,
     DEFAULT,
@@ -136,8 +136,8 @@ def _is_left_out(item: pytest.Item, library: str, number: int) -> bool:
     groups = {None: (library,), "EAGER_JAX": EAGER_JAX, "THIN": THIN}
     marks = [mark for mark in item.iter_markers("sampled") if library in groups[mark.kwargs.get("on")]]
     counts = [mark.args[0] for mark in marks]
-    if 1 in counts or 0 in counts:
-        return 1 not in counts
+    if 0 in counts or 1 in counts:
+        return 0 in counts
     return number % max([THIN.get(library, 1), *counts[:1]]) != 0
 
 
@@ -219,28 +219,20 @@ def small_tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
     Once more with the softmax without a maximum tried however few the scores are, where it is tried at all.
     """
-    if request.param == "no maximum":
-        if "library" in request.fixturenames and request.getfixturevalue("library").name not in WRITEABLE:
-            pytest.skip("a softmax without a maximum is tried where arrays are written to")
-        override(monkeypatch, "LEAST_SCORES_WITHOUT_MAXIMUM", 0)
-    _cut_small(monkeypatch)
+    _choose_softmax(request, monkeypatch)
+    cut_small(monkeypatch)
 
 
 @pytest.fixture(params=["maximum", "no maximum"])
 def tiles(library: Library, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tiles; on JAX, which compiles each shape anew, one of all pairs."""
+    _choose_softmax(request, monkeypatch)
+    if not library.name.startswith("jax"):
+        cut_small(monkeypatch)
+
+
+def _choose_softmax(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "no maximum":
-        if library.name not in WRITEABLE:
+        if "library" in request.fixturenames and request.getfixturevalue("library").name not in WRITEABLE:
             pytest.skip("a softmax without a maximum is tried where arrays are written to")
         override(monkeypatch, "LEAST_SCORES_WITHOUT_MAXIMUM", 0)
-    if not library.name.startswith("jax"):
-        _cut_small(monkeypatch)
-
-
-def _cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, size in {
-        "ONE_CORE": TileSize(4, 6, 24),
-        "ALL_CORES": TileSize(4, 6, 24),
-        "DEVICE": TileSize(4, 6, 2**22),
-    }.items():
-        override(monkeypatch, name, size)

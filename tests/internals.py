@@ -253,6 +253,13 @@ def override(monkeypatch: pytest.MonkeyPatch, name: str, value: object) -> None:
     monkeypatch.setattr(import_module(module), attribute, value)
 
 
+def cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut calls into tiles of 4 x 6 until the test ends."""
+    size = __getattr__("TileSize")
+    for name, scores in (("ONE_CORE", 24), ("ALL_CORES", 24), ("DEVICE", 2**22)):
+        override(monkeypatch, name, size(4, 6, scores))
+
+
 def program(text: str) -> str:
     """Return the text of a program for `python -c` that may import from this module."""
     return f"import sys; sys.path.append({str(Path(__file__).parent)!r})\n{text}"

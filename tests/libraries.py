@@ -339,12 +339,16 @@ WRITEABLE = ("numpy", "numpy-readonly", "torch")
 """The libraries whose results are written to: there a softmax without a maximum is tried first."""
 
 THIN = {
-    "numpy-readonly": 3,
-    "strict-device1": 3,
-    "dask": 3,
-    "jax": 8,
-    "jax-x64": 4,
-    "jax-jit": 2,
+    "numpy-readonly": 5,
+    "strict-CPU_DEVICE": 2,
+    "strict-no_x64": 7,
+    "strict-device1": 7,
+    "dask": 7,
+    "jax": 11,
+    "jax-x64": 5,
+    "jax-jit": 3,
+    "mlx": 3,
+    "cupy-rules": 5,
     **dict.fromkeys(SETTINGS, 24),
 }
 """With `--thin`, one of so many cases of a test function runs.

@@ -115,8 +115,7 @@ def memory(folder: Path, limit: str, size: int) -> None:
 
     def rows(block_info: Any = None) -> Any:
         (first, last), _ = block_info[None]["array-location"]
-        angle = np.arange(first, last, dtype=np.float32)[:, None] * np.float32(0.001)
-        return np.sin(angle + np.arange(width, dtype=np.float32))
+        return np.sin(np.arange(first, last, dtype=F))[:, None] * np.cos(np.arange(width, dtype=F))
 
     chunks = (chunk,) * (length // chunk), (width,)
     key, value = (da.map_blocks(rows, chunks=chunks, dtype=F, meta=np.empty((0, 0), F)) for _ in range(2))

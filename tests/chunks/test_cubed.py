@@ -53,7 +53,7 @@ NAMES = [name for number, name in enumerate(OPTIONS) if number % 2 == 0 or "sink
 """About half of them: each writes its arrays to files."""
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("name", NAMES)
 def test_output_and_state(name: str, tmp_path: Path) -> None:
     arrays = inputs()
@@ -65,6 +65,7 @@ def test_output_and_state(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(state.lse.compute(), expected.lse, rtol=2e-6, atol=3e-6)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "chunks",
     [

@@ -14,7 +14,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from autograd import Call
-from internals import TileSize, device, judge_together, namespace, override
+from internals import cut_small, device, judge_together, namespace
 from libraries import Library, generator
 
 from sdpa_xp import attention_state, attention_weights, biases, masks, scaled_dot_product_attention
@@ -244,11 +244,6 @@ def several_tiles(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
         cut_small(monkeypatch)
 
 
-def cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ONE_CORE", "ALL_CORES", "DEVICE"):
-        override(monkeypatch, name, TileSize(4, 6, 2**22 if name == "DEVICE" else 24))
-
-
 def assert_agree(library: Library, call: Call, rng: np.random.Generator, dtype: Any = F) -> None:
     """Each gradient is like its array, and as near to autograd's as the house's rule asks.
 
@@ -318,6 +313,7 @@ def test_output_and_weights(library: Library, rng: np.random.Generator, call: Ca
         assert agreement.agrees, agreement
 
 
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.usefixtures("several_tiles")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("name", ["grouped heads", "mask and bias", "relative", "all"])
@@ -381,6 +377,7 @@ def test_finite_differences(library: Library, rng: np.random.Generator, name: st
         assert slope == pytest.approx((ahead - back) / 2e-5, rel=1e-6, abs=1e-7), argument
 
 
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.usefixtures("several_tiles")
 @pytest.mark.parametrize("p", [0.4, 1.0])
 @pytest.mark.needs("torch")
@@ -492,6 +489,7 @@ def test_what_is_masked_adds_nothing(library: Library, rng: np.random.Generator,
         assert np.isfinite(gradients["bias"][:, ~allowed]).all()
 
 
+@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_padding_adds_nothing(library: Library, rng: np.random.Generator) -> None:
     """Also in a lazy graph: keys and values that no query attends may be NaN."""
     call = CALLS["padding"]

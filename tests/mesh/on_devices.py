@@ -173,9 +173,9 @@ def others() -> None:
         output = call(query, key, value)  # arrays on one device are moved
         np.testing.assert_allclose(output, expected, atol=2e-6)
         assert output.sharding.spec == P(None, None, "keys"), output.sharding
-        of_query = jax.grad(lambda x: call(x, key, value).sum())(query)  # noqa: B023
-        of_one = jax.grad(lambda x: scaled_dot_product_attention(x, key, value, is_causal=True).sum())(query)
-        np.testing.assert_allclose(of_query, of_one, atol=2e-6)
+    of_query = jax.grad(lambda x: ring(by_default, is_causal=True)(x, key, value).sum())(query)
+    on_one = jax.grad(lambda x: scaled_dot_product_attention(x, key, value, is_causal=True).sum())
+    np.testing.assert_allclose(of_query, jax.jit(on_one)(query), atol=2e-6)
 
     flat = [x[1, 0] for x in (query, key, value)]
     moved = [jnp.swapaxes(x, 1, 2) for x in (query, key, value)]

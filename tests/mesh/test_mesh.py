@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).with_name("on_devices.py")
 
 @pytest.mark.slow
 @pytest.mark.needs("jax")
-@pytest.mark.parametrize("names", ["balance results", "dtypes others plain", "sent memory"])
+@pytest.mark.parametrize("names", ["balance results", "dtypes others sent memory plain"])
 def test_on_devices(names: str) -> None:
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *names.split()], capture_output=True, text=True, timeout=400

@@ -188,7 +188,7 @@ def test_a_batch_of_its_own_lengths_is_not_read_again_for_each(monkeypatch: pyte
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(0, on="EAGER_JAX")
+@pytest.mark.sampled(0, on="THIN")
 def test_long_chains_of_one_operator(library: Library) -> None:
     """A chain is one value: no chain of masks or biases is too long, and its parts hold as they do apart.
 

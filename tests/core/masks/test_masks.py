@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,10 +9,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from calls import assert_agrees, draw
-from internals import device, namespace, reference
+from internals import device, namespace
 from libraries import Library
 
-from sdpa_xp import attention_scores, attention_state, attention_weights, masks, scaled_dot_product_attention
+from sdpa_xp import attention_weights, masks, scaled_dot_product_attention
 from sdpa_xp.masks.algebra import Mask
 from sdpa_xp.masks.patterns import Pattern
 
@@ -166,16 +165,6 @@ def weights(library: Library, queries: int, keys: int, mask: Any, **rules: Any) 
     return library.get(library.call(attention_weights, q, k, attn_mask=mask, **rules))
 
 
-def test_mask_and_is_causal_both_hold(library: Library) -> None:
-    w = weights(library, 3, 3, masks.dilated(2), is_causal=True)
-    np.testing.assert_array_equal(w, [[1, 0, 0], [0, 1, 0], [0.5, 0, 0.5]])
-
-
-def test_offset_says_where_a_window_stands(library: Library) -> None:
-    w = weights(library, 3, 3, masks.sliding_window(1, 0, offset=1))
-    np.testing.assert_array_equal(w, [[0.5, 0.5, 0], [0, 0.5, 0.5], [0, 0, 1]])
-
-
 def test_document_of_queries_and_keys(library: Library) -> None:
     """Without `key_ids` both have the same, in whatever order."""
     for ids in ([9, 4, 9], ints(9, 4, 9)):
@@ -183,57 +172,6 @@ def test_document_of_queries_and_keys(library: Library) -> None:
             mask = masks.document(library.put(ids) if isinstance(ids, np.ndarray) else ids)
         w = weights(library, 3, 3, mask)
         np.testing.assert_array_equal(w, [[0.5, 0, 0.5], [0, 1, 0], [0.5, 0, 0.5]])
-
-
-@pytest.mark.usefixtures("tiles")
-def test_padding_may_hold_anything(library: Library, rng: np.random.Generator) -> None:
-    q, k, v = grouped(rng)
-    expected = reference.attention(q, k, v, np.arange(11) < per_entry(3, 8))[0]
-    k[0, :, 3:], k[1, :, 8:], v[0, :, 3:], v[1, :, 8:] = math.nan, math.inf, math.inf, math.nan
-    output = library.call(scaled_dot_product_attention, q, k, v, attn_mask=masks.padding([3, 8]))
-    np.testing.assert_allclose(library.get(output), expected, rtol=0, atol=2e-6)
-
-
-@pytest.mark.usefixtures("tiles")
-def test_row_without_a_key(library: Library, rng: np.random.Generator) -> None:
-    inputs = grouped(rng)
-    mask = masks.causal(-2)
-    state = library.call(attention_state, *inputs, attn_mask=mask)
-    np.testing.assert_array_equal(library.get(state.output)[:, :, :2], 0)
-    assert np.all(np.isneginf(library.get(state.lse)[:, :, :2]))
-    assert np.all(np.isfinite(library.get(state.lse)[:, :, 2:]))
-    np.testing.assert_array_equal(weights(library, 3, 3, mask), [[0, 0, 0], [0, 0, 0], [1, 0, 0]])
-    scores = library.get(library.call(attention_scores, *inputs[:2], attn_mask=mask))
-    np.testing.assert_array_equal(np.isneginf(scores), whole(J > I - 2))
-
-
-@pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("rules", [{}, {"softcap": 1.5, "scale": 0.7}], ids=["plain", "softcap"])
-def test_mask_and_bias_array(library: Library, rng: np.random.Generator, rules: dict[str, Any]) -> None:
-    inputs = grouped(rng)
-    rules = rules | {"bias": draw(rng, (4, 7, 11))[0]}
-    rules["bias"][0, 3] = -math.inf
-    output = library.call(scaled_dot_product_attention, *inputs, attn_mask=masks.causal(2), **rules)
-    call = dict(zip(("query", "key", "value"), inputs, strict=True))
-    assert_agrees(library, library.get(output), call, attn_mask=whole(J <= I + 2), **rules)
-
-
-def test_a_mask_is_its_boolean_array(library: Library, rng: np.random.Generator) -> None:
-    """To the last bit, where both see the same tile."""
-    inputs = grouped(rng)[:2]
-    as_mask = library.call(attention_weights, *inputs, attn_mask=masks.causal(1) & masks.chunked(4))
-    i, j = np.ogrid[:7, :11]
-    as_array = library.call(attention_weights, *inputs, attn_mask=(j <= i + 1) & (i // 4 == j // 4))
-    np.testing.assert_array_equal(library.get(as_mask), library.get(as_array))
-
-
-def test_mask_of_a_query_head(library: Library) -> None:
-    """Two query heads read one key head, each with keys of its own."""
-    mask = masks.from_function(lambda _b, h, _i, j: j == h)
-    value = np.asarray([[10, 20, 30]], F).reshape(1, 3, 1)
-    inputs = np.ones((2, 1, 4), F), np.ones((1, 3, 4), F), value
-    output = library.call(scaled_dot_product_attention, *inputs, attn_mask=mask)
-    np.testing.assert_array_equal(library.get(output)[:, 0, 0], [10, 20])
 
 
 @dataclass(frozen=True)

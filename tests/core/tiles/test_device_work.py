@@ -199,6 +199,7 @@ def test_a_function_is_tried_in_all_tiles_with_one_wait() -> None:
             attend(lambda score, b, h, i, j: torch.where(j > 900, 2 * score, score))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("place", range(4), ids=["query", "key", "value", "cotangent"])
 @pytest.mark.parametrize("name", ["causal, long", "padding", "boolean, uneven"])
 def test_masked_nan_adds_nothing_to_gradients(name: str, place: int) -> None:

@@ -201,6 +201,7 @@ def test_what_bounded_scores_cannot_hold_is_done_again(
         assert ranges_computed["with"]
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("score", [-21, -13, -5])
 @pytest.mark.parametrize("size", [1e-36, 1e-33, 1e-24, 1.0])
 @pytest.mark.parametrize("what", ["all", "one", "causal", "spread"])

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import ONE_CORE, TileSize, backward, override, products, scores, softmax
+from internals import ONE_CORE, backward, cut_small, products, scores, softmax
 from libraries import each_module
 
 from sdpa_xp import biases, explain, gradients, masks, scaled_dot_product_attention
@@ -202,8 +202,7 @@ def test_five_products_a_tile_beside_the_scores(monkeypatch: pytest.MonkeyPatch)
                     return product(*arrays)
 
                 monkeypatch.setattr(module, name, counted)
-    for name in ("ONE_CORE", "ALL_CORES"):
-        override(monkeypatch, name, TileSize(4, 6, 24))
+    cut_small(monkeypatch)
     x = np.random.default_rng(0).standard_normal((2, 8, 4)).astype(F)
     output, pullback = vjp(x, x, x)
     computed.clear()
