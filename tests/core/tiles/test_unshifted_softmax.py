@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from internals import TileSize, judge, override, reference, streaming, textbook
-from libraries import each_module
 
 from sdpa_xp import attention_state, biases, masks, scaled_dot_product_attention
 
@@ -48,40 +48,58 @@ def right(call: list[np.ndarray], rules: dict[str, Any], atol: float = 4e-6) -> 
     np.testing.assert_allclose(state.lse, lse, rtol=2e-6, atol=atol)
 
 
-@pytest.mark.parametrize(
-    "rules",
-    [
-        {},
-        {"is_causal": True},
-        {"softcap": 5.0},
-        {"attn_mask": masks.padding(100)},
-        {"attn_mask": masks.padding(300, 20)},
-        {"attn_mask": np.eye(300, dtype=bool)},
-    ],
-    ids=str,
-)
-def test_small_scores_need_no_maximum(
-    ranges_computed: dict[str, int], rng: np.random.Generator, rules: dict[str, Any]
+def of_norm(norm: float, rng: np.random.Generator) -> list[np.ndarray]:
+    """Query, key and value whose queries and keys have this norm."""
+    q, k, v = arrays(rng)
+    return [*(F(norm) * x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k)), v]
+
+
+def of_largest_score(score: float, rng: np.random.Generator) -> list[np.ndarray]:
+    q, k, v = arrays(rng)
+    return [q * F(score * 8 / np.max(abs(q @ np.swapaxes(k, -1, -2)))), k, v]
+
+
+def of_far_last_keys(rng: np.random.Generator) -> list[np.ndarray]:
+    q, k, v = arrays(rng)
+    k[:, 200:] *= F(1e4)
+    return [q, k, v]
+
+
+def with_empty_rows() -> np.ndarray:
+    allowed = np.random.default_rng(1).random((2, 300, 300)) < 0.5
+    allowed[:, 100:180] = False
+    return allowed
+
+
+CALLS: dict[str, tuple[Callable[[np.random.Generator], list[np.ndarray]], dict[str, Any], float, bool]] = {
+    "small": (arrays, {}, 4e-6, False),
+    "small, causal": (arrays, {"is_causal": True}, 4e-6, False),
+    "small, softcap": (arrays, {"softcap": 5.0}, 4e-6, False),
+    "small, padding": (arrays, {"attn_mask": masks.padding(100)}, 4e-6, False),
+    "small, padding of both": (arrays, {"attn_mask": masks.padding(300, 20)}, 4e-6, False),
+    "small, one key a query": (arrays, {"attn_mask": np.eye(300, dtype=bool)}, 4e-6, False),
+    "small, rows without keys": (arrays, {"attn_mask": with_empty_rows()}, 4e-6, False),
+    # exp of 88 is the largest that float32 holds.
+    "up to 80": (partial(of_largest_score, 80), {"is_causal": True}, 1e-4, False),
+    # Scores are up to 7812 in size, and float32 holds such a one to 2^-11.
+    "large": (partial(of_norm, 250), {}, 2e-3, True),
+    "large, under a cap": (partial(arrays, size=20), {"softcap": 10.0}, 1e-4, False),
+    # 0 * inf is NaN: the mask multiplies what exp returns.
+    "large, masked": (of_far_last_keys, {"attn_mask": np.arange(300) < 200}, 4e-6, True),
+}
+"""Inputs, options, the tolerance, and whether the largest score of a row is needed."""
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_which_scores_need_a_maximum(
+    ranges_computed: dict[str, int], rng: np.random.Generator, name: str
 ) -> None:
-    right(arrays(rng), rules)
-    assert ranges_computed["without"]
-    assert not ranges_computed["with"]
-
-
-def test_large_scores_need_one(ranges_computed: dict[str, int], rng: np.random.Generator) -> None:
-    """|q| = |k| = 250: the scores are up to 7812 in size. Once is tried, and no more."""
-    q, k, v = arrays(rng)
-    q, k = (F(250) * x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
-    right([q, k, v], {}, atol=2e-3)  # float32 holds such a score to 2^-11
-    assert ranges_computed["without"] <= 2 < ranges_computed["with"]  # two threads may try at the same time
-
-
-def test_scores_that_exp_holds_need_none(ranges_computed: dict[str, int], rng: np.random.Generator) -> None:
-    """Up to 80: exp of 88 is the largest that float32 holds."""
-    q, k, v = arrays(rng)
-    q *= F(80 * 8) / np.max(abs(q @ np.swapaxes(k, -1, -2)))
-    right([q, k, v], {"is_causal": True}, atol=1e-4)
-    assert not ranges_computed["with"]
+    """It is tried without; once a range of queries needs one, no other is tried."""
+    make, rules, tolerance, needs = CALLS[name]
+    right(make(rng), rules, tolerance)
+    assert bool(ranges_computed["with"]) == needs
+    assert ranges_computed["without"] > 0
+    assert not needs or ranges_computed["without"] <= 2 < ranges_computed["with"]  # two threads may try at once
 
 
 @pytest.mark.parametrize("score", [-200.0, 200.0])
@@ -104,26 +122,6 @@ def test_a_sum_beyond_float32_of_weights_that_are_not(ranges_computed: dict[str,
     v = np.full((1, 300, 64), F(1e-3))
     np.testing.assert_allclose(attention_state(q, q, v).output, v, rtol=1e-5)
     assert ranges_computed["with"]
-
-
-def test_masked_scores_beyond_what_exp_holds(ranges_computed: dict[str, int], rng: np.random.Generator) -> None:
-    """0 * inf is NaN: the mask multiplies what exp returns."""
-    q, k, v = arrays(rng)
-    k[:, 200:] *= F(1e4)
-    right([q, k, v], {"attn_mask": np.arange(300) % 301 < 200})
-    assert ranges_computed["with"]
-
-
-def test_rows_without_keys_need_no_maximum(ranges_computed: dict[str, int], rng: np.random.Generator) -> None:
-    allowed = rng.random((2, 300, 300)) < 0.5
-    allowed[:, 100:180] = False
-    right(arrays(rng), {"attn_mask": allowed})
-    assert not ranges_computed["with"]
-
-
-def test_a_cap_makes_large_scores_small(ranges_computed: dict[str, int], rng: np.random.Generator) -> None:
-    right(arrays(rng, 20), {"softcap": 10.0}, atol=1e-4)
-    assert not ranges_computed["with"]
 
 
 def test_large_biases_and_sinks_need_a_maximum(
@@ -265,26 +263,6 @@ def test_no_worse_than_the_textbook(ranges_computed: dict[str, int], rng: np.ran
     result = judge(attention_state(*call).output, expected, plain, "float32")
     assert result.absolute <= result.bound
     assert ranges_computed["without"]
-
-
-@pytest.mark.parametrize("module", each_module("numpy", "torch"))
-@pytest.mark.parametrize("rules", ["padding", "causal", "array"])
-def test_values_and_masks_of_a_batch_that_queries_have_not(
-    rng: np.random.Generator, module: str, rules: str, ranges_computed: dict[str, int]
-) -> None:
-    xp = importlib.import_module(module)
-    query, key = (rng.standard_normal((1, 2, 130, 16)).astype(F) for _ in range(2))
-    value = rng.standard_normal((3, 2, 130, 16)).astype(F)
-    allowed = rng.random((3, 1, 130, 130)) < 0.5
-    mask: Any = {"padding": masks.padding([100, 50, 7]), "causal": masks.causal([0, 5, 9])}.get(rules)
-    passed = xp.asarray(allowed) if mask is None else mask
-    state = attention_state(*map(xp.asarray, (query, key, value)), passed, implementation="xp")
-    dense = allowed if mask is None else masks.to_array(mask, (3, 2, 130, 130))
-    wide = [np.broadcast_to(x, value.shape) for x in (query, key)]
-    output, lse, _ = reference.attention(*wide, value, attn_mask=dense)
-    np.testing.assert_allclose(np.asarray(state.output), output, rtol=0, atol=4e-6)
-    np.testing.assert_allclose(np.asarray(state.lse), lse, rtol=0, atol=4e-6)
-    assert ranges_computed["without"] > 0 == ranges_computed["with"]
 
 
 def test_values_without_a_width() -> None:
