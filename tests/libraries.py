@@ -355,9 +355,9 @@ THIN = {
 
 What that leaves out: a case in which alone an input is written to, an array is made on another device, a lazy
 graph is computed, or JAX is wrong without jit. The same lines make and write arrays in all cases of a test, but
-for those that are marked `sampled(1)`: a third of the cases runs over 99 in 100 of all branches that are run.
-Tests that are marked `sampled(0, on="THIN")` are left out whole, and on eager JAX those that are marked
-`sampled(0, on="EAGER_JAX")` are too: without them, eager JAX runs over the same branches.
+for those that are marked `sampled(1)`. Tests that are marked `sampled(0, on="THIN")` are left out whole, and on
+eager JAX those that are marked `sampled(0, on="EAGER_JAX")` are too. The numbers are primes, so that a sample has
+each value of each decorator of a test that has several.
 
 Other tests say by the marker `sampled` that one of so many cases runs. Their cases run the same lines with
 other numbers; a case that alone runs a branch is marked `sampled(1)`.
