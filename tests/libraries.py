@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import ml_dtypes  # noqa: F401  # NumPy knows the name bfloat16 from here on
 import numpy as np
 import pytest
 from internals import dtype_name, namespace
@@ -60,6 +61,19 @@ class Library:
                 return dtype_name(self.put(np.zeros(1, dtype)).dtype) == dtype
             except (TypeError, ValueError):  # the second from a device of array-api-strict that lacks it
                 return False
+
+    def needs(self, dtype: str) -> None:
+        """Skip the test if the library lacks a dtype."""
+        if not self.holds(dtype):
+            pytest.skip(f"{self.name} has no {dtype}")
+
+    def needs_empty_arrays(self) -> None:
+        if self.lazy:
+            pytest.skip("Dask has no arrays of size 0")
+
+    def needs_jit(self) -> None:
+        if self.jit is None:
+            pytest.skip(f"{self.name} has no jit")
 
     def call(self, function: Callable[..., Any], *arrays: np.ndarray, **rules: Any) -> Any:
         """`function` of the arrays in this library; NumPy arrays among the keywords are put in as well."""
@@ -356,8 +370,8 @@ THIN = {
 What that leaves out: a case in which alone an input is written to, an array is made on another device, a lazy
 graph is computed, or JAX is wrong without jit. The same lines make and write arrays in all cases of a test, but
 for those that are marked `sampled(1)`. Tests that are marked `sampled(0, on="THIN")` are left out whole, and on
-eager JAX those that are marked `sampled(0, on="EAGER_JAX")` are too. The numbers are primes, so that a sample has
-each value of each decorator of a test that has several.
+eager JAX those that are marked `sampled(0, on="EAGER_JAX")` are too. The numbers are primes, so that a sample
+has each value of each decorator of a test that has several.
 
 Other tests say by the marker `sampled` that one of so many cases runs. Their cases run the same lines with
 other numbers; a case that alone runs a branch is marked `sampled(1)`.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from calls import draw_named
@@ -13,13 +12,6 @@ from internals import device, judge, namespace, reference, textbook
 from libraries import Library
 
 from sdpa_xp import attention_state, attention_weights, scaled_dot_product_attention
-
-DTYPES = {
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "float32": np.float32,
-    "float64": np.float64,
-}
 
 # query, key, value, attn_mask, bias: the shapes of a call
 SHAPES: dict[str, tuple[tuple[int, ...] | None, ...]] = {
@@ -110,9 +102,8 @@ def test_many_tiles(library: Library, rng: np.random.Generator, shapes: Any, rul
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 def test_dtypes(library: Library, rng: np.random.Generator, shapes: Any, dtype: str) -> None:
-    if not library.holds(dtype):
-        pytest.skip(f"{library.name} has no {dtype}")
-    arrays = draw(rng, shapes, DTYPES[dtype])
+    library.needs(dtype)
+    arrays = draw(rng, shapes, dtype)
     output = library.call(scaled_dot_product_attention, **arrays, is_causal=True)
     assert_agrees(library, output, expect(arrays, {"is_causal": True})[0], arrays, {"is_causal": True})
 
@@ -120,13 +111,12 @@ def test_dtypes(library: Library, rng: np.random.Generator, shapes: Any, dtype: 
 @pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_is_float32_rounded_once(library: Library, rng: np.random.Generator, dtype: str) -> None:
-    if not library.holds(dtype):
-        pytest.skip(f"{library.name} has no {dtype}")
-    arrays = draw(rng, SHAPES["grouped heads"], DTYPES[dtype])
+    library.needs(dtype)
+    arrays = draw(rng, SHAPES["grouped heads"], dtype)
     wide = {name: x if x.dtype == bool else x.astype(np.float32) for name, x in arrays.items()}
     half = library.get(library.call(scaled_dot_product_attention, **arrays))
     single = library.get(library.call(scaled_dot_product_attention, **wide))
-    np.testing.assert_array_equal(half.astype(DTYPES[dtype]), single.astype(DTYPES[dtype]))
+    np.testing.assert_array_equal(half.astype(dtype), single.astype(dtype))
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")

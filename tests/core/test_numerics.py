@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from calls import attend, draw
@@ -41,8 +40,7 @@ def test_largest_score_comes_last(library: Library) -> None:
 
 def test_float16_scores_beyond_its_range(library: Library, rng: np.random.Generator) -> None:
     """|q| = |k| = 250 an entry and E = 64: a score is 4 million, float16 ends at 65,504."""
-    if not library.holds("float16"):
-        pytest.skip(f"{library.name} has no float16")
+    library.needs("float16")
     q = np.full((2, 64), 250, np.float16)
     k = np.stack([q[0], -q[0], q[0]])
     v = rng.standard_normal((3, 8)).astype(np.float16)
@@ -53,9 +51,8 @@ def test_float16_scores_beyond_its_range(library: Library, rng: np.random.Genera
 @pytest.mark.sampled(0, on="EAGER_JAX")
 def test_bfloat16_sums_of_many_keys(library: Library) -> None:
     """4,096 ones add up to 256 in bfloat16."""
-    if not library.holds("bfloat16"):
-        pytest.skip(f"{library.name} has no bfloat16")
-    q, k, v = (np.ones(shape, ml_dtypes.bfloat16) for shape in ((1, 2), (4096, 2), (4096, 3)))
+    library.needs("bfloat16")
+    q, k, v = (np.ones(shape, "bfloat16") for shape in ((1, 2), (4096, 2), (4096, 3)))
     state = library.call(attention_state, q, k, v)
     np.testing.assert_array_equal(library.get(state.output).astype(F), np.ones((1, 3)))
     assert library.get(state.lse)[0] == pytest.approx(math.log(4096) + math.sqrt(2), rel=1e-6)
@@ -72,8 +69,7 @@ def test_numbers_do_not_promote(library: Library, number: Any) -> None:
 @pytest.mark.parametrize("name", ["attn_mask", "bias", "scale"])
 def test_float32_beside_half_inputs(library: Library, rng: np.random.Generator, name: str) -> None:
     """What joins the scores may have their dtype; the result still has the query's."""
-    if not library.holds("float16"):
-        pytest.skip(f"{library.name} has no float16")
+    library.needs("float16")
     q = rng.standard_normal((3, 4)).astype(np.float16)
     added = rng.standard_normal((3, 1)).astype(F)
     result = library.get(library.call(scaled_dot_product_attention, q, q, q, **{name: added}))
@@ -163,8 +159,7 @@ def test_scale_as_a_number_that_the_library_holds(library: Library) -> None:
 @pytest.mark.sampled(0, on="EAGER_JAX")
 def test_half_biases_are_added_in_float32(library: Library, rng: np.random.Generator) -> None:
     """40,000 twice is beyond float16."""
-    if not library.holds("float16"):
-        pytest.skip(f"{library.name} has no float16")
+    library.needs("float16")
     q, k, v = (rng.standard_normal(s).astype(np.float16) for s in ((3, 4), (5, 4), (5, 4)))
     large = np.full((3, 5), 4e4, np.float16)
     output = attend(library, q, k, v, attn_mask=large, bias=large)
@@ -192,8 +187,7 @@ def test_the_smallest_finite_bias_twice_does_not_mask(library: Library) -> None:
 
 def test_nan_key_under_a_mask_where_the_value_has_no_width(library: Library) -> None:
     """Only the lse can tell."""
-    if library.lazy:
-        pytest.skip("Dask has no arrays of size 0")
+    library.needs_empty_arrays()
     k = np.ones((2, 2), F)
     k[1] = math.nan
     bias = np.asarray([[0, -math.inf]], F)
@@ -244,12 +238,7 @@ def test_extreme_scales_and_caps_are_refused_or_right(library: Library, rng: np.
 
 NAMES = ("query", "key", "value")
 SPECIAL = (math.nan, math.inf, -math.inf)
-DTYPES = {
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-    "float32": np.float32,
-    "float64": np.float64,
-}
+DTYPES = ("float16", "bfloat16", "float32", "float64")
 AROUND_REGISTERS = [1, 2, 4, 7, 8, 9, 15, 16, 17, 33, 64]
 """Keys: a vector register holds 4 to 64 numbers, and kernels treat the last, partly filled one differently."""
 
@@ -282,12 +271,11 @@ def assert_as_reference(library: Library, arrays: list[np.ndarray], what: str, *
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("is_causal", [False, True], ids=["all pairs", "causal"])
 def test_special_values(library: Library, dtype: str, is_causal: bool) -> None:
-    if not library.holds(dtype):
-        pytest.skip(f"{library.name} has no {dtype}")
+    library.needs(dtype)
     compiles_each_shape = library.name.startswith("jax")
     for keys in [1, 17] if compiles_each_shape or library.lazy else AROUND_REGISTERS:
         for what, arrays in special_inputs(keys):
-            placed = [x.astype(DTYPES[dtype]) for x in arrays]
+            placed = [x.astype(dtype) for x in arrays]
             assert_as_reference(library, placed, f"{what}, S={keys}", is_causal=is_causal)
 
 

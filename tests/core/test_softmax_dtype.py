@@ -29,8 +29,7 @@ def softmax(scores: np.ndarray) -> np.ndarray:
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
 def test_float64_is_float64_rounded_once(library: Library, call: dict[str, np.ndarray]) -> None:
-    if not library.holds("float64"):
-        pytest.skip(f"{library.name} has no float64")
+    library.needs("float64")
     wide = {name: x.astype(np.float64) for name, x in call.items()}
     expected = library.call(attention_state, **wide, is_causal=True)
     with library.guard():
@@ -50,8 +49,7 @@ def test_what_is_held_anyway_changes_nothing(library: Library, call: dict[str, n
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
 def test_half_bias_and_sinks_fit_a_wider_softmax(library: Library, call: dict[str, np.ndarray]) -> None:
-    if not library.holds("float64"):
-        pytest.skip(f"{library.name} has no float64")
+    library.needs("float64")
     extra = {"bias": np.ones((7, 11), F), "sinks": np.ones(4), "scale": np.ones((4, 1, 1), F)}
     output = library.call(scaled_dot_product_attention, **call, **extra, softmax_dtype="float64")
     assert output.dtype == library.put(np.zeros(1, F)).dtype

@@ -6,7 +6,6 @@ import itertools
 import math
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from calls import draw
@@ -75,8 +74,7 @@ def test_states_in_the_other_layout(library: Library, rng: np.random.Generator) 
 
 
 def test_states_of_a_wider_softmax(library: Library, rng: np.random.Generator) -> None:
-    if not library.holds("float64"):
-        pytest.skip(f"{library.name} has no float64")
+    library.needs("float64")
     q, k, v = draw(rng, (3, 8), (9, 8), (9, 5))
     parts = [
         library.call(attention_state, q, k[keys], v[keys], softmax_dtype="float64") for keys in np.s_[:4, 4:]
@@ -166,10 +164,8 @@ def test_states_on_several_devices_are_refused() -> None:
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_states(library: Library, rng: np.random.Generator, dtype: str) -> None:
     """Merged in float32 and rounded once; a plain pair does as well as an AttentionState."""
-    if not library.holds(dtype):
-        pytest.skip(f"{library.name} has no {dtype}")
-    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.float16
-    q, k, v = draw(rng, (3, 8), (9, 8), (9, 4), dtype=kind)
+    library.needs(dtype)
+    q, k, v = draw(rng, (3, 8), (9, 8), (9, 4), dtype=dtype)
     states = [library.call(attention_state, q, k[i : i + 3], v[i : i + 3]) for i in (0, 3, 6)]
     with library.guard():
         merged = merge_states([tuple(state) for state in states])

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 import autograd
-import ml_dtypes
 import numpy as np
 import pytest
 from autograd import Call
@@ -319,18 +318,16 @@ def test_output_and_weights(library: Library, rng: np.random.Generator, call: Ca
 @pytest.mark.parametrize("name", ["grouped heads", "mask and bias", "relative", "all"])
 @pytest.mark.needs("torch")
 def test_dtypes(library: Library, rng: np.random.Generator, name: str, dtype: str) -> None:
-    if not library.holds(dtype):
-        pytest.skip(f"{library.name} has no {dtype}")
-    assert_agree(library, CALLS[name], rng, ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    library.needs(dtype)
+    assert_agree(library, CALLS[name], rng, dtype)
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_is_float32_rounded_once(library: Library, rng: np.random.Generator, dtype: str) -> None:
     """The output among what is kept: in float32, or D would have the roundings of the half dtype."""
-    if not library.holds(dtype):
-        pytest.skip(f"{library.name} has no {dtype}")
-    call, half = CALLS["all"], ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    library.needs(dtype)
+    call, half = CALLS["all"], np.dtype(dtype)
     arrays = autograd.arrays(call, rng, half)
     wide = {name: x.astype(F) for name, x in arrays.items()}
     cotangent = rng.standard_normal((2, 4, 7, 5)).astype(half)
@@ -344,8 +341,7 @@ def test_half_is_float32_rounded_once(library: Library, rng: np.random.Generator
 @pytest.mark.needs("torch")
 def test_softmax_dtype(library: Library, rng: np.random.Generator) -> None:
     """Computed in float64, the gradients are those of float64, rounded to the dtype of the arrays."""
-    if not library.holds("float64"):
-        pytest.skip(f"{library.name} has no float64")
+    library.needs("float64")
     arrays = autograd.arrays(CALLS["all"], rng, F)
     call = CALLS["all"]._replace(rules={**CALLS["all"].rules, "softmax_dtype": "float64"})
     output, pullback = attend(library, call, arrays)
@@ -409,8 +405,7 @@ def test_dropout_is_that_of_the_output(library: Library, rng: np.random.Generato
     ids=["L", "S", "Ev", "batch"],
 )
 def test_empty_axes(library: Library, query: Any, key: Any, width: int) -> None:
-    if library.lazy:
-        pytest.skip("Dask has no empty arrays to compute with")
+    library.needs_empty_arrays()
     call = Call(shapes(query, key, width, sinks=(2,), scale=(2, 1, 1)), {"is_causal": True})
     arrays = {name: np.ones(shape, F) for name, shape in call.shapes.items()}
     output, pullback = attend(library, call, arrays)
@@ -505,8 +500,7 @@ def test_padding_adds_nothing(library: Library, rng: np.random.Generator) -> Non
 
 @pytest.mark.needs("torch")
 def test_inside_a_jit(library: Library, rng: np.random.Generator) -> None:
-    if library.jit is None:
-        pytest.skip("the library has no jit")
+    library.needs_jit()
     call = CALLS["all"]
     arrays = autograd.arrays(call, rng, F)
     cotangent = rng.standard_normal((2, 4, 7, 5)).astype(F)
@@ -527,8 +521,7 @@ def test_inside_a_jit(library: Library, rng: np.random.Generator) -> None:
 
 def test_a_jit_of_the_pullback_alone(library: Library, rng: np.random.Generator) -> None:
     """What is known of the inputs is used; nothing is read of the cotangent."""
-    if library.jit is None:
-        pytest.skip("the library has no jit")
+    library.needs_jit()
     call = CALLS["all"]
     arrays = autograd.arrays(call, rng, F)
     cotangent = rng.standard_normal((2, 4, 7, 5)).astype(F)

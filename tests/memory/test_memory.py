@@ -63,35 +63,30 @@ FEATURES: dict[str, Made] = {
 }
 
 
-@pytest.mark.parametrize("make", FEATURES.values(), ids=FEATURES)
-def test_no_feature_makes_a_score_matrix(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, make: Made
-) -> None:
-    """4 times the length takes at most 5 times the memory, beside small tiles, and less than a bit a pair."""
-    override(monkeypatch, "ONE_CORE", TileSize(64, 512, 2**15))
-    peaks = []
+def assert_linear(make: Made, attend: Callable[..., Any]) -> None:
+    """4 times the length takes at most 5 times the memory, and less than a bit a pair."""
+    rng, peaks = np.random.default_rng(0), []
     for length in (1024, 4096):
         x = rng.standard_normal((length, 8)).astype(F)
         rules = make(length)
-        peaks.append(peak(lambda x=x, rules=rules: scaled_dot_product_attention(x, x, x, **rules)))
+        peaks.append(peak(lambda x=x, rules=rules: attend(x, x, x, **rules)))
     assert peaks[1] < 5 * peaks[0]
     assert peaks[1] < 4096 * 4096 / 8
+
+
+@pytest.mark.parametrize("make", FEATURES.values(), ids=FEATURES)
+def test_no_feature_makes_a_score_matrix(monkeypatch: pytest.MonkeyPatch, make: Made) -> None:
+    """Beside small tiles."""
+    override(monkeypatch, "ONE_CORE", TileSize(64, 512, 2**15))
+    assert_linear(make, scaled_dot_product_attention)
 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", FEATURES.values(), ids=FEATURES)
-def test_no_gradient_makes_a_score_matrix(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, make: Made
-) -> None:
-    """Likewise: neither the output with what is kept for the pullback, nor the pullback."""
+def test_no_gradient_makes_a_score_matrix(monkeypatch: pytest.MonkeyPatch, make: Made) -> None:
+    """Neither the output with what is kept for the pullback, nor the pullback."""
     override(monkeypatch, "ONE_CORE", TileSize(64, 256, 2**14))
-    peaks = []
-    for length in (1024, 4096):
-        x = rng.standard_normal((length, 8)).astype(F)
-        rules = make(length)
-        peaks.append(peak(lambda x=x, rules=rules: scaled_dot_product_attention_vjp(x, x, x, **rules)[1](x)))
-    assert peaks[1] < 5 * peaks[0]
-    assert peaks[1] < 4096 * 4096 / 8
+    assert_linear(make, lambda *x, **rules: scaled_dot_product_attention_vjp(*x, **rules)[1](x[0]))
 
 
 def test_a_pullback_keeps_the_inputs_the_output_and_the_log_sum_exp(rng: np.random.Generator) -> None:

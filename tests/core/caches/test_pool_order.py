@@ -144,8 +144,7 @@ def test_states(
 
 
 def test_half_precision(library: Library, arrays: Arrays, table: list[list[int]]) -> None:
-    if not library.holds("float16"):
-        pytest.skip(f"{library.name} has no float16")
+    library.needs("float16")
     arrays = {name: x.astype(np.float16) for name, x in arrays.items()}
     assert_agrees(library, attend(library, arrays, table), padded(arrays))
 

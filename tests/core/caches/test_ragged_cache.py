@@ -231,8 +231,7 @@ def test_append_is_one_append_for_each_sequence(library: Library) -> None:
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
 def test_a_cache_without_a_new_token(library: Library) -> None:
-    if library.lazy:
-        pytest.skip("Dask has no arrays of size 0")
+    library.needs_empty_arrays()
     sequences = drawn(OLD, [0] * 4)
     with library.guard():
         tables = (library.put(table(np.ones((9, 3), F))) for table in (np.cos, np.sin))
@@ -373,8 +372,7 @@ def test_a_shared_prefix_merges(library: Library, base: int | None) -> None:
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 def test_dtypes(library: Library, dtype: str) -> None:
     """The output has the query's dtype, the log-sum-exp the accumulation dtype."""
-    if not library.holds(dtype):
-        pytest.skip("this library has no such dtype")
+    library.needs(dtype)
     sequences = [{name: x.astype(dtype) for name, x in s.items()} for s in drawn(OLD, NEW)]
     output, lse, _ = step(library, sequences, OLD, NEW, TABLE)
     assert (output.dtype.name, lse.dtype.name) == (dtype, "float64" if dtype == "float64" else "float32")

@@ -90,8 +90,7 @@ def test_cells_of_small_masks_are_squares_of_one_size(mask: masks.Mask, shape: t
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_are_drawn_as_they_are(library: Library, dtype: str) -> None:
-    if not library.holds(dtype):
-        pytest.skip(f"{library.name} has no {dtype}")
+    library.needs(dtype)
     weights = library.put(of_random_weights(3, 2, 4).astype(F).astype(dtype))
     figure = plot.attention(weights, heads=[2, 0])
     assert [axes.get_title() for axes in panels(figure)] == ["head 2", "head 0"]

@@ -66,7 +66,6 @@ def test_the_hint_for_a_batch_comes_for_a_batch_alone() -> None:
 
 
 def test_inside_a_jit_there_is_nothing_to_draw(library: Library) -> None:
-    if library.jit is None:
-        pytest.skip(f"{library.name} traces nothing here")
+    library.needs_jit()
     with pytest.raises(TypeError, match="`weights` must have numbers that can be read"):
         library.jit(lambda x: plot.attention(x) and x)(library.put(np.full((2, 2), 0.5, F)))

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 import pytest
 from calls import gradients
@@ -21,7 +20,6 @@ from sdpa_xp.layers import Layer as Parameters
 from sdpa_xp.layers import Linear, MultiHeadAttention, SingleHeadAttention
 
 F = np.float32
-DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float64": np.float64}
 Layer = MultiHeadAttention | SingleHeadAttention
 
 
@@ -174,11 +172,10 @@ def test_call_weights_and_state(library: Library, rng: np.random.Generator, case
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("name", ["self", "cross", "grouped"])
 def test_dtypes(library: Library, rng: np.random.Generator, dtype: str, name: str) -> None:
-    if not library.holds(dtype):
-        pytest.skip(f"{library.name} has no {dtype}")
+    library.needs(dtype)
     case = CASES[name]
-    layer, inputs = case.make(), draw(rng, case, DTYPES[dtype])
-    layer = layer.with_parameters({n: np.asarray(x).astype(DTYPES[dtype]) for n, x in layer.parameters.items()})
+    layer, inputs = case.make(), draw(rng, case, dtype)
+    layer = layer.with_parameters({n: np.asarray(x).astype(dtype) for n, x in layer.parameters.items()})
     assert_agrees(library, library.call(placed_on(library, layer), *inputs), layer, inputs, {})
 
 
@@ -289,8 +286,7 @@ def test_a_layer_of_ones_own(library: Library, rng: np.random.Generator) -> None
 
 def test_in_a_trace(library: Library, rng: np.random.Generator) -> None:
     """Parameters are what is traced; nothing of the layer is read."""
-    if library.jit is None:
-        pytest.skip("the library has no jit")
+    library.needs_jit()
     layer = CASES["temperature of each head"].make()
     inputs = [rng.standard_normal((2, 5, 8), dtype=F)]
     call = library.jit(lambda arrays, x: layer.with_parameters(arrays)(x, is_causal=True))
@@ -363,9 +359,8 @@ def test_weights_follow_from_the_generator(library: Library) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_weights_like_an_array(library: Library, dtype: str) -> None:
     """NumPy's generator gives the same weights in every library."""
-    if not library.holds(dtype):
-        pytest.skip(f"{library.name} has no {dtype}")
-    array = library.put(np.zeros(1, DTYPES.get(dtype, F)))
+    library.needs(dtype)
+    array = library.put(np.zeros(1, dtype))
     with library.guard():
         layer = SingleHeadAttention.init(np.random.default_rng(3), 8, 4, bias=True, like=array)
     expected = SingleHeadAttention.init(np.random.default_rng(3), 8, 4, bias=True)
@@ -452,13 +447,10 @@ each_target = pytest.mark.parametrize(
 @pytest.mark.leaves_out("torch-cuda-rules")
 def test_to_each_library(library: Library, target: str, dtype: str) -> None:
     """Also bfloat16, which stays where the library has it and is float32, of the same value, where not."""
-    if not library.holds(dtype):
-        pytest.skip(f"{library.name} has no {dtype}")
+    library.needs(dtype)
     module = importlib.import_module(MODULES[target])
     layer = multi(8)()
-    layer = placed_on(
-        library, layer.with_parameters({n: x.astype(DTYPES.get(dtype, F)) for n, x in layer.parameters.items()})
-    )
+    layer = placed_on(library, layer.with_parameters({n: x.astype(dtype) for n, x in layer.parameters.items()}))
     with contextlib.nullcontext() if library.lazy else library.guard():
         moved = layer.to(module)
     put = LIBRARIES[{"strict": "strict-CPU_DEVICE"}.get(target, target)][1]()

@@ -57,8 +57,7 @@ def test_jit(library: Library, call: dict[str, np.ndarray]) -> None:
 @pytest.mark.parametrize("name", ["attn_mask", "bias", "key", "scale"])
 def test_jit_of_one_argument(library: Library, call: dict[str, np.ndarray], name: str) -> None:
     """Whichever argument is traced, nothing is read of its values."""
-    if library.jit is None:
-        pytest.skip("the library has no jit")
+    library.needs_jit()
     arrays = call | {"bias": np.zeros((3, 6), F), "scale": np.asarray(0.3, F)}
 
     def inner(traced: Any) -> Any:

@@ -138,8 +138,7 @@ def test_dropout_inside_a_jit(library: Library, arrays: Arrays) -> None:
 @pytest.mark.parametrize("what", ["mask", "bias"])
 def test_function_of_a_traced_array(library: Library, arrays: Arrays, what: str) -> None:
     """Query, key and value are none: the trace shows in what the function returns."""
-    if library.jit is None:
-        pytest.skip("the library has no jit")
+    library.needs_jit()
     with library.guard():
         q, k, v = (library.put(arrays[name]) for name in "qkv")
 
@@ -170,8 +169,7 @@ def test_vmap_over_lengths(library: Library, arrays: Arrays) -> None:
 @pytest.mark.parametrize("argument", ["left", "size"])
 def test_what_must_be_static_is_named(library: Library, argument: str) -> None:
     """A width is part of how a call is cut."""
-    if library.jit is None:
-        pytest.skip("the library has no jit")
+    library.needs_jit()
     make = {"left": lambda n: masks.sliding_window(n, 0), "size": lambda n: masks.chunked(n)}[argument]
     with pytest.raises(TypeError, match=f"`{argument}` must be an integer.*Inside a jit it has to be static"):
         library.jit(lambda n: masks.to_array(make(n), (3, 3)))(library.put(np.asarray(3)))

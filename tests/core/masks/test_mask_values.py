@@ -86,8 +86,7 @@ def test_one_mask_for_many_calls(library: Library) -> None:
 @pytest.mark.parametrize("empty", ["L", "S", "B"])
 def test_ids_of_no_token(library: Library, empty: str) -> None:
     """As without a mask: an empty result, or weights over no key."""
-    if library.lazy:
-        pytest.skip("Dask has no arrays of size 0")
+    library.needs_empty_arrays()
     batch, queries, keys = (0 if letter == empty else n for letter, n in (("B", 2), ("L", 3), ("S", 4)))
     with library.guard():
         mask = masks.document(*(library.put(np.zeros((batch, n), np.int32)) for n in (queries, keys)))
@@ -98,8 +97,7 @@ def test_ids_of_no_token(library: Library, empty: str) -> None:
 
 def test_ids_beyond_int32(library: Library) -> None:
     """They are compared as they are; in 32 bits both would be 1."""
-    if not library.holds("int64"):
-        pytest.skip(f"{library.name} has no int64")
+    library.needs("int64")
     with library.guard():
         array = masks.to_array(masks.document(library.put(np.asarray([1, 2**32 + 1]))), (2, 2))
     np.testing.assert_array_equal(library.get(array), np.eye(2, dtype=bool))
@@ -108,8 +106,7 @@ def test_ids_beyond_int32(library: Library) -> None:
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "uint16", "uint32", "uint64"])
 def test_integers_of_any_dtype(library: Library, dtype: str) -> None:
     """Libraries compute little with unsigned ones, and 64 bits do not mix with others."""
-    if not library.holds(dtype):
-        pytest.skip(f"{library.name} has no {dtype}")
+    library.needs(dtype)
     with library.guard():
         numbers = library.put(np.asarray([1, 2], dtype))
         for make in (masks.padding, masks.causal, lambda ids: masks.document(ids, [1, 2])):
@@ -153,8 +150,7 @@ def test_integers_of_numpy_are_numbers(library: Library) -> None:
 
 def test_empty_axes(library: Library) -> None:
     """Lists of nothing where there is nothing, as arrays are."""
-    if library.lazy:
-        pytest.skip("Dask has no arrays of size 0")
+    library.needs_empty_arrays()
     empty, three = np.ones((0, 2), F), np.ones((3, 2), F)
     for mask in (masks.document([], [0] * 3), masks.causal("lower_right"), masks.padding(1, 0)):
         assert library.call(scaled_dot_product_attention, empty, three, three, attn_mask=mask).shape == (0, 2)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 from internals import judge
@@ -16,7 +15,7 @@ from sdpa_xp.positional import Rotary
 
 F = np.float32
 EPS = 2.0**-23
-DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": F, "float64": np.float64}
+DTYPES = ("float16", "bfloat16", "float32", "float64")
 SCALINGS = {
     "none": None,
     "linear": positional.LinearScaling(4),
@@ -162,9 +161,8 @@ def test_one_head_without_batch(library: Library, x: np.ndarray, layout: Any) ->
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dtypes(library: Library, x: np.ndarray, dtype: str) -> None:
     """Half dtypes are turned in float32 and rounded once."""
-    if not library.holds(dtype):
-        pytest.skip(f"{library.name} has no {dtype}")
-    x, rotary = x.astype(DTYPES[dtype]), Rotary(8)
+    library.needs(dtype)
+    x, rotary = x.astype(dtype), Rotary(8)
     rotated = library.call(rotary.apply, x, positions=20)
     assert str(rotated.dtype).rpartition(".")[2] == dtype
     rotated = library.get(rotated)
@@ -179,16 +177,14 @@ def test_dtypes(library: Library, x: np.ndarray, dtype: str) -> None:
 
 def test_far_positions(library: Library, x: np.ndarray) -> None:
     """Angles of 100,000 turns are exact to the last digits of float32, where there is a float64."""
-    if not library.holds("float64"):
-        pytest.skip(f"{library.name} has no float64")
+    library.needs("float64")
     rotary = Rotary(12)
     rotated = library.get(library.call(rotary.apply, x, positions=600_000))
     assert np.abs(rotated - exact(x, 600_000 + np.arange(5), rotary)).max() <= 8 * EPS * np.abs(x).max()
 
 
 def test_empty(library: Library, x: np.ndarray) -> None:
-    if library.lazy:
-        pytest.skip("Dask has no arrays of size 0")
+    library.needs_empty_arrays()
     assert library.call(Rotary(8).apply, x[:, :, :0].copy(), positions=3).shape == (2, 3, 0, 12)
 
 
@@ -241,8 +237,7 @@ def test_rotaries_are_values() -> None:
 
 
 def test_traced(library: Library, x: np.ndarray) -> None:
-    if library.jit is None:
-        pytest.skip(f"{library.name} traces nothing")
+    library.needs_jit()
     rotary = Rotary(8)
     with library.guard():
         traced = library.jit(rotary.apply)(library.put(x), library.put(ROWS))
@@ -267,17 +262,16 @@ def plain_waves(library: Library, positions: Any, width: int, base: float, dtype
     wide = np.float64 if dtype == "float64" else F
     angles = np.asarray(positions, wide)[..., None] / (base ** (np.arange(0, width, 2) / width)).astype(wide)
     pair = [library.get(library.call(wave, angles)) for wave in (library.xp.sin, library.xp.cos)]
-    return np.stack(pair, axis=-1).reshape(*np.shape(positions), width).astype(DTYPES[dtype])
+    return np.stack(pair, axis=-1).reshape(*np.shape(positions), width).astype(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("base", [10000.0, 50.0])
 @pytest.mark.leaves_out("cupy-rules-device1")
 def test_sinusoidal(library: Library, dtype: str, base: float) -> None:
-    if not library.holds(dtype):
-        pytest.skip(f"{library.name} has no {dtype}")
+    library.needs(dtype)
     with library.guard():
-        like = library.put(np.zeros(1, DTYPES[dtype]))
+        like = library.put(np.zeros(1, dtype))
         length = positional.sinusoidal(6, 8, base=base, like=like)
         rows = positional.sinusoidal(library.put(ROWS), 8, base=base, like=like)
         listed = positional.sinusoidal(range(90, 100), 8, base=base, like=like)
@@ -297,9 +291,8 @@ def test_sinusoidal_without_like(library: Library) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_learned(library: Library, rng: np.random.Generator, dtype: str) -> None:
-    if not library.holds(dtype):
-        pytest.skip(f"{library.name} has no {dtype}")
-    table = rng.standard_normal((7, 4)).astype(DTYPES[dtype])
+    library.needs(dtype)
+    table = rng.standard_normal((7, 4)).astype(dtype)
     rows = np.asarray([[0, 6, 2], [3, 3, 1]], np.int32)
     for positions, meant in ((5, range(5)), (range(6, 2, -2), [6, 4]), ([1, 6], [1, 6]), (rows, rows)):
         result = library.call(positional.learned, table, positions=positions)
