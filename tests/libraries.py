@@ -389,6 +389,21 @@ def each_module(*modules: str) -> list[Any]:
     return [pytest.param(module, marks=pytest.mark.needs(module)) for module in modules]
 
 
+NAMESPACES = {
+    "numpy": "numpy",
+    "torch": "torch",
+    "jax": "jax.numpy",
+    "dask": "dask.array",
+    "mlx": "mlx.core",
+    "strict-CPU_DEVICE": "array_api_strict",
+}
+"""The libraries that arrays are moved between: what a user imports."""
+each_other = pytest.mark.parametrize(
+    "other",
+    [pytest.param(name, marks=pytest.mark.needs(place.split(".")[0])) for name, place in NAMESPACES.items()],
+)
+
+
 def can_write(library: Library) -> bool:
     """Whether an array that a function of the library returns can be written to."""
     return not library.name.startswith(("jax", "dask"))

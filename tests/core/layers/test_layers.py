@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from calls import gradients
 from internals import judge, namespace, override, product, reference, stages
-from libraries import LIBRARIES, Library, generator, read_only
+from libraries import LIBRARIES, NAMESPACES, Library, each_other, generator, read_only
 
 from sdpa_xp import KVCache, PagedKVCache, masks, merge_states
 from sdpa_xp.layers import Layer as Parameters
@@ -428,47 +428,32 @@ def test_to_numpy_and_back(library: Library) -> None:
     assert (back.num_heads, back.num_kv_heads) == (4, 2)
 
 
-MODULES = {
-    "numpy": "numpy",
-    "torch": "torch",
-    "jax": "jax.numpy",
-    "dask": "dask.array",
-    "mlx": "mlx.core",
-    "strict": "array_api_strict",
-}
-each_target = pytest.mark.parametrize(
-    "target",
-    [pytest.param(name, marks=pytest.mark.needs(module.split(".")[0])) for name, module in MODULES.items()],
-)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@each_target
+@each_other
 @pytest.mark.leaves_out("torch-cuda-rules")
-def test_to_each_library(library: Library, target: str, dtype: str) -> None:
+def test_to_each_library(library: Library, other: str, dtype: str) -> None:
     """Also bfloat16, which stays where the library has it and is float32, of the same value, where not."""
     library.needs(dtype)
-    module = importlib.import_module(MODULES[target])
+    module = importlib.import_module(NAMESPACES[other])
     layer = multi(8)()
     layer = placed_on(library, layer.with_parameters({n: x.astype(dtype) for n, x in layer.parameters.items()}))
     with contextlib.nullcontext() if library.lazy else library.guard():
         moved = layer.to(module)
-    put = LIBRARIES[{"strict": "strict-CPU_DEVICE"}.get(target, target)][1]()
+    put = LIBRARIES[other][1]()
     for name, x in moved.parameters.items():
         assert namespace(x) is put.xp
-        kept = dtype == "float32" or target in ("torch", "jax", "mlx")
+        kept = dtype == "float32" or other in ("torch", "jax", "mlx")
         assert str(x.dtype).rpartition(".")[2] == (dtype if kept else "float32")
         expected = library.get(layer.parameters[name]).astype(F)
         np.testing.assert_array_equal(np.asarray(put.get(x), F), expected)
 
 
-@each_target
-def test_float64_in_each_library(target: str) -> None:
+@each_other
+def test_float64_in_each_library(other: str) -> None:
     """It stays where the library has it, and is float32 in JAX without x64 and in MLX."""
-    module = importlib.import_module(MODULES[target])
+    module = importlib.import_module(NAMESPACES[other])
     there = Linear(np.asarray([[1 / 3]])).to(module).weight
-    assert str(there.dtype).rpartition(".")[2] == ("float32" if target in ("jax", "mlx") else "float64")
-    assert float(there[0, 0]) == (float(F(1 / 3)) if target in ("jax", "mlx") else 1 / 3)
+    assert str(there.dtype).rpartition(".")[2] == ("float32" if other in ("jax", "mlx") else "float64")
+    assert float(there[0, 0]) == (float(F(1 / 3)) if other in ("jax", "mlx") else 1 / 3)
 
 
 @pytest.mark.needs("torch")
@@ -511,15 +496,15 @@ def aligned(shape: tuple[int, ...], offset: int) -> np.ndarray:
     return memory[begin : begin + size].view(F).reshape(shape)
 
 
-@each_target
+@each_other
 @pytest.mark.needs("torch")
-def test_traps_of_moving(target: str) -> None:
+def test_traps_of_moving(other: str) -> None:
     """Read-only, transposed and sliced arrays, and tensors that require a gradient.
 
     They begin at a multiple of 64 bytes or not: JAX copies only the latter as they are passed.
     """
-    torch, module = importlib.import_module("torch"), importlib.import_module(MODULES[target])
-    put = LIBRARIES[{"strict": "strict-CPU_DEVICE"}.get(target, target)][1]()
+    torch, module = importlib.import_module("torch"), importlib.import_module(NAMESPACES[other])
+    put = LIBRARIES[other][1]()
     numbers = np.arange(6, dtype=F).reshape(2, 3)
     learned = torch.asarray(numbers).clone().requires_grad_()
     traps = (read_only(numbers), read_only(numbers.T.copy()).T, np.broadcast_to(numbers, (2, 3)), learned)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from libraries import LIBRARIES
+from libraries import LIBRARIES, NAMESPACES, each_other
 
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp.layers import Linear, MultiHeadAttention
@@ -15,18 +15,6 @@ from sdpa_xp.layers import Linear, MultiHeadAttention
 pytestmark = pytest.mark.needs("cupy")
 
 F = np.float32
-MODULES = {
-    "numpy": "numpy",
-    "torch": "torch",
-    "jax": "jax.numpy",
-    "dask": "dask.array",
-    "mlx": "mlx.core",
-    "strict-CPU_DEVICE": "array_api_strict",
-}
-each_other = pytest.mark.parametrize(
-    "other",
-    [pytest.param(name, marks=pytest.mark.needs(module.split(".")[0])) for name, module in MODULES.items()],
-)
 
 
 @pytest.fixture
@@ -49,7 +37,7 @@ def test_moves_from_another_library_and_back(cp: Any, other: str, dtype: str) ->
         assert type(there.weight) is cp.ndarray
         assert there.weight.dtype == dtype
         np.testing.assert_array_equal(cp.asnumpy(there.weight), values)
-        for back in (importlib.import_module(MODULES[other]), library.put(np.zeros((1, 1), F))):
+        for back in (importlib.import_module(NAMESPACES[other]), library.put(np.zeros((1, 1), F))):
             weight = there.to(back).weight
             kept = dtype if dtype != "bfloat16" or other in ("torch", "jax", "mlx") else "float32"
             if dtype == "float64" and other == "mlx":
