@@ -153,6 +153,7 @@ def test_a_loop_over_the_sequences(library: Library, name: str) -> None:
     assert_right(library, packed(*LENGTHS), LENGTHS, CASES[name])
 
 
+@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
 @pytest.mark.parametrize("lengths", [([3] * 4, [4] * 4), ([3, 2, 3, 3], [4, 5, 4, 4])], ids=["all", "some"])
 @pytest.mark.parametrize("name", CASES)
@@ -210,7 +211,6 @@ def test_slopes_of_each_sequence(library: Library) -> None:
     assert_right(library, packed(*LENGTHS), LENGTHS, case)
 
 
-@pytest.mark.sampled(0, on="EAGER_JAX")
 def test_scale_and_softcap(library: Library) -> None:
     assert_right(library, packed(*LENGTHS), LENGTHS, CASES["plain"], scale=SINKS[:, :, None, None], softcap=1.5)
 
