@@ -50,6 +50,14 @@ def random(*shape: int) -> np.ndarray:
     return np.random.default_rng(0).standard_normal(shape).astype(F)
 
 
+def weights(**rules: Any) -> list[Any]:
+    return [attention_weights(random(2, 1, 4, 4), random(2, 1, 4, 4), **rules)]
+
+
+def scores(**rules: Any) -> list[Any]:
+    return [attention_scores(random(2, 4, 4), random(2, 4, 4), **rules)]
+
+
 Wrap = Callable[[np.ndarray], Any]
 CALLS: dict[str, Callable[[Wrap, int], list[Any]]] = {
     "attention": lambda w, n: [scaled_dot_product_attention(*[w(random(2, n, 4))] * 3, is_causal=True)],
@@ -64,29 +72,15 @@ CALLS: dict[str, Callable[[Wrap, int], list[Any]]] = {
         *varlen_attention_state(*[w(random(n, 2, 4))] * 3, w(np.asarray([0, 1, n])), [0, 2, n])
     ],
     "varlen": lambda w, n: [varlen_attention(*[w(random(n, 2, 4))] * 3, w(np.asarray([0, 1, n])), [0, 2, n])],
-    "mask": lambda w, n: [attention_weights(random(2, 4, 4), random(2, 4, 4), attn_mask=w(random(4, 4) > 0))],
-    "mask as a value": lambda w, n: [
-        attention_weights(
-            random(2, 4, 4), random(2, 4, 4), attn_mask=masks.causal() & masks.from_array(w(random(4, 4) > 0))
-        )
-    ],
-    "lengths": lambda w, n: [
-        attention_weights(
-            random(2, 1, 4, 4), random(2, 1, 4, 4), attn_mask=masks.padding(w(np.asarray([1, 3])))
-        )
-    ],
-    "ids": lambda w, n: [
-        attention_weights(random(2, 4, 4), random(2, 4, 4), attn_mask=masks.document(w(np.arange(4) // 2)))
-    ],
-    "bias": lambda w, n: [attention_scores(random(2, 4, 4), random(2, 4, 4), bias=w(random(4, 4)))],
-    "slopes": lambda w, n: [
-        attention_scores(random(2, 4, 4), random(2, 4, 4), bias=biases.alibi(w(random(2))))
-    ],
-    "table": lambda w, n: [
-        attention_scores(random(2, 4, 4), random(2, 4, 4), bias=biases.relative(w(random(8, 2))))
-    ],
-    "scale": lambda w, n: [attention_scores(random(2, 4, 4), random(2, 4, 4), scale=w(random(2, 1, 1)))],
-    "sinks": lambda w, n: [attention_weights(random(2, 4, 4), random(2, 4, 4), sinks=w(random(2)))],
+    "mask": lambda w, n: weights(attn_mask=w(random(4, 4) > 0)),
+    "mask as a value": lambda w, n: weights(attn_mask=masks.causal() & masks.from_array(w(random(4, 4) > 0))),
+    "lengths": lambda w, n: weights(attn_mask=masks.padding(w(np.asarray([1, 3])))),
+    "ids": lambda w, n: weights(attn_mask=masks.document(w(np.arange(4) // 2))),
+    "bias": lambda w, n: scores(bias=w(random(4, 4))),
+    "slopes": lambda w, n: scores(bias=biases.alibi(w(random(2)))),
+    "table": lambda w, n: scores(bias=biases.relative(w(random(8, 2)))),
+    "scale": lambda w, n: scores(scale=w(random(2, 1, 1))),
+    "sinks": lambda w, n: weights(sinks=w(random(1))),
     "cache": lambda w, n: [
         KVCache(w(random(2, n, 4)), w(random(2, n, 4)))
         .append(*[w(random(2, 1, 4))] * 2)

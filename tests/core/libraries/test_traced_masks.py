@@ -19,9 +19,9 @@ from sdpa_xp import (
     biases,
     dot_product_attention,
     masks,
-    scaled_dot_product_attention,
     varlen_attention,
 )
+from sdpa_xp import scaled_dot_product_attention as attend
 
 F = np.float32
 Arrays = dict[str, np.ndarray]
@@ -43,31 +43,23 @@ def arrays(rng: np.random.Generator) -> Arrays:
 
 Calls = Callable[..., Any]
 CALLS: dict[str, Calls] = {
-    "causal, an offset per batch entry": lambda q, k, v, lengths, **_: scaled_dot_product_attention(
-        q, k, v, masks.causal(lengths)
-    ),
-    "lower right and a window": lambda q, k, v, lengths, **_: scaled_dot_product_attention(
+    "causal, an offset per batch entry": lambda q, k, v, lengths, **_: attend(q, k, v, masks.causal(lengths)),
+    "lower right and a window": lambda q, k, v, lengths, **_: attend(
         q, k, v, masks.causal("lower_right") & masks.sliding_window(3, 1, offset=lengths)
     ),
-    "padding": lambda q, k, v, lengths, **_: scaled_dot_product_attention(
-        q, k, v, masks.padding(lengths, [3, 8])
-    ),
-    "unsigned lengths": lambda q, k, v, small, **_: scaled_dot_product_attention(q, k, v, masks.padding(small)),
-    "documents or prefix": lambda q, k, v, lengths, ids, key_ids, **_: scaled_dot_product_attention(
+    "padding": lambda q, k, v, lengths, **_: attend(q, k, v, masks.padding(lengths, [3, 8])),
+    "unsigned lengths": lambda q, k, v, small, **_: attend(q, k, v, masks.padding(small)),
+    "documents or prefix": lambda q, k, v, lengths, ids, key_ids, **_: attend(
         q, k, v, masks.document(ids, key_ids) | masks.prefix(lengths)
     ),
-    "function": lambda q, k, v, **_: scaled_dot_product_attention(
+    "function": lambda q, k, v, **_: attend(
         q, k, v, masks.from_function(lambda b, h, i, j: i + h + b >= j) & LATE
     ),
-    "alibi": lambda q, k, v, lengths, slopes, **_: scaled_dot_product_attention(
+    "alibi": lambda q, k, v, lengths, slopes, **_: attend(
         q, k, v, bias=biases.alibi(slopes, offset=lengths) + biases.alibi(4)
     ),
-    "relative": lambda q, k, v, table, **_: scaled_dot_product_attention(
-        q, k, v, bias=biases.relative(table, max_distance=6)
-    ),
-    "score function": lambda q, k, v, **_: scaled_dot_product_attention(
-        q, k, v, bias=biases.from_function(sloping)
-    ),
+    "relative": lambda q, k, v, table, **_: attend(q, k, v, bias=biases.relative(table, max_distance=6)),
+    "score function": lambda q, k, v, **_: attend(q, k, v, bias=biases.from_function(sloping)),
     "sinks": lambda q, k, v, slopes, **_: (
         attention_state(q, k, v, sinks=slopes, is_causal=True, lse_base=2).lse
     ),
@@ -114,7 +106,7 @@ def test_dropout_inside_a_jit(library: Library, arrays: Arrays) -> None:
     inputs = [arrays[key] for key in "qkv"]
 
     def call(q: Any, k: Any, v: Any, rng: Any = None) -> Any:
-        return scaled_dot_product_attention(q, k, v, dropout_p=0.5, rng=rng)
+        return attend(q, k, v, dropout_p=0.5, rng=rng)
 
     if library.jit is not None:
         jitted = library.jit(call)
@@ -145,9 +137,9 @@ def test_function_of_a_traced_array(library: Library, arrays: Arrays, what: str)
         def call(numbers: Any, q: Any = q, k: Any = k, v: Any = v) -> Any:
             if what == "mask":
                 mask = masks.from_function(lambda b, h, i, j: numbers[j] > 2)
-                return scaled_dot_product_attention(q, k, v, mask)
+                return attend(q, k, v, mask)
             bias = biases.from_function(lambda score, b, h, i, j: score * numbers[j])
-            return scaled_dot_product_attention(q, k, v, bias=bias)
+            return attend(q, k, v, bias=bias)
 
         numbers = np.arange(12, dtype=F)
         result = library.get(library.jit(call)(library.put(numbers)))
@@ -158,11 +150,9 @@ def test_function_of_a_traced_array(library: Library, arrays: Arrays, what: str)
 @pytest.mark.leaves_out("torch-cuda-rules")
 @pytest.mark.sampled(0, on="EAGER_JAX")
 def test_vmap_over_lengths(library: Library, arrays: Arrays) -> None:
-    mapped = vmap_of(library)(
-        lambda q, k, v, length: scaled_dot_product_attention(q, k, v, masks.padding(length))
-    )
+    mapped = vmap_of(library)(lambda q, k, v, length: attend(q, k, v, masks.padding(length)))
     inputs = [arrays[key] for key in ("q", "k", "v", "lengths")]
-    expected = scaled_dot_product_attention(*inputs[:3], masks.padding(arrays["lengths"]))
+    expected = attend(*inputs[:3], masks.padding(arrays["lengths"]))
     np.testing.assert_allclose(library.get(library.call(mapped, *inputs)), expected, rtol=0, atol=2e-6)
 
 
@@ -181,9 +171,9 @@ def test_a_mask_is_a_static_argument(library: Library, arrays: Arrays) -> None:
         pytest.skip("jit is JAX's")
     import jax
 
-    jitted = jax.jit(scaled_dot_product_attention, static_argnums=3)
+    jitted = jax.jit(attend, static_argnums=3)
     inputs = [arrays[key] for key in "qkv"]
     for mask in (masks.causal(1), masks.sliding_window(2, 2) | masks.padding([3, 12])):
-        expected = scaled_dot_product_attention(*inputs, mask)
+        expected = attend(*inputs, mask)
         result = library.call(lambda q, k, v, mask=mask: jitted(q, k, v, mask), *inputs)
         np.testing.assert_allclose(library.get(result), expected, rtol=0, atol=2e-6)
