@@ -428,6 +428,7 @@ def test_to_numpy_and_back(library: Library) -> None:
     assert (back.num_heads, back.num_kv_heads) == (4, 2)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @each_other
 @pytest.mark.leaves_out("torch-cuda-rules")
 def test_to_each_library(library: Library, other: str, dtype: str) -> None:
