@@ -246,7 +246,7 @@ def test_heads_stand_behind_the_length_by_default(library: Library) -> None:
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
-@pytest.mark.parametrize("how", ["int32", "int64", "uint8", "of the library"])
+@pytest.mark.parametrize("how", ["of the library", "int32", "int64", "uint8"])
 def test_lengths_of_any_kind(library: Library, how: str) -> None:
     """They are numbers, so they may be of another library than the arrays."""
     if how == "of the library" and library.lazy:

@@ -85,6 +85,7 @@ def refused(function: str, change: dict[str, Any], error: type[Exception], words
         ("KVCache.append", {"value": ones(2, 2, 2, 5)}, ValueError, r"`key` and `value` must have the same shape, except.*1, 8\).*2, 5\)"),
         ("KVCache.append", {"in_place": 1}, TypeError, "`in_place` must be True or False; got in_place=1"),
         ("KVCache.append", {"in_place": True}, ValueError, "the tokens must fit into the capacity of the cache; got tokens=4, capacity=3"),
+        ("KVCache.attend", {"query": ones(8)}, ValueError, r"`query` must have at least 2 axes.*\(8,\)"),
         ("KVCache.attend", {"query": ones(2, 3, 1, 8)}, ValueError, r"the heads of `query` \(axis -3, Hq\) must be a multiple"),
         ("KVCache.attend", {"query": ones(2, 4, 1, 8, dtype=float)}, TypeError, "`query` and `cache.key` must have one dtype.*float64.*float32"),
         ("PagedKVCache", {"key_blocks": ones(4, 2, 4)}, ValueError, r"`key_blocks` must have 4 axes; got key_blocks.shape=\(4, 2, 4\)"),

@@ -71,7 +71,7 @@ def test_more_queries_than_tokens(library: Library, arrays: Arrays) -> None:
     np.testing.assert_array_equal(cache_of(library, arrays, [0, 1, 1]).lengths, (0, 1, 1))
 
 
-@pytest.mark.parametrize("how", ["list", "int32", "int64", "of the library"])
+@pytest.mark.parametrize("how", ["of the library", "list", "int32", "int64"])
 def test_tables_of_any_kind(library: Library, arrays: Arrays, how: str) -> None:
     """They are numbers, so they may be of another library than the pool."""
     if how == "of the library" and library.lazy:
