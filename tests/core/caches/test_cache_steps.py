@@ -261,44 +261,6 @@ def test_a_rotation_back(library: Library, arrays: list[np.ndarray], scaling: An
     np.testing.assert_allclose(library.get(moved), library.get(directly), rtol=0, atol=3e-6)
 
 
-HALF = np.float16
-HINTS: dict[str, tuple[Any, str]] = {
-    "append": (
-        lambda c, p: c.append(ones(2, 2, 1, 8), ones(2, 2, 1, 5)),
-        "`key` and `cache.key` must have one dtype; got key.dtype=float32, cache.key.dtype=float16. "
-        "Convert the new tokens: key.astype(cache.key.dtype).",
-    ),
-    "append to pages": (
-        lambda c, p: p.append(ones(2, 2, 1, 8), ones(2, 2, 1, 5)),
-        "`key` and `cache.key_blocks` must have one dtype; got key.dtype=float32, "
-        "cache.key_blocks.dtype=float16. Convert the new tokens: key.astype(cache.key_blocks.dtype).",
-    ),
-    "one of both": (
-        lambda c, p: c.append(ones(2, 2, 1, 8, dtype=HALF), ones(2, 2, 1, 5)),
-        "Convert one: value.astype(key.dtype).",
-    ),
-    "attend": (
-        lambda c, p: c.attend(ones(2, 4, 1, 8)),
-        "`query` and `cache.key` must have one dtype; got query.dtype=float32, cache.key.dtype=float16. "
-        "Convert the new tokens: query.astype(cache.key.dtype).",
-    ),
-    "attend to pages": (
-        lambda c, p: p.attend(ones(2, 4, 1, 8)),
-        "Convert the new tokens: query.astype(cache.key_blocks.dtype).",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", HINTS)
-def test_a_hint_names_what_the_caller_has(name: str) -> None:
-    call, words = HINTS[name]
-    cache = KVCache(ones(2, 2, 12, 8, dtype=HALF), ones(2, 2, 12, 5, dtype=HALF))
-    pools = [ones(4, 2, 4, width, dtype=HALF) for width in (8, 5)]
-    paged = PagedKVCache(*pools, [[0, 1], [2, 3]], [5, 4])
-    with pytest.raises(TypeError, match=re.escape(words)):
-        call(cache, paged)
-
-
 @pytest.mark.needs("torch")
 def test_a_hint_for_another_library() -> None:
     """The caller converts the tokens, not the cache."""
