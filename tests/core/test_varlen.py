@@ -136,11 +136,11 @@ def assert_right(
         for b, l in enumerate(queries):
             sequence = {name: x[b, :, :l] for name, x in call.items() if name not in ("key", "value")}
             sequence |= {name: call[name][b] for name in ("key", "value")}
-            own = {name: x[b] for name, x in told.items() if np.ndim(x) > 1}
-            parts.append(reference.attention(**sequence, **(told | own)))
+            of_sequence = {name: x[b] for name, x in told.items() if np.ndim(x) > 1}
+            parts.append(reference.attention(**sequence, **(told | of_sequence)))
     expected, of_keys = (np.concatenate([part[n] for part in parts], axis=n - 2) for n in (0, 1))
-    for each in (result, moved(output, layout)):
-        agreement = judge(each, expected, rows_of(plain, queries), "float32")
+    for either in (result, moved(output, layout)):
+        agreement = judge(either, expected, rows_of(plain, queries), "float32")
         assert agreement.agrees, agreement
     np.testing.assert_allclose(lse * math.log(2), of_keys, rtol=0, atol=4e-6)
 

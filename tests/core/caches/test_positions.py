@@ -86,7 +86,7 @@ class Run:
             self.append(np.broadcast_to(first + np.arange(2), (len(self.next), 2)), first)
         elif kind == "drafts":
             tree = self.next[:, None] + np.asarray([0, 0, 1])
-            self.append(tree, self.given(tree))
+            self.append(tree, self.as_argument(tree))
         elif kind in ("drop_first", "drop_last"):
             self.drop(kind)
         elif kind == "beams":
@@ -122,7 +122,7 @@ class Run:
             attn_mask=MASKS[mask][0],
             bias=bias_for(self.library, bias),
             is_causal=causal,
-            positions=self.given(places) if elsewhere else None,
+            positions=self.as_argument(places) if elsewhere else None,
         )
         output = moved(self.library.get(result), self.layout)
         for n, (tokens, positions) in enumerate(zip(self.tokens, self.positions, strict=True)):
@@ -159,7 +159,7 @@ class OfOneLength(Run):
     def has_room(self, count: int) -> bool:
         return self.shortest + count <= self.room
 
-    def given(self, positions: np.ndarray) -> Any:
+    def as_argument(self, positions: np.ndarray) -> Any:
         return positions.astype(np.int32)
 
     def counts(self, _kind: str) -> tuple[list[int], int]:
@@ -178,13 +178,15 @@ class OfOneLength(Run):
         else:
             super().step(kind)
 
-    def evict(self, each: int) -> None:
-        """Keep the tokens at `each` slots of each entry, or at any number of slots of all entries."""
+    def evict(self, slots_each: int) -> None:
+        """Keep the tokens at `slots_each` slots of each entry, or at any number of slots of all entries."""
         if not self.shortest:
             return
-        count = each or self.draw(st.integers(1, self.shortest))
-        slots = np.sort(self.rng.integers(0, self.shortest, (len(self.next) if each else 1, count)), axis=1)
-        given_as: Any = slots.astype(np.int32) if each else slots[0].tolist()
+        count = slots_each or self.draw(st.integers(1, self.shortest))
+        slots = np.sort(
+            self.rng.integers(0, self.shortest, (len(self.next) if slots_each else 1, count)), axis=1
+        )
+        given_as: Any = slots.astype(np.int32) if slots_each else slots[0].tolist()
         self.cache = self.library.call(lambda slots: self.cache.take_tokens(slots), slots=given_as)
         self.in_place = False
         rows = np.broadcast_to(slots, (len(self.next), count))
@@ -221,7 +223,7 @@ class Paged(Run):
     def has_room(self, _count: int) -> bool:
         return True
 
-    def given(self, positions: np.ndarray) -> Any:
+    def as_argument(self, positions: np.ndarray) -> Any:
         return positions.tolist()
 
     def counts(self, kind: str) -> tuple[list[int], list[int]]:
