@@ -75,6 +75,7 @@ def captioned(text: str, pictures: Iterable[Squares], note: str = "") -> str:
     """Return pictures side by side below lines of code, with a note below them."""
     drawn = "".join(_labelled(picture) for picture in pictures)
     small = f'<div style="font-size: 0.85em">{escape(note)}</div>' if note else ""
+    # A repr may hold HTML's characters, as `<function ...>` does.
     code = "<br/>".join(f"<code>{escape(line)}</code>" for line in text.splitlines())
     return f"<div><div>{code}</div><div>{drawn}</div>{small}</div>"
 
@@ -142,7 +143,7 @@ def _shown(
     for shape in shapes:
         try:
             grid = grid_of("display", "value", shape, value.arrays(), None)
-            if grid.is_traced:
+            if grid.is_traced:  # arrays inside of a jit have no numbers to draw
                 return None
             with computing(next((array for _, array in value.arrays()), None)):
                 pictures = squares(grid)
@@ -159,7 +160,7 @@ def _sampled(
     maps: dict[Shape, list[list[Any]]] = {place: [] for place in places}
     columns = _places(grid.keys)
     for query in _places(grid.queries):
-        tile = Tile(range(query, query + 1), range(grid.keys), grid)
+        tile = Tile(range(query, query + 1), range(grid.keys), grid)  # few rows, so that long masks are cheap
         result = computed(tile)  # of a mask also True or False
         row = None if isinstance(result, bool) else grid.xp.broadcast_to(result, tile.shape)
         for place, rows in maps.items():

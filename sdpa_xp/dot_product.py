@@ -88,6 +88,7 @@ def dot_product_attention(
     if local_window_size is not None:
         masks.append(SlidingWindow(*_checked_window(function, local_window_size)))
     if query_seq_lengths is not None or key_value_seq_lengths is not None:
+        # By its class: messages name the arguments of this function, not those of `masks.padding`.
         names = ("key_value_seq_lengths", "query_seq_lengths")
         masks.append(Padding(frozen(key_value_seq_lengths), frozen(query_seq_lengths), names))
     joined = functools.reduce(operator.and_, masks) if masks else None

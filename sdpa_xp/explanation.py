@@ -139,7 +139,7 @@ def explain(
     return Explanation(
         implementation="xp" if choice.kernel is None else "native",
         reason="; ".join(filter(None, (choice.reason, _lazy_reason(call.arrays["query"])))),
-        tile=(min(plan.rows, plan.queries), min(plan.columns, plan.keys)),
+        tile=(min(plan.rows, plan.queries), min(plan.columns, plan.keys)),  # a short call is less than a tile
         tiles=computed,
         total_tiles=all_tiles,
         threads=threads.thread_count() if plan.threads is None else 1,

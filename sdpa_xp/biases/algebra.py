@@ -204,7 +204,7 @@ class AddedByDistance(Added):
         """Return what is added at n distances j - i, int32 (n,): (..., Hq, 1, n)."""
 
     def for_tiles(self, grid: ScoreGrid) -> Term:
-        if (diagonals := grid.library.diagonals) is None:
+        if (diagonals := grid.library.diagonals) is None:  # only strides, as NumPy's, make a view of diagonals
             return self
         distances = grid.arange(1 - grid.queries - grid.position, grid.keys - grid.position)
         numbers = self.at_distances(grid, distances)

@@ -53,7 +53,7 @@ def alibi(
     References:
         Press et al., "Train Short, Test Long", arXiv 2108.12409, section 3.
     """
-    if isinstance(slopes, numbers.Integral) and not isinstance(slopes, bool):
+    if isinstance(slopes, numbers.Integral) and not isinstance(slopes, bool):  # True is an Integral too
         slopes = check_integer("alibi", "slopes", slopes, least=1)
     elif isinstance(slopes, list | tuple):
         slopes = tuple(check_number("alibi", f"slopes[{head}]", slope) for head, slope in enumerate(slopes))
@@ -92,7 +92,7 @@ def alibi_slopes(heads: int) -> tuple[float, ...]:
         Press et al., "Train Short, Test Long", arXiv 2108.12409, section 3.
     """
     heads = check_integer("alibi_slopes", "heads", heads, least=1)
-    whole = 2 ** int(math.log2(heads))
+    whole = 2 ** int(math.log2(heads))  # the next lower power of two, or `heads` itself
     slopes = [2.0 ** (-8 * (head + 1) / whole) for head in range(whole)]
     between = [2.0 ** (-4 * (2 * head + 1) / whole) for head in range(heads - whole)]
     return (*slopes, *between)

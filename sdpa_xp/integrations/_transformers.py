@@ -182,6 +182,7 @@ def _is_class(value: object) -> bool:
 def _calls_interface(layer: type) -> bool:
     """Return whether a method of a class names transformers' table of attention functions."""
     bases = [base for base in layer.__mro__ if base not in transformers.PreTrainedModel.__mro__]
+    # A decorator, as those of transformers on `forward`, keeps what it wraps in `__wrapped__`.
     functions = [value for base in bases for value in vars(base).values()]
     return any(_names_interface(getattr(function, "__wrapped__", function), set()) for function in functions)
 

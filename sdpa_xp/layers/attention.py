@@ -50,7 +50,7 @@ class Attention(Layer):
         maps = [self.query, self.key, self.value]
         if any(len(getattr(linear.weight, "shape", ())) < 2 for linear in maps):  # as for `Linear`
             return Layer.__repr__(self)
-        widths = [*dict.fromkeys(str(linear.widths[0]) for linear in maps)]
+        widths = [*dict.fromkeys(str(linear.widths[0]) for linear in maps)]  # equal widths once, in order
         parts = [f"{', '.join(widths)} -> {self._out_width}"]
         parts += [f"{name}={count}" for name, count in self._counts.items()]
         parts.append(dtype_name(self.query.weight.dtype))
@@ -236,6 +236,7 @@ class Attention(Layer):
             >>> layer.attend(next_word, cache).shape
             (2, 1, 64)
         """
+        # `_heads` puts the heads before the length, and a cache in the other layout would read them as tokens.
         check_choice(f"{type(self).__name__}.attend", "cache.layout", cache.layout, [HLE])
         (heads,) = self._heads({"query": query})
         return self.combine(cache.attend(cast(A, heads), attn_mask, **self._options(keywords)))

@@ -279,7 +279,7 @@ def check_heads(
         raise ArgumentValueError(function, rule, {"num_heads": count, "num_kv_heads": key_heads})
     for name, width in widths.items():
         argument, heads = ("num_heads", count) if name == "query" else ("num_kv_heads", key_heads)
-        if width == 0 or width % heads:
+        if width == 0 or width % heads:  # 0 is a multiple of every number
             rule = f"the output width of `{name}` must be a multiple of `{argument}`"
             got = {f"output width of {name}": width, argument: heads}
             raise ArgumentValueError(function, rule, got, _hint_for_groups(widths, count))

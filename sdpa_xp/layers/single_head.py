@@ -53,7 +53,7 @@ class SingleHeadAttention(Attention):
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.1.
     """
 
-    _has_head_axis: ClassVar[bool] = False
+    _has_head_axis: ClassVar[bool] = False  # weights are (..., L, S), as the formula has them
 
     def __post_init__(self) -> None:
         check_heads("SingleHeadAttention", self._widths(), 1, 1, None)

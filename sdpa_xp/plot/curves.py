@@ -180,8 +180,8 @@ def memory(
     width = check_integer("plot.memory", "width", width, least=1)
     element = _element_like(like)
     dtype = dtype_name(element.dtype)
-    score_bytes = 8 if dtype == "float64" else 4
-    element_bytes = {"float64": 8, "float32": 4}.get(dtype, 2)
+    score_bytes = 8 if dtype == "float64" else 4  # scores have the accumulation dtype
+    element_bytes = {"float64": 8, "float32": 4}.get(dtype, 2)  # 2 for float16 and bfloat16
 
     figure = ShownFigure((5.6, 3.8), colours.paper)
     axes = figure.subplots()
@@ -220,6 +220,7 @@ def _scores_in_memory(element: Array, length: int, width: int) -> int:
     array = namespace_of(element).broadcast_to(element, (length, width))
     plan = explain(array, array, array, implementation="xp")  # a kernel has no tiles of ours
     rows, columns = plan.tile
+    # No more threads compute than there are ranges of queries.
     return min(plan.threads, -(-length // rows)) * rows * columns
 
 

@@ -218,7 +218,7 @@ def _check_not_empty(function: str, name: str, shape: Shape) -> None:
 def _check_readable(function: str, name: str, array: Array) -> Any:
     """Check that the numbers of an array can be read, and return them in nested lists."""
     library = library_of(array)
-    if library.is_traced(array) and library.chunks is None:
+    if library.is_traced(array) and library.chunks is None:  # chunks are computed when they are read
         rule = f"`{name}` must have numbers that can be read now, so not inside a jit"
         raise ArgumentTypeError(function, rule, {name: shown(array)})
     return library.to_list(array)

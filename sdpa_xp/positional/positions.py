@@ -106,6 +106,7 @@ def as_array(function: str, positions: PositionsLike, factory: ArrayFactory) -> 
     if isinstance(positions, range):
         for end in (positions.start, positions.stop):
             check_integer(function, "positions", end)
+        # By arithmetic, since a range may be longer than a list should be, and step down.
         return factory.arange(0, len(positions)) * positions.step + positions.start
     if isinstance(positions, list | tuple):
         integers = [check_integer(function, f"positions[{n}]", p) for n, p in enumerate(positions)]

@@ -93,6 +93,7 @@ class Rotary(Rotation):
         angles = factory.angles(positions, self.frequencies)
         cos, sin = factory.xp.cos(angles), factory.xp.sin(angles)
         magnitude = 1.0 if self.scaling is None else self.scaling.magnitude
+        # Without a scaling a graph has no product more, and the tables are exactly the cosines and sines.
         return (cos, sin) if magnitude == 1 else (cos * magnitude, sin * magnitude)
 
 

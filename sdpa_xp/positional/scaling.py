@@ -221,6 +221,7 @@ class YaRNScaling(Scaling):
 
     def _pair(self, turns: float, width: int, base: float) -> float:
         """Return the pair that makes that many turns within the original length, not rounded."""
+        # Pair i makes length * base^(-2i/width) / (2 pi) turns; this is the formula solved for i.
         return width * math.log(self.original_length / (turns * 2 * math.pi)) / (2 * math.log(base))
 
 
