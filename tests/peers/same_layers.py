@@ -25,6 +25,20 @@ def count_calls(adapter: ModuleType, setattr: Callable[..., None] = setattr) -> 
     return calls
 
 
+def array(*shape: int, seed: int = 0) -> Any:
+    """Normal numbers as an array of JAX."""
+    import jax.numpy as jnp
+
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, "float32"))
+
+
+def epsilon(x: Any) -> float:
+    """Of the dtype of an array of JAX."""
+    import jax.numpy as jnp
+
+    return float(jnp.finfo(x.dtype).eps)
+
+
 def assert_same(ours: Any, theirs: Any, epsilon: float, case: str = "") -> None:
     """The outputs differ by rounding only, in all rows."""
     assert (ours.dtype, ours.shape) == (theirs.dtype, theirs.shape), case

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from peers.same_layers import assert_all_named, assert_same, count_calls
+from peers.same_layers import array, assert_all_named, assert_same, count_calls, epsilon
 
 from sdpa_xp import masks
 from sdpa_xp.integrations.equinox import replace_attention
@@ -29,12 +29,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
     "deterministic": ({"dropout_p": 0.5}, {"deterministic": True}, False),
     "rotated heads": ({}, {"process_heads": "rotate", "mask": "pairs"}, True),
 }
-
-
-def array(*shape: int, seed: int = 0) -> Any:
-    import jax.numpy as jnp
-
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, "float32"))
 
 
 def allowed(*shape: int) -> Any:
@@ -69,12 +63,6 @@ def layer(**options: Any) -> Any:
 
     shapes = eqx.filter_eval_shape(eqx.nn.MultiheadAttention, HEADS, EMBED, **options, key=jax.random.key(0))
     return jax.tree.map(lambda x: array(*x.shape, seed=2).astype(x.dtype) if hasattr(x, "shape") else x, shapes)
-
-
-def epsilon(x: Any) -> float:
-    import jax.numpy as jnp
-
-    return float(jnp.finfo(x.dtype).eps)
 
 
 @pytest.fixture

@@ -9,19 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from peers.same_layers import assert_all_named, assert_same, count_calls
+from peers.same_layers import array, assert_all_named, assert_same, count_calls, epsilon
 
 from sdpa_xp import biases, masks
 from sdpa_xp.integrations.flax import linen_attention, nnx_attention
 
 pytestmark = pytest.mark.needs("jax", "flax")
 BATCH, LENGTH, KEYS, EMBED, HEADS = 2, 5, 7, 12, 4
-
-
-def array(*shape: int, seed: int = 0) -> Any:
-    import jax.numpy as jnp
-
-    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, "float32"))
 
 
 def allowed(*shape: int) -> Any:
@@ -38,12 +32,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     from internals import framework_call
 
     return count_calls(framework_call, monkeypatch.setattr)
-
-
-def epsilon(x: Any) -> float:
-    import jax.numpy as jnp
-
-    return float(jnp.finfo(x.dtype).eps)
 
 
 # What `attention_fn` gets beside query, key and value: (options, whether sdpa_xp computes it)

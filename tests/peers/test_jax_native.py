@@ -6,15 +6,13 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from internals import judge, override, reference, textbook
+from internals import override
 
-from sdpa_xp import attention_state, biases, dot_product_attention, masks, scaled_dot_product_attention
+from sdpa_xp import biases, masks, scaled_dot_product_attention
 
 NATIVE = {"implementation": "native"}
 
@@ -34,46 +32,6 @@ def draw(seed: int, *shapes: tuple[int, ...], dtype: Any = jnp.float32) -> list[
 
 def grouped(seed: int = 9, **rules: Any) -> list[Any]:
     return draw(seed, (2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 8), **rules)
-
-
-@st.composite
-def calls(draws: st.DrawFn) -> tuple[list[Any], dict[str, Any]]:
-    """Query, key and value of random shapes, and rules that the kernel takes."""
-    batch = draws(st.sampled_from([(), (2,), (1,), (2, 3)]))
-    heads, group = draws(st.sampled_from([1, 2])), draws(st.sampled_from([1, 3]))
-    queries, keys, width = (draws(st.integers(1, 5)) for _ in range(3))
-    shapes = [
-        (*batch, heads * group, queries, width),
-        (*batch[-draws(st.sampled_from([0, 1])) :], heads, keys, width),
-        (*batch, heads, keys, width),
-    ]
-    pairs = [(queries, keys), (keys,), (heads * group, 1, keys), (*batch, 1, queries, keys)]
-    shape = draws(st.sampled_from(pairs if batch else pairs[:1]))
-    noise, added = draw(draws(st.integers(0, 2**16)), shape, shape)
-    allowed = noise < draws(st.sampled_from([-9.0, 0.0, 0.8]))
-    scales = [None, 0.4, 0.0, -0.7, np.linspace(-1, 1, queries, dtype=np.float32)[:, None]]
-    rules: dict[str, Any] = {"is_causal": draws(st.booleans()), "scale": draws(st.sampled_from(scales))}
-    kind = draws(st.sampled_from(["none", "boolean", "floating", "both"]))
-    if kind in ("boolean", "both"):
-        rules["attn_mask"] = allowed
-    if kind == "floating":
-        rules["attn_mask"] = jnp.where(allowed, added, -math.inf)
-    if kind == "both":
-        rules["bias"] = added
-    return draw(draws(st.integers(0, 2**16)), *shapes), rules
-
-
-@settings(max_examples=12)
-@given(calls())
-def test_same_as_the_reference(call: tuple[list[Any], dict[str, Any]]) -> None:
-    arrays, rules = call
-    numbers = {name: np.asarray(x) if hasattr(x, "shape") else x for name, x in rules.items()}
-    rules |= {"scale": jnp.asarray(rules["scale"])} if isinstance(rules["scale"], np.ndarray) else {}
-    plain = [np.asarray(x) for x in arrays]
-    output = scaled_dot_product_attention(*arrays, **rules, **NATIVE)
-    assert output.dtype == arrays[0].dtype
-    expected = reference.attention(*plain, **numbers)[0]
-    assert judge(np.asarray(output), expected, textbook(np, *plain, **numbers), "float32").agrees
 
 
 TABLE = np.linspace(-1, 1, 32, dtype=np.float32).reshape(8, 4)
@@ -111,15 +69,6 @@ def test_a_batch_of_two_axes(shape: tuple[int, ...]) -> None:
     np.testing.assert_allclose(output, expected, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
-def test_half_is_rounded_once(dtype: Any) -> None:
-    arrays = grouped(3, dtype=dtype)
-    output = scaled_dot_product_attention(*arrays, is_causal=True, **NATIVE)
-    wide = scaled_dot_product_attention(*(x.astype(jnp.float32) for x in arrays), is_causal=True, **NATIVE)
-    assert output.dtype == dtype
-    np.testing.assert_array_equal(output, wide.astype(dtype))
-
-
 def test_the_smallest_finite_number_does_not_mask() -> None:
     """Beside what is masked, for which jax.nn has a larger number."""
     q, k, v = grouped()
@@ -127,19 +76,6 @@ def test_the_smallest_finite_number_does_not_mask() -> None:
     output = scaled_dot_product_attention(q, k, v, jnp.arange(7) < 3, bias=bias, **NATIVE)
     mean = jnp.repeat(v[:, :, :3].mean(axis=2, keepdims=True), 2, axis=1)
     np.testing.assert_allclose(output, jnp.broadcast_to(mean, q.shape), rtol=0, atol=2e-6)
-
-
-@pytest.mark.parametrize(
-    "rules", [{"is_causal": True}, {"attn_mask": jnp.arange(7) < 5}], ids=["causal", "mask"]
-)
-def test_nan_in_keys_that_no_query_attends(rules: dict[str, Any]) -> None:
-    q, k, v = grouped()
-    expected = scaled_dot_product_attention(
-        q, k[..., :5, :], v[..., :5, :], is_causal="is_causal" in rules, implementation="xp"
-    )
-    k, v = (x.at[..., 5:, :].set(math.nan) for x in (k, v))
-    output = jax.jit(lambda *x: scaled_dot_product_attention(*x, **rules, **NATIVE))(q, k, v)
-    np.testing.assert_allclose(output, expected, rtol=0, atol=2e-6)
 
 
 def test_gradients() -> None:
@@ -157,27 +93,6 @@ def test_gradients() -> None:
     assert not gradients("native")[0][:, :, 1].any()
 
 
-@pytest.mark.parametrize(
-    ("rules", "reason"),
-    [
-        ({"softcap": 2.0}, "JAX's kernel takes no `softcap`"),
-        ({"sinks": np.zeros(4, np.float32)}, "JAX's kernel takes no `sinks`"),
-        ({"dropout_p": 0.5, "rng": 0}, "JAX's kernel takes no `rng`"),
-        ({"bias": biases.alibi(4) + biases.alibi(4)}, "supports only one bias, which must be added"),
-        (
-            {"bias": biases.from_function(lambda s, b, h, i, j: s * 2)},
-            "supports only one bias, which must be added",
-        ),
-    ],
-)
-def test_what_the_kernel_does_not_compute(rules: dict[str, Any], reason: str) -> None:
-    constructors = {"sinks": jnp.asarray, "rng": jax.random.key}
-    rules = {name: constructors.get(name, lambda x: x)(x) for name, x in rules.items()}
-    words = rf"`implementation` must be None or 'xp', because .*{reason}.*; got implementation='native'"
-    with pytest.raises(ValueError, match=f"^scaled_dot_product_attention: {words}"):
-        scaled_dot_product_attention(*grouped(), **rules, **NATIVE)
-
-
 def test_widths_and_double_precision() -> None:
     q, k, v = grouped()
     with pytest.raises(ValueError, match="needs E = Ev"):
@@ -186,30 +101,6 @@ def test_widths_and_double_precision() -> None:
         scaled_dot_product_attention(q, k[:, :, :0], v[:, :, :0], **NATIVE)
     with jax.enable_x64(True), pytest.raises(ValueError, match="computes a softmax in float32"):
         scaled_dot_product_attention(*grouped(dtype=jnp.float64), **NATIVE)
-
-
-def test_arrays_that_do_not_fit_are_refused_by_name() -> None:
-    for name, array in {
-        "attn_mask": jnp.ones((3, 7), bool),
-        "bias": jnp.zeros((5, 6)),
-        "scale": jnp.ones((5, 7)),
-    }.items():
-        with pytest.raises(ValueError, match=f"^scaled_dot_product_attention: `{name}` must broadcast"):
-            scaled_dot_product_attention(*grouped(), **{name: array}, **NATIVE)
-
-
-def test_functions_without_a_kernel() -> None:
-    words = "`implementation` must be None or 'xp', because no vendor has a kernel for this function"
-    with pytest.raises(ValueError, match=f"^attention_state: {words}"):
-        attention_state(*grouped(), **NATIVE)
-
-
-def test_names_of_jax() -> None:
-    x, y = draw(2, (2, 5, 4, 8), (2, 7, 2, 8))
-    output = dot_product_attention(x, y, y, local_window_size=(2, 1), **NATIVE)
-    np.testing.assert_allclose(
-        output, jax.nn.dot_product_attention(x, y, y, local_window_size=(2, 1)), rtol=0, atol=2e-6
-    )
 
 
 @pytest.fixture
@@ -228,28 +119,6 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return shapes
 
 
-@pytest.mark.parametrize(
-    ("rules", "is_default"),
-    [
-        ({}, True),
-        ({"is_causal": True}, True),
-        ({"scale": -0.3}, True),
-        ({"attn_mask": masks.sliding_window(1, 0)}, True),
-        ({"implementation": "xp"}, False),
-        ({"softcap": 2.0}, False),
-        ({"bias": biases.from_function(lambda s, b, h, i, j: s * 2)}, False),
-    ],
-    ids=str,
-)
-def test_the_kernel_is_the_default_where_it_computes_the_call(
-    rules: dict[str, Any], is_default: bool, kernels: list[tuple[int, ...]]
-) -> None:
-    expected = scaled_dot_product_attention(*grouped(), **(rules | {"implementation": "xp"}))
-    output = scaled_dot_product_attention(*grouped(), **rules)
-    np.testing.assert_allclose(output, expected, rtol=0, atol=2e-6)
-    assert kernels == [(2, 4, 5, 8)] * is_default
-
-
 def test_no_default_in_a_jit_nor_for_many_scores(
     kernels: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,16 +128,6 @@ def test_no_default_in_a_jit_nor_for_many_scores(
     override(monkeypatch, "MOST_JAX_SCORES", 2 * 4 * 5 * 7 - 1)
     scaled_dot_product_attention(*arrays)
     assert not kernels
-
-
-def test_a_masked_nan_is_kept_out_by_default(kernels: list[tuple[int, ...]]) -> None:
-    """The kernel lets it through, so the portable implementation computes the call."""
-    q, k, v = grouped()
-    expected = scaled_dot_product_attention(q, k, v, is_causal=True)
-    output = scaled_dot_product_attention(q, k, v.at[..., 4, :].set(math.nan), is_causal=True)
-    assert len(kernels) == 2
-    np.testing.assert_allclose(output[..., :4, :], expected[..., :4, :], rtol=0, atol=2e-6)
-    assert bool(jnp.all(jnp.isnan(output[..., 4, :])))
 
 
 def test_a_row_whose_scores_are_all_too_small_is_an_empty_one() -> None:

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "backend",
@@ -20,7 +21,7 @@ import pytest
     ],
 )
 def test_the_layers(backend: str, request: pytest.FixtureRequest) -> None:
-    """With `--thin`, all cases run on NumPy, and one of twelve on JAX and torch."""
+    """With `--thin`, all cases run on NumPy, and one of twelve on torch; pages of the docs have JAX."""
     is_sampled = request.config.getoption("--thin") and backend != "numpy"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "-m", "peers.keras_sweep", backend, "12" if is_sampled else "1"]

@@ -1,7 +1,8 @@
-"""Side by side with torch.nn.MultiheadAttention: its weights copied, its masks inverted."""
+"""Side by side with torch.nn.MultiheadAttention: its weights copied, its boolean masks inverted."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import array_api_compat.torch as xp
@@ -112,10 +113,37 @@ def test_weights(rng: np.random.Generator, rules: dict[str, Any], batch_first: b
         judged(layer, inputs, None, {"torch": weights, "ours": ours}, which=1)
 
 
+def test_mask_of_each_head(rng: np.random.Generator) -> None:
+    """A mask of three axes is (batch * heads, L, S) there."""
+    theirs, inputs = module(), draw(rng, {})
+    masked = torch.asarray(rng.random((BATCH, HEADS, QUERIES, KEYS)) < 0.4)
+    masked[..., 0] = False
+    output, _ = theirs(*inputs, attn_mask=masked.flatten(0, 1), need_weights=False)
+    layer = MultiHeadAttention.from_torch(theirs)
+    ours = layer(*inputs, attn_mask=~masked)
+    judged(layer, inputs, ~masked, {"torch": output, "ours": ours}, which=0)
+
+
+def test_row_without_a_key_differs(rng: np.random.Generator) -> None:
+    """NaN if the weights are asked for, and the bias of the output alone if not; here always the bias."""
+    theirs, inputs = module(), draw(rng, {})
+    layer: Any = MultiHeadAttention.from_torch(theirs)
+    padding = torch.zeros(BATCH, KEYS, dtype=torch.bool)
+    padding[1] = True
+    bias = layer.out.bias.expand(QUERIES, EMBED)
+    for weights, expected in ((True, torch.full_like(bias, math.nan)), (False, bias)):
+        output, _ = theirs(*inputs, key_padding_mask=padding, need_weights=weights)
+        torch.testing.assert_close(output[1], expected, equal_nan=True)
+    torch.testing.assert_close(layer(*inputs, attn_mask=~padding[:, None, None])[1], bias)
+
+
 def test_no_batch_and_causal(rng: np.random.Generator) -> None:
+    """`is_causal` is a hint there, which stands beside a mask; here it is the mask."""
     theirs = module()
     layer, x = MultiHeadAttention.from_torch(theirs), draw(rng, {})[0][0]
     later = torch.ones(QUERIES, QUERIES, dtype=torch.bool).triu(1)
+    with pytest.raises(RuntimeError, match="Need attn_mask"):
+        theirs(x, x, x, is_causal=True)
     output, _ = theirs(x, x, x, attn_mask=later)
     ours = layer(x, is_causal=True)
     judged(layer, [x] * 3, ~later, {"torch": output, "ours": ours}, which=0)

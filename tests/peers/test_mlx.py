@@ -9,6 +9,7 @@ import pytest
 from internals import array_signatures, is_traced, judge, reference, textbook
 
 from sdpa_xp import attention_state
+from sdpa_xp.positional import Rotary
 
 mx = pytest.importorskip("mlx.core")
 
@@ -58,3 +59,15 @@ def test_alike_arrays_have_one_fingerprint() -> None:
     prints = {array_signatures([array]) for array in (mx.zeros((2, 3)), mx.ones((2, 3)))}
     assert len(prints) == 1
     assert array_signatures([mx.zeros((2, 3), mx.float16)]) not in prints
+
+
+@pytest.mark.parametrize("traditional", [False, True])
+@pytest.mark.parametrize(("width", "base", "offset"), [(8, 10000.0, 0), (6, 100.0, 11)])
+def test_rope(traditional: bool, width: int, base: float, offset: Any, rng: np.random.Generator) -> None:
+    """mx.fast.rope, by its names. Its angles are in float32: of 16 radians they are off by a millionth."""
+    x = rng.standard_normal((2, 3, 5, 8)).astype(np.float32)
+    options = {"traditional": traditional, "base": base, "scale": 1.0, "offset": offset}
+    expected = mx.fast.rope(mx.array(x), width, **options)
+    output = Rotary(width, base, interleaved=traditional).apply(mx.array(x), offset)
+    bound = 2.0**-20 * np.abs(x).max()
+    np.testing.assert_allclose(np.asarray(output), np.asarray(expected), rtol=0, atol=bound)

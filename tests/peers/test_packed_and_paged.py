@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from calls import draw
 from numpy.typing import NDArray
-from peers.flash_references import flash_attention, flash_attn_with_kvcache
+from peers.flash_references import flash_attention
 from peers.judged import CLOSE
 
-from sdpa_xp import PagedKVCache, biases, masks, scaled_dot_product_attention, varlen_attention
+from sdpa_xp import biases, masks, scaled_dot_product_attention, varlen_attention
 
 Floats = NDArray[np.float64]
 CU_Q, CU_K = [0, 2, 7, 7, 10, 13], [0, 5, 7, 9, 9, 12]
@@ -139,30 +139,3 @@ def test_block_diagonal_mask_of_xformers(rng: np.random.Generator, causal: str, 
     square = xformers(key, key, value, kv_seqlen, kv_seqlen, "from_top_left")
     documents = masks.causal() & masks.document(np.repeat([0, 1, 2], kv_seqlen))
     close(scaled_dot_product_attention(key, key, value, documents, layout="...LHE"), square)
-
-
-TABLE = [[4, 0, 7], [2, 5, -1]]
-
-
-@pytest.mark.parametrize(
-    ("flash_options", "options"),
-    [
-        ({"causal": True}, {}),
-        ({"causal": False}, {"is_causal": False}),
-        ({"causal": True, "window_size": (3, 0)}, {"attn_mask": masks.sliding_window(3, 0)}),
-        ({"causal": True, "alibi_slopes": SLOPES}, {"bias": biases.alibi(SLOPES)}),
-    ],
-)
-@pytest.mark.parametrize("in_place", [False, True])
-def test_flash_attn_with_kvcache(
-    rng: np.random.Generator, flash_options: dict[str, Any], options: dict[str, Any], in_place: bool
-) -> None:
-    """Blocks (P, size, H, E) and block_table are theirs; queries stand at the end without a word."""
-    pools = draw(rng, (8, 4, 2, 8), (8, 4, 2, 8))
-    query, *news = draw(rng, (2, 3, 4, 8), (2, 3, 2, 8), (2, 3, 2, 8))
-    told = {"cache_seqlens": [7, 2], "block_table": TABLE}
-    theirs, _ = flash_attn_with_kvcache(query, *(x.copy() for x in pools), *news, **told, **flash_options)
-    cache = PagedKVCache(*pools, block_table=TABLE, lengths=[7, 2], layout="...LHE")
-    cache = cache.append(*news, in_place=in_place)
-    close(cache.attend(query, **options), theirs)
-    assert (cache.key_blocks is pools[0]) == in_place

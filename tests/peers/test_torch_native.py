@@ -6,20 +6,13 @@ import math
 from typing import Any
 
 import array_api_compat.torch
-import hypothesis.strategies as st
-import numpy as np
 import pytest
 import torch
-from hypothesis import given
 from internals import judge, prepare, reference, textbook
 from standins.torch_cuda import cuda_tensors, get, put
 
 from sdpa_xp import (
-    KVCache,
     attention_state,
-    attention_weights,
-    biases,
-    dot_product_attention,
     explain,
     masks,
     scaled_dot_product_attention,
@@ -32,64 +25,6 @@ NATIVE = {"implementation": "native"}
 def tensors(seed: int, *shapes: tuple[int, ...], dtype: Any = torch.float32) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
-
-
-@st.composite
-def calls(draw: st.DrawFn) -> tuple[list[torch.Tensor], dict[str, Any]]:
-    """Query, key and value of random shapes, and rules that the kernel takes."""
-    batch = draw(st.sampled_from([(), (2,), (1,), (2, 3)]))
-    heads, group = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 3]))
-    queries, keys, width, value_width = (draw(st.integers(1, 9)) for _ in range(4))
-    shapes = [
-        (*batch, heads * group, queries, width),
-        (*batch[-draw(st.sampled_from([0, 1])) :], heads, keys, width),
-        (*batch, heads, keys, value_width),
-    ]
-    seed, dtype = draw(st.integers(0, 2**16)), draw(st.sampled_from([torch.float32, torch.float64]))
-    shape = (
-        (queries, keys)
-        if not batch
-        else draw(
-            st.sampled_from([(queries, keys), (keys,), (heads * group, 1, keys), (*batch, 1, queries, keys)])
-        )
-    )
-    noise, added = tensors(seed + 1, shape, shape, dtype=dtype)
-    allowed = noise < draw(st.sampled_from([-9.0, 0.0, 0.8]))
-    rules: dict[str, Any] = {
-        "is_causal": draw(st.booleans()),
-        "scale": draw(st.sampled_from([None, 0.4, 0.0, -0.7])),
-    }
-    kind = draw(st.sampled_from(["none", "boolean", "floating", "both"]))
-    if kind in ("boolean", "both"):
-        rules["attn_mask"] = allowed
-    if kind == "floating":
-        rules["attn_mask"] = torch.where(allowed, added, -math.inf)
-    if kind == "both":
-        rules["bias"] = added
-    return tensors(seed, *shapes, dtype=dtype), rules
-
-
-@given(calls())
-def test_same_as_the_reference_and_the_portable_implementation(
-    call: tuple[list[torch.Tensor], dict[str, Any]],
-) -> None:
-    arrays, rules = call
-    numbers = {name: x.numpy() if isinstance(x, torch.Tensor) else x for name, x in rules.items()}
-    plain = [x.numpy() for x in arrays]
-    expected = reference.attention(*plain, **numbers)[0]
-    bound = textbook(np, *plain, **numbers)
-    for implementation in ("native", "xp"):
-        output = scaled_dot_product_attention(*arrays, **rules, implementation=implementation)
-        assert output.dtype == arrays[0].dtype
-        assert judge(output.numpy(), expected, bound, plain[0].dtype.name).agrees, implementation
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_is_rounded_once(dtype: Any) -> None:
-    arrays = tensors(3, (2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6), dtype=dtype)
-    output = scaled_dot_product_attention(*arrays, **NATIVE)
-    wide = scaled_dot_product_attention(*(x.float() for x in arrays), **NATIVE)
-    assert torch.equal(output, wide.to(dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -177,19 +112,6 @@ def test_a_traced_call_is_not_remembered() -> None:
     torch.testing.assert_close(traced(x), scaled_dot_product_attention(x, x, x))
 
 
-@pytest.mark.parametrize(
-    "rules", [{"is_causal": True}, {"attn_mask": torch.arange(7) < 5}], ids=["causal", "mask"]
-)
-def test_nan_in_keys_that_no_query_attends(rules: dict[str, Any]) -> None:
-    query, key, value = tensors(5, (2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6))
-    expected = scaled_dot_product_attention(
-        query, key[..., :5, :], value[..., :5, :], is_causal="is_causal" in rules
-    )
-    key[..., 5:, :] = value[..., 5:, :] = math.nan
-    output = scaled_dot_product_attention(query, key, value, **rules, **NATIVE)
-    torch.testing.assert_close(output, expected, rtol=0, atol=2e-6)
-
-
 PADDED: dict[str, Any] = {
     "one length": masks.padding(5),
     "of each": masks.padding([7, 5, 3]),
@@ -267,68 +189,6 @@ def test_gradients() -> None:
     assert not gradients("native")[0][:, :, 1].any()
 
 
-@pytest.mark.parametrize(
-    ("rules", "reason"),
-    [
-        ({"softcap": 2.0}, "torch's kernel takes no `softcap`"),
-        ({"sinks": torch.zeros(4)}, "torch's kernel takes no `sinks`"),
-        ({"dropout_p": 0.5, "rng": torch.Generator()}, "torch's kernel takes no `rng`"),
-        ({"attn_mask": masks.sliding_window(2, 0)}, "supports only `masks.causal"),
-        ({"attn_mask": masks.causal("lower_right")}, "supports only `masks.causal"),
-        ({"attn_mask": masks.causal() | masks.prefix(2)}, "supports only `masks.causal"),
-        ({"bias": biases.alibi(4)}, "supports only one floating array as bias"),
-        ({"bias": torch.zeros(7), "attn_mask": torch.zeros(5, 7)}, "supports only one floating array as bias"),
-    ],
-)
-def test_what_the_kernel_does_not_compute(rules: dict[str, Any], reason: str) -> None:
-    arrays = tensors(9, (2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6))
-    words = rf"`implementation` must be None or 'xp', because .*{reason}.*; got implementation='native'"
-    with pytest.raises(ValueError, match=f"^scaled_dot_product_attention: {words}"):
-        scaled_dot_product_attention(*arrays, **rules, **NATIVE)
-
-
-@pytest.mark.parametrize(
-    "shapes", [((0, 8), (7, 8), (7, 6)), ((5, 8), (0, 8), (0, 6)), ((5, 8), (7, 8), (7, 0))]
-)
-def test_empty_axes(shapes: Any) -> None:
-    with pytest.raises(ValueError, match="because an axis is empty"):
-        scaled_dot_product_attention(*tensors(1, *shapes), **NATIVE)
-
-
-def test_arrays_that_do_not_fit_are_refused_by_name() -> None:
-    arrays = tensors(9, (2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6))
-    for name, array in {
-        "attn_mask": torch.ones(3, 7) > 0,
-        "bias": torch.zeros(5, 6),
-        "scale": torch.ones(5, 7),
-    }.items():
-        with pytest.raises(ValueError, match=f"^scaled_dot_product_attention: `{name}` must broadcast"):
-            scaled_dot_product_attention(*arrays, **{name: array}, **NATIVE)
-
-
-def test_functions_without_a_kernel() -> None:
-    query, key = tensors(9, (1, 4, 8), (1, 4, 8))
-    words = "`implementation` must be None or 'xp', because no vendor has a kernel for this function"
-    with pytest.raises(ValueError, match=f"^attention_state: {words}"):
-        attention_state(query, key, key, **NATIVE)
-    with pytest.raises(ValueError, match=f"^attention_weights: {words}"):
-        attention_weights(query, key, **NATIVE)
-    with pytest.raises(ValueError, match=f"^KVCache.attend: {words}"):
-        KVCache(key, key).attend(query, **NATIVE)
-
-
-def test_library_without_a_kernel() -> None:
-    x = np.ones((2, 3), np.float32)
-    with pytest.raises(ValueError, match=r"must be None or 'xp', because there is no kernel for .*numpy; got"):
-        scaled_dot_product_attention(x, x, x, **NATIVE)
-
-
-def test_names_of_jax() -> None:
-    x, y = tensors(2, (2, 5, 4, 8), (2, 7, 2, 8))
-    output = dot_product_attention(x, y, y, is_causal=True, **NATIVE)
-    torch.testing.assert_close(output, dot_product_attention(x, y, y, is_causal=True), rtol=0, atol=2e-6)
-
-
 def kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of the queries that torch's kernel gets from now on."""
     shapes: list[tuple[int, ...]] = []
@@ -342,32 +202,6 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return shapes
 
 
-@pytest.mark.parametrize(
-    ("rules", "is_default"),
-    [
-        ({}, True),
-        ({"is_causal": True}, True),
-        ({"scale": -0.3}, True),
-        ({"attn_mask": torch.tensor([True, False, True])}, True),
-        ({"bias": torch.zeros(3, 3)}, True),
-        ({"implementation": "xp"}, False),
-        ({"softcap": 2.0}, False),
-        ({"sinks": torch.zeros(2)}, False),
-        ({"attn_mask": masks.sliding_window(1, 0)}, False),
-    ],
-    ids=str,
-)
-def test_the_kernel_is_the_default_where_it_computes_the_call(
-    rules: dict[str, Any], is_default: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    q, k, v = tensors(1, (1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4))
-    expected = scaled_dot_product_attention(q, k, v, **(rules | {"implementation": "xp"}))
-    kernel_shapes = kernels(monkeypatch)
-    for _ in range(2):  # the second time the choice is known
-        torch.testing.assert_close(scaled_dot_product_attention(q, k, v, **rules), expected)
-    assert kernel_shapes == [(1, 2, 3, 4)] * 2 * is_default
-
-
 def test_many_scores_at_once_are_not_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch makes them all where the widths differ."""
     q, k = tensors(2, (1, 1, 1100, 4), (1, 1, 1100, 4))
@@ -377,18 +211,6 @@ def test_many_scores_at_once_are_not_the_default(monkeypatch: pytest.MonkeyPatch
     scaled_dot_product_attention(q, k, k)
     scaled_dot_product_attention(q[..., :9, :], k, k[..., :3])
     assert len(kernel_shapes) == 2
-
-
-def test_a_masked_nan_is_kept_out_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel lets it through, so the portable implementation computes the call."""
-    q, k, v = tensors(3, (1, 2, 5, 4), (1, 2, 5, 4), (1, 2, 5, 4))
-    expected = scaled_dot_product_attention(q, k, v, is_causal=True)
-    v[..., 4, :] = math.nan
-    kernel_shapes = kernels(monkeypatch)
-    output = scaled_dot_product_attention(q, k, v, is_causal=True)
-    assert kernel_shapes
-    torch.testing.assert_close(output[..., :4, :], expected[..., :4, :])
-    assert bool(torch.all(torch.isnan(output[..., 4, :])))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

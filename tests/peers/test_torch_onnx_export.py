@@ -90,7 +90,7 @@ def assert_agree(output: np.ndarray, arrays: list[np.ndarray], **rules: Any) -> 
         assert agreement.agrees, agreement
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("shapes", "rules", "opset"),
     [
@@ -127,7 +127,7 @@ MASKED: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("kind", ["boolean", "floating"])
 @pytest.mark.parametrize("name", MASKED)
 def test_masks(rng: np.random.Generator, name: str, kind: str) -> None:
@@ -209,6 +209,7 @@ def test_keys_that_is_causal_leaves_out_at_lengths_that_are_known_later(rng: np.
     assert_agree(run(model, poisoned), arrays, is_causal=True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("scale", [0.0, -0.7, "learned"])
 def test_scale_that_the_node_does_not_take(rng: np.random.Generator, scale: Any) -> None:
     arrays = draw(rng, Q, K, V)
@@ -266,7 +267,7 @@ DYNAMIC: dict[str, tuple[tuple[Any, ...] | None, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("mask", "rules"), DYNAMIC.values(), ids=DYNAMIC)
 def test_lengths_that_are_known_later(rng: np.random.Generator, mask: Any, rules: dict[str, Any]) -> None:
     """Batch, L and S are symbols while torch exports; the graph runs at other lengths, 1 among them."""
@@ -340,7 +341,7 @@ PORTABLE: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rules", PORTABLE.values(), ids=PORTABLE)
 def test_portable_implementation_is_exported_as_well(rng: np.random.Generator, rules: dict[str, Any]) -> None:
     """What the kernel does not compute; at the lengths of the example."""

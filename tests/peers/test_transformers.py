@@ -198,24 +198,6 @@ def test_relative_positions_of_t5() -> None:
     assert_agree(model, lambda model: logits(model, padding("right"), decoder_input_ids=tokens()))
 
 
-@pytest.mark.filterwarnings("ignore:xp_attention. models of type:UserWarning")
-@pytest.mark.parametrize("name", ["MPNet", "Bloom", "ConvBert"])
-def test_models_with_an_attention_of_their_own(name: str) -> None:
-    """transformers lets them be loaded with any name; their masks are then those of eager attention."""
-    import torch
-    import transformers
-
-    sizes = {"vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "pad_token_id": 0}
-    config = getattr(transformers, f"{name}Config")(**sizes, num_hidden_layers=1, num_attention_heads=4)
-    outputs = {}
-    for implementation in ("eager", register()):
-        torch.manual_seed(0)
-        model = getattr(transformers, f"{name}Model")._from_config(config, attn_implementation=implementation)
-        with torch.no_grad():
-            outputs[implementation] = model.eval()(tokens(), attention_mask=padding("right"))[0]
-    assert torch.equal(outputs[register()], outputs["eager"])
-
-
 def test_training_with_dropout_and_checkpoints() -> None:
     """What is computed a second time for the gradients drops the same weights."""
     import torch

@@ -83,18 +83,25 @@ def test_a_model_uses_it_while_it_has_the_name() -> None:
     ],
 )
 def test_models_with_attention_of_their_own_warn(name: str, options: dict[str, Any], calls: list[int]) -> None:
-    """Once for each type, although a model may have several parts of it."""
+    """Once for each type, also of a model with several parts of it; they compute what eager attention does."""
+    import torch
+
     said = (
         rf"^xp_attention: models of type `{name}` have attention code of their own, which sdpa_xp does not repl"
     )
+    torch.manual_seed(0)
     with pytest.warns(UserWarning, match=said):
-        model = of_type(name, register(), **options)
+        model = of_type(name, register(), **options).eval()
     assert not uses_sdpa_xp(model)
-    model(input_ids=tokens(), attention_mask=padding("right"))
+    torch.manual_seed(0)
+    eager = of_type(name, "eager", **options).eval()  # without a warning
+    with torch.no_grad():
+        outputs = [x(input_ids=tokens(), attention_mask=padding("right"))[0] for x in (model, eager)]
+    assert torch.equal(*outputs)
     assert calls == [0]
-    of_type(name, "eager", **options)  # without a warning
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "options", "choice"),
     [

@@ -1,0 +1,231 @@
+"""`implementation="native"` on each library with a kernel: it computes the contract, or the call is refused.
+
+What one vendor's kernel does in its own way is in test_torch_native.py, test_jax_native.py, test_mlx_native.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from dataclasses import replace
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from calls import attend, draw
+from hypothesis import given, settings
+from internals import jax_kernels, judge, reference, textbook
+from libraries import LIBRARIES, Library, generator
+
+from sdpa_xp import attention_state, biases, dot_product_attention, masks, scaled_dot_product_attention
+
+F = np.float32
+NATIVE = {"implementation": "native"}
+GROUPED = ((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 8))
+TWICE = biases.from_function(lambda s, b, h, i, j: s * 2)
+VENDORS = ("torch", "jax", "mlx")
+
+
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.needs(name)) for name in VENDORS])
+def vendor(request: pytest.FixtureRequest) -> Library:
+    """A library with a kernel, on the CPU."""
+    return LIBRARIES[request.param][1]()
+
+
+def numbers(seed: int, *shapes: tuple[int, ...], dtype: Any = F) -> list[np.ndarray]:
+    return draw(np.random.default_rng(seed), *shapes, dtype=dtype)
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> tuple[list[np.ndarray], dict[str, Any]]:
+    """Query, key and value of random shapes, and rules that every kernel takes."""
+    batch = draw(st.sampled_from([(), (2,), (1,), (2, 3)]))
+    heads, group = draw(st.sampled_from([1, 2])), draw(st.sampled_from([1, 3]))
+    queries, keys, width = (draw(st.integers(1, 9)) for _ in range(3))
+    shapes = [
+        (*batch, heads * group, queries, width),
+        (*batch[-draw(st.sampled_from([0, 1])) :], heads, keys, width),
+        (*batch, heads, keys, width),
+    ]
+    pairs = [(queries, keys), (keys,), (queries, 1), (heads * group, 1, keys)]
+    shape = draw(st.sampled_from([*pairs, (*batch, 1, queries, keys)] if batch else pairs[:1]))
+    seed = draw(st.integers(0, 2**16))
+    noise, added, scales = numbers(seed + 1, shape, shape, (queries, 1))
+    allowed = noise < draw(st.sampled_from([-9.0, 0.0, 0.8]))
+    rules: dict[str, Any] = {
+        "is_causal": draw(st.booleans()),
+        "scale": draw(st.sampled_from([None, 0.4, 0.0, -0.7, scales])),
+    }
+    kind = draw(st.sampled_from(["none", "boolean", "floating", "both"]))
+    if kind in ("boolean", "both"):
+        rules["attn_mask"] = allowed
+    if kind == "floating":
+        rules["attn_mask"] = np.where(allowed, added, -math.inf).astype(F)
+    if kind == "both":
+        rules["bias"] = added
+    return numbers(seed, *shapes), rules
+
+
+@settings(max_examples=8)
+@given(call=calls())
+def test_same_as_the_reference(vendor: Library, call: tuple[list[np.ndarray], dict[str, Any]]) -> None:
+    arrays, rules = call
+    output = attend(vendor, *arrays, **rules, **NATIVE)
+    assert output.dtype == F
+    expected = reference.attention(*arrays, **rules)[0]
+    assert judge(output, expected, textbook(np, *arrays, **rules), "float32").agrees
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_is_rounded_once(vendor: Library, dtype: str) -> None:
+    placed = [vendor.put(x.astype(dtype)) for x in numbers(3, *GROUPED)]
+    xp = vendor.xp
+    output = scaled_dot_product_attention(*placed, **NATIVE)
+    wide = scaled_dot_product_attention(*(xp.astype(x, xp.float32) for x in placed), **NATIVE)
+    assert output.dtype == placed[0].dtype
+    assert bool(xp.all(output == xp.astype(wide, output.dtype)))
+
+
+@pytest.mark.parametrize(
+    "rules", [{"is_causal": True}, {"attn_mask": np.arange(7) < 5}], ids=["causal", "mask"]
+)
+def test_nan_in_keys_that_no_query_attends(vendor: Library, rules: dict[str, Any]) -> None:
+    query, key, value = numbers(5, *GROUPED)
+    expected = attend(vendor, query, key[..., :5, :], value[..., :5, :], is_causal="is_causal" in rules)
+    key[..., 5:, :] = value[..., 5:, :] = math.nan
+    for library in (vendor, replace(vendor, traces=True)):  # a jit cannot look at the result
+        output = attend(library, query, key, value, **rules, **NATIVE)
+        np.testing.assert_allclose(output, expected, rtol=0, atol=2e-6)
+
+
+def test_a_masked_nan_is_kept_out_of_the_rows_that_do_not_attend_it(vendor: Library) -> None:
+    """Kernels let it through, so the portable implementation computes the call again."""
+    query, key, value = numbers(6, *GROUPED)
+    expected = attend(vendor, query, key, value, is_causal=True)
+    value[..., 4, :] = math.nan
+    output = attend(vendor, query, key, value, is_causal=True)
+    np.testing.assert_allclose(output[..., :4, :], expected[..., :4, :], rtol=0, atol=2e-6)
+    assert np.isnan(output[..., 4, :]).all()
+
+
+NOT_COMPUTED: dict[str, list[tuple[dict[str, Any], str]]] = {
+    "torch": [
+        ({"sinks": np.zeros(4, F)}, "torch's kernel takes no `sinks`"),
+        ({"attn_mask": masks.sliding_window(2, 0)}, "supports only `masks.causal"),
+        ({"attn_mask": masks.causal() | masks.prefix(2)}, "supports only `masks.causal"),
+    ],
+    "jax": [
+        ({"sinks": np.zeros(4, F)}, "JAX's kernel takes no `sinks`"),
+        ({"bias": biases.alibi(4) + biases.alibi(4)}, "supports only one bias, which must be added"),
+        ({"bias": TWICE}, "supports only one bias, which must be added"),
+    ],
+    "mlx": [
+        ({"sinks": np.zeros((2, 4), F)}, r"MLX's kernel takes `sinks` of shape \(Hq,\) alone"),
+        ({"softmax_dtype": "float64"}, "MLX's kernel computes float64 to float32 accuracy"),
+        ({"attn_mask": masks.sliding_window(2, 0)}, "supports only `masks.causal"),
+    ],
+}
+
+
+def test_what_the_kernel_does_not_compute(vendor: Library) -> None:
+    name = {"torch": "torch", "jax": "JAX", "mlx": "MLX"}[vendor.name]
+    cases = [
+        *NOT_COMPUTED[vendor.name],
+        ({"softcap": 2.0}, f"{name}'s kernel takes no `softcap`"),
+        ({"dropout_p": 0.5, "rng": generator(vendor)}, f"{name}'s kernel takes no `rng`"),
+    ]
+    if vendor.name != "jax":
+        cases += [
+            ({"attn_mask": masks.causal("lower_right")}, "supports only `masks.causal"),
+            ({"bias": biases.alibi(4)}, "supports only one floating array as bias"),
+            (
+                {"bias": np.zeros(7, F), "attn_mask": np.zeros((5, 7), F)},
+                "supports only one floating array as bias",
+            ),
+        ]
+    for rules, reason in cases:
+        words = rf"`implementation` must be None or 'xp', because .*{reason}.*; got implementation='native'"
+        with pytest.raises(ValueError, match=f"^scaled_dot_product_attention: {words}"):
+            attend(vendor, *numbers(9, *GROUPED), **rules, **NATIVE)
+
+
+@pytest.mark.parametrize("shapes", [((0, 8), (7, 8), (7, 8)), ((5, 8), (0, 8), (0, 8))])
+def test_empty_axes(vendor: Library, shapes: Any) -> None:
+    with pytest.raises(ValueError, match="because an axis is empty"):
+        attend(vendor, *numbers(1, *shapes), **NATIVE)
+
+
+def test_arrays_that_do_not_fit_are_refused_by_name(vendor: Library) -> None:
+    added = {"attn_mask": np.ones((3, 7), bool), "bias": np.zeros((5, 6), F), "scale": np.ones((5, 7), F)}
+    for name, array in added.items():
+        with pytest.raises(ValueError, match=f"^scaled_dot_product_attention: `{name}` must broadcast"):
+            attend(vendor, *numbers(9, *GROUPED), **{name: array}, **NATIVE)
+
+
+def test_functions_without_a_kernel(vendor: Library) -> None:
+    words = "`implementation` must be None or 'xp', because no vendor has a kernel for this function"
+    with pytest.raises(ValueError, match=f"^attention_state: {words}"):
+        vendor.call(attention_state, *numbers(9, *GROUPED), **NATIVE)
+
+
+def test_library_without_a_kernel() -> None:
+    x = np.ones((2, 3), F)
+    with pytest.raises(ValueError, match=r"must be None or 'xp', because there is no kernel for .*numpy; got"):
+        scaled_dot_product_attention(x, x, x, **NATIVE)
+
+
+def test_names_of_jax(vendor: Library) -> None:
+    x, y = numbers(2, (2, 5, 4, 8), (2, 7, 2, 8))
+    output, expected = (
+        vendor.get(vendor.call(dot_product_attention, x, y, y, is_causal=True, implementation=name))
+        for name in ("native", "xp")
+    )
+    np.testing.assert_allclose(output, expected, rtol=0, atol=2e-6)
+
+
+@pytest.fixture
+def kernel_shapes(vendor: Library, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes of the queries that the kernel gets from now on."""
+    shapes: list[tuple[int, ...]] = []
+
+    def recorded(query: Any, *rest: Any, **rules: Any) -> Any:
+        shapes.append(tuple(query.shape))
+        return kernel(query, *rest, **rules)
+
+    if vendor.name == "jax":
+        kernel = jax_kernels._compiled()
+        monkeypatch.setattr(jax_kernels, "_compiled", lambda: recorded)
+    else:
+        module = importlib.import_module({"torch": "torch.nn.functional", "mlx": "mlx.core.fast"}[vendor.name])
+        kernel = module.scaled_dot_product_attention
+        monkeypatch.setattr(module, "scaled_dot_product_attention", recorded)
+    return shapes
+
+
+MASK, BIAS = np.asarray([True, False, True]), np.zeros((3, 3), F)
+DEFAULT: list[tuple[dict[str, Any], str]] = [
+    ({}, "torch jax mlx"),
+    ({"scale": -0.3}, "torch jax mlx"),
+    ({"is_causal": True}, "torch jax"),
+    ({"attn_mask": MASK}, "torch jax"),
+    ({"bias": BIAS}, "torch jax"),
+    ({"attn_mask": masks.sliding_window(1, 0)}, "jax"),
+    ({"sinks": np.zeros(2, F)}, "mlx"),
+    ({"softcap": 2.0}, ""),
+    ({"bias": TWICE}, ""),
+    ({"implementation": "xp"}, ""),
+]
+"""Rules of a call, and the vendors whose kernels compute it by default."""
+
+
+@pytest.mark.parametrize(("rules", "by"), DEFAULT, ids=str)
+def test_the_kernel_is_the_default_where_it_pays(
+    rules: dict[str, Any], by: str, vendor: Library, kernel_shapes: list[tuple[int, ...]]
+) -> None:
+    arrays = numbers(1, *[(1, 2, 3, 4)] * 3)
+    expected = attend(vendor, *arrays, **(rules | {"implementation": "xp"}))
+    assert not kernel_shapes
+    for _ in range(2):  # the second time the choice is known
+        np.testing.assert_allclose(attend(vendor, *arrays, **rules), expected, rtol=0, atol=2e-6)
+    assert kernel_shapes == [(1, 2, 3, 4)] * 2 * (vendor.name in by)
