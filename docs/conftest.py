@@ -24,6 +24,7 @@ from sybil.parsers.abstract.doctest import DocTestStringParser
 from sybil.parsers.markdown import SkipParser
 from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 
+from sdpa_xp_export._agree.backends import find_backends
 from sdpa_xp_export._runtime.session import providers
 from sdpa_xp_export._verify import settings
 from sdpa_xp_export.cli import main
@@ -121,20 +122,36 @@ pytest_collect_file = Sybil(
 ).pytest()
 
 
+@pytest.fixture(scope="session")
+def runtime() -> Iterable[Any]:
+    """One process for the models of all pages."""
+    from short_runs import one_process
+
+    with one_process() as shared:
+        yield shared
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterable[None]:
+def folder(
+    tmp_path_factory: pytest.TempPathFactory, runtime: Any
+) -> Iterable[None]:
     """Where the blocks of a page write: they share it, and nothing else does.
 
     The playground gets its models of 2 heads and one soft cap alone, models are
-    verified without the longest runs, and libraries are compared at one length;
-    where the site is built, nothing is left out.
+    verified in one process and without the longest runs, libraries are compared
+    at one length, and the demo compares two; where the site is built, nothing is left out.
     """
-    from short_runs import leave_out_long_runs
+    from short_runs import leave_out_long_runs, run_models_by
 
     with pytest.MonkeyPatch.context() as patch:
+        run_models_by(patch, runtime)
         patch.setattr("playground.HEADS", (2,))
         patch.setattr("playground.SOFTCAPS", (4,))
         leave_out_long_runs(patch)
         patch.setattr("sdpa_xp_export._agree.comparison.LONGER", ())
+        patch.setattr(
+            "sdpa_xp_export._demo.find_backends",
+            lambda: find_backends(["numpy", "torch"]),
+        )
         patch.chdir(tmp_path_factory.mktemp("page"))
         yield

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from internals import (
     open_session,
     outcome,
     override,
+    process,
     providers,
     run_session,
     several_lengths,
@@ -98,11 +100,44 @@ def untimed_runtime(*_arguments: object, **_limits: object) -> Iterator[UntimedR
     yield UntimedRuntime()
 
 
-def run_each_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `verify` and `verify_layer` take no times, and start no process."""
+def run_models_by(monkeypatch: pytest.MonkeyPatch, runtime: Callable[..., Any]) -> None:
+    """Let `verify` and `verify_layer` use this in the place of `runtime_process`."""
     for name in ("verify", "verify_layer"):
         module = importlib.import_module(f"sdpa_xp_export.{name}")
-        monkeypatch.setattr(module, "runtime_process", untimed_runtime)
+        monkeypatch.setattr(module, "runtime_process", runtime)
+
+
+def run_each_model_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `verify` and `verify_layer` take no times, and start no process."""
+    run_models_by(monkeypatch, untimed_runtime)
+
+
+@contextmanager
+def one_process() -> Iterator[Callable[..., Any]]:
+    """Give what stands in for `runtime_process`: one process for all models, since its start takes the longest.
+
+    A call with a limit of its own gets a process of its own.
+    """
+    fresh, limits = process.runtime_process, process.Limits(process.TIMEOUT, process.MEMORY)
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder, ExitStack() as opened:
+        started: list[Any] = []
+
+        @contextmanager
+        def runtime(
+            model: Any, timeout: float = process.TIMEOUT, memory: Any = None, **more: Any
+        ) -> Iterator[Any]:
+            if memory is not None or timeout != process.TIMEOUT:
+                with fresh(model, timeout, memory, **more) as own_process:
+                    yield own_process
+                return
+            if not started or started[0]._process.poll() is not None:
+                started[:] = [process.RuntimeProcess(limits, folder)]
+                opened.callback(started[0].close)
+            shared = started[0]
+            shared._hello, shared._left, shared.notes = None, timeout, ()  # as of one that has just started
+            yield shared
+
+        yield runtime
 
 
 def leave_out_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import pytest
+from short_runs import one_process, run_models_by
+
+
+@pytest.fixture(scope="session")
+def _process_of_models() -> Iterator[Callable[..., Any]]:
+    with one_process() as runtime:
+        yield runtime
+
+
+@pytest.fixture(autouse=True)
+def models_share_a_process(monkeypatch: pytest.MonkeyPatch, _process_of_models: Callable[..., Any]) -> None:
+    """`verify` starts none of its own; the tests in runtime/ are about that."""
+    run_models_by(monkeypatch, _process_of_models)
 
 
 @pytest.fixture

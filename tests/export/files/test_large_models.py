@@ -71,7 +71,7 @@ print("unknown" if peak is None else peak / size)
 """
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("kind", ["one", "many", "transposed", "torch"])
 def test_the_peak_is_that_of_the_weights(kind: str) -> None:
     """200 MB of them, from where there are none to where they are in a file: no copy of them is made."""
@@ -83,7 +83,7 @@ def test_the_peak_is_that_of_the_weights(kind: str) -> None:
     assert 0.9 < float(done.stdout) < 1.25
 
 
-@pytest.mark.usefixtures("small_limit")
+@pytest.mark.usefixtures("small_limit", "short_verify")
 def test_a_layer(tmp_path: Path) -> None:
     """Weights under their names, in a file beside the model, and the numbers that they are."""
     layer = MultiHeadAttention.init(np.random.default_rng(0), 32, num_heads=4)
@@ -104,7 +104,7 @@ def test_a_layer(tmp_path: Path) -> None:
     assert not verify_layer(model, other).agrees
 
 
-@pytest.mark.usefixtures("small_limit")
+@pytest.mark.usefixtures("small_limit", "short_verify")
 def test_a_call(tmp_path: Path) -> None:
     """A bias of an array that is large."""
     array = np.random.default_rng(0).standard_normal((4, 40, 40)).astype(np.float32)
@@ -208,6 +208,7 @@ def test_just_under_2_gib_is_left_apart() -> None:
     assert isinstance(with_weights(onnx.ModelProto(), [weight], "to_onnx"), LargeModel)
 
 
+@pytest.mark.sampled(0)
 @pytest.mark.slow
 def test_over_2_gib(tmp_path: Path) -> None:
     """One array that protobuf cannot hold, of which one row is not 0."""

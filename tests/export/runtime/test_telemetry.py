@@ -82,6 +82,7 @@ def test_verify_sends_nothing(tmp_path: Path) -> None:
     assert traces(tmp_path, VERIFY.format(path=str(path))) == ([], [], "False\n")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["backends"], ["verify", "PATH"]])
 def test_the_command_sends_nothing(tmp_path: Path, arguments: list[str]) -> None:

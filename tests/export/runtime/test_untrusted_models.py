@@ -21,6 +21,12 @@ from internals import ModelFailedError, process
 
 from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
 
+
+@pytest.fixture
+def models_share_a_process() -> None:
+    """Replaces the fixture of all other tests: here each model has a process of its own, as for a user."""
+
+
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="Linux tells which processes there are")
 
 
@@ -58,10 +64,10 @@ def test_more_memory_for_what_is_honest() -> None:
 
 
 def test_a_limit_of_memory() -> None:
-    model = hostile.large("Expand", ["sum", count(5e7)])  # 200 MB
+    model = hostile.large("Expand", ["sum", count(2e7)])  # 80 MB
     assert verify(model, memory=2**30).runs  # its numbers agree or not: it ran
-    with pytest.raises(ModelFailedError, match=within("run", "memory") + "100000000. If you trust the model, "):
-        verify(model, memory=10**8)
+    with pytest.raises(ModelFailedError, match=within("run", "memory") + "50000000. If you trust the model, "):
+        verify(model, memory=5 * 10**7)
     with pytest.raises(ModelFailedError, match=within("(load|run)", "memory") + "1. "):
         verify(hostile.honest(), memory=1)
 
@@ -98,6 +104,7 @@ def test_the_limit_of_time_is_for_all_runs_together(monkeypatch: pytest.MonkeyPa
     assert verify(hostile.honest(), timeout=10**5).agrees
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("what", ["heads", "windows"])
 @pytest.mark.parametrize("thorough", [False, True])
 def test_the_limit_of_time_is_also_for_the_reference(what: str, thorough: bool) -> None:
@@ -170,6 +177,7 @@ def test_closed_streams(tmp_path: Path, closed: str) -> None:
     assert "agrees" in page.read_text()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("ended_by", ["SIGSEGV", "SIGFPE", "SIGKILL"])
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no signals")
 def test_a_process_that_crashes(ended_by: str, processes: list[Any]) -> None:
@@ -251,6 +259,7 @@ verify(hostile_models.endless_loop())
 
 
 @LINUX
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
 def test_what_ends_a_script_ends_the_process_of_the_model(tmp_path: Path, number: int) -> None:
     script = tmp_path / "script.py"

@@ -65,16 +65,10 @@ def test_a_release_that_was_not_tried(
     model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("onnxruntime.__version__", "1.40.0")
-    report = verify(model)
-    assert report.notes == (NEWER,)
-    assert NEWER in " ".join(str(report).split())
-    assert NEWER in report._repr_html_()
-    page = model.with_name("r.html")
-    code, out, _ = run(capsys, "verify", model, "--html", page, "--require-runtime")
+    assert verify(model).notes == (NEWER,)
+    code, out, _ = run(capsys, "verify", model, "--require-runtime")
     assert code == 0
     assert NEWER in out.splitlines()
-    assert NEWER in page.read_text()
-    assert json.loads(run(capsys, "verify", model, "--json")[1])["notes"] == [NEWER]
     layer = to_onnx(lambda x: x * 2, QKV)
     assert verify_layer(layer, lambda x: x * 2).notes == (NEWER,)
     break_model(model)
