@@ -180,19 +180,23 @@ def models(
     one_batch = all(x.shape[0] == BATCH and x.ndim == 4 for x in arrays.values())
     if one_batch and not {"weights", "scores"} & set(outputs):
         runs.append(with_nan(arrays, bound) | operands)
-    for form in forms:
-        try:
-            model = export_attention(*specs, **rules_of_specs, outputs=outputs, form=form, **export)
-        except ValueError as error:
-            if "`form` cannot be" not in str(error) or len(forms) == 1:
-                raise
-            continue
+    for model in in_each_form(*specs, **rules_of_specs, forms=forms, outputs=outputs, **export):
         assert sorted(graph_input.name for graph_input in model.graph.input) == sorted(runs[0])
         session = session_of(model)
         for feeds in runs:
             assert_close(run_in(session, feeds), expected)
         assert_right(model, session=session, **held_by(rules_of_specs))
         yield model
+
+
+def in_each_form(*specs: TensorSpec, forms: Sequence[str] = FORMS, **call: Any) -> Iterator[onnx.ModelProto]:
+    """The model of a call in each of these forms that takes it; one that takes every call may not refuse it."""
+    for form in forms:
+        try:
+            yield export_attention(*specs, **call, form=form)
+        except ValueError as error:
+            if "`form` cannot be" not in str(error) or form in EVERY_CALL or len(forms) == 1:
+                raise
 
 
 def with_nan(arrays: Arrays, rules: dict[str, Any]) -> Arrays:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -141,21 +140,7 @@ def test_layout_and_cache(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     assert_right(onnx.load(path))
 
 
-def test_padded_cache(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = tmp_path / "a.onnx"
-    cache = [
-        "--past-key",
-        "float32[B,2,C,64]",
-        "--past-value",
-        "float32[B,2,C,64]",
-        "--past-lengths",
-        "int64[B]",
-    ]
-    query = ["--query", "float32[B,8,L,64]", "--key", "float32[B,2,L,64]"]
-    assert run(capsys, "export", *query, *cache, "-o", path)[0] == 0
-    assert call_of(path)["past_lengths"] == "int64[B]"
-
-
+@pytest.mark.usefixtures("short_verify")
 def test_file(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`output` in it is relative to the working directory, as the flag is."""
     (tmp_path / "settings").mkdir()
@@ -216,23 +201,6 @@ def test_the_default_name_is_taken(
 def test_a_runtime_without_quotes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     message = refused(capsys, "export", *QKV, "--runtime", "onnxruntime", "-o", tmp_path / "a.onnx")
     assert "got --runtime='onnxruntime'. In a shell, quote it, as in 'onnxruntime>=1.28;cpu'" in message
-
-
-def test_interrupted_while_writing(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No half file is left, and the one that was there stays."""
-    path = tmp_path / "a.onnx"
-    path.write_text("mine")
-
-    def interrupted(_: int) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fsync", interrupted)
-    code, out, err = run(capsys, "export", *QKV, "-o", path, "--force")
-    assert (code, out, err) == (130, "", "sdpa-xp: interrupted\n")
-    assert path.read_text() == "mine"
-    assert [file.name for file in tmp_path.iterdir()] == ["a.onnx"]
 
 
 def test_control_characters_of_a_path_are_spelt_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -118,24 +118,6 @@ def test_json(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     assert {one_run["output"] for one_run in report["runs"]} == {"output"}
 
 
-def test_json_of_masks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = tmp_path / "a.onnx"
-    run(
-        capsys,
-        "export",
-        *FIXED,
-        "--attn-mask",
-        "~causal() | padding(int64[2])",
-        "--bias",
-        "alibi(8)",
-        "-o",
-        path,
-    )
-    code, out, _ = run(capsys, "verify", path, "--json")
-    assert code == 0
-    assert json.loads(out)["call"]["bias"] == "alibi(slopes=8, offset=0)"
-
-
 @pytest.mark.parametrize("flag", ["--provider", "--require-provider"])
 def test_a_provider_by_the_name_that_onnxruntime_has(
     capsys: pytest.CaptureFixture[str], model: Path, flag: str
@@ -175,21 +157,6 @@ def test_exits_1_on_a_wrong_model(capsys: pytest.CaptureFixture[str], wrong: Pat
     assert run(capsys, "verify", wrong, "--runs")[1].count("FAILS") == 16
     if how == "html":
         assert ">DISAGREES</span>" in page.read_text()
-
-
-def test_what_is_not_tried_names_the_flag(
-    capsys: pytest.CaptureFixture[str], model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def shortened(*arguments: Any, **keywords: Any) -> Any:
-        return replace(verify(*arguments, **keywords), left_out=("a batch of 17; `thorough=True` tries it",))
-
-    monkeypatch.setattr("sdpa_xp_export.cli.verify.verify", shortened)
-    page = model.with_name("report.html")
-    _, out, _ = run(capsys, "verify", model, "--html", page)
-    assert "not tried: a batch of 17; `--thorough` tries it\n" in out
-    assert "`--thorough` tries it" in page.read_text()
-    _, out, _ = run(capsys, "verify", model, "--json")
-    assert json.loads(out)["left_out"] == ["a batch of 17; `--thorough` tries it"]
 
 
 def test_a_call_in_a_file_that_is_refused(capsys: pytest.CaptureFixture[str], model: Path) -> None:

@@ -67,68 +67,46 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "folder"
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
-@pytest.mark.parametrize("force", [["--force"], []])
-def test_a_page_is_not_written_over_the_model(
-    capsys: pytest.CaptureFixture[str], folder: Path, spelling: Spelling, force: list[str]
-) -> None:
-    path = save(MODEL, folder / "a.onnx")
-    err = refused(capsys, "verify", path, "--html", spelling(path), *force)
-    assert err.startswith("sdpa-xp: verify: `--html` must not be the model; got --html=")
-    assert onnx.load(path) == MODEL
-    err = refused(capsys, "verify", spelling(folder / "a.onnx") if not path.exists() else path, "--html", path)
-    assert "must not be the model" in err
-
-
-@pytest.mark.parametrize("spelling", SPELLINGS)
-def test_a_model_that_is_named_otherwise_is_not_written_over(
-    capsys: pytest.CaptureFixture[str], folder: Path, spelling: Spelling
-) -> None:
-    path = save(MODEL, folder / "a.onnx")
-    err = refused(capsys, "verify", spelling(path), "--html", path, "--force")
-    assert "`--html` must not be the model" in err
-    assert onnx.load(path) == MODEL
-
-
-@pytest.mark.parametrize("spelling", [itself, by_a_link, in_a_linked_folder])
-def test_a_page_is_not_written_over_the_data_of_the_model(
-    capsys: pytest.CaptureFixture[str], folder: Path, spelling: Spelling
-) -> None:
-    bias = np.ones((2, 64, 64), np.float32)
+def with_data(folder: Path) -> tuple[Path, Path]:
+    """A model with its data in a file."""
     qkv = TensorSpec("float32", ("B", 2, 64, 8))
-    path = save(export_attention(qkv, qkv, qkv, bias=bias), folder / "a.onnx", external_above=0)
-    (data,) = folder.glob("*.data")
-    before = data.read_bytes()
-    err = refused(capsys, "verify", path, "--html", spelling(data), "--force")
-    assert "`--html` must not be the data of the model" in err
-    assert data.read_bytes() == before
+    model = export_attention(qkv, qkv, qkv, bias=np.ones((2, 64, 64), np.float32))
+    path = save(model, folder / "a.onnx", external_above=0)
+    return path, next(folder.glob("*.data"))
+
+
+def toml(folder: Path, text: str = TOML) -> Path:
+    (folder / "call.toml").write_text(text)
+    return folder / "call.toml"
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_the_call_of_verify_is_not_written_over(
+def test_a_page_is_not_written_over_the_model(
     capsys: pytest.CaptureFixture[str], folder: Path, spelling: Spelling
 ) -> None:
-    path, call = save(MODEL, folder / "a.onnx"), folder / "call.toml"
-    call.write_text(TOML)
-    err = refused(capsys, "verify", path, "--call", call, "--html", spelling(call), "--force")
-    assert "`--html` must not be the file of --call" in err
-    assert call.read_text() == TOML
+    """Whichever of the two is named otherwise, with `--force` and without."""
+    path = save(MODEL, folder / "a.onnx")
+    other = spelling(path)
+    for model, page, *force in ([path, other], [path, other, "--force"], [other, path, "--force"]):
+        err = refused(capsys, "verify", model, "--html", page, *force)
+        assert err.startswith("sdpa-xp: verify: `--html` must not be the model; got --html=")
+    assert onnx.load(path) == MODEL
 
 
-@pytest.mark.parametrize("where", ["flag", "key"])
-@pytest.mark.parametrize("spelling", SPELLINGS)
-def test_the_settings_of_an_export_are_not_written_over(
-    capsys: pytest.CaptureFixture[str], folder: Path, spelling: Spelling, where: str
-) -> None:
-    config = folder / "a.toml"
-    config.touch()
-    output = spelling(config)
-    text = TOML + f"output = '{output}'\n" * (where == "key")
-    config.write_text(text)
-    flags = ["--output", output] if where == "flag" else []
-    err = refused(capsys, "export", "--config", config, *flags, "--force")
-    assert "`--output` must not be the file of --config" in err
-    assert config.read_text() == text
+def test_other_inputs_are_not_written_over(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    """The data of a model, the call of `verify`, and the settings of an export; also by a key of these."""
+    (path, data), call = with_data(folder), toml(folder)
+    data_as, call_as = by_a_link(data), in_a_linked_folder(call)
+    config = toml(folder, TOML + f"output = '{call}'\n")
+    before = [file.read_bytes() for file in (path, data, config)]
+    for words, *arguments in (
+        ("`--html` must not be the data of the model", "verify", path, "--html", data_as),
+        ("`--html` must not be the file of --call", "verify", path, "--call", call, "--html", call_as),
+        ("`--output` must not be the file of --config", "export", "--config", config, "--output", call_as),
+        ("`--output` must not be the file of --config", "export", "--config", config),
+    ):
+        assert words in refused(capsys, *arguments, "--force")
+    assert [file.read_bytes() for file in (path, data, config)] == before
 
 
 def test_other_files_may_be_replaced(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
@@ -156,13 +134,10 @@ def test_save_does_not_replace_what_the_model_is_read_from(folder: Path, spellin
 
 
 def test_save_does_not_replace_the_data_of_a_model(folder: Path) -> None:
-    bias = np.ones((2, 64, 64), np.float32)
-    qkv = TensorSpec("float32", ("B", 2, 64, 8))
-    model = export_attention(qkv, qkv, qkv, bias=bias)
-    path = save(model, folder / "a.onnx", external_above=0)
-    (data,) = folder.glob("*.data")
+    path, data = with_data(folder)
+    model = onnx.load(path)
     with pytest.raises(FileExistsError, match=r"^save: `path` must not be the data of a\.onnx"):
-        save(onnx.load(path), data, overwrite=True)
+        save(model, data, overwrite=True)
     path.unlink()
     assert save(model, data, overwrite=True) == data  # it belongs to nothing
 
@@ -225,6 +200,7 @@ AS_FROM_A_TERMINAL = (
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it looks at what a process has loaded")
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("after", [0.0, 0.3, 0.6, 0.9])
 def test_an_interrupt_in_the_first_second(tmp_path: Path, after: float) -> None:
     command = [str(Path(sys.executable).with_name("sdpa-xp")), "verify", str(tmp_path / "none.onnx")]

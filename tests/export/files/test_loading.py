@@ -17,7 +17,7 @@ from internals import HELD, MOST_TRIAL_NUMBERS, ExportCall, check_size, checked_
 from onnx import TensorProto, helper, numpy_helper
 
 from sdpa_xp import biases
-from sdpa_xp_export import TensorSpec, export_attention, save, verify
+from sdpa_xp_export import TensorSpec, export_attention, save
 
 MODEL = export_attention(*[TensorSpec("float32", (2, 4))] * 3)
 ARRAY = np.arange(16, dtype=np.float32).reshape(4, 4)
@@ -87,19 +87,6 @@ def test_external_data_is_read_into_the_model(folder: Path, location: str, more:
         np.testing.assert_array_equal(numpy_helper.to_array(tensor), ARRAY)
 
 
-def test_a_saved_model_with_its_data_is_verified(tmp_path: Path) -> None:
-    from sdpa_xp import biases
-
-    bias = biases.from_array(np.linspace(-1, 1, 32 * 32, dtype=np.float32).reshape(32, 32))
-    path = save(
-        export_attention(*[TensorSpec("float32", (32, 8))] * 3, bias=bias),
-        tmp_path / "a.onnx",
-        external_above=0,
-    )
-    assert len(list(tmp_path.iterdir())) == 2
-    assert verify(path).agrees
-
-
 def test_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "loop").symlink_to("loop")
@@ -118,40 +105,26 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     refused(tmp_path / "a.onnx", r"be readable \(Permission denied\)", PermissionError)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"garbage",
-        b"\x08\x08",  # an ir_version, and no more
-        MODEL.SerializeToString()[:-7],
-        MODEL.graph.SerializeToString(),
-        numpy_helper.from_array(ARRAY).SerializeToString(),
-        MODEL.SerializeToString().replace(b"sdpa_xp.form", b"sdpa_xp.\xff\xffrm"),
-        MODEL.SerializeToString().replace(b"query", b"\xff\xffery"),
-        identity(referring("location")).SerializeToString().replace(b"location", b"loca\xffion"),
-        b"\x3a\x80\x80\x80\x80\x10",  # a graph of 4 GiB, by its own account
-    ],
-    ids=["empty", "garbage", "version", "cut", "graph", "tensor", "key", "name", "location", "long"],
-)
-def test_no_model(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "a.onnx").write_bytes(content)
-    refused(tmp_path / "a.onnx", r"be an ONNX model \(")
+NO_MODELS: dict[str, tuple[bytes, str]] = {
+    "empty": (b"", "it has no IR version, no opset, no node"),
+    "version": (b"\x08\x08", "it has no opset, no node"),
+    "cut": (MODEL.SerializeToString()[:-7], "the file is cut short, or has another format"),
+    "name": (MODEL.SerializeToString().replace(b"query", b"\xff\xffery"), "a text in it is not UTF-8"),
+    "garbage": (b"garbage", ""),
+    "graph": (MODEL.graph.SerializeToString(), ""),
+    "tensor": (numpy_helper.from_array(ARRAY).SerializeToString(), ""),
+    "key": (MODEL.SerializeToString().replace(b"sdpa_xp.form", b"sdpa_xp.\xff\xffrm"), ""),
+    "location": (identity(referring("location")).SerializeToString().replace(b"location", b"loca\xffion"), ""),
+    "long": (b"\x3a\x80\x80\x80\x80\x10", ""),  # a graph of 4 GiB, by its own account
+}
+"""What is no model, and what the message says of why, where that is always the same."""
 
 
-@pytest.mark.parametrize(
-    ("content", "cause"),
-    [
-        (b"", "it has no IR version, no opset, no node"),
-        (b"\x08\x08", "it has no opset, no node"),
-        (MODEL.SerializeToString()[:-7], "the file is cut short, or has another format"),
-        (MODEL.SerializeToString().replace(b"query", b"\xff\xffery"), "a text in it is not UTF-8"),
-    ],
-    ids=["empty", "version", "cut", "name"],
-)
-def test_why_it_is_no_model(tmp_path: Path, content: bytes, cause: str) -> None:
+@pytest.mark.parametrize(("content", "cause"), NO_MODELS.values(), ids=NO_MODELS)
+def test_no_model(tmp_path: Path, content: bytes, cause: str) -> None:
     (tmp_path / "a.onnx").write_bytes(content)
-    assert f"`model` must be an ONNX model ({cause}); got model=" in refused(tmp_path / "a.onnx", "be an ONNX")
+    said = refused(tmp_path / "a.onnx", r"be an ONNX model \(")
+    assert f"`model` must be an ONNX model ({cause}" in said
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,7 @@ def test_saves_at_once_leave_one_model(tmp_path: Path) -> None:
     assert_one_model(folder, number_in(folder / "a.onnx"))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("times", range(5))
 def test_saves_of_several_threads_leave_one_model(tmp_path: Path, times: int) -> None:
     def saves(number: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import graphs
 import numpy as np
 import onnx
 import onnx.numpy_helper
@@ -11,12 +12,11 @@ import pytest
 from calls import moved
 from graphs import (
     BATCH,
-    CLOSE,
     EVERY_CALL,
-    FORMS,
     Arrays,
     Rules,
     held_by,
+    in_each_form,
     operands,
     qkv,
     run,
@@ -90,23 +90,8 @@ def past_of(rng: np.random.Generator, tokens: int) -> Arrays:
     return {f"past_{name}": arrays[name] for name in ("key", "value")}
 
 
-def models(specs: dict[str, TensorSpec], rules: dict[str, Any], **export: Any) -> dict[str, onnx.ModelProto]:
-    """The model in each form that takes the call."""
-    by_form = {}
-    for form in FORMS:
-        try:
-            by_form[form] = export_attention(**specs, **rules, form=form, **export)
-        except ValueError as error:
-            if "`form` cannot be" not in str(error):
-                raise
-    assert list(by_form)[-2:] == EVERY_CALL
-    return by_form
-
-
 def assert_close(result: np.ndarray, expected: np.ndarray) -> None:
-    assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
-    bound = CLOSE[result.dtype.name] * max(1.0, np.abs(expected).max(initial=0.0))
-    np.testing.assert_allclose(result, expected, rtol=0, atol=bound)
+    graphs.assert_close({"output": result}, {"output": expected})
 
 
 def operands_of(
@@ -128,7 +113,7 @@ def test_concatenated(rng: np.random.Generator, rules: Rules, queries: int, befo
     argument_specs = rules(**{name: spec(x, names) for name, x in arguments.items()})  # type: ignore[arg-type]
     whole = {name: np.concatenate([past[f"past_{name}"], arrays[name]], axis=-2) for name in ("key", "value")}
     wanted = KVCache(**whole).attend(arrays["query"], **rules(**arguments))
-    for model in models(specs, argument_specs).values():
+    for model in in_each_form(**specs, **argument_specs):
         session = session_of(model)
         outputs = run_in(session, arrays | past | arguments)
         assert_close(outputs["output"], wanted)
@@ -173,7 +158,7 @@ def test_padded(rng: np.random.Generator, name: str, queries: int, room: int) ->
     feeds = {name: moved(x, layout) for name, x in (arrays | past).items()} | {"past_lengths": filled}
     specs = {name: spec(x, names) for name, x in feeds.items()}
     argument_specs = rules(**{name: spec(x, names) for name, x in arguments.items()})
-    for model in models(specs, argument_specs, layout=layout).values():
+    for model in in_each_form(**specs, **argument_specs, layout=layout):
         session = session_of(model)
         outputs = {name: moved(x, layout) for name, x in run_in(session, feeds | arguments).items()}
         assert_close(outputs["output"], wanted)
@@ -199,7 +184,7 @@ def test_padded_by_entry(rng: np.random.Generator, rules: Rules) -> None:
     names = {BATCH: "B", 5: "L", room: "R"}
     feeds = arrays | past | {"past_lengths": filled}
     argument_specs = rules(**{name: spec(x, names) for name, x in arguments.items()})
-    for model in models({name: spec(x, names) for name, x in feeds.items()}, argument_specs).values():
+    for model in in_each_form(**{name: spec(x, names) for name, x in feeds.items()}, **argument_specs):
         session = session_of(model)
         outputs = run_in(session, feeds | arguments)
         for entry, count in enumerate(filled):
@@ -252,7 +237,7 @@ def test_prefill_of_an_empty_cache(rng: np.random.Generator) -> None:
     empty = {f"past_{name}": arrays[name][..., :0, :] for name in ("key", "value")}
     mask, bias = masks.sliding_window(3, 0), biases.alibi(4)
     wanted = KVCache(arrays["key"], arrays["value"]).attend(arrays["query"], mask, bias=bias)
-    for model in models(specs, {"attn_mask": mask, "bias": bias, "is_causal": True}).values():
+    for model in in_each_form(**specs, attn_mask=mask, bias=bias, is_causal=True):
         outputs = run(model, arrays | empty)
         assert_close(outputs["output"], wanted)
         np.testing.assert_array_equal(outputs["present_key"], arrays["key"])
@@ -296,6 +281,7 @@ def test_offsets_of_any_size_beside_a_cache(
     np.testing.assert_allclose(tiled, primitive, rtol=0, atol=3e-6)
 
 
+@pytest.mark.usefixtures("short_verify")
 def test_verify_wants_a_cache_bit_by_bit() -> None:
     """A present_key that is off by a rounding is none that the next step may have."""
     qkv, past = TensorSpec("float32", ("B", 2, "L", 8)), TensorSpec("float32", ("B", 2, "P", 8))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 from internals import FEW_QUERIES, FEW_SCORES, PREFERRED, VERY_MANY_SCORES, Graph, graph_namespace, metadata_of
@@ -113,12 +112,6 @@ def test_few_queries_need_no_blocks(
         assert metadata_of(model)["sdpa_xp.form"] == form
 
 
-def test_a_causal_prompt_with_a_cache_is_causal_too() -> None:
-    """With few scores, the operator is faster than the formula, also with a past."""
-    model = export_attention(*specs(2, 4, 20, 20), **PAST, is_causal=True)
-    assert metadata_of(model)["sdpa_xp.form"] == "attention"
-
-
 @pytest.mark.parametrize(
     ("provider", "what"),
     [("cuda", "but no graph was run there"), ("web", "but its time was not measured there")],
@@ -152,17 +145,6 @@ def test_grouped_causal_heads_say_why_they_are_not_the_usual_operator(batch: int
     assert why.startswith("causal, open lengths: the best on cpu")
     words = "not grouped_query: GroupQueryAttention crashes on an empty batch, so the batch must be"
     assert (words in why) is is_named
-
-
-def test_what_was_passed_over_is_named() -> None:
-    newest = export_attention(*specs(2, 4, 6, 6), sinks=np.ones(4, np.float32))
-    assert (
-        reason(newest)
-        == "all pairs, few queries: the best on cpu; not attention: ai.onnx Attention has no sinks"
-    )
-    older = export_attention(*specs(2, 4, 6, 6), opset=18)
-    assert reason(older) == "all pairs, few queries: the best on cpu; not attention: opset 18 was asked for"
-    assert reason(export_attention(*specs(2, 4, 6, 6), form="tiled")) == "asked for"
 
 
 def opset(model: onnx.ModelProto) -> int:
@@ -229,10 +211,3 @@ def test_a_spec_of_a_list_is_that_of_a_tuple() -> None:
     assert one == other
     assert hash(one) == hash(other)
     assert one.shape == ("B", 2)
-
-
-def test_some_inputs_of_bfloat16() -> None:
-    """NumPy has no bfloat16, so such a run is bound by memory; its mask and its lengths are as ever."""
-    x = TensorSpec("bfloat16", (2, 4, 6, 16))
-    rules = {"attn_mask": LENGTHS & masks.from_array(np.tri(6, dtype=bool))}
-    assert_right(export_attention(x, x, x, **rules, form="primitive"))

@@ -212,13 +212,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("form", "arguments", "words"), REFUSED, ids=lambda value: str(value)[:40])
-def test_refused(form: str, arguments: dict[str, Any], words: str) -> None:
-    got = f"got form={form}, query.shape={arguments['query'].shape}."
-    with pytest.raises(ValueError, match=f"`form` cannot be '{form}': {re.escape(f'{words}; {got}')}"):
-        export_attention(**arguments, form=form)
-
-
 def test_the_batch_that_was_given_is_shown() -> None:
     """Also for a layer, whose attention has values instead of specs."""
     qkv = TensorSpec("float32", ("B", 4, "L", 16))
@@ -286,12 +279,15 @@ def test_whoever_raises_the_release_meets_no_other_reason(change: dict[str, Any]
 
 @pytest.mark.parametrize("opset", [None, 23, 24])
 @pytest.mark.parametrize(("form", "arguments", "words"), REFUSED, ids=lambda value: str(value)[:40])
-def test_the_hint_is_what_auto_takes(
+def test_refused_and_the_hint_is_what_auto_takes(
     form: str, arguments: dict[str, Any], words: str, opset: int | None
 ) -> None:
     if opset == 24 and arguments.get("runtime") == "onnxruntime>=1.23;cpu":
         return
-    with pytest.raises(ValueError, match=re.escape(words)) as caught:
+    got = f"got form={form}, query.shape={arguments['query'].shape}."
+    with pytest.raises(
+        ValueError, match=f"`form` cannot be '{form}': {re.escape(f'{words}; {got}')}"
+    ) as caught:
         export_attention(**arguments, form=form, opset=opset)
     model = export_attention(**arguments, opset=opset)
     form_of_auto = metadata_of(model)["sdpa_xp.form"]

@@ -1,6 +1,6 @@
-"""Every call in every form, loaded by onnxruntime, against the float64 reference.
+"""Forms at the edges: half precision, numbers that are not finite, empty lengths, ranks; and their nodes.
 
-`verify` fills masks with empty rows and padding with NaN, and runs several lengths, among them 1.
+Every call in every form is in test_outputs.py, and every mask and bias in the tests of their lowering.
 """
 
 from __future__ import annotations
@@ -10,98 +10,13 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx.numpy_helper
-import onnxruntime
 import pytest
+from graphs import run
 from internals import metadata_of
 from short_runs import assert_right
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention
-from sdpa_xp_export.forms import tiled
-
-FORMS = [
-    ("attention", 23),
-    ("attention", 24),
-    ("primitive", 17),
-    ("primitive", 24),
-    ("tiled", 17),
-    ("tiled", 24),
-]
-
-MASKS: dict[str, tuple[Any, ...] | None] = {
-    "no mask": None,
-    "(B, 1, 1, S)": ("bool", "B", 1, 1, "S"),
-    "(S,)": ("bool", "S"),
-    "(1,)": ("bool", 1),
-    "(L, 1)": ("bool", "L", 1),
-    "(L, S)": ("bool", "L", "S"),
-    "(Hq, L, S)": ("bool", 8, "L", "S"),
-    "(B, Hq, 1, S)": ("bool", "B", 8, 1, "S"),
-    "(B, Hq, L, S)": ("bool", "B", 8, "L", "S"),
-    "floating (L, S)": ("float", "L", "S"),
-    "floating (B, 1, 1, S)": ("float", "B", 1, 1, "S"),
-}
-RULES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "is_causal": {"is_causal": True},
-    "scale": {"scale": 0.3},
-    "scale < 0": {"scale": -0.3, "is_causal": True},
-    "scale 0": {"scale": 0},
-    "softcap": {"softcap": 2.0},
-}
-
-
-@pytest.fixture(autouse=True)
-def several_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 4 queries, so that `verify` runs the tiled form with more than one."""
-    monkeypatch.setattr(tiled, "ROWS", 4)
-
-
-def spec(shape: tuple[Any, ...], dtype: str) -> TensorSpec:
-    kind, *lengths = shape
-    return TensorSpec("bool" if kind == "bool" else dtype, tuple(lengths))
-
-
-def call(dtype: str, mask: str, group: int, bias: bool) -> dict[str, TensorSpec]:
-    heads = 8 // group
-    specs = {
-        "query": TensorSpec(dtype, ("B", 8, "L", 16)),
-        "key": TensorSpec(dtype, ("B", heads, "S", 16)),
-        "value": TensorSpec(dtype, ("B", heads, "S", 12)),
-    }
-    shape = MASKS[mask]
-    if shape is not None:
-        specs["attn_mask"] = spec(shape, dtype)
-    if bias:
-        specs["bias"] = TensorSpec(dtype, (8, "L", "S"))
-    return specs
-
-
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize(("form", "opset"), FORMS)
-@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-@pytest.mark.parametrize("mask", MASKS)
-def test_float32(form: str, opset: int, mask: str, rules: dict[str, Any]) -> None:
-    """One of the four pairs of a group and a bias, and the next one beside the next mask or rule.
-
-    So each pair stands beside each form, mask and rule; test_random_calls.py draws more of them together.
-    """
-    turn = [*MASKS].index(mask) + [*RULES.values()].index(rules)
-    group, bias = [(1, False), (4, True), (1, True), (4, False)][turn % 4]
-    model = export_attention(**call("float32", mask, group, bias), **rules, form=form, opset=opset)
-    assert_right(model)
-    assert model.opset_import[0].version == opset
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize(
-    ("dtype", "form"), [("float16", "attention"), ("float16", "primitive"), ("float64", "primitive")]
-)
-@pytest.mark.parametrize("mask", MASKS)
-def test_other_dtypes(dtype: str, form: str, mask: str) -> None:
-    for number, rules in enumerate(RULES.values(), [*MASKS].index(mask)):  # one of two groups beside each rule
-        group = (1, 4)[number % 2]
-        assert_right(export_attention(**call(dtype, mask, group, False), **rules, form=form))
 
 
 @pytest.mark.parametrize("form", ["attention", "primitive", "tiled"])
@@ -126,34 +41,6 @@ def test_what_joins_the_scores_in_a_narrower_dtype_is_promoted(dtype: str, narro
         }
 
 
-@pytest.mark.parametrize(
-    "shapes",
-    [
-        ((3, 5), (7, 5), (7, 2)),
-        (("L", 5), ("S", 5), ("S", 2)),
-        ((4, "L", 5), (2, "S", 5), (2, "S", 2)),
-        ((4, "L", 5), ("S", 5), ("S", 2)),
-        (("B", 4, "L", 5), (2, "S", 5), (2, "S", 2)),
-        (("B", 4, "L", 5), (1, 4, "S", 5), ("B", 4, "S", 2)),
-        (("A", "B", 4, "L", 5), ("B", 2, "S", 5), (1, 2, "S", 2)),
-    ],
-)
-def test_ranks_and_batches(shapes: Any) -> None:
-    specs = [TensorSpec("float32", shape) for shape in shapes]
-    keys, queries = shapes[1][-2], shapes[0][-2]
-    for rules in (
-        {},
-        {"is_causal": True},
-        {"attn_mask": TensorSpec("bool", (keys,))},
-        {"attn_mask": TensorSpec("bool", (queries, keys)), "is_causal": True},
-    ):
-        for form in ("auto", "primitive"):
-            model = export_attention(*specs, **rules, form=form)
-            assert_right(model)
-            rank = max(len(shape) for shape in shapes)
-            assert len(model.graph.output[0].type.tensor_type.shape.dim) == rank
-
-
 @pytest.mark.parametrize("form", ["attention", "primitive"])
 def test_float16_does_not_overflow(form: str) -> None:
     """|q| = |k| = 250 an entry and E = 64: scores of 4 million, where float16 ends at 65,504."""
@@ -161,24 +48,7 @@ def test_float16_does_not_overflow(form: str) -> None:
     model = export_attention(qkv, qkv, qkv, form=form)
     x = np.full((1, 2, 3, 64), 250, np.float16)
     x[..., 1, :] *= -1
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    (output,) = session.run(None, {"query": x, "key": x, "value": x})
-    np.testing.assert_array_equal(output, x)
-
-
-def test_the_graph_equals_the_library(rng: np.random.Generator) -> None:
-    """The same call on the same arrays, the README's example."""
-    query = TensorSpec("float32", ("B", 8, "L", 64))
-    shared = TensorSpec("float32", ("B", 2, "S", 64))
-    mask = TensorSpec("bool", ("B", 1, 1, "S"))
-    model = export_attention(query, shared, shared, mask, is_causal=True)
-    q = rng.standard_normal((2, 8, 5, 64)).astype(np.float32)
-    k, v = (rng.standard_normal((2, 2, 9, 64)).astype(np.float32) for _ in range(2))
-    allowed = rng.random((2, 1, 1, 9)) < 0.5
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    (output,) = session.run(None, {"query": q, "key": k, "value": v, "attn_mask": allowed})
-    expected = scaled_dot_product_attention(q, k, v, allowed, is_causal=True)
-    np.testing.assert_allclose(output, expected, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(run(model, {"query": x, "key": x, "value": x})["output"], x)
 
 
 def names(model: onnx.ModelProto) -> list[str]:
@@ -234,23 +104,15 @@ def test_float64_of_width_1() -> None:
         assert_right(export_attention(qkv, qkv, qkv, scale=scale))
 
 
-@pytest.mark.parametrize("ranks", [(2, 3, 3), (3, 2, 2), (2, 2, 3), (2, 4, 4), (4, 2, 2)])
-@pytest.mark.parametrize("form", ["auto", "primitive"])
-def test_result_has_the_rank_of_the_largest_input(form: str, ranks: tuple[int, ...]) -> None:
-    specs = [TensorSpec("float32", (*[1] * (rank - 2), "L", 4)) for rank in ranks]
-    assert_right(export_attention(*specs, form=form))
-
-
 @pytest.mark.parametrize("lengths", [(2, 3, 0), (2, 0, 3), (0, 2, 3)])
 def test_empty_lengths_in_primitives(lengths: tuple[int, ...]) -> None:
     """With a padding mask they run, and give zeros of the right shape."""
     batch, queries, keys = lengths
     q, k = TensorSpec("float32", ("B", 2, "L", 4)), TensorSpec("float32", ("B", 2, "S", 4))
     model = export_attention(q, k, k, TensorSpec("bool", ("B", 1, 1, "S")), form="primitive")
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     x, y = np.ones((batch, 2, queries, 4), np.float32), np.ones((batch, 2, keys, 4), np.float32)
     feed = {"query": x, "key": y, "value": y, "attn_mask": np.ones((batch, 1, 1, keys), bool)}
-    np.testing.assert_array_equal(session.run(None, feed)[0], np.zeros(x.shape) if keys == 0 else x)
+    np.testing.assert_array_equal(run(model, feed)["output"], np.zeros(x.shape) if keys == 0 else x)
 
 
 @pytest.mark.parametrize("form", ["attention", "primitive"])
@@ -265,9 +127,8 @@ def test_keys_that_no_query_reaches_may_hold_nan(form: str, lengths: tuple[Any, 
         y[:, 2 if masked else 3 :] = np.nan
         rules = {"attn_mask": TensorSpec("bool", lengths)} if masked else {}
         model = export_attention(q, k, k, **rules, is_causal=True, form=form)
-        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
         feed = {"query": x, "key": y, "value": y} | ({"attn_mask": mask} if masked else {})
-        np.testing.assert_array_equal(session.run(None, feed)[0], x)
+        np.testing.assert_array_equal(run(model, feed)["output"], x)
 
 
 def test_half_on_cuda_prepares_nothing_in_half() -> None:
@@ -289,8 +150,7 @@ def test_grouped_query_shows_nan_as_the_library_does(name: str, rng: np.random.G
     specs = {"query": query, "key": key, "value": key}
     feed = {argument: rng.standard_normal(spec.shape).astype(np.float32) for argument, spec in specs.items()}
     feed[name][1, 2, 3, 5] = np.nan
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    (output,) = session.run(None, feed)
+    output = run(model, feed)["output"]
     expected = scaled_dot_product_attention(*feed.values(), is_causal=True)
     assert np.isnan(expected).any()
     np.testing.assert_allclose(output, expected, rtol=0, atol=1e-6)

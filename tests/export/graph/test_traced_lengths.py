@@ -88,11 +88,23 @@ def test_a_comparison_of_a_length_is_refused(name: str) -> None:
         lambda x, y: np.arange(x.shape[1]),
         lambda x, y: np.ones((9, 4))[: x.shape[1]],
         lambda x, y: np.tril(np.ones((9, 9)))[: x.shape[1], : x.shape[1]],
+        lambda x, y: np.tile(np.ones(2), x.shape[1]),
+        lambda x, y: np.sqrt(x.shape[1]),
+        lambda x, y: np.log(x.shape[1] + x.shape[0]),
+        lambda x, y: np.max([x.shape[1], 3]),
+        lambda x, y: np.stack([x.shape[1], x.shape[0]]),
+        lambda x, y: np.float32(x.shape[1]),
+        lambda x, y: np.float32(2) * x.shape[1],
+        lambda x, y: np.ones(4, "float32") * x.shape[1],
+        lambda x, y: float(x.shape[1]),
+        lambda x, y: x[:, : x.shape[1] // 2],
     ],
 )
 def test_a_length_as_a_number_is_refused(ask: Callable[[Any, Any], Any]) -> None:
-    with pytest.raises(TypeError, match=REFUSED.replace("length=", "") + "Lengths add up.*xp.take"):
+    words = REFUSED.replace("length=", "") + "Lengths add up.*xp.take"
+    with pytest.raises(TypeError, match=words) as caught:
         answer_to(ask)
+    assert str(caught.value).count("; got ") == 1
 
 
 @pytest.mark.needs("torch")

@@ -46,6 +46,8 @@ BIASES: dict[str, Rules] = {
     },
     "softcap": lambda slopes: {"softcap": 1.5, "bias": biases.alibi(slopes), "attn_mask": masks.causal(1)},
     "scale": lambda scale: {"scale": scale},
+    "scale 0": lambda: {"scale": 0},
+    "scale < 0": lambda: {"scale": -0.3, "is_causal": True},
     "scale, numbers, softcap": lambda: {
         "scale": np.asarray([0.5, 0.1, -1, 0], F).reshape(4, 1, 1),
         "softcap": 1.5,

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
-from internals import PathArgument, publish
 
 from sdpa_xp import masks
 from sdpa_xp_export import Report, TensorSpec, export_attention, verify
@@ -17,8 +15,6 @@ from sdpa_xp_export.report import Placement
 
 VOID = ("meta", "link")
 EVIL = "<script>alert(1)</script>&\"'\x1b[31m\u202e"
-
-HTML = PathArgument("verify", "html")
 
 
 class Parsed(HTMLParser):
@@ -181,35 +177,3 @@ def test_what_a_model_says_is_no_markup(report: Report) -> None:
         cells.count(EVIL.replace("\x1b", "\ufffd").replace("\u202e", "\ufffd"))
         == 3 * len(report.runs) + 1 + 2 + 1
     )
-
-
-def test_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "r.html"
-    publish(b"first", path, HTML)
-    with pytest.raises(
-        FileExistsError,
-        match=r"verify: `html` must not exist; got html=.*r\.html\. Pass `overwrite=True` to replace it",
-    ):
-        publish(b"second", path, HTML)
-    assert path.read_text() == "first"
-    publish(b"second", path, HTML, overwrite=True)
-    assert path.read_text() == "second"
-
-    def interrupted(_: int) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("os.fsync", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        publish(b"third", path, HTML, overwrite=True)
-    assert path.read_text() == "second"
-    assert [file.name for file in tmp_path.iterdir()] == ["r.html"]
-
-
-def test_another_writer_is_not_overrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even one that comes while the page is written."""
-    path = tmp_path / "r.html"
-    monkeypatch.setattr("os.fsync", lambda _: path.write_text("mine"))
-    with pytest.raises(FileExistsError, match="`html` must not exist"):
-        publish(b"text", path, HTML)
-    assert path.read_text() == "mine"
-    assert [file.name for file in tmp_path.iterdir()] == ["r.html"]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import warnings
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,7 +19,7 @@ from short_runs import assert_right
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, export_attention, verify
-from sdpa_xp_export.report import Agreement
+from sdpa_xp_export.report import Agreement, Placement
 
 QKV = TensorSpec("float32", ("B", 4, "L", 16))
 FIXED = TensorSpec("float32", (2, 4, 5, 16))
@@ -65,36 +63,6 @@ def test_refused(tmp_path: Path) -> None:
         verify(model)
 
 
-@pytest.mark.parametrize(
-    ("result", "agrees"),
-    [
-        ([1.0, 2.0], True),
-        ([1.0, 2.0 + 2**-21], True),
-        ([1.0, 2.001], False),
-        ([1.0, np.nan], False),
-        ([np.inf, 2.0], False),
-    ],
-)
-def test_judge(result: list[float], agrees: bool) -> None:
-    exact = np.asarray([1.0, 2.0])
-    agreement = judge(np.asarray(result, np.float32), exact, exact.astype(np.float32), "float32")
-    assert agreement.agrees is agrees
-    assert agreement.bound == pytest.approx(4 * 2**-23 * 2)
-
-
-def test_judge_takes_roundings_of_the_terms() -> None:
-    """A mean of many values is small, and has the roundings of its values; an error beyond those disagrees."""
-    exact = np.asarray([0.01])
-    plain = exact.astype(np.float32)
-
-    def judged(error: float, *largest_terms: float) -> bool:
-        return judge((exact + error).astype(np.float32), exact, plain, "float32", *largest_terms).agrees
-
-    assert not judged(3 * 2**-23)
-    assert judged(3 * 2**-23, 1.0)
-    assert not judged(5 * 2**-23, 1.0)
-
-
 def test_judge_asks_for_the_same_nonfinite_values() -> None:
     exact, plain = np.asarray([np.nan, np.inf, 1.0]), np.zeros(3, np.float32)
     assert judge(exact.astype(np.float32), exact, plain, "float32").absolute == 0
@@ -102,12 +70,6 @@ def test_judge_asks_for_the_same_nonfinite_values() -> None:
     assert not judge(swapped, exact, plain, "float32").agrees
     with pytest.raises(ValueError, match="judge: `result` must have the shape of the reference"):
         judge(np.zeros(2), exact, plain, "float32")
-
-
-def test_judge_a_textbook_that_overflows_allows_nothing() -> None:
-    exact = np.asarray([1.0])
-    agreement = judge(np.asarray([1.5], np.float32), exact, np.asarray([np.nan], np.float32), "float32")
-    assert not agreement.agrees
 
 
 @pytest.mark.sampled(5)
@@ -183,121 +145,7 @@ def test_a_wrong_shape_disagrees() -> None:
     assert not verify(model).agrees
 
 
-def broken_node(model: onnx.ModelProto) -> None:
-    model.graph.node[0].op_type = "NoSuchOp"
-
-
-def broken_input(model: onnx.ModelProto) -> None:
-    model.graph.input[0].name = "q"
-
-
-def broken_dtype(model: onnx.ModelProto) -> None:
-    model.graph.input[1].type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
-
-
-def broken_length(model: onnx.ModelProto) -> None:
-    model.graph.input[1].type.tensor_type.shape.dim[2].dim_param = "S"
-
-
-def broken_output(model: onnx.ModelProto) -> None:
-    model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
-
-
-def broken_call(model: onnx.ModelProto) -> None:
-    for entry in model.metadata_props:
-        if entry.key.startswith("sdpa_xp.call."):
-            entry.value = entry.value.replace("is_causal", "causal")
-
-
-def broken_scale(model: onnx.ModelProto) -> None:
-    for entry in model.metadata_props:
-        entry.value = entry.value.replace('"scale": 0.25', '"scale": "alibi(8)"')
-
-
-def changed_call(model: onnx.ModelProto) -> None:
-    for entry in model.metadata_props:
-        entry.value = entry.value.replace('"is_causal": false', '"is_causal": true')
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (broken_node, "onnxruntime must load `model`.*NoSuchOp"),
-        (
-            broken_input,
-            r"must have the inputs of its call, by name, dtype and shape; got inputs=q: float32\[B,4,L,16\], "
-            r"call=query: float32\[B,4,L,16\], missing=query, surplus=q\.",
-        ),
-        (broken_dtype, r"got inputs=key: float64\[B,4,L,16\], call=key: float32\[B,4,L,16\]\."),
-        (broken_length, r"must have the inputs of its call.*got inputs=key: float32\[B,4,S,16\]"),
-        (
-            broken_output,
-            "must have the outputs of its call.*got outputs=output: float64, call=output: float32",
-        ),
-        (broken_call, "must be one that export_attention wrote"),
-        (broken_scale, r"must be one that export_attention wrote \(`scale` must be readable"),
-        (changed_call, "must contain the call and the numbers that export_attention wrote, but their digest"),
-    ],
-)
-def test_models_that_cannot_be_run(damage: Callable[[onnx.ModelProto], None], words: str) -> None:
-    model = export_attention(QKV, QKV, QKV)
-    damage(model)
-    with pytest.raises(ValueError, match=f"verify: .*{words}"):
-        verify(model)
-
-
-def no_type(model: onnx.ModelProto) -> None:
-    model.graph.input[1].ClearField("type")
-
-
-def no_shape(model: onnx.ModelProto) -> None:
-    model.graph.input[1].type.tensor_type.ClearField("shape")
-
-
-def no_length(model: onnx.ModelProto) -> None:
-    model.graph.input[1].type.tensor_type.shape.dim[2].Clear()
-
-
-def of_texts(model: onnx.ModelProto) -> None:
-    model.graph.input[1].type.tensor_type.elem_type = onnx.TensorProto.STRING
-
-
-def of_unknown(model: onnx.ModelProto) -> None:
-    model.graph.input[1].type.tensor_type.elem_type = 99
-
-
-def no_input(model: onnx.ModelProto) -> None:
-    del model.graph.input[2]
-
-
-def other_order(model: onnx.ModelProto) -> None:
-    inputs = [*model.graph.input]
-    del model.graph.input[:]
-    model.graph.input.extend([inputs[1], inputs[0], inputs[2]])
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (no_type, "got inputs=key: no type, call=key: float32[2,4,5,16]."),
-        (no_shape, "got inputs=key: float32, call=key: float32[2,4,5,16]."),
-        (no_length, "got inputs=key: float32[2,4,?,16], call=key:"),
-        (of_texts, "got inputs=key: string[2,4,5,16], call=key:"),
-        (of_unknown, "got inputs=key: dtype 99 of ONNX[2,4,5,16], call=key:"),
-        (
-            no_input,
-            "got call=value: float32[2,4,5,16], missing=value.",
-        ),
-        (other_order, "got inputs=key: float32[2,4,5,16], query: float32[2,4,5,16], value: "),
-    ],
-)
-def test_other_inputs_are_shown_as_specs(damage: Callable[[onnx.ModelProto], None], words: str) -> None:
-    model = export_attention(FIXED, FIXED, FIXED)
-    damage(model)
-    with pytest.raises(ValueError, match=re.escape(words)):
-        verify(model)
-
-
+@pytest.mark.usefixtures("short_verify")
 def test_many_symbols() -> None:
     specs = [TensorSpec("float32", (*"ABCDE", 1, "L", 2))] * 3
     assert verify(export_attention(*specs)).agrees
@@ -306,6 +154,7 @@ def test_many_symbols() -> None:
 SINKS = np.linspace(-1, 1, 4, dtype=np.float32)
 
 
+@pytest.mark.usefixtures("short_verify")
 class TestAgainstACallThatIsWrittenDown:
     """Nothing in the file is trusted, neither its metadata nor its numbers."""
 
@@ -374,6 +223,7 @@ class TestAgainstACallThatIsWrittenDown:
             verify(export_attention(**self.CALL), call=self.CALL, attn_mask=masks.causal())
 
 
+@pytest.mark.usefixtures("short_verify")
 def test_watch_counts_the_runs() -> None:
     steps: list[tuple[int, int, str]] = []
     report = verify(export_attention(QKV, QKV, QKV), watch=lambda *step: steps.append(step))
@@ -429,13 +279,15 @@ def test_placements_from_a_profile(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.usefixtures("short_verify")
 def test_a_node_that_fell_back_is_named() -> None:
     report = verify(export_attention(QKV, QKV, QKV, form="attention"))
     assert "fell back" not in str(report)
-    placed = tuple(replace(placement, requested=CUDA) for placement in report.placements)
-    assert str(replace(report, placements=placed)).split()[-3:] == ["fell", "back:", "Attention_0"]
+    placed = Placement("Attention_0", "Attention", "CPUExecutionProvider", CUDA)
+    assert str(replace(report, placements=(placed,))).split()[-3:] == ["fell", "back:", "Attention_0"]
 
 
+@pytest.mark.usefixtures("short_verify")
 def test_the_worst_run_speaks_for_the_report() -> None:
     report = verify(export_attention(QKV, QKV, QKV))
     good, *_ = report.runs

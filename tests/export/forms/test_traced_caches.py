@@ -9,8 +9,8 @@ from typing import Any
 import array_api_compat
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
+from graphs import run
 from internals import judge, metadata_of
 
 from sdpa_xp import KVCache, PagedKVCache, attention_state, biases, masks, scaled_dot_product_attention
@@ -41,12 +41,6 @@ ROTARIES = {
 def drawn(tokens: int = TOKENS, batch: int = 2) -> list[np.ndarray]:
     rng = np.random.default_rng(20210420)
     return [rng.standard_normal((batch, heads, tokens, WIDTH)).astype(F) for heads in (4, 2, 2)]
-
-
-def run(model: onnx.ModelProto, **arrays: np.ndarray) -> dict[str, np.ndarray]:
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    names = [output.name for output in model.graph.output]
-    return dict(zip(names, session.run(None, arrays), strict=True))
 
 
 def chosen(model: onnx.ModelProto) -> str:
@@ -93,7 +87,7 @@ def decoded(model: onnx.ModelProto, arrays: list[np.ndarray], layout: str = "...
     for start, stop in STEPS:
         cut = [x[(..., slice(start, stop), *[slice(None)] * (-1 - axis))] for x in arrays]
         inputs = dict(zip(("query", "key", "value", "past_key", "past_value"), [*cut, *past], strict=True))
-        output, *past = run(model, **inputs).values()
+        output, *past = run(model, inputs).values()
         assert [x.shape[axis] for x in past] == [stop, stop]
         outputs.append(np.moveaxis(output, axis, -2))
     return np.concatenate(outputs, axis=-2)
@@ -139,7 +133,7 @@ def test_the_log_sum_exp_of_each_step(form: str) -> None:
     for start, stop in STEPS:
         cut = [x[..., start:stop, :] for x in arrays]
         names = ("query", "key", "value", "past_key", "past_value")
-        lse, *past = run(model, **dict(zip(names, [*cut, *past], strict=True))).values()
+        lse, *past = run(model, dict(zip(names, [*cut, *past], strict=True))).values()
         lses.append(lse)
     turned = (Rotary(WIDTH).apply(x.astype(np.float64), 0) for x in (query, key))
     whole = attention_state(*turned, value.astype(np.float64), masks.sliding_window(2, 0), lse_base=2)

@@ -46,9 +46,6 @@ class Block:
         centred = x - xp.mean(x, axis=-1, keepdims=True)
         return centred / xp.sqrt(xp.mean(centred * centred, axis=-1, keepdims=True) + 1e-5)
 
-    def forward(self, x: Any) -> Any:
-        return self(x)
-
 
 class Stack:
     def __init__(self) -> None:
@@ -62,11 +59,8 @@ class Stack:
 
 HOLDING: dict[str, Callable[..., Any]] = {
     "a global": residual,
-    "a closure": (lambda attention: lambda x: x + attention(x))(ATTENTION),
-    "a default": of_default,
     "a partial": partial(of_default, attention=ATTENTION),
     "attributes": Block(),
-    "a method": Block().forward,
     "a list": Stack(),
 }
 

@@ -69,16 +69,6 @@ def test_a_single_head_and_its_weights() -> None:
     np.testing.assert_allclose(session.run(None, {"query": x})[0], ONE.weights(x), rtol=0, atol=1e-6)
 
 
-def test_weights_of_any_library() -> None:
-    """A layer of torch gives the graph that the same layer of NumPy gives."""
-    module = torch.nn.MultiheadAttention(32, 4, batch_first=True).eval()
-    layer = MultiHeadAttention.from_torch(module)
-    x = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(0))
-    session = onnxruntime.InferenceSession(to_onnx(layer, X).SerializeToString())
-    output = session.run(None, {"query": x.numpy()})[0]
-    np.testing.assert_allclose(output, module(x, x, x)[0].detach().numpy(), rtol=0, atol=2e-6)
-
-
 def names_of(model: onnx.ModelProto) -> dict[str, list[int]]:
     return {tensor.name: list(tensor.dims) for tensor in model.graph.initializer if len(tensor.raw_data) > 150}
 
@@ -181,18 +171,6 @@ def test_a_layer_of_values_is_shown_by_its_shapes() -> None:
     assert verify_layer(to_onnx(layer, X), layer).agrees
     assert layer.texts[0] == "Linear(32 -> 8, float32)"
     assert {*layer.texts[1:]} == {"Linear(32 -> 8, float32)", "Linear(32 -> 8, float64)"}
-
-
-def test_a_form_has_its_opsets() -> None:
-    with pytest.raises(
-        ValueError, match=r"^to_onnx: `opset` must be 23 to 24 for form 'attention'; got opset=18"
-    ):
-        to_onnx(SELF, X, form="attention", opset=18)
-
-
-def test_an_input_of_another_width_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^MultiHeadAttention: `query` must have the width"):
-        to_onnx(SELF, Y)
 
 
 def wide(layer: Any) -> Any:
