@@ -27,7 +27,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Any], type[Exception], str]] = {
     "twice": (lambda xp, x: xp.max(x, axis=(0, -2)), ValueError, "`axis` must name each axis once"),
     "squeeze": (lambda xp, x: xp.squeeze(x, axis=1), ValueError, "`axis` must name axes of length 1"),
     "perm": (lambda xp, x: xp.permute_dims(x, (0,)), ValueError, "`axes` must name each axis"),
-    "take": (lambda xp, x: xp.take(x, xp.arange(x.shape[0])), ValueError, "`axis` must be given"),
+    "take": (lambda xp, x: xp.take(x, xp.arange(x.shape[0])), ValueError, "`axis` must be given if the array has more than one axis"),
     "indices": (lambda xp, x: xp.take(x, x[0, :], axis=0), TypeError, "`indices` must be integers"),
     "index": (lambda xp, x: x[0, 4], IndexError, "index must be within its axis; got index=4, length=4"),
     "more": (lambda xp, x: x[0, 0, 0], IndexError, "as many entries as the array has axes"),
