@@ -26,7 +26,7 @@ from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 
 from sdpa_xp_export._agree.backends import find_backends
 from sdpa_xp_export._runtime.session import providers
-from sdpa_xp_export._verify import settings
+from sdpa_xp_export._verify import inputs
 from sdpa_xp_export.cli import main
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -35,7 +35,7 @@ sys.path += [
     str(ROOT / folder) for folder in ("docs/_site", "tests", "benchmarks")
 ]  # as _site/hooks.py does
 
-settings.new_seed = lambda: 0  # so that each run of the pages does the same
+inputs.new_seed = lambda: 0  # so that each run of the pages does the same
 
 
 class Blocks:

@@ -6,9 +6,11 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sdpa_xp._checks.keywords import check_flag, check_function, check_instance, explains_keywords
 from sdpa_xp.biases import Bias
@@ -20,36 +22,34 @@ from sdpa_xp_export._files.model import Model
 from sdpa_xp_export._runtime.limits import TIMEOUT, check_limits, check_time, deadline
 from sdpa_xp_export._runtime.process import RemoteSession, runtime_process
 from sdpa_xp_export._runtime.releases import ProviderName
-from sdpa_xp_export._runtime.session import runtime_notes, stated_runtime
+from sdpa_xp_export._verify.expected import heads_first, row_axis, stated_dtype
+from sdpa_xp_export._verify.inputs import seed_of
+from sdpa_xp_export._verify.judging import Compared, judge_copies, judge_rows
 from sdpa_xp_export._verify.lengths import OF_A_NUMBER, numbers_within, scores_shape
 from sdpa_xp_export._verify.model import (
     blocks_of,
     check_interface,
     check_size,
     computed_dtype,
+    facts_of_run,
     loaded_model,
     of_metadata,
     other_call_note,
     stated_call,
-    stated_forms,
     written_call,
 )
-from sdpa_xp_export._verify.settings import left_out, seed_of, trial_settings
 from sdpa_xp_export._verify.trials import (
     DEFAULT_ROWS,
     THOROUGH_ROWS,
     Trial,
-    TrialOutcome,
-    judge_outputs,
-    outcome,
+    left_out,
+    trial_settings,
     trials,
 )
-from sdpa_xp_export.report import Placement, Report, Run
+from sdpa_xp_export.report import Agreement, Report, Run
 
 MANY_SCORES = 2**22
 """Runs with more scores than that give their memory back."""
-_Finished: TypeAlias = tuple[TrialOutcome, float, int | None]
-"""What is compared of a run, its seconds, and its peak of memory in bytes."""
 
 
 @explains_keywords
@@ -150,8 +150,7 @@ def verify(
         settings = trial_settings(stated, blocks, thorough=thorough, seed=seed, memory=memory)
         scores = max(math.prod(scores_shape(stated, setting.lengths)) for setting in settings)
         runs: list[Run] = []
-        placements: list[Placement] = []
-        modes: list[str] = []
+        sessions: dict[str, RemoteSession] = {}
         with runtime_process(loaded, timeout, memory, scores=scores) as runtime:
             with limit.paused():  # the start of Python is no fault of the model
                 on_providers = runtime.providers(provider)
@@ -167,31 +166,22 @@ def verify(
                     rows=THOROUGH_ROWS if thorough else DEFAULT_ROWS,
                 )
                 drawn = of_metadata(stated, drawn) if call is None else drawn
-                with runtime.session(loaded, name) as session:
-                    finished = [_finished(session, stated, trial, name, done) for trial in drawn]
-                placements += session.placements
-                modes.append(session.math_mode)
+                with runtime.session(loaded, name) as sessions[name]:
+                    finished = [_finished(sessions[name], stated, trial, name, done) for trial in drawn]
                 check_time()
                 runs += _judged(stated, finished, name, computed_in)
-            release, notes = runtime.version, runtime.notes
-    notes += runtime_notes(loaded, release, on_providers)
+            facts = facts_of_run(loaded, runtime, sessions)
+    facts |= {name: facts[name] or "unknown" for name in ("form", "reason")}
     if call is not None and not (runs and all(run.agreement.agrees for run in runs)):
-        notes += tuple(filter(None, (other_call_note(loaded, stated),)))
-    form, reason = stated_forms(loaded)
+        facts["notes"] += tuple(filter(None, (other_call_note(loaded, stated),)))
     return Report(
-        form or "unknown",
-        reason or "unknown",
-        release,
-        notes,
-        tuple(runs),
-        tuple(placements),
-        left_out(stated, blocks, settings, memory),
-        stated,
-        call is None,
-        computed_in,
-        runtime=str(stated_runtime(loaded) or ""),
+        **facts,
+        runs=tuple(runs),
+        left_out=left_out(stated, blocks, settings, memory),
+        call=stated,
+        from_metadata=call is None,
+        computed_in=computed_in,
         seed=seed,
-        math_mode=" and ".join(dict.fromkeys(modes)),
     )
 
 
@@ -217,6 +207,97 @@ def _judged(call: ExportCall, finished: Sequence[_Finished], provider: str, comp
         for (judged, seconds, peak), agreement in zip(finished, agreements, strict=True):
             measures = (seconds, peak, *judged.counts, judged.where(name, agreement))
             yield Run(judged.shown, provider, name, agreement, *measures)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialOutcome:
+    """The compared rows of the outputs of one run. The inputs and the whole outputs are not kept."""
+
+    shown: str
+    counts: tuple[int, int, int]
+    """The longest length, the rows that are compared, and all rows."""
+    outputs: Mapping[str, Compared]
+    copies: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]
+    rows: NDArray[np.int64]
+    """The queries that are compared."""
+
+    def where(self, name: str, agreement: Agreement) -> str:
+        """Return the batch entry, the head and the query of the element that is closest to its bound."""
+        index = agreement.index if name == "lse" else agreement.index[:-1]
+        if name not in self.outputs or not index:
+            return ""
+        *leading, row = index
+        heads = [f"head {number}" for number in leading[-1:]]
+        return ", ".join([*(f"batch {number}" for number in leading[:-1]), *heads, f"query {self.rows[row]}"])
+
+
+_Finished: TypeAlias = tuple[TrialOutcome, float, int | None]
+"""What is compared of a run, its seconds, and its peak of memory in bytes."""
+
+
+def outcome(call: ExportCall, trial: Trial, results: Mapping[str, NDArray[Any]]) -> TrialOutcome:
+    """Take the rows that are compared from the outputs of a run.
+
+    If an output has another dtype or shape than the call requires, all its rows count as NaN. This is also so
+    if any row is NaN although no query attends to a NaN.
+    """
+    outputs = {}
+    for name, expected in trial.expected.items():
+        sampled = _rows_of(call, trial, name, results[name])
+        if expected.leaks is not None:
+            sampled = np.where(np.isnan(sampled) & expected.leaks, expected.reference, sampled)
+        outputs[name] = Compared(sampled, expected, trial.setting.size, trial.setting.extreme)
+    copies = {
+        name: (_real_tokens(call, trial, results[name], array), array) for name, array in trial.copies.items()
+    }
+    *leading, queries, keys = trial.pairs
+    heads = math.prod(leading)  # of all batch entries
+    return TrialOutcome(
+        trial.shown, (max(queries, keys), heads * len(trial.rows), heads * queries), outputs, copies, trial.rows
+    )
+
+
+def judge_outputs(
+    call: ExportCall, outcomes: list[TrialOutcome], computed_in: str
+) -> dict[str, list[Agreement]]:
+    """Compare each output of all runs; an output has one agreement a run, in the order of the runs."""
+    if not outcomes:
+        return {}
+    agreements = {}
+    for name in outcomes[0].outputs:
+        dtype = stated_dtype(call, name)
+        agreements[name] = judge_rows([outcome.outputs[name] for outcome in outcomes], dtype, computed_in)
+    for name in outcomes[0].copies:
+        agreements[name] = judge_copies([outcome.copies[name] for outcome in outcomes])
+    return agreements
+
+
+def _rows_of(call: ExportCall, trial: Trial, name: str, result: NDArray[Any]) -> NDArray[Any]:
+    """Return the compared rows, with heads before lengths; NaN if the output cannot be right."""
+    axis = row_axis(name)
+    if result.ndim >= -axis and name == "output":
+        result = heads_first(call, result)
+    expected = trial.expected[name]
+    shape = list(expected.reference.shape)
+    shape[axis] = trial.pairs[-2]
+    is_stated = list(result.shape) == shape and result.dtype.name == stated_dtype(call, name)
+    if not is_stated or (expected.leaks is None and np.isnan(result).any()):
+        return np.full(expected.reference.shape, np.nan)
+    return result.take(trial.rows, axis=axis)
+
+
+def _real_tokens(call: ExportCall, trial: Trial, result: NDArray[Any], expected: NDArray[Any]) -> NDArray[Any]:
+    """Return a cache with 0 where no real token is; NaN if its dtype or shape is wrong."""
+    if result.shape != expected.shape or result.dtype != expected.dtype:
+        return np.full(expected.shape, np.nan)
+    if call.past_lengths is None:  # a joined cache has no room
+        return result
+    result = result.copy()
+    rows = heads_first(call, result)
+    new = trial.inputs["key"].shape[call.length_axis]
+    for entry, past in enumerate(trial.inputs["past_lengths"].tolist()):
+        rows[entry, :, past + new :] = 0
+    return result
 
 
 def _check_arguments(

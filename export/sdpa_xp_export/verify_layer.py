@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sdpa_xp._checks.keywords import check_flag
 from sdpa_xp.errors import ArgumentValueError
@@ -16,25 +17,29 @@ from sdpa_xp_export._call.numbers import CallNumbers, numbers_from_json
 from sdpa_xp_export._dtypes.dtype import ONNX_DTYPE
 from sdpa_xp_export._files.model import Model, exported_models
 from sdpa_xp_export._layer.arguments import bound_arguments, with_arrays
+from sdpa_xp_export._runtime.engine import TimedRun
 from sdpa_xp_export._runtime.limits import TIMEOUT, check_limits
-from sdpa_xp_export._runtime.process import runtime_process
+from sdpa_xp_export._runtime.process import RemoteSession, runtime_process
 from sdpa_xp_export._runtime.releases import ProviderName
-from sdpa_xp_export._runtime.session import runtime_notes, stated_runtime
-from sdpa_xp_export._verify.layer import BothLayers, words_of
-from sdpa_xp_export._verify.layer_cases import CaseList, judged_runs, widest_dtype
-from sdpa_xp_export._verify.layer_inputs import Draw, LayerInputs
-from sdpa_xp_export._verify.lengths import LayerLengths
+from sdpa_xp_export._verify.inputs import seed_of
+from sdpa_xp_export._verify.judging import EPS, judge_integers, judge_together
+from sdpa_xp_export._verify.layer import BothLayers, LayerCase, words_of
+from sdpa_xp_export._verify.layer_cases import CaseList, Draw, LayerInputs
+from sdpa_xp_export._verify.lengths import LayerLengths, shown_lengths, shown_shapes
 from sdpa_xp_export._verify.model import (
     blocks_of,
+    facts_of_run,
     input_specs,
     loaded_model,
     missing_arguments_note,
-    stated_forms,
 )
-from sdpa_xp_export._verify.settings import seed_of
-from sdpa_xp_export.report import LayerReport, Placement, Run
+from sdpa_xp_export.report import LayerReport, Run
 from sdpa_xp_export.spec import TensorSpec
 from sdpa_xp_export.to_onnx import traced_numbers
+
+UNMEASURED = 16.0
+"""How many times as many rounding errors are allowed if there was nothing to measure them with: neither inputs
+nor weights are floats that `verify_layer` finds."""
 
 
 def verify_layer(
@@ -138,38 +143,28 @@ def verify_layer(
     tried.fill()
 
     runs: list[Run] = []
-    placements: list[Placement] = []
-    modes: list[str] = []
+    sessions: dict[str, RemoteSession] = {}
     scores = max((math.prod(call.sizes(case.lengths)) for call in calls for case in tried.cases), default=0)
     with runtime_process(loaded, timeout, memory, scores=scores) as process:
-        on_providers = process.providers(provider)
-        for name in on_providers:
-            with process.session(loaded, name) as session:
-                timed = [session.timed(case.inputs) for case in tried.cases]
-            modes.append(session.math_mode)
-            placements += session.placements
+        for name in process.providers(provider):
+            with process.session(loaded, name) as sessions[name]:
+                timed = [sessions[name].timed(case.inputs) for case in tried.cases]
             for _, group in itertools.groupby(zip(tried.cases, timed, strict=True), lambda pair: pair[0].kind):
                 runs += judged_runs([*group], name)
-        release, unstarted = process.version, process.notes
-    form, reason = stated_forms(loaded)
+        facts = facts_of_run(loaded, process, sessions)
     reference = "float64" if not both.why_not_wide else widest_dtype(tried.cases)
-    notes = [*unstarted, *runtime_notes(loaded, release, on_providers)]
+    notes = [*facts["notes"]]
     if both.why_not_wide:
         notes.append(f"the reference is the layer in {reference}, not in float64: {both.why_not_wide}")
     if not all(run.agreement.agrees for run in runs):
         notes.append(missing_arguments_note(loaded, layer, keywords))
+    facts |= {"form": facts["form"] or "no attention", "notes": tuple(filter(None, notes))}
     return LayerReport(
-        form or "no attention",
-        reason,
-        release,
-        tuple(filter(None, notes)),
-        tuple(runs),
-        tuple(placements),
-        (*left_out, *tried.left_out),
-        runtime=str(stated_runtime(loaded) or ""),
+        **facts,
+        runs=tuple(runs),
+        left_out=(*left_out, *tried.left_out),
         seed=seed,
         reference=reference,
-        math_mode=" and ".join(dict.fromkeys(modes)),
     )
 
 
@@ -218,3 +213,45 @@ def _is_double(model: Model) -> bool:
     """Return whether a model computes in float64, of which there is no wider dtype."""
     values = [*model.graph.input, *model.graph.output]
     return any(value.type.tensor_type.elem_type == ONNX_DTYPE["float64"] for value in values)
+
+
+def judged_runs(pairs: Sequence[tuple[LayerCase, TimedRun]], provider: str) -> Iterator[Run]:
+    """Yield a run for each output and case, by one bound for all cases of an output."""
+    for output in pairs[0][0].exact:
+        triples = [(run.outputs[output], case.exact[output], case.direct[output]) for case, run in pairs]
+        if triples[0][1].dtype.kind in "iub":
+            agreements = judge_integers(triples)
+        else:
+            dtype = judged_dtype(triples[0][0], pairs[0][0], output)
+            errors = rounding_errors([case for case, _ in pairs], output, dtype)
+            agreements = judge_together(triples, dtype, errors)
+        for (case, run), agreement in zip(pairs, agreements, strict=True):
+            longest = max(case.lengths.values(), default=0)
+            count = math.prod(case.exact[output].shape[:-1])
+            shown = (shown_lengths(case.lengths) if case.lengths else shown_shapes(case.inputs)) + case.kind
+            where = f"{output}{list(agreement.index)}" if agreement.index else ""
+            measured = (run.seconds, run.peak_bytes, longest, count, count, where)
+            yield Run(shown, provider, output, agreement, *measured)
+
+
+def judged_dtype(result: NDArray[Any], case: LayerCase, output: str) -> str:
+    """Return the dtype that sets the bound: the dtype of the layer's output for its inputs.
+
+    If NumPy converts integers to float64, the graph may use another dtype: then the graph's dtype counts.
+    """
+    kinds, direct = {x.dtype.name for x in case.inputs.values()}, case.direct[output]
+    stated = direct if direct.dtype.name != "float64" or "float64" in kinds else result
+    return stated.dtype.name if stated.dtype.name in EPS else "float64"
+
+
+def rounding_errors(cases: Sequence[LayerCase], output: str, dtype: str) -> float:
+    """Return how many times as many rounding errors an output may have as in other runs."""
+    unmoved = all(np.array_equal(case.direct[output], case.exact[output], equal_nan=True) for case in cases)
+    narrower = cases[0].direct[output].dtype.name != dtype  # NumPy computes in float64 what the graph does not
+    return UNMEASURED if unmoved and (narrower or cases[0].is_own) else 1.0
+
+
+def widest_dtype(cases: Sequence[LayerCase]) -> str:
+    """Return the widest floating dtype that a layer computed in."""
+    dtypes = {x.dtype.name for case in cases for x in case.direct.values()}
+    return next((name for name in ("float64", "float32", "bfloat16", "float16") if name in dtypes), "float32")

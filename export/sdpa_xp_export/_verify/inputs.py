@@ -10,12 +10,14 @@ are equal.
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sdpa_xp._checks.keywords import check_integer
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.operands import Input
 from sdpa_xp_export._dtypes.dtype import INTEGERS, numpy_dtype
@@ -52,6 +54,21 @@ MOST = 2**62
 """The largest document id, if its dtype allows it."""
 FAR = 2**29
 """The largest offset and prefix, if the dtype allows it; masks accept no larger offset."""
+SEEDS = 2**32
+"""The number of seeds that are drawn from; a caller may pass any integer from 0 on."""
+
+
+def seed_of(function: str, seed: int | None) -> int:
+    """Return the seed that a caller passed, or a new one."""
+    if seed is None:
+        return new_seed()
+    check_integer(function, "seed", seed, least=0)
+    return int(seed)
+
+
+def new_seed() -> int:
+    """Return a seed that nobody chose."""
+    return secrets.randbelow(SEEDS)
 
 
 def random_inputs(

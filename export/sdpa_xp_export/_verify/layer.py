@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -15,7 +15,6 @@ from sdpa_xp_export._layer.arguments import named_outputs, with_arrays
 from sdpa_xp_export._layer.copies import Way, ways_to_copy
 from sdpa_xp_export._verify.expected import Arrays
 from sdpa_xp_export._verify.judging import EPS, textbook_error
-from sdpa_xp_export._verify.layer_inputs import factors, with_large_tokens
 from sdpa_xp_export._verify.lengths import Lengths
 from sdpa_xp_export.spec import TensorSpec
 
@@ -137,17 +136,15 @@ class BothLayers:
         return replace(self._own_case(computed, rng) if self.why_not_wide else computed, kind=kind)
 
     def large_case(
-        self, lengths: Lengths, arrays: Arrays, drawn: Sequence[str], rng: np.random.Generator
+        self, lengths: Lengths, arrays: Arrays, larger: Iterator[Arrays], rng: np.random.Generator
     ) -> LayerCase | None:
-        """Return what both compute if some tokens are very large; None if the layer overflows."""
-        sizes = factors(arrays, drawn)
-        ordinary = self.case(lengths, arrays) if sizes else None
-        for factor in sizes:
-            large = with_large_tokens(arrays, drawn, factor, rng)
+        """Return what both compute of the first inputs in `larger` with which the layer does not overflow."""
+        ordinary = self.case(lengths, arrays)
+        for large in larger:
             computed = self.case(lengths, large)
             # Three draws: one alone may leave a tie of two large scores as it is.
             off = [self.case(lengths, _perturbed(large, rng)).direct for _ in range(3)]
-            if ordinary is not None and not _overflows(ordinary.exact, computed.exact, computed.direct, *off):
+            if not _overflows(ordinary.exact, computed.exact, computed.direct, *off):
                 direct = _furthest(computed.exact, computed.direct, *off)
                 return LayerCase(lengths, large, computed.exact, direct, LARGE_TOKENS)
         return None

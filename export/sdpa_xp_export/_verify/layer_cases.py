@@ -1,27 +1,55 @@
-"""The cases that a layer is tried with, and when the outputs of its model agree with them.
+"""The cases that a layer is tried with, and their inputs.
 
-There are ordinary inputs at many lengths, special integers, and large tokens.
+Inputs are ordinary at many lengths, integers within what attention calls and tables accept, and large tokens.
+
+A mask that adds -1e4 instead of -inf works as long as scores are ordinary. So some tokens are multiplied by a
+number so large that their scores are far beyond 1e4. If a mask hides them, other tokens must not change.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+import inspect
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp_export._runtime.engine import TimedRun
-from sdpa_xp_export._verify.judging import EPS, judge_integers, judge_together
+from sdpa_xp_export._call.numbers import CallNumbers
+from sdpa_xp_export._dtypes.dtype import INTEGERS, numpy_dtype
+from sdpa_xp_export._files.model import Model
+from sdpa_xp_export._graph.traced_graph import moved_inputs
+from sdpa_xp_export._verify.expected import Arrays
+from sdpa_xp_export._verify.inputs import (
+    LENGTHS,
+    MOST,
+    OPERANDS,
+    OperandChoice,
+    TokenCounts,
+    clipped,
+    drawn_integers,
+)
 from sdpa_xp_export._verify.layer import BothLayers, LayerCase, words_of
-from sdpa_xp_export._verify.layer_inputs import IntegerChoice, LayerInputs
-from sdpa_xp_export._verify.lengths import LayerLengths, Lengths, shown_lengths, shown_shapes
-from sdpa_xp_export.report import Run
+from sdpa_xp_export._verify.lengths import LayerLengths, Lengths, shown_lengths
+from sdpa_xp_export.spec import TensorSpec, evaluated
 
-UNMEASURED = 16.0
-"""How many times as many rounding errors are allowed if there was nothing to measure them with: neither inputs
-nor weights are floats that `verify_layer` finds."""
+IntegerChoice: TypeAlias = OperandChoice | Literal["negative integers", "large integers"]
+"""What integer inputs hold: random values that fit their use, or values far from these."""
+Draw: TypeAlias = Callable[..., NDArray[Any]]
+"""A function that returns an input: it takes a generator, a shape and, optionally, the lengths of the run."""
+FACTORS = {
+    "float16": (2.0**13, 2.0**10, 2.0**6),
+    "bfloat16": (2.0**30, 2.0**20, 2.0**10, 2.0**6),
+    "float32": (2.0**30, 2.0**20, 2.0**10, 2.0**6),
+    "float64": (2.0**30, 2.0**20, 2.0**10, 2.0**6),
+}
+"""Tokens are multiplied by the first factor; if a layer overflows, the next one is tried. If scores are far
+larger than 1e7, a rounding error of float32 almost never decides which of two keys gets all the weight."""
+PART = 0.25
+"""The fraction of tokens that become large."""
+
 BEYOND = 33
 """Special integers are tried with the first lengths, and with some around this one."""
 REPEATED = 12
@@ -90,12 +118,12 @@ class CaseList:
         return ""
 
     def _try_large(self, many: Sequence[Lengths]) -> None:
-        drawn = [*self.inputs.draws]
+        large: list[LayerCase | None] = []
         try:
-            large = [
-                self.both.large_case(lengths, self.inputs.drawn(lengths, self.rng), drawn, self.rng)
-                for lengths in many
-            ]
+            for lengths in many:
+                arrays = self.inputs.drawn(lengths, self.rng)
+                larger = with_large_tokens(arrays, [*self.inputs.draws], self.rng)
+                large.append(self.both.large_case(lengths, arrays, larger, self.rng))
         except Exception as error:  # here too: the report says what was not tried, and the other runs count
             self.left_out.append(f"large tokens: {words_of(error)}")
             return
@@ -104,43 +132,175 @@ class CaseList:
             self.left_out.append("large tokens: the outputs overflow, or no floating input has tokens to draw")
 
 
-def judged_runs(pairs: Sequence[tuple[LayerCase, TimedRun]], provider: str) -> Iterator[Run]:
-    """Yield a run for each output and case, by one bound for all cases of an output."""
-    for output in pairs[0][0].exact:
-        triples = [(run.outputs[output], case.exact[output], case.direct[output]) for case, run in pairs]
-        if triples[0][1].dtype.kind in "iub":
-            agreements = judge_integers(triples)
-        else:
-            dtype = judged_dtype(triples[0][0], pairs[0][0], output)
-            errors = rounding_errors([case for case, _ in pairs], output, dtype)
-            agreements = judge_together(triples, dtype, errors)
-        for (case, run), agreement in zip(pairs, agreements, strict=True):
-            longest = max(case.lengths.values(), default=0)
-            count = math.prod(case.exact[output].shape[:-1])
-            shown = (shown_lengths(case.lengths) if case.lengths else shown_shapes(case.inputs)) + case.kind
-            where = f"{output}{list(agreement.index)}" if agreement.index else ""
-            measured = (run.seconds, run.peak_bytes, longest, count, count, where)
-            yield Run(shown, provider, output, agreement, *measured)
+class LayerInputs:
+    """Draws an array for each input: what the caller's function returns for it, or what its dtype asks for.
 
-
-def judged_dtype(result: NDArray[Any], case: LayerCase, output: str) -> str:
-    """Return the dtype that sets the bound: the dtype of the layer's output for its inputs.
-
-    If NumPy converts integers to float64, the graph may use another dtype: then the graph's dtype counts.
+    Floats are normal, and three of four booleans are True. Integers that the attention calls use are drawn as
+    `verify` draws them for a call. Integers that are row numbers of a table are any of its rows. Other integers
+    are between 0 and the longest length, or negative, or large.
     """
-    kinds, direct = {x.dtype.name for x in case.inputs.values()}, case.direct[output]
-    stated = direct if direct.dtype.name != "float64" or "float64" in kinds else result
-    return stated.dtype.name if stated.dtype.name in EPS else "float64"
+
+    def __init__(
+        self,
+        model: Model,
+        specs: Mapping[str, TensorSpec],
+        draws: Mapping[str, Draw],
+        calls: Sequence[CallNumbers],
+    ) -> None:
+        self.specs, self.draws, self.rows = specs, draws, table_rows(model)
+        self.uses = {
+            name: [
+                (call, operand)
+                for call in calls
+                for used, operand in call.operands
+                if used == name and operand in OPERANDS  # a file may state anything
+            ]
+            for name, spec in specs.items()
+            if spec.dtype in INTEGERS
+        }
+
+    def drawn(
+        self,
+        lengths: Lengths,
+        rng: np.random.Generator,
+        choice: IntegerChoice = "drawn",
+        special: Sequence[str] = (),
+    ) -> Arrays:
+        """Return an array for each input; the integer inputs in `special` hold what `choice` says."""
+        arrays = {}
+        for name, spec in self.specs.items():
+            shape = tuple(evaluated(length, lengths) for length in spec.shape)
+            array: Any
+            if name in self.draws:
+                array = _called(self.draws[name], rng, shape, lengths)
+            elif spec.dtype in INTEGERS:
+                chosen = choice if name in special else "drawn"
+                array = self._integers(name, shape or (1,), lengths, rng, chosen)
+            elif spec.dtype == "bool":
+                array = rng.random(shape) < 0.75
+            else:
+                array = rng.standard_normal(shape)
+            arrays[name] = np.asarray(array, numpy_dtype(spec.dtype)).reshape(shape)
+        return arrays
+
+    @contextmanager
+    def hint_for_errors(self) -> Iterator[None]:
+        """Add to an error how other inputs are passed, unless the caller's functions drew them all."""
+        try:
+            yield
+        except Exception as error:  # the layer is anyone's function, and raises what it likes
+            names = [name for name in self.specs if name not in self.draws]
+            names = [name for name in names if name in self.uses] or names
+            if isinstance(error, TypeError | AttributeError | NameError | ImportError):  # no values mend these
+                error.add_note("verify_layer called the layer with NumPy arrays, of the dtypes of the inputs.")
+            elif names:
+                draw = ", ".join(f"{json.dumps(name)}: ..." for name in names)
+                error.add_note(
+                    "The inputs were drawn by verify_layer. "
+                    f"Pass draw={{{draw}}} with values that the layer accepts."
+                )
+            raise
+
+    def choices(self) -> Iterator[tuple[IntegerChoice, list[str]]]:
+        """Yield what integers are tried with beside random ones, and the inputs that it concerns."""
+        drawn_here = [name for name in self.uses if name not in self.draws and name not in self.rows]
+        if bounded := [name for name in drawn_here if self.uses[name]]:
+            yield from (("least integers", bounded), ("most integers", bounded))
+        free = [name for name in drawn_here if not self.uses[name]]
+        if signed := [name for name in free if not self.specs[name].dtype.startswith("u")]:
+            yield "negative integers", signed
+        if free:
+            yield "large integers", free
+
+    def left_out(self) -> Iterator[str]:
+        """Yield a line for each integer input that has no negative and no large values."""
+        for name, rows in self.rows.items():
+            if name in self.uses and name not in self.draws:
+                yield f"negative and large integers in {name}: it numbers the {rows} rows of a table"
+
+    def _integers(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        lengths: Lengths,
+        rng: np.random.Generator,
+        choice: IntegerChoice,
+    ) -> NDArray[Any]:
+        dtype, uses = numpy_dtype(self.specs[name].dtype), self.uses[name]
+        if choice == "negative integers" or choice == "large integers":
+            return far_integers(shape, dtype, max(lengths.values(), default=1), rng, choice)
+        drawn = [
+            drawn_integers(operand, shape, dtype, _token_counts(call, lengths), rng, choice)
+            for call, operand in [use for use in uses if use[1] in LENGTHS] or uses[:1]
+        ]
+        most = self.rows[name] - 1 if name in self.rows else max(lengths.values(), default=1)
+        if not drawn:
+            return rng.integers(0, min(most, np.iinfo(dtype).max) + 1, shape)
+        # One input may be the lengths of several calls; the smallest fit all of them.
+        smallest: NDArray[Any] = np.minimum.reduce(drawn)
+        return np.clip(smallest, 0, most) if name in self.rows else smallest
 
 
-def rounding_errors(cases: Sequence[LayerCase], output: str, dtype: str) -> float:
-    """Return how many times as many rounding errors an output may have as in other runs."""
-    unmoved = all(np.array_equal(case.direct[output], case.exact[output], equal_nan=True) for case in cases)
-    narrower = cases[0].direct[output].dtype.name != dtype  # NumPy computes in float64 what the graph does not
-    return UNMEASURED if unmoved and (narrower or cases[0].is_own) else 1.0
+def table_rows(model: Model) -> dict[str, int]:
+    """Return, for each input that numbers the rows of an initializer, how many rows that has."""
+    tables = {tensor.name: list(tensor.dims) for tensor in model.graph.initializer}
+    sources = moved_inputs(model.graph.node, [value.name for value in model.graph.input])
+    rows: dict[str, int] = {}
+    for node in model.graph.node:
+        if node.op_type == "Gather" and node.input[0] in tables and node.input[1] in sources:
+            axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+            source = sources[node.input[1]]
+            # An input may number the rows of several tables.
+            rows[source] = min(rows.get(source, 2**62), tables[node.input[0]][axis])
+    return rows
 
 
-def widest_dtype(cases: Sequence[LayerCase]) -> str:
-    """Return the widest floating dtype that a layer computed in."""
-    dtypes = {x.dtype.name for case in cases for x in case.direct.values()}
-    return next((name for name in ("float64", "float32", "bfloat16", "float16") if name in dtypes), "float32")
+def _called(draw: Draw, rng: np.random.Generator, shape: tuple[int, ...], lengths: Lengths) -> NDArray[Any]:
+    """Call the caller's function, with the lengths if it has an argument for them."""
+    try:
+        parameters = inspect.signature(draw).parameters
+    except (TypeError, ValueError):  # a function in C may have none
+        return draw(rng, shape)
+    if "lengths" in parameters:
+        return draw(rng, shape, lengths=dict(lengths))
+    places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p for p in parameters.values() if p.kind in places and p.default is p.empty]
+    return draw(rng, shape, dict(lengths)) if len(needed) > 2 else draw(rng, shape)
+
+
+def _token_counts(call: CallNumbers, lengths: Lengths) -> TokenCounts:
+    queries, keys = (min(size, MOST) for size in call.sizes(lengths)[-2:])
+    return TokenCounts(queries, keys)
+
+
+def far_integers(
+    shape: tuple[int, ...], dtype: np.dtype[Any], longest: int, rng: np.random.Generator, choice: str
+) -> NDArray[Any]:
+    """Return random integers of which nothing is known: from -longest to longest, or of any size up to 2**62.
+
+    The two ends of a dtype are left out: to divide by -1 or to negate may end the process there.
+    """
+    ends = np.iinfo(dtype)
+    signed = ends.min < 0
+    if choice == "negative integers":
+        return clipped(rng.integers(-max(longest, 2), longest + 1, shape), dtype)
+    bits = rng.integers(1, ends.bits - 1, shape)
+    bits.flat[0] = bits.flat[-1] = ends.bits - 2  # the first is large, and so is the last
+    sizes = rng.integers(2**61, 2**62, shape) >> (62 - bits)
+    signs = np.where(signed & (rng.random(shape) < 0.5), -1, 1)
+    signs.flat[-1] = -1 if signed else 1
+    return clipped(sizes * signs, dtype)
+
+
+def with_large_tokens(arrays: Arrays, drawn: Sequence[str], rng: np.random.Generator) -> Iterator[Arrays]:
+    """Yield the inputs with some tokens multiplied by each factor, the largest first; `drawn` inputs stay."""
+    enlarged = {
+        name: x for name, x in arrays.items() if x.dtype.name in FACTORS and x.ndim > 1 and name not in drawn
+    }
+    # Of several dtypes, the narrowest has the smallest factors.
+    for factor in min((FACTORS[x.dtype.name] for x in enlarged.values()), default=()):
+        large = {}
+        for name, x in enlarged.items():
+            chosen = rng.random((*x.shape[:-1], 1)) < PART
+            large[name] = np.where(chosen, x * np.asarray(factor, x.dtype), x).astype(x.dtype)
+        yield arrays | large

@@ -28,6 +28,8 @@ from sdpa_xp_export._files.model import (
     without_numbers,
 )
 from sdpa_xp_export._runtime.limits import ModelFailedError
+from sdpa_xp_export._runtime.process import RemoteSession, RuntimeProcess
+from sdpa_xp_export._runtime.session import runtime_notes, stated_runtime
 from sdpa_xp_export._verify.expected import stated_dtype
 from sdpa_xp_export._verify.lengths import MOST_NUMBERS, count_of, least_lengths
 from sdpa_xp_export.forms import tiled
@@ -268,6 +270,22 @@ def stated_forms(model: Model) -> tuple[str, str]:
             chosen += json.loads(exported.get("sdpa_xp.forms", "[]"))
     forms, reasons = (dict.fromkeys(choice[key] for choice in chosen) for key in ("form", "reason"))
     return ", ".join(forms), "; ".join(reasons)
+
+
+def facts_of_run(
+    model: Model, runtime: RuntimeProcess, sessions: Mapping[str, RemoteSession]
+) -> dict[str, Any]:
+    """Return what a report says of a model, and of the runtime that ran it in a session for each provider."""
+    form, reason = stated_forms(model)
+    return {
+        "form": form,
+        "reason": reason,
+        "onnxruntime": runtime.version,
+        "notes": (*runtime.notes, *runtime_notes(model, runtime.version, sessions)),
+        "placements": tuple(placed for session in sessions.values() for placed in session.placements),
+        "runtime": str(stated_runtime(model) or ""),
+        "math_mode": " and ".join(dict.fromkeys(session.math_mode for session in sessions.values())),
+    }
 
 
 def input_specs(model: Model) -> dict[str, TensorSpec]:

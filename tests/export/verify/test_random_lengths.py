@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command import run
-from internals import RANDOM_RANGES, ExportCall, Setting, checked_call, override, settings, trial_settings
+from internals import RANDOM_RANGES, ExportCall, Setting, checked_call, override, trial_settings, verify_inputs
 
 from quality.faults.edits import changed_from
 from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
@@ -68,7 +68,7 @@ def test_a_fault_at_one_length_is_found_by_some_seeds_and_the_seed_repeats_it(
     other = next(n for n in range(99) if all(s.lengths["L"] != 33 for s in drawn(call_of(X.shape, X.shape), n)))
     changed_from("Mul", 1.5, "query", 2, "Equal", 33)(model)
     assert verify(model, seed=other).agrees
-    monkeypatch.setattr(settings, "new_seed", lambda: seed)
+    monkeypatch.setattr(verify_inputs, "new_seed", lambda: seed)
     report = verify(model)
     assert not report.agrees
     assert report.seed == seed
@@ -88,9 +88,9 @@ def test_a_fault_at_one_length_is_found_by_some_seeds_and_the_seed_repeats_it(
 
 
 def test_without_a_seed_each_verification_has_its_own() -> None:
-    fresh = runpy.run_path(str(settings.__file__))  # the tests have replaced the function in the module
+    fresh = runpy.run_path(str(verify_inputs.__file__))  # the tests have replaced the function in the module
     assert len({fresh["new_seed"]() for _ in range(9)}) > 1
-    assert settings.seed_of("verify", np.int64(3)) == 3  # type: ignore[arg-type]
+    assert verify_inputs.seed_of("verify", np.int64(3)) == 3  # type: ignore[arg-type]
     for wrong in (-1, 1.5, True):
         with pytest.raises((TypeError, ValueError), match=r"^verify: `seed` must be"):
             verify(export_attention(X, X, X), seed=wrong)  # type: ignore[arg-type]
