@@ -10,7 +10,7 @@ import pytest
 
 from sdpa_xp_export.cli import main
 from sdpa_xp_export.cli.app import KEYWORDS
-from sdpa_xp_export.cli.settings import KEYS
+from sdpa_xp_export.cli.export import KEYS
 
 KEYWORD = re.compile(rf"`({'|'.join({*KEYS, *KEYWORDS, 'html', 'provider'})})`(?! in `--)")
 """A keyword of Python, which has no meaning on the command line, unless it is the key of a file."""

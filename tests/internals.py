@@ -124,7 +124,7 @@ PLACES = {
     "LOWERED_MASKS": "sdpa_xp_export.lowering.masks:_CONDITIONS",
     "MaskTensor": "sdpa_xp.integrations._transformers_masks:MaskTensor",
     "metadata_of": "sdpa_xp_export._files.model:metadata_of",
-    "model_files": "sdpa_xp_export._files.model_files",
+    "model_files": "sdpa_xp_export.save",
     "ModelFailedError": "sdpa_xp_export._runtime.limits:ModelFailedError",
     "modifier_at": "sdpa_xp.caches.positions:modifier_at",
     "MOST_BANDS": "sdpa_xp._tiles.plan:MOST_BANDS",

@@ -1,17 +1,44 @@
-"""Write a model to a file: whole or not at all, and over another file only if told to."""
+"""Write a model to a file: whole or not at all, and over another file only if told to.
+
+Large initializers are written to a second file if one file cannot hold them.
+"""
 
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
 from numbers import Integral
 from pathlib import Path
+from typing import Any, BinaryIO
 
+import numpy as np
 import onnx
+from google.protobuf.message import EncodeError
 
 from sdpa_xp._checks.keywords import check_flag, explains_keywords
-from sdpa_xp.errors import ArgumentTypeError
-from sdpa_xp_export._files.model import EXTERNAL_ABOVE, LargeModel, Model, check_holds_data
-from sdpa_xp_export._files.model_files import write_model
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+from sdpa_xp_export._files.atomic import Writer, give_name, write_with
+from sdpa_xp_export._files.loading import data_files
+from sdpa_xp_export._files.model import (
+    EXTERNAL_ABOVE,
+    LargeModel,
+    Model,
+    check_holds_data,
+    initializer_bytes,
+    initializer_parts,
+    without_initializers,
+)
+from sdpa_xp_export._files.paths import PathArgument, check_is_no_input, free_target, reworded
+
+ARGUMENT = PathArgument("save", "path")
+
+ALIGNED = 2**16
+"""Each initializer in a data file begins at a multiple of this, so that any system can map it into memory."""
+
+
+_DATA = re.compile(r"(.+)\.[0-9a-f]{32}\.data")
 
 
 @explains_keywords
@@ -74,3 +101,145 @@ def save(
         got = {"external_above": repr(external_above)}
         raise ArgumentTypeError("save", "`external_above` must be an integer", got)
     return write_model(model, path, overwrite=replaces, external_above=external_above)
+
+
+def write_model(model: Model, path: str | os.PathLike[str], *, overwrite: bool, external_above: int) -> Path:
+    """Write `model` to `path` as `save` says; returns the file, with links followed."""
+    small = initializer_bytes(model) <= external_above
+    with reworded(ARGUMENT, path):
+        target = free_target(path, ARGUMENT, overwrite=overwrite)
+        check_is_no_input(ARGUMENT, target, _read_by(model) | _data_beside(target))
+        writer = Writer(target)
+        data, before = _data_file(target, writer.number), set[Path]()
+
+        def write() -> None:
+            proto = _in_one_file(model) if small else _with_data_in(data, model, writer)
+            unfinished = writer.marker if writer.has(writer.marker) else writer.create(writer.marker)
+            writer.write(unfinished, lambda file: file.write(_serialized(proto)))
+
+            def take(_: bool) -> None:
+                before.update(_data_of(target))  # the data of another save that wrote meanwhile, too
+                _mark(before, writer)
+                give_name(writer, unfinished, ARGUMENT, overwrite=overwrite)
+                writer.forget(unfinished)
+
+            writer.alone(take)
+
+        writer.tidy = lambda: _remove_unless_referred_to({data, *before}, target)
+        write_with(writer, write, _remove_data)
+    return target
+
+
+def _read_by(model: Model) -> dict[Path, str]:
+    """Return the files that the arrays of a LargeModel are mapped from."""
+    weights = model.weights.values() if isinstance(model, LargeModel) else ()
+    what = "a file that numbers of `model` are read from"
+    return {file: what for weight in weights for file in _mapped_files(weight.array)}
+
+
+def _mapped_files(array: Any) -> Iterator[Path]:
+    while array is not None:
+        if isinstance(array, np.memmap) and isinstance(array.filename, str | os.PathLike):
+            yield Path(array.filename)
+        array = getattr(array, "base", None)
+
+
+def _data_beside(target: Path) -> dict[Path, str]:
+    """Return `target` itself if it is the data file of a model in its folder."""
+    match = _DATA.fullmatch(target.name)
+    owner = target.with_name(match[1]) if match else None
+    return {target: f"the data of {owner.name}"} if owner and target in _data_of(owner) else {}
+
+
+def _with_data_in(data: Path, model: Model, writer: Writer) -> onnx.ModelProto:
+    """Write the numbers to `data`; return the model that refers to them there."""
+    referring = without_initializers(model)
+
+    def write_all(file: BinaryIO) -> None:
+        for tensor, chunks in initializer_parts(model, "save"):
+            if chunks is None:
+                referring.graph.initializer.append(tensor)
+                continue
+            offset = file.seek(-(-file.tell() // ALIGNED) * ALIGNED)
+            for chunk in chunks:  # so at most a part of one initializer is in memory twice
+                file.write(chunk)
+            referring.graph.initializer.append(_reference(tensor, data.name, offset, file.tell() - offset))
+
+    unfinished = writer.create(writer.marker.with_suffix(".data.unfinished"))
+    writer.write(unfinished, write_all)
+    writer.create(writer.marker)  # if this process dies, a later writer finds the marker, and removes `data`
+    unfinished.rename(data)
+    return referring
+
+
+def _reference(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> onnx.TensorProto:
+    reference = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    if tensor.HasField("doc_string"):
+        reference.doc_string = tensor.doc_string
+    reference.metadata_props.extend(tensor.metadata_props)
+    reference.data_location = onnx.TensorProto.EXTERNAL
+    for key, value in {"location": location, "offset": offset, "length": length}.items():
+        reference.external_data.add(key=key, value=str(value))
+    return reference
+
+
+def _in_one_file(model: Model) -> onnx.ModelProto:
+    """Return a message that holds all numbers."""
+    if initializer_bytes(model) >= 2**31:
+        raise _too_large(model)
+    if isinstance(model, onnx.ModelProto):
+        return model
+    whole = without_initializers(model)
+    for tensor in model.graph.initializer:
+        if tensor.name in model.weights:
+            model.weights[tensor.name].fill(whole.graph.initializer.add(), "save")
+        else:
+            whole.graph.initializer.append(tensor)
+    return whole
+
+
+def _serialized(model: onnx.ModelProto) -> bytes:
+    try:
+        return bytes(model.SerializeToString())
+    except EncodeError as error:
+        raise _too_large(model) from error
+
+
+def _too_large(model: Model) -> ValueError:
+    rule = "`model` must be under 2 GiB without the raw data of its initializers"
+    return ArgumentValueError("save", rule, {"bytes of raw data": initializer_bytes(model)})
+
+
+def _remove_unless_referred_to(files: set[Path], target: Path) -> None:
+    """Remove data files that the model at `target` does not use now; wherever a save was interrupted."""
+    existing = {file for file in files if file.exists()}
+    for unused in existing - _data_of(target) if existing else ():
+        unused.unlink(missing_ok=True)
+
+
+def _remove_data(number: str, folder: Path) -> None:
+    """Remove the data that a dead save wrote, or was about to remove."""
+    for file in folder.glob(f"*.{number}.data"):
+        with suppress(OSError):  # a model that cannot be read may refer to it
+            _remove_unless_referred_to({file}, file.with_name(file.name.removesuffix(f".{number}.data")))
+
+
+def _mark(files: set[Path], writer: Writer) -> None:
+    """Mark the data of the model that is replaced, so that a later save removes them if this one dies."""
+    for file in files:
+        number = file.name.rpartition(".data")[0].rpartition(".")[2]
+        with suppress(FileExistsError):
+            writer.create_alone(file.with_name(f".{number}.unfinished"))
+
+
+def _data_file(target: Path, number: str) -> Path:
+    return target.with_name(f"{target.name}.{number}.data")
+
+
+def _data_of(target: Path) -> set[Path]:
+    """Return the data files that the model at `target` refers to, among those that `save` named."""
+    if not target.exists():
+        return set()
+    ours = re.compile(re.escape(target.name) + r"\.[0-9a-f]{32}\.data")
+    files = {file for file in target.parent.iterdir() if ours.fullmatch(file.name)}
+    return files and files & data_files(target)  # without files, `target`, which may be large, need not be read

@@ -10,18 +10,18 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError
-from google.protobuf.message import Message as ProtobufMessage
 from onnx import numpy_helper
 from onnx.checker import ValidationError
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
 from sdpa_xp.errors import ArgumentValueError, Message
+from sdpa_xp_export._files.model import data_locations, messages
 from sdpa_xp_export._files.paths import PathArgument, reason, with_text
 
 LARGEST = 2**31 - 1
@@ -68,15 +68,18 @@ def load(function: str, path: str | os.PathLike[str], *, largest: int = LARGEST)
     raise FileNotFoundError(Message(function, "`model` must be a file", {"model": path}))
 
 
-def data_files(path: Path) -> list[Path]:
-    """Return the files of external data that a model refers to; none if the file cannot be read."""
+def data_files(path: Path) -> set[Path]:
+    """Return the files of external data that a model refers to; none if the file holds no model.
+
+    Raises:
+        OSError: The file cannot be read, so nobody knows.
+    """
     file = Path(os.path.realpath(path))
     try:
-        tensors = _tensors(_parsed(file, LARGEST)) if file.is_file() else iter(())
-        entries = [entry for tensor in tensors for entry in tensor.external_data]
-    except (_UnfitError, OSError):
-        return []
-    return [file.parent / location for location in {e.value for e in entries if e.key == "location"}]
+        locations = data_locations(_parsed(file, LARGEST)) if file.is_file() else set[str]()
+    except _UnfitError:
+        return set()
+    return {file.parent / os.fsdecode(location) for location in locations}  # bytes if it is no UTF-8
 
 
 def _parsed(file: Path, largest: int) -> onnx.ModelProto:
@@ -87,15 +90,15 @@ def _parsed(file: Path, largest: int) -> onnx.ModelProto:
         model.ParseFromString(file.read_bytes())
     except DecodeError:
         raise _UnfitError("be an ONNX model (the file is cut short, or has another format)") from None
-    # Other files are protobuf, too.
-    parts = {"IR version": model.ir_version, "opset": model.opset_import, "node": model.graph.node}
-    if absent := [name for name, part in parts.items() if not part]:
-        raise _UnfitError(f"be an ONNX model (it has no {', no '.join(absent)})")
     return model
 
 
 def _with_data(model: onnx.ModelProto, file: Path, largest: int) -> onnx.ModelProto:
-    tensors = list(_tensors(model))
+    # Other files are protobuf, too.
+    parts = {"IR version": model.ir_version, "opset": model.opset_import, "node": model.graph.node}
+    if absent := [name for name, part in parts.items() if not part]:
+        raise _UnfitError(f"be an ONNX model (it has no {', no '.join(absent)})")
+    tensors = [part for part in map(_checked_texts, messages(model)) if isinstance(part, onnx.TensorProto)]
     external = [tensor for tensor in tensors if uses_external_data(tensor)]
     size = file.stat().st_size + sum(_extent(tensor, file.parent) for tensor in external)
     if size > largest:
@@ -112,22 +115,13 @@ def _with_data(model: onnx.ModelProto, file: Path, largest: int) -> onnx.ModelPr
     return model
 
 
-def _tensors(message: Any) -> Iterator[onnx.TensorProto]:
-    """Yield every tensor: initializers, dense and sparse, in attributes, bodies of loops and functions.
-
-    Texts are checked on the way: protobuf returns a text that is no UTF-8 as bytes, which no reader expects.
-    """
-    if isinstance(message, onnx.TensorProto):
-        yield message
-    for field, value in message.ListFields():
-        single = isinstance(value, ProtobufMessage | str | bytes)
-        if field.type == field.TYPE_STRING and any(
-            isinstance(t, bytes) for t in ([value] if single else value)
-        ):
+def _checked_texts(message: Any) -> Any:
+    """Return a message; protobuf returns a text in it that is no UTF-8 as bytes, which no reader expects."""
+    for stated in message.DESCRIPTOR.fields:
+        value = getattr(message, stated.name) if stated.type == stated.TYPE_STRING else ""
+        if any(isinstance(text, bytes) for text in ([value] if isinstance(value, str | bytes) else value)):
             raise _UnfitError("be an ONNX model (a text in it is not UTF-8)")
-        if field.type == field.TYPE_MESSAGE:
-            for inner in [value] if single else value:
-                yield from _tensors(inner)
+    return message
 
 
 def _extent(tensor: onnx.TensorProto, folder: Path) -> int:

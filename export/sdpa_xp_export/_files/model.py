@@ -259,23 +259,28 @@ def _all_but(part: M, left_out: str) -> M:
 
 def check_holds_data(function: str, model: onnx.ModelProto) -> None:
     """Refuse a model that refers to files, since their folder is not known."""
-    outside = {
-        entry.value for tensor in _tensors(model) for entry in tensor.external_data if entry.key == "location"
-    }
-    if outside:
+    if outside := data_locations(model):
         rule, hint = "`model` must contain its data, not refer to files", "Read the model with onnx.load."
         raise ArgumentValueError(function, rule, {"external data": sorted(outside)}, hint)
 
 
-def _tensors(part: Any) -> Iterator[onnx.TensorProto]:
-    """Yield every tensor in a part of a model, also in attributes, bodies of loops and functions."""
-    if isinstance(part, onnx.TensorProto):
-        yield part
-        return  # to list the fields of a tensor would copy its numbers
-    for stated, value in part.ListFields():
+def data_locations(model: onnx.ModelProto) -> set[str]:
+    """Return the locations of the external data that a model refers to."""
+    tensors = (part for part in messages(model) if isinstance(part, onnx.TensorProto))
+    return {entry.value for tensor in tensors for entry in tensor.external_data if entry.key == "location"}
+
+
+def messages(part: Any) -> Iterator[Any]:
+    """Yield every message in a part of a model, also in attributes, bodies of loops and functions."""
+    yield part
+    for stated in part.DESCRIPTOR.fields:  # not ListFields, which copies the numbers of a tensor
         if stated.type == stated.TYPE_MESSAGE:
-            for inner in [value] if isinstance(value, ProtobufMessage) else value:
-                yield from _tensors(inner)
+            value = getattr(part, stated.name)
+            if not isinstance(value, ProtobufMessage):
+                for inner in value:
+                    yield from messages(inner)
+            elif part.HasField(stated.name):
+                yield from messages(value)
 
 
 def write_metadata(model: onnx.ModelProto, metadata: Mapping[str, str], *, graph: onnx.ModelProto) -> None:

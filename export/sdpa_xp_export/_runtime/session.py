@@ -17,10 +17,10 @@ from onnx import helper
 from sdpa_xp._checks.messages import install_hint
 from sdpa_xp.errors import ArgumentValueError, Message
 from sdpa_xp_export._files.model import EXTERNAL_ABOVE, Model, exported_models, initializer_bytes
-from sdpa_xp_export._files.model_files import write_model
 from sdpa_xp_export._runtime import engine
 from sdpa_xp_export._runtime.limits import ModelFailedError
 from sdpa_xp_export._runtime.releases import OPSETS, PROVIDERS, Runtime, newer_note, short_provider
+from sdpa_xp_export.save import write_model
 
 
 def installed_runtime() -> Any:

@@ -1,22 +1,37 @@
-"""`sdpa-xp export`: from flags or a file to a graph on the disk."""
+"""`sdpa-xp export`: from flags, or from the settings in a TOML file, to a graph on the disk.
+
+    query = "float32[B,8,L,64]"
+    key = "float32[B,2,S,64]"
+    attn_mask = "causal('lower_right') & padding(int64[B])"
+    outputs = ["output", "lse"]
+    output = "attention.onnx"
+
+The keys of a file are the flags of the command, with underscores. As with flags, a path is relative to the
+working directory, not to the file. Whether another file may be replaced is for the command line alone to say.
+"""
 
 from __future__ import annotations
 
+import codecs
 import inspect
+import os
+import tomllib
 from collections.abc import Callable
+from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
-import onnx
 import typer
 
-from sdpa_xp.errors import Message, renamed
-from sdpa_xp_export._call.call import OPTIONS
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message, renamed
+from sdpa_xp_export._call.call import OPTIONS, OptionKind
+from sdpa_xp_export._call.text import Expression, parse
 from sdpa_xp_export._dtypes.dtype import FLOATING
 from sdpa_xp_export._files.model import Model, metadata_of
 from sdpa_xp_export._files.paths import PathArgument
 from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, TARGETS
-from sdpa_xp_export.cli import settings
+from sdpa_xp_export._verify.model import shown_type
 from sdpa_xp_export.cli.shared import AsJson, Force, check_output, completed_from, say, say_json
 from sdpa_xp_export.export import export_attention
 from sdpa_xp_export.forms.choice import FORMS
@@ -27,12 +42,33 @@ OUTPUT = PathArgument("export", "output")
 DEFAULT_OUTPUT = "attention.onnx"
 F = TypeVar("F", bound=Callable[..., None])
 RUNTIMES = [DEFAULT_RUNTIME.replace("cpu", provider) for provider in TARGETS]
+TYPES: dict[OptionKind | None, tuple[type, ...]] = {
+    "number": (int, float),
+    "number or array": (int, float, str),
+    "flag": (bool,),
+    "names": (list, str),
+}
+"""The types of an option in TOML if it is not a text alone; the last one is that of its flag."""
+CALL_KEYS = {name: TYPES.get(option.kind, (str,)) for name, option in OPTIONS.items() if option.kind}
+KEYS: dict[str, tuple[type, ...]] = CALL_KEYS | {
+    "dtype": (str,),
+    "form": (str,),
+    "opset": (int,),
+    "runtime": (str,),
+    "output": (str,),
+}
+"""The types of each setting. The last five are no options of a call, but of its graph and file."""
+
+
+MOST_BYTES = 2**24
+NOT_WAITING = getattr(os, "O_NONBLOCK", 0)
+"""A pipe that nobody writes to is empty; to open it must not wait for somebody."""
 
 
 def _with_flags_of_a_call(command: F) -> F:
     """Let typer read a flag for each option of a call in place of `**call`."""
     flags, kind = [], inspect.Parameter.POSITIONAL_OR_KEYWORD
-    for name, types in settings.CALL_KEYS.items():
+    for name, types in CALL_KEYS.items():
         option, flag = OPTIONS[name], name.replace("_", "-")
         names = [f"--{flag}/--no-{flag}"] if option.kind == "flag" else []
         completion = completed_from(option.choices) if option.choices else None
@@ -89,11 +125,11 @@ def export(
     """Write the ONNX graph of one attention call."""
     others = {"dtype": dtype, "form": form, "opset": opset, "runtime": runtime, "output": output}
     flags = {name: flag for name, flag in (call | others).items() if flag is not None}
-    stated = (settings.read(config) if config else {}) | flags
+    stated = (read(config) if config else {}) | flags
     has_output = "output" in stated
     target = Path(stated.pop("output", DEFAULT_OUTPUT))
     check_output(OUTPUT, target, {config: "the file of --config"} if config else {})
-    model = export_attention(**settings.export_arguments(stated))
+    model = export_attention(**export_arguments(stated))
     # `save` would name the flag for a path that was passed, but here none was.
     if not has_output and not force and target.is_file():
         rule = "the default file of `output` must not exist"
@@ -104,7 +140,7 @@ def export(
     if as_json:
         say_json(facts)
     else:
-        flag_of = {name: "--" + name.replace("_", "-") for name in settings.KEYS}
+        flag_of = {name: "--" + name.replace("_", "-") for name in KEYS}
         say(f"wrote {path}")
         say(f"form: {facts['form']} ({renamed(str(facts['reason']), flag_of)})")
         say(f"opset: {facts['opset']}")
@@ -120,13 +156,124 @@ def _facts(model: Model, path: Path) -> dict[str, object]:
         "reason": metadata["sdpa_xp.reason"],
         "opset": next(opset.version for opset in model.opset_import if opset.domain == ""),
         "runtime": metadata["sdpa_xp.runtime"],
-        "inputs": {value.name: _spec(value) for value in model.graph.input},
-        "outputs": {value.name: _spec(value) for value in model.graph.output},
+        "inputs": {value.name: shown_type(value) for value in model.graph.input},
+        "outputs": {value.name: shown_type(value) for value in model.graph.output},
         "nodes": len(model.graph.node),
     }
 
 
-def _spec(value: onnx.ValueInfoProto) -> str:
-    tensor = value.type.tensor_type
-    dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type).name
-    return str(TensorSpec(dtype, tuple(dim.dim_param or dim.dim_value for dim in tensor.shape.dim)))
+class Source(NamedTuple):
+    """The command that reads settings from a file, and the argument that names the file: for messages."""
+
+    function: str
+    argument: str
+    keys_are_flags: bool
+    """Whether each setting is a flag of the command, too."""
+
+    def named(self, setting: str) -> str:
+        """Return how a message names a setting."""
+        return f"`{setting}`" if self.keys_are_flags else f"`{setting}` in `{self.argument}`"
+
+
+CONFIG = Source("export", "config", keys_are_flags=True)
+CALL = Source("verify", "call", keys_are_flags=False)
+
+
+def read(path: Path, source: Source = CONFIG) -> dict[str, Any]:
+    """Read the settings that a file holds."""
+    function, argument, _ = source
+    if not path.is_file() and not path.is_fifo():  # a pipe is <(command) in a shell
+        raise ArgumentValueError(function, f"`{argument}` must be a file", {argument: path})
+    try:
+        settings = tomllib.loads(_text(path))
+    except (ValueError, RecursionError) as error:  # a UnicodeDecodeError, too
+        raise ArgumentValueError(function, f"`{argument}` must be TOML ({error})", {argument: path}) from error
+    for name, value in settings.items():
+        if name not in KEYS:
+            near = get_close_matches(name, KEYS, n=1)
+            hint = f"The nearest is {near[0]}." if near else f"There are {', '.join(KEYS)}."
+            rule = f"a key of `{argument}` must be known"
+            raise ArgumentValueError(function, rule, {"name": repr(name)}, hint)
+        if type(value) not in KEYS[name]:  # to isinstance, True is an int
+            kinds = " or ".join(kind.__name__ for kind in KEYS[name])
+            rule = f"{name} in `{argument}` must be of type {kinds}"  # the key of the file, not the flag
+            raise ArgumentValueError(function, rule, {"setting": repr(value)})
+    return settings
+
+
+def _text(path: Path) -> str:
+    """Return the text of a file, which may have a byte order mark; editors of Windows write one."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | NOT_WAITING)
+    with os.fdopen(descriptor, "rb") as file:
+        if NOT_WAITING:
+            os.set_blocking(descriptor, True)
+        data: bytes = file.read(MOST_BYTES + 1)  # nobody knows before how much a pipe has
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"at most {MOST_BYTES} bytes")
+    encoding = "utf-16" if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "utf-8-sig"
+    # As Python reads text files: tomllib refuses a carriage return alone.
+    return data.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
+
+
+def export_arguments(settings: dict[str, Any], source: Source = CONFIG) -> dict[str, Any]:
+    """Return the arguments of `export_attention` that `settings` state."""
+    arguments = {name: value for name, value in settings.items() if name != "dtype"}
+    for name in ("query", "key"):
+        if name not in arguments:
+            rule, got = f"{source.named(name)} must be given", {"given": ", ".join(arguments) or "none"}
+            hint = f"Pass --{name}, or --config with a file that has it." if source.keys_are_flags else ""
+            raise ArgumentValueError(source.function, rule, got, hint)
+    arguments.setdefault("value", arguments["key"])  # most calls have keys and values of one shape
+    for name, option in OPTIONS.items():
+        if isinstance(arguments.get(name), str) and option.kind in _READERS:
+            arguments[name] = _READERS[option.kind](source, name, arguments[name])
+    if "dtype" in settings:
+        arguments |= _with_dtype(source, arguments, settings["dtype"])
+    return arguments
+
+
+def _spec(source: Source, name: str, text: str, kind: str = "a spec") -> TensorSpec:
+    try:
+        return TensorSpec.parse(text)
+    except (ArgumentTypeError, ArgumentValueError) as error:
+        # In its own words the spec is `text`, and its dtype and shape have names that flags have, too.
+        of_spec = error.rule.replace("`text` must be ", "").replace("`shape`", "its shape")
+        of_spec = of_spec.replace("`dtype`", "its dtype")
+        rule = f"{source.named(name)} must be {kind}: {of_spec}"
+        raise ArgumentValueError(source.function, rule, {name: repr(text)}, error.hint) from error
+
+
+def _number_or_spec(source: Source, name: str, text: str) -> float | TensorSpec:
+    try:
+        return float(text)
+    except ValueError:
+        return _spec(source, name, text, "a number or a spec")
+
+
+def _modifier(source: Source, name: str, text: str) -> Expression:
+    return parse(source.function, name, text, shown=source.named(name))
+
+
+def _names(_source: Source, _name: str, text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+_READERS: dict[OptionKind | None, Callable[[Source, str, str], object]] = {
+    "spec": _spec,
+    "array": _spec,
+    "number or array": _number_or_spec,
+    "modifier": _modifier,
+    "names": _names,
+}
+"""What reads the text of an option, by its kind; others are as they stand in TOML."""
+
+
+def _with_dtype(source: Source, arguments: dict[str, Any], dtype: str) -> dict[str, TensorSpec]:
+    """Return the floating specs of tokens in another dtype; the others stay, and will be refused."""
+    if dtype not in FLOATING:
+        rule = f"{source.named('dtype')} must be one of {', '.join(FLOATING)}"
+        raise ArgumentValueError(source.function, rule, {"dtype": repr(dtype)})
+    specs = {
+        name: arguments[name] for name, option in OPTIONS.items() if option.kind == "spec" and name in arguments
+    }
+    return {name: replace(spec, dtype=dtype) for name, spec in specs.items() if spec.floating}

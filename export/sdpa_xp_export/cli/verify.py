@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -16,8 +17,9 @@ from sdpa_xp_export._files.loading import data_files
 from sdpa_xp_export._files.paths import PathArgument, free_target
 from sdpa_xp_export._runtime.limits import TIMEOUT
 from sdpa_xp_export._runtime.releases import PROVIDERS, ProviderName, Runtime, short_provider
-from sdpa_xp_export.cli import DISAGREES, settings
+from sdpa_xp_export.cli import DISAGREES
 from sdpa_xp_export.cli import report_page as page
+from sdpa_xp_export.cli.export import CALL, export_arguments, read
 from sdpa_xp_export.cli.shared import (
     NO,
     YES,
@@ -95,7 +97,8 @@ def run_verify(
     if html:  # before the long work
         inputs = {model: "the model"} | ({} if call is None else {call: "the file of --call"})
         if html.is_file():  # what is not there is not read
-            inputs |= dict.fromkeys(data_files(model), "the data of the model")
+            with suppress(OSError):  # `verify` says why it cannot read the model
+                inputs |= dict.fromkeys(data_files(model), "the data of the model")
         check_output(HTML, html, inputs)
         free_target(html, HTML, overwrite=force)
     stated = None if call is None else _written(call)
@@ -134,7 +137,7 @@ def run_verify(
 
 def _written(path: Path) -> dict[str, Any]:
     """Return the call that a TOML file states. What is no part of a call, as the form, is left out."""
-    arguments = settings.export_arguments(settings.read(path, settings.CALL), settings.CALL)
+    arguments = export_arguments(read(path, CALL), CALL)
     return {name: value for name, value in arguments.items() if name in OPTIONS}
 
 

@@ -13,7 +13,7 @@ from internals import OPTIONS, checked_call, from_json, to_json
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec, export_attention
-from sdpa_xp_export.cli.settings import KEYS
+from sdpa_xp_export.cli.export import KEYS
 
 LENGTHS: Any = TensorSpec("int64", ("B",))
 SINKS = np.arange(8, dtype="float32")

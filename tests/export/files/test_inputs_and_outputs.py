@@ -17,7 +17,7 @@ from command import QKV, refused, run
 from internals import Weight
 
 from sdpa_xp_export import LargeModel, TensorSpec, export_attention, save
-from sdpa_xp_export.cli import settings
+from sdpa_xp_export.cli import export as export_command
 
 MODEL = export_attention(*[TensorSpec("float32", ("B", 2, "L", 8))] * 3)
 TOML = 'query = "float32[B,8,L,64]"\nkey = "float32[B,2,L,64]"\n'
@@ -170,8 +170,8 @@ def test_settings_as_editors_of_windows_write_them(
     (folder / "a.toml").write_bytes(encoded)
     assert run(capsys, "export", "--config", folder / "a.toml", "-o", folder / "a.onnx")[0] == 0
     stated = {"query": "float32[B,8,L,64]", "key": "float32[B,2,L,64]"}
-    for source in (settings.CONFIG, settings.CALL):
-        assert settings.read(folder / "a.toml", source) == stated
+    for source in (export_command.CONFIG, export_command.CALL):
+        assert export_command.read(folder / "a.toml", source) == stated
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no such pipes")
@@ -185,7 +185,7 @@ def test_pipes(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
         return f"/dev/fd/{reader}"
 
     assert run(capsys, "export", "--config", piped(TOML.encode()), "-o", folder / "a.onnx")[0] == 0
-    assert settings.read(Path(piped(TOML.encode())), settings.CALL).keys() == {"query", "key"}
+    assert export_command.read(Path(piped(TOML.encode())), export_command.CALL).keys() == {"query", "key"}
     err = refused(capsys, "verify", piped(MODEL.SerializeToString()))
     assert "must be a file, not a pipe" in err
     assert "Write it to a file first." in err
