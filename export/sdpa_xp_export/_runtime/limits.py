@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from numbers import Real
-from typing import NamedTuple
 
 from sdpa_xp._checks.keywords import check_integer
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
@@ -23,13 +22,6 @@ TIMEOUT = 3600.0
 
 class ModelFailedError(ValueError):
     """onnxruntime cannot load or run a model: a fault of the model or of the release, not of the arguments."""
-
-
-class Limits(NamedTuple):
-    """What a process may take: seconds of all runs together, and bytes."""
-
-    timeout: float
-    memory: int
 
 
 def check_limits(function: str, timeout: object, memory: object) -> None:
@@ -97,6 +89,12 @@ def time_left() -> float:
     """Return the seconds until the deadline; infinite if there is none."""
     present = _PRESENT.get()
     return math.inf if present is None else present.left
+
+
+def failed(doing: str, reason: object) -> ModelFailedError:
+    """Return the error of a model that onnxruntime does not load or run; its errors have no common base."""
+    rule = f"onnxruntime must {doing} `model`"
+    return ModelFailedError(Message("verify", rule, {"its error": reason}))
 
 
 def shown_limit(seconds: float) -> str:

@@ -24,7 +24,7 @@ from sdpa_xp_export._files.model import Model, initializer_bytes
 from sdpa_xp_export._runtime import child
 from sdpa_xp_export._runtime.engine import TimedRun
 from sdpa_xp_export._runtime.frames import Frame, TooLargeError, receive, send
-from sdpa_xp_export._runtime.limits import TIMEOUT, Limits, ModelFailedError, shown_limit, time_left
+from sdpa_xp_export._runtime.limits import TIMEOUT, ModelFailedError, failed, shown_limit, time_left
 from sdpa_xp_export._runtime.releases import PROVIDERS
 from sdpa_xp_export._runtime.session import (
     check_installed,
@@ -70,9 +70,9 @@ def default_memory(model: Model, scores: int) -> int:
 class RuntimeProcess:
     """The process; it starts at once, and can be asked when onnxruntime is there."""
 
-    def __init__(self, limits: Limits, folder: str) -> None:
-        self._limits, self._folder = limits, Path(folder)
-        self._left = limits.timeout
+    def __init__(self, timeout: float, memory: int, folder: Path) -> None:
+        self._timeout, self._memory, self._folder = timeout, memory, folder
+        self._left = timeout
         # A thread of its own reads the pipe, since a read cannot be given up when the time is over.
         self._talk = futures.ThreadPoolExecutor(1)
         self._errors = (self._folder / "errors").open("w+b")
@@ -130,7 +130,7 @@ class RuntimeProcess:
         return {str(name): int(number) for name, number in types.items()}
 
     def _limiting(self) -> dict[str, object]:
-        return {"memory": self._limits.memory, "hard": self._chosen == [PROVIDERS["cpu"]]}
+        return {"memory": self._memory, "hard": self._chosen == [PROVIDERS["cpu"]]}
 
     @contextmanager
     def session(self, model: Model, provider: str) -> Iterator[RemoteSession]:
@@ -173,19 +173,18 @@ class RuntimeProcess:
             answer = self._answer({"do": what, **facts}, arrays, min(self._left, time_left()))
         except TimeoutError:
             self.close()
-            raise _met(doing, "time", {"timeout": shown_limit(self._limits.timeout)}) from None
+            raise _met(doing, "time", {"timeout": shown_limit(self._timeout)}) from None
         except TooLargeError:
             self.close()
-            raise _met(doing, "memory", {"memory": self._limits.memory}) from None
+            raise _met(doing, "memory", {"memory": self._memory}) from None
         except (EOFError, OSError, ValueError, KeyError, TypeError) as error:
             raise self._ended(doing) from error
         finally:
             self._left -= time.monotonic() - start
         if reason := answer.facts.get("error"):
             if answer.facts.get("over_memory"):
-                raise _met(doing, "memory", {"memory": self._limits.memory})
-            text = Message("verify", f"onnxruntime must {doing} `model`", {"its error": reason})
-            raise ModelFailedError(text)
+                raise _met(doing, "memory", {"memory": self._memory})
+            raise failed(doing, reason)
         return answer
 
     def _answer(self, facts: Mapping[str, object], arrays: Mapping[str, Any], seconds: float) -> Frame:
@@ -203,16 +202,16 @@ class RuntimeProcess:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         send(self._process.stdin, facts, arrays)
-        return receive(self._process.stdout, self._limits.memory / OUTPUTS)
+        return receive(self._process.stdout, self._memory / OUTPUTS)
 
     def _ended(self, doing: str) -> ModelFailedError:
         """Return the error of a process that ended by itself."""
-        how, memory = self._end(), self._limits.memory
+        how = self._end()
         if self._process.returncode == child.OVER_MEMORY:
-            return _met(doing, "memory", {"memory": memory})
+            return _met(doing, "memory", {"memory": self._memory})
         hint = ""
         if how.endswith(("SIGKILL", "SIGABRT")):
-            hint = f"So it may end when memory is short; its limit was {memory} bytes."
+            hint = f"So it may end when memory is short; its limit was {self._memory} bytes."
         rule = f"onnxruntime must {doing} `model` to the end"
         return ModelFailedError(Message("verify", rule, {"its process": how}, hint))
 
@@ -263,10 +262,10 @@ def runtime_process(
     model: Model, timeout: float = TIMEOUT, memory: int | None = None, *, scores: int = 0
 ) -> Iterator[RuntimeProcess]:
     """Start a process for a model, and end it when the block ends. The largest run has that many `scores`."""
-    limits = Limits(float(timeout), default_memory(model, scores) if memory is None else int(memory))
+    most = default_memory(model, scores) if memory is None else int(memory)
     check_installed()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        process = RuntimeProcess(limits, folder)
+        process = RuntimeProcess(float(timeout), most, Path(folder))
         try:
             yield process
         finally:

@@ -18,7 +18,7 @@ from sdpa_xp._checks.messages import install_hint
 from sdpa_xp.errors import ArgumentValueError, Message
 from sdpa_xp_export._files.model import EXTERNAL_ABOVE, Model, exported_models, initializer_bytes
 from sdpa_xp_export._runtime import engine
-from sdpa_xp_export._runtime.limits import ModelFailedError
+from sdpa_xp_export._runtime.limits import failed
 from sdpa_xp_export._runtime.releases import OPSETS, PROVIDERS, Runtime, newer_note, short_provider
 from sdpa_xp_export.save import write_model
 
@@ -84,13 +84,11 @@ def run(session: Any, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[An
 
 @contextmanager
 def _errors_reworded(what: str) -> Iterator[None]:
-    """Raise errors of onnxruntime, which have no common base, as a ModelFailedError of one line."""
+    """Raise errors of onnxruntime as a ModelFailedError of one line."""
     try:
         yield
     except Exception as error:  # onnxruntime's errors have no other base
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        text = Message("verify", f"onnxruntime must {what} `model`", {"its error": reason})
-        raise ModelFailedError(text) from error
+        raise failed(what, str(error).splitlines()[0] if str(error) else type(error).__name__) from error
 
 
 def version() -> str:

@@ -138,6 +138,8 @@ def reference_inputs(
     rows = np.arange(pairs[-2]) if rows is None else rows
     terms = PairTerms(call, arrays, pairs, filled, rows)
     kinds = ("number", "number or array", "array")  # the reference takes these options as they are
+    scale = numbers(call.scale, arrays)
+    per_query = isinstance(scale, np.ndarray) and scale.ndim > 1 and scale.shape[-2] > 1
     options = {name: numbers(getattr(call, name), arrays) for name, o in OPTIONS.items() if o.kind in kinds}
     return {
         "query": query[..., rows, :],
@@ -146,7 +148,7 @@ def reference_inputs(
         "attn_mask": terms.allowed(),
         "bias": terms.added(),
         **options,
-        "scale": _of_rows(options["scale"], rows),
+        "scale": scale[..., rows, :] if per_query else scale,
     }
 
 
@@ -216,12 +218,6 @@ def _written(past: NDArray[Any], new: NDArray[Any], filled: NDArray[Any]) -> NDA
         cache[entry, :, : stop - count] = past[entry, :, : stop - count]
         cache[entry, :, stop - count : stop] = new[entry]
     return cache
-
-
-def _of_rows(scale: Any, rows: NDArray[np.int64]) -> Any:
-    """Return the rows of a scale that has one for each query, (..., L, 1)."""
-    per_query = isinstance(scale, np.ndarray) and scale.ndim > 1 and scale.shape[-2] > 1
-    return scale[..., rows, :] if per_query else scale
 
 
 @dataclass(frozen=True, slots=True, eq=False)

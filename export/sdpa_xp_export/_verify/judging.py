@@ -42,14 +42,14 @@ def judge(
     It is relative to `largest_terms`, the largest sum of the sizes of the terms of an element, or else to the
     largest value of the reference.
     """
-    _check_shapes(result, reference)
-    largest = largest_of(reference) if largest_terms is None else largest_terms
-    relative_bound = 2 * textbook_error(reference, textbook, largest) + ROUNDINGS * EPS[dtype]
-    return closest(result, reference, relative_bound * largest)
+    return judge_together([(result, reference, textbook)], dtype, largest_terms=largest_terms)[0]
 
 
 def judge_together(
-    runs: Sequence[tuple[NDArray[Any], NDArray[np.float64], NDArray[Any]]], dtype: str, size: float = 1.0
+    runs: Sequence[tuple[NDArray[Any], NDArray[np.float64], NDArray[Any]]],
+    dtype: str,
+    size: float = 1.0,
+    largest_terms: float | None = None,
 ) -> list[Agreement]:
     """Compare several results of one computation, each with its reference, by one bound for all.
 
@@ -57,11 +57,13 @@ def judge_together(
     error in all runs, each relative to the largest value of its reference. Scores of `size` have rounding
     errors of `size` times epsilon, and so have their exponentials.
     """
-    for result, reference, _ in runs:
+    compared = []
+    for result, reference, textbook in runs:
         _check_shapes(result, reference)
-    error = max(textbook_error(reference, textbook) for _, reference, textbook in runs)
-    relative_bound = 2 * error + ROUNDINGS * size * EPS[dtype]
-    return [closest(result, reference, relative_bound * largest_of(reference)) for result, reference, _ in runs]
+        largest = largest_of(reference) if largest_terms is None else largest_terms
+        compared.append((result, reference, largest, textbook_error(reference, textbook, largest)))
+    relative_bound = 2 * max(error for *_, error in compared) + ROUNDINGS * size * EPS[dtype]
+    return [closest(result, reference, relative_bound * largest) for result, reference, largest, _ in compared]
 
 
 def judge_integers(runs: Sequence[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]) -> list[Agreement]:

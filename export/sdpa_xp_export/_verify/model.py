@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import textwrap
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -134,12 +134,11 @@ def other_call_note(model: Model, call: ExportCall) -> str:
     names = [name for name in OPTIONS if stated.get(name) != wanted.get(name)]
     if not names:
         return ""
-    there, here = _in_short(stated, names), _in_short(wanted, names)
+    there, here = (
+        ", ".join(f"{name}={textwrap.shorten(repr(arguments.get(name)), 60)}" for name in names)
+        for arguments in (stated, wanted)
+    )
     return f"the metadata of the model state {there}, and `call` has {here}"
-
-
-def _in_short(arguments: Mapping[str, object], names: Iterable[str]) -> str:
-    return ", ".join(f"{name}={textwrap.shorten(repr(arguments.get(name)), 60)}" for name in names)
 
 
 def written_call(arguments: object) -> ExportCall:

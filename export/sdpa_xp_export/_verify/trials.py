@@ -302,7 +302,9 @@ def trials(
         sample = sampled_rows(call, setting.lengths, borders, rng, min(rows, setting.rows or rows))
         expected: list[dict[str, ExpectedRows]] = []
         copies: Arrays = {}
-        for piece in _pieces(call, setting.lengths, sample):
+        heads, _, keys = _sizes(call, setting.lengths)
+        at_once = max(SCORES_AT_ONCE // max(heads * keys, 1), 1)
+        for piece in np.array_split(sample, range(at_once, len(sample), at_once)):
             check_time()
             arguments = reference_inputs(call, arrays, piece)
             expected.append(expected_rows(call, arguments, dtype, leaks=bool(setting.nan_in)))
@@ -343,13 +345,6 @@ def sampled_rows(
     rest = np.setdiff1d(np.arange(queries), first)
     drawn = rng.choice(rest, min(max(count - len(first), 0), len(rest)), replace=False)
     return np.sort(np.concatenate([np.asarray(first, np.int64), drawn]))
-
-
-def _pieces(call: ExportCall, lengths: Mapping[str, int], rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Cut the compared rows into pieces that the reference computes one after the other."""
-    heads, _, keys = _sizes(call, lengths)
-    most = max(SCORES_AT_ONCE // max(heads * keys, 1), 1)
-    return np.array_split(rows, range(most, len(rows), most))
 
 
 def _sizes(call: ExportCall, lengths: Mapping[str, int]) -> tuple[int, int, int]:
