@@ -140,6 +140,7 @@ def scaled_dot_product_attention_vjp(
 
     def pullback(cotangent: AnyArray) -> dict[str, A]:
         array = _check_cotangent(cotangent, arrays["query"], shape)
+        # The context of the output has ended, and the caller may be in another thread now.
         with call.computing():
             computed = _backward(call, forward, arrays, array)
         return {name: call.checked(cast(A, gradient), name) for name, gradient in computed.items()}

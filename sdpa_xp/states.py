@@ -145,7 +145,7 @@ def _check_states(value: object, layout: str) -> tuple[Namespace, Sequence[tuple
     xp, arrays = check_one_library("merge_states", outputs | lses)
     outputs, lses = ({name: arrays[name] for name in named} for named in (outputs, lses))
     check_one_device("merge_states", arrays)
-    for arrays in (outputs, lses):
+    for arrays in (outputs, lses):  # each kind by itself: half outputs have a float32 lse
         (first, reference), *_ = arrays.items()
         check_floating("merge_states", first, reference)
         check_one_dtype("merge_states", arrays)
@@ -178,6 +178,7 @@ class _Keys(NamedTuple):
 
 def _check_key_ranges(value: object, states: int, keys: object) -> None:
     """Check that `value` has the ranges of each state, that none overlap, and that they cover `keys`."""
+    # No largest number: the keys of a text may be more than an array on one machine could hold.
     total = None if keys is None else check_integer("merge_states", "keys", keys, least=0, most=math.inf)
     if value is None:
         if total is not None:

@@ -206,6 +206,7 @@ def _attend(
     """Return the packed output (Hq, T, Ev), and the log-sum-exp (Hq, T) if it is asked for."""
     function, arrays, axis = call.grid.function, call.arrays, -2 if call.layout == HLE else -3
     keys = {name: inputs[name] for name in ("key", "value")}
+    # Together, so that a device is waited for once.
     cu_seqlens_q, cu_seqlens_k = read_together(inputs["query"], cu_seqlens_q, cu_seqlens_k)
     starts_q = check_cumulative_lengths(
         function, "cu_seqlens_q", cu_seqlens_q, {"query": inputs["query"]}, axis

@@ -166,4 +166,5 @@ def _full_matrix(
             in_chunks = cut.weights if compute is full_weights else cut.scores
             return call.remove_head_axis(in_chunks(call.result_dtype))
         computed = compute(call.scores(), plan, call.result_dtype)
+        # Where no pair may attend, the result follows from no input, and autograd would refuse it.
         return call.remove_head_axis(call.attach_zero_gradient(computed, call.options.sinks))

@@ -245,6 +245,7 @@ def _guarded_product(
     """Return `product` of both, where only pairs that may attend bring in a NaN or inf of the operand."""
     if isinstance(allowed, bool):
         return product(weights, operand)
+    # An attended NaN or inf makes the sum NaN, whatever the others are; so it is enough to count them.
     is_special = ~xp.isfinite(operand)
     attends = xp.astype(xp.broadcast_to(allowed, weights.shape), weights.dtype)
     meets = product(attends, xp.astype(is_special, weights.dtype)) > 0.0

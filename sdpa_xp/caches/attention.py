@@ -74,6 +74,7 @@ class CacheAttention(CachedTokens[A]):
         )
         function = "KVCache.attend"
         rotated, options = self._placed(function, query, positions, options)
+        # With `queries_at_end` the causal mask counts from the last token, as the queries are the last ones.
         return compute_output(function, cast(A, rotated), self.key, self.value, options, queries_at_end=True)
 
     def attend_state(

@@ -16,10 +16,10 @@ from sdpa_xp._checks.keywords import LARGEST_INTEGER, check_integer
 from sdpa_xp._checks.messages import brief
 from sdpa_xp._libraries import computing, is_number, library_of, namespace_of
 from sdpa_xp._libraries.protocols import Array
-from sdpa_xp.caches.positions import check_in_cache, check_one_start, factory_like
+from sdpa_xp.caches.positions import check_in_cache, check_one_start
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.positional.positions import ArrayFactory, Consecutive
-from sdpa_xp.positional.rotation import Positions, Rotation, rotate
+from sdpa_xp.positional.rotation import Positions
 
 Row: TypeAlias = range | tuple[int, ...]
 """The positions of the tokens of one sequence; a range, if they follow one another."""
@@ -108,36 +108,20 @@ def as_positions(factory: ArrayFactory, rows: Sequence[Row]) -> Positions:
     return positions_table(factory, rows)
 
 
-def rotate_packed(
-    rotary: Rotation | None,
-    function: str,
-    name: str,
-    tokens: Array,
-    rows: Sequence[Row],
-    layout: str,
-) -> Array:
-    """Rotate packed tokens, which have the positions of all rows one after the other."""
-    if rotary is None or not any(rows):
-        return tokens
-    factory = factory_like(function, tokens)
-    with factory.computing():
-        joined, places = rotary._of_packed(function, rows)
-    return rotate(joined, function, name, tokens, lambda _: _array(factory, places), layout)
-
-
 def positions_table(factory: ArrayFactory, rows: Sequence[Row]) -> Array:
     """Return the positions of all sequences as int32, (N, longest); a shorter one repeats its last position."""
     longest = max(map(len, rows))
     if not all(isinstance(row, range) for row in rows):
-        return _array(factory, [[*row, *[row[-1] if row else 0] * (longest - len(row))] for row in rows])
+        return int32_array(factory, [[*row, *[row[-1] if row else 0] * (longest - len(row))] for row in rows])
     # Two numbers for each sequence, since a step of a decoder comes here with all tokens of all sequences.
-    ends = _array(factory, [[row.start, row.stop - 1] for row in rows if isinstance(row, range)])
+    ends = int32_array(factory, [[row.start, row.stop - 1] for row in rows if isinstance(row, range)])
     with factory.computing():
         positions = ends[:, :1] + library_of(ends).with_axes(factory.arange(0, longest), 2)
         return factory.xp.where(positions < ends[:, 1:], positions, ends[:, 1:])
 
 
-def _array(factory: ArrayFactory, positions: Sequence[object]) -> Array:
+def int32_array(factory: ArrayFactory, positions: Sequence[object]) -> Array:
+    """Return integers, or rows of integers, as int32."""
     with factory.computing():
         return factory.xp.asarray(positions, dtype=factory.xp.int32, device=factory.device)
 

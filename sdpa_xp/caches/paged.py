@@ -194,10 +194,7 @@ class PagedKVCache(PagedAttention[A]):
         function, pools = "PagedKVCache.append", self._pools()
         batch = (len(self._lengths),) if cu_seqlens_k is None else ()
         new = check_new_tokens(function, {"key": key, "value": value}, pools, batch, self._token_axis)
-        if cu_seqlens_k is not None:
-            cu_seqlens_k, positions = read_together(new["key"], cu_seqlens_k, positions)
-            cu_seqlens_k = check_integer_list(function, "cu_seqlens_k", cu_seqlens_k)
-        counts, starts = self._new_tokens(function, "cu_seqlens_k", cu_seqlens_k, new)
+        counts, starts, positions = self._new_tokens(function, "cu_seqlens_k", cu_seqlens_k, positions, new)
         lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
         check_block_table(function, self._table, lengths, self.block_size, self._key_blocks.shape[0])
         writes = split_into_blocks(self._table, self._lengths, self.block_size, counts, starts)

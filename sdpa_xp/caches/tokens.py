@@ -18,7 +18,7 @@ from sdpa_xp._checks.arrays import (
     check_plain_array,
     headed,
 )
-from sdpa_xp._checks.integers import check_cumulative_lengths, check_integer_list, read_together
+from sdpa_xp._checks.integers import check_cumulative_lengths, read_together
 from sdpa_xp._libraries import has_override, is_array, library_of
 from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._libraries.protocols import AnyArray, Array, Shape
@@ -27,9 +27,9 @@ from sdpa_xp.caches.blocks import (
     are_slots,
     as_positions,
     check_rows,
+    int32_array,
     last_of_row,
     positions_table,
-    rotate_packed,
 )
 from sdpa_xp.caches.memory import Buffers, TokenSlots, in_context_of_keys, refuse_graph_values
 from sdpa_xp.caches.positions import (
@@ -205,10 +205,9 @@ class PagedTokens(Tree, Generic[A]):
                 got = {"query.shape": array.shape, "N": len(self._lengths)}
                 raise ArgumentValueError(function, rule, got, hint)
         else:
-            cu_seqlens_q, positions = read_together(array, cu_seqlens_q, positions)
-            cu_seqlens_q = check_integer_list(function, "cu_seqlens_q", cu_seqlens_q)
             check_axes(function, {"query": array.shape}, 3)
-        counts, starts = self._new_tokens(function, "cu_seqlens_q", cu_seqlens_q, {"query": array})
+        new = {"query": array}
+        counts, starts, positions = self._new_tokens(function, "cu_seqlens_q", cu_seqlens_q, positions, new)
         rotated, options = self._placed(function, array, positions, options, counts, starts)
         # Checked as if the keys of each sequence were one padded array, which is not made.
         call = prepare(
@@ -225,18 +224,19 @@ class PagedTokens(Tree, Generic[A]):
         return PagedCall(call, self._table, self._lengths, starts)
 
     def _new_tokens(
-        self, function: str, name: str, cu_seqlens: object, arrays: Mapping[str, Array]
-    ) -> tuple[list[int], list[int] | None]:
-        """Return the number of new tokens or queries of each sequence, and where packed ones begin."""
+        self, function: str, name: str, cu_seqlens: object, positions: object, arrays: Mapping[str, Array]
+    ) -> tuple[list[int], list[int] | None, Any]:
+        """Return the number of new tokens of each sequence, where packed ones begin, and the positions."""
+        array = next(iter(arrays.values()))
         if cu_seqlens is None:
-            count = next(iter(arrays.values())).shape[self._token_axis]
-            return [count] * len(self._lengths), None
+            return [array.shape[self._token_axis]] * len(self._lengths), None, positions
+        cu_seqlens, positions = read_together(array, cu_seqlens, positions)
         starts = check_cumulative_lengths(function, name, cu_seqlens, arrays, self._token_axis)
         if len(starts) != len(self._lengths) + 1:
             rule = f"`{name}` must have N + 1 integers for the N sequences of the cache"
             got = {f"len({name})": len(starts), "N": len(self._lengths)}
             raise ArgumentValueError(function, rule, got)
-        return [last - first for first, last in pairwise(starts)], starts
+        return [last - first for first, last in pairwise(starts)], starts, positions
 
     def _placed(
         self,
@@ -269,13 +269,16 @@ class PagedTokens(Tree, Generic[A]):
     def _rotated(
         self, function: str, name: str, tokens: Array, rows: Sequence[Row], starts: Sequence[int] | None
     ) -> Array:
-        """Rotate tokens at their positions; with `starts` they are packed."""
+        """Rotate tokens at their positions; with `starts` they are packed, in the order of the rows."""
+        if (rotary := self._rotary) is None or not any(rows):
+            return tokens
+        factory = factory_like(function, tokens)
         if starts is None:
-            factory = factory_like(function, tokens)
-            return rotate(
-                self._rotary, function, name, tokens, lambda _: as_positions(factory, rows), self._layout
-            )
-        return rotate_packed(self._rotary, function, name, tokens, rows, self._layout)
+            return rotate(rotary, function, name, tokens, lambda _: as_positions(factory, rows), self._layout)
+        with factory.computing():
+            # Each sequence may have tables of its own, which are joined for one rotation of all tokens.
+            joined, places = rotary._of_packed(function, rows)
+        return rotate(joined, function, name, tokens, lambda _: int32_array(factory, places), self._layout)
 
     def _pools(self) -> dict[str, Array]:
         return {"key_blocks": self._key_blocks, "value_blocks": self._value_blocks}
