@@ -1,17 +1,22 @@
-"""What a grid knows of a device: numbers that masks ask it for, and the lengths of padded sequences.
+"""What a grid knows of a device: numbers that masks ask it for, lists that lie there, and padded lengths.
 
 All numbers are read at once, so that a call waits for the device once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import NamedTuple
 
 from sdpa_xp._checks.integers import Integers
 from sdpa_xp._libraries.base import Library, astype_if_needed, dtype_name
-from sdpa_xp._libraries.protocols import Array, Namespace
+from sdpa_xp._libraries.protocols import Array, Device, Dtype, Namespace
 
+MOST_PLACED = 64
+"""The lists of numbers whose copies on a device are kept."""
+_PLACED: dict[Hashable, Array] = {}
+"""Copies of lists by library, device, stream, dtype and numbers. Calls and threads share them, since nothing
+writes to them. If two threads copy a list at the same time, one copy is kept."""
 SIDE = 256
 """The rows and the columns of a block: a tile of a device has no more rows, and mostly more columns."""
 
@@ -64,6 +69,26 @@ def ask_block_bounds(questions: Questions, xp: Namespace, array: Array) -> Block
     columns = -(-array.shape[-1] // SIDE)
     lines = [answer[first : first + columns] for first in range(0, len(answer), columns)]
     return BlockBounds(lines[: len(lines) // 2], lines[len(lines) // 2 :])
+
+
+def put_once(
+    library: Library,
+    xp: Namespace,
+    device: Device,
+    dtype: Dtype,
+    numbers: Sequence[float],
+    sharing_key: object,
+) -> Array:
+    """Return a list of numbers as an array, which calls of one `sharing_key` share."""
+    key = library, str(device), sharing_key, dtype, tuple(numbers)  # CuPy's devices have no hash
+    placed = _PLACED.get(key)
+    if placed is None:
+        with library.lasting():
+            placed = xp.asarray(numbers, dtype=dtype, device=device)
+        if len(_PLACED) >= MOST_PLACED:
+            _PLACED.clear()
+        _PLACED[key] = placed
+    return placed
 
 
 def bounds_of_list(numbers: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
@@ -28,13 +28,7 @@ from sdpa_xp._libraries import is_array, library_of
 from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.capabilities import Access
 from sdpa_xp._libraries.protocols import Array, Device, Dtype, Namespace, Shape
-from sdpa_xp._tiles.on_device import SIDE, BlockBounds, PaddedLengths, Questions, ask_block_bounds
-
-MOST_PLACED = 64
-"""The lists of numbers whose copies on a device are kept."""
-_PLACED: dict[Hashable, Array] = {}
-"""Copies of lists by library, device, stream, dtype and numbers. Calls and threads share them, since nothing
-writes to them. If two threads copy a list at the same time, one copy is kept."""
+from sdpa_xp._tiles.on_device import SIDE, BlockBounds, PaddedLengths, Questions, ask_block_bounds, put_once
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -232,18 +226,10 @@ class ScoreGrid:
 
     def put(self, numbers: Sequence[float], dtype: Dtype) -> Array:
         """Return a list of numbers as an array; a device that has to be waited for gets each list once."""
-        if not self.waits or (sharing_key := self.library.sharing_key()) is None:
+        sharing_key = self.library.sharing_key() if self.waits else None
+        if sharing_key is None:
             return self.xp.asarray(numbers, dtype=dtype, device=self.device)
-        device = str(self.device)  # CuPy's devices have no hash
-        key = self.library, device, sharing_key, dtype, tuple(numbers)
-        placed = _PLACED.get(key)
-        if placed is None:
-            with self.library.lasting():
-                placed = self.xp.asarray(numbers, dtype=dtype, device=self.device)
-            if len(_PLACED) >= MOST_PLACED:
-                _PLACED.clear()
-            _PLACED[key] = placed
-        return placed
+        return put_once(self.library, self.xp, self.device, dtype, numbers, sharing_key)
 
     def block_bounds(self, array: Array) -> BlockBounds | None:
         """Return the bounds of an array that broadcasts to the scores, if a device is asked for them now.
