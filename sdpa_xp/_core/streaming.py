@@ -7,8 +7,8 @@ with the online softmax. A plan with one tile computes the textbook formula.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple, TypeAlias, cast
+from functools import cache, partial
+from typing import TypeAlias, cast
 
 from sdpa_xp._core import threads
 from sdpa_xp._core.products import (
@@ -141,18 +141,13 @@ def _attend_in_tasks(
     has_buffers = scores.buffers is not None and not grid.is_traced
     shortcut = _Shortcut(plan.tries_without_maximum and has_buffers and scores.options.sinks is None)
 
-    parts: dict[LeadingSlice | None, _Part] = {}
-
-    def part_of(leading: LeadingSlice | None) -> _Part:
-        """Return a part of the batch entries and heads, found once. Two threads may find equal ones at once."""
-        part = parts.get(leading)
-        if part is None:
-            part = parts[leading] = _Part(
-                scores.slice_leading(leading),
-                value if leading is None else value.slice_leading(key_leading_slice(leading, scores.group)),
-                (...,) if leading is None else tuple([slice(r.start, r.stop) for r in leading]),
-            )
-        return part
+    @cache  # two threads may compute equal parts at once, of which one is kept
+    def part_of(leading: LeadingSlice | None) -> tuple[Scores, KeyValueSource, tuple[object, ...]]:
+        """Return some batch entries and heads of a call, and where their results lie in (..., Hq)."""
+        if leading is None:
+            return scores, value, (...,)
+        values = value.slice_leading(key_leading_slice(leading, scores.group))
+        return scores.slice_leading(leading), values, tuple([slice(r.start, r.stop) for r in leading])
 
     def write(task: Task) -> None:
         rows = slice(task.rows.start, task.rows.stop)
@@ -172,15 +167,6 @@ def _attend_in_tasks(
     threads.run(write, plan.tasks(), plan.threads)
     if not shortcut.is_open and shortcut.tasks:
         threads.run(write, shortcut.tasks, plan.threads)
-
-
-class _Part(NamedTuple):
-    """Some batch entries and heads of a call."""
-
-    scores: Scores
-    value: KeyValueSource
-    place: tuple[object, ...]
-    """Where their results lie in (..., Hq)."""
 
 
 class _Shortcut:
