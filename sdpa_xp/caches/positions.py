@@ -186,24 +186,20 @@ def _is_same(one: Consecutive, other: Consecutive) -> bool:
 
 def _integers(function: str, name: str, value: Any, like: Array, like_name: str = "key") -> Array:
     """Return integers as int32, in the library and on the device of `like`, which messages call `like_name`."""
-    with computing(like):
-        return _converted(function, name, value, like, like_name)
-
-
-def _converted(function: str, name: str, value: Any, like: Array, like_name: str) -> Array:
     library = library_of(like)
     xp, device = library.namespace(like), library.device(like)
-    if is_array(value):
-        check_one_library(function, {like_name: like, name: value})
-        check_one_device(function, {like_name: like, name: value})
-    elif isinstance(value, range):
-        value = list(value)
-    elif isinstance(value, list | tuple) and any(isinstance(row, list | tuple | range) for row in value):
-        rows = check_integer_rows(function, name, value)
-        return xp.asarray(rows, dtype=xp.int32, device=device)
-    # A device or a jit is not waited for: values that are not read are not checked either.
-    is_read = not is_array(value) or are_readable(value)
-    return cast(Array, check_integers(function, name, value, xp, device, traced=not is_read).values)
+    with computing(like):
+        if is_array(value):
+            check_one_library(function, {like_name: like, name: value})
+            check_one_device(function, {like_name: like, name: value})
+        elif isinstance(value, range):
+            value = list(value)
+        elif isinstance(value, list | tuple) and any(isinstance(row, list | tuple | range) for row in value):
+            rows = check_integer_rows(function, name, value)
+            return xp.asarray(rows, dtype=xp.int32, device=device)
+        # A device or a jit is not waited for: values that are not read are not checked either.
+        is_read = not is_array(value) or are_readable(value)
+        return cast(Array, check_integers(function, name, value, xp, device, traced=not is_read).values)
 
 
 def count_positions(options: CallOptions, *, consecutive: bool) -> bool:
