@@ -41,13 +41,6 @@ MOST_SEQUENCES = 8
 """The sequences, for each token of a block. With more, adding up the blocks takes longer than the copies."""
 
 
-class LastToken(NamedTuple):
-    """Where the last token of a sequence is in the pool."""
-
-    block: int
-    place: int
-
-
 class BlockRun(NamedTuple):
     """Blocks that lie side by side in the pool."""
 
@@ -63,7 +56,8 @@ class BlockRun(NamedTuple):
 class PoolPlan(NamedTuple):
     """The work of a call: all blocks of all sequences, in the order of the pool."""
 
-    last_tokens: list[LastToken]
+    last_tokens: list[tuple[int, int]]
+    """The block of the last token of each sequence, and its place there."""
     parts: list[list[BlockRun]]
     """The runs of each part of the pool. Sums are added up part by part, so that the number of threads that
     share the parts changes no bit."""
@@ -89,7 +83,7 @@ def plan_pool(
     for sequence, (table, length) in enumerate(zip(tables, lengths, strict=True)):
         last, place = divmod(length - 1, size)
         owners.update(dict.fromkeys(table[: last + 1], sequence))
-        last_tokens.append(LastToken(table[last], place))
+        last_tokens.append((table[last], place))
     first, stop = min(owners), max(owners) + 1
     blocks_of_sequences = sum(-(-length // size) for length in lengths)
     # A block that two sequences share has one owner, so there are fewer owners than blocks.
