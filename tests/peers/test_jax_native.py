@@ -86,7 +86,7 @@ def test_gradients() -> None:
         def loss(*x: Any) -> Any:
             return (scaled_dot_product_attention(*x, mask, implementation=implementation) ** 2).sum()
 
-        return jax.grad(loss, argnums=(0, 1, 2))(*grouped(7))
+        return jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(*grouped(7))
 
     for gradient, expected in zip(gradients("native"), gradients("xp"), strict=True):
         np.testing.assert_allclose(gradient, expected, rtol=0, atol=8e-6)

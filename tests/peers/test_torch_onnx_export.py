@@ -127,7 +127,7 @@ MASKED: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(7)
 @pytest.mark.parametrize("kind", ["boolean", "floating"])
 @pytest.mark.parametrize("name", MASKED)
 def test_masks(rng: np.random.Generator, name: str, kind: str) -> None:
