@@ -16,7 +16,7 @@ from peers.judged import assert_agree
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention as torch_sdpa
 
-from sdpa_xp import attention_state, masks, scaled_dot_product_attention
+from sdpa_xp import masks, scaled_dot_product_attention
 
 DTYPES = [torch.float32, torch.float64]
 
@@ -166,16 +166,6 @@ def test_mask_of_one_axis_differs(rng: np.random.Generator) -> None:
     with pytest.raises(IndexError):
         torch_sdpa(**arrays)
     assert_agree(xp, {"ours": scaled_dot_product_attention(**arrays)}, arrays)
-
-
-def test_row_without_a_key_has_no_lse() -> None:
-    """torch says 0 and tells no more; the state tells such a row from one whose values are 0."""
-    query, key = torch.zeros(2, 4), torch.ones(3, 4)
-    mask = torch.tensor([[True] * 3, [False] * 3])
-    assert torch.equal(torch_sdpa(query, key, 0 * key, attn_mask=mask), torch.zeros(2, 4))
-    state = attention_state(query, key, 0 * key, mask)
-    assert torch.equal(state.output, torch.zeros(2, 4))
-    torch.testing.assert_close(state.lse, torch.tensor([math.log(3), -math.inf]))
 
 
 def test_a_bias_of_torch_that_holds_no_elements_is_refused() -> None:
