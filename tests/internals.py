@@ -136,7 +136,6 @@ PLACES = {
     "MOST_TRIAL_NUMBERS": "sdpa_xp_export._verify.lengths:MOST_NUMBERS",
     "Namespace": "sdpa_xp._libraries.protocols:Namespace",
     "namespace": "sdpa_xp._libraries:namespace_of",
-    "NativeLibrary": "sdpa_xp._libraries.base:Library",
     "new_seed": "sdpa_xp_export._verify.inputs:new_seed",
     "newer_note": "sdpa_xp_export._runtime.releases:newer_note",
     "NEWEST_TRIED": "sdpa_xp_export._runtime.releases:NEWEST_TRIED",

@@ -147,21 +147,6 @@ def test_state_and_weights(library: Library, rng: np.random.Generator, shapes: A
         assert_agrees(library, result, weights[0], arrays | {"value": one_hot}, rules)
 
 
-@pytest.mark.sampled(0, on="EAGER_JAX")
-@pytest.mark.parametrize("shape", [(), (1,), (6, 1, 1), (2, 1, 1, 1), (7, 1), (2, 6, 7, 1)])
-def test_scale_of_each_head_or_query(
-    library: Library, rng: np.random.Generator, shape: tuple[int, ...]
-) -> None:
-    arrays = draw(rng, SHAPES["grouped heads"], np.float32)
-    scale = rng.standard_normal(shape).astype(np.float32)
-    output = library.call(scaled_dot_product_attention, **arrays, scale=scale)
-    with library.without_settings.guard():
-        placed = {name: library.put(x) for name, x in arrays.items()} | {"scale": library.put(scale)}
-        plain = library.get(textbook(library.xp, **placed))
-    agreement = judge(library.get(output), expect(arrays, {"scale": scale})[0], plain, "float32")
-    assert agreement.agrees, agreement
-
-
 def test_implementation_xp_is_the_default_without_a_kernel(library: Library, rng: np.random.Generator) -> None:
     if library.name.split("-")[0] in ("torch", "jax", "mlx") and not library.traces:
         pytest.skip("the library has a kernel: tests/peers/test_*_native.py")

@@ -122,14 +122,6 @@ def test_nothing_is_drawn() -> None:
     assert rng.integers(1000) == np.random.default_rng(0).integers(1000)
 
 
-def test_refusals_are_those_of_the_call() -> None:
-    x = np.ones((2, 2))
-    with pytest.raises(TypeError, match=r"^explain: `key` must be"):
-        explain(x, [[1.0]], x)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"^explain: `implementation` must be None or 'xp', because"):
-        explain(x, x, x, implementation="native")
-
-
 class Standard:
     """An array of an unknown library, whose arithmetic is NumPy's."""
 

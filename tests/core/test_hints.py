@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import ones
-from internals import NativeLibrary
 from libraries import Library
 
 from sdpa_xp import (
@@ -409,14 +408,6 @@ def test_unsigned_integers_of_a_library_without_int64(dtype: str) -> None:
     ):
         with pytest.raises(TypeError, match=rf"^to_array: `attn_mask\.\w*{name}` {rule}"):
             masks.to_array(mask, shape)
-
-
-def test_a_namespace_that_does_not_tell_its_dtypes() -> None:
-    """Most calls do not ask for them; a raw AttributeError would name no rule."""
-    namespace = types.ModuleType("toy")
-    rule = r"^to_array: the namespace toy must have __array_namespace_info__\(\)"
-    with pytest.raises(TypeError, match=rule):
-        NativeLibrary().has_dtype("to_array", namespace, "cpu", "float64")
 
 
 X = np.ones((2, 3, 8), F)

@@ -12,10 +12,7 @@ from internals import dtype_name
 from libraries import Library
 
 from sdpa_xp import (
-    attention_state,
-    attention_weights,
     biases,
-    masks,
     scaled_dot_product_attention,
     scaled_dot_product_attention_vjp,
 )
@@ -129,24 +126,3 @@ def test_integers(name: str) -> None:
     argument = name.partition(" ")[0]
     with pytest.raises(TypeError, match=rf"{argument.partition('.')[2] or argument}.*int64"):
         call(F, name, np.int64)
-
-
-def test_hints_fit_what_came() -> None:
-    """A function belongs to `from_function`; a number has no such hint."""
-    for join in (lambda x: masks.causal() & x, lambda x: biases.alibi(4) + x):
-        with pytest.raises(TypeError, match=r"`from_function` takes a function of the indices\.$"):
-            join(lambda b, h, i, j: i >= j)
-        with pytest.raises(TypeError) as refused:
-            join(1)
-        assert "from_function" not in str(refused.value)
-
-
-def test_no_pair_of_a_range_of_queries() -> None:
-    """Weights of 0 and no NaN, also beside a sink."""
-    x = np.ones((2, 4, 3, 8), F)
-    for rules in ({}, {"sinks": np.ones(4, F)}):
-        weights = attention_weights(x, x, attn_mask=masks.padding(0), **rules)
-        np.testing.assert_array_equal(weights, np.zeros((2, 4, 3, 3)))
-        state = attention_state(x, x, x, masks.padding(0), **rules)
-        np.testing.assert_array_equal(state.output, 0)
-        np.testing.assert_array_equal(state.lse, 1 if rules else -np.inf)

@@ -174,18 +174,6 @@ def test_a_length_of_none() -> None:
         scaled_dot_product_attention(x, x, x)
 
 
-@pytest.mark.needs("dask")
-def test_unknown_lengths() -> None:
-    import dask.array
-
-    x = dask.array.ones((8, 4), chunks=(4, 4), dtype=F)
-    with pytest.raises(ValueError, match=r"lengths of `query` must be known.*nan.*compute_chunk_sizes\(\)"):
-        scaled_dot_product_attention(x[x[:, 0] > 0], x, x)
-    mask = dask.array.ones((8,), chunks=4, dtype=bool)
-    with pytest.raises(ValueError, match="lengths of `attn_mask` must be known"):
-        scaled_dot_product_attention(x, x, x, mask[mask])
-
-
 def test_refused_on_every_library(library: Library) -> None:
     """One message of each kind, where dtypes and shapes are the library's own."""
     x = ones(3, 8)

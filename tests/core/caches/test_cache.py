@@ -124,12 +124,6 @@ def test_decoding_is_one_full_pass(library: Library, arrays: Arrays, name: str) 
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
-@pytest.mark.parametrize("name", ["plain", "window"])
-def test_one_by_one(library: Library, arrays: Arrays, name: str) -> None:
-    assert_decodes(library, arrays, [1] * TOKENS, CASES[name])
-
-
-@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("sinks", [SINKS[0], SINKS], ids=["one per head", "one per batch entry and head"])
 def test_sinks(library: Library, arrays: Arrays, sinks: np.ndarray) -> None:
     assert_decodes(library, arrays, MIXED, CASES["plain"], sinks=sinks)

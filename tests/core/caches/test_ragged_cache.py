@@ -15,7 +15,7 @@ from calls import draw, moved
 from internals import reference
 from libraries import Library, can_write, generator
 
-from sdpa_xp import AttentionState, KVCache, PagedKVCache, attention_state, biases, masks, merge_states
+from sdpa_xp import AttentionState, KVCache, PagedKVCache, attention_state, biases, masks
 from sdpa_xp.positional import Rotary, RotaryTables
 
 F = np.float32
@@ -344,28 +344,6 @@ def test_dropout_of_unlike_numbers_of_queries(library: Library) -> None:
     expected = np.concatenate([x[:, 3 - n :] for x, n in zip(whole, counts, strict=True)], axis=-2)
     np.testing.assert_allclose(library.get(state.output), expected, rtol=0, atol=2e-6)
     np.testing.assert_allclose(library.get(state.lse), library.get(plain.lse), rtol=0, atol=1e-6)
-
-
-@pytest.mark.sampled(0, on="EAGER_JAX")
-@pytest.mark.parametrize("base", [None, 2])
-def test_a_shared_prefix_merges(library: Library, base: int | None) -> None:
-    """Cascade attention: one call over the prefix for all queries, one over the blocks of each sequence."""
-    sequences, prefix = drawn(OLD, NEW), drawn([0], [5])[0]
-    query = packed(sequences, "query", OLD)
-    lengths = [o + n for o, n in zip(OLD, NEW, strict=True)]
-    cache = cache_of(library, sequences, lengths, TABLE)
-    with library.guard():
-        queries, key, value = map(library.put, (query, prefix["key"], prefix["value"]))
-        apart = cache.attend_state(queries, cu_seqlens_q=starts(NEW), lse_base=base)
-        common = attention_state(queries, key, value, lse_base=base)
-        merged = merge_states([common, apart], lse_base=base)
-    joined = [
-        {name: np.concatenate([prefix[name], x[name]], axis=1) for name in ("key", "value")}
-        | {"query": x["query"]}
-        for x in sequences
-    ]
-    output, lse = library.get(merged.output), library.get(merged.lse) * math.log(base or math.e)
-    assert_each_is_one_call([output, lse, output], joined, [5 + o for o in OLD], NEW, CASES["plain"])
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")

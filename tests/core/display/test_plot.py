@@ -14,7 +14,7 @@ import pytest
 from internals import Scores
 from libraries import Library
 
-from sdpa_xp import attention_weights, masks, plot, scaled_dot_product_attention
+from sdpa_xp import masks, plot, scaled_dot_product_attention
 
 matplotlib = pytest.importorskip("matplotlib")
 agg = pytest.importorskip("matplotlib.backends.backend_agg")
@@ -322,15 +322,6 @@ def saved(figure: Any, **keywords: Any) -> np.ndarray:
         child.set_visible(False)
     figure.savefig(file, format="png", dpi=20, **keywords)
     return np.round(255 * image.imread(io.BytesIO(file.getvalue()))).astype(int)
-
-
-def test_weights_of_the_library_are_taken(library: Library, rng: np.random.Generator) -> None:
-    """What `attention_weights` makes needs no step between."""
-    x = rng.standard_normal((2, 3, 4)).astype(F)
-    weights = library.call(attention_weights, x, x, is_causal=True)
-    figure = plot.attention(weights, mask=masks.causal())
-    for axes, numbers in zip(panels(figure), library.get(weights), strict=True):
-        np.testing.assert_array_equal(drawn(axes), numbers)
 
 
 @pytest.mark.needs("dask")

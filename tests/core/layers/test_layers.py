@@ -15,7 +15,7 @@ from calls import gradients
 from internals import judge, namespace, override, product, reference, stages
 from libraries import LIBRARIES, NAMESPACES, Library, each_other, generator, read_only
 
-from sdpa_xp import KVCache, PagedKVCache, masks, merge_states
+from sdpa_xp import KVCache, PagedKVCache, masks
 from sdpa_xp.layers import Layer as Parameters
 from sdpa_xp.layers import Linear, MultiHeadAttention, SingleHeadAttention
 
@@ -197,17 +197,6 @@ def test_calls_that_are_alike_are_checked_once(monkeypatch: pytest.MonkeyPatch) 
     with contextlib.suppress(TypeError):
         changed(x, other)
     assert checked[0] == "MultiHeadAttention"
-
-
-@pytest.mark.sampled(0, on="EAGER_JAX")
-def test_states_of_parts_merge(library: Library, rng: np.random.Generator) -> None:
-    case = CASES["cross, value is key"]
-    layer, (query, key) = case.make(), draw(rng, case)
-    placed = placed_on(library, layer)
-    parts = [library.call(placed.state, query, key[:, keys]) for keys in (slice(0, 2), slice(2, 6))]
-    with library.guard():
-        merged = placed.combine(merge_states(parts).output)
-    assert_agrees(library, merged, layer, [query, key], {})
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
@@ -527,10 +516,3 @@ def test_repr_says_what_it_is_made_of() -> None:
     assert repr(heads) == "MultiHeadAttention(64, 48 -> 64, num_heads=8, num_kv_heads=2, float32)"
     learned = dataclasses.replace(multi(8)(), scale=2.0, temperature=np.ones(4, F))
     assert repr(learned).endswith("float32, scale=2.0, temperature=[1, 1, 1, 1])")
-
-
-def test_masks_are_passed_on() -> None:
-    """Equal tokens share the weight of a row, and what the mask leaves out is exactly 0."""
-    weights = multi(8)().weights(np.ones((2, 5, 8), F), attn_mask=masks.sliding_window(1, 0))
-    expected = [[1, 0, 0, 0, 0], *[[0] * i + [0.5, 0.5] + [0] * (3 - i) for i in range(4)]]
-    np.testing.assert_allclose(weights[0, 0], np.asarray(expected, F), rtol=4 * np.finfo(F).eps, atol=0)
