@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
-from internals import score_grid
+from internals import on_device
 
 from sdpa_xp import (
     attention_state,
@@ -108,7 +108,7 @@ CALLS: dict[str, tuple[tuple[int, ...], Callable[[Put], dict[str, Any]], tuple[i
 
 @pytest.fixture(autouse=True)
 def _no_list_is_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(score_grid, "_PLACED", {})
+    monkeypatch.setattr(on_device, "_PLACED", {})
 
 
 def same(on_device: Any, on_cpu: Any) -> None:
@@ -263,7 +263,7 @@ def test_a_list_that_the_inference_mode_copied_serves_autograd() -> None:
     with cuda_tensors():
         with torch.inference_mode():
             attend(put(random(32, 2)))
-        assert [copy.is_inference() for copy in score_grid._PLACED.values()] == [False]
+        assert [copy.is_inference() for copy in on_device._PLACED.values()] == [False]
         table = put(random(32, 2)).requires_grad_()
         attend(table).sum().backward()
         assert get(table.grad).shape == (32, 2)
