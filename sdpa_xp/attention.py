@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TypeVar, cast
+from typing import NamedTuple, TypeVar, cast
 
 from sdpa_xp._call.options import CallOptions
-from sdpa_xp._call.prepare import prepare
-from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._call.prepared_call import PreparedCall, prepare
 from sdpa_xp._checks.arrays import Layout
-from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords
+from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords, refuse_missing_kernel
 from sdpa_xp._core import streaming
 from sdpa_xp._core.products import ArraySource
 from sdpa_xp._core.softmax import OneTile, one_tile
-from sdpa_xp._kernels import choose_kernel
+from sdpa_xp._kernels import KERNELS, Kernel
 from sdpa_xp._libraries import overridden
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp.biases import Bias
@@ -247,6 +246,38 @@ def compute_state(
         state = AttentionState(cast(A, call.result(output)), cast(A, lse))
     call.checked(state.output)
     return state
+
+
+class KernelChoice(NamedTuple):
+    """What a call is computed with, and why."""
+
+    kernel: Kernel | None
+    """None is the portable implementation."""
+    reason: str
+
+
+def choose_kernel(call: PreparedCall) -> KernelChoice:
+    """Choose the kernel of a call, or the portable implementation.
+
+    Raises:
+        ValueError: The call asks for a kernel, and none computes it.
+    """
+    if call.implementation == "xp":
+        return KernelChoice(None, "the call asks for it")
+    is_asked_for = call.implementation == "native"
+    library = call.grid.library.name
+    kernel = KERNELS.get(library)
+    reason: str | None
+    if kernel is None:
+        name = call.grid.xp.__name__.removeprefix("array_api_compat.")
+        reason = f"there is no kernel for {name}"
+    else:
+        reason = (None if is_asked_for else kernel.not_default_reason(call)) or kernel.unsupported_reason(call)
+    if reason is None:
+        return KernelChoice(kernel, f"{library}'s kernel computes the call as documented")
+    if is_asked_for:
+        refuse_missing_kernel(call.grid.function, reason)
+    return KernelChoice(None, reason)
 
 
 def _attend_portably(call: PreparedCall, *, with_lse: bool) -> tuple[Array, Array | None]:

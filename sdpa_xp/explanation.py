@@ -6,18 +6,18 @@ import math
 from typing import Any, NamedTuple
 
 from sdpa_xp._call.options import CallOptions
-from sdpa_xp._call.prepare import prepare
+from sdpa_xp._call.prepared_call import prepare
 from sdpa_xp._checks.arrays import Layout
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
 from sdpa_xp._core import threads
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._display import Squares, captioned
-from sdpa_xp._kernels import choose_kernel
 from sdpa_xp._libraries import is_traced, is_unknown, namespace_of
 from sdpa_xp._libraries.jax_trees import without_arrays
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._many import CutCall, cut_call
 from sdpa_xp._tiles.plan import Plan
+from sdpa_xp.attention import choose_kernel
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 

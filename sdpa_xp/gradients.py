@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from sdpa_xp._call.options import CallOptions, arrays_of
-from sdpa_xp._call.prepare import prepare
-from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._call.prepared_call import PreparedCall, prepare
 from sdpa_xp._checks.arrays import (
     Layout,
     check_known,
@@ -23,8 +22,7 @@ from sdpa_xp._core.backward import Forward, gradients
 from sdpa_xp._core.gradient_sums import gradient_targets
 from sdpa_xp._core.products import ArraySource
 from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries import overridden
-from sdpa_xp._libraries.base import FLOATING, astype_if_needed, dtype_name
+from sdpa_xp._libraries import FLOATING, astype_if_needed, dtype_name, overridden
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng, Shape
 from sdpa_xp._many import graph_call
 from sdpa_xp._tiles.tile import GradientTarget

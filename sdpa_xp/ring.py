@@ -7,15 +7,13 @@ from dataclasses import replace
 from typing import TypeVar, cast
 
 from sdpa_xp._call.options import CallOptions
-from sdpa_xp._call.prepare import prepare
-from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._call.prepared_call import PreparedCall, prepare
 from sdpa_xp._checks.arrays import Layout
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
 from sdpa_xp._checks.messages import shown
-from sdpa_xp._libraries import library_of
-from sdpa_xp._libraries.base import astype_if_needed
-from sdpa_xp._libraries.capabilities import TRACED, DeviceRing
-from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
+from sdpa_xp._libraries import astype_if_needed, library_of
+from sdpa_xp._libraries.capabilities import DeviceRing
+from sdpa_xp._libraries.protocols import TRACED, AnyArray, Array, Dtype, Rng
 from sdpa_xp._many import walks
 from sdpa_xp._many.blocks import take_arrays
 from sdpa_xp._many.cutting import readable_grid

@@ -15,15 +15,14 @@ from sdpa_xp._checks.arrays import (
     check_one_device,
     check_one_dtype,
     check_one_library,
-    explain_missing_name,
+    explaining_missing_names,
     headed,
     swap_heads_and_length,
 )
 from sdpa_xp._checks.keywords import check_integer, check_layout, check_lse_base, explains_keywords
 from sdpa_xp._checks.messages import brief, shown
 from sdpa_xp._core.softmax import merge
-from sdpa_xp._libraries import computing
-from sdpa_xp._libraries.base import accumulation_dtype, dtype_name
+from sdpa_xp._libraries import accumulation_dtype, computing, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
@@ -107,19 +106,15 @@ def merge_states(
     base = check_lse_base("merge_states", lse_base)
     xp, parts = _check_states(states, layout)
     _check_key_ranges(key_ranges, len(parts), keys)
-    try:
-        with computing(parts[0][0]):
-            # `merge` takes the lse as a large and a small part; that of a caller is one number.
-            natural_states = [
-                (swap_heads_and_length(xp, output, layout), lse if base is None else lse * math.log(base), 0.0)
-                for output, lse in parts
-            ]
-            output, large, small = merge(xp, natural_states)
-            output = swap_heads_and_length(xp, xp.astype(output, parts[0][0].dtype, copy=False), layout)
-            return AttentionState(cast(A, output), cast(A, to_base(large + small, base)))
-    except AttributeError as error:
-        explain_missing_name("merge_states", xp, error)
-        raise
+    with explaining_missing_names("merge_states", parts[0][0], computing(parts[0][0])):
+        # `merge` takes the lse as a large and a small part; that of a caller is one number.
+        natural_states = [
+            (swap_heads_and_length(xp, output, layout), lse if base is None else lse * math.log(base), 0.0)
+            for output, lse in parts
+        ]
+        output, large, small = merge(xp, natural_states)
+        output = swap_heads_and_length(xp, xp.astype(output, parts[0][0].dtype, copy=False), layout)
+        return AttentionState(cast(A, output), cast(A, to_base(large + small, base)))
 
 
 def to_base(lse: Array, base: float | None) -> Array:

@@ -10,8 +10,7 @@ from typing import Any, TypeVar, cast
 from sdpa_xp import _many as many
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.padded import RaggedBatch, equal_lengths, gather_sequences, padded_groups
-from sdpa_xp._call.prepare import prepare
-from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._call.prepared_call import PreparedCall, prepare
 from sdpa_xp._call.ragged import Group, GroupArrays, GroupState, attend_packed, in_parts, stack_sequences
 from sdpa_xp._checks.arrays import HLE, Layout, check_axes
 from sdpa_xp._checks.integers import check_cumulative_lengths, check_same_length, read_together
@@ -261,6 +260,7 @@ def _attend_in_chunks(
     call: PreparedCall, group: Group, arrays: GroupArrays, dropout: Dropout | None
 ) -> GroupState | None:
     key, value = (cast(ArraySource, source).array for source in (arrays.key, arrays.value))
-    of_group = call.of_entries(group.grid, {"query": arrays.query, "key": key, "value": value})
+    of_arrays = {"query": arrays.query, "key": key, "value": value}
+    of_group = call._replace(grid=group.grid, arrays=of_arrays, derived={})
     in_chunks = many.attend(of_group, dropout)
     return None if in_chunks is None else (in_chunks[0], in_chunks[1][..., None])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar, cast
 
 from sdpa_xp._call.options import CallOptions
-from sdpa_xp._call.prepare import prepare
+from sdpa_xp._call.prepared_call import prepare
 from sdpa_xp._checks.arrays import Layout
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
 from sdpa_xp._core.full_matrix import full_scores, full_weights

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sdpa_xp._call.options import CallOptions
-from sdpa_xp._call.prepare import prepare
+from sdpa_xp._call.prepared_call import prepare
 from sdpa_xp._tiles.plan import plan_tiles
 from sdpa_xp.masks import Mask
 from sdpa_xp.plot.panels import FONT, THEMES, Theme, paint

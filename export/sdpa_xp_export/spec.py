@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from sdpa_xp._checks.keywords import explains_keywords
 from sdpa_xp._checks.messages import Immutable
-from sdpa_xp._libraries.base import dtype_name
+from sdpa_xp._libraries import dtype_name
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export import _dtypes
 from sdpa_xp_export._dtypes.dtype import FLOATING, INTEGERS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, TypedDict, cast
 
 from sdpa_xp._checks.arrays import HLE, check_floating
@@ -12,6 +13,7 @@ from sdpa_xp._checks.keywords import (
     check_number,
     check_probability,
     check_softcap,
+    refuse_missing_kernel,
     refuse_other_kind,
 )
 from sdpa_xp._checks.messages import shown
@@ -23,10 +25,11 @@ from sdpa_xp._checks.score_arrays import (
     warn_if_zeros_and_ones,
 )
 from sdpa_xp._core.scores import BoundOptions, Dropout
-from sdpa_xp._libraries import is_array
+from sdpa_xp._libraries import array_signatures, dtype_name, is_array
 from sdpa_xp._libraries.base import Library
-from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
+from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Rng
 from sdpa_xp._tiles import modifier
+from sdpa_xp._tiles.modifier import PLAIN_TYPES, ScoreModifier
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp.biases.algebra import ArrayBias, Bias, as_bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
@@ -113,6 +116,21 @@ class CheckedOptions(NamedTuple):
             return None
         return Dropout(self.dropout_p, grid.library.generators.random_words(self.rng, 4, grid.xp, grid.device))
 
+    @contextmanager
+    def restoring_rng(self, library: Library, context: AbstractContextManager[object]) -> Iterator[None]:
+        """Add to a context that `rng` gets back its state after an error, so that the call can be made again.
+
+        Keys have no state, and the state of some generators cannot be read: these are not restored.
+        """
+        state = library.generators.state(self.rng)
+        try:
+            with context:
+                yield
+        except BaseException:
+            if state is not None:
+                library.generators.restore(self.rng, state)
+            raise
+
     def arrays(self) -> list[Array]:
         """Return all arrays that may have a gradient."""
         parts = [cast(Array, x) for part in (*self.masks, *self.biases) for _, x in part.arrays()]
@@ -140,6 +158,37 @@ def check_options(
     _check_rng(function, options.rng, grid.library, needed=dropout_p > 0)
     softcap = check_softcap(function, options.softcap, dtype)
     return CheckedOptions(masks, biases, scale, softcap, arrays.get("sinks"), dropout_p, options.rng)
+
+
+def check_implementation(function: str, value: object, *, kernels: bool) -> Implementation | None:
+    """Check for None, "xp", or "native" if vendors have `kernels` for the function."""
+    if value is None:
+        return None
+    if isinstance(value, str) and value == "xp":
+        return "xp"
+    if isinstance(value, str) and value == "native":
+        if kernels:
+            return "native"
+        refuse_missing_kernel(function, "no vendor has a kernel for this function")
+    rule = "`implementation` must be None or 'xp', the portable one" + ", or 'native'" * kernels
+    raise ArgumentValueError(function, rule, {"implementation": repr(value)})
+
+
+def check_softmax_dtype(
+    function: str, value: object, default: Dtype, library: Library, xp: Namespace, device: Device
+) -> Dtype:
+    """Return the dtype of the scores: `default`, or the wider dtype that the caller chose."""
+    if value is None:
+        return default
+    chosen, least = dtype_name(value), dtype_name(default)
+    if chosen not in ("float32", "float64") or chosen < least:  # their names compare like their widths
+        rule = "`softmax_dtype` must be None, or float32 or float64 and no narrower than the scores"
+        hint = "A narrower one would only lose digits."
+        raise ArgumentValueError(function, rule, {"softmax_dtype": chosen, "scores": least}, hint)
+    if not library.has_dtype(function, xp, device, chosen):
+        rule = f"`softmax_dtype` must be one that {xp.__name__} has on this device"
+        raise ArgumentValueError(function, rule, {"softmax_dtype": chosen, "device": device})
+    return getattr(xp, chosen)
 
 
 def _check_rng(function: str, value: object, library: Library, *, needed: bool) -> None:
@@ -208,3 +257,25 @@ def with_arrays(options: CallOptions, change: Callable[[Any], Any]) -> CallOptio
         elif is_array(option):
             changes[name] = change(option)
     return options._replace(**changes)
+
+
+def call_signature(function: str, inputs: Mapping[str, Any], options: CallOptions, cache: object) -> object:
+    """Return a key of all that the checks look at, or None if the call is not to be cached.
+
+    Types are part of the key, because True == 1.
+    """
+    types = tuple(map(type, options))
+    key: tuple[object, ...] = options
+    if not PLAIN_TYPES.issuperset(types):
+        attn_mask, bias, *others = options
+        attn_mask, bias = _signature_of(attn_mask), _signature_of(bias)
+        if attn_mask is None or bias is None or not PLAIN_TYPES.issuperset(types[2:]):
+            return None
+        key = attn_mask, bias, *others
+    arrays = array_signatures(inputs.values())
+    return None if arrays is None else (function, cache, types, key, arrays)
+
+
+def _signature_of(option: object) -> object:
+    """Return a key of a mask or a bias; None if calls with it are not to be cached, as with an array."""
+    return "" if option is None else option.signature if isinstance(option, ScoreModifier) else None

@@ -146,6 +146,7 @@ def padded_groups(
         if len({*keys}) > 1:
             bound = bound._replace(mask=AllOf((KeysBefore(padding.real_keys()), bound.mask)))
         groups.append(Group(entries, of_group, bound, plan_of(of_group), tables))
+    # Without any query one group stays, from which the output has its shape and its dtype.
     return [group for group in groups if group.grid.queries] or groups[:1]
 
 
@@ -178,6 +179,7 @@ def _equal_rows(batch: RaggedBatch, entries: Entries) -> list[list[int]]:
         return [[] for _ in entries]
     counts = [-(-batch.lengths[entry][1] // batch.block_size) for entry in entries]
     rows = [[*batch.block_table[entry][:count]] for entry, count in zip(entries, counts, strict=True)]
+    # A sequence without tokens has no block to repeat: it gets block 0, of which its mask hides all keys.
     return [row + (row[-1:] or [0]) * (max(counts) - len(row)) for row in rows]
 
 

@@ -115,9 +115,8 @@ def _attend_in_pool_order(paged: PagedCall) -> tuple[Array, Array] | None:
     if not call.grid.is_writeable or call.options.biases or call.options.dropout_p or len(counts) > 1:
         return None
     (queries,) = counts
-    for (
-        mask
-    ) in call.options.masks:  # the query of a last token attends to all tokens, although the call is causal
+    for mask in call.options.masks:
+        # The query of a last token attends to all tokens, although the call is causal.
         is_causal = isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == 0
         if not is_causal or queries > 1:
             return None

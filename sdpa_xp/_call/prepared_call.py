@@ -1,4 +1,4 @@
-"""A validated call, ready to be computed."""
+"""Validate a call, and bind its options to the grid of its scores; equal calls are validated once."""
 
 from __future__ import annotations
 
@@ -6,59 +6,53 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
-from sdpa_xp._call.options import CheckedOptions
-from sdpa_xp._checks.arrays import Sizes, explain_missing_name, swap_heads_and_length
+from sdpa_xp._call.options import (
+    CallOptions,
+    CheckedOptions,
+    arrays_of,
+    call_signature,
+    check_implementation,
+    check_options,
+    check_softmax_dtype,
+    with_arrays,
+)
+from sdpa_xp._checks.arrays import (
+    HLE,
+    Sizes,
+    check_appended,
+    check_floating,
+    check_one_device,
+    check_one_dtype,
+    check_one_library,
+    check_shapes,
+    explaining_missing_names,
+    swap_heads_and_length,
+)
+from sdpa_xp._checks.keywords import check_flag, check_layout
 from sdpa_xp._core.products import ArraySource
 from sdpa_xp._core.scores import BoundOptions, Dropout, Scores
-from sdpa_xp._libraries import is_unknown, library_of
-from sdpa_xp._libraries.base import Library, astype_if_needed
-from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
+from sdpa_xp._core.threads import asked_threads
+from sdpa_xp._libraries import (
+    access_of,
+    accumulation_dtype,
+    astype_if_needed,
+    computing,
+    is_unknown,
+    library_of,
+    refuses_unlike_axes,
+)
+from sdpa_xp._libraries.protocols import Array, Dtype, Shape
 from sdpa_xp._tiles.on_device import Questions
 from sdpa_xp._tiles.plan import Plan, plan_tiles
 from sdpa_xp._tiles.score_grid import ScoreGrid
 
-
-class MissingFunctions:
-    """A context in which the error for a name that a namespace lacks also names the called function."""
-
-    def __init__(self, function: str, xp: Namespace, context: AbstractContextManager[object]) -> None:
-        self.function, self.xp, self.context = function, xp, context
-
-    def __enter__(self) -> None:
-        self.context.__enter__()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *rest: Any) -> None:
-        self.context.__exit__(kind, error, *rest)
-        if isinstance(error, AttributeError):
-            explain_missing_name(self.function, self.xp, error)
-
-
-class RngRollback:
-    """A context in which an error gives a generator back its state, so that the call can be made again.
-
-    Keys have no state, and the state of some generators cannot be read: these are not restored.
-    """
-
-    def __init__(self, rng: Any, library: Library, context: AbstractContextManager[object]) -> None:
-        self.rng, self.library, self.context = rng, library, context
-
-    def __enter__(self) -> None:
-        self.state = self.library.generators.state(self.rng)
-        self.context.__enter__()
-
-    def __exit__(self, error: type[BaseException] | None, *rest: Any) -> None:
-        self.context.__exit__(error, *rest)
-        if error is not None and self.state is not None:
-            self.library.generators.restore(self.rng, self.state)
-
-
+MOST_CACHED = 1024
 MOST_KNOWN = 2**12
 """The scores of the largest call whose mask is asked once for all equal calls: its answer is an array."""
 T = TypeVar("T")
-
-
 Derived: TypeAlias = Literal[
     "bound_options", "context_maker", "has_arrays", "is_causal", "kernel", "needs_no_conversion", "one_tile",
     "plan", "real_keys", "tiles"
@@ -98,26 +92,29 @@ class PreparedCall(NamedTuple):
         """
         query = self.arrays["query"]
         context = self.cached("context_maker", lambda: self._context_maker(query))()
-        return RngRollback(self.options.rng, library_of(query), context) if self.options.dropout_p else context
+        return self.options.restoring_rng(self.grid.library, context) if self.options.dropout_p else context
 
     def _context_maker(self, query: Array) -> Callable[[], AbstractContextManager[object]]:
-        make, (function, xp) = library_of(query).context_maker(query), (self.grid.function, self.grid.xp)
+        make = self.grid.library.context_maker(query)
+        if not is_unknown(query):
+            return make
         # Only a library without a file in `_libraries` may lack a function, and pays for the context.
-        return (lambda: MissingFunctions(function, xp, make())) if is_unknown(query) else make
+        return lambda: explaining_missing_names(self.grid.function, query, make())
 
     def attach_zero_gradient(self, result: Array, sole: Array | None = None) -> Array:
         """Connect a result that is constant where no pair may attend to all that may have a gradient.
 
         Where no pair may attend, it may follow from the array `sole`.
         """
-        return self.grid.library.attach_zero_gradient(result, self._learnable_arrays, sole)
+        if (autograd := self.grid.library.autograd) is None:
+            return result
+        return autograd.attach_zero_gradient(
+            result, lambda: [*self.arrays.values(), *self.options.arrays()], sole
+        )
 
     def connected_lse(self, column: Array) -> Array:
         """Return the log-sum-exp (..., Hq, L) of a column. In a row without keys it is the sink."""
         return self.attach_zero_gradient(column[..., 0], self.options.sinks)
-
-    def _learnable_arrays(self) -> list[Array]:
-        return [*self.arrays.values(), *self.options.arrays()]
 
     def bound_options(self) -> BoundOptions:
         """Return the options bound to the grid of the whole call."""
@@ -186,7 +183,8 @@ class PreparedCall(NamedTuple):
 
     def checked(self, result: T, name: str = "output") -> T:
         """Return a result, unless the library is set to look for NaN or inf, which `computing` has put off."""
-        self.grid.library.find_nonfinite(self.grid.function, name, result)
+        if (settings := self.grid.library.settings) is not None:
+            settings.find_nonfinite(self.grid.function, name, result)
         return result
 
     def remove_head_axis(self, computed: Array) -> Array:
@@ -201,6 +199,120 @@ class PreparedCall(NamedTuple):
         """Return the dropout of the call, or None; draws the seed from `rng`."""
         return self.options.draw_dropout(self.grid)
 
-    def of_entries(self, grid: ScoreGrid, arrays: Mapping[str, Array]) -> PreparedCall:
-        """Return some batch entries as a separate call."""
-        return self._replace(grid=grid, arrays=arrays, derived={})
+
+_CACHE: dict[object, PreparedCall] = {}
+"""Calls by their signature, without their arrays. It needs no lock, also without the GIL: each access is one
+operation of a dict, and two threads that prepare equal calls store equal values."""
+
+
+def prepare(
+    function: str,
+    inputs: Mapping[str, Any],
+    options: CallOptions,
+    *,
+    queries_at_end: bool = False,
+    cache_shapes: tuple[Shape, Shape] | None = None,
+    has_kernels: bool = False,
+    has_entries: bool = False,
+) -> PreparedCall:
+    """Validate and prepare a call.
+
+    Args:
+        function: The public function, for messages.
+        inputs: The query and the key, and the value if the function has one.
+        options: The keyword arguments.
+        queries_at_end: Whether the queries are the last tokens of a cache.
+        cache_shapes: The shapes that the keys and values of a paged cache would have as arrays.
+        has_kernels: Whether vendors have kernels for the function.
+        has_entries: Whether batch entries have different lengths. Then the options are not bound here, but to
+            the grid of each entry.
+    """
+    signature = call_signature(function, inputs, options, (queries_at_end, cache_shapes))
+    call = None if signature is None else _CACHE.get(signature)
+    if call is not None:
+        arrays = inputs if call.is_default_layout else _to_heads_first(call.grid, inputs, call.layout)
+        # `arrays` is the second field. `_replace(arrays=arrays)` takes three times as long.
+        return PreparedCall(call[0], arrays, *call[2:])
+    with explaining_missing_names(function, inputs["query"], computing(inputs["query"])):
+        call = _validated(function, inputs, options, queries_at_end, cache_shapes, has_kernels)
+    if not has_entries:
+        with call.computing():
+            call.bound_options()  # checks them as well
+    if signature is not None:
+        if len(_CACHE) >= MOST_CACHED:
+            _CACHE.clear()  # all at once: to drop the oldest, each call that is found would have to be moved up
+        _CACHE[signature] = call._replace(arrays={})
+    return call
+
+
+def _validated(
+    function: str,
+    inputs: Mapping[str, object],
+    options: CallOptions,
+    queries_at_end: bool,
+    cache_shapes: tuple[Shape, Shape] | None,
+    has_kernels: bool,
+) -> PreparedCall:
+    implementation = check_implementation(function, options.implementation, kernels=has_kernels)
+    check_layout(function, options.layout)
+    layout = str(options.layout)
+    library = library_of(inputs["query"])
+    if (chunks := library.chunks) is not None:
+        options = with_arrays(options, partial(chunks.as_lazy, like=inputs["query"]))
+    xp, arrays = check_one_library(function, {**inputs, **dict(arrays_of(options))})
+    tensors = {name: arrays[name] for name in inputs}
+    for name, array in tensors.items():
+        check_floating(function, name, array)
+    check_one_dtype(function, tensors)  # masks and biases may have others
+    check_one_device(function, arrays)
+    query = tensors["query"]
+    other_shapes = [array.shape for name, array in tensors.items() if name != "query"]
+    shapes = other_shapes if cache_shapes is None else cache_shapes
+    sizes = check_shapes(function, query.shape, *shapes, layout=layout)
+    is_causal = check_flag(function, "is_causal", options.is_causal)
+    if queries_at_end and is_causal:
+        check_appended(function, sizes.queries, sizes.keys)
+    input_accumulation_dtype = accumulation_dtype(xp, query.dtype)
+    device = library.device(query)
+    dtype = check_softmax_dtype(function, options.softmax_dtype, input_accumulation_dtype, library, xp, device)
+    grid = ScoreGrid(
+        function=function,
+        library=library,
+        xp=xp,
+        device=device,
+        dtype=dtype,
+        input_dtype=query.dtype,
+        access=access_of(arrays.values()),
+        batch=sizes.batch,
+        heads=sizes.query_heads,
+        queries=sizes.queries,
+        keys=sizes.keys,
+        is_2d=sizes.is_2d,
+        position=sizes.keys - sizes.queries if queries_at_end else 0,
+        needs_all_axes=refuses_unlike_axes(library),
+    )
+    if grid.uses_our_threads:
+        asked_threads()  # small calls need no threads, but refuse a wrong value too
+    least = len(sizes.batch) + 3 if grid.needs_all_axes else 3
+    is_default_layout = layout == HLE and all(array.ndim >= least for array in tensors.values())
+    return PreparedCall(
+        grid=grid,
+        arrays=tensors if is_default_layout else _to_heads_first(grid, tensors, layout),
+        is_default_layout=is_default_layout,
+        sizes=sizes,
+        options=check_options(options, arrays, grid, is_causal=is_causal),
+        layout=layout,
+        implementation=implementation,
+        result_dtype=query.dtype,
+        derived={},
+    )
+
+
+def _to_heads_first(grid: ScoreGrid, inputs: Mapping[str, Any], layout: str) -> Mapping[str, Array]:
+    """Return the inputs as (..., heads, length, width); a 2-D input is one head."""
+    xp = grid.xp
+    with_heads = {
+        name: xp.expand_dims(array, axis=0) if array.ndim == 2 else swap_heads_and_length(xp, array, layout)
+        for name, array in inputs.items()
+    }
+    return {name: grid.in_all_axes(array) for name, array in with_heads.items()}

@@ -6,13 +6,28 @@ The exporter checks shapes too: only shapes are read, and a length may be a symb
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from sdpa_xp._checks.messages import OTHER_KINDS, conversion_hint, hint_for_value, rows_hint, shown, type_name
-from sdpa_xp._libraries import is_array, is_unknown, library_of, namespace_of
-from sdpa_xp._libraries.base import FLOATING, dtype_name, has_standard_name
+from sdpa_xp._checks.messages import (
+    OTHER_KINDS,
+    cast_text,
+    conversion_hint,
+    hint_for_value,
+    rows_hint,
+    shown,
+    type_name,
+)
+from sdpa_xp._libraries import (
+    FLOATING,
+    dtype_name,
+    has_standard_name,
+    is_array,
+    is_unknown,
+    library_of,
+    namespace_of,
+)
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
 
@@ -61,9 +76,17 @@ def _namespace(function: str, name: str, array: Array) -> Namespace:
     return xp
 
 
-def explain_missing_name(function: str, xp: Namespace, error: AttributeError) -> None:
-    """Check that no name is missing in the namespace: `error` is of something else."""
-    if error.obj is xp:
+@contextmanager
+def explaining_missing_names(
+    function: str, array: object, context: AbstractContextManager[object]
+) -> Iterator[None]:
+    """Add to a context that the error for a name which the namespace of `array` lacks names the function."""
+    try:
+        with context:
+            yield
+    except AttributeError as error:
+        if not is_array(array) or error.obj is not (xp := namespace_of(array)):
+            raise
         rule = f"the namespace of the arrays must have `{error.name}` for this call"
         hint = 'Define it there; the page "Add a backend" lists what each feature needs.'
         missing = Message(function, rule, {"namespace": xp.__name__}, hint)
@@ -96,7 +119,7 @@ def check_floating(function: str, name: str, array: Array) -> None:
     """Check that `array` has a supported real floating dtype."""
     if dtype_name(array.dtype) not in FLOATING:
         rule = f"`{name}` must be one of {', '.join(FLOATING)}"
-        hint = f"Convert it first: {library_of(array).cast_text(name, 'float32')}."
+        hint = f"Convert it first: {cast_text(array, name, 'float32')}."
         if is_unknown(array) and not has_standard_name(array.dtype):
             hint = "sdpa_xp reads no name of the standard in it: add the attribute `name`, such as 'float32'."
         if dtype_name(array.dtype).startswith("complex"):
@@ -113,12 +136,11 @@ def check_one_dtype(function: str, arrays: Mapping[str, Array]) -> None:
         if array.dtype != reference.dtype:
             rule = f"`{first}` and `{name}` must have one dtype"
             got = {f"{first}.dtype": reference.dtype, f"{name}.dtype": array.dtype}
-            code = library_of(array).cast_text
-            hint = f"Convert one: {code(name, f'{first}.dtype')}."
+            hint = f"Convert one: {cast_text(array, name, f'{first}.dtype')}."
             if name.endswith(".weight"):  # a caller of a layer can convert the input, but not the weight
-                hint = f"Convert the input: {code(first, dtype_name(array.dtype))}."
+                hint = f"Convert the input: {cast_text(array, first, dtype_name(array.dtype))}."
             elif name.startswith("cache."):  # nor what a cache holds
-                hint = f"Convert the new tokens: {code(first, f'{name}.dtype')}."
+                hint = f"Convert the new tokens: {cast_text(array, first, f'{name}.dtype')}."
             raise ArgumentTypeError(function, rule, got, hint)
 
 

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from sdpa_xp._checks.arrays import broadcast, check_known, check_plain_array
 from sdpa_xp._checks.keywords import LARGEST_INTEGER, check_choice, check_integer
-from sdpa_xp._libraries import computing, has_override, is_array, is_traced, library_of
-from sdpa_xp._libraries.base import dtype_name
+from sdpa_xp._libraries import computing, dtype_name, has_override, is_array, is_traced, library_of
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace, Shape
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
@@ -42,10 +41,6 @@ class Integers(NamedTuple):
         """Return the integers with `number` added to each."""
         return Integers(self.values + number, self.least + number, self.most + number)
 
-    @property
-    def shape(self) -> Shape:
-        return () if isinstance(self.values, int) else self.values.shape
-
 
 def check_integers(
     function: str,
@@ -71,15 +66,16 @@ def check_integers(
         return Integers(number, number, number)
     is_uint64 = dtype_name(value.dtype) == "uint64"
     value = _signed(function, name, value)
-    if traced or 0 in value.shape:
-        return Integers(xp.astype(value, xp.int32, copy=False), -math.inf, math.inf)
-    bounds = (int(xp.min(value)), int(xp.max(value))) if waiting is None else waiting.bounds(value)
-    if bounds is None:
-        return Integers(xp.astype(value, xp.int32, copy=False), -math.inf, math.inf)
-    smallest, largest = bounds
-    # A uint64 beyond int64 wraps around to a negative number: the message shows what was passed.
-    for number in (smallest + 2**64 if is_uint64 and smallest < 0 else smallest, largest):
-        check_integer(function, name, number, least)
+    bounds: Sequence[int] | None = None
+    if not traced and 0 not in value.shape:  # no elements have no minimum
+        bounds = (int(xp.min(value)), int(xp.max(value))) if waiting is None else waiting.bounds(value)
+    smallest, largest = -math.inf, math.inf
+    if bounds is not None:
+        smallest, largest = bounds
+        # A uint64 beyond int64 wraps around to a negative number: the message shows what was passed.
+        for number in (smallest + 2**64 if is_uint64 and smallest < 0 else smallest, largest):
+            check_integer(function, name, number, least)
+    # Only now: a number beyond int32 would wrap around and pass the checks.
     return Integers(xp.astype(value, xp.int32, copy=False), smallest, largest)
 
 

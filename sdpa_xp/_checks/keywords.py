@@ -14,8 +14,7 @@ from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, cast
 
 from sdpa_xp._checks.arrays import LAYOUTS
 from sdpa_xp._checks.messages import shown, type_name
-from sdpa_xp._libraries import is_array, is_traced
-from sdpa_xp._libraries.base import LARGEST, dtype_name
+from sdpa_xp._libraries import LARGEST, dtype_name, is_array, is_traced
 from sdpa_xp._libraries.protocols import Dtype
 from sdpa_xp._libraries.torch import is_compiling
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
@@ -121,7 +120,7 @@ def check_number(function: str, name: str, value: object, dtype: Dtype = "float6
     except OverflowError:
         result = math.inf
     largest = LARGEST[dtype_name(dtype)]
-    if not abs(result) <= largest:
+    if not abs(result) <= largest:  # and not `>`, which is False for NaN
         rule = f"`{name}` must be finite" + (f" in {dtype_name(dtype)}" if math.isfinite(result) else "")
         raise ArgumentValueError(function, rule, {name: result})
     if 0 < abs(result) < 1 / largest:  # it would lose its digits, or become 0

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import FrozenInstanceError, fields
 from typing import TYPE_CHECKING, Any
 
-from sdpa_xp._libraries import has_override, is_array, is_traced, library_of
-from sdpa_xp._libraries.base import dtype_name
+from sdpa_xp._libraries import dtype_name, has_override, is_array, is_traced, library_of
 from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp.errors import Message
 
@@ -77,6 +76,12 @@ _WORDS = "Words are not vectors: pass one row of numbers for each word."
 _UNLIKE_ROWS = (
     "The rows have different lengths: pad them to one length, and mask the padding with masks.padding."
 )
+
+
+def cast_text(array: Array, name: str, dtype: str) -> str:
+    """Return the code that converts `array`, called `name`, to a dtype, such as float32 or query.dtype."""
+    code, dtype_code = library_of(array).cast_code
+    return code.format(array=name, dtype=dtype if "." in dtype else dtype_code.format(name=dtype))
 
 
 def conversion_hint(arrays: Mapping[str, Array], *names: str) -> str:

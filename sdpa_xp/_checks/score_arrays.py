@@ -6,9 +6,8 @@ import sys
 import warnings
 
 from sdpa_xp._checks.arrays import broadcast, check_floating, check_known
-from sdpa_xp._checks.messages import hint_for_name, shown
-from sdpa_xp._libraries import is_array, library_of, namespace_of
-from sdpa_xp._libraries.base import dtype_name
+from sdpa_xp._checks.messages import cast_text, hint_for_name, shown
+from sdpa_xp._libraries import dtype_name, is_array, library_of, namespace_of
 from sdpa_xp._libraries.protocols import Array, Dtype, Shape
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
 
@@ -92,7 +91,7 @@ def check_added_dtype(function: str, name: str, array: Array, query: Dtype, accu
     if not joins_scores(*map(dtype_name, (array.dtype, query, accumulation))):
         rule = f"`{name}` must have the dtype of `query` or of the scores ({dtype_name(accumulation)})"
         got = {f"{name}.dtype": array.dtype, "query.dtype": query}
-        cast = library_of(array).cast_text(name, "query.dtype")
+        cast = cast_text(array, name, "query.dtype")
         hint = f"A narrower dtype is converted. Convert this one yourself: {cast}."
         if name == "attn_mask":  # converted 0 and 1 would be added to the scores, and mask nothing
             hint += " If its 1 means may attend, pass `attn_mask != 0`."

@@ -22,10 +22,8 @@ from sdpa_xp._core import threads
 from sdpa_xp._core.gradient_sums import GradientAccumulator
 from sdpa_xp._core.products import KeyValueSource, key_leading_slice, matmul_grouped, matmul_over_group
 from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries import computing, is_traced
-from sdpa_xp._libraries.base import astype_if_needed
-from sdpa_xp._libraries.capabilities import TRACED
-from sdpa_xp._libraries.protocols import Array, Namespace, Shape
+from sdpa_xp._libraries import astype_if_needed, computing, is_traced
+from sdpa_xp._libraries.protocols import TRACED, Array, Namespace, Shape
 from sdpa_xp._tiles.on_device import Questions
 from sdpa_xp._tiles.plan import Plan
 from sdpa_xp._tiles.tile import Allowed, GradientTarget, LeadingSlice, Tile, is_masked, slice_leading

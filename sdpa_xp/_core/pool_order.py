@@ -20,11 +20,10 @@ from sdpa_xp._core import threads
 from sdpa_xp._core.products import call_buffers, is_finite
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.softmax import unshifted_sums, zero_sums
-from sdpa_xp._libraries import computing
-from sdpa_xp._libraries.base import astype_if_needed
+from sdpa_xp._libraries import astype_if_needed, computing, rows_at
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.plan import takes_threads
-from sdpa_xp._tiles.score_grid import ScoreGrid, rows_at
+from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, Tile
 
 LEAST_SCORES = 2**13

@@ -21,8 +21,7 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal, NamedTuple, Protocol, TypeAlias, cast
 
-from sdpa_xp._libraries import library_of, namespace_of
-from sdpa_xp._libraries.base import astype_if_needed
+from sdpa_xp._libraries import astype_if_needed, library_of, namespace_of, rows_in_blocks
 from sdpa_xp._libraries.protocols import Array, InPlaceFunctions, Namespace, Shape
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, LeadingSlice, slice_leading
@@ -197,11 +196,11 @@ class PagedSource(NamedTuple):
         last = -(-columns.stop // size)
         if not isinstance(self.block_tables, Sequence):
             tables = self.block_tables[:, first:last]
-            return library_of(self.pool).rows_in_blocks(self.pool, tables)[..., start:stop, :]
+            return rows_in_blocks(self.pool, tables)[..., start:stop, :]
         blocks = [row[first:last] for row in self.block_tables]
         if len(blocks) == len(blocks[0]) == 1:
             return self.pool[blocks[0][0] : blocks[0][0] + 1, :, start:stop, :]
-        return library_of(self.pool).rows_in_blocks(self.pool, blocks)[..., start:stop, :]
+        return rows_in_blocks(self.pool, blocks)[..., start:stop, :]
 
     def slices(self, grid: ScoreGrid, *, transposed: bool = False) -> Callable[[range], Array]:
         return _converted(self, grid, transposed)

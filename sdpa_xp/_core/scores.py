@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from sdpa_xp._core.products import CallBuffers, KeyValueSource, key_leading_slice, matmul_grouped
-from sdpa_xp._libraries.base import LARGEST, dtype_name
+from sdpa_xp._libraries import LARGEST, dtype_name
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp._tiles.plan import Plan
 from sdpa_xp._tiles.score_grid import ScoreGrid

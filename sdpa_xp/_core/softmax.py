@@ -20,7 +20,7 @@ from typing import NamedTuple, cast
 
 from sdpa_xp._core.products import CallBuffers, KeyValueSource, NonfiniteGuard, matmul_grouped, weigh
 from sdpa_xp._core.scores import Scores, rows_within
-from sdpa_xp._libraries.base import LARGEST, dtype_name
+from sdpa_xp._libraries import LARGEST, dtype_name
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Ufuncs
 from sdpa_xp._tiles.plan import ONE_CORE, Plan
 from sdpa_xp._tiles.tile import Allowed, Tile, is_masked
@@ -298,8 +298,7 @@ def one_tile(scores: Scores, plan: Plan, dtype: Dtype) -> OneTile | None:
     if not options.is_plain or dtype != grid.dtype:
         return None
     is_one_tile = plan.is_one_tile and not plan.tries_without_maximum
-    functions = grid.library.ufuncs
-    if functions is None or not is_one_tile or not grid.keys:  # without a key, a tile may be large
+    if not grid.library.has_ufuncs or not is_one_tile or not grid.keys:  # without a key, a tile may be large
         return None
     keys, allowed = None, None
     if not options.is_unmasked:
@@ -313,4 +312,4 @@ def one_tile(scores: Scores, plan: Plan, dtype: Dtype) -> OneTile | None:
         if not isinstance(answer, bool):
             allowed = answer
     least = -LARGEST[dtype_name(grid.dtype)]
-    return OneTile(grid.xp, functions, cast(float, options.scale), keys, allowed, least)
+    return OneTile(grid.xp, cast(Ufuncs, grid.xp), cast(float, options.scale), keys, allowed, least)

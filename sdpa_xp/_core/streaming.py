@@ -23,8 +23,7 @@ from sdpa_xp._core.products import (
 )
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.softmax import RowResult, attend_with_fixed_shift, attend_with_running_shift, is_accurate
-from sdpa_xp._libraries import computing, is_traced
-from sdpa_xp._libraries.base import astype_if_needed
+from sdpa_xp._libraries import astype_if_needed, computing, is_traced
 from sdpa_xp._libraries.capabilities import Loops
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
 from sdpa_xp._tiles.plan import Plan, Task

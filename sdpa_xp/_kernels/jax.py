@@ -20,7 +20,7 @@ from typing import Any, cast
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._core.products import any_query_attends
 from sdpa_xp._kernels import operands
-from sdpa_xp._libraries.base import dtype_name
+from sdpa_xp._libraries import dtype_name
 from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp._tiles.tile import is_masked
 from sdpa_xp.biases.algebra import Added

@@ -23,7 +23,7 @@ import sys
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._core.products import any_query_attends
 from sdpa_xp._kernels import operands
-from sdpa_xp._libraries.base import dtype_name
+from sdpa_xp._libraries import dtype_name
 from sdpa_xp._libraries.protocols import Array
 
 

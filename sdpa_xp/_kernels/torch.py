@@ -35,9 +35,9 @@ from typing import Any, TypeGuard, cast
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._core.products import any_query_attends
 from sdpa_xp._kernels import operands
-from sdpa_xp._libraries.base import LARGEST, astype_if_needed, dtype_name
+from sdpa_xp._libraries import LARGEST, astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._libraries.torch import has_tangents, makes_fakes
+from sdpa_xp._libraries.torch import Torch, has_tangents, makes_fakes
 from sdpa_xp._tiles.tile import is_masked
 
 LONGEST_VECTOR = 64
@@ -173,7 +173,7 @@ def _attend_now(call: PreparedCall) -> Array | None:
     if output is None:
         return None
     # If no entry has a key, the output is a constant: autograd needs it connected to the inputs.
-    output = call.grid.library.attach_zero_gradient(output, call.arrays.values)
+    output = Torch.autograd.attach_zero_gradient(output, call.arrays.values)
     return operands.split_batch(call, output)
 
 

@@ -1,14 +1,16 @@
 """The array libraries: one file for each, with the same methods, and functions that find an array's library.
 
 To add a library, add a file with a subclass of `Library`, and a line to `LIBRARIES`. No library is imported
-here. A library is recognised by the types of its arrays, after the caller has imported it.
+here. A library is recognised by the types of its arrays, after the caller has imported it. Dtypes are known by
+name, because each library has its own classes of dtypes.
 """
 
 from __future__ import annotations
 
 import numbers
+import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any, TypeGuard, cast
@@ -16,16 +18,20 @@ from typing import Any, TypeGuard, cast
 import array_api_compat as compat
 
 from sdpa_xp._libraries.base import Library
-from sdpa_xp._libraries.capabilities import TRACED, Access
 from sdpa_xp._libraries.cubed import Cubed
 from sdpa_xp._libraries.cupy import CuPy
 from sdpa_xp._libraries.dask import Dask
 from sdpa_xp._libraries.jax import Jax
 from sdpa_xp._libraries.mlx import Mlx
 from sdpa_xp._libraries.numpy import NumPy, Strict
-from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Namespace, Override
+from sdpa_xp._libraries.protocols import TRACED, Access, AnyArray, Array, Dtype, Namespace, Override
 from sdpa_xp._libraries.torch import Torch
 
+FLOATING = ("float16", "bfloat16", "float32", "float64")
+LARGEST = {"float32": (2 - 2**-23) * 2.0**127, "float64": sys.float_info.max}
+"""The largest finite number of each accumulation dtype."""
+_NAME = re.compile(r"\b(?:bfloat|float|complex|uint|int)\d+\b|\bbool\b")
+_STANDARD = re.compile(r"(?:bfloat|float|complex|uint|int)\d|bool")
 LIBRARIES: tuple[Library, ...] = (
     NumPy(),
     Torch(),
@@ -92,6 +98,7 @@ def is_array(value: object) -> TypeGuard[Array]:
 def is_number(value: object) -> bool:
     """Return whether `value` is a number of Python or of NumPy."""
     numpy = sys.modules.get("numpy")
+    # NumPy registers its numbers as numbers, but not its bool.
     return isinstance(value, numbers.Number) or (numpy is not None and isinstance(value, numpy.generic))
 
 
@@ -122,8 +129,10 @@ def array_signatures(arrays: Iterable[object]) -> tuple[object, ...] | None:
     # Each call comes here: types are looked up in place, and a library is asked once for arrays in a row.
     for array in arrays:
         library = _BY_TYPE.get(type(array)) or library_of(array)
-        if library is not last and library.is_transforming():
-            return None
+        if library is not last:
+            autograd = library.autograd
+            if autograd is not None and autograd.is_transforming():
+                return None
         signature = library.array_signature(array)
         if signature is None:
             return None
@@ -138,8 +147,46 @@ def access_of(arrays: Iterable[Array]) -> Access:
     if any(is_traced(array) for array in arrays):
         return TRACED
     library = library_of(arrays[0])
-    waits = library.is_accelerator(library.device(arrays[0]))
-    return Access(False, library.results_are_writeable(arrays), waits, library.uses_our_threads)
+    waits = not library.uses_our_threads and library.is_accelerator(library.device(arrays[0]))
+    is_writeable = library.writes_in_place and not waits
+    if is_writeable and library.autograd is not None:
+        is_writeable = not library.autograd.records(arrays)
+    return Access(False, is_writeable, waits, library.uses_our_threads)
+
+
+def refuses_unlike_axes(library: Library) -> bool:
+    """Return whether the library is set to refuse operations of arrays with unlike numbers of axes."""
+    return library.settings is not None and library.settings.refuses_unlike_axes()
+
+
+def with_axes(array: Array, axes: int) -> Array:
+    """Return an array that meets arrays of so many axes: with these axes, if its library refuses others."""
+    if not refuses_unlike_axes(library_of(array)):
+        return array
+    return namespace_of(array).reshape(array, (*[1] * (axes - array.ndim), *array.shape))
+
+
+def rows_at(array: Array, indices: Sequence[int]) -> Array:
+    """Return elements of the first axis; a view if they lie side by side."""
+    if are_consecutive(indices):
+        return array[indices[0] : indices[-1] + 1, ...]
+    library = library_of(array)
+    return cast(Array, library.rows.take(array, indices, library.namespace(array), library.device(array)))
+
+
+def are_consecutive(indices: Sequence[int]) -> bool:
+    """Return whether each number is the one before it plus 1."""
+    first, last = indices[0], indices[-1]
+    return last - first == len(indices) - 1 and list(indices) == [*range(first, last + 1)]
+
+
+def rows_in_blocks(pool: Array, tables: Sequence[Sequence[int]] | Array) -> Array:
+    """Copy a row of blocks for each n out of a pool (P, H, size, width); returns (n, H, rows, width).
+
+    The tables are lists of numbers, or int32 (n, blocks) on the device of the pool.
+    """
+    library = library_of(pool)
+    return cast(Array, library.rows.in_blocks(pool, tables, library.namespace(pool), library.device(pool)))
 
 
 def widest_dtype(function: str, array: Array) -> Dtype:
@@ -158,3 +205,31 @@ def share_memory(first: Any, second: Any) -> bool:
     if any(view is None for view in views):
         return False  # the library's slices behave like copies, so that two arrays never share an element
     return bool(sys.modules["numpy"].shares_memory(*views))
+
+
+def dtype_name(dtype: Dtype) -> str:
+    """Return the dtype's name in the standard, or "bfloat16", which the standard lacks.
+
+    Dtypes are compared by name, because `isdtype` raises on NumPy's bfloat16 and is False on Dask's. A dtype is
+    an object with a name, a class (numpy.float32), or an object that prints its name: library.float32, Float32
+    or <DType float32>.
+    """
+    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
+    text = str(name).rpartition(".")[2]
+    known = None if text.isidentifier() and text.islower() else _NAME.search(text.lower())
+    return known[0] if known else text
+
+
+def has_standard_name(dtype: Dtype) -> bool:
+    """Return whether the dtype's name is a name of the standard, or begins with one, such as float8_e4m3fn."""
+    return _STANDARD.match(dtype_name(dtype)) is not None
+
+
+def accumulation_dtype(xp: Namespace, dtype: Dtype) -> Dtype:
+    """Return the dtype of scores, row sums and outputs: float64 for float64 input, else float32."""
+    return xp.float64 if dtype_name(dtype) == "float64" else xp.float32
+
+
+def astype_if_needed(xp: Namespace, array: Array, dtype: Dtype) -> Array:
+    """Return `array` in `dtype`. The library is not called if the array has that dtype."""
+    return array if array.dtype == dtype else xp.astype(array, dtype, copy=False)

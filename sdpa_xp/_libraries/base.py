@@ -1,13 +1,9 @@
-"""What sdpa_xp needs to know of an array library, with the answers for a library that follows the standard.
-
-Dtypes are known by name, because each library has its own classes of dtypes.
-"""
+"""What sdpa_xp needs to know of an array library, with the answers for a library that follows the standard."""
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
@@ -15,16 +11,20 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.capabilities import ChunkedArrays, Diagonals, Generators, Loops, Meshes
-from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Ufuncs
+from sdpa_xp._libraries.capabilities import (
+    Autograd,
+    ChunkedArrays,
+    Diagonals,
+    Generators,
+    Loops,
+    Meshes,
+    Rows,
+    Settings,
+)
+from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace
 
 A = TypeVar("A")
 
-FLOATING = ("float16", "bfloat16", "float32", "float64")
-LARGEST = {"float32": (2 - 2**-23) * 2.0**127, "float64": sys.float_info.max}
-"""The largest finite number of each accumulation dtype."""
-_NAME = re.compile(r"\b(?:bfloat|float|complex|uint|int)\d+\b|\bbool\b")
-_STANDARD = re.compile(r"(?:bfloat|float|complex|uint|int)\d|bool")
 
 CUDA = (2, 10, 13)
 """Types of devices in DLPack: CUDA's, ROCm's, whose libraries call it CUDA, and memory that CUDA manages."""
@@ -39,6 +39,10 @@ class Library:
     """Whether it computes products of float16 and of bfloat16."""
     flattens_products: ClassVar[bool] = False
     """Whether arrays of more than two axes get two to be multiplied by a matrix."""
+    writes_in_place: ClassVar[bool] = False
+    """Whether computed arrays can be written to, unless `autograd` records."""
+    has_ufuncs: ClassVar[bool] = False
+    """Whether its namespace has the functions of `Ufuncs`, as NumPy's own module has."""
     uses_our_threads: ClassVar[bool] = False
     """Whether it computes in the calling thread: see `Access`."""
     keeps_buffers: ClassVar[bool] = False
@@ -65,6 +69,12 @@ class Library:
     """Its views of one number for each diagonal, if arrays may have negative strides."""
     generators: ClassVar[Generators] = Generators()
     """Its random generators."""
+    rows: ClassVar[Rows] = Rows()
+    """Its copies of rows."""
+    autograd: ClassVar[Autograd | None] = None
+    """What records operations for gradients, if arrays themselves are recorded."""
+    settings: ClassVar[Settings | None] = None
+    """What a user may have set, if that refuses operations or results."""
     module: ClassVar[str] = ""
     """The module that makes its arrays, if the library has its own random generators."""
 
@@ -98,10 +108,6 @@ class Library:
         """Return `array` in the form that the library computes with: not of a subclass with other operators."""
         return array
 
-    def is_transforming(self) -> bool:
-        """Return whether something changes what calls mean now, such as a trace, so that each is checked."""
-        return False
-
     def array_signature(self, array: Any) -> object:
         """Return a key of all that checks read except the numbers, or None if a check may read numbers."""
         del array
@@ -122,11 +128,6 @@ class Library:
     def known_values(self, array: Any) -> Any:
         """Return an array of NumPy of the values, if they are known without computing; else `array` itself."""
         return array
-
-    def results_are_writeable(self, arrays: Sequence[Array]) -> bool:
-        """Return whether what is computed from `arrays`, none of which is traced, can be written to."""
-        del arrays
-        return False
 
     def is_accelerator(self, device: Device) -> bool:
         """Return whether each operation on `device` is a launch, which costs more than some work does."""
@@ -160,7 +161,7 @@ class Library:
 
         NumPy has no bfloat16: it becomes float32, which has all of its numbers.
         """
-        if dtype_name(array.dtype) == "bfloat16":
+        if "bfloat16" in str(array.dtype):
             xp = self.namespace(array)
             array = xp.astype(array, xp.float32)
         numpy, array = import_module("numpy"), self.to_cpu(array)
@@ -173,7 +174,7 @@ class Library:
 
         The dtype stays if the library has it. A `device` of None is the default one.
         """
-        if dtype_name(array.dtype) != "bfloat16":
+        if "bfloat16" not in str(array.dtype):
             # torch takes no negative strides, and warns of memory that is read-only.
             rows = import_module("numpy").require(array, requirements=("C_CONTIGUOUS", "WRITEABLE"))
             return xp.asarray(rows, device=device)
@@ -190,8 +191,8 @@ class Library:
         if hasattr(array, "tolist"):  # for a constant inside a jit too, where indexing would be traced
             return array.tolist()
         if array.ndim == 0:
-            kind = dtype_name(array.dtype)
-            return bool(array) if kind == "bool" else float(array) if kind in FLOATING else int(array)
+            kind = str(array.dtype)
+            return bool(array) if "bool" in kind else float(array) if "float" in kind else int(array)
         return [self.to_list(array[index, ...]) for index in range(array.shape[0])]
 
     def bfloat16(self, xp: Any) -> Dtype | None:
@@ -202,36 +203,7 @@ class Library:
         """Return whether `from_dlpack` takes arrays of `CUDA` where they are."""
         return False
 
-    def detach(self, array: Any) -> Any:
-        """Return `array` without the operations that autograd has recorded."""
-        return array
-
-    def rows_at(self, array: Array, indices: Sequence[int]) -> Array:
-        """Return a copy of some elements of the first axis."""
-        xp = self.namespace(array)
-        return xp.take(array, xp.asarray([*indices], dtype=xp.int32, device=self.device(array)), axis=0)
-
-    def rows_in_blocks(self, pool: Array, tables: Sequence[Sequence[int]] | Array) -> Array:
-        """Copy a row of blocks for each n out of a pool (P, H, size, width); returns (n, H, rows, width).
-
-        The tables are lists of numbers, or int32 (n, blocks) on the device of the pool.
-        """
-        xp, (heads, size, width) = self.namespace(pool), pool.shape[1:]
-        if isinstance(tables, Sequence):
-            sequences, blocks = len(tables), len(tables[0])
-            copied = self.rows_at(pool, [block for table in tables for block in table])
-        else:
-            sequences, blocks = tables.shape
-            copied = xp.take(pool, xp.reshape(tables, (-1,)), axis=0)
-        copied = xp.reshape(copied, (sequences, blocks, heads, size, width))
-        return xp.reshape(xp.permute_dims(copied, (0, 2, 1, 3, 4)), (sequences, heads, blocks * size, width))
-
-    @property
-    def ufuncs(self) -> Ufuncs | None:
-        """The module whose functions have `reduce`, as NumPy's have, or None."""
-        return None
-
-    # What a user may have set, and what autograd needs
+    # Contexts
 
     def context_maker(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
         """Return a function that makes contexts on the device of `array`, without warnings and autocast.
@@ -243,47 +215,13 @@ class Library:
         numpy = sys.modules.get("numpy")
         return nullcontext if numpy is None else partial(numpy.errstate, all="ignore")
 
-    def refuses_unlike_axes(self) -> bool:
-        """Return whether the library is set to refuse operations of arrays with unlike numbers of axes."""
-        return False
+    def sharing(self) -> tuple[object, AbstractContextManager[object]] | None:
+        """Return a key of the calls that may share arrays which are made now, and a context to make them in.
 
-    def with_axes(self, array: Array, axes: int) -> Array:
-        """Return an array that meets arrays of so many axes: with these axes, if the library refuses others."""
-        if not self.refuses_unlike_axes():
-            return array
-        return self.namespace(array).reshape(array, (*[1] * (axes - array.ndim), *array.shape))
-
-    def find_nonfinite(self, function: str, name: str, array: Any) -> None:
-        """Refuse a result with NaN or inf if the library is set to look for them in each result."""
-
-    def attach_zero_gradient(
-        self, output: Array, arrays: Callable[[], Iterable[Array]], sole: Array | None = None
-    ) -> Array:
-        """Connect an output to those of `arrays` that require a gradient, with gradients of zero.
-
-        The output is a constant, or `sole` may be the sole array that it follows from.
+        Any later call may use them then. None if no other call may: arrays have no values in a mode that only
+        computes shapes. And only the queue in which a device makes an array knows when it is complete.
         """
-        del arrays, sole
-        return output
-
-    def sharing_key(self) -> object:
-        """Return a key of the calls that may share arrays which are made now; None if no other call may.
-
-        Arrays have no values in a mode that only computes shapes. And only the queue in which a device makes an
-        array knows when it is complete.
-        """
-        return ()
-
-    def lasting(self) -> AbstractContextManager[object]:
-        """Return a context. Any later call may use the arrays that are made in it."""
-        return nullcontext()
-
-    # Hints
-
-    def cast_text(self, name: str, dtype: str) -> str:
-        """Return the code that converts the array `name` to a dtype, such as float32 or query.dtype."""
-        code, dtype_code = self.cast_code
-        return code.format(array=name, dtype=dtype if "." in dtype else dtype_code.format(name=dtype))
+        return (), nullcontext()
 
 
 ASTYPE = ("{array}.astype({dtype})", "{name!r}")
@@ -318,31 +256,3 @@ def has_repeats(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> 
             return 0 not in shape
         end += step * (length - 1)
     return False
-
-
-def dtype_name(dtype: Dtype) -> str:
-    """Return the dtype's name in the standard, or "bfloat16", which the standard lacks.
-
-    Dtypes are compared by name, because `isdtype` raises on NumPy's bfloat16 and is False on Dask's. A dtype is
-    an object with a name, a class (numpy.float32), or an object that prints its name: library.float32, Float32
-    or <DType float32>.
-    """
-    name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or str(dtype)
-    text = str(name).rpartition(".")[2]
-    known = None if text.isidentifier() and text.islower() else _NAME.search(text.lower())
-    return known[0] if known else text
-
-
-def has_standard_name(dtype: Dtype) -> bool:
-    """Return whether the dtype's name is a name of the standard, or begins with one, such as float8_e4m3fn."""
-    return _STANDARD.match(dtype_name(dtype)) is not None
-
-
-def accumulation_dtype(xp: Namespace, dtype: Dtype) -> Dtype:
-    """Return the dtype of scores, row sums and outputs: float64 for float64 input, else float32."""
-    return xp.float64 if dtype_name(dtype) == "float64" else xp.float32
-
-
-def astype_if_needed(xp: Namespace, array: Array, dtype: Dtype) -> Array:
-    """Return `array` in `dtype`. The library is not called if the array has that dtype."""
-    return array if array.dtype == dtype else xp.astype(array, dtype, copy=False)

@@ -1,4 +1,4 @@
-"""What a library has or has not: generators, views of diagonals, chunks, compiled loops, meshes of devices.
+"""What a library has or has not: generators, autograd, diagonals, chunks, loops, meshes.
 
 The loops and the meshes are those of JAX: no other compiler keeps loops, or runs one program on all devices.
 """
@@ -7,29 +7,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeVar, cast
+from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from sdpa_xp._libraries.protocols import Array, Chunks, Device, Part
 
 T = TypeVar("T")
-
-
-class Access(NamedTuple):
-    """What a call may do with its arrays, and what that costs."""
-
-    is_traced: bool = False
-    """Whether values cannot be read now: a compiler or a scheduler computes later."""
-    is_writeable: bool = False
-    """Whether computed arrays can be written to."""
-    waits: bool = False
-    """Whether to read a value is to wait for a device, as on a GPU."""
-    uses_our_threads: bool = False
-    """Whether the library computes in the calling thread, but for products, for which BLAS has threads. Others
-    compute every operation in threads of their own."""
-
-
-TRACED = Access(is_traced=True)
-READ_ONLY = Access()
 
 
 class Generators:
@@ -63,6 +45,57 @@ class Generators:
     def uniform(self, rng: Any, count: int, xp: Any) -> Array:
         """Return `count` random float32 from 0 to 1."""
         return cast(Array, rng.random(count, xp.float32))
+
+
+class Rows:
+    """Copies of rows, by the functions of the standard."""
+
+    def take(self, array: Any, indices: Sequence[int], xp: Any, device: Device) -> Any:
+        """Return a copy of some elements of the first axis."""
+        return xp.take(array, xp.asarray([*indices], dtype=xp.int32, device=device), axis=0)
+
+    def in_blocks(self, pool: Any, tables: Sequence[Sequence[int]] | Array, xp: Any, device: Device) -> Any:
+        """Return what `rows_in_blocks` returns."""
+        heads, size, width = pool.shape[1:]
+        if isinstance(tables, Sequence):
+            sequences, blocks = len(tables), len(tables[0])
+            copied = self.take(pool, [block for table in tables for block in table], xp, device)
+        else:
+            sequences, blocks = tables.shape
+            copied = xp.take(pool, xp.reshape(tables, (-1,)), axis=0)
+        copied = xp.reshape(copied, (sequences, blocks, heads, size, width))
+        return xp.reshape(xp.permute_dims(copied, (0, 2, 1, 3, 4)), (sequences, heads, blocks * size, width))
+
+
+class Autograd(Protocol):
+    """What records the operations of arrays, and may change what they mean."""
+
+    def is_transforming(self) -> bool:
+        """Return whether something changes what calls mean now, such as a trace, so that each is checked."""
+
+    def records(self, arrays: Sequence[Array]) -> bool:
+        """Return whether operations of `arrays` are recorded, so that no array may be written to."""
+
+    def detach(self, array: Any) -> Any:
+        """Return `array` without the operations that are recorded."""
+
+    def attach_zero_gradient(
+        self, output: Array, arrays: Callable[[], Iterable[Array]], sole: Array | None = None
+    ) -> Array:
+        """Connect an output to those of `arrays` that require a gradient, with gradients of zero.
+
+        The output is a constant, or `sole` may be the sole array that it follows from.
+        """
+
+
+class Settings(Protocol):
+    """What a user may have set for all operations of a library."""
+
+    def refuses_unlike_axes(self) -> bool:
+        """Return whether operations of arrays with unlike numbers of axes are refused."""
+
+    def find_nonfinite(self, function: str, name: str, array: Any) -> None:
+        """Refuse a result with NaN or inf if the library is set to look for them in each result."""
 
 
 class Diagonals:

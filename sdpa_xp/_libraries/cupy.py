@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -62,8 +62,9 @@ class CuPy(Library):
         del device
         return True
 
-    def sharing_key(self) -> object:
-        return sys.modules["cupy"].cuda.get_current_stream().ptr  # where a copy of a list waits for its turn
+    def sharing(self) -> tuple[object, AbstractContextManager[object]]:
+        stream = sys.modules["cupy"].cuda.get_current_stream()  # where a copy of a list waits for its turn
+        return stream.ptr, nullcontext()
 
     def takes_cuda(self) -> bool:
         return True

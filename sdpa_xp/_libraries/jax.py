@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import ASTYPE, Library, dtype_name
+from sdpa_xp._libraries.base import ASTYPE, Library
 from sdpa_xp._libraries.capabilities import Generators, Loops, Meshes
 from sdpa_xp._libraries.jax_trees import register_all
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
@@ -27,7 +27,7 @@ class JaxKeys(Generators):
             return False
         jax, key = sys.modules["jax"], cast(Any, rng)
         typed = jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key)
-        return bool(key.ndim == 0 if typed else key.ndim == 1 and dtype_name(key.dtype) == "uint32")
+        return bool(key.ndim == 0 if typed else key.ndim == 1 and str(key.dtype) == "uint32")
 
     def random_words(self, rng: Any, count: int, xp: Any, device: Device) -> Array:
         del xp, device
@@ -35,6 +35,25 @@ class JaxKeys(Generators):
 
     def uniform(self, rng: Any, count: int, xp: Any) -> Array:
         return cast(Array, sys.modules["jax"].random.uniform(rng, (count,), xp.float32))
+
+
+class JaxSettings:
+    """Rank promotion, and the search for NaN and inf."""
+
+    def refuses_unlike_axes(self) -> bool:
+        return bool(sys.modules["jax"].config.jax_numpy_rank_promotion != "allow")
+
+    def find_nonfinite(self, function: str, name: str, array: Any) -> None:
+        jax = sys.modules["jax"]
+        config = jax.config
+        if not (config.jax_debug_nans or config.jax_debug_infs) or isinstance(array, jax.core.Tracer):
+            return
+        xp = sys.modules["jax.numpy"]
+        with _without_debugging():
+            has_kind = {"nan": bool(xp.any(xp.isnan(array))), "inf": bool(xp.any(xp.isinf(array)))}
+        for kind, setting in (("nan", "jax_debug_nans"), ("inf", "jax_debug_infs")):
+            if has_kind[kind] and getattr(config, setting):
+                raise FloatingPointError(f"{function}: `{name}` must have no {kind}, since {setting} is set")
 
 
 class Jax(Library):
@@ -46,7 +65,7 @@ class Jax(Library):
     conversion = "jax.numpy.asarray"
     cast_code = ASTYPE
     multiplies_halves = compiles_shapes = True
-    loops, meshes = Loops(), Meshes()
+    loops, meshes, settings = Loops(), Meshes(), JaxSettings()
     needs_context = True
 
     def owns(self, array: object) -> bool:
@@ -89,20 +108,6 @@ class Jax(Library):
     def values_at_hand(self, array: Any) -> Any:
         device = None if self.is_traced(array) else self.device(array)
         return sys.modules["numpy"].asarray(array) if getattr(device, "platform", "") == "cpu" else None
-
-    def refuses_unlike_axes(self) -> bool:
-        return bool(sys.modules["jax"].config.jax_numpy_rank_promotion != "allow")
-
-    def find_nonfinite(self, function: str, name: str, array: Any) -> None:
-        config = sys.modules["jax"].config
-        if not (config.jax_debug_nans or config.jax_debug_infs) or self.is_traced(array):
-            return
-        xp: Any = self.namespace(array)
-        with self.context_maker(array)():
-            has_kind = {"nan": bool(xp.any(xp.isnan(array))), "inf": bool(xp.any(xp.isinf(array)))}
-        for kind, setting in (("nan", "jax_debug_nans"), ("inf", "jax_debug_infs")):
-            if has_kind[kind] and getattr(config, setting):
-                raise FloatingPointError(f"{function}: `{name}` must have no {kind}, since {setting} is set")
 
     def known_values(self, array: Any) -> Any:
         is_here = not self.is_traced(array) and array.is_fully_addressable

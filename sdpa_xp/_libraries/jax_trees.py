@@ -58,10 +58,9 @@ class Tree:
         names = _attribute_names(type(self))
         state = {name: getattr(self, name) for name in names if hasattr(self, name)}
         attributes = getattr(self, "__dict__", {})
-        not_fields = sorted(
-            name for name in attributes if name not in state and not _is_cached(type(self), name)
-        )
-        return state | {name: attributes[name] for name in not_fields if name not in self._caches}
+        cached = {name for name in attributes if isinstance(getattr(type(self), name, None), cached_property)}
+        not_fields = sorted(attributes.keys() - state.keys() - cached - {*self._caches})
+        return state | {name: attributes[name] for name in not_fields}
 
     def _set_tree_state(self, state: dict[str, Any]) -> None:
         """Set the attributes of an object that has none yet."""
@@ -258,7 +257,3 @@ def _attribute_names(kind: type) -> tuple[str, ...]:
     left_out = {"_leaves", "__dict__", "__weakref__", *getattr(kind, "_caches", ())}
     _NAMES[kind] = without_caches = tuple(name for name in dict.fromkeys(names) if name not in left_out)
     return without_caches
-
-
-def _is_cached(kind: type, name: str) -> bool:
-    return isinstance(getattr(kind, name, None), cached_property)

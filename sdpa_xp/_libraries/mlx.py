@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any, cast
 
-from sdpa_xp._libraries.base import Library, dtype_name
+from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.capabilities import Generators
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Shape
 
@@ -23,7 +23,7 @@ class MlxKeys(Generators):
     def owns(self, rng: object) -> bool:
         key: Any = rng
         is_array = isinstance(rng, sys.modules["mlx.core"].array)
-        return is_array and key.shape == (2,) and dtype_name(key.dtype) == "uint32"
+        return is_array and key.shape == (2,) and key.dtype == sys.modules["mlx.core"].uint32
 
     def random_words(self, rng: Any, count: int, xp: Any, device: Device) -> Array:
         del device

@@ -9,10 +9,29 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from sdpa_xp._libraries.base import ASTYPE, Library, has_repeats
-from sdpa_xp._libraries.capabilities import Diagonals
-from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace, Ufuncs
+from sdpa_xp._libraries.capabilities import Diagonals, Rows
+from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
 
 A = TypeVar("A")
+
+
+class NumPyRows(Rows):
+    """Copies of rows in one operation, where the functions of the standard need two."""
+
+    def take(self, array: Any, indices: Sequence[int], xp: Any, device: Device) -> Any:
+        del xp, device
+        return array[[*indices]]  # numpy.take would copy all of a view first
+
+    def in_blocks(self, pool: Any, tables: Any, xp: Any, device: Device) -> Any:
+        del device
+        heads, size, width = pool.shape[1:]
+        tables, every_head = xp.asarray(tables), xp.arange(heads)[:, None]
+        blocks = tables[:, None, :]
+        if pool.flags.c_contiguous:  # `take` copies each head of a block in one piece
+            copied = pool.reshape(len(pool) * heads, size * width).take(blocks * heads + every_head, axis=0)
+        else:
+            copied = pool[blocks, every_head]
+        return copied.reshape(len(tables), heads, tables.shape[1] * size, width)
 
 
 class NumPy(Library):
@@ -21,11 +40,8 @@ class NumPy(Library):
     module = "numpy"
     diagonals = Diagonals()
     cast_code = ASTYPE
-    uses_our_threads = keeps_buffers = True
-
-    @property
-    def ufuncs(self) -> Ufuncs | None:
-        return cast(Ufuncs, sys.modules["numpy"])
+    rows = NumPyRows()
+    uses_our_threads = keeps_buffers = writes_in_place = has_ufuncs = True
 
     def owns(self, array: object) -> bool:
         numpy = sys.modules.get("numpy")
@@ -56,24 +72,6 @@ class NumPy(Library):
     def context_maker(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
         del array
         return partial(sys.modules["numpy"].errstate, all="ignore")
-
-    def rows_at(self, array: Any, indices: Sequence[int]) -> Any:
-        return array[[*indices]]  # numpy.take would copy all of a view first
-
-    def rows_in_blocks(self, pool: Any, tables: Any) -> Any:
-        # One copy, where the standard's functions need two.
-        numpy, (heads, size, width) = sys.modules["numpy"], pool.shape[1:]
-        tables, every_head = numpy.asarray(tables), numpy.arange(heads)[:, None]
-        blocks = tables[:, None, :]
-        if pool.flags.c_contiguous:  # `take` copies each head of a block in one piece
-            copied = pool.reshape(len(pool) * heads, size * width).take(blocks * heads + every_head, axis=0)
-        else:
-            copied = pool[blocks, every_head]
-        return copied.reshape(len(tables), heads, tables.shape[1] * size, width)
-
-    def results_are_writeable(self, arrays: Sequence[Array]) -> bool:
-        del arrays
-        return True
 
     def array_signature(self, array: Any) -> object:
         return (array.shape, array.dtype) if type(array) is sys.modules["numpy"].ndarray else None

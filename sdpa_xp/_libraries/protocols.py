@@ -1,4 +1,4 @@
-"""Everything that sdpa_xp needs of arrays and of their namespace, as protocols.
+"""Everything that sdpa_xp needs of arrays and of their namespace, as protocols; and what may be done with them.
 
 Everything in `Array` and `Namespace` but `__name__` is in the Python array API standard 2024.12. A library that
 has these names runs the portable implementation. `out` and `reduce` are not in the standard.
@@ -153,6 +153,24 @@ class Ufuncs(InPlaceFunctions, Protocol):
     @property
     def maximum(self) -> Ufunc: ...
     def swapaxes(self, x: Array, first: int, second: int, /) -> Array: ...
+
+
+class Access(NamedTuple):
+    """What a call may do with its arrays, and what that costs."""
+
+    is_traced: bool = False
+    """Whether values cannot be read now: a compiler or a scheduler computes later."""
+    is_writeable: bool = False
+    """Whether computed arrays can be written to."""
+    waits: bool = False
+    """Whether to read a value is to wait for a device, as on a GPU."""
+    uses_our_threads: bool = False
+    """Whether the library computes in the calling thread, but for products, for which BLAS has threads. Others
+    compute every operation in threads of their own."""
+
+
+TRACED = Access(is_traced=True)
+READ_ONLY = Access()
 
 
 class Part(NamedTuple):

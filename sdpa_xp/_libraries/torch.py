@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import Addresses, Library, astype_if_needed, has_repeats
+from sdpa_xp._libraries.base import Addresses, Library, has_repeats
 from sdpa_xp._libraries.capabilities import Generators
 from sdpa_xp._libraries.protocols import Array, Device, Namespace
 
@@ -58,24 +58,60 @@ class TorchGenerators(Generators):
         return cast(Array, xp.rand(count, generator=rng, dtype=xp.float32, device=rng.device))
 
 
+class TorchAutograd:
+    """Autograd in both modes, and torch.func."""
+
+    def is_transforming(self) -> bool:
+        # A traced tensor may have symbols as lengths, and forward mode computes tangents along with the values.
+        # `_current_level` is -1 outside of every `forward_ad.dual_level`.
+        torch = sys.modules["torch"]
+        if is_transforming() or torch._C._is_tracing() or torch.autograd.forward_ad._current_level >= 0:
+            return True
+        # Each call comes here: no more is asked unless something has replaced torch's attention. `_C._nn` has
+        # the function that the public name stands for until then.
+        attention = torch.nn.functional.scaled_dot_product_attention
+        return attention is not torch._C._nn.scaled_dot_product_attention and is_context_parallel()
+
+    def records(self, arrays: Sequence[Array]) -> bool:
+        # Autograd must not see an array written to in place, so tiles are joined then, as on a device.
+        is_recorded = any(cast(Any, array).requires_grad for array in arrays)
+        return (is_recorded and sys.modules["torch"].is_grad_enabled()) or has_tangents()
+
+    def detach(self, array: Any) -> Any:
+        return array.detach()
+
+    def attach_zero_gradient(
+        self, output: Array, arrays: Callable[[], Iterable[Array]], sole: Any = None
+    ) -> Array:
+        is_connected = cast(Any, output).requires_grad and (sole is None or not sole.requires_grad)
+        if is_connected or not sys.modules["torch"].is_grad_enabled():
+            return output
+        total = None
+        for x in arrays():
+            if cast(Any, x).requires_grad:
+                xp = cast(Namespace, compat.array_namespace(output))
+                # The sum of no elements: 0, even if x has NaN.
+                zero = xp.astype(xp.sum(xp.reshape(x, (-1,))[:0]), output.dtype, copy=False)
+                total = zero if total is None else total + zero
+        return output if total is None else output + total
+
+
 class Torch(Library):
     """Tensors of torch."""
 
     name = "torch"
     generators = TorchGenerators()
+    autograd = TorchAutograd()
     module = "torch"
     conversion = "torch.asarray"
     cast_code = ("{array}.to({dtype})", "torch.{name}")
-    multiplies_halves = sets_elements = True
+    multiplies_halves = sets_elements = writes_in_place = True
 
     def owns(self, array: object) -> bool:
         return bool(compat.is_torch_array(array))
 
     def takes_cuda(self) -> bool:
         return bool(sys.modules["torch"].cuda.is_available())
-
-    def detach(self, array: Any) -> Any:
-        return array.detach()
 
     def is_accelerator(self, device: Device) -> bool:
         return getattr(device, "type", device) not in ("cpu", "meta")
@@ -100,31 +136,9 @@ class Torch(Library):
             return None
         return array.detach()
 
-    def sharing_key(self) -> object:
-        return None if makes_fakes() else ()
-
-    def lasting(self) -> AbstractContextManager[object]:
+    def sharing(self) -> tuple[object, AbstractContextManager[object]] | None:
         # Autograd refuses tensors of the inference mode.
-        return cast(AbstractContextManager[object], sys.modules["torch"].inference_mode(False))
-
-    def results_are_writeable(self, arrays: Sequence[Array]) -> bool:
-        if not all(self.owns(array) and self.device(array).type == "cpu" for array in arrays):
-            return False
-        torch = sys.modules["torch"]
-        # Autograd must not see an array written to in place, so tiles are joined then, as on a device.
-        records = torch.is_grad_enabled() and any(cast(Any, array).requires_grad for array in arrays)
-        return not records and not has_tangents()
-
-    def is_transforming(self) -> bool:
-        # A traced tensor may have symbols as lengths, and forward mode computes tangents along with the values.
-        # `_current_level` is -1 outside of every `forward_ad.dual_level`.
-        torch = sys.modules["torch"]
-        if is_transforming() or torch._C._is_tracing() or torch.autograd.forward_ad._current_level >= 0:
-            return True
-        # Each call comes here: no more is asked unless something has replaced torch's attention. `_C._nn` has
-        # the function that the public name stands for until then.
-        attention = torch.nn.functional.scaled_dot_product_attention
-        return attention is not torch._C._nn.scaled_dot_product_attention and is_context_parallel()
+        return None if makes_fakes() else ((), sys.modules["torch"].inference_mode(False))
 
     def array_signature(self, array: Any) -> object:
         torch = sys.modules["torch"]
@@ -175,21 +189,6 @@ class Torch(Library):
         kind = self.device(array).type
         available = sys.modules["torch"].amp.is_autocast_available(kind)
         return partial(_without_autocast, kind) if available else nullcontext
-
-    def attach_zero_gradient(
-        self, output: Array, arrays: Callable[[], Iterable[Array]], sole: Any = None
-    ) -> Array:
-        is_connected = cast(Any, output).requires_grad and (sole is None or not sole.requires_grad)
-        if is_connected or not sys.modules["torch"].is_grad_enabled():
-            return output
-        total = None
-        for x in arrays():
-            if cast(Any, x).requires_grad:
-                xp = self.namespace(output)
-                # The sum of no elements: 0, even if x has NaN.
-                zero = astype_if_needed(xp, xp.sum(xp.reshape(x, (-1,))[:0]), output.dtype)
-                total = zero if total is None else total + zero
-        return output if total is None else output + total
 
 
 def makes_fakes() -> bool:

@@ -11,10 +11,9 @@ from typing import Any, Generic, TypeVar
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._core.products import ArraySource
 from sdpa_xp._core.scores import BoundOptions, Dropout, Scores
-from sdpa_xp._libraries import is_traced, library_of, numpy_array
-from sdpa_xp._libraries.base import dtype_name
-from sdpa_xp._libraries.capabilities import READ_ONLY, ChunkedArrays
-from sdpa_xp._libraries.protocols import Array, Chunks, Key
+from sdpa_xp._libraries import dtype_name, is_traced, library_of, numpy_array
+from sdpa_xp._libraries.capabilities import ChunkedArrays
+from sdpa_xp._libraries.protocols import READ_ONLY, Array, Chunks, Key
 from sdpa_xp._many.blocks import (
     KEY_AXES,
     QUERY_AXES,

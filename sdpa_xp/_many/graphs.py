@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from itertools import product
 from typing import Any, TypeAlias
 
-from sdpa_xp._libraries.base import dtype_name
+from sdpa_xp._libraries import dtype_name
 from sdpa_xp._libraries.dask import DaskGraphs
 from sdpa_xp._libraries.protocols import Array, Chunks, Dtype, Key
 from sdpa_xp._many.blocks import KEY_HEADS, QUERY_AXES, AlignedArray, Axis, Place, aligned_axes

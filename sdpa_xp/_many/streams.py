@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping
 from functools import partial, reduce
 from typing import NamedTuple
 
-from sdpa_xp._libraries import namespace_of
-from sdpa_xp._libraries.base import dtype_name
+from sdpa_xp._libraries import dtype_name, namespace_of
 from sdpa_xp._libraries.cubed import CubedStreams
 from sdpa_xp._libraries.protocols import Array, Chunks, Dtype, Key
 from sdpa_xp._many.blocks import Pieces, Place

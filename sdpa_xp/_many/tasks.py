@@ -22,8 +22,7 @@ from sdpa_xp._core.full_matrix import (
 from sdpa_xp._core.gradient_sums import gradient_targets
 from sdpa_xp._core.products import ArraySource
 from sdpa_xp._core.scores import BoundOptions, Scores
-from sdpa_xp._libraries import access_of, computing, library_of, namespace_of
-from sdpa_xp._libraries.base import astype_if_needed
+from sdpa_xp._libraries import access_of, astype_if_needed, computing, library_of, namespace_of
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Shape
 from sdpa_xp._many.blocks import Block, put_blocks
 from sdpa_xp._many.windows import (

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 from sdpa_xp._checks.arrays import check_one_device, check_one_library
 from sdpa_xp._checks.keywords import check_integer
 from sdpa_xp._checks.messages import Immutable, call_of
-from sdpa_xp._libraries import access_of, is_array, library_of, numpy_array, widest_dtype
+from sdpa_xp._libraries import access_of, is_array, library_of, numpy_array, refuses_unlike_axes, widest_dtype
 from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
@@ -158,5 +158,5 @@ def grid_of(
         queries=sizes[-2],
         keys=sizes[-1],
         is_2d=len(sizes) == 2,
-        needs_all_axes=library.refuses_unlike_axes(),
+        needs_all_axes=refuses_unlike_axes(library),
     )

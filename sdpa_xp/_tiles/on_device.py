@@ -6,10 +6,12 @@ All numbers are read at once, so that a call waits for the device once.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 from sdpa_xp._checks.integers import Integers
-from sdpa_xp._libraries.base import Library, astype_if_needed, dtype_name
+from sdpa_xp._libraries import astype_if_needed, dtype_name
+from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.protocols import Array, Device, Dtype, Namespace
 
 MOST_PLACED = 64
@@ -40,6 +42,7 @@ class Questions:
 
     def read(self, library: Library, xp: Namespace) -> list[list[int]]:
         """Wait for the device, and return the answers to all questions."""
+        # One array is one copy. It is int64 only if ids are, since a device may lack that.
         dtype = next((x.dtype for x in self.arrays if dtype_name(x.dtype) == "int64"), xp.int32)
         flat = [xp.reshape(astype_if_needed(xp, array, dtype), (-1,)) for array in self.arrays]
         numbers = iter(library.to_list(xp.concat(flat, axis=0)))
@@ -77,13 +80,14 @@ def put_once(
     device: Device,
     dtype: Dtype,
     numbers: Sequence[float],
-    sharing_key: object,
+    sharing: tuple[object, AbstractContextManager[object]],
 ) -> Array:
-    """Return a list of numbers as an array, which calls of one `sharing_key` share."""
+    """Return a list of numbers as an array, which calls share as `sharing` of the library says."""
+    sharing_key, lasting = sharing
     key = library, str(device), sharing_key, dtype, tuple(numbers)  # CuPy's devices have no hash
     placed = _PLACED.get(key)
     if placed is None:
-        with library.lasting():
+        with lasting:
             placed = xp.asarray(numbers, dtype=dtype, device=device)
         if len(_PLACED) >= MOST_PLACED:
             _PLACED.clear()

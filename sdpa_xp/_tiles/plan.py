@@ -75,14 +75,9 @@ class Plan:
     """Whether blocks of `rows` queries are the iterations of a loop that a compiler runs."""
 
     @property
-    def is_one_task(self) -> bool:
-        """Whether all queries, batch entries and heads are computed at once."""
-        return not self.leading_slices and self.queries <= self.rows
-
-    @property
     def is_one_tile(self) -> bool:
-        """Whether all keys are computed at once as well."""
-        return self.is_one_task and self.keys <= self.columns
+        """Whether all queries, keys, batch entries and heads are computed at once."""
+        return not self.leading_slices and self.queries <= self.rows and self.keys <= self.columns
 
     def tasks(self) -> list[Task]:
         """Return the tasks. The last queries, which attend most keys under a causal mask, come first."""

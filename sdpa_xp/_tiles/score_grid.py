@@ -17,17 +17,16 @@ from sdpa_xp._checks.integers import (
     check_within,
     is_integral,
 )
-from sdpa_xp._checks.keywords import LARGEST_INTEGER
+from sdpa_xp._checks.keywords import LARGEST_INTEGER, check_integer
 from sdpa_xp._checks.score_arrays import (
     THE_BATCH,
     check_added_dtype,
     check_broadcasts,
     check_broadcasts_to_sequences,
 )
-from sdpa_xp._libraries import is_array, library_of
+from sdpa_xp._libraries import are_consecutive, is_array, library_of, rows_at
 from sdpa_xp._libraries.base import Library
-from sdpa_xp._libraries.capabilities import Access
-from sdpa_xp._libraries.protocols import Array, Device, Dtype, Namespace, Shape
+from sdpa_xp._libraries.protocols import Access, Array, Device, Dtype, Namespace, Shape
 from sdpa_xp._tiles.on_device import SIDE, BlockBounds, PaddedLengths, Questions, ask_block_bounds, put_once
 
 
@@ -144,6 +143,7 @@ class ScoreGrid:
         """Return the grid of some batch entries, which are padded to the longest of them."""
         least, most = min(padding.first_positions), max(padding.first_positions)
         lengths = max(padding.queries), max(padding.keys)
+        # Sequences of equal lengths have no padding to be masked, and one position for all.
         is_padded = len({*zip(padding.queries, padding.keys, padding.first_positions, strict=True)}) > 1
         grid = replace(self.for_entries(entries, *lengths, least), entry_index=index)
         return replace(grid, padding=padding, position_spread=most - least) if is_padded else grid
@@ -170,23 +170,19 @@ class ScoreGrid:
         return lengths
 
     def _checked_integers(self, name: str, value: object, least: int) -> Integers:
+        if not (isinstance(value, tuple | list) or is_array(value)):  # one number has no shape to check
+            number = check_integer(self.function, name, value, least)
+            return Integers(number, number, number)
+        xp, device, waiting = self.xp, self.device, self._waiting()
         checked = check_integers(
-            self.function,
-            name,
-            value,
-            self.xp,
-            self.device,
-            traced=self.is_traced,
-            least=least,
-            waiting=self._waiting(),
+            self.function, name, value, xp, device, traced=self.is_traced, least=least, waiting=waiting
         )
-        if isinstance(checked.values, int):
-            return checked
-        if checked.shape == (1,) and not self.batch:  # a list of one for inputs without a batch
-            return checked._replace(values=self.in_all_axes(checked.values, 2))
+        values = cast(Array, checked.values)
+        if values.shape == (1,) and not self.batch:  # a list of one for inputs without a batch
+            return checked._replace(values=self.in_all_axes(values, 2))
         if self.entries is None:
-            check_broadcasts(self.function, name, checked.shape, self.batch, THE_BATCH)
-        return checked._replace(values=self.in_all_axes(checked.values, 3))
+            check_broadcasts(self.function, name, values.shape, self.batch, THE_BATCH)
+        return checked._replace(values=self.in_all_axes(values, 3))
 
     def check_offset(self, name: str, value: object) -> Integers:
         """Check the shift of a diagonal to the right, in keys: integers, or "lower_right"."""
@@ -226,10 +222,10 @@ class ScoreGrid:
 
     def put(self, numbers: Sequence[float], dtype: Dtype) -> Array:
         """Return a list of numbers as an array; a device that has to be waited for gets each list once."""
-        sharing_key = self.library.sharing_key() if self.waits else None
-        if sharing_key is None:
+        sharing = self.library.sharing() if self.waits else None
+        if sharing is None:
             return self.xp.asarray(numbers, dtype=dtype, device=self.device)
-        return put_once(self.library, self.xp, self.device, dtype, numbers, sharing_key)
+        return put_once(self.library, self.xp, self.device, dtype, numbers, sharing)
 
     def block_bounds(self, array: Array) -> BlockBounds | None:
         """Return the bounds of an array that broadcasts to the scores, if a device is asked for them now.
@@ -303,16 +299,3 @@ class ScoreGrid:
         integers = [value[entry] for entry in entries]
         is_equal = len(set(integers)) == len(set(map(type, integers))) == 1  # True == 1, which is refused
         return integers[0] if is_equal else integers
-
-
-def rows_at(array: Array, indices: Sequence[int]) -> Array:
-    """Return elements of the first axis; a view if they lie side by side."""
-    if are_consecutive(indices):
-        return array[indices[0] : indices[-1] + 1, ...]
-    return library_of(array).rows_at(array, indices)
-
-
-def are_consecutive(indices: Sequence[int]) -> bool:
-    """Return whether each number is the one before it plus 1."""
-    first, last = indices[0], indices[-1]
-    return last - first == len(indices) - 1 and list(indices) == [*range(first, last + 1)]

@@ -138,6 +138,7 @@ class Tile(NamedTuple):
             index = self.grid.arange(rows.start + position, rows.stop + position)
         else:
             index = self.grid.arange(0, self.block.length)
+            # Each product and each sum would be an operation of the compiled loop.
             index = index if self.block.step == 1 else index * self.block.step
             first = self.rows.start + position
             index = index + (self.block.start + first if first else self.block.start)

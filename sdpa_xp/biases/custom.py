@@ -10,8 +10,7 @@ from typing import Any, NoReturn, TypeAlias
 from sdpa_xp._checks.arrays import broadcast, check_floating, check_plain_array
 from sdpa_xp._checks.keywords import check_function, explains_keywords
 from sdpa_xp._checks.messages import brief
-from sdpa_xp._libraries import is_traced
-from sdpa_xp._libraries.base import dtype_name
+from sdpa_xp._libraries import dtype_name, is_traced
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, Tile, is_masked

@@ -14,7 +14,7 @@ from sdpa_xp._checks.arrays import slice_of_axis
 from sdpa_xp._checks.integers import check_integer_list, check_integers_or_rows, check_same_length
 from sdpa_xp._checks.keywords import LARGEST_INTEGER, check_integer
 from sdpa_xp._checks.messages import brief
-from sdpa_xp._libraries import computing, is_number, library_of, namespace_of
+from sdpa_xp._libraries import computing, is_number, library_of, namespace_of, with_axes
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp.caches.positions import check_in_cache, check_one_start
 from sdpa_xp.errors import ArgumentValueError
@@ -116,7 +116,7 @@ def positions_table(factory: ArrayFactory, rows: Sequence[Row]) -> Array:
     # Two numbers for each sequence, since a step of a decoder comes here with all tokens of all sequences.
     ends = int32_array(factory, [[row.start, row.stop - 1] for row in rows if isinstance(row, range)])
     with factory.computing():
-        positions = ends[:, :1] + library_of(ends).with_axes(factory.arange(0, longest), 2)
+        positions = ends[:, :1] + with_axes(factory.arange(0, longest), 2)
         return factory.xp.where(positions < ends[:, 1:], positions, ends[:, 1:])
 
 

@@ -10,8 +10,7 @@ from sdpa_xp._checks.integers import IntegersLike
 from sdpa_xp._checks.keywords import LARGEST_INTEGER, check_flag, check_integer, check_layout, explains_keywords
 from sdpa_xp._checks.messages import brief
 from sdpa_xp._display import table
-from sdpa_xp._libraries import has_override, library_of, namespace_of
-from sdpa_xp._libraries.base import dtype_name
+from sdpa_xp._libraries import dtype_name, has_override, library_of, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.caches.attention import CacheAttention
 from sdpa_xp.caches.memory import (

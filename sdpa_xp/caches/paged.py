@@ -10,8 +10,7 @@ from sdpa_xp._checks.integers import check_integer_list, check_integer_table, ch
 from sdpa_xp._checks.keywords import check_flag, check_integer, check_layout, explains_keywords
 from sdpa_xp._checks.messages import brief
 from sdpa_xp._display import table
-from sdpa_xp._libraries import is_number, library_of, share_memory
-from sdpa_xp._libraries.base import dtype_name
+from sdpa_xp._libraries import dtype_name, is_number, library_of, share_memory
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.caches.attention import PagedAttention
 from sdpa_xp.caches.blocks import (

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.paged import PagedCall
-from sdpa_xp._call.prepare import prepare
+from sdpa_xp._call.prepared_call import prepare
 from sdpa_xp._checks.arrays import (
     HLE,
     Layout,

@@ -16,8 +16,7 @@ from sdpa_xp._checks.keywords import (
     refuse_unknown_keywords,
 )
 from sdpa_xp._checks.messages import brief, shown
-from sdpa_xp._libraries import computing, is_array, is_number, namespace_of
-from sdpa_xp._libraries.base import accumulation_dtype, dtype_name
+from sdpa_xp._libraries import accumulation_dtype, computing, dtype_name, is_array, is_number, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.attention import attention_state, scaled_dot_product_attention
 from sdpa_xp.caches.kv import KVCache

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from sdpa_xp._checks.keywords import explains_keywords
 from sdpa_xp._checks.messages import Immutable, call_of, shown
 from sdpa_xp._display import nested
-from sdpa_xp._libraries import computing, is_array, library_of
-from sdpa_xp._libraries.base import CUDA, dtype_name
+from sdpa_xp._libraries import computing, dtype_name, is_array, library_of
+from sdpa_xp._libraries.base import CUDA
 from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
@@ -123,7 +123,7 @@ def copier(function: str, like: Any, device: Device = None) -> Callable[[Array],
     def copy_of(array: Array) -> Array:
         source = library_of(array)
         is_bfloat16 = dtype_name(array.dtype) == "bfloat16"
-        array = source.detach(array)
+        array = array if source.autograd is None else source.autograd.detach(array)
         with computing(array):
             # On a GPU, arrays stay there. On the CPU, libraries differ in which arrays they take by DLPack.
             on_cuda = hasattr(array, "__dlpack_device__") and cast(Any, array).__dlpack_device__()[0] in CUDA

@@ -11,8 +11,18 @@ from typing import Any, Self, TypeVar, cast
 from sdpa_xp._checks.arrays import check_axes, check_one_kind
 from sdpa_xp._checks.keywords import check_flag, check_integer, explains_keywords
 from sdpa_xp._checks.messages import shown
-from sdpa_xp._libraries import LIBRARIES, array_signatures, computing, has_override, is_number, library_of
-from sdpa_xp._libraries.base import accumulation_dtype, astype_if_needed, dtype_name
+from sdpa_xp._libraries import (
+    LIBRARIES,
+    accumulation_dtype,
+    array_signatures,
+    astype_if_needed,
+    computing,
+    dtype_name,
+    has_override,
+    is_number,
+    library_of,
+    with_axes,
+)
 from sdpa_xp._libraries.protocols import AnyArray, Array, Rng
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.layers.layer import Layer, check_mapping, copier
@@ -99,7 +109,7 @@ class Linear(Layer):
             if flattens:
                 y = xp.reshape(y, (*shape[:-1], y.shape[-1]))
             if self.bias is not None:
-                y = y + library.with_axes(cast(Array, self.bias), y.ndim)
+                y = y + with_axes(cast(Array, self.bias), y.ndim)
             return cast(A, astype_if_needed(xp, y, x.dtype))
 
     def __repr__(self) -> str:

@@ -11,8 +11,7 @@ from sdpa_xp._checks.integers import check_rows, frozen
 from sdpa_xp._checks.keywords import check_function, explains_keywords
 from sdpa_xp._checks.messages import brief, shown
 from sdpa_xp._checks.score_arrays import check_boolean
-from sdpa_xp._libraries import computing, is_array, namespace_of
-from sdpa_xp._libraries.base import dtype_name
+from sdpa_xp._libraries import computing, dtype_name, is_array, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace, Shape
 from sdpa_xp._tiles.modifier import ScoreModifier, grid_of
 from sdpa_xp._tiles.tile import Allowed, Tile, collapse_uniform

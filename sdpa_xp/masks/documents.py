@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from sdpa_xp._checks.integers import frozen
 from sdpa_xp._checks.keywords import explains_keywords
-from sdpa_xp._libraries import is_traced
-from sdpa_xp._libraries.base import astype_if_needed, dtype_name
+from sdpa_xp._libraries import astype_if_needed, dtype_name, is_traced
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.on_device import BlockBounds, bounds_of_list
 from sdpa_xp._tiles.score_grid import ScoreGrid

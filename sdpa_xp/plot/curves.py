@@ -10,8 +10,7 @@ from sdpa_xp._checks.arrays import check_floating, check_plain_array
 from sdpa_xp._checks.integers import check_some_integers
 from sdpa_xp._checks.keywords import check_integer
 from sdpa_xp._checks.messages import shown
-from sdpa_xp._libraries import library_of, namespace_of, numpy_array
-from sdpa_xp._libraries.base import dtype_name
+from sdpa_xp._libraries import dtype_name, library_of, namespace_of, numpy_array
 from sdpa_xp._libraries.protocols import Array, NumPyGenerator
 from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp.explanation import explain

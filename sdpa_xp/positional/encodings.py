@@ -8,8 +8,7 @@ from typing import Any, TypeVar, cast
 from sdpa_xp._checks.arrays import check_axes, check_plain_array
 from sdpa_xp._checks.integers import check_integers
 from sdpa_xp._checks.keywords import explains_keywords
-from sdpa_xp._libraries import is_array, is_traced
-from sdpa_xp._libraries.base import astype_if_needed
+from sdpa_xp._libraries import astype_if_needed, is_array, is_traced
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.positional.positions import PositionsLike, array_factory, as_array, as_positions

@@ -9,15 +9,17 @@ from typing import NamedTuple, TypeAlias, cast
 from sdpa_xp._checks.arrays import check_floating, check_one_device, check_one_library, check_plain_array
 from sdpa_xp._checks.keywords import check_integer
 from sdpa_xp._libraries import (
+    FLOATING,
     access_of,
     computing,
+    dtype_name,
     has_override,
     is_number,
     library_of,
     numpy_array,
     widest_dtype,
+    with_axes,
 )
-from sdpa_xp._libraries.base import FLOATING, dtype_name
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
 from sdpa_xp.errors import ArgumentTypeError
 
@@ -72,7 +74,7 @@ class ArrayFactory(NamedTuple):
         if isinstance(first, list):
             first = self.xp.asarray(first, dtype=self.xp.int32, device=self.device)
         first = self.xp.expand_dims(first, axis=-1)
-        return first + library_of(first).with_axes(numbers, first.ndim)
+        return first + with_axes(numbers, first.ndim)
 
     def angles(self, positions: Array, frequencies: Sequence[float]) -> Array:
         """Return position * frequency, (..., len(frequencies)), in float64 if the device has it.
@@ -81,7 +83,7 @@ class ArrayFactory(NamedTuple):
         """
         dtype = widest_dtype(self.function, positions)
         factors = self.xp.asarray(frequencies, dtype=dtype, device=self.device)
-        factors = library_of(positions).with_axes(factors, positions.ndim + 1)
+        factors = with_axes(factors, positions.ndim + 1)
         return self.xp.expand_dims(self.xp.astype(positions, dtype, copy=False), axis=-1) * factors
 
 

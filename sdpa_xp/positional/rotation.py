@@ -11,8 +11,14 @@ from sdpa_xp._checks.arrays import HLE, Layout, check_plain_array, headed
 from sdpa_xp._checks.integers import check_one_each
 from sdpa_xp._checks.keywords import check_instance, check_integer, check_layout, explains_keywords
 from sdpa_xp._checks.messages import Immutable
-from sdpa_xp._libraries import computing, is_number, library_of, widest_dtype
-from sdpa_xp._libraries.base import accumulation_dtype, astype_if_needed
+from sdpa_xp._libraries import (
+    accumulation_dtype,
+    astype_if_needed,
+    computing,
+    is_number,
+    widest_dtype,
+    with_axes,
+)
 from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace, Shape
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
@@ -187,7 +193,7 @@ def _rotate_at(
             head_axis = -3 if layout == HLE else -2
             cos, sin = (xp.expand_dims(table, axis=head_axis) for table in (cos, sin))
         # JAX can be set to refuse to broadcast arrays of unlike ranks.
-        cos, sin = (library_of(x).with_axes(table, x.ndim) for table in (cos, sin))
+        cos, sin = (with_axes(table, x.ndim) for table in (cos, sin))
         front = astype_if_needed(xp, x[..., : rotary.width], dtype)
         rotated = _rotate_pairs(xp, front, cos, sin, interleaved=rotary.interleaved)
         rotated = astype_if_needed(xp, rotated, x.dtype)

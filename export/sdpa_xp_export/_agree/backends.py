@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp._libraries import library_of
-from sdpa_xp._libraries.base import dtype_name
+from sdpa_xp._libraries import dtype_name, library_of
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._dtypes.dtype import numpy_dtype, to_numpy
 

@@ -18,15 +18,7 @@ import array_api_compat
 import numpy as np
 
 from sdpa_xp.errors import ArgumentTypeError, Message
-from sdpa_xp_export._dtypes.dtype import (
-    CATEGORIES,
-    INTEGERS,
-    UNSIGNED,
-    holds,
-    joint,
-    joint_of_kinds,
-    of_scalar,
-)
+from sdpa_xp_export._dtypes.dtype import CATEGORIES, INTEGERS, UNSIGNED, holds, joint, joint_of_kinds, of_scalar
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.lengths import Length, joint_shape
 from sdpa_xp_export.spec import SymbolicShape

@@ -18,7 +18,7 @@ from sdpa_xp._checks.keywords import (
     refuse_other_kind,
 )
 from sdpa_xp._checks.score_arrays import check_broadcasts, joins_scores, warn_if_zeros_and_ones
-from sdpa_xp._libraries.base import dtype_name
+from sdpa_xp._libraries import dtype_name
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask

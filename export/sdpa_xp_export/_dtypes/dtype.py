@@ -13,8 +13,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from sdpa_xp._libraries import dtype_name as any_dtype_name
 from sdpa_xp._libraries import library_of
-from sdpa_xp._libraries.base import dtype_name as any_dtype_name
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
 
 SIGNED = ("int8", "int16", "int32", "int64")

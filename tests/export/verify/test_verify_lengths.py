@@ -7,15 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import (
-    HUGE,
-    LARGE,
-    ExportCall,
-    checked_call,
-    constants,
-    sampled_rows,
-    trial_settings,
-)
+from internals import HUGE, LARGE, ExportCall, checked_call, constants, sampled_rows, trial_settings
 from short_runs import short_settings
 
 from sdpa_xp import biases, masks
