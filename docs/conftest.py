@@ -141,6 +141,7 @@ def folder(
     verified in one process and without the longest runs, libraries are compared
     at one length, and the demo compares two; where the site is built, nothing is left out.
     """
+    from internals import override
     from short_runs import leave_out_long_runs, run_models_by
 
     with pytest.MonkeyPatch.context() as patch:
@@ -148,6 +149,8 @@ def folder(
         patch.setattr("playground.HEADS", (2,))
         patch.setattr("playground.SOFTCAPS", (4,))
         leave_out_long_runs(patch)
+        override(patch, "LONGEST_TRIAL", 140)
+        override(patch, "OTHER_SIZES", ((64, 64),))
         patch.setattr("sdpa_xp_export._agree.comparison.LONGER", ())
         patch.setattr(
             "sdpa_xp_export._demo.find_backends",
