@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -118,8 +117,8 @@ def one_process() -> Iterator[Callable[..., Any]]:
 
     A call with a limit of its own gets a process of its own.
     """
-    fresh, limits = process.runtime_process, process.Limits(process.TIMEOUT, process.MEMORY)
-    with TemporaryDirectory(ignore_cleanup_errors=True) as folder, ExitStack() as opened:
+    fresh = process.runtime_process
+    with ExitStack() as opened:
         started: list[Any] = []
 
         @contextmanager
@@ -131,8 +130,7 @@ def one_process() -> Iterator[Callable[..., Any]]:
                     yield own_process
                 return
             if not started or started[0]._process.poll() is not None:
-                started[:] = [process.RuntimeProcess(limits, folder)]
-                opened.callback(started[0].close)
+                started[:] = [opened.enter_context(fresh(model, **more))]
             shared = started[0]
             shared._hello, shared._left, shared.notes = None, timeout, ()  # as of one that has just started
             yield shared

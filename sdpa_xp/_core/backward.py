@@ -182,7 +182,7 @@ def _add_rows(
     delta = xp.sum(cotangent * row_tile.slice_queries(forward.output), axis=-1, keepdims=True)
     inputs = RowInputs(scores.scaled_query(rows), cotangent, delta, xp.where(is_empty, 0.0, m))
     of_scaled_query: Array | None = None
-    for computed in scores.computed_tiles(rows, forward.plan, inputs.query):
+    for computed in scores.computed_tiles(rows, forward.plan, inputs.query, keeps_products=True):
         contribution = _add_tile(accumulators, forward, inputs, guard, *computed)
         of_scaled_query = contribution if of_scaled_query is None else of_scaled_query + contribution
     if scores.options.sinks is not None:

@@ -205,14 +205,20 @@ class Scores(NamedTuple):
                 yield tile, allowed
 
     def computed_tiles(
-        self, rows: range, plan: Plan, query: Array, *, leaves_mask: bool = False
+        self,
+        rows: range,
+        plan: Plan,
+        query: Array,
+        *,
+        leaves_mask: bool = False,
+        keeps_products: bool = False,
     ) -> Iterator[tuple[Tile, Array, Allowed, Array]]:
         """Yield the tiles of `rows` in which some pair may attend, with their scores, from a `scaled_query`.
 
         Each comes with its scores (..., Hq, rows, columns), -inf where a pair may not attend; with the pairs
-        that may attend; and with the soft-capped products that the scores were computed from. With
+        that may attend; and, with `keeps_products`, with the soft-capped products without biases and mask. With
         `leaves_mask` the tiles are trimmed, and the mask is left to the caller, who sets exponentials to zero.
-        In buffers, scores are computed where the products were, and the next tile uses the memory again.
+        The scores may lie in buffers, which the next tile uses again.
         """
         keys, has_biases = self.key.slices(self.grid, transposed=True), len(self.options.biases) > 0
         for tile, allowed in self.tiles(rows, plan, trims=leaves_mask):
@@ -221,6 +227,8 @@ class Scores(NamedTuple):
             attends: Allowed = True if leaves_mask else allowed
             if has_biases or attends is not True:
                 s, attends = self.with_biases(tile, capped, attends)
+            if not keeps_products:  # or their memory, as large as the scores, would be held until the next tile
+                capped = s
             yield tile, s, allowed if leaves_mask else attends, capped
 
     def scaled_query(self, rows: range) -> Array:
