@@ -34,9 +34,9 @@ from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, export_attention
 from sdpa_xp_export._files.model import metadata_of
 from sdpa_xp_export._runtime.engine import peak_above
+from sdpa_xp_export.forms.choice import FORMS
 
 HEADS, KEY_HEADS, WIDTH = 8, 2, 64
-FORMS = ("auto", "primitive", "tiled", "attention", "multi_head", "grouped_query")
 TORCH_OPSETS = (18, 23)
 GROUPED = "causal, 2 key heads"
 STEP = "a step with a cache"
@@ -80,7 +80,7 @@ CELLS = (
 def graphs(cell: Cell, folder: Path) -> Iterator[tuple[str, Path]]:
     """Write each graph of the call to a file; yield its name and its path."""
     arrays = specs(cell)
-    for form in FORMS:
+    for form in ("auto", *FORMS):
         try:
             model = export_attention(**arrays, **CALLS[cell.call], form=form, runtime=RUNTIME)
         except ValueError:  # the form does not have this call

@@ -20,6 +20,7 @@ from sdpa_xp import attention_scores, attention_state, attention_weights
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export import TensorSpec, export_attention
+from sdpa_xp_export.forms.choice import FORMS
 
 Arrays = dict[str, np.ndarray]
 Rules = Callable[..., dict[str, Any]]
@@ -30,7 +31,6 @@ LONGER, SHORTER = (5, 9), (9, 5)
 """L and S."""
 EVERY_CALL = ["tiled", "primitive"]
 """The forms that state every call, but for outputs of L x S, which `tiled` refuses."""
-FORMS = ["attention", "multi_head", "grouped_query", *EVERY_CALL]
 CLOSE = {"float16": 2e-3, "float32": 4e-6, "float64": 1e-13}
 """What errors may be, over the largest number of an output: a few roundings of its dtype."""
 
@@ -214,7 +214,7 @@ def check_forms(
     arrays: Arrays, rules: Rules, operands: Arrays, *, names: Mapping[int, str], **export: Any
 ) -> list[str]:
     """`check` in each form that takes the call; these forms, among them those that take every call."""
-    exported = models(arrays, rules, operands, names=names, forms=FORMS, **export)
+    exported = models(arrays, rules, operands, names=names, forms=[*FORMS], **export)
     forms = [metadata_of(model)["sdpa_xp.form"] for model in exported]
     assert forms[-2:] == EVERY_CALL
     return forms

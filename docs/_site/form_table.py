@@ -8,19 +8,12 @@ from evidence import Notes, table
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec
-from sdpa_xp_export._call.call import ExportCall, FormName, checked_call
+from sdpa_xp_export._call.call import ExportCall, checked_call
 from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.forms.choice import FORMS, check_tensors, choose
 
 RUNTIMES = (">=1.23;cpu", ">=1.28;cpu", ">=1.31;cpu", ">=1.28;cuda", ">=1.28;web")
 HEADS, KEY_HEADS, WIDTH = 8, 2, 64
-OPERATORS: dict[FormName, str] = {
-    "attention": "`ai.onnx.Attention`",
-    "multi_head": "`com.microsoft.MultiHeadAttention`",
-    "grouped_query": "`com.microsoft.GroupQueryAttention`",
-    "tiled": "MatMul and Softmax in a Loop over blocks of queries",
-    "primitive": "MatMul and Softmax",
-}
 LENGTHS = (128, 1024, 4096, 8192, "L")
 CALLS_BY_LENGTH: dict[str, dict[str, Any]] = {
     "all pairs": {},
@@ -92,9 +85,7 @@ def forms() -> str:
         batch = ", with a fixed batch" if name == "grouped_query" else ""
         when_open = _release(max(form.since, form.empty_since)) + batch
         opsets = f"{form.opsets[0]} to {form.opsets[-1]}"
-        rows.append(
-            [f"`{name}`", OPERATORS[name], _release(form.since), when_open, opsets, str(form.default_opset)]
-        )
+        rows.append([f"`{name}`", form.nodes, _release(form.since), when_open, opsets, str(form.default_opset)])
     return table(header, rows)
 
 

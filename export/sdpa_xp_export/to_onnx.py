@@ -12,7 +12,7 @@ import sdpa_xp
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export import _arrays
 from sdpa_xp_export._call.call import FormChoice
-from sdpa_xp_export._call.numbers import CallNumbers, numbers_as_json, numbers_of
+from sdpa_xp_export._call.mask_analysis import CallNumbers, numbers_as_json, numbers_of
 from sdpa_xp_export._files.model import Model
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.traced_graph import TracedGraph, moved_inputs
@@ -24,9 +24,9 @@ from sdpa_xp_export._layer.arguments import (
     with_arrays,
 )
 from sdpa_xp_export._layer.copies import parameter_arrays, with_parameters
-from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, ERF_KEEPS_NAN, OPSETS, Runtime
+from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, ERF_KEEPS_NAN, Runtime
 from sdpa_xp_export.export import finished_model
-from sdpa_xp_export.forms.choice import FORMS, check_loaded_opset
+from sdpa_xp_export.forms.choice import FORMS, check_loaded_opset, check_opset
 from sdpa_xp_export.forms.traced_attention import TracedAttention, operand_sources
 from sdpa_xp_export.spec import TensorSpec
 
@@ -156,7 +156,7 @@ def _traced(
         opset=_opset(opset, target),
         namespace=_arrays,
         attend=attention,
-        computes_bfloat16=target.provider == "cuda",
+        computes_bfloat16=target.provider == "cuda",  # the CPU's kernels only move bfloat16
         erf_keeps_nan=target.release >= ERF_KEEPS_NAN,
         array_names={id(array): name for name, array in parameter_arrays(layer).items()},
     )
@@ -196,17 +196,11 @@ def _fixed_names(bound: inspect.BoundArguments) -> list[str]:
 
 
 def _opset(opset: int | None, target: Runtime) -> int:
-    if opset is None:
-        newest = FORMS[
-            "attention"
-        ]  # the form that needs the newest opset; a graph has one for all of its calls
-        return newest.opsets[-1] if target.release >= newest.since else FORMS["primitive"].default_opset
-    if isinstance(opset, bool) or not isinstance(opset, int):
-        raise ArgumentTypeError(FUNCTION, "`opset` must be an integer", {"opset": repr(opset)})
-    if opset not in OPSETS:
-        rule = f"`opset` must be {OPSETS[0]} to {OPSETS[-1]}"
-        raise ArgumentValueError(FUNCTION, rule, {"opset": opset})
-    return opset
+    check_opset(FUNCTION, opset)
+    if opset is not None:
+        return opset
+    newest = FORMS["attention"]  # the form that needs the newest opset; a graph has one for all of its calls
+    return newest.opsets[-1] if target.release >= newest.since else FORMS["primitive"].default_opset
 
 
 def _outputs(graph: TracedGraph, result: Any) -> dict[str, GraphValue]:

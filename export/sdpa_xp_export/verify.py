@@ -17,7 +17,7 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.numbers import constants
+from sdpa_xp_export._call.mask_analysis import constants
 from sdpa_xp_export._files.model import Model
 from sdpa_xp_export._runtime.limits import TIMEOUT, check_limits, check_time, deadline
 from sdpa_xp_export._runtime.process import RemoteSession, runtime_process

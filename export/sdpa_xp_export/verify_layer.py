@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from sdpa_xp._checks.keywords import check_flag
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp_export._call.numbers import CallNumbers, numbers_from_json
+from sdpa_xp_export._call.mask_analysis import CallNumbers, numbers_from_json
 from sdpa_xp_export._dtypes.dtype import ONNX_DTYPE
 from sdpa_xp_export._files.model import Model, exported_models
 from sdpa_xp_export._layer.arguments import bound_arguments, with_arrays

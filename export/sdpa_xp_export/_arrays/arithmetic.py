@@ -23,6 +23,8 @@ from sdpa_xp_export._dtypes.dtype import FLOATING, SIGNED, bits
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.lengths import joint_shape
 
+__all__ = ["bitwise_left_shift", "bitwise_right_shift", "divide", "floor_divide", "pow", "remainder"]
+
 
 @array_function
 def divide(one: Any, other: Any) -> GraphValue:

@@ -16,6 +16,8 @@ from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.lengths import Length, joined_name, plain
 from sdpa_xp_export._graph.traced_graph import name_length
 
+__all__ = ["arange", "asarray", "astype", "full", "ones", "ones_like", "zeros", "zeros_like"]
+
 
 def astype(x: Any, dtype: Any, /, *, copy: Any = True, device: object = None) -> Any:
     """Convert `x` to a dtype, which may be the dtype of another library."""

@@ -26,6 +26,43 @@ from sdpa_xp_export._dtypes.dtype import DEFAULTS, INTEGERS
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.lengths import Length, joint_shape
 
+__all__ = [
+    "abs",
+    "add",
+    "bitwise_and",
+    "bitwise_invert",
+    "bitwise_or",
+    "bitwise_xor",
+    "clip",
+    "cos",
+    "equal",
+    "erf",
+    "exp",
+    "floor",
+    "greater",
+    "greater_equal",
+    "is_masked",
+    "less",
+    "less_equal",
+    "log",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "maximum",
+    "minimum",
+    "multiply",
+    "negative",
+    "not_equal",
+    "positive",
+    "sin",
+    "sqrt",
+    "square",
+    "subtract",
+    "tanh",
+    "where",
+]
+
 
 def _unary(name: str, op: str, category: str = "floating") -> Callable[[Any], GraphValue]:
     """Make a function of one operand that is one operator of ONNX."""

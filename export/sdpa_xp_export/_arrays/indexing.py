@@ -14,6 +14,8 @@ from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.lengths import Length, has_names, joined_name, plain
 from sdpa_xp_export._graph.traced_graph import name_length, traced_graph_of
 
+__all__ = ["take", "unstack"]
+
 
 def item(value: GraphValue, index: object) -> GraphValue:
     """Write `value[index]` for an index of integers, slices, None and an ellipsis."""
@@ -101,7 +103,7 @@ def take(value: GraphValue, indices: GraphValue, *, axis: int | None = None) -> 
     if axis is None and value.ndim != 1:
         rule = "`axis` must be given if the array has more than one axis"
         raise ArgumentValueError(value.graph.function, rule, {"shape": value.dims})
-    index = indices if indices.elem_type == "int32" else indices.astype("int64")
+    index = indices if indices.elem_type == "int32" else indices.astype("int64")  # Gather takes these two alone
     axis = axis_of(value, axis or 0)
     shape = (*value.dims[:axis], *index.dims, *value.dims[axis + 1 :])
     return value.graph.add("Gather", value, index, dtype=value.elem_type, shape=shape, axis=axis)

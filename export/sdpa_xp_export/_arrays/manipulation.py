@@ -19,6 +19,18 @@ from sdpa_xp_export._graph.lengths import Length, broadcasts_to, has_names, join
 from sdpa_xp_export._graph.traced_graph import TracedGraph, name_length, traced_graph_of
 from sdpa_xp_export.spec import SymbolicShape, total
 
+__all__ = [
+    "broadcast_to",
+    "concat",
+    "expand_dims",
+    "matrix_transpose",
+    "moveaxis",
+    "permute_dims",
+    "reshape",
+    "squeeze",
+    "stack",
+]
+
 Axes = int | Sequence[int] | None
 
 
@@ -178,7 +190,7 @@ def broadcast_to(value: GraphValue, shape: Any, *, dims: SymbolicShape | None = 
         lengths = concat([traced_graph_of(value).length(length) for length in target])
     else:
         lengths = value.graph.constant([*target], "int64")
-    inner = kernel_dtype("Expand", value)
+    inner = kernel_dtype("Expand", value)  # the CPU has no Expand of bfloat16
     expanded = value.graph.add("Expand", value.astype(inner), lengths, dtype=inner, shape=target)
     return expanded.astype(value.elem_type)
 

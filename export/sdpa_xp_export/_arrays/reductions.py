@@ -25,6 +25,8 @@ from sdpa_xp_export._dtypes.dtype import FLOATING, UNSIGNED, dtype_name
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.lengths import joint_shape
 
+__all__ = ["matmul", "max", "mean", "min", "std", "sum", "var"]
+
 HALVES = ("float16", "bfloat16")
 LEAST, HALF = -(2**63), 2**31
 

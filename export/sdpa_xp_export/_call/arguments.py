@@ -24,7 +24,7 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.operands import GraphOperand, Input, OperandNamer, kind_of
 from sdpa_xp_export._dtypes.dtype import FLOATING, INTEGERS
-from sdpa_xp_export.spec import SymbolicShape, TensorSpec, total
+from sdpa_xp_export.spec import SymbolicShape, TensorSpec, as_lengths, total
 
 OUTPUTS = ("output", "lse", "weights", "scores")
 SPECS = ("query", "key", "value", "past_key", "past_value", "past_lengths")
@@ -56,8 +56,7 @@ class Arguments:
         if not self._joins(operand):
             rule = f"`{name}` must have the dtype of `query` or of the scores ({self.accumulation_dtype})"
             raise ArgumentTypeError(self.function, rule, {f"{name}.dtype": operand.dtype})
-        shape, fits = (cast(tuple[int, ...], lengths) for lengths in (operand.shape, target))
-        check_broadcasts(self.function, name, shape, fits, letters)
+        check_broadcasts(self.function, name, as_lengths(operand.shape), as_lengths(target), letters)
         return operand
 
     def check_pairs(self, name: str, operand: GraphOperand) -> None:
@@ -70,8 +69,7 @@ class Arguments:
             raise ArgumentTypeError(self.function, f"`query` and `{name}` must have one dtype", got)
         pairs = self.sizes.scores_shape
         hint = _hint_for_named_lengths(name, operand, pairs)
-        shape = cast(tuple[int, ...], operand.shape)
-        check_broadcasts(self.function, name, shape, pairs, "(..., Hq, L, S)", hint)
+        check_broadcasts(self.function, name, as_lengths(operand.shape), pairs, "(..., Hq, L, S)", hint)
 
     def _joins(self, operand: GraphOperand) -> bool:
         query, accumulation = self.specs["query"].dtype, self.accumulation_dtype
@@ -259,11 +257,10 @@ def _sizes(function: str, specs: Mapping[str, TensorSpec], layout: str) -> Sizes
                 hint = f"If heads are axis {length}, pass `layout={other!r}`." if is_swapped else ""
                 raise ArgumentValueError(function, rule, {f"{name}.shape": shape}, hint)
     shapes = {name: specs[name].shape for name in ("query", "key", "value")}
-    # The rules compare lengths and never count with them, so a name serves where the type says int.
-    new = check_shapes(function, *(cast(tuple[int, ...], shape) for shape in shapes.values()), layout=layout)
+    new = check_shapes(function, *map(as_lengths, shapes.values()), layout=layout)
     if not {"past_key", "past_value", "past_lengths"} & specs.keys():
         return new
-    return new._replace(keys=cast(int, _cached_keys(function, specs, length)))
+    return new._replace(keys=cast(int, _cached_keys(function, specs, length)))  # or a name, as in `as_lengths`
 
 
 def _cached_keys(function: str, specs: Mapping[str, TensorSpec], axis: int) -> int | str:

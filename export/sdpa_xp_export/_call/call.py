@@ -56,7 +56,7 @@ _TOKENS = Option(
 _PAST = Option("spec", checked.spec, "A cache, dtype[length,...], such as float32[B,2,P,64].")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)  # equal numbers in two calls would be compared as arrays
 class ExportCall:
     """A call that has passed every check, with the defaults filled in.
 
@@ -116,7 +116,7 @@ class ExportCall:
             "word",
             checked.softmax_dtype,
             "float64 computes float32 inputs more precisely.",
-            choices=FLOATING[2:],
+            choices=FLOATING[2:],  # float32 and float64: scores are in no half dtype
         ),
     ]
     layout: Annotated[
@@ -170,6 +170,7 @@ class ExportCall:
         if isinstance(self.attn_mask, Mask):
             conjuncts += _conjuncts(self.attn_mask)
         elif self.attn_mask is not None and self.attn_mask.dtype == "bool":
+            # An operand is an array to masks and biases, which look only at its dtype and shape.
             conjuncts.append(masks.from_array(cast(Any, self.attn_mask)))
         return tuple(conjuncts)
 

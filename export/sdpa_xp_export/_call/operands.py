@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import ModuleType
@@ -18,49 +17,16 @@ from sdpa_xp_export._dtypes.dtype import to_numpy
 from sdpa_xp_export.spec import SymbolicShape, TensorSpec
 
 
-class Operand(ABC):
-    """An array to the library's masks and biases, which look only at its dtype and shape."""
-
-    __slots__ = ()
-
-    @property
-    @abstractmethod
-    def dtype(self) -> str: ...
-
-    @property
-    @abstractmethod
-    def shape(self) -> SymbolicShape: ...
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
-        return _dtypes
-
-
 @dataclass(frozen=True, slots=True)
-class Input(Operand):
-    """An input of the graph, by its name."""
+class Input(TensorSpec):
+    """An input of the graph, by its name. Like each spec, it is an array to the library's masks and biases."""
 
     name: str
-    spec: TensorSpec
-
-    @property
-    def dtype(self) -> str:
-        return self.spec.dtype
-
-    @property
-    def shape(self) -> SymbolicShape:
-        return self.spec.shape
-
-    def __str__(self) -> str:
-        return str(self.spec)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Initializer(Operand):
-    """Numbers that the graph holds under a name."""
+class Initializer:
+    """Numbers that the graph holds under a name; an array to masks and biases, as a spec is."""
 
     name: str
     numbers: NDArray[Any]
@@ -72,6 +38,13 @@ class Initializer(Operand):
     @property
     def shape(self) -> SymbolicShape:
         return self.numbers.shape
+
+    @property
+    def ndim(self) -> int:
+        return self.numbers.ndim
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
+        return _dtypes
 
     def __str__(self) -> str:
         return f"initializer({self.name!r})"
@@ -93,7 +66,7 @@ class OperandNamer:
         if isinstance(value, TensorSpec):
             free = self._free(name)
             self.inputs[free] = value
-            return Input(free, value)
+            return Input(value.dtype, value.shape, free)
         if isinstance(value, Mask | Bias):
             return with_operands(
                 value, lambda argument, operand: self.operand(getattr(value, "argument", argument), operand)

@@ -24,7 +24,7 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentValueError, summary
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import OPTIONS, ExportCall, checked_call
-from sdpa_xp_export._call.operands import Initializer, Input, kind_of
+from sdpa_xp_export._call.operands import Initializer, kind_of
 from sdpa_xp_export.spec import TensorSpec
 
 Expression: TypeAlias = Mask | Bias | TensorSpec | Initializer
@@ -99,7 +99,7 @@ def parse(
 
 def text_of(value: object) -> str:
     """Return the text that `parse` reads as `value`; for a function its name, which `parse` refuses."""
-    if isinstance(value, TensorSpec | Input | Initializer):
+    if isinstance(value, TensorSpec | Initializer):
         return str(value)
     if not isinstance(value, Mask | Bias):
         return _literal_text(value)

@@ -1,13 +1,8 @@
-"""The dtypes of values by name: this is also the array API of a spec, which computes nothing.
-
-In the files, what the names mean: their kinds and promotion, and what other libraries call them.
-"""
+"""The dtypes of values by name: this is also the array API of a spec, which computes nothing."""
 
 from __future__ import annotations
 
-from sdpa_xp_export._dtypes.dtype import Dtype
-from sdpa_xp_export._dtypes.dtype import __array_namespace_info__ as __array_namespace_info__
-from sdpa_xp_export._dtypes.dtype import result_type as result_type
+from sdpa_xp_export._dtypes.dtype import Dtype, __array_namespace_info__, result_type
 
 bool = Dtype("bool")
 int8 = Dtype("int8")
@@ -22,3 +17,21 @@ float16 = Dtype("float16")
 bfloat16 = Dtype("bfloat16")
 float32 = Dtype("float32")
 float64 = Dtype("float64")
+
+__all__ = [
+    "__array_namespace_info__",
+    "bfloat16",
+    "bool",
+    "float16",
+    "float32",
+    "float64",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "result_type",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+]

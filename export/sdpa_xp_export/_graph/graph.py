@@ -67,17 +67,14 @@ class Graph:
     takes_arrays: bool = False
     """Whether an array that meets a value becomes a constant, as in the formula of a mask."""
 
+    def part(self, **fields: Any) -> Graph:
+        """Return a graph with the settings of this one, and with its count, so that no name stands in both."""
+        settings = ("opset", "namespace", "attend", "float_dtype", "function", "count")
+        return Graph(**{name: getattr(self, name) for name in settings} | fields)
+
     def loop_body(self) -> Graph:
         """Return the graph of a loop inside this one."""
-        return Graph(
-            opset=self.opset,
-            namespace=self.namespace,
-            attend=self.attend,
-            float_dtype=self.float_dtype,
-            function=self.function,
-            count=self.count,
-            outer=self,
-        )
+        return self.part(outer=self)
 
     def input(self, name: str, dtype: str, shape: SymbolicShape) -> GraphValue:
         """Add an input. That of a body also gets a count, because no name may stand in both graphs."""
@@ -248,11 +245,6 @@ class GraphValue:
         return DEVICE
 
     @property
-    def mT(self) -> GraphValue:  # noqa: N802, the standard's name
-        result: GraphValue = self.graph.namespace.matrix_transpose(self)
-        return result
-
-    @property
     def ndim(self) -> int:
         return len(self.dims)
 
@@ -308,6 +300,7 @@ class GraphValue:
     __neg__, __pos__, __abs__ = _operator("negative"), _operator("positive"), _operator("abs")
     __invert__ = _operator("bitwise_invert")
     __getitem__ = _operator("item")
+    mT = property(_operator("matrix_transpose"))  # noqa: N815, the standard's name
 
     def __iter__(self) -> Iterator[GraphValue]:
         return iter(self.graph.namespace.unstack(self))

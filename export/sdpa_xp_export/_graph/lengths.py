@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn, Protocol, cast
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
 from sdpa_xp._checks.arrays import broadcast
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp_export.spec import SymbolicShape, addends
+from sdpa_xp_export.spec import SymbolicShape, addends, as_lengths
 
 HINT = (
     "Lengths add up, and `reshape` takes -1. Write xp = x.__array_namespace__(), then xp.arange(x.shape[1]), "
@@ -146,8 +146,7 @@ def joined_name(*parts: object) -> str:
 
 def joint_shape(*shapes: SymbolicShape) -> SymbolicShape:
     """Return the shape that `shapes` broadcast to."""
-    # `broadcast` compares lengths and never counts with them, so a name may stand where its type says int.
-    joint = broadcast(*(cast(tuple[int, ...], shape) for shape in shapes))
+    joint = broadcast(*map(as_lengths, shapes))
     if joint is None:
         rule = "shapes must broadcast; a name broadcasts only with itself and with 1"
         raise ArgumentValueError("to_onnx", rule, {"shapes": ", ".join(map(str, shapes))})
@@ -156,7 +155,7 @@ def joint_shape(*shapes: SymbolicShape) -> SymbolicShape:
 
 def broadcasts_to(shape: SymbolicShape, target: SymbolicShape) -> bool:
     """Return whether an array of `shape` broadcasts to `target` without making it larger."""
-    return broadcast(*(cast(tuple[int, ...], lengths) for lengths in (shape, target))) == target
+    return broadcast(as_lengths(shape), as_lengths(target)) == target
 
 
 class Device:

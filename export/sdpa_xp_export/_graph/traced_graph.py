@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import operator
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import array_api_compat
@@ -67,10 +69,7 @@ class TracedGraph(Graph):
         if name in self.length_sources:
             value, axis = self.length_sources[name]
             return self.add("Shape", value, dtype="int64", shape=(1,), start=axis, end=axis + 1)
-        total, *others = (self.length(part) for part in addends(name))
-        for other in others:
-            total = total + other
-        return total
+        return reduce(operator.add, map(self.length, addends(name)))
 
     def from_array(self, array: object) -> GraphValue:
         """Convert an array of any library to an initializer, one for each array, and a length to a number."""
@@ -95,19 +94,14 @@ class TracedGraph(Graph):
 
     def call_graph(self, named: dict[str, GraphValue], float_dtype: str, attend: Attend) -> Graph:
         """Return this graph as the graph of one call of attention, whose inputs are values of this graph."""
-        return Graph(  # its lists are those of this graph: the call writes its nodes here
-            opset=self.opset,
-            namespace=self.namespace,
-            attend=attend,
-            float_dtype=float_dtype,
-            function=self.function,
-            inputs=self.inputs,
-            nodes=self.nodes,
-            constants=self.constants,
-            named=named,
-            weights=self.weights,
-            count=self.count,
-        )
+        lists = (
+            "inputs",
+            "nodes",
+            "constants",
+            "weights",
+        )  # the call writes its nodes here
+        shared = {name: getattr(self, name) for name in lists}
+        return self.part(attend=attend, float_dtype=float_dtype, named=named, **shared)
 
     def prune(self, outputs: list[GraphValue]) -> None:
         """Remove everything that no output depends on, except inputs."""

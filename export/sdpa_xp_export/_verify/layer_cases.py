@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp_export._call.numbers import CallNumbers
+from sdpa_xp_export._call.mask_analysis import CallNumbers
 from sdpa_xp_export._dtypes.dtype import INTEGERS, numpy_dtype
 from sdpa_xp_export._files.model import Model
 from sdpa_xp_export._graph.traced_graph import moved_inputs

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.numbers import CallNumbers
+from sdpa_xp_export._call.mask_analysis import CallNumbers
 from sdpa_xp_export.spec import SymbolicShape, TensorSpec, addends, evaluated
 
 Lengths: TypeAlias = dict[str, int]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.numbers import constant_names, constants
+from sdpa_xp_export._call.mask_analysis import constant_names, constants
 from sdpa_xp_export._dtypes.dtype import INTEGERS
 from sdpa_xp_export._runtime.limits import check_time
 from sdpa_xp_export._verify.expected import (

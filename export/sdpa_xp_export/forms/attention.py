@@ -28,7 +28,6 @@ LEAST_ON_CPU = float(np.nextafter(np.finfo("float32").min, np.float32(0)))
 
 
 def _unsupported_reason(call: ExportCall, _runtime: Runtime) -> str | None:
-    """Return why this form cannot state the call; None if it can."""
     specs = (call.query, call.key, call.value)
     if max(spec.ndim for spec in specs) > RANK:
         return "ai.onnx Attention takes at most 4 axes"
@@ -215,6 +214,7 @@ FORM = Form(
     "attention",
     _write,
     _unsupported_reason,
+    nodes="`ai.onnx.Attention`",
     operator="ai.onnx Attention",
     takes=("softcap",),
     since=(1, 28),

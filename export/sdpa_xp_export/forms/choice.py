@@ -69,12 +69,7 @@ def choose(
     if form not in (*FORMS, "auto"):
         rule = f"`form` must be auto, {', '.join(FORMS)}"
         raise ArgumentValueError(function, rule, {"form": repr(form)})
-    if opset is not None and (isinstance(opset, bool) or not isinstance(opset, int)):
-        raise ArgumentTypeError(function, "`opset` must be an integer", {"opset": repr(opset)})
-    if opset is not None and opset not in OPSETS:
-        first, last = OPSETS[0], OPSETS[-1]
-        rule = f"`opset` must be {first} to {last}; no form supports {opset!r}"
-        raise ArgumentValueError(function, rule, {"opset": repr(opset)})
+    check_opset(function, opset, f"; no form supports {opset!r}")
     if form == "auto":
         check_loaded_opset(function, opset, target)
         name, reason = _best(call, opset, target)
@@ -112,6 +107,15 @@ def unsupported_reason(form: FormName, call: ExportCall, target: Runtime) -> str
     if why is None and target.release < oldest:
         return f"onnxruntime computes it right from {oldest[0]}.{oldest[1]} on, and `runtime` is {target}"
     return why
+
+
+def check_opset(function: str, opset: object, consequence: str = "") -> None:
+    """Check that a form can be written in the opset; None is one that it can."""
+    if isinstance(opset, bool) or not isinstance(opset, int | None):
+        raise ArgumentTypeError(function, "`opset` must be an integer", {"opset": repr(opset)})
+    if opset is not None and opset not in OPSETS:
+        rule = f"`opset` must be {OPSETS[0]} to {OPSETS[-1]}{consequence}"
+        raise ArgumentValueError(function, rule, {"opset": opset})
 
 
 def check_loaded_opset(function: str, opset: int | None, target: Runtime) -> None:

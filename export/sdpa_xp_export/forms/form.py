@@ -23,8 +23,10 @@ class Form:
     name: FormName
     write: Callable[[Graph, ExportCall, Runtime], dict[str, GraphValue]]
     """Writes the nodes of a call, and returns the outputs by name."""
-    unsupported_reason: Callable[[ExportCall, Runtime], str | None]
+    unsupported_reason: Callable[[ExportCall, Runtime], str | None] = lambda _call, _runtime: None
     """Returns why the form cannot state a call. What a newer release removes comes after all other reasons."""
+    nodes: str = ""
+    """The operators that it writes, as the docs show them."""
     operator: str = ""
     """The fused operator, as reasons name it; "" for a form in primitives, which take every option."""
     takes: tuple[str, ...] = ()
@@ -50,8 +52,9 @@ class Form:
         lacks = {name: option for name, option in OPTIONS.items() if option.noun and name not in self.takes}
         if not self.operator or all(getattr(call, name) is None for name in lacks):
             return None
-        nouns = [option.noun for option in lacks.values()]
-        return f"{self.operator} has " + ("no " if len(nouns) == 1 else "neither ") + " nor ".join(nouns)
+        first, *others = (option.noun for option in lacks.values())
+        missing = f"neither {' nor '.join([first, *others])}" if others else f"no {first.removeprefix('a ')}"
+        return f"{self.operator} has {missing}"
 
     def attributes(self, call: ExportCall) -> dict[str, Any]:
         """Return the options that the node has as attributes of the same names; 0 turns one off."""

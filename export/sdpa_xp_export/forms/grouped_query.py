@@ -25,7 +25,6 @@ onnxruntime). So no graph with a window is right on both sides of it."""
 
 
 def _unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
-    """Return why this form cannot state the call; None if it can."""
     if common := unsupported_by_contrib(call):
         return common
     if call.cached:
@@ -141,13 +140,14 @@ def _lengths(inputs: FormInputs) -> tuple[GraphValue, GraphValue]:
     lengths, batch = inputs.lengths, inputs.call.sizes.batch[0]
     last = xp.expand_dims(lengths.keys, axis=0) - 1
     repeated = lengths.graph.add("Expand", last, lengths.length(batch), dtype="int64", shape=(batch,))
-    return repeated.astype("int32"), lengths.keys.astype("int32")
+    return repeated.astype("int32"), lengths.keys.astype("int32")  # the operator takes int32 alone
 
 
 FORM = Form(
     "grouped_query",
     _write,
     _unsupported_reason,
+    nodes="`com.microsoft.GroupQueryAttention`",
     operator="GroupQueryAttention",
     takes=("softcap", "sinks"),
     wrong_on={"web": "the WebGPU provider computes GroupQueryAttention wrong from 32 tokens on"},

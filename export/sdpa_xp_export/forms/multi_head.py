@@ -15,7 +15,6 @@ EMPTY_SINCE = (1, 31)
 
 
 def _unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
-    """Return why this form cannot state the call; None if it can."""
     if common := unsupported_by_contrib(call):
         return common
     if call.sizes.query_heads != call.sizes.heads:
@@ -61,7 +60,7 @@ def unsupported_by_contrib(call: ExportCall) -> str | None:
         return "com.microsoft operators do not take float64"
     if call.outputs != ("output",):
         return "com.microsoft operators return only the output"
-    if call.biases:
+    if call.biases:  # MultiHeadAttention has an input for one, and its softmax of nothing but -inf is NaN
         return "com.microsoft operators give NaN for a row that a bias masks"
     if not isinstance(call.scale, float):
         return "com.microsoft operators take a scale that is a number"
@@ -91,6 +90,7 @@ FORM = Form(
     "multi_head",
     _write,
     _unsupported_reason,
+    nodes="`com.microsoft.MultiHeadAttention`",
     operator="MultiHeadAttention",
     empty_since=EMPTY_SINCE,
     wrong_on={"web": "the WebGPU provider computes MultiHeadAttention wrong from 32 tokens on"},

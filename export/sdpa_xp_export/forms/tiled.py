@@ -38,7 +38,6 @@ ROWS = 128
 
 
 def _unsupported_reason(call: ExportCall, _runtime: Runtime) -> str | None:
-    """Return why this form cannot state the call; None if it can."""
     if {"weights", "scores"} & set(call.outputs):
         return "weights and scores are L x S arrays, which its blocks avoid"
     return None
@@ -260,4 +259,4 @@ def _sum_of_captured(body: Graph) -> GraphValue:
     return ops.reduce("ReduceSum", xp.concat(parts))
 
 
-FORM = Form("tiled", _write, _unsupported_reason)
+FORM = Form("tiled", _write, _unsupported_reason, nodes="MatMul and Softmax in a Loop over blocks of queries")

@@ -90,6 +90,7 @@ class TracedAttention:
             name: graph.here(xp.squeeze(value, axis=1) if adds_head else value)
             for name, value in written.items()
         }
+        # The operator returns the joined cache, so the layer's own Concat is left out if nothing else reads it.
         for name in ("key", "value"):
             if f"present_{name}" in returned:
                 graph.equal_values[arrays[name].name] = returned[f"present_{name}"]

@@ -20,6 +20,7 @@ from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export.lowering.formula import biased_by_formula, call_index_function
 from sdpa_xp_export.lowering.masks import AllowedPairs, both_allow
 from sdpa_xp_export.lowering.tile import GraphTile
+from sdpa_xp_export.spec import as_lengths
 
 LISTED = 2**10
 """Up to this `max_distance` a graph holds the bucket of each distance; beyond, where each bucket begins."""
@@ -31,7 +32,7 @@ def add_biases(
     """scores -> scores with one bias after the other, and the pairs of `allowed` that no bias masks."""
     for bias in terms:
         inner, placed = _placed(bias, tile)
-        kind, unmasked = kind_of(inner), cast(AllowedPairs, True)
+        kind, unmasked = kind_of(inner), cast(AllowedPairs, True)  # a literal would narrow the type to bool
         if kind == "from_function":
             function = cast(Callable[..., Any], inner.arguments["score_mod"])
             result = call_index_function("bias", function, (scores, *placed.indices), scores.elem_type)
@@ -89,9 +90,7 @@ def _alibi(tile: GraphTile, slopes: object, offset: object) -> GraphValue:
     else:
         values = graph.constant(slopes, graph.float_dtype)
     target = (*tile.call.sizes.batch, heads)
-    check_broadcasts(
-        tile.graph.function, "bias.slopes", cast(tuple[int, ...], values.dims), target, "(..., Hq)"
-    )
+    check_broadcasts(tile.graph.function, "bias.slopes", as_lengths(values.dims), target, "(..., Hq)")
     values = ops.with_ones(values, 2)
     distance = abs(tile.query_index + tile.integers("bias.offset", offset) - tile.key_index)
     return -values * distance.astype(graph.float_dtype)
@@ -125,9 +124,11 @@ def _relative(
 
 
 _LOWERED: dict[str, Callable[..., GraphValue]] = {
+    # A formula gives the sum with the scores, of which only the term says whether it masks: two of the most
+    # negative numbers add up to -inf. So its graph has 3 nodes more.
     "from_array": _from_array,
-    "alibi": _alibi,
-    "relative": _relative,
+    "alibi": _alibi,  # its formula has a node more in a block of queries
+    "relative": _relative,  # its formula asks for the lengths as numbers
 }
 """The lowering of each bias that adds a term, by its name. Any other bias is traced from its own formula."""
 

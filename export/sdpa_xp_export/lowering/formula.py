@@ -27,6 +27,7 @@ from sdpa_xp_export._call.operands import Initializer, Input, with_operands
 from sdpa_xp_export._dtypes.dtype import Dtype
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export.lowering.tile import GraphTile, TileRange
+from sdpa_xp_export.spec import as_lengths
 
 T = TypeVar("T")
 
@@ -43,8 +44,8 @@ class FormulaGrid:
     A length that only a run knows is a value of the graph: a formula may compute with it, but not branch on it.
     """
 
-    device = None
-    entries = None
+    device = None  # a run chooses it
+    entries = None  # a graph is written for the whole batch at once
     questions = None
     is_traced = True
     is_writeable = waits = uses_our_threads = False
@@ -59,8 +60,11 @@ class FormulaGrid:
         self.batch, self.heads = tile.call.sizes.batch, tile.call.sizes.query_heads
         self.batch_and_heads = self.leading_shape = (*self.batch, self.heads)
         self.has_positions = tile.positions is not None
-        position = tile.lengths.position
-        self.position = position if isinstance(position, int) else tile.here(position)
+
+    @cached_property
+    def position(self) -> int | GraphValue:
+        position = self.tile.lengths.position  # writes nodes, which few formulas need
+        return position if isinstance(position, int) else self.tile.here(position)
 
     @property
     def positions(self) -> int | GraphValue:
@@ -82,7 +86,7 @@ class FormulaGrid:
         values = self.tile.integers(name, value, least)
         if isinstance(known, tuple | list) and known:
             return Integers(cast(Any, values), min(known), max(known))
-        return Integers(cast(Any, values), -math.inf, math.inf)
+        return Integers(cast(Any, values), -math.inf, math.inf)  # only a run knows them: no tile is skipped
 
     def check_lengths(self, name: str, value: object, letter: str) -> Integers:
         lengths, limit = self.check_integers(name, value, least=0), self.queries if letter == "L" else self.keys
@@ -127,7 +131,7 @@ class FormulaGrid:
 
     def _broadcast(self, name: str, array: Any, target: tuple[int, ...], letters: str) -> GraphValue:
         value = self.tile.graph.operand(array)
-        check_broadcasts(self.function, name, cast(tuple[int, ...], value.dims), target, letters)
+        check_broadcasts(self.function, name, as_lengths(value.dims), target, letters)
         return value
 
 
@@ -147,13 +151,11 @@ class FormulaTile:
 
     @property
     def first_position(self) -> int:
-        position = self.grid.position
-        return self.rows.start + position if isinstance(position, int) else -FAR
+        return -FAR if self._tile.call.cached else self.rows.start
 
     @property
     def last_position(self) -> int:
-        position = self.grid.position
-        return self.rows.stop - 1 + position if isinstance(position, int) else FAR
+        return FAR if self._tile.call.cached else self.rows.stop - 1
 
     @property
     def distances(self) -> tuple[float, float]:
@@ -193,7 +195,7 @@ class FormulaTile:
 def allowed_by_formula(mask: Mask, tile: GraphTile) -> GraphValue | bool:
     """mask -> the pairs that its pattern allows."""
     allowed = _traced("attn_mask", mask, tile, lambda pattern, of_tile: pattern.allowed_in(of_tile))
-    if isinstance(allowed, bool | np.bool_):
+    if isinstance(allowed, bool | np.bool_):  # the formula compared numbers that were known
         return bool(allowed)
     value = allowed if isinstance(allowed, GraphValue) else tile.graph.constant(allowed, "bool")
     if getattr(allowed, "dtype", None) != "bool":
@@ -206,7 +208,7 @@ def biased_by_formula(bias: Bias, tile: GraphTile, scores: GraphValue) -> tuple[
     """bias, scores -> the scores that its terms return, and the pairs that they do not mask."""
 
     def applied(terms: Any, of_tile: FormulaTile) -> tuple[Any, GraphValue | bool]:
-        changed, allowed = scores, cast(Any, True)
+        changed, allowed = scores, cast(Any, True)  # a literal would narrow the type to bool
         for term in terms:
             changed, unmasked = term.apply(of_tile, changed)
             allowed = unmasked if allowed is True else allowed & unmasked
@@ -220,6 +222,7 @@ def _traced(name: str, modifier: Mask | Bias, tile: GraphTile, formula: Callable
     grid = FormulaGrid(tile)
     with tile.graph.taking_arrays():
         try:
+            # `bind` asks for a ScoreGrid, of which this one has what formulas use.
             return formula(_with_values(modifier, tile).bind(cast(Any, grid)), FormulaTile(grid))
         except TRACING_ERRORS as error:
             message = message_of(error)

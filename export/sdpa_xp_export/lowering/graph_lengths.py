@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+import operator
+from functools import cached_property, reduce
 
 from sdpa_xp_export import _arrays as xp
 from sdpa_xp_export._arrays import ops
@@ -92,10 +93,7 @@ class GraphLengths:
         if self.call.past_key is not None and name == str(self.call.sizes.keys):  # a sum, perhaps of sums
             axis = self.call.length_axis
             return self.length(self.call.past_key.shape[axis]) + self.length(self.call.key.shape[axis])
-        total, *others = (self.length(part) for part in addends(name))
-        for other in others:
-            total = total + other
-        return total
+        return reduce(operator.add, map(self.length, addends(name)))
 
 
 class LengthsInBody(GraphLengths):

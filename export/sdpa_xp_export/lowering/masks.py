@@ -1,13 +1,12 @@
 """Each mask as the condition that defines it, and as the range of keys that it leaves to a block of queries.
 
-A mask without an entry in `_CONDITIONS` is traced from its own formula. The others have a formula that asks for
-numbers where a graph has lengths that only a run knows, or one whose graph has more nodes.
+A mask without an entry in `_CONDITIONS` is traced from its own formula. The others stand here, since the graphs
+of their formulas have more nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import Any, TypeAlias, cast
 
@@ -96,10 +95,6 @@ def _padding(tile: GraphTile, key_lengths: object, query_lengths: object) -> All
     return allowed
 
 
-def _prefix(tile: GraphTile, length: object) -> AllowedPairs:
-    return tile.key_index < tile.limited("attn_mask.length", length)
-
-
 def _document(tile: GraphTile, query_ids: object, key_ids: object) -> AllowedPairs:
     """ids (..., L) and (..., S) -> (..., 1, L, 1) == (..., 1, 1, S)."""
     if key_ids is None and tile.call.sizes.queries != tile.call.sizes.keys:
@@ -124,16 +119,16 @@ def _at_positions(
 
 
 _CONDITIONS: dict[str, Callable[..., AllowedPairs]] = {
+    # Joined masks are asked one by one, so that those below are found among their parts.
     "&": _all_of,
     "|": _any_of,
     "~": _none_of,
-    "causal": _causal,
-    "sliding_window": _sliding_window,
-    "padding": _padding,
-    "prefix": _prefix,
-    "document": _document,
-    "from_function": _from_function,
     "at_positions": _at_positions,
+    "causal": _causal,  # its formula has as many nodes, but other ones than the graphs that were measured
+    "sliding_window": _sliding_window,  # its formula moves the queries once for each side
+    "padding": _padding,  # its formula takes the position of a cache off again, to count the queries
+    "document": _document,  # its formula asks for L and S, to check the lengths of the ids
+    "from_function": _from_function,  # messages name the function, not a formula
 }
 """The conditions that are written here, by the name of their mask."""
 
@@ -161,12 +156,8 @@ class _Queries:
         return row + tile.host.more_keys if tile.call.cached else row
 
 
-@dataclass(frozen=True, slots=True)
-class KeyRange:
-    """The first key, and the last + 1; None where a mask sets no bound."""
-
-    start: GraphValue | None = None
-    stop: GraphValue | None = None
+KeyRange: TypeAlias = tuple[GraphValue | None, GraphValue | None]
+"""The first key, and the last + 1, (1,) each; None where a mask sets no bound."""
 
 
 def key_range(tile: GraphTile, first: GraphValue, last: GraphValue) -> tuple[GraphValue, GraphValue] | None:
@@ -178,10 +169,10 @@ def key_range(tile: GraphTile, first: GraphValue, last: GraphValue) -> tuple[Gra
     queries = _Queries(tile, first, last)
     kinds = ((kind_of(mask), mask) for mask in tile.masks)
     ranges = [_KEY_RANGES[kind](tile, queries, **mask.arguments) for kind, mask in kinds if kind in _KEY_RANGES]
-    if filled is not None and all(bounds.stop is None for bounds in ranges):
-        ranges.append(KeyRange(stop=host.extreme("ReduceMax", filled)))
-    starts = [bounds.start for bounds in ranges if bounds.start is not None]
-    stops = [bounds.stop for bounds in ranges if bounds.stop is not None]
+    if filled is not None and all(stop is None for _, stop in ranges):
+        ranges.append((None, host.extreme("ReduceMax", filled)))
+    starts = [start for start, _ in ranges if start is not None]
+    stops = [stop for _, stop in ranges if stop is not None]
     if not starts and not stops:
         return None
     zero, keys = tile.graph.constant([0], "int64"), tile.column_range.stop
@@ -215,31 +206,29 @@ def _moved(tile: GraphTile, query: GraphValue, offset: object, op: str) -> Graph
 
 
 def _causal_keys(tile: GraphTile, queries: _Queries, offset: object) -> KeyRange:
-    return KeyRange(stop=_moved(tile, queries.last, offset, "ReduceMax") + 1)
+    return None, _moved(tile, queries.last, offset, "ReduceMax") + 1
 
 
 def _sliding_window_keys(
     tile: GraphTile, queries: _Queries, left: int | None, right: int | None, offset: object
 ) -> KeyRange:
-    return KeyRange(
-        None if left is None else _moved(tile, queries.first, offset, "ReduceMin") - left,
-        None if right is None else _moved(tile, queries.last, offset, "ReduceMax") + (right + 1),
-    )
+    start = None if left is None else _moved(tile, queries.first, offset, "ReduceMin") - left
+    stop = None if right is None else _moved(tile, queries.last, offset, "ReduceMax") + (right + 1)
+    return start, stop
 
 
 def _padding_keys(tile: GraphTile, _: _Queries, key_lengths: object, **_lengths: object) -> KeyRange:
     if key_lengths is None:
-        return KeyRange()
-    longest = tile.whole.limited("attn_mask.key_lengths", key_lengths)
-    return KeyRange(stop=_extreme(tile, "ReduceMax", longest))
+        return None, None
+    return None, _extreme(tile, "ReduceMax", tile.whole.limited("attn_mask.key_lengths", key_lengths))
 
 
 def _prefix_keys(tile: GraphTile, _: _Queries, length: object) -> KeyRange:
-    return KeyRange(stop=_extreme(tile, "ReduceMax", tile.whole.limited("attn_mask.length", length)))
+    return None, _extreme(tile, "ReduceMax", tile.whole.limited("attn_mask.length", length))
 
 
 def _chunked_keys(_: GraphTile, queries: _Queries, size: int) -> KeyRange:
-    return KeyRange(queries.first // size * size, (queries.last // size + 1) * size)
+    return queries.first // size * size, (queries.last // size + 1) * size
 
 
 _KEY_RANGES: dict[str, Callable[..., KeyRange]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from sdpa_xp_export._dtypes.dtype import INTEGERS
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.lengths import broadcasts_to
 from sdpa_xp_export.lowering.graph_lengths import GraphLengths
-from sdpa_xp_export.spec import SymbolicShape
+from sdpa_xp_export.spec import SymbolicShape, as_lengths
 
 _WRITTEN = {
     "key_lengths": "masks.padding({})",
@@ -147,7 +147,7 @@ class GraphTile:
         """Return the same tile with positions of the queries, (..., L), and of the keys, (..., S)."""
         queries = xp.expand_dims(self.vector("query_positions", query_positions), axis=-2)
         keys = xp.expand_dims(self.vector("key_positions", key_positions), axis=-2)
-        tile = copy(self)
+        tile = copy(self)  # the copy shares the numbers of rows and columns that are written already
         tile.positions = xp.expand_dims(queries, axis=-1), xp.expand_dims(keys, axis=-2)
         return tile
 
@@ -159,7 +159,7 @@ class GraphTile:
         """Return an input or an initializer of the call as a value."""
         outer = self.lengths.graph
         if isinstance(operand, Input):
-            return self.here(outer.argument(operand.name, operand.spec))
+            return self.here(outer.argument(operand.name, operand))
         return self.here(outer.weight(operand.name, operand.numbers))
 
     def integers(
@@ -177,7 +177,7 @@ class GraphTile:
             return value
         vector = self.vector(name, value)
         batch = self.call.sizes.batch
-        if vector.dims == (1,) and not batch:
+        if vector.dims == (1,) and not batch:  # as the library takes one for a call without batch
             return xp.reshape(vector, (1, 1, 1), dims=(1, 1, 1))
         _check_batch_integers(self.graph.function, name, vector.dims, batch)
         return ops.with_ones(vector, 3)
@@ -260,5 +260,4 @@ def _check_batch_integers(function: str, name: str, shape: SymbolicShape, batch:
         hint = f"Write {_WRITTEN.get(argument, f'{argument}={{}}').format(spec)}."
         rule = f"`{name}` must have one integer for each batch entry"
         raise ArgumentValueError(function, rule, {f"{name}.shape": shape, "batch": batch}, hint)
-    numbers, target = (cast(tuple[int, ...], lengths) for lengths in (shape, batch))
-    check_broadcasts(function, name, numbers, target, "(...), one per batch entry")
+    check_broadcasts(function, name, as_lengths(shape), as_lengths(batch), "(...), one per batch entry")

@@ -14,6 +14,7 @@ from internals import OPTIONS, checked_call, from_json, to_json
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec, export_attention
 from sdpa_xp_export.cli.export import KEYS
+from sdpa_xp_export.forms.choice import FORMS
 
 LENGTHS: Any = TensorSpec("int64", ("B",))
 SINKS = np.arange(8, dtype="float32")
@@ -71,3 +72,12 @@ def test_each_option_is_a_flag_and_a_key_of_files(capsys: pytest.CaptureFixture[
     assert [*KEYS][: len(WRITTEN)] == WRITTEN
     for name in OPTIONS.keys() - {*WRITTEN}:
         assert "No such option" in refused(capsys, "export", f"--{name.replace('_', '-')}", "0")
+
+
+def test_each_form_says_whether_it_takes_an_option() -> None:
+    """By its code for these, and else by `takes` of its record; an option without a noun would be left out."""
+    tokens = {"query", "key", "value", "past_key", "past_value", "past_lengths", "cached"}
+    scores = {"attn_mask", "bias", "is_causal", "scale", "dropout_p", "softmax_dtype"}
+    by_their_code = tokens | scores | {"layout", "outputs"}
+    assert {name for name, option in OPTIONS.items() if not option.noun} == by_their_code
+    assert all({*form.takes} <= OPTIONS.keys() - by_their_code for form in FORMS.values())
