@@ -91,8 +91,7 @@ def nnx_attention(
     promoted = (promote_dtype or dtypes.promote_dtype)((query, key, value), dtype=dtype)
     if _is_plain(options) and (output := _attend(promoted, bias, mask, is_causal=is_causal)) is not None:
         return output
-    bias, mask = _arrays(promoted, bias, mask)
-    return nnx.dot_product_attention(query, key, value, bias=bias, mask=mask, **options)
+    return nnx.dot_product_attention(query, key, value, **_arrays(promoted, bias, mask), **options)
 
 
 def linen_attention(
@@ -180,8 +179,7 @@ def linen_attention(
             promoted = [x.astype(jnp.promote_types(x.dtype, jnp.float32)) for x in promoted]
         if (output := _attend(promoted, bias, mask)) is not None:
             return output
-    bias, mask = _arrays(promoted, bias, mask)
-    return linen.dot_product_attention(query, key, value, bias=bias, mask=mask, **options)
+    return linen.dot_product_attention(query, key, value, **_arrays(promoted, bias, mask), **options)
 
 
 def _is_plain(options: dict[str, Any]) -> bool:
@@ -213,7 +211,6 @@ def _attend(arrays: Sequence[Any], bias: Any, mask: Any, *, is_causal: bool = Fa
     return attend(jnp, query, key, value, mask, bias=bias, is_causal=is_causal)
 
 
-def _arrays(promoted: Sequence[Any], bias: Any, mask: Any) -> tuple[Any, Any]:
+def _arrays(promoted: Sequence[Any], bias: Any, mask: Any) -> dict[str, Any]:
     query, key, _ = promoted
-    shape = scores_shape(query, key)
-    return as_array(bias, shape, query), as_array(mask, shape, query)
+    return {name: as_array(x, scores_shape(query, key), query) for name, x in (("bias", bias), ("mask", mask))}

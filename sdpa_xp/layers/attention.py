@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar, Unpack, cast
 
@@ -15,15 +14,15 @@ from sdpa_xp._checks.keywords import (
     explains_keywords,
     refuse_unknown_keywords,
 )
-from sdpa_xp._checks.messages import brief, shown
-from sdpa_xp._libraries import accumulation_dtype, computing, dtype_name, is_array, is_number, namespace_of
+from sdpa_xp._checks.messages import brief
+from sdpa_xp._libraries import accumulation_dtype, computing, dtype_name, is_array, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.attention import attention_state, scaled_dot_product_attention
 from sdpa_xp.caches.kv import KVCache
 from sdpa_xp.caches.paged import PagedKVCache
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.layers.layer import Layer
-from sdpa_xp.layers.linear import Linear, check_inputs, hint_for_widths
+from sdpa_xp.layers.linear import Linear, check_inputs
 from sdpa_xp.masks import Mask
 from sdpa_xp.states import AttentionState
 from sdpa_xp.weights import attention_weights
@@ -50,8 +49,11 @@ class Attention(Layer):
         if any(len(getattr(linear.weight, "shape", ())) < 2 for linear in maps):  # as for `Linear`
             return Layer.__repr__(self)
         widths = [*dict.fromkeys(str(linear.widths[0]) for linear in maps)]  # equal widths once, in order
-        parts = [f"{', '.join(widths)} -> {self._out_width}"]
-        parts += [f"{name}={count}" for name, count in self._counts.items()]
+        heads, key_heads = self.head_counts
+        joined = self.value.widths[1] // key_heads * heads  # each query head has an output
+        parts = [f"{', '.join(widths)} -> {joined if self._out is None else self._out.widths[1]}"]
+        if self._has_head_axis:
+            parts += [f"num_heads={heads}"] + ([] if key_heads == heads else [f"num_kv_heads={key_heads}"])
         parts.append(dtype_name(self.query.weight.dtype))
         options = {name: getattr(self, name, None) for name in ("scale", "temperature", "sinks")}
         defaults = {"temperature": 1.0}
@@ -63,13 +65,9 @@ class Attention(Layer):
         return f"{type(self).__name__}({', '.join(parts)})"
 
     @property
-    def _out_width(self) -> int:
-        return self.value.widths[1]
-
-    @property
-    def _counts(self) -> dict[str, int]:
-        """The numbers of heads, for the repr."""
-        return {}
+    def _out(self) -> Linear | None:
+        """The projection of all heads together, if the layer has one."""
+        return getattr(self, "out", None)
 
     @property
     def head_counts(self) -> tuple[int, int]:
@@ -83,11 +81,12 @@ class Attention(Layer):
 
     @property
     def attention_options(self) -> dict[str, Any]:
-        """The keywords that the layer adds to a call, such as `scale`.
+        """The keywords that the layer adds to a call: `scale` and `sinks`, if they are not the default.
 
         For your own call, write `scaled_dot_product_attention(query, key, value, **layer.attention_options)`.
         """
-        return self._scaling()
+        sinks = getattr(self, "sinks", None)
+        return self._scaling() | ({} if sinks is None else {"sinks": sinks})
 
     def __call__(
         self,
@@ -247,13 +246,14 @@ class Attention(Layer):
             heads: (..., Hq, L, Ev).
 
         Returns:
-            (..., L, Hq * Ev): the heads side by side.
+            (..., L, out_dim): the heads side by side, projected by `out` if the layer has one.
         """
         check_plain_array(f"{type(self).__name__}.combine", "heads", heads)
         xp = namespace_of(heads)
         heads_last = swap_heads_and_length(xp, cast(Array, heads), LHE)
         *leading_shape, count, width = heads_last.shape
-        return cast(A, xp.reshape(heads_last, (*leading_shape, count * width)))
+        joined = cast(A, xp.reshape(heads_last, (*leading_shape, count * width)))
+        return joined if self._out is None else self._out(joined)
 
     def _heads(self, inputs: dict[str, AnyArray]) -> list[AnyArray]:
         """Map each input (..., length, width) to its heads (..., heads, length, width of a head)."""
@@ -293,12 +293,6 @@ class Attention(Layer):
             return namespace_of(number).reshape(number, (number.shape[0], 1, 1))  # to (..., Hq, L, S)
         return cast("float | Array", number)
 
-    def _widths(self) -> dict[str, int]:
-        """Return the output width of each map."""
-        maps: dict[str, Linear] = {name: getattr(self, name) for name in ("query", "key", "value")}
-        check_maps(type(self).__name__, maps)
-        return {name: linear.widths[1] for name, linear in maps.items()}
-
     def _check_arrays(self, per_head: dict[str, object]) -> None:
         """Check that all arrays are of one kind, and that `per_head` and the temperature fit the heads."""
         name, count = type(self).__name__, self.head_counts[0]
@@ -310,15 +304,3 @@ class Attention(Layer):
                 raise ArgumentValueError(name, rule, {f"{role}.shape": value.shape, "num_heads": count})
             if value is not None and not is_array(value):
                 check_number(name, role, value, dtype)
-
-
-def check_maps(function: str, values: Mapping[str, object]) -> None:
-    """Check that all values are a `Linear`."""
-    for name, value in values.items():
-        if not isinstance(value, Linear):
-            hint = ""
-            if is_array(value):
-                hint = f"Convert a weight (out, in): Linear({name})."
-            elif any(map(is_number, values.values())):
-                hint = hint_for_widths(function)
-            raise ArgumentTypeError(function, f"`{name}` must be a Linear", {name: shown(value)}, hint)

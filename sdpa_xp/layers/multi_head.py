@@ -8,13 +8,16 @@ from typing import Any, Self, TypeVar, cast
 
 from sdpa_xp._checks.keywords import check_integer, explains_keywords
 from sdpa_xp._checks.messages import shown
+from sdpa_xp._libraries import is_array, is_number
 from sdpa_xp._libraries.protocols import AnyArray, Rng
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp.layers.attention import Attention, check_maps
+from sdpa_xp.layers.attention import Attention
 from sdpa_xp.layers.linear import (
+    ROLES,
     Linear,
     check_prefixed,
     check_widths,
+    hint_for_widths,
     init_linears,
     read_fields,
     with_layer_names,
@@ -75,22 +78,9 @@ class MultiHeadAttention(Attention):
     sinks: AnyArray | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        widths = self._widths()
-        if self.out is not None:
-            check_maps("MultiHeadAttention", {"out": self.out})
-        out_width = None if self.out is None else self.out.widths[0]
-        _, key_heads = check_heads("MultiHeadAttention", widths, self.num_heads, self.num_kv_heads, out_width)
+        _, key_heads = check_heads(self, self.num_heads, self.num_kv_heads)
         object.__setattr__(self, "num_kv_heads", key_heads)  # the class is frozen
         self._check_arrays({"scale": self.scale, "sinks": self.sinks})
-
-    @property
-    def _out_width(self) -> int:
-        return self.value.widths[1] if self.out is None else self.out.widths[1]
-
-    @property
-    def _counts(self) -> dict[str, int]:
-        heads, key_heads = self.head_counts
-        return {"num_heads": heads} | ({} if key_heads == heads else {"num_kv_heads": key_heads})
 
     @classmethod
     def init(
@@ -238,38 +228,17 @@ class MultiHeadAttention(Attention):
         """The number of query heads, and the number of heads of keys and values."""
         return self.num_heads, self.num_kv_heads or self.num_heads  # `__post_init__` has replaced None
 
-    @property
-    def attention_options(self) -> dict[str, Any]:
-        """The keywords that the layer adds to a call: `scale` and `sinks`, if they are not the default.
 
-        For your own call, write `scaled_dot_product_attention(query, key, value, **layer.attention_options)`.
-        """
-        return self._scaling() | ({} if self.sinks is None else {"sinks": self.sinks})
-
-    def combine(self, heads: A) -> A:
-        """Return the output of the layer, from the outputs of the heads.
-
-        Args:
-            heads: (..., Hq, L, Ev).
-
-        Returns:
-            (..., L, out_dim): the heads side by side, projected by `out`.
-        """
-        joined = Attention.combine(self, heads)
-        return joined if self.out is None else self.out(joined)
-
-
-def check_heads(
-    function: str,
-    widths: Mapping[str, int],
-    num_heads: object,
-    num_kv_heads: object,
-    out_width: int | None,
-) -> tuple[int, int]:
+def check_heads(layer: Attention, num_heads: object, num_kv_heads: object) -> tuple[int, int]:
     """Check that the maps split into heads, and return the number of query heads and of key heads.
 
     The heads of queries and keys must be equally wide, and there must be as many heads of keys as of values.
     """
+    function, maps = type(layer).__name__, {role: getattr(layer, role) for role in ROLES}
+    _check_maps(function, maps)
+    widths = {role: linear.widths[1] for role, linear in maps.items()}
+    if layer._out is not None:
+        _check_maps(function, {"out": layer._out})
     count = check_integer(function, "num_heads", num_heads, least=1)
     key_heads = (
         count if num_kv_heads is None else check_integer(function, "num_kv_heads", num_kv_heads, least=1)
@@ -288,7 +257,7 @@ def check_heads(
         got = {"width in query": widths["query"] // count, "width in key": widths["key"] // key_heads}
         raise ArgumentValueError(function, rule, got, _hint_for_groups(widths, count))
     joined = widths["value"] // key_heads * count
-    if out_width not in (None, joined):
+    if layer._out is not None and (out_width := layer._out.widths[0]) != joined:
         rule = "the input width of `out` must be the width of all `num_heads` heads of `value` together"
         raise ArgumentValueError(function, rule, {"input width of out": out_width, "width of heads": joined})
     return count, key_heads
@@ -303,3 +272,15 @@ def _hint_for_groups(widths: Mapping[str, int], count: int) -> str:
     if key_heads == count:
         return "The heads are not grouped: leave out num_kv_heads."
     return f"For grouped heads, pass num_kv_heads={key_heads}."
+
+
+def _check_maps(function: str, values: Mapping[str, object]) -> None:
+    """Check that all values are a `Linear`."""
+    for name, value in values.items():
+        if not isinstance(value, Linear):
+            hint = ""
+            if is_array(value):
+                hint = f"Convert a weight (out, in): Linear({name})."
+            elif any(map(is_number, values.values())):
+                hint = hint_for_widths(function)
+            raise ArgumentTypeError(function, f"`{name}` must be a Linear", {name: shown(value)}, hint)

@@ -56,7 +56,7 @@ class SingleHeadAttention(Attention):
     _has_head_axis: ClassVar[bool] = False  # weights are (..., L, S), as the formula has them
 
     def __post_init__(self) -> None:
-        check_heads("SingleHeadAttention", self._widths(), 1, 1, None)
+        check_heads(self, 1, 1)
         self._check_arrays({"scale": self.scale})
 
     @classmethod

@@ -514,5 +514,7 @@ def test_repr_says_what_it_is_made_of() -> None:
     assert repr(layer.value) == "Linear(8 -> 8, float32)"
     heads = MultiHeadAttention.init(np.random.default_rng(0), 64, 48, num_heads=8, num_kv_heads=2)
     assert repr(heads) == "MultiHeadAttention(64, 48 -> 64, num_heads=8, num_kv_heads=2, float32)"
+    joined = dataclasses.replace(heads, out=None)  # 8 heads of width 8 side by side
+    assert repr(joined) == "MultiHeadAttention(64, 48 -> 64, num_heads=8, num_kv_heads=2, float32)"
     learned = dataclasses.replace(multi(8)(), scale=2.0, temperature=np.ones(4, F))
     assert repr(learned).endswith("float32, scale=2.0, temperature=[1, 1, 1, 1])")
