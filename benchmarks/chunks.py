@@ -13,11 +13,9 @@ import dask
 import dask.array as da
 import machine
 import numpy as np
-from measuring import Row, Spread, interleaved
+from measuring import Row, Spread, interleaved, internals
 
 from sdpa_xp import scaled_dot_product_attention
-from sdpa_xp._core import threads
-from sdpa_xp_export._runtime.engine import peak_above
 
 WIDTH = 64
 
@@ -32,13 +30,13 @@ def main() -> None:
     arrays = rng.standard_normal((3, arguments.heads, arguments.length, WIDTH), dtype=np.float32)
     lazy = [da.from_array(x, chunks=(arguments.heads, arguments.chunk, WIDTH)) for x in arrays]
     small = [x[:, : arguments.chunk] for x in lazy]
-    with dask.config.set(scheduler="threads", num_workers=threads.thread_count()):
+    with dask.config.set(scheduler="threads", num_workers=internals.threads.thread_count()):
         scaled_dot_product_attention(*small).compute()  # imports what is imported once
         for options in ({}, {"is_causal": True}):
             print(f"{arguments.heads} heads, L = S = {arguments.length}, {options or 'all pairs'}")
             output = scaled_dot_product_attention(*lazy, **options)
-            print(f"{len(output.__dask_graph__())} tasks, {threads.thread_count()} at a time")
-            _, above = peak_above(output.compute)
+            print(f"{len(output.__dask_graph__())} tasks, {internals.threads.thread_count()} at a time")
+            _, above = internals.peak_above(output.compute)
             if above is not None:
                 print(f"{above / 1e6:.0f} MB above the inputs, with {arrays[0].nbytes / 1e6:.0f} MB of output")
             runs = {

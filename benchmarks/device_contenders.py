@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from cells import Call
+from measuring import internals
 from numpy.typing import NDArray
 
 from sdpa_xp import scaled_dot_product_attention
@@ -80,12 +81,11 @@ def exported(call: Call, arrays: Arrays, device: Device) -> Contender:
     from onnxruntime import OrtValue
 
     from sdpa_xp_export import TensorSpec, export_attention
-    from sdpa_xp_export._runtime.session import open_session, providers
 
-    (provider,) = providers(device)
+    (provider,) = internals.providers(device)
     specs = [TensorSpec(DTYPE, x.shape) for x in arrays]
     model = export_attention(*specs, is_causal=call.is_causal, runtime=f"onnxruntime>=1.28;{device}")
-    session = open_session(model, provider)
+    session = internals.open_session(model, provider)
     binding = session.io_binding()
     inputs = [OrtValue.ortvalue_from_numpy(x, device, 0) for x in arrays]
     result = OrtValue.ortvalue_from_shape_and_type(arrays[0].shape, arrays[0].dtype, device, 0)

@@ -26,14 +26,12 @@ from typing import Any, NamedTuple
 import machine
 import numpy as np
 import onnx
-from measuring import interleaved, ratios
+from measuring import interleaved, internals, ratios
 from sessions import RUNTIME, session
 from tables import table
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, export_attention
-from sdpa_xp_export._files.model import metadata_of
-from sdpa_xp_export._runtime.engine import peak_above
 from sdpa_xp_export.forms.choice import FORMS
 
 HEADS, KEY_HEADS, WIDTH = 8, 2, 64
@@ -156,12 +154,12 @@ def peak_of(path: Path, length: int) -> int:
 def print_peak(path: Path, length: int) -> None:
     loaded = session(path)
     inputs = feeds(loaded, length)
-    _, peak = peak_above(lambda: loaded.run(None, inputs))
+    _, peak = internals.peak_above(lambda: loaded.run(None, inputs))
     print(peak)
 
 
 def form_of(path: Path) -> str:
-    return metadata_of(onnx.load(path))["sdpa_xp.form"]
+    return internals.metadata_of(onnx.load(path))["sdpa_xp.form"]
 
 
 def measured(folder: Path, chosen: Sequence[Cell], seconds: float) -> list[dict[str, Any]]:

@@ -36,12 +36,8 @@ from device_contenders import (
     Contender,
     Device,
 )
-from measuring import Row, Spread, interleaved, ratios
+from measuring import Row, Spread, interleaved, internals, ratios
 from numpy.typing import NDArray
-
-from sdpa_xp_export._verify import reference
-from sdpa_xp_export._verify.judging import judge
-from sdpa_xp_export._verify.reference import textbook
 
 PACKAGES = ("numpy", "torch", "cupy-cuda13x", "onnxruntime-gpu", "onnxruntime", "array-api-compat")
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
@@ -180,8 +176,8 @@ def expected(call: Call, arrays: Arrays) -> list[Reference]:
     for row in sorted({0, 1, call.queries // 2, call.queries - 1}):
         reach = row + 1 if call.is_causal else call.keys
         inputs = query[..., row : row + 1, :], key[..., :reach, :], value[..., :reach, :]
-        exact, _, _ = reference.attention(*inputs)
-        references.append(Reference(row, exact, textbook(numpy_namespace, *inputs)))
+        exact, _, _ = internals.reference.attention(*inputs)
+        references.append(Reference(row, exact, internals.textbook(numpy_namespace, *inputs)))
     return references
 
 
@@ -190,7 +186,7 @@ def disagreement(output: NDArray[Any], query: NDArray[Any], references: Sequence
     if output.shape != query.shape or output.dtype != query.dtype:
         return f"gives {output.shape} of {output.dtype}"
     for row, exact, rounded in references:
-        agreement = judge(output[..., row : row + 1, :], exact, rounded, DTYPE)
+        agreement = internals.judge(output[..., row : row + 1, :], exact, rounded, DTYPE)
         if not agreement.agrees:
             return f"row {row} is off by {agreement.absolute:.1e}, more than {agreement.bound:.1e}"
     return ""

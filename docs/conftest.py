@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from internals import find_backends, override, providers, verify_inputs
 from sybil import Document, Example, Region, Sybil
 from sybil.evaluators.doctest import NUMBER, DocTestEvaluator
 from sybil.evaluators.python import PythonEvaluator
@@ -24,9 +25,6 @@ from sybil.parsers.abstract.doctest import DocTestStringParser
 from sybil.parsers.markdown import SkipParser
 from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 
-from sdpa_xp_export._agree.backends import find_backends
-from sdpa_xp_export._runtime.session import providers
-from sdpa_xp_export._verify import inputs
 from sdpa_xp_export.cli import main
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -35,7 +33,9 @@ sys.path += [
     str(ROOT / folder) for folder in ("docs/_site", "tests", "benchmarks")
 ]  # as _site/hooks.py does
 
-inputs.new_seed = lambda: 0  # so that each run of the pages does the same
+verify_inputs.new_seed = lambda: (
+    0
+)  # so that each run of the pages does the same
 
 
 class Blocks:
@@ -141,7 +141,6 @@ def folder(
     verified in one process and without the longest runs, libraries are compared
     at one length, and the demo compares two; where the site is built, nothing is left out.
     """
-    from internals import override
     from short_runs import leave_out_long_runs, run_models_by
 
     with pytest.MonkeyPatch.context() as patch:
@@ -151,9 +150,10 @@ def folder(
         leave_out_long_runs(patch)
         override(patch, "LONGEST_TRIAL", 140)
         override(patch, "OTHER_SIZES", ((64, 64),))
-        patch.setattr("sdpa_xp_export._agree.comparison.LONGER", ())
-        patch.setattr(
-            "sdpa_xp_export._demo.find_backends",
+        override(patch, "LONGER", ())
+        override(
+            patch,
+            "find_demo_backends",
             lambda: find_backends(["numpy", "torch"]),
         )
         patch.chdir(tmp_path_factory.mktemp("page"))

@@ -37,8 +37,10 @@ PUBLIC = [f"{module}.{name}" for module in MODULES for name in importlib.import_
 
 def pages() -> dict[str, str]:
     """Each page of the site, by its path in docs/."""
+    left_out = re.findall(r"^  (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)  # in exclude_docs
     paths = (path for path in sorted(DOCS.rglob("*.md")) if "_site" not in path.parts)
-    return {path.relative_to(DOCS).as_posix(): path.read_text() for path in paths}
+    texts = {path.relative_to(DOCS).as_posix(): path.read_text() for path in paths}
+    return {name: text for name, text in texts.items() if name not in left_out}
 
 
 def rendered() -> list[str]:

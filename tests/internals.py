@@ -1,7 +1,7 @@
-"""The private names of both packages that tests use, each in one line: `from internals import Scores`.
+"""The private names of both packages that tests, measuring programs and the site use, each in one line.
 
-A module is imported when a test asks for its name, so that tests of the library run without onnx or torch.
-What moves or is renamed in a package changes its line here, and no test.
+`from internals import Scores` imports a module when a name of it is asked for, so that tests of the library run
+without onnx or torch. What moves or is renamed in a package changes its line here, and no test.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ PLACES = {
     "ALL_CORES": "sdpa_xp._tiles.plan:ALL_CORES",
     "ALLOWED": "sdpa_xp._display:ALLOWED",
     "ARGUMENTS": "sdpa_xp_export._arrays.numpy_and_torch:ARGUMENTS",
+    "AnyArray": "sdpa_xp._libraries.protocols:AnyArray",
     "array_signatures": "sdpa_xp._libraries:array_signatures",
     "attend_portably": "sdpa_xp.attention:_attend_portably",
     "attention": "sdpa_xp_export._agree.features:attention",
@@ -37,6 +38,7 @@ PLACES = {
     "check_interface": "sdpa_xp_export._verify.model:check_interface",
     "check_kind_of_inputs": "sdpa_xp.layers.linear:check_one_kind",
     "check_size": "sdpa_xp_export._verify.model:check_size",
+    "CallOptions": "sdpa_xp._call.options:CallOptions",
     "checked_call": "sdpa_xp_export._call.call:checked_call",
     "Chunks": "sdpa_xp._libraries.protocols:Chunks",
     "compare": "sdpa_xp_export._agree.comparison:compare",
@@ -107,6 +109,7 @@ PLACES = {
     "LEAST_POOL_SCORES": "sdpa_xp._core.pool_order:LEAST_SCORES",
     "LEAST_SCORES_WITHOUT_MAXIMUM": "sdpa_xp._tiles.plan:LEAST_SCORES_WITHOUT_MAXIMUM",
     "LEAST_WORK_FOR_THREADS": "sdpa_xp._tiles.plan:LEAST_WORK_FOR_THREADS",
+    "Layout": "sdpa_xp._checks.arrays:Layout",
     "left_out": "sdpa_xp_export._verify.trials:left_out",
     "LENGTHS": "sdpa_xp_export._agree.features:LENGTHS",
     "LengthsOfCall": "sdpa_xp_export._verify.lengths:LengthsOfCall",
@@ -117,6 +120,7 @@ PLACES = {
     "lock": "sdpa_xp_export._files.atomic:lock",
     "LOCK_SECONDS": "sdpa_xp_export._files.atomic:SECONDS",
     "LONG_LAYER_TRIAL": "sdpa_xp_export._verify.lengths:LONG",
+    "LONGER": "sdpa_xp_export._agree.comparison:LONGER",
     "LONGEST_CALL": "sdpa_xp_export._call.text:LONGEST_CALL",
     "LONGEST_EXPRESSION": "sdpa_xp_export._call.text:LONGEST",
     "LONGEST_TRIAL": "sdpa_xp_export._verify.trials:LONGEST",

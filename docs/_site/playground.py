@@ -7,10 +7,10 @@ from functools import cache
 from itertools import product
 
 import onnx
+from internals import metadata_of
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, export_attention, verify
-from sdpa_xp_export._files.model import metadata_of
 
 WIDTH = 32
 """The width of a token, which the heads share; assets/playground/vectors.js draws as many numbers."""

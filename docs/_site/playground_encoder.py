@@ -17,6 +17,7 @@ import array_api_compat
 import minilm
 import numpy as np
 import onnx
+from internals import metadata_of
 from numpy.typing import NDArray
 from onnx.external_data_helper import set_external_data
 from playground import MASKS, SOFTCAPS
@@ -24,7 +25,6 @@ from playground import MASKS, SOFTCAPS
 from sdpa_xp import attention_weights
 from sdpa_xp.masks import Mask
 from sdpa_xp_export import TensorSpec, to_onnx, verify_layer
-from sdpa_xp_export._files.model import metadata_of
 
 LAYER = 3
 """The layer that is shown, counted from 0: more of its heads show a clear pattern than in other layers."""

@@ -17,12 +17,13 @@ from griffe import (
     Module,
     Object,
 )
+from internals import PLACES
 
 SHOWN_AS = {"A": "Array", "AnyArray": "Array", "Layout": "Layout"}
 """`A` is the type variable for the array type of the query, `AnyArray` the protocol of any array."""
 READABLE = Module("readable")
-READABLE["Array"] = Alias("Array", "sdpa_xp._libraries.protocols.AnyArray")
-READABLE["Layout"] = Alias("Layout", "sdpa_xp._checks.arrays.Layout")
+READABLE["Array"] = Alias("Array", PLACES["AnyArray"].replace(":", "."))
+READABLE["Layout"] = Alias("Layout", PLACES["Layout"].replace(":", "."))
 
 
 class ReadableTypes(Extension):

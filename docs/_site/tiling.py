@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sdpa_xp._call.options import CallOptions
-from sdpa_xp._call.prepared_call import prepare
-from sdpa_xp._tiles.plan import plan_tiles
+from internals import CallOptions, plan_tiles, prepare
+
 from sdpa_xp.masks import Mask
 from sdpa_xp.plot.panels import FONT, THEMES, Theme, paint
 
@@ -14,7 +13,7 @@ from sdpa_xp.plot.panels import FONT, THEMES, Theme, paint
 def computed(x: Any, mask: Mask) -> list[tuple[range, range, bool]]:
     """Return queries and keys of each tile of self-attention of `x` (L, E), and whether all pairs attend."""
     options = CallOptions(attn_mask=mask, implementation="xp")
-    call = prepare("explain", {"query": x, "key": x, "value": x}, options, has_kernels=True)
+    call = prepare.prepare("explain", {"query": x, "key": x, "value": x}, options, has_kernels=True)
     scores = call.scores_without_dropout()
     plan = plan_tiles(call.grid, scores.group, 2 * call.sizes.width)
     return [

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import without
+from without import run_without
 
 from quality.gpu import child, needs, run, steps
 from quality.gpu.steps import Step, limit
@@ -186,22 +188,6 @@ sys.exit(run.main())
     assert running == b""
 
 
-WITHOUT = """
-import sys
-blocked = {blocked}
-
-class Without:
-    def __init__(self, finder):
-        self.finder = finder
-
-    def __getattr__(self, name):
-        return getattr(self.finder, name)
-
-    def find_spec(self, name, path=None, target=None):
-        return None if name.partition(".")[0] in blocked else self.finder.find_spec(name, path, target)
-
-sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
-"""
 LACKING = """
 import json, pathlib
 from quality.gpu import run, steps
@@ -218,8 +204,7 @@ MODULES = {*(module for step in KNOWN.values() for module in step.needs), "jax",
 
 
 def test_a_step_is_skipped_with_the_name_of_the_package_that_it_lacks() -> None:
-    program = [sys.executable, "-c", WITHOUT.format(blocked=set()) + LACKING]
-    done = subprocess.run(program, capture_output=True, text=True, check=True, env=os.environ | child.SETTINGS)
+    done = run_without((), LACKING, env=os.environ | child.SETTINGS)
     said = json.loads(done.stdout)
     assert said.pop("") == {}
     for blocked, reasons in said.items():
@@ -234,8 +219,7 @@ def test_the_libraries_of_the_core_tests_need_nothing_of_the_exporter() -> None:
     program = (
         "import libraries; print(libraries._exported('torch').device, libraries._exported('numpy').device)"
     )
-    command = [sys.executable, "-c", WITHOUT.format(blocked=exporter) + program]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | child.SETTINGS)
+    done = run_without(exporter, program, env=os.environ | child.SETTINGS)
     assert done.stdout == "cpu cpu\n", done.stderr
 
 
@@ -244,7 +228,7 @@ def test_the_libraries_of_the_core_tests_need_nothing_of_the_exporter() -> None:
 def test_a_step_needs_no_package_that_it_does_not_name(tmp_path: Path, name: str) -> None:
     """Only its start: with the files of its tests, or its help. tests/packaging asks this of the core tests."""
     step = KNOWN[name]
-    (tmp_path / "sitecustomize.py").write_text(WITHOUT.format(blocked=MODULES - {*step.needs}))
+    (tmp_path / "sitecustomize.py").write_text(without.PROGRAM.format(blocked=MODULES - {*step.needs}))
     paths = os.pathsep.join([child.SETTINGS["PYTHONPATH"], str(tmp_path)])
     start = ["--collect-only"] if "pytest" in step.command else ["--help"]
     command = " ".join([sys.executable, *step.command, *start]).replace("{seconds}", "1")

@@ -13,8 +13,9 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = (ROOT / "sdpa_xp", ROOT / "export/sdpa_xp_export")
-TESTS = (ROOT / "conftest.py", ROOT / "tests", ROOT / "quality")
-NAMED = (*PACKAGES, *TESTS, *(ROOT / name for name in ("benchmarks", "docs", "examples")))
+AROUND = [ROOT / name for name in ("conftest.py", "tests", "quality", "benchmarks", "docs", "examples")]
+"""What uses the packages."""
+NAMED = (*PACKAGES, *AROUND)
 """The folders in which the names of variables, parameters, functions and fields are checked."""
 ARRAY_LIBRARY = re.compile(
     r"(?<![a-z])(numpy|torch|jax|cupy|mlx|dask|cubed|array.api.(strict|compat))(?![a-z])", re.IGNORECASE
@@ -123,13 +124,13 @@ def test_no_import_by_a_text_hides_a_circle() -> None:
     assert hidden == TEXTS
 
 
-def test_tests_take_private_names_from_one_module() -> None:
-    """What moves or is renamed in a package changes tests/internals.py, and no test."""
+def test_one_module_names_what_is_private() -> None:
+    """What moves or is renamed in a package changes tests/internals.py, and nothing else around it."""
     private = re.compile(r"\bsdpa_xp(?:_export)?(?:\.\w+)*(?:\.| import )_[a-z]")
     # The second has addresses on a page of the docs, where names of private modules must not be found.
     allowed = {"tests/internals.py", "tests/site/test_search_words.py"}
     places = []
-    for path, node in nodes_of(TESTS):
+    for path, node in nodes_of(AROUND):
         texts = []
         if isinstance(node, ast.ImportFrom):
             texts = [f"{node.module}.{alias.name}" for alias in node.names]
@@ -140,7 +141,7 @@ def test_tests_take_private_names_from_one_module() -> None:
         if str(path) not in allowed and any(private.search(text) for text in texts):
             places.append(f"{path}:{getattr(node, 'lineno', 0)}")
     assert places == []
-    texts = [path.read_text() for path in files_of(TESTS) if path.name != "internals.py"]
+    texts = [path.read_text() for path in files_of(AROUND) if path.name != "internals.py"]
     words = {word for text in texts for word in re.findall(r"\w+", text)}
     assert [name for name in internals.PLACES if name not in words] == []
 

@@ -2,98 +2,82 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from without import run_without
 
 ROOT = Path(__file__).parents[2]
 OTHERS = ("torch", "jax", "dask", "mlx", "array_api_strict", "onnx", "onnxruntime", "matplotlib")
-
-
-PROGRAM = """
-import sys
-
-class Without:
-    def __init__(self, finder):
-        self.finder = finder
-
-    def __getattr__(self, name):
-        return getattr(self.finder, name)
-
-    def find_spec(self, name, path=None, target=None):
-        return None if name.partition(".")[0] in {absent} else self.finder.find_spec(name, path, target)
-
-sys.meta_path[:] = [Without(finder) for finder in sys.meta_path]
-import pytest
-sys.exit(pytest.main(sys.argv[1:]))
-"""
-
-
-def run(absent: tuple[str, ...], *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest in an interpreter that finds none of some packages."""
-    options = ["-q", "-p", "no:cacheprovider", "-n", "0"]
-    command = [sys.executable, "-c", PROGRAM.format(absent=absent), *options, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-
-
+OPTIONS = ("-q", "-p", "no:cacheprovider", "-n", "0")
 REFUSALS = "tests/core/test_refusals.py"
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", ["torch", "jax-x64", "strict-device1", "mlx"])
-def test_a_library_that_is_asked_for_must_be_there(name: str) -> None:
-    done = run(OTHERS, REFUSALS, f"--backends=numpy,{name}")
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert f"--backends: {name} needs " in done.stderr
-    assert "which is not installed" in done.stderr
+Printed = pytest.CaptureFixture[str]
 
 
-def test_a_name_that_is_no_library() -> None:
-    done = run((), REFUSALS, "--backends=numpi")
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "--backends: numpi is none of numpy, " in done.stderr
+def run_here(capsys: Printed, *arguments: str) -> tuple[int, str]:
+    """Run pytest in this process, which has imported all; return the exit code and what it printed."""
+    code = pytest.main([*OPTIONS, *arguments])
+    printed = capsys.readouterr()
+    return code, printed.out + printed.err
 
 
-def test_the_rules_of_cupy_are_not_cupy() -> None:
-    """CuPy itself runs if it is asked for, and its rules only by their own name."""
-    done = run(("cupy",), REFUSALS, "--backends=cupy")
-    assert "--backends: cupy needs cupy, which is not installed" in done.stderr
-    done = run((), REFUSALS, "--backends=cupy,cupy-rules")
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "--backends: cupy and its rules are one module" in done.stderr
+def run_in_another(absent: tuple[str, ...], *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest in an interpreter that finds none of some packages."""
+    code = "import pytest; sys.exit(pytest.main(sys.argv[1:]))"
+    return run_without(absent, code, *OPTIONS, *arguments, cwd=ROOT)
 
 
-@pytest.mark.slow
-def test_tests_of_a_library_are_part_of_its_run_alone() -> None:
-    def collected(*arguments: str) -> str:
-        done = run((), REFUSALS, "--collect-only", *arguments)
-        assert done.returncode == 0, done.stdout
-        return done.stdout
+@pytest.mark.parametrize("name", ["torch", "jax-x64", "strict-device1", "mlx", "cupy"])
+def test_a_library_that_is_asked_for_must_be_there(
+    capsys: Printed, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda module: module == "numpy" or None)
+    code, printed = run_here(capsys, REFUSALS, f"--backends=numpy,{name}")
+    assert code == pytest.ExitCode.USAGE_ERROR
+    assert f"--backends: {name} needs " in printed
+    assert "which is not installed" in printed
 
-    of_numpy, of_torch = collected("--backends=numpy"), collected("--backends=torch")
+
+def test_a_name_that_is_no_library(capsys: Printed) -> None:
+    code, printed = run_here(capsys, REFUSALS, "--backends=numpi")
+    assert code == pytest.ExitCode.USAGE_ERROR
+    assert "--backends: numpi is none of numpy, " in printed
+
+
+def test_the_rules_of_cupy_are_not_cupy(capsys: Printed) -> None:
+    code, printed = run_here(capsys, REFUSALS, "--backends=cupy,cupy-rules")
+    assert code == pytest.ExitCode.USAGE_ERROR
+    assert "--backends: cupy and its rules are one module" in printed
+
+
+def collected(capsys: Printed, *arguments: str) -> str:
+    """Return the names of the tests that would run."""
+    code, printed = run_here(capsys, "--collect-only", *arguments)
+    assert code == 0, printed
+    return printed
+
+
+def test_tests_of_a_library_are_part_of_its_run_alone(capsys: Printed) -> None:
+    of_numpy, of_torch, of_all = (
+        collected(capsys, REFUSALS, *chosen) for chosen in (["--backends=numpy"], ["--backends=torch"], [])
+    )
     assert "::test_mixed_libraries" not in of_numpy
     assert "::test_mixed_libraries" in of_torch
     assert "::test_no_plain_array" in of_numpy
     assert "::test_no_plain_array" not in of_torch
-    of_all = collected()
     assert "::test_mixed_libraries" in of_all
     assert "::test_no_plain_array" in of_all
 
 
-def test_a_thin_run_has_a_case_of_each_test_that_is_sampled() -> None:
+def test_a_thin_run_has_a_case_of_each_test_that_is_sampled(capsys: Printed) -> None:
     """But none of a test whose subject is size."""
-
-    def collected(*arguments: str) -> str:
-        done = run(
-            (), "tests/chunks/test_graphs.py", "tests/chunks/test_cluster.py", "--collect-only", *arguments
-        )
-        assert done.returncode == 0, done.stdout
-        return done.stdout
-
+    files = ("tests/chunks/test_graphs.py", "tests/chunks/test_cluster.py")
+    few, every = collected(capsys, *files, "--thin"), collected(capsys, *files)
     sampled = "::test_nothing_is_computed_by_the_call["
-    few, every = collected("--thin"), collected()
     assert 0 < few.count(sampled) <= every.count(sampled) / 2
     assert ("[1GiB]" in few, "[1GiB]" in every) == (False, True)
     assert few.count("[400MiB]") == every.count("[400MiB]") == 1
@@ -105,12 +89,12 @@ def test_a_thin_run_has_a_case_of_each_test_that_is_sampled() -> None:
 def test_numpy_alone_is_enough(which: str) -> None:
     """Every file can be collected, and what needs another library is left out."""
     files = ("test_refusals.py", "test_cache_refusals.py", "test_mask_refusals.py", "test_explain.py")
-    done = run(OTHERS, "tests/core", which, "-k", " or ".join(files))
+    done = run_in_another(OTHERS, "tests/core", which, "-k", " or ".join(files))
     assert done.returncode == 0, done.stdout
 
 
 def test_without_a_choice_what_is_absent_is_skipped() -> None:
-    done = run(OTHERS, REFUSALS)
+    done = run_in_another(OTHERS, REFUSALS)
     assert done.returncode == 0, done.stdout
     assert "torch is not installed" in done.stdout
     assert "array_api_strict is not installed" in done.stdout
