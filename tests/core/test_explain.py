@@ -53,6 +53,11 @@ def test_tiles_are_those_that_are_computed(
     assert (explained.tiles < explained.total_tiles) == ("is_causal" in rules or "attn_mask" in rules)
 
 
+def test_a_tile_is_no_larger_than_the_call(call: tuple[np.ndarray, ...]) -> None:
+    query, key, value = call
+    assert explain(query[:, :2], key, value).tile == (2, 23)
+
+
 @pytest.mark.parametrize(
     ("rules", "reason"),
     [

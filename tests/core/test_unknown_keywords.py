@@ -141,6 +141,11 @@ def test_too_many_places() -> None:
         scaled_dot_product_attention(X, X, X, None, 0.1)  # type: ignore[misc]
 
 
+def test_too_many_places_of_a_method() -> None:
+    with pytest.raises(TypeError, match=r"^KVCache\.append: only `key` and `value` may be.*arguments=3"):
+        KVCache(X, X).append(X, X, X)  # type: ignore[call-arg]
+
+
 def test_an_error_of_the_call_itself_stays_as_it_is() -> None:
     mask = masks.from_function(lambda b, h, i, j: len(1, 2))  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="len"):
