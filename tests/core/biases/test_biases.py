@@ -293,6 +293,7 @@ def test_table_that_masks(library: Library) -> None:
     np.testing.assert_allclose(weights(library, bias, scale=0.0), [0.5, 0, 0.5], rtol=0, atol=2e-6)
 
 
+@pytest.mark.leaves_out("torch-inference")
 def test_gradient_of_a_learned_table(library: Library, rng: np.random.Generator) -> None:
     """Against central differences of the float64 reference."""
     inputs, weigh = grouped(rng), rng.standard_normal((2, 4, 7, 5)).astype(F)
