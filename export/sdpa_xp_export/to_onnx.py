@@ -16,14 +16,15 @@ from sdpa_xp_export._call.mask_analysis import CallNumbers, numbers_as_json, num
 from sdpa_xp_export._files.model import Model
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.traced_graph import TracedGraph, moved_inputs
-from sdpa_xp_export._layer.arguments import (
+from sdpa_xp_export._layer.layer import (
     bound_arguments,
     foreign_errors_reworded,
     named_outputs,
+    parameter_arrays,
     signature_of,
     with_arrays,
+    with_parameters,
 )
-from sdpa_xp_export._layer.copies import parameter_arrays, with_parameters
 from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, ERF_KEEPS_NAN, Runtime
 from sdpa_xp_export.export import finished_model
 from sdpa_xp_export.forms.choice import FORMS, check_loaded_opset, check_opset

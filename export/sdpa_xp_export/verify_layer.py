@@ -16,7 +16,7 @@ from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._call.mask_analysis import CallNumbers, numbers_from_json
 from sdpa_xp_export._dtypes.dtype import ONNX_DTYPE
 from sdpa_xp_export._files.model import Model, exported_models
-from sdpa_xp_export._layer.arguments import bound_arguments, with_arrays
+from sdpa_xp_export._layer.layer import bound_arguments, with_arrays
 from sdpa_xp_export._runtime.engine import TimedRun
 from sdpa_xp_export._runtime.limits import TIMEOUT, check_limits
 from sdpa_xp_export._runtime.process import RemoteSession, runtime_process

@@ -7,7 +7,6 @@ NumPy array. So the copy of a tensor stays a tensor, and becomes a NumPy array w
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Any
 
 import ml_dtypes
@@ -57,19 +56,14 @@ for _name in (*_ARITHMETIC, *_BITWISE, *_REFLECTED, *_COMPARISONS):
     setattr(TensorCopy, f"__{_name}__", _operator(f"__{_name}__"))
 
 
-class _Copies(TorchFunctionMode):
-    """Makes a tensor that a layer itself makes, as with `torch.ones`, one that takes NumPy arrays."""
+class TensorsTakeArrays(TorchFunctionMode):
+    """A context in which a tensor that a layer itself makes, as with `torch.ones`, takes NumPy arrays."""
 
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = function(*args, **(kwargs or {}))
         return result.as_subclass(TensorCopy) if type(result) is torch.Tensor else result
-
-
-def tensors_take_arrays() -> AbstractContextManager[object]:
-    """Return a context in which new tensors take NumPy arrays."""
-    return _Copies()
 
 
 def changed_tensor(x: Any, change: Callable[[NDArray[Any]], NDArray[Any]]) -> TensorCopy:
