@@ -136,11 +136,11 @@ def _heads(x: Floats) -> Floats:
 
 def _layer_norm(x: Floats, part: Mapping[str, Floats]) -> Floats:
     centred = x - x.mean(axis=-1, keepdims=True)
-    deviation = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-12)
+    deviation = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-12)  # layer_norm_eps of BERT
     return np.asarray(centred / deviation * part["weight"] + part["bias"])
 
 
-_erf = np.vectorize(math.erf, otypes=[np.float32])
+_erf = np.vectorize(math.erf, otypes=[np.float32])  # NumPy has none
 
 
 def _gelu(x: Floats) -> Floats:

@@ -240,5 +240,5 @@ def _judged(job: Job, result: NDArray[Any], expected: ExpectedRows) -> Agreement
     dtype = stated_dtype(job.call, output)
     result = heads_first(job.call, result) if output == "output" else result
     as_stated = result.shape == expected.reference.shape and result.dtype.name == dtype
-    result = result if as_stated else np.full(expected.reference.shape, np.nan)
+    result = result if as_stated else np.full(expected.reference.shape, np.nan)  # which is within no bound
     return judge(result, expected.reference, expected.textbook, dtype, expected.largest)

@@ -90,7 +90,7 @@ def _bytes(file: IO[bytes], count: int) -> Any:
     data = np.empty(count, np.uint8)
     read = 0
     while read < count:
-        more = file.readinto(data.data[read:])  # type: ignore[attr-defined]
+        more = file.readinto(data.data[read:])  # type: ignore[attr-defined]  # a pipe has it, `IO` not
         if not more:
             raise EOFError("the other process has ended")
         read += more

@@ -241,7 +241,7 @@ class RuntimeProcess:
         self._errors.close()
         for stream in (self._process.stdin, self._process.stdout):
             with suppress(OSError):  # what was not sent yet
-                stream.close()  # type: ignore[union-attr]
+                stream.close()  # type: ignore[union-attr]  # both are pipes
 
 
 class RemoteSession:

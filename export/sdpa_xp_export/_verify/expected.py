@@ -6,7 +6,7 @@ The reference takes one boolean mask, what is added, and all keys and values, al
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
@@ -31,6 +31,8 @@ ScoreMod: TypeAlias = Callable[[Any, Any, Any, Any, Any], Any]
 """score_mod(score, batch, head, query_index, key_index) -> score."""
 ROWS_AT_ONCE, PAIRS_AT_ONCE = 256, 2**22
 """The most queries, and the most pairs, that a mask is asked about at one time."""
+NEAR = 4
+"""Rows up to this far from each other are one question to a mask: it takes the time of many rows."""
 
 
 def stated_dtype(call: ExportCall, name: str) -> str:
@@ -321,16 +323,12 @@ def _array_of_rows(
     to_array: Callable[..., Any], value: Mask | Bias, pairs: tuple[int, ...], rows: NDArray[np.int64]
 ) -> NDArray[Any]:
     """Return `rows`, which rise, of a mask or a bias over all pairs."""
-    parts = [to_array(value, pairs, rows=run) for run in _runs(rows)]
-    return np.concatenate(parts or [to_array(value, pairs, rows=range(0))], axis=-2)
-
-
-def _runs(rows: NDArray[np.int64]) -> Iterator[range]:
-    """Yield the ranges of numbers that follow each other."""
-    for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
+    parts = []
+    for near in np.split(rows, np.flatnonzero(np.diff(rows) > NEAR) + 1):
         check_time()
-        if len(run):
-            yield range(int(run[0]), int(run[-1]) + 1)
+        first, stop = (int(near[0]), int(near[-1]) + 1) if len(near) else (0, 0)
+        parts.append(to_array(value, pairs, rows=range(first, stop))[..., near - first, :])
+    return np.concatenate(parts, axis=-2)
 
 
 def _limited_lengths(arguments: Arrays, first: int, queries: int, keys: int) -> Arrays:

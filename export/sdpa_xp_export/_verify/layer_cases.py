@@ -66,6 +66,7 @@ class CaseList:
 
     def __init__(self, both: BothLayers, inputs: LayerInputs, chosen: LayerLengths, seed: int) -> None:
         self.both, self.inputs, self.chosen, self.seed = both, inputs, chosen, seed
+        # Two generators: how often the layer is called does not change what is drawn later.
         self.rng, self.roundings = np.random.default_rng(seed), np.random.default_rng(seed)
         self.cases: list[LayerCase] = []
         self.left_out: list[str] = []

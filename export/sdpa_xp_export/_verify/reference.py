@@ -73,7 +73,7 @@ def attention_and_scores(
         elif term is not None:
             terms.append(np.broadcast_to(np.asarray(term, np.float64), pairs))
             allowed = allowed & (terms[-1] != -np.inf)
-    extra = None if sinks is None else np.broadcast_to(np.asarray(sinks, np.float64), pairs[:-2])
+    extra = np.broadcast_to(np.asarray(-math.inf if sinks is None else sinks, np.float64), pairs[:-2])
 
     output, lse, weights = np.zeros((*pairs[:-1], v.shape[-1])), np.full(pairs[:-1], -np.inf), np.zeros(pairs)
     all_scores = np.full(pairs, -np.inf)
@@ -81,7 +81,7 @@ def attention_and_scores(
     for count, (*entry, head, i) in enumerate(np.ndindex(*pairs[:-1])):
         check_time()
         row, shared = (*entry, head, i), (*entry, head // group)
-        js = np.flatnonzero(allowed[row][: i + 1] if is_causal else allowed[row])
+        (js,) = (allowed[row][: i + 1] if is_causal else allowed[row]).nonzero()
         scores = (k[shared][js] @ q[row]) * scales[row]
         if softcap:
             scores = softcap * np.tanh(scores / softcap)
@@ -95,14 +95,13 @@ def attention_and_scores(
             unmasked = ~np.isneginf(scores)  # a pair that a function masked stays masked
             js, scores = js[unmasked], scores[unmasked]
         all_scores[row][js] = scores
-        logits = scores if extra is None else np.append(scores, extra[(*entry, head)])
-        if not logits.size:
-            continue
-        largest = logits.max()
-        if largest > -np.inf or largest != largest:  # else no key has a weight
-            total = np.exp(logits - largest).sum()
+        sink = float(extra[row[:-1]])
+        largest = float(scores.max(initial=sink))
+        if largest != -math.inf:  # else no key has a weight
+            exponentials = np.exp(scores - largest)
+            total = float(exponentials.sum()) + math.exp(sink - largest)
             lse[row] = largest + math.log(total) if total == total else math.nan
-            weights[row][js] = np.exp(scores - largest) / total
+            weights[row][js] = exponentials / total
         output[row] = weights[row][js] @ v[shared][js]
     results = output, lse, weights, all_scores
     return (output[0], lse[0], weights[0], all_scores[0]) if flat else results

@@ -40,6 +40,7 @@ Libraries on this machine:
 """
 """One example for each command, in groups; after \\b a line stays a line."""
 
+# Without markup: rich leaves `[length,...]` of a help text out, since it looks like a tag.
 app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, help=__doc__, epilog=EXAMPLES)
 
 

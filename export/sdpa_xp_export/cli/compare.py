@@ -90,6 +90,7 @@ def agree(
             rule = f"`dtype` must be one of {', '.join(DTYPES)}"
             raise ArgumentValueError("agree", rule, {"dtype": repr(name)})
     libraries, offered = backends.find_backends(backend), providers()
+    # A library has no row for a dtype that it does not hold: there may be fewer.
     most = len(dtypes) * (len(libraries) + len(offered) * len(FORMS))
     rows = (row for name in dtypes for row in compare(feature_jobs(name), name, libraries, offered))
     collected = _collected("agree", rows, most, quiet=as_json)
