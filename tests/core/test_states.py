@@ -135,7 +135,7 @@ def state(output: Any = (3, 2), lse: Any = (3,), dtype: Any = F, lse_dtype: Any 
     ("states", "error", "words"),
     [
         ([], ValueError, "`states` must hold at least one state"),
-        ([np.zeros((3, 2))], TypeError, r"`states\[0\]` must be an AttentionState.*; got .*numpy.ndarray"),
+        ([np.zeros((3, 2))], TypeError, r"must be an AttentionState, \(output, lse\); got .*numpy.ndarray"),
         ([state(), state((4, 2), (4,))], ValueError, r"must have one shape.*\(3, 2\).*\(4, 2\)"),
         ([state(), state(dtype=np.float64)], TypeError, "must have one dtype.*float32.*float64"),
         ([state(), state(lse_dtype=np.float64)], TypeError, r"states\[1\].lse.*one dtype"),
@@ -217,7 +217,11 @@ def test_ranges_may_count_more_keys_than_any_machine_holds() -> None:
     ("key_ranges", "keys", "words"),
     [
         ([(0, 4), (4, 9), (4, 9)], 9, r"must be in one state; got keys=4:9 in states\[1\] and states\[2\]"),
-        ([(0, 4), (4, 9), (12, 20)], 20, "over all 20 keys; got no state over keys=9:12. A state is missing"),
+        (
+            [(0, 4), (4, 9), (12, 20)],
+            20,
+            "the states must be over all 20 keys; got no state over keys=9:12. A state is missing",
+        ),
         ([(0, 4), (4, 9), (9, 10)], 8, r"end beyond `keys`; got key_ranges\[2\]=9:10, keys=8"),
         ([[(0, 2), (1, 3)], (3, 4), (4, 5)], 5, r"keys=1:2 in states\[0\] and states\[0\]"),
         ([(1, 4), (4, 9), (9, 10)], 12, "no state over keys=0:1, 10:12"),
