@@ -208,6 +208,16 @@ def test_just_under_2_gib_is_left_apart() -> None:
     assert isinstance(with_weights(onnx.ModelProto(), [weight], "to_onnx"), LargeModel)
 
 
+def test_2_gib_do_not_go_into_one_file(tmp_path: Path) -> None:
+    """Of one byte, which is counted so often."""
+    zeros = np.broadcast_to(np.zeros(1, np.uint8), 2**31)
+    weight: Any = SimpleNamespace(name="w", array=zeros, nbytes=zeros.nbytes)
+    model = LargeModel(onnx.ModelProto(ir_version=8), {"w": weight})
+    with pytest.raises(ValueError, match="save: `model` must be under 2 GiB without the raw data"):
+        save(model, tmp_path / "a.onnx", external_above=2**40)
+    assert [*tmp_path.iterdir()] == []
+
+
 @pytest.mark.sampled(0)
 @pytest.mark.slow
 def test_over_2_gib(tmp_path: Path) -> None:

@@ -57,6 +57,10 @@ RULES: dict[str, Rules] = {
     "alibi, lower right": lambda: {"bias": biases.alibi(4, offset="lower_right"), "is_causal": False},
     "relative": lambda table: {"bias": biases.relative(table, max_distance=5), "is_causal": False},
     "relative, offset": lambda table: {"bias": biases.relative(table, offset=2), "is_causal": True},
+    "bias of each head": lambda: {
+        "bias": biases.from_array(np.asarray([0.5, -1, 2, 0], F).reshape(4, 1, 1)),
+        "is_causal": True,
+    },
     "score function": lambda: {
         "bias": biases.from_function(lambda s, b, h, i, j: s - abs(i - j) % 3 * (h + b + 1) / 4),
         "is_causal": True,

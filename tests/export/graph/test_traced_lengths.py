@@ -129,6 +129,7 @@ def test_what_is_known_of_a_length() -> None:
     assert answer_to(lambda x, y: (x.shape[1] != x.shape[1], x.shape[1] == "L")) == (False, True)
     assert answer_to(lambda x, y: x.shape[0] + x.shape[1] == x.shape[1] + x.shape[0])
     assert answer_to(lambda x, y: x.shape[1] - x.shape[1] == 0)
+    assert answer_to(lambda x, y: repr(x.shape)) == "('B', 'L', 4)"
     assert answer_to(lambda x, y: (x.shape[1] == None, None in x.shape)) == (False, False)  # noqa: E711
     assert answer_to(lambda x, y: (x.shape[2] == 4, x.shape[-1] in {4, 8}, str(sum(x.shape)))) == (
         True,
