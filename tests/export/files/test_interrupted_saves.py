@@ -32,7 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
 class Interrupted:
     """Raises KeyboardInterrupt at one step within the files of `_files`; counts the steps.
 
-    Of lines, the first two visits count: a loop over the fields of a model has hundreds. Opcodes all count.
+    The first two visits of a line, or of an opcode, count: a loop over the fields of a model has thousands.
     """
 
     def __init__(self, step: int, *, opcodes: bool) -> None:
@@ -53,9 +53,9 @@ class Interrupted:
             return None
         if self.opcodes:
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        place = (frame.f_code, frame.f_lineno, event)
+        place = (frame.f_code, frame.f_lasti if self.opcodes else frame.f_lineno, event)
         self.visits[place] += 1
-        if event in ("line", "opcode", "return") and (self.opcodes or self.visits[place] <= 2):
+        if event in ("line", "opcode", "return") and self.visits[place] <= 2:
             self.steps += 1
             if self.steps == self.step:
                 sys.settrace(None)
