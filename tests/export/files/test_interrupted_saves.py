@@ -17,7 +17,8 @@ from internals import PathArgument, exporter_files, lock, publish
 
 from sdpa_xp_export import TensorSpec, export_attention, save
 
-FILES = str(Path(exporter_files.__file__).parent)
+FOLDER = Path(exporter_files.__file__).parent
+FILES = str(FOLDER), str(FOLDER.with_name("save.py"))
 QKV = TensorSpec("float32", ("B", 2, 2, 4))
 OLD = export_attention(QKV, QKV, QKV, bias=np.zeros((2, 2, 2), np.float32))
 NEW = export_attention(QKV, QKV, QKV, bias=np.ones((2, 2, 2), np.float32))
@@ -30,7 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 class Interrupted:
-    """Raises KeyboardInterrupt at one step within the files of `_files`; counts the steps.
+    """Raises KeyboardInterrupt at one step within `save` and the files of `_files`; counts the steps.
 
     The first two visits of a line, or of an opcode, count: a loop over the fields of a model has thousands.
     """
