@@ -39,7 +39,9 @@ def scaled_dot_product_attention(
     layout: Layout = "...HLE",
     implementation: Implementation | None = None,
 ) -> A:
-    r"""Compute attention, $\mathrm{softmax}(q k^T \cdot scale + bias)\,v$, on the arrays of any library.
+    r"""Compute attention, softmax(q k^T * scale + bias) v, on the arrays of any library.
+
+    $$\mathrm{softmax}(q k^T \cdot scale + bias)\,v$$
 
     Outside a trace or a lazy graph, memory grows linearly with L + S, because the scores are computed tile by
     tile.
@@ -149,9 +151,10 @@ def attention_state(
     lse_base: float | None = None,
     implementation: Implementation | None = None,
 ) -> AttentionState[A]:
-    r"""Compute attention and the log-sum-exp of its scores, $\log \sum_j \exp(s_{ij})$.
+    r"""Compute attention and the log-sum-exp of its scores.
 
-    States over disjoint parts of the keys merge to the state over all keys: see `merge_states`.
+    The log-sum-exp of query i is $\log \sum_j \exp(s_{ij})$ over the scores $s_{ij}$ of its keys j. States over
+    disjoint parts of the keys merge to the state over all keys: see `merge_states`.
 
     Shapes:
         As for `scaled_dot_product_attention`.

@@ -38,7 +38,7 @@ def attention_weights(
     layout: Layout = "...HLE",
     implementation: Implementation | None = None,
 ) -> A:
-    r"""Compute the attention weights, $\mathrm{softmax}(q k^T \cdot scale + bias)$.
+    """Compute the attention weights, softmax(q k^T * scale + bias).
 
     This builds an L x S array; `scaled_dot_product_attention` does not.
 
@@ -97,7 +97,7 @@ def attention_scores(
     layout: Layout = "...HLE",
     implementation: Implementation | None = None,
 ) -> A:
-    r"""Compute the scores before the softmax, $\mathrm{softcap}(q k^T \cdot scale) + bias$, -inf where masked.
+    """Compute the scores before the softmax, softcap(q k^T * scale) + bias, -inf where masked.
 
     This builds an L x S array; `scaled_dot_product_attention` does not.
 

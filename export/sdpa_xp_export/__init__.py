@@ -41,3 +41,8 @@ __all__ = [
     "verify",
     "verify_layer",
 ]
+
+
+def __dir__() -> list[str]:
+    """Complete public names, not the files that define them."""
+    return __all__

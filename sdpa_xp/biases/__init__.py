@@ -9,3 +9,8 @@ from sdpa_xp.biases.custom import from_array, from_function, to_array
 from sdpa_xp.biases.relative import relative
 
 __all__ = ["Bias", "alibi", "from_array", "from_function", "relative", "to_array"]
+
+
+def __dir__() -> list[str]:
+    """Complete public names, not the files that define them."""
+    return __all__

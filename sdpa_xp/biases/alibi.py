@@ -22,7 +22,9 @@ from sdpa_xp.biases.algebra import AddedByDistance, Bias, Term
 def alibi(
     slopes: int | Sequence[float] | AnyArray, *, offset: IntegersLike | Literal["lower_right"] = 0
 ) -> Bias:
-    r"""Return the bias of ALiBi: $-slope_h \cdot |i + offset - j|$ for query i and key j in head h.
+    r"""Return the bias of ALiBi, which falls with the distance: -slope * |i + offset - j|.
+
+    It is $-slope_h \cdot |i + offset - j|$ for query i and key j in head h.
 
     Shapes:
         `Hq` query heads, `L` queries, `S` keys, `...` batch.
@@ -65,7 +67,9 @@ def alibi(
 
 @explains_keywords
 def alibi_slopes(heads: int) -> tuple[float, ...]:
-    r"""Return the slopes of ALiBi for n heads, $2^{-8/n}, 2^{-16/n}, \dots$
+    r"""Return the slopes of ALiBi for n heads.
+
+    They are $2^{-8/n}, 2^{-16/n}, \dots$
 
     If n is not a power of two, they are the slopes of the next lower power of two, followed by every other
     slope of the next higher one, as in the authors' code.

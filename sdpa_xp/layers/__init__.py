@@ -48,3 +48,8 @@ from sdpa_xp.layers.multi_head import MultiHeadAttention
 from sdpa_xp.layers.single_head import SingleHeadAttention
 
 __all__ = ["Layer", "Linear", "MultiHeadAttention", "SingleHeadAttention"]
+
+
+def __dir__() -> list[str]:
+    """Complete public names, not the files that define them."""
+    return __all__

@@ -31,3 +31,8 @@ __all__ = [
     "sliding_window",
     "to_array",
 ]
+
+
+def __dir__() -> list[str]:
+    """Complete public names, not the files that define them."""
+    return __all__

@@ -16,3 +16,8 @@ from sdpa_xp.plot.curves import memory, saturation
 from sdpa_xp.plot.maps import attention, mask
 
 __all__ = ["attention", "mask", "memory", "saturation"]
+
+
+def __dir__() -> list[str]:
+    """Complete public names, not the files that define them."""
+    return __all__

@@ -41,7 +41,7 @@ def saturation(
     keys: int = 32,
     theme: ThemeName = "light",
 ) -> Figure:
-    r"""Draw why scores are divided by $\sqrt{E}$: without this scale, one key gets almost all of the weight.
+    """Draw why scores are divided by the square root of E: else one key gets almost all of the weight.
 
     Queries and keys are drawn from N(0, 1). The left panel shows the variance of their scores: it is E without
     the scale, and 1 with it. The right panel shows the largest weight of a query, averaged over 200 queries. It

@@ -22,3 +22,8 @@ __all__ = [
     "learned",
     "sinusoidal",
 ]
+
+
+def __dir__() -> list[str]:
+    """Complete public names, not the files that define them."""
+    return __all__

@@ -19,7 +19,9 @@ A = TypeVar("A", bound=AnyArray)
 
 @explains_keywords
 def sinusoidal(positions: PositionsLike | int, width: int, *, base: float = 10000.0, like: Any = None) -> Any:
-    r"""Return $PE_{2i} = \sin(p\,base^{-2i/width})$ and $PE_{2i+1} = \cos(p\,base^{-2i/width})$ at position p.
+    r"""Return the sinusoidal encodings of positions.
+
+    At position p, $PE_{2i} = \sin(p\,base^{-2i/width})$ and $PE_{2i+1} = \cos(p\,base^{-2i/width})$.
 
     To get from the encoding of p to that of p + k, rotate each pair of elements by an angle that depends only
     on k.

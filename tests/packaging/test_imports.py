@@ -74,14 +74,14 @@ def test_a_wrong_name_is_an_error_that_names_the_right_one() -> None:
 @pytest.mark.parametrize("module", [sdpa_xp, sdpa_xp_export], ids=lambda module: module.__name__)
 def test_all_is_what_there_is(module: ModuleType) -> None:
     names = module.__all__
-    assert names == sorted(names)
+    assert names == sorted(names) == dir(module)  # what an editor completes
     for name in names:
         assert hasattr(module, name)
     if module is sdpa_xp:
         public = {name for name, x in vars(sdpa_xp).items() if isinstance(x, type) or inspect.isfunction(x)}
         assert public <= {*names, "__getattr__", "__dir__"}
         for part in (sdpa_xp.masks, sdpa_xp.biases, sdpa_xp.layers, sdpa_xp.positional, sdpa_xp.plot):
-            assert part.__all__ == sorted(part.__all__)
+            assert part.__all__ == sorted(part.__all__) == dir(part)
             assert all(hasattr(part, name) for name in part.__all__)
 
 
