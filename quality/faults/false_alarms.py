@@ -139,7 +139,7 @@ def with_specs(_: object, operand: Any) -> Any:
     """A mask or a bias with specs in place of the inputs of a graph."""
     if isinstance(operand, Mask | Bias):
         return with_operands(operand, with_specs)
-    return operand.spec if isinstance(operand, Input) else operand
+    return TensorSpec(operand.dtype, operand.shape) if isinstance(operand, Input) else operand
 
 
 def main(arguments: list[str]) -> int:
