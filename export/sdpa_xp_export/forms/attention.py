@@ -35,6 +35,8 @@ def _unsupported_reason(call: ExportCall, _runtime: Runtime) -> str | None:
         return "ai.onnx Attention does not broadcast the batch of query, key and value"
     if call.accumulation_dtype == "float64":
         return "onnxruntime computes a float64 Attention to float32 accuracy"
+    if missing := FORM.missing_option(call):
+        return missing
     if call.outputs != ("output",):
         return "ai.onnx Attention returns no lse, and its weights and scores differ from the library's"
     if not all(is_additive(bias) for bias in call.biases):

@@ -102,7 +102,8 @@ def unsupported_reason(form: FormName, call: ExportCall, target: Runtime) -> str
     """
     if wrong := FORMS[form].wrong_on.get(target.provider):
         return f"{wrong}, and `runtime` is {target}"
-    why = FORMS[form].missing_option(call) or FORMS[form].unsupported_reason(call, target)
+    # The table refuses a new option for a form that does not ask it at its own place.
+    why = FORMS[form].unsupported_reason(call, target) or FORMS[form].missing_option(call)
     oldest = FORMS[form].since
     if why is None and target.release < oldest:
         return f"onnxruntime computes it right from {oldest[0]}.{oldest[1]} on, and `runtime` is {target}"

@@ -19,6 +19,8 @@ def _unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
         return common
     if call.sizes.query_heads != call.sizes.heads:
         return "MultiHeadAttention has no grouped heads"
+    if missing := FORM.missing_option(call):
+        return missing
     if not unmasked(call) and not is_lower_triangle(call):
         return "MultiHeadAttention gives NaN for empty rows, and misplaces the diagonal where L is not S"
     sizes = (*call.sizes.batch, call.sizes.queries, call.sizes.keys)
