@@ -95,6 +95,10 @@ def _padding(tile: GraphTile, key_lengths: object, query_lengths: object) -> All
     return allowed
 
 
+def _prefix(tile: GraphTile, length: object) -> AllowedPairs:
+    return tile.key_index < tile.limited("attn_mask.length", length)
+
+
 def _document(tile: GraphTile, query_ids: object, key_ids: object) -> AllowedPairs:
     """ids (..., L) and (..., S) -> (..., 1, L, 1) == (..., 1, 1, S)."""
     if key_ids is None and tile.call.sizes.queries != tile.call.sizes.keys:
@@ -127,6 +131,7 @@ _CONDITIONS: dict[str, Callable[..., AllowedPairs]] = {
     "causal": _causal,  # its formula has as many nodes, but other ones than the graphs that were measured
     "sliding_window": _sliding_window,  # its formula moves the queries once for each side
     "padding": _padding,  # its formula takes the position of a cache off again, to count the queries
+    "prefix": _prefix,  # its formula does not hold a length of an input to the keys
     "document": _document,  # its formula asks for L and S, to check the lengths of the ids
     "from_function": _from_function,  # messages name the function, not a formula
 }
