@@ -272,7 +272,7 @@ def test_what_ends_a_script_ends_the_process_of_the_model(tmp_path: Path, number
         until(lambda: "onnxruntime" in Path(f"/proc/{child}/maps").read_text())
         time.sleep(0.2)  # so that it is within the run
         running.send_signal(number)
-        out, err = running.communicate(timeout=20)
+        out, err = running.communicate(timeout=120)
     assert out == ""
     assert ("KeyboardInterrupt" in err) == (number == signal.SIGINT)
     until(lambda: not is_running(child))
