@@ -178,10 +178,11 @@ class Linear(Layer):
 
 
 def check_widths(function: str, **widths: int | None) -> list[int]:
-    """Check the widths of an input's queries, keys and values, by their names; None is the width before it."""
+    """Check widths by their names; a `key_dim` or `value_dim` that is None is the width before it."""
     checked: list[int] = []
     for name, width in widths.items():
-        checked.append(checked[-1] if width is None else check_integer(function, name, width, least=1))
+        as_before = width is None and name in ("key_dim", "value_dim")
+        checked.append(checked[-1] if as_before else check_integer(function, name, width, least=1))
     return checked
 
 
@@ -267,11 +268,11 @@ def with_layer_names(
     in_proj_bias (3 E,)         ->  query.bias, key.bias, value.bias
     out_proj.weight, .bias      ->  out.weight, out.bias
     """
+    if f"{prefix}in_proj_weight" not in mapping and f"{prefix}q_proj_weight" not in mapping:
+        return mapping, prefix  # nothing else of it is read: a file may load each array when it is asked for
     arrays: dict[str, Any] = {
         name.removeprefix(prefix): x for name, x in mapping.items() if name.startswith(prefix)
     }
-    if "in_proj_weight" not in arrays and "q_proj_weight" not in arrays:
-        return mapping, prefix
     for name in ("bias_k", "bias_v"):  # torch appends them as a key and a value
         if name in arrays:
             rule = "a layer cannot have `bias_k` and `bias_v`, an additional key and value"

@@ -91,8 +91,8 @@ class SingleHeadAttention(Attention):
             ValueError: A width is below 1.
         """
         function = "SingleHeadAttention.init"
+        check_widths(function, embedding_dim=embedding_dim, attention_dim=attention_dim)
         inputs = check_widths(function, embedding_dim=embedding_dim, key_dim=key_dim, value_dim=value_dim)
-        (attention_dim,) = check_widths(function, attention_dim=attention_dim)
         shapes = {role: (width, attention_dim) for role, width in zip(ROLES, inputs, strict=True)}
         maps: dict[str, Any] = init_linears(function, rng, shapes, bias=bias, like=like)
         return cls(**maps)

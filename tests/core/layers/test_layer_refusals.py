@@ -49,6 +49,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "like": (lambda: SELF.to("numpy"), TypeError, "^MultiHeadAttention.to: `like` must be a library of arrays"),
     "uneven heads": (lambda: MultiHeadAttention.init(np.random.default_rng(0), 8, num_heads=3), ValueError, "`query_dim` must be a multiple of `num_heads`.*`head_dim` sets"),
     "rng of a map": (lambda: Linear.init(3, 8, 4), TypeError, "^Linear.init: `rng` must be a numpy.random"),
+    "None as a width of a map": (lambda: Linear.init(np.random.default_rng(0), 3, None), TypeError, r"^Linear.init: `out_dim` must be an integer; got out_dim=None"),
+    "None as the first width": (lambda: MultiHeadAttention.init(np.random.default_rng(0), None, num_heads=2), TypeError, r"^MultiHeadAttention.init: `query_dim` must be an integer"),
+    "two wrong widths, in the order of the signature": (lambda: SingleHeadAttention.init(np.random.default_rng(0), 4, 0, key_dim=0), ValueError, "^SingleHeadAttention.init: `attention_dim` must be at least 1"),
     "no width of a map": (lambda: Linear.init(np.random.default_rng(0), 8, 0), ValueError, "^Linear.init: `out_dim` must be at least 1"),
     "no width": (lambda: SingleHeadAttention.init(np.random.default_rng(0), 8, 0), ValueError, "^SingleHeadAttention.init: `attention_dim` must be at least 1"),
 }  # fmt: skip
@@ -58,3 +61,14 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
 def test_refusals(call: Callable[[], Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         call()
+
+
+def test_only_what_a_layer_needs_is_read_of_a_mapping() -> None:
+    """A file may read an array when it is asked for, and hold what no layer has."""
+
+    class Recorded(dict[Any, Any]):
+        def items(self) -> Any:
+            raise AssertionError("all entries are read")
+
+    mapping = Recorded({f"{role}.weight": W for role in ("query", "key", "value")} | {3: "no name"})
+    assert MultiHeadAttention.from_mapping(mapping, num_heads=4).num_heads == 4
