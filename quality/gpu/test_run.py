@@ -165,8 +165,9 @@ def test_a_step_of_which_nothing_ran_did_not_pass(tmp_path: Path, code: str, out
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_the_results_and_no_process(tmp_path: Path, ending: signal.Signals) -> None:
     program = f"""
-import sys
+import signal, sys
 from quality.gpu import child, run, steps
+signal.signal(signal.SIGINT, signal.default_int_handler)  # else ignored, where the tests run in the background
 child.EVERY = 0.1
 steps = {{"fine": {FINE}, "tests": {pytest_step(tmp_path, FAILS_AND_HANGS)}, "later": {FINE}}}
 run.all_steps = lambda device, folder: steps
