@@ -266,9 +266,9 @@ def judge_outputs(
     agreements = {}
     for name in outcomes[0].outputs:
         dtype = stated_dtype(call, name)
-        agreements[name] = judge_rows([outcome.outputs[name] for outcome in outcomes], dtype, computed_in)
+        agreements[name] = judge_rows([run.outputs[name] for run in outcomes], dtype, computed_in)
     for name in outcomes[0].copies:
-        agreements[name] = judge_copies([outcome.copies[name] for outcome in outcomes])
+        agreements[name] = judge_copies([run.copies[name] for run in outcomes])
     return agreements
 
 

@@ -116,8 +116,8 @@ def _attend_on_device(
         checksums += of_rows
         return results
     return [
-        result if is_finite else attend(rows, "pairs")
-        for rows, result, is_finite in zip(row_ranges, results, are_finite(of_rows), strict=True)
+        result if is_right else attend(rows, "pairs")
+        for rows, result, is_right in zip(row_ranges, results, are_finite(of_rows), strict=True)
     ]
 
 

@@ -97,7 +97,7 @@ def real_keys(call: PreparedCall) -> list[int] | None:
 
 def bias(call: PreparedCall) -> Array | None:
     """Return the floating array that is added to the scores, with two axes at least."""
-    arrays = [cast(Array, bias.array) for bias in _array_biases(call)]
+    arrays = [cast(Array, term.array) for term in _array_biases(call)]
     return _to_matrix(call.grid.xp.astype(arrays[0], call.grid.dtype, copy=False)) if arrays else None
 
 

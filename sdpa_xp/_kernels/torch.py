@@ -198,7 +198,7 @@ def _attend_all(call: PreparedCall, query: Array, key: Array, value: Array) -> A
         return xp.zeros((*query.shape[:-1], value.shape[-1]), dtype=call.grid.dtype, device=call.grid.device)
     allowed = operands.allowed(call)
     is_causal = allowed is None and operands.is_causal(call)
-    is_masked = is_causal or allowed is not None
+    may_mask = is_causal or allowed is not None
     query, key, value = (_in_rows(astype_if_needed(xp, x, call.grid.dtype)) for x in (query, key, value))
     query, scale = _scaled(call, query)
     mask = None if allowed is None else _mask(call, allowed)
@@ -211,11 +211,11 @@ def _attend_all(call: PreparedCall, query: Array, key: Array, value: Array) -> A
         scale=scale,
         enable_gqa=call.sizes.query_heads != call.sizes.heads,
     )
-    if is_masked and not bool(xp.isfinite(xp.sum(output))):  # it may come from a masked key or value
+    if may_mask and not bool(xp.isfinite(xp.sum(output))):  # it may come from a masked key or value
         return None
     # A mask may leave a row only the keys of a last, partly filled register, however many keys there are.
     is_short = key.shape[-2] < LONGEST_VECTOR
-    if (is_masked or is_short) and not _hides_no_nan(output, query, key, scale):
+    if (may_mask or is_short) and not _hides_no_nan(output, query, key, scale):
         return None
     return (
         output

@@ -34,7 +34,7 @@ class Library:
     """An array library. The subclass for a library overrides what it does differently from the standard."""
 
     name: ClassVar[str] = "other"
-    """The name of the library in kernels and messages."""
+    """Its name in messages and in the table of kernels; "other" has no kernels."""
     multiplies_halves: ClassVar[bool] = False
     """Whether it computes products of float16 and of bfloat16."""
     flattens_products: ClassVar[bool] = False
@@ -76,7 +76,7 @@ class Library:
     settings: ClassVar[Settings | None] = None
     """What a user may have set, if that refuses operations or results."""
     module: ClassVar[str] = ""
-    """The module that makes its arrays, if the library has its own random generators."""
+    """The module that makes its arrays, where that module is needed: its generators, its `out` functions."""
 
     # Which arrays are its own, and what is refused
 

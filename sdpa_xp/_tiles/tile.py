@@ -229,24 +229,16 @@ def collapse_uniform(tile: Tile, allowed: Array) -> Allowed:
 
 def both(left: Allowed, right: Allowed) -> Allowed:
     """Return the pairs that are in both answers."""
-    if left is False or right is False:
-        return False
-    if left is True:
+    if left is True or right is False:
         return right
-    if right is True:
-        return left
-    return left & right
+    return left if right is True or left is False else left & right
 
 
 def either(left: Allowed, right: Allowed) -> Allowed:
     """Return the pairs that are in one of the answers, or in both."""
-    if left is True or right is True:
-        return True
-    if left is False:
+    if left is False or right is True:
         return right
-    if right is False:
-        return left
-    return left | right
+    return left if right is False or left is True else left | right
 
 
 def is_masked(scores: Array) -> Array:

@@ -119,11 +119,11 @@ class CachedTokens(Tree, Generic[A]):
         if len(array.shape) < 3:  # refused later, as in every call
             return array, options
         is_consecutive = positions is None and isinstance(self._positions, Consecutive)
-        are_slots = is_consecutive and cast(Consecutive, self._positions).is_from_zero
-        if are_slots and self._rotary is None:  # most steps of a decoder
+        has_slots = is_consecutive and cast(Consecutive, self._positions).is_from_zero
+        if has_slots and self._rotary is None:  # most steps of a decoder
             return array, options
         rotated = rotate(self._rotary, function, "query", array, positions_of, self._layout)
-        if are_slots:
+        if has_slots:
             return rotated, options
         queries = headed(array.shape, self._layout)[-2]
         if positions is not None:  # refused also where nothing reads them

@@ -205,14 +205,16 @@ class Band(Pattern):
     high: Integers | None
 
     def allowed_in(self, tile: Tile) -> Allowed:
-        above: Allowed | None = self._all_above(tile)
-        below: Allowed | None = self._all_below(tile)
-        # A side that all pairs keep, or a tile without pairs, needs no array.
-        if above is None and self.low is not None and below is not False:
-            above = tile.query_index + tile.slice_integers(self.low).values <= tile.key_index
-        if below is None and self.high is not None and above is not False:
-            below = tile.query_index + tile.slice_integers(self.high).values >= tile.key_index
-        return False if above is None or below is None else both(above, below)
+        above, below = self._all_above(tile), self._all_below(tile)
+        if above is False or below is False:
+            return False
+        allowed: Allowed = True
+        # A side that all pairs keep needs no array.
+        if above is None and self.low is not None:
+            allowed = tile.query_index + tile.slice_integers(self.low).values <= tile.key_index
+        if below is None and self.high is not None:
+            allowed = both(allowed, tile.query_index + tile.slice_integers(self.high).values >= tile.key_index)
+        return allowed
 
     @property
     def is_shared(self) -> bool:

@@ -184,7 +184,7 @@ def _longest(call: ExportCall, chosen: LengthsOfCall, *, thorough: bool) -> Iter
 
 
 def _thorough(call: ExportCall, chosen: LengthsOfCall, at_numbers: Sequence[Lengths]) -> Iterator[Setting]:
-    """Yield every small length, every small batch, more draws, and large scores at the long lengths."""
+    """Yield every small length, every small batch, more draws, and large scores at the numbers of the call."""
     for length in range(1, 18):
         yield Setting(chosen(length, length))
         yield Setting(chosen(length, 2 * length + 1, batch=1 + length % 9))

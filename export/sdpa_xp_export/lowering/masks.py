@@ -30,9 +30,7 @@ def allowed_pairs(mask: Mask, tile: GraphTile) -> AllowedPairs:
 
 def all_allowed(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
     """masks -> And of the pairs that they allow, and of the real keys of a padded cache; False as a value."""
-    allowed: AllowedPairs = True
-    for mask in masks:
-        allowed = both_allow(allowed, allowed_pairs(mask, tile))
+    allowed = _all_of(tile, masks)
     if tile.lengths.filled is not None:
         allowed = both_allow(allowed, tile.key_index < tile.here(tile.lengths.filled))
     return tile.graph.constant(False, "bool") if allowed is False else allowed
@@ -46,15 +44,13 @@ def both_allow(one: AllowedPairs, other: AllowedPairs) -> AllowedPairs:
 
 
 def _either_allows(one: AllowedPairs, other: AllowedPairs) -> AllowedPairs:
-    if one is True or other is True:
-        return True
-    if one is False or other is False:
-        return other if one is False else one
-    return one | other
+    if one is False or other is True:
+        return other
+    return one if other is False or one is True else one | other
 
 
 def _all_of(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
-    return reduce(both_allow, (allowed_pairs(mask, tile) for mask in masks))
+    return reduce(both_allow, (allowed_pairs(mask, tile) for mask in masks), True)
 
 
 def _any_of(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
