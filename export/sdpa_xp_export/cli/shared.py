@@ -53,6 +53,10 @@ def check_output(output: PathArgument, path: Path, inputs: Mapping[Path, str]) -
     check_is_no_input(output, path, inputs)
 
 
+NUMBERS = ("error", "bound", "used", "rows", "ms", "peak MB")
+"""Columns of numbers."""
+
+
 class Step(Protocol):
     """Shows that a step is done."""
 
@@ -68,7 +72,8 @@ def say_table(columns: Iterable[str], rows: Iterable[Iterable[Cell]]) -> None:
     """Print a table of plain lines."""
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        # A number is never broken: two halves of one read as two numbers.
+        table.add_column(column, overflow="fold", no_wrap=column in NUMBERS)
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(plain(cell)) for cell in row))
     out = _out()
