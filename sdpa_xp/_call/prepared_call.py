@@ -78,7 +78,7 @@ class PreparedCall(NamedTuple):
     which may compute one twice and store equal results."""
 
     def cached(self, name: Derived, compute: Callable[[], T]) -> T:
-        """Return `compute()`, computed once for all equal calls; `compute` of a call that is kept reads no input."""
+        """Return `compute()`, computed once for all equal calls: if these are kept, it reads no input."""
         if name not in self.derived:
             self.derived[name] = compute()
         derived: T = self.derived[name]
