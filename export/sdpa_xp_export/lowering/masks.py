@@ -50,7 +50,8 @@ def _either_allows(one: AllowedPairs, other: AllowedPairs) -> AllowedPairs:
 
 
 def _all_of(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
-    return reduce(both_allow, (allowed_pairs(mask, tile) for mask in masks), True)
+    every: AllowedPairs = True  # for no mask
+    return reduce(both_allow, (allowed_pairs(mask, tile) for mask in masks), every)
 
 
 def _any_of(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
