@@ -185,6 +185,7 @@ PLACES = {
     "runtime_text": "sdpa_xp_export._runtime.releases:runtime_text",
     "sampled_rows": "sdpa_xp_export._verify.trials:sampled_rows",
     "SAMPLED_SCORES_AT_ONCE": "sdpa_xp_export._verify.trials:SCORES_AT_ONCE",
+    "say_table": "sdpa_xp_export.cli.shared:say_table",
     "Schedule": "sdpa_xp._many.schedule:Schedule",
     "ScoreGrid": "sdpa_xp._tiles.score_grid:ScoreGrid",
     "ScoreModifier": "sdpa_xp._tiles.modifier:ScoreModifier",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command import refused, run
-from internals import backends, comparison, demo, features
+from internals import backends, comparison, demo, features, say_table
 
 import sdpa_xp
 from sdpa_xp_export import TensorSpec, cli, verify
@@ -272,3 +273,17 @@ def test_the_exit_codes_are_the_same_everywhere() -> None:
         line = " ".join(text.split())
         assert f"1 if {fails}" in line or f"| 1 | {fails} |" in line
         assert f"2 if {wrong}" in line or f"| 2 | {wrong}" in line
+
+
+def test_a_table_of_errors_fits_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a terminal, with the longest names of libraries and forms. No number is broken."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    row = ("array-api-strict", "grouped_query", "bfloat16", "CPU_DEVICE", "1.1e-07", "100%", "yes")
+    say_table(compare.COLUMNS, [row])
+    lines = re.sub(r"\x1b\[[\d;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert all(any(cell in line.split() for line in lines) for cell in row)
