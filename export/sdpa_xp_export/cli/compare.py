@@ -35,8 +35,9 @@ from sdpa_xp_export.forms.choice import FORMS
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 COLUMNS = ("backend", "by", "dtype", "device", "error", "used", "agrees")
 LEGEND = (
-    "by: xp is the library's own arrays, the others are forms of an exported graph. error: the largest against "
-    "a float64 reference. used: its share of the bound that the textbook formula sets."
+    "by: xp computes with the library's arrays, the others are forms of a graph",
+    "error: the largest one against a float64 reference",
+    "used: its share of the bound, which follows from the textbook formula's error",
 )
 HEAT = ((0.25, "green"), (0.5, "yellow"), (1.0, "dark_orange"), (math.inf, "bold red"))
 """The colour of a share up to each number, on a terminal."""
@@ -134,7 +135,8 @@ def _show(rows: Iterable[Row]) -> None:
         heat = _heat(row.worst.absolute, row.worst.bound)
         cells.append([*labels, f"{row.worst.absolute:.1e}", heat, YES if row.agrees else NO])
     say_table(COLUMNS, cells)
-    say(LEGEND)
+    for line in LEGEND:
+        say(line)
     for row in rows:
         if not row.agrees:
             say(f"DISAGREES: {_name(row)}: {', '.join(row.disagreeing)}")
