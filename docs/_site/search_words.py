@@ -157,7 +157,7 @@ WORDS = {
     "reference/contract/#inputs-and-outputs": "subclass subclasses memmap masked array broadcast",
     "reference/contract/#masks-and-scores": "order",
     "reference/contract/#special-numbers": "infinity special numbers fully masked",
-    "reference/errors/": "error exception message must troubleshoot troubleshooting messages",
+    "reference/errors/": "error errors errors exception message must troubleshoot troubleshooting messages",
     "reference/errors/#pythons-own-messages": (
         "typeerror missing required positional argument misnamed keyword takes given arguments"
     ),
