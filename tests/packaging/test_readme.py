@@ -72,6 +72,12 @@ def test_badges_say_what_is_true() -> None:
     for name, texts in badges().items():
         assert all(text in (ROOT / f"docs/assets/badges/{name}.svg").read_text() for text in texts)
         assert f"(docs/assets/badges/{name}.svg)" in TEXT
+    makefile = (ROOT / "Makefile").read_text()
+    tested = set(
+        re.findall(r"[a-z]+", " ".join(re.findall(r"^part-.*:|--backends=\S+", makefile, re.MULTILINE)))
+    )
+    named = badges()["tests"][1].replace("array-api-strict", "strict").lower().split(", ")
+    assert [library for library in named if library not in tested] == []
 
 
 def test_each_feature_names_a_test_that_exists() -> None:

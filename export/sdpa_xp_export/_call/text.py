@@ -40,8 +40,7 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
 }
 _NO_FUNCTIONS = ModuleType("arrays")
-# Any module may have the attribute; mypy knows only those that a file states.
-_NO_FUNCTIONS.__all__ = ()  # type: ignore[attr-defined]
+_NO_FUNCTIONS.__all__ = ()  # type: ignore[attr-defined]  # mypy knows only attributes that a file states
 _FUNCTIONS = {"attn_mask": masks, "bias": biases}
 """The functions that the text of an argument may call; other arguments are arrays."""
 _NOT_TEXT = ("Mask", "Bias", "from_function", "to_array")
