@@ -15,8 +15,8 @@ from sdpa_xp._call.ragged import Group, GroupArrays, GroupState, attend_packed, 
 from sdpa_xp._checks.arrays import HLE, Layout, check_axes
 from sdpa_xp._checks.integers import check_cumulative_lengths, check_same_length, read_together
 from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords
+from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.products import ArraySource, CallBuffers
-from sdpa_xp._core.scores import Dropout
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._tiles.plan import MOST_STACKED, Plan, plan_tiles
 from sdpa_xp._tiles.score_grid import ScoreGrid

@@ -24,7 +24,8 @@ from sdpa_xp._checks.score_arrays import (
     check_mask_dtype,
     warn_if_zeros_and_ones,
 )
-from sdpa_xp._core.scores import BoundOptions, Dropout
+from sdpa_xp._core.dropout import Dropout
+from sdpa_xp._core.scores import BoundOptions
 from sdpa_xp._libraries import array_signatures, dtype_name, is_array
 from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Rng

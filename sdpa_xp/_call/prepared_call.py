@@ -32,8 +32,9 @@ from sdpa_xp._checks.arrays import (
     swap_heads_and_length,
 )
 from sdpa_xp._checks.keywords import check_flag, check_layout
+from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.products import ArraySource
-from sdpa_xp._core.scores import BoundOptions, Dropout, Scores
+from sdpa_xp._core.scores import BoundOptions, Scores
 from sdpa_xp._core.threads import asked_threads
 from sdpa_xp._libraries import (
     access_of,

@@ -11,8 +11,9 @@ from typing import NamedTuple, TypeAlias, cast
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks.arrays import LHE, swap_heads_and_length
 from sdpa_xp._core import streaming, threads
+from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.products import Buffer, CallBuffers, KeyValueSource, are_finite, call_buffers
-from sdpa_xp._core.scores import BoundOptions, Dropout, Scores
+from sdpa_xp._core.scores import BoundOptions, Scores
 from sdpa_xp._libraries import computing, namespace_of
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.plan import Plan, takes_threads

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import cast
 
 from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._core.scores import Dropout
+from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._libraries.cubed import CubedStreams
 from sdpa_xp._libraries.dask import DaskGraphs
 from sdpa_xp._libraries.protocols import Array

@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from sdpa_xp._checks.integers import Integers
-from sdpa_xp._core.scores import BoundOptions, Dropout
+from sdpa_xp._core.dropout import Dropout
+from sdpa_xp._core.scores import BoundOptions
 from sdpa_xp._libraries import is_array, is_traced, namespace_of
 from sdpa_xp._libraries.protocols import Array, Chunks, Shape
 from sdpa_xp.biases.algebra import Term

@@ -9,8 +9,9 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.products import ArraySource
-from sdpa_xp._core.scores import BoundOptions, Dropout, Scores
+from sdpa_xp._core.scores import BoundOptions, Scores
 from sdpa_xp._libraries import dtype_name, is_traced, library_of, numpy_array
 from sdpa_xp._libraries.capabilities import ChunkedArrays
 from sdpa_xp._libraries.protocols import READ_ONLY, Array, Chunks, Key

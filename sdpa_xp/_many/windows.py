@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias, cast
 
 from sdpa_xp._core import streaming
+from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.products import ArraySource
-from sdpa_xp._core.scores import BoundOptions, Dropout, Scores
+from sdpa_xp._core.scores import BoundOptions, Scores
 from sdpa_xp._core.softmax import merge
 from sdpa_xp._libraries import namespace_of
 from sdpa_xp._libraries.protocols import Array, Shape
