@@ -89,7 +89,7 @@ def _hide_keys(
     )
     if kept is not None:
         key, value = (ops.cut(array, kept, -2, "kept_keys") for array in (key, value))
-        columns = TileRange("keys", "kept_keys", *kept)
+        columns = TileRange("keys", "kept_keys", kept)
     allowed = all_allowed(GraphTile(lengths, graph, queries, columns, masks), masks)
     assert isinstance(allowed, GraphValue)
     allowed = ops.to_rank(allowed, 2)
@@ -110,9 +110,9 @@ def _attend_block(
     tile: _QueryBlock, inputs: FormInputs, *, even: bool, explicit_softmax: bool
 ) -> dict[str, GraphValue]:
     """A block of queries -> attention over the keys that the block may attend."""
-    body, first, stop = tile.graph, tile.row_range.start, tile.row_range.stop
-    assert first is not None
-    assert stop is not None
+    body, bounds = tile.graph, tile.row_range.bounds
+    assert bounds is not None
+    first, stop = bounds
     # A block is cut and scaled here, because copies of all queries would take more memory.
     real = GraphTile(tile.lengths, body, tile.row_range, tile.column_range)
     query = scale_query(real, real.cut_queries(body.here(inputs.query)))
@@ -122,7 +122,7 @@ def _attend_block(
     key, value = body.here(inputs.key), body.here(inputs.value)
     keys = key_range(tile, first, stop - 1)
     if keys is not None:
-        tile.column_range = TileRange("keys", "columns", *keys)
+        tile.column_range = TileRange("keys", "columns", keys)
         key, value = (ops.cut(array, keys, -2, "columns") for array in (key, value))
         if tile.key_mask is not None:
             tile.key_mask = KeyMask(tile.cut(tile.key_mask.allowed), tile.cut(tile.key_mask.added))
@@ -154,15 +154,15 @@ class _QueryBlock(GraphTile):
         self._whole = whole
         self._host = LengthsInBody(graph, inputs.lengths, inputs.key)
         rows = _rows(self._host)
-        stop = self._host.length(whole.call.sizes.queries) - number * rows
-        self.start = stop - rows
+        self.stop = self._host.length(whole.call.sizes.queries) - number * rows
+        self.start = self.stop - rows
         """The first row, which is negative where rows are missing."""
         first = xp.maximum(self.start, 0, exact=False)
         masks = whole.masks
         if key_mask is not None:
             masks = tuple(mask for mask in masks if not mask.hides_whole_keys)
             self.key_mask = KeyMask(graph.here(key_mask.allowed), graph.here(key_mask.added))
-        rows_of_tile, columns = TileRange("queries", "rows", first, stop), TileRange("keys", kept)
+        rows_of_tile, columns = TileRange("queries", "rows", (first, self.stop)), TileRange("keys", kept)
         super().__init__(whole.lengths, graph, rows_of_tile, columns, masks)
 
     @property
@@ -184,7 +184,7 @@ class _QueryBlock(GraphTile):
     @cached_property
     def rows(self) -> GraphValue:
         # Missing rows count as the first query: each index that masks ask for exists.
-        rows = self._numbers(replace(self.row_range, start=self.start))
+        rows = self._numbers(replace(self.row_range, bounds=(self.start, self.stop)))
         return xp.maximum(rows, 0, exact=False)
 
     def cut(self, value: GraphValue) -> GraphValue:
@@ -194,7 +194,7 @@ class _QueryBlock(GraphTile):
         columns = self.column_range
         if columns.length == "kept_keys":  # the first ones
             zero = self.graph.constant([0], "int64")
-            columns = replace(columns, start=zero, stop=self.host.key_count)
+            columns = replace(columns, bounds=(zero, self.host.key_count))
         return self._cut(value, -1, columns)
 
 

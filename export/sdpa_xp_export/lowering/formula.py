@@ -249,7 +249,7 @@ def _with_values(modifier: Any, tile: GraphTile) -> Any:
 
 def _range_of(part: TileRange) -> range:
     """Return the queries or keys of a tile if they are known, else a range that holds them."""
-    return range(part.length) if part.start is None and isinstance(part.length, int) else range(FAR)
+    return range(part.length) if part.bounds is None and isinstance(part.length, int) else range(FAR)
 
 
 def untraceable(public_function: str, what: str, error: Exception, hint: str) -> TypeError:

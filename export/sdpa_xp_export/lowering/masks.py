@@ -177,9 +177,8 @@ def key_range(tile: GraphTile, first: GraphValue, last: GraphValue) -> tuple[Gra
     stops = [stop for _, stop in ranges if stop is not None]
     if not starts and not stops:
         return None
-    zero, keys = tile.graph.constant([0], "int64"), tile.column_range.stop
-    if keys is None:
-        keys = host.key_count
+    zero, bounds = tile.graph.constant([0], "int64"), tile.column_range.bounds
+    keys = host.key_count if bounds is None else bounds[1]
     start, stop = zero, keys
     for bound in starts:
         start = xp.maximum(start, bound, exact=False)

@@ -34,12 +34,12 @@ _WRITTEN = {
 
 @dataclass(frozen=True, slots=True)
 class TileRange:
-    """Queries or keys of a tile: from `start` up to `stop`, (1,) each; without these, all of them."""
+    """Queries or keys of a tile: from the first of `bounds` up to the second; without these, all of them."""
 
     kind: Literal["queries", "keys"]
     length: int | str
-    start: GraphValue | None = None
-    stop: GraphValue | None = None
+    bounds: tuple[GraphValue, GraphValue] | None = None
+    """(1,) each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,16 +222,16 @@ class GraphTile:
 
     @staticmethod
     def _cut(value: GraphValue, axis: int, part: TileRange) -> GraphValue:
-        if part.start is None or part.stop is None or value.ndim < -axis or value.dims[axis] == 1:
+        if part.bounds is None or value.ndim < -axis or value.dims[axis] == 1:
             return value
-        return ops.cut(value, (part.start, part.stop), axis, part.length)
+        return ops.cut(value, part.bounds, axis, part.length)
 
     def _numbers(self, part: TileRange) -> GraphValue:
         start: GraphValue | int = 0
-        if part.start is not None and part.stop is not None:
-            stop, start = ops.scalar(part.stop), ops.scalar(part.start)
-        else:
+        if part.bounds is None:
             stop = self.host.queries if part.kind == "queries" else self.host.kept_keys
+        else:
+            stop, start = map(ops.scalar, part.bounds[::-1])
         numbers: GraphValue = xp.arange(start, stop, length=part.length)
         return numbers
 
