@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import attend, draw_named, gradients
-from internals import TileSize, override, scores
+from internals import TileSize, dropout, override
 from libraries import Library, generator
 
 from sdpa_xp import (
@@ -222,5 +222,5 @@ def test_signed_numbers_are_mixed_as_unsigned_ones() -> None:
     numbers = [*EDGES, *np.random.default_rng(0).integers(0, 2**32, 1000).tolist()]
     signed: Any = np.asarray(numbers, np.uint32).view(np.int32)
     with np.errstate(over="ignore"):
-        mixed = np.asarray(scores._mix(signed)).view(np.uint32).tolist()
+        mixed = np.asarray(dropout._mix(signed)).view(np.uint32).tolist()
     assert mixed == [lowbias32(number) for number in numbers]
