@@ -24,7 +24,6 @@ from sdpa_xp._checks.score_arrays import (
     check_mask_dtype,
     warn_if_zeros_and_ones,
 )
-from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.scores import BoundOptions
 from sdpa_xp._libraries import array_signatures, dtype_name, is_array
 from sdpa_xp._libraries.base import Library
@@ -92,30 +91,17 @@ class CheckedOptions(NamedTuple):
     def bind(self, grid: ScoreGrid, width: int) -> BoundOptions:
         """Return the options checked against a grid and converted to its library, for queries of `width`."""
         patterns = tuple(mask.bind(grid) for mask in self.masks)
-        return BoundOptions(
-            # One mask is asked directly; a call without masks has an empty AllOf (see `is_unmasked`).
-            mask=patterns[0] if len(patterns) == 1 else AllOf(patterns),
-            biases=tuple([term for bias in self.biases for term in bias.bind(grid)]),
-            scale=1.0 / math.sqrt(width) if self.scale is None else self._bind_scale(grid, self.scale),
-            softcap=self.softcap,
-            sinks=None if self.sinks is None else self._bind_sinks(grid, self.sinks),
-        )
-
-    def _bind_scale(self, grid: ScoreGrid, scale: float | Array) -> float | Array:
-        if isinstance(scale, float):
-            return scale
-        for shape in grid.caller_shapes():
-            check_broadcasts(grid.function, "scale", scale.shape, (*shape[:-1], 1), ONE_A_ROW)
-        return grid.in_all_axes(grid.slice_entries(scale, 3))
-
-    def _bind_sinks(self, grid: ScoreGrid, sinks: Array) -> Array:
-        return grid.xp.astype(grid.check_heads_shape("sinks", sinks), grid.dtype, copy=False)
-
-    def draw_dropout(self, grid: ScoreGrid) -> Dropout | None:
-        """Return the dropout, or None; draws the seed from `rng`."""
-        if not self.dropout_p:
-            return None
-        return Dropout(self.dropout_p, grid.library.generators.random_words(self.rng, 4, grid.xp, grid.device))
+        # One mask is asked directly; a call without masks has an empty AllOf (see `is_unmasked`).
+        mask = patterns[0] if len(patterns) == 1 else AllOf(patterns)
+        terms = tuple([term for bias in self.biases for term in bias.bind(grid)])
+        scale, sinks = 1.0 / math.sqrt(width) if self.scale is None else self.scale, self.sinks
+        if not isinstance(scale, float):
+            for shape in grid.caller_shapes():
+                check_broadcasts(grid.function, "scale", scale.shape, (*shape[:-1], 1), ONE_A_ROW)
+            scale = grid.in_all_axes(grid.slice_entries(scale, 3))
+        if sinks is not None:
+            sinks = grid.xp.astype(grid.check_heads_shape("sinks", sinks), grid.dtype, copy=False)
+        return BoundOptions(mask, terms, scale, self.softcap, sinks)
 
     @contextmanager
     def restoring_rng(self, library: Library, context: AbstractContextManager[object]) -> Iterator[None]:
@@ -226,7 +212,7 @@ def _masks_and_biases(
         warn_if_zeros_and_ones(function, arrays["attn_mask"])
         biases.append(ArrayBias(arrays["attn_mask"], "attn_mask"))
     if options.bias is not None:
-        biases.append(as_bias(function, "bias", options.bias))
+        biases.append(as_bias(function, options.bias))
     return tuple(masks), tuple(biases)
 
 

@@ -198,7 +198,9 @@ class PreparedCall(NamedTuple):
 
     def draw_dropout(self) -> Dropout | None:
         """Return the dropout of the call, or None; draws the seed from `rng`."""
-        return self.options.draw_dropout(self.grid)
+        grid, p = self.grid, self.options.dropout_p
+        generators = grid.library.generators
+        return Dropout(p, generators.random_words(self.options.rng, 4, grid.xp, grid.device)) if p else None
 
 
 _CACHE: dict[object, PreparedCall] = {}

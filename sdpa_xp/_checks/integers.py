@@ -153,18 +153,6 @@ def check_offset(function: str, value: Any, otherwise: str = "integers, one per 
     return frozen(value)
 
 
-def check_rows(function: str, name: str, value: object, length: int) -> range:
-    """Check a range of queries; None is all of them."""
-    if value is None:
-        return range(length)
-    if not isinstance(value, range) or value.step != 1:
-        raise ArgumentTypeError(function, f"`{name}` must be a range with step 1", {name: repr(value)})
-    if not 0 <= value.start <= value.stop <= length:
-        rule = f"`{name}` must be among the {length} queries (L)"
-        raise ArgumentValueError(function, rule, {name: value})
-    return value
-
-
 def check_cumulative_lengths(
     function: str, name: str, value: object, arrays: Mapping[str, Array], axis: int
 ) -> list[int]:
@@ -261,28 +249,16 @@ def check_integers_or_rows(function: str, name: str, value: object) -> list[Any]
     """Check integers, or rows of them, and return them as lists."""
     items = _to_list(function, name, value)
     if any(isinstance(item, list | tuple | range) or is_array(item) for item in items):
-        return [
-            check_integer_list(function, f"{name}[{n}]", row, least=-LARGEST_INTEGER)
-            for n, row in enumerate(items)
-        ]
+        return check_integer_rows(function, name, items)
     return check_integer_list(function, name, items, least=-LARGEST_INTEGER)
 
 
-def check_integer_table(function: str, name: str, value: object) -> list[list[int]]:
-    """Check rows of integers, and return them as lists. -1 is allowed: it stands for no block."""
+def check_integer_rows(
+    function: str, name: str, value: object, least: int = -LARGEST_INTEGER
+) -> list[list[int]]:
+    """Check rows of integers, each at least `least`, and return them as lists."""
     rows = enumerate(_to_list(function, name, value))
-    return [check_integer_list(function, f"{name}[{index}]", row, least=-1) for index, row in rows]
-
-
-def check_integer_rows(function: str, name: str, value: Sequence[object]) -> list[list[int]]:
-    """Check rows of integers, all of one length, and return them as lists."""
-    rows = [
-        check_integer_list(function, f"{name}[{n}]", row, least=-LARGEST_INTEGER) for n, row in enumerate(value)
-    ]
-    lengths = [len(row) for row in rows]
-    if len({*lengths}) > 1:
-        raise ArgumentValueError(function, f"the rows of `{name}` must have one length", {"lengths": lengths})
-    return rows
+    return [check_integer_list(function, f"{name}[{n}]", row, least) for n, row in rows]
 
 
 def _to_list(function: str, name: str, value: object) -> list[Any]:

@@ -201,37 +201,37 @@ SYNONYMS = (
     {"out_dim", "out_features"},
 )
 """Names of one thing in torch, JAX, Keras, flash-attention, FlashInfer, MLX and transformers."""
-_WEIGHTS = "`attention_weights` returns the weights, and so does the method `weights` of a layer."
-_LSE = "`attention_state`, `varlen_attention_state` and `attend_state` return the output and the log-sum-exp."
-_WINDOW = "Write attn_mask=masks.sliding_window(left, right) instead."
-_LENGTHS = "Write attn_mask=masks.padding(key_lengths, query_lengths) instead."
-_PACKED = "`varlen_attention` takes packed sequences."
-_LONGEST = "Leave it out: it follows from cu_seqlens_q and cu_seqlens_k, which `varlen_attention` takes."
-_SAME = "Leave it out: the result is the same every time."
-_NO_DROPOUT = "Leave it out: nothing is dropped unless you pass dropout_p and rng."
-INSTEAD = {
-    "enable_gqa": "Leave it out: heads are grouped if the query has more of them than the key.",
-    **dict.fromkeys(
-        ("need_weights", "output_attentions", "return_attention_scores", "return_attn_probs", "return_weights"),
-        _WEIGHTS,
+_ADVICE = {
+    "Leave it out: heads are grouped if the query has more of them than the key.": "enable_gqa",
+    "`attention_weights` returns the weights, and so does the method `weights` of a layer.": (
+        "need_weights output_attentions return_attention_scores return_attn_probs return_weights"
     ),
-    **dict.fromkeys(("return_lse", "return_residual", "return_softmax_lse", "return_aux"), _LSE),
-    **dict.fromkeys(("window_size", "local_window_size", "sliding_window", "window", "window_left"), _WINDOW),
-    **dict.fromkeys(
-        ("key_value_seq_lengths", "query_seq_lengths", "key_lengths", "seqlens", "valid_lens"), _LENGTHS
+    "`attention_state`, `varlen_attention_state` and `attend_state` return the output and the log-sum-exp.": (
+        "return_lse return_residual return_softmax_lse return_aux"
     ),
-    **dict.fromkeys(("cu_seqlens", "cu_seqlens_q", "cu_seqlens_k"), _PACKED),
-    **dict.fromkeys(("max_seqlen", "max_seqlen_q", "max_seqlen_k"), _LONGEST),
-    **dict.fromkeys(("seqused_k", "cache_seqlens", "kv_lengths"), _LENGTHS),
-    "deterministic": _SAME,
-    **dict.fromkeys(("training", "train", "is_training", "inference"), _NO_DROPOUT),
-    "key_padding_mask": "Write attn_mask=~key_padding_mask[:, None, None, :] instead: True means may attend.",
-    **dict.fromkeys(("mask_mod", "block_mask"), "Write attn_mask=masks.from_function(mask_mod) instead."),
-    "score_mod": "Write bias=biases.from_function(score_mod) instead.",
-    "alibi_slopes": "Write bias=biases.alibi(slopes) instead.",
-    "segment_ids": "Write attn_mask=masks.document(query_ids, key_ids) instead.",
-    **dict.fromkeys(("backend", "flash_attention", "use_flash"), "Write implementation='native' instead."),
+    "Write attn_mask=masks.sliding_window(left, right) instead.": (
+        "window_size local_window_size sliding_window window window_left"
+    ),
+    "Write attn_mask=masks.padding(key_lengths, query_lengths) instead.": (
+        "key_value_seq_lengths query_seq_lengths key_lengths seqlens valid_lens seqused_k cache_seqlens "
+        "kv_lengths"
+    ),
+    "`varlen_attention` takes packed sequences.": "cu_seqlens cu_seqlens_q cu_seqlens_k",
+    "Leave it out: it follows from cu_seqlens_q and cu_seqlens_k, which `varlen_attention` takes.": (
+        "max_seqlen max_seqlen_q max_seqlen_k"
+    ),
+    "Leave it out: the result is the same every time.": "deterministic",
+    "Leave it out: nothing is dropped unless you pass dropout_p and rng.": (
+        "training train is_training inference"
+    ),
+    "Write attn_mask=~key_padding_mask[:, None, None, :] instead: True means may attend.": "key_padding_mask",
+    "Write attn_mask=masks.from_function(mask_mod) instead.": "mask_mod block_mask",
+    "Write bias=biases.from_function(score_mod) instead.": "score_mod",
+    "Write bias=biases.alibi(slopes) instead.": "alibi_slopes",
+    "Write attn_mask=masks.document(query_ids, key_ids) instead.": "segment_ids",
+    "Write implementation='native' instead.": "backend flash_attention use_flash",
 }
+INSTEAD = {name: advice for advice, names in _ADVICE.items() for name in names.split()}
 """What to do about a keyword that no argument replaces one to one."""
 
 

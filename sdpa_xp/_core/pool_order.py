@@ -60,7 +60,8 @@ class PoolPlan(NamedTuple):
     parts: list[list[BlockRun]]
     """The runs of each part of the pool. Sums are added up part by part, so that the number of threads that
     share the parts changes no bit."""
-    takes_threads: bool
+    threads: int | None
+    """As in `Plan`."""
 
 
 def plan_pool(
@@ -99,7 +100,7 @@ def plan_pool(
     not_full = {block: place + 1 for block, place in last_tokens if place + 1 < size}
     runs = [_run(range(n, min(n + step, stop)), owners, not_full) for n in range(first, stop, step)]
     groups = [runs[n : n + runs_of_a_part] for n in range(0, len(runs), runs_of_a_part)]
-    return PoolPlan(last_tokens, groups, has_threads)
+    return PoolPlan(last_tokens, groups, None if has_threads else 1)
 
 
 def _run(blocks: range, owners: Mapping[int, int], not_full: Mapping[int, int]) -> BlockRun:
@@ -136,7 +137,7 @@ def attend_in_pool_order(
 
     with call_buffers(grid) as buffers:
         with_buffers = scores._replace(buffers=buffers)
-        threads.run(compute, range(len(plan.parts)), None if plan.takes_threads else 1)
+        threads.run(compute, range(len(plan.parts)), plan.threads)
     l, o = sums[0]
     for of_l, of_o in sums[1:]:
         l += of_l

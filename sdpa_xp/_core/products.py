@@ -301,7 +301,7 @@ def weigh(
 
 def is_finite(xp: Namespace, output: Array, l: Array) -> bool:
     """Return whether the rows have no NaN or inf; if Ev = 0, only their sums l show it."""
-    return bool(xp.isfinite(xp.sum(output) + xp.sum(l)))
+    return bool(xp.isfinite(checksum(xp, output, l)))
 
 
 def are_finite(checksums: Sequence[Array]) -> list[bool]:

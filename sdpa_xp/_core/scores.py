@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.products import CallBuffers, KeyValueSource, key_leading_slice, matmul_grouped
-from sdpa_xp._libraries import LARGEST, dtype_name
+from sdpa_xp._libraries import LARGEST, astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp._tiles.plan import Plan
 from sdpa_xp._tiles.score_grid import ScoreGrid
@@ -111,10 +111,6 @@ class Scores(NamedTuple):
             leading=leading,
         )
 
-    def in_block(self, block: RowBlock) -> Scores:
-        """Return the scores of a block of queries."""
-        return self._replace(block=block)
-
     def tile(self, rows: range, columns: range) -> Tile:
         """Return the tile of `rows` and `columns`."""
         return Tile(rows, columns, self.grid, self.leading, self.block)
@@ -181,16 +177,12 @@ class Scores(NamedTuple):
 
     def scaled_query(self, rows: range) -> Array:
         """Return the queries times the scale, (..., Hq, rows, E): once for each row, not for each tile."""
-        query, is_whole = self.query, len(rows) == self.grid.queries and self.block is None
-        # The whole query needs no slice, which would be an operation in a graph.
-        query = query if is_whole else self.tile(rows, range(1)).slice_queries(query)
+        tile, scale = self.tile(rows, range(1)), self.options.scale
         # Before the scale: a half query times the scale would be rounded.
-        if query.dtype != self.grid.dtype:
-            query = self.xp.astype(query, self.grid.dtype)
-        if isinstance(self.options.scale, float):
-            return query * self.options.scale
-        scale = self.tile(rows, range(1)).slice(self.options.scale)
-        return query * self.xp.astype(scale, self.grid.dtype, copy=False)
+        query = astype_if_needed(self.xp, tile.slice_queries(self.query), self.grid.dtype)
+        if isinstance(scale, float):
+            return query * scale
+        return query * self.xp.astype(tile.slice(scale), self.grid.dtype, copy=False)
 
     def products(self, query: Array, transposed_keys: Array) -> Array:
         """Return the soft-capped products of a `scaled_query` with keys (..., H, E, columns)."""

@@ -6,7 +6,7 @@ with the online softmax. A plan with one tile computes the textbook formula.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TypeAlias, cast
 
@@ -86,8 +86,12 @@ def _attend_and_join(
     else:
         results = _attend_on_device(scores, value, plan, checksums)
     outputs = [astype_if_needed(xp, result.output, dtype) for result in results]
-    lses = [] if lse_of is None else [lse_of(result) for result in results]
-    if len(results) == 1:
+    return _joined(xp, outputs, [lse_of(result) for result in results] if lse_of else [])
+
+
+def _joined(xp: Namespace, outputs: Sequence[Array], lses: Sequence[Array]) -> tuple[Array, Array | None]:
+    """Join the results of ranges of queries along the rows; without `lses` there is no log-sum-exp."""
+    if len(outputs) == 1:
         return outputs[0], lses[0] if lses else None
     return xp.concat(outputs, axis=-2), xp.concat(lses, axis=-2) if lses else None
 
@@ -102,21 +106,21 @@ def _attend_on_device(
     """
     xp, row_ranges, finite = scores.xp, [*plan.row_ranges()], scores.options.finite_inputs
 
-    def attend(rows: range, guard: NonfiniteGuard) -> RowResult:
+    def guarded(rows: range, guard: NonfiniteGuard) -> RowResult:
         return attend_with_running_shift(scores, scores.scaled_query(rows), value, plan, rows, guard)
 
     guard = _first_guard(scores, value) if finite is None or "value" in finite else "pairs"
-    results = [attend(rows, guard) for rows in row_ranges]
+    results = [guarded(rows, guard) for rows in row_ranges]
     if finite is not None or not scores.options.may_mask:
         return results
     if any(is_traced(result.output) for result in results):  # a function of the caller has brought it in
-        return [attend(rows, "columns") for rows in row_ranges]
+        return [guarded(rows, "columns") for rows in row_ranges]
     of_rows = [xp.reshape(checksum(xp, result.output, result.l), (1,)) for result in results]
     if checksums is not None:
         checksums += of_rows
         return results
     return [
-        result if is_right else attend(rows, "pairs")
+        result if is_right else guarded(rows, "pairs")
         for rows, result, is_right in zip(row_ranges, results, are_finite(of_rows), strict=True)
     ]
 
@@ -197,19 +201,16 @@ def _first_guard(scores: Scores, value: KeyValueSource) -> NonfiniteGuard:
 
 def attend_rows(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) -> RowResult:
     """Return the attention of one range of queries."""
-    query, is_traced_call = scores.scaled_query(rows), scores.grid.is_traced
-
-    def attend(guard: NonfiniteGuard) -> RowResult:
-        return attend_with_running_shift(scores, query, value, plan, rows, guard)
-
+    is_traced_call = scores.grid.is_traced
+    guarded = partial(attend_with_running_shift, scores, scores.scaled_query(rows), value, plan, rows)
     # No value of a traced call can be read, so all rows are computed in the same way.
-    result = attend("columns" if is_traced_call else _first_guard(scores, value))
+    result = guarded("columns" if is_traced_call else _first_guard(scores, value))
     if is_traced_call or not scores.options.may_mask:  # without a mask, each NaN and inf belongs to the output
         return result
     if is_traced(result.output):  # a function of the caller has brought in a traced array
-        return attend("columns")
+        return guarded("columns")
     # A NaN or inf may come from a masked pair (see products.py): only then the rows are worth a second pass.
-    return result if is_finite(scores.xp, result.output, result.l) else attend("pairs")
+    return result if is_finite(scores.xp, result.output, result.l) else guarded("pairs")
 
 
 def _attend_in_a_loop(
@@ -221,13 +222,13 @@ def _attend_in_a_loop(
     queries fewer keys than the last ones, each band of queries gets a loop, with the keys of the band alone. On
     several devices there is one band: a band of queries may lie on one device, and the others would wait.
     """
-    xp, bands, loops = scores.xp, plan.bands(), cast(Loops, scores.grid.library.loops)
+    bands, loops = plan.bands(), cast(Loops, scores.grid.library.loops)
     has_equal_keys = scores.key_range(bands[0]) == scores.key_range(bands[-1])
     if has_equal_keys or loops.may_be_shared():
-        return _attend_band(scores, value, plan, dtype, lse_of, loops, range(plan.queries))
+        bands = [range(plan.queries)]
     results = [_attend_band(scores, value, plan, dtype, lse_of, loops, band) for band in bands]
-    outputs, lses = zip(*results, strict=True)
-    return xp.concat(outputs, axis=-2), xp.concat(lses, axis=-2) if lse_of else None
+    lses = [lse for _, lse in results if lse is not None]
+    return _joined(scores.xp, [output for output, _ in results], lses)
 
 
 def _attend_band(
@@ -250,7 +251,7 @@ def _attend_band(
     step = passes if passes * rows == queries else 1
 
     def compute(start: Array) -> tuple[Array, Array | None]:
-        block = scores.in_block(RowBlock(start, rows, step))
+        block = scores._replace(block=RowBlock(start, rows, step))
         result = attend_with_running_shift(block, block.scaled_query(band), value, plan, band, "columns")
         return astype_if_needed(xp, result.output, dtype), lse_of(result) if lse_of else None
 

@@ -98,8 +98,5 @@ def _mask(call: PreparedCall, allowed: Array) -> Array:
     xp, bias = call.grid.xp, operands.bias(call)
     has_key = xp.any(allowed, axis=-1, keepdims=True)
     mask = xp.where(allowed, 0.0 if bias is None else bias, xp.where(has_key, -math.inf, 0.0))
-    return (
-        mask
-        if mask.ndim < 4 or len(call.sizes.batch) == 1
-        else operands.merge_batch(xp, mask, call.sizes.batch)
-    )
+    has_one_batch_axis = mask.ndim < 4 or len(call.sizes.batch) == 1
+    return mask if has_one_batch_axis else operands.merge_batch(xp, mask, call.sizes.batch)

@@ -107,35 +107,44 @@ def attend(call: PreparedCall) -> Array | None:
 
 def _attend_unread(call: PreparedCall) -> Array:
     """Return the output of arrays whose values are not read: traced ones, and those on a device."""
-    torch, xp, sizes = sys.modules["torch"], call.grid.xp, call.sizes
+    xp = call.grid.xp
     query, key, value = call.arrays.values()
     if not _keeps_half(call):
         query, key, value = (xp.astype(x, call.grid.dtype, copy=False) for x in (query, key, value))
     query, scale = _scaled(call, query)
     # Traced values cannot be checked for NaN. So keys and values that no query attends to are first set to 0.
     allowed = operands.allowed(call)
-    attended = _attended_keys(call) if allowed is None else any_query_attends(xp, allowed, sizes.heads)
+    attended = _attended_keys(call) if allowed is None else any_query_attends(xp, allowed, call.sizes.heads)
     if attended is not None:
         key, value = (xp.where(attended, x, 0.0) for x in (key, value))
-    output: Array = torch.nn.functional.scaled_dot_product_attention(
-        *(operands.with_4_axes(call, x) for x in (query, key, value)),
-        attn_mask=None if allowed is None else _mask(call, allowed),
-        is_causal=allowed is None and operands.is_causal(call),
-        scale=scale,
-        enable_gqa=sizes.query_heads != sizes.heads,
-    )
-    output = operands.split_batch(call, output)
+    mask = None if allowed is None else _mask(call, allowed)
+    query, key, value = (operands.with_4_axes(call, x) for x in (query, key, value))
+    output = operands.split_batch(call, _kernel_output(call, query, key, value, mask, scale))
     # A translation for opsets before 23 gives the mean of the values for a row without a key.
     return output if allowed is None else xp.where(xp.any(allowed, axis=-1, keepdims=True), output, 0.0)
 
 
+def _kernel_output(
+    call: PreparedCall, query: Array, key: Array, value: Array, mask: Array | None, scale: float | None
+) -> Array:
+    """Return what the kernel makes of inputs of 4 axes; without a mask, `is_causal` is the kernel's own."""
+    output: Array = sys.modules["torch"].nn.functional.scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attn_mask=mask,
+        is_causal=mask is None and operands.is_causal(call),
+        scale=scale,
+        enable_gqa=call.sizes.query_heads != call.sizes.heads,
+    )
+    return output
+
+
 def _keeps_half(call: PreparedCall) -> bool:
     """Return whether the kernel of CUDA gets halves; a bias or a scaled query would be rounded to them."""
-    is_scaled_by_kernel = call.options.scale is None or _is_positive(call.options.scale)
-    is_default_dtype = dtype_name(call.grid.dtype) == "float32"
-    return (
-        call.grid.device.type == "cuda" and is_default_dtype and is_scaled_by_kernel and not call.options.biases
-    )
+    is_float32 = dtype_name(call.grid.dtype) == "float32"
+    is_rounded = bool(call.options.biases) or not _is_scale_of_kernel(call.options.scale)
+    return call.grid.device.type == "cuda" and is_float32 and not is_rounded
 
 
 def _needs_no_conversion(call: PreparedCall) -> bool:
@@ -144,11 +153,7 @@ def _needs_no_conversion(call: PreparedCall) -> bool:
         return False
     leading = call.grid.leading_shape
     fit = all(array.ndim == 4 and array.shape[:-2] == leading for array in call.arrays.values())
-    return (
-        fit
-        and call.result_dtype == call.grid.dtype
-        and (call.options.scale is None or _is_positive(call.options.scale))
-    )
+    return fit and call.result_dtype == call.grid.dtype and _is_scale_of_kernel(call.options.scale)
 
 
 def _in_rows(array: Array) -> Array:
@@ -193,35 +198,23 @@ def _attend_each(
 
 def _attend_all(call: PreparedCall, query: Array, key: Array, value: Array) -> Array | None:
     """Return the output of inputs of 4 axes; None if the kernel gets a NaN or inf wrong."""
-    torch, xp = sys.modules["torch"], call.grid.xp
+    xp = call.grid.xp
     if not key.shape[-2]:  # padding has cut all keys; the kernel takes no empty axis
         return xp.zeros((*query.shape[:-1], value.shape[-1]), dtype=call.grid.dtype, device=call.grid.device)
     allowed = operands.allowed(call)
-    is_causal = allowed is None and operands.is_causal(call)
-    may_mask = is_causal or allowed is not None
+    may_mask = allowed is not None or operands.is_causal(call)
     query, key, value = (_in_rows(astype_if_needed(xp, x, call.grid.dtype)) for x in (query, key, value))
     query, scale = _scaled(call, query)
     mask = None if allowed is None else _mask(call, allowed)
-    output: Array = torch.nn.functional.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        is_causal=is_causal,
-        scale=scale,
-        enable_gqa=call.sizes.query_heads != call.sizes.heads,
-    )
+    output = _kernel_output(call, query, key, value, mask, scale)
     if may_mask and not bool(xp.isfinite(xp.sum(output))):  # it may come from a masked key or value
         return None
     # A mask may leave a row only the keys of a last, partly filled register, however many keys there are.
     is_short = key.shape[-2] < LONGEST_VECTOR
     if (may_mask or is_short) and not _hides_no_nan(output, query, key, scale):
         return None
-    return (
-        output
-        if _has_right_gradients(output, query, key, scale, mask if call.options.biases else None)
-        else None
-    )
+    bias = mask if call.options.biases else None
+    return output if _has_right_gradients(output, query, key, scale, bias) else None
 
 
 def _hides_no_nan(output: Any, query: Any, key: Any, scale: float | None) -> bool:
@@ -250,14 +243,15 @@ def _has_right_gradients(output: Any, query: Any, key: Any, scale: float | None,
     return bool(largest < LARGEST_SCORE)
 
 
-def _is_positive(scale: float | Array) -> TypeGuard[float]:
-    return isinstance(scale, float) and scale > 0
+def _is_scale_of_kernel(scale: float | Array | None) -> TypeGuard[float | None]:
+    """Return whether the kernel takes a scale: None, or a positive number."""
+    return scale is None or (isinstance(scale, float) and scale > 0)
 
 
 def _scaled(call: PreparedCall, query: Array) -> tuple[Array, float | None]:
-    """Return the query and the scale for the kernel, which takes only positive numbers as scale."""
-    scale = call.options.scale
-    if scale is None or _is_positive(scale):
+    """Return the query and the scale for the kernel."""
+    scale: Any = call.options.scale
+    if _is_scale_of_kernel(scale):
         return query, scale
     return query * (scale if isinstance(scale, float) else call.grid.xp.astype(scale, query.dtype)), 1.0
 

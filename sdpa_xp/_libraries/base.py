@@ -99,18 +99,16 @@ class Library:
             raise TypeError(f"{function}: {rule}, which names the dtypes of a device (array API 2023.12).")
         return name in xp.__array_namespace_info__().dtypes(device=device)
 
-    def unsupported_reason(self, array: Any) -> str:
+    def unsupported_reason(self, _array: Any) -> str:
         """Return why `array` is refused: it lacks elements, or the standard's arithmetic; or ""."""
-        del array
         return ""
 
     def base_form(self, array: A) -> A:
         """Return `array` in the form that the library computes with: not of a subclass with other operators."""
         return array
 
-    def array_signature(self, array: Any) -> object:
+    def array_signature(self, _array: Any) -> object:
         """Return a key of all that checks read except the numbers, or None if a check may read numbers."""
-        del array
         return None
 
     # What may be done with values, and what that costs
@@ -129,9 +127,8 @@ class Library:
         """Return an array of NumPy of the values, if they are known without computing; else `array` itself."""
         return array
 
-    def is_accelerator(self, device: Device) -> bool:
+    def is_accelerator(self, _device: Device) -> bool:
         """Return whether each operation on `device` is a launch, which costs more than some work does."""
-        del device
         return False
 
     def is_writeable(self, array: Any) -> bool:
@@ -150,9 +147,8 @@ class Library:
         """Return a key that equal frozen arrays share: their values, if reading them costs nothing."""
         return id(array)
 
-    def addresses(self, array: Any) -> Any:
+    def addresses(self, _array: Any) -> Any:
         """Return a NumPy array at the addresses of `array`, to be compared and never read; or None."""
-        del array
 
     # Copies, to NumPy and back, and of rows
 
@@ -205,13 +201,12 @@ class Library:
 
     # Contexts
 
-    def context_maker(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
+    def context_maker(self, _array: Array) -> Callable[[], AbstractContextManager[object]]:
         """Return a function that makes contexts on the device of `array`, without warnings and autocast.
 
         NumPy would warn of intended results: exp underflows, and NaN under a mask is ignored. Torch's autocast
         would round float32 products to a half dtype. Only CuPy has a current device.
         """
-        del array
         numpy = sys.modules.get("numpy")
         return nullcontext if numpy is None else partial(numpy.errstate, all="ignore")
 

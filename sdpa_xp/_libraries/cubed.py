@@ -77,8 +77,7 @@ class CubedStreams(ChunkedArrays):
 class EagerWords(Generators):
     """Generators of NumPy, whose numbers stay arrays of NumPy: the tasks of a call are given their values."""
 
-    def random_words(self, rng: Any, count: int, xp: Any, device: Device) -> Array:
-        del xp, device
+    def random_words(self, rng: Any, count: int, _xp: Any, _device: Device) -> Array:
         words: Array = rng.integers(-(2**31), 2**31 - 1, size=count, dtype="int32")
         return words
 

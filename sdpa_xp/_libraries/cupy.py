@@ -23,11 +23,10 @@ class CuPyGenerators(Generators):
     def owns(self, rng: object) -> bool:
         return isinstance(rng, sys.modules["cupy"].random.Generator)
 
-    def state(self, rng: Any) -> Any:
-        del rng  # its state is on the device, and has no public name
+    def state(self, _rng: Any) -> Any:
+        return None  # its state is on the device, and has no public name
 
-    def random_words(self, rng: Any, count: int, xp: Any, device: Device) -> Array:
-        del xp, device
+    def random_words(self, rng: Any, count: int, _xp: Any, _device: Device) -> Array:
         with _device_of(rng):
             words = rng.integers(-(2**31), 2**31 - 1, size=count, dtype="int32")
         return cast(Array, sys.modules["cupy"].asarray(words))  # on the current device
@@ -54,12 +53,10 @@ class CuPy(Library):
     def owns(self, array: object) -> bool:
         return bool(compat.is_cupy_array(array))
 
-    def is_traced(self, array: Any) -> bool:
-        del array
+    def is_traced(self, _array: Any) -> bool:
         return False
 
-    def is_accelerator(self, device: Device) -> bool:
-        del device
+    def is_accelerator(self, _device: Device) -> bool:
         return True
 
     def sharing(self) -> tuple[object, AbstractContextManager[object]]:
@@ -69,8 +66,7 @@ class CuPy(Library):
     def takes_cuda(self) -> bool:
         return True
 
-    def bfloat16(self, xp: Any) -> Dtype | None:
-        del xp
+    def bfloat16(self, _xp: Any) -> Dtype | None:
         module: Any = sys.modules.get("ml_dtypes")  # CuPy imports it if it is installed
         return None if module is None else sys.modules["numpy"].dtype(module.bfloat16)
 

@@ -26,8 +26,7 @@ class DaskGraphs(ChunkedArrays):
 
     is_regular = False
 
-    def in_chunks(self, array: Any, chunks: Chunks, like: Any) -> Any:
-        del like
+    def in_chunks(self, array: Any, chunks: Chunks, _like: Any) -> Any:
         if compat.is_dask_array(array):
             return array.rechunk(chunks)
         # Each chunk is a separate piece of data, so that a worker gets its chunk and not the whole array.
@@ -77,12 +76,10 @@ class DaskGraphs(ChunkedArrays):
 class LazyLibrary(Library):
     """Arrays without values until `compute()` is called."""
 
-    def is_traced(self, array: Any) -> bool:
-        del array
+    def is_traced(self, _array: Any) -> bool:
         return True
 
-    def is_writeable(self, array: Any) -> bool:
-        del array
+    def is_writeable(self, _array: Any) -> bool:
         return False
 
     def to_cpu(self, array: Any) -> Any:
@@ -142,6 +139,5 @@ def own_copy(array: Any) -> Any:
     What repeats is not written out: a row that is broadcast to L x S stays as small as a row.
     """
     distinct = without_repeats(array).copy()
-    return (
-        distinct if distinct.shape == array.shape else sys.modules["numpy"].broadcast_to(distinct, array.shape)
-    )
+    is_whole = distinct.shape == array.shape
+    return distinct if is_whole else sys.modules["numpy"].broadcast_to(distinct, array.shape)

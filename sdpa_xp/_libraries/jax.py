@@ -29,8 +29,7 @@ class JaxKeys(Generators):
         typed = jax.numpy.issubdtype(key.dtype, jax.dtypes.prng_key)
         return bool(key.ndim == 0 if typed else key.ndim == 1 and str(key.dtype) == "uint32")
 
-    def random_words(self, rng: Any, count: int, xp: Any, device: Device) -> Array:
-        del xp, device
+    def random_words(self, rng: Any, count: int, _xp: Any, _device: Device) -> Array:
         return cast(Array, sys.modules["jax"].random.bits(rng, (count,), "uint32").view("int32"))
 
     def uniform(self, rng: Any, count: int, xp: Any) -> Array:
@@ -91,8 +90,7 @@ class Jax(Library):
     def takes_cuda(self) -> bool:
         return any(device.platform != "cpu" for device in sys.modules["jax"].devices())
 
-    def from_numpy(self, array: Any, xp: Any, device: Device) -> Any:
-        del xp
+    def from_numpy(self, array: Any, _xp: Any, device: Device) -> Any:
         return sys.modules["jax"].device_put(array, device)  # a transfer guard refuses `asarray`
 
     def to_cpu(self, array: Any) -> Any:
@@ -101,8 +99,7 @@ class Jax(Library):
     def is_traced(self, array: Any) -> bool:
         return isinstance(array, sys.modules["jax"].core.Tracer)
 
-    def context_maker(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
-        del array
+    def context_maker(self, _array: Array) -> Callable[[], AbstractContextManager[object]]:
         return _without_debugging
 
     def values_at_hand(self, array: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.capabilities import Generators
-from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Shape
+from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace
 
 
 class MlxKeys(Generators):
@@ -25,8 +25,7 @@ class MlxKeys(Generators):
         is_array = isinstance(rng, sys.modules["mlx.core"].array)
         return is_array and key.shape == (2,) and key.dtype == sys.modules["mlx.core"].uint32
 
-    def random_words(self, rng: Any, count: int, xp: Any, device: Device) -> Array:
-        del device
+    def random_words(self, rng: Any, count: int, xp: Any, _device: Device) -> Array:
         words = xp.random.split(rng, count)  # `randint` has only the 24 random bits of a float
         return cast(Array, words[:, 0].view(xp.int32))
 
@@ -48,15 +47,13 @@ class Mlx(Library):
         core = sys.modules.get("mlx.core")
         return core is not None and isinstance(array, core.array)
 
-    def namespace(self, array: AnyArray) -> Namespace:
-        del array
+    def namespace(self, _array: AnyArray) -> Namespace:
         core = sys.modules["mlx.core"]
         namespace = _NAMESPACES.get(core) or _NAMESPACES.setdefault(core, MlxNamespace(core))
         return cast(Namespace, namespace)  # `__getattr__` finds the rest of `Namespace` in mlx.core
 
-    def device(self, array: Any) -> Device:
+    def device(self, _array: Any) -> Device:
         """Return the device that MLX computes on. An array itself is on no device."""
-        del array
         return sys.modules["mlx.core"].default_device()
 
     def is_accelerator(self, device: Device) -> bool:
@@ -78,8 +75,7 @@ class Mlx(Library):
     def array_signature(self, array: Any) -> object:
         return None if self.is_traced(array) else (array.shape, array.dtype, str(self.device(array)))
 
-    def context_maker(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
-        del array
+    def context_maker(self, _array: Array) -> Callable[[], AbstractContextManager[object]]:
         return nullcontext
 
 
@@ -94,6 +90,8 @@ class MlxNamespace:
     def __init__(self, core: ModuleType) -> None:
         self._core: Any = core
         self.bool: Dtype = core.bool_
+        for name in ("arange", "asarray", "full", "zeros"):
+            setattr(self, name, _without_device(getattr(core, name)))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._core, name)
@@ -124,25 +122,15 @@ class MlxNamespace:
             return x
         return x - self._core.round(x / (2 * math.pi)) * (2 * math.pi)
 
-    def arange(self, start: int, stop: int, /, *, dtype: Dtype, device: Device = None) -> Any:
-        """Return the numbers from `start` up to `stop`."""
-        del device
-        return self._core.arange(start, stop, dtype=dtype)
 
-    def asarray(self, obj: object, /, *, dtype: Dtype = None, device: Device = None) -> Any:
-        """Return an array of numbers of Python or of NumPy. Without a `dtype`, float64 becomes float32."""
-        del device
-        return self._core.asarray(obj, dtype=dtype)
+def _without_device(create: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that ignores `device`. Without a `dtype`, `asarray` makes float64 float32."""
 
-    def full(self, shape: Shape, fill_value: object, /, *, dtype: Dtype, device: Device = None) -> Any:
-        """Return an array of one repeated number."""
+    def created(*arguments: object, dtype: Dtype = None, device: Device = None) -> Any:
         del device
-        return self._core.full(shape, fill_value, dtype=dtype)
+        return create(*arguments, dtype=dtype)
 
-    def zeros(self, shape: Shape, /, *, dtype: Dtype, device: Device = None) -> Any:
-        """Return an array of zeros."""
-        del device
-        return self._core.zeros(shape, dtype=dtype)
+    return created
 
 
 _NAMESPACES: dict[ModuleType, MlxNamespace] = {}

@@ -18,12 +18,10 @@ A = TypeVar("A")
 class NumPyRows(Rows):
     """Copies of rows in one operation, where the functions of the standard need two."""
 
-    def take(self, array: Any, indices: Sequence[int], xp: Any, device: Device) -> Any:
-        del xp, device
+    def take(self, array: Any, indices: Sequence[int], _xp: Any, _device: Device) -> Any:
         return array[[*indices]]  # numpy.take would copy all of a view first
 
-    def in_blocks(self, pool: Any, tables: Any, xp: Any, device: Device) -> Any:
-        del device
+    def in_blocks(self, pool: Any, tables: Any, xp: Any, _device: Device) -> Any:
         heads, size, width = pool.shape[1:]
         tables, every_head = xp.asarray(tables), xp.arange(heads)[:, None]
         blocks = tables[:, None, :]
@@ -47,13 +45,11 @@ class NumPy(Library):
         numpy = sys.modules.get("numpy")
         return numpy is not None and isinstance(array, (numpy.ndarray, numpy.generic))
 
-    def namespace(self, array: AnyArray) -> Namespace:
-        del array
+    def namespace(self, _array: AnyArray) -> Namespace:
         # The import of array-api-compat's wrappers loads all of NumPy, and takes longer than NumPy's own.
         return cast(Namespace, sys.modules["numpy"])
 
-    def device(self, array: Any) -> Device:
-        del array
+    def device(self, _array: Any) -> Device:
         return "cpu"
 
     def is_writeable(self, array: Any) -> bool:
@@ -65,12 +61,10 @@ class NumPy(Library):
     def frozen_key(self, array: Any) -> object:
         return array.dtype.str, array.shape, array.tobytes()
 
-    def is_traced(self, array: Any) -> bool:
-        del array
+    def is_traced(self, _array: Any) -> bool:
         return False
 
-    def context_maker(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
-        del array
+    def context_maker(self, _array: Array) -> Callable[[], AbstractContextManager[object]]:
         return partial(sys.modules["numpy"].errstate, all="ignore")
 
     def array_signature(self, array: Any) -> object:
@@ -98,8 +92,7 @@ class NumPy(Library):
     def to_numpy(self, array: Any) -> Any:
         return array
 
-    def from_numpy(self, array: Any, xp: Any, device: Device) -> Any:
-        del xp, device
+    def from_numpy(self, array: Any, _xp: Any, _device: Device) -> Any:
         return array
 
     def addresses(self, array: Any) -> Any:

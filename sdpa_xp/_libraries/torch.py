@@ -48,8 +48,7 @@ class TorchGenerators(Generators):
     def restore(self, rng: Any, state: Any) -> None:
         rng.set_state(state)
 
-    def random_words(self, rng: Any, count: int, xp: Any, device: Device) -> Array:
-        del xp
+    def random_words(self, rng: Any, count: int, _xp: Any, device: Device) -> Array:
         torch, least, most = sys.modules["torch"], -(2**31), 2**31 - 1
         words = torch.randint(least, most, (count,), generator=rng, device=rng.device, dtype=torch.int32)
         return cast(Array, words.to(device))
@@ -65,7 +64,7 @@ class TorchAutograd:
         # A traced tensor may have symbols as lengths, and forward mode computes tangents along with the values.
         # `_current_level` is -1 outside of every `forward_ad.dual_level`.
         torch = sys.modules["torch"]
-        if is_transforming() or torch._C._is_tracing() or torch.autograd.forward_ad._current_level >= 0:
+        if is_tracing() or torch._C._is_tracing() or torch.autograd.forward_ad._current_level >= 0:
             return True
         # Each call comes here: no more is asked unless something has replaced torch's attention. `_C._nn` has
         # the function that the public name stands for until then.
@@ -119,12 +118,12 @@ class Torch(Library):
     def to_cpu(self, array: Any) -> Any:
         return array.detach().cpu()
 
-    def has_dtype(self, function: str, xp: Namespace, device: Device, name: str) -> bool:
-        del function, xp  # torch.compile cannot trace `__array_namespace_info__`
+    def has_dtype(self, _function: str, _xp: Namespace, device: Device, name: str) -> bool:
+        # torch.compile cannot trace `__array_namespace_info__`.
         return name != "float64" or getattr(device, "type", device) != "mps"
 
     def is_traced(self, array: Any) -> bool:
-        return is_transforming() or self.device(array).type == "meta"
+        return is_tracing() or self.device(array).type == "meta"
 
     def values_at_hand(self, array: Any) -> Any:
         # A tensor of torch.jit.trace, torch.func or a mode that watches operations (fake tensors, make_fx) has
@@ -213,7 +212,7 @@ def has_tangents() -> bool:
     return torch is not None and torch.autograd.forward_ad._current_level >= 0
 
 
-def is_transforming() -> bool:
+def is_tracing() -> bool:
     """Return whether torch.compile, torch.export or torch.func traces the current call."""
     torch = sys.modules["torch"]
     # `peek_interpreter_stack` is None outside of vmap, grad, jvp and functionalize.

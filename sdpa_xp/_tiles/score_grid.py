@@ -150,19 +150,15 @@ class ScoreGrid:
 
     def check_integers(self, name: str, value: object, least: int = -LARGEST_INTEGER) -> Integers:
         """Check one integer for all batch entries, or one for each: an int or (..., 1, 1, 1)."""
-        if self.entries is not None and (isinstance(value, tuple | list) or is_array(value)):
-            value = self._integers_of_entries(name, value)
-        return self._checked_integers(name, value, least)
+        return self._checked_integers(name, self._integers_of_entries(name, value), least)
 
     def check_lengths(self, name: str, value: object, letter: Literal["L", "S"]) -> Integers:
         """Check integers as `check_integers` does, which are at least 0 and at most L or S."""
+        value = self._integers_of_entries(name, value)
+        lengths = self._checked_integers(name, value, least=0)
         if self.padding is None:
-            lengths = self.check_integers(name, value, least=0)
             check_within(self.function, name, lengths, self.queries if letter == "L" else self.keys, letter)
             return lengths
-        if isinstance(value, tuple | list) or is_array(value):
-            value = self._integers_of_entries(name, value)
-        lengths = self._checked_integers(name, value, least=0)
         limits = self.padding.lengths(letter)
         numbers = value if isinstance(value, list) else [lengths.most] * len(limits)
         for number, limit in zip(numbers, limits, strict=True):
@@ -194,8 +190,7 @@ class ScoreGrid:
 
     def check_ids(self, name: str, value: object, length: int, letter: str, hint: str = "") -> Array:
         """Check an id for each of `length` queries or keys, (..., length)."""
-        waiting = self._waiting()
-        ids = check_ids(self.function, name, value, self.xp, self.device, waiting)
+        ids = check_ids(self.function, name, value, self.xp, self.device, self._waiting())
         for number in (length,) if self.padding is None else self.padding.lengths(letter):
             check_one_each(self.function, name, ids.shape, (*self.batch, number), letter, hint)
         return self.slice_entries(ids, 1)
@@ -237,11 +232,9 @@ class ScoreGrid:
         return ask_block_bounds(self.questions, self.xp, array)
 
     def _waiting(self) -> DeviceNumbers | None:
-        return (
-            DeviceNumbers(lambda numbers: self.put(numbers, self.xp.int32), self._bounds)
-            if self.waits
-            else None
-        )
+        if not self.waits:
+            return None
+        return DeviceNumbers(lambda numbers: self.put(numbers, self.xp.int32), self._bounds)
 
     def _bounds(self, integers: Array) -> Sequence[int] | None:
         def bounds() -> Array:
@@ -284,9 +277,11 @@ class ScoreGrid:
 
     def _integers_of_entries(self, name: str, value: Any) -> object:
         """Return the integers of `entries`, out of one for each batch entry or one for all."""
+        entries = self.entries
+        if entries is None or not (isinstance(value, tuple | list) or is_array(value)):
+            return value
         shape = (len(value),) if isinstance(value, tuple | list) else value.shape
         check_broadcasts(self.function, name, shape, self.batch, THE_BATCH)
-        entries = cast(tuple[int, ...], self.entries)
         if not shape:
             return value
         if shape[0] == 1 or len(entries) == 1:  # one number, not an array, so that tiles outside can be skipped

@@ -81,11 +81,9 @@ class Tile(NamedTuple):
 
     def slice_queries(self, array: Array) -> Array:
         """Return the tile's rows of an array (..., L, width), which has the tile's leading axes."""
-        if self.block is not None:
-            whole = len(self.rows) == array.shape[-2]  # a slice would be an operation in a graph
-            array = array if whole else array[..., self.rows.start : self.rows.stop, :]
-            return self.block.slice_rows(array)
-        return array[..., self.rows.start : self.rows.stop, :]
+        if len(self.rows) != array.shape[-2]:  # a slice of all would be an operation in a graph
+            array = array[..., self.rows.start : self.rows.stop, :]
+        return array if self.block is None else self.block.slice_rows(array)
 
     def slice_heads(self, array: Array) -> Array:
         """Return the tile's part of an array (Hq, ...)."""

@@ -93,10 +93,10 @@ class Bias(ScoreModifier, ABC):
         """Check the arguments against `grid`, and return the terms in the order in which they are applied."""
 
     def __add__(self, other: Bias | AnyArray) -> Bias:
-        return _summed(self, as_bias("biases", "bias", other))
+        return _summed(self, as_bias("biases", other))
 
     def __radd__(self, other: AnyArray) -> Bias:
-        return _summed(as_bias("biases", "bias", other), self)
+        return _summed(as_bias("biases", other), self)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -147,12 +147,12 @@ class ArrayBias(Bias):
         return (ArrayTerm(grid.check_scores_shape(self.argument, array)),)
 
 
-def as_bias(function: str, name: str, value: object) -> Bias:
+def as_bias(function: str, value: object) -> Bias:
     """Convert a floating array to a Bias; biases pass through unchanged."""
     if isinstance(value, Bias):
         return value
-    check_operand(function, name, value, "a bias or a floating array")
-    return ArrayBias(check_plain_array(function, name, value), name)
+    check_operand(function, "bias", value, "a bias or a floating array")
+    return ArrayBias(check_plain_array(function, "bias", value))
 
 
 class Added(Term):

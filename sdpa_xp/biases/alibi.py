@@ -150,9 +150,8 @@ class AlibiTerm(AddedByDistance):
 
     @property
     def gradient_target(self) -> GradientTarget | None:
-        return (
-            GradientTarget((*[1] * (3 - self.slopes.ndim), *self.slopes.shape)) if self.has_gradient else None
-        )
+        shape = (*[1] * (3 - self.slopes.ndim), *self.slopes.shape)
+        return GradientTarget(shape) if self.has_gradient else None
 
     def gradient(self, tile: Tile, _scores: Array, gradient: Array) -> Array | None:
         return -gradient * self._distance(tile) if self.has_gradient else None

@@ -51,7 +51,7 @@ def from_array(array: AnyArray) -> Bias:
         Shaw et al., "Self-Attention with Relative Position Representations", arXiv 1803.02155.
     """
     check_floating("from_array", "array", check_plain_array("from_array", "array", array))
-    return as_bias("from_array", "bias", array)
+    return as_bias("from_array", array)
 
 
 @explains_keywords

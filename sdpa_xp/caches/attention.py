@@ -97,22 +97,12 @@ class CacheAttention(CachedTokens[A]):
         """Return what `attend` returns, and the log-sum-exp of the scores.
 
         `merge_states(..., layout=)` merges it with states over other keys, such as a prompt that texts share.
+        The log-sum-exp includes the `sinks`, so pass them to only one of the states that you merge. Dropout
+        does not change it.
 
         Args:
-            query: (..., Hq, L, E). All arguments are as in `attend`.
-            attn_mask: A mask or an array.
-            positions: The positions of the queries, if these are not the last tokens of the cache.
-            bias: A bias, or an array that broadcasts to (..., Hq, L, S).
-            is_causal: Query i attends to key j only if j <= i + S - L.
-            scale: A number, or an array that broadcasts to (..., Hq, L, 1).
-            softcap: A positive number; None or 0 is off.
-            sinks: (..., Hq). The log-sum-exp includes them, so pass them to only one of the states that you
-                merge.
-            dropout_p: From 0 to 1.
-            rng: Required if dropout_p > 0. Dropout does not change the log-sum-exp.
-            softmax_dtype: float32, float64 or None.
+            query: (..., Hq, L, E). This argument and all others but `lse_base` are as in `attend`.
             lse_base: None for the natural logarithm; 2 for base 2, as in FlashInfer.
-            implementation: `"xp"` or None.
 
         Returns:
             `output`, as from `attend`, and `lse`, (..., Hq, L), in the dtype of the scores.
@@ -220,24 +210,12 @@ class PagedAttention(PagedTokens[A]):
         """Return what `attend` returns, and the log-sum-exp of the scores.
 
         `merge_states(..., layout=)` merges states over disjoint parts of the keys, such as a prefix that all
-        sequences share and the blocks of each sequence.
+        sequences share and the blocks of each sequence. The log-sum-exp includes the `sinks`, so pass them to
+        only one of the states that you merge. Dropout does not change it.
 
         Args:
-            query: (N, Hq, L, E), or packed. All arguments are as in `attend`.
-            attn_mask: A mask, or an array that broadcasts to (N, Hq, L, 1).
-            cu_seqlens_q: The cumulative numbers of packed queries.
-            positions: The positions of the queries, if these are not the last tokens of their sequences.
-            bias: A bias, or an array that broadcasts to (N, Hq, L, 1).
-            is_causal: Query i attends to key j only if j <= i + length - L.
-            scale: A number, or an array that broadcasts to (N, Hq, L, 1).
-            softcap: A positive number; None or 0 is off.
-            sinks: (N, Hq) or (Hq,). The log-sum-exp includes them, so pass them to only one of the states that
-                you merge.
-            dropout_p: From 0 to 1.
-            rng: Required if dropout_p > 0. Dropout does not change the log-sum-exp.
-            softmax_dtype: float32, float64 or None.
+            query: (N, Hq, L, E), or packed. This argument and all others but `lse_base` are as in `attend`.
             lse_base: None for the natural logarithm; 2 for base 2, as in FlashInfer.
-            implementation: `"xp"` or None.
 
         Returns:
             `output`, as from `attend`, and `lse`, (N, Hq, L), or (Hq, T) if the queries are packed, in the

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from sdpa_xp._checks.arrays import HLE, Layout, check_axes, check_one_kind
-from sdpa_xp._checks.integers import check_integer_list, check_integer_table, check_same_length, read_together
+from sdpa_xp._checks.integers import check_integer_list, check_integer_rows, check_same_length, read_together
 from sdpa_xp._checks.keywords import check_flag, check_integer, check_layout, explains_keywords
 from sdpa_xp._checks.messages import brief
 from sdpa_xp._display import table
@@ -123,7 +123,7 @@ class PagedKVCache(PagedAttention[A]):
         self._layout, self._token_axis, self._rotary = layout, -2 if layout == HLE else -3, rotary
         # Both at once, so that a device is waited for once.
         block_table, lengths = read_together(arrays["key_blocks"], block_table, lengths)
-        self._table = check_integer_table(function, "block_table", block_table)
+        self._table = check_integer_rows(function, "block_table", block_table, least=-1)  # -1 is no block
         token_counts = check_integer_list(function, "lengths", lengths)
         check_same_length(function, {"block_table": self._table, "lengths": token_counts})
         # The caller's arrays, not copies: all caches over a pool see what `append` writes in place.

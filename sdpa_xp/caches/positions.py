@@ -196,6 +196,10 @@ def _integers(function: str, name: str, value: Any, like: Array, like_name: str 
             value = list(value)
         elif isinstance(value, list | tuple) and any(isinstance(row, list | tuple | range) for row in value):
             rows = check_integer_rows(function, name, value)
+            lengths = [len(row) for row in rows]
+            if len({*lengths}) > 1:
+                rule = f"the rows of `{name}` must have one length"
+                raise ArgumentValueError(function, rule, {"lengths": lengths})
             return xp.asarray(rows, dtype=xp.int32, device=device)
         # A device or a jit is not waited for: values that are not read are not checked either.
         is_read = not is_array(value) or are_readable(value)

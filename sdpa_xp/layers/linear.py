@@ -200,11 +200,8 @@ def init_linears(
     with computing(rng), computing(like):
         numbers = _draw_uniform(function, rng, count, like)  # all at once: a key of JAX is good for one draw
     library, start, maps = library_of(numbers), 0, {}
-    xp, device, dtype = (
-        library.namespace(numbers),
-        library.device(numbers),
-        (numbers if like is None else like).dtype,
-    )
+    xp, device = library.namespace(numbers), library.device(numbers)
+    dtype = numbers.dtype if like is None else like.dtype
     with computing(numbers):
         for name, (in_width, out_width) in widths.items():
             bound, stop = math.sqrt(6 / (in_width + out_width)), start + in_width * out_width
@@ -270,9 +267,8 @@ def with_layer_names(
     """
     if f"{prefix}in_proj_weight" not in mapping and f"{prefix}q_proj_weight" not in mapping:
         return mapping, prefix  # nothing else of it is read: a file may load each array when it is asked for
-    arrays: dict[str, Any] = {
-        name.removeprefix(prefix): x for name, x in mapping.items() if name.startswith(prefix)
-    }
+    named = ((name, x) for name, x in mapping.items() if name.startswith(prefix))
+    arrays: dict[str, Any] = {name.removeprefix(prefix): x for name, x in named}
     for name in ("bias_k", "bias_v"):  # torch appends them as a key and a value
         if name in arrays:
             rule = "a layer cannot have `bias_k` and `bias_v`, an additional key and value"
@@ -285,9 +281,8 @@ def with_layer_names(
         if f"in_proj_{kind}" in arrays:
             packed = arrays[f"in_proj_{kind}"]
             size = packed.shape[0] // 3
-            renamed |= {
-                f"{role}.{kind}": packed[n * size : (n + 1) * size, ...] for n, role in enumerate(ROLES)
-            }
+            for n, role in enumerate(ROLES):
+                renamed[f"{role}.{kind}"] = packed[n * size : (n + 1) * size, ...]
     for role in ROLES:
         if f"{role[0]}_proj_weight" in arrays:
             renamed[f"{role}.weight"] = arrays[f"{role[0]}_proj_weight"]

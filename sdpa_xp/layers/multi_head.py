@@ -123,9 +123,7 @@ class MultiHeadAttention(Attention):
         """
         function = "MultiHeadAttention.init"
         heads = check_integer(function, "num_heads", num_heads, least=1)
-        key_heads = heads
-        if num_kv_heads is not None:
-            key_heads = check_integer(function, "num_kv_heads", num_kv_heads, least=1)
+        key_heads = heads if num_kv_heads is None else check_integer(function, "num_kv_heads", num_kv_heads, 1)
         inputs = check_widths(function, query_dim=query_dim, key_dim=key_dim, value_dim=value_dim)
         query_dim, key_dim, value_dim = inputs
         if head_dim is None:
@@ -240,9 +238,7 @@ def check_heads(layer: Attention, num_heads: object, num_kv_heads: object) -> tu
     if layer._out is not None:
         _check_maps(function, {"out": layer._out})
     count = check_integer(function, "num_heads", num_heads, least=1)
-    key_heads = (
-        count if num_kv_heads is None else check_integer(function, "num_kv_heads", num_kv_heads, least=1)
-    )
+    key_heads = count if num_kv_heads is None else check_integer(function, "num_kv_heads", num_kv_heads, 1)
     if count % key_heads:
         rule = "`num_heads` must be a multiple of `num_kv_heads`"
         raise ArgumentValueError(function, rule, {"num_heads": count, "num_kv_heads": key_heads})

@@ -281,11 +281,8 @@ class Chunked(FormulaMask):
         return True if first == last == start == stop else None
 
     def key_range(self, tile: Tile) -> range:
-        start, stop = (
-            tile.first_position // self.size * self.size,
-            (tile.last_position // self.size + 1) * self.size,
-        )
-        return range(max(start, tile.columns.start), min(stop, tile.columns.stop))
+        start, stop = tile.first_position // self.size, tile.last_position // self.size + 1
+        return range(max(start * self.size, tile.columns.start), min(stop * self.size, tile.columns.stop))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from sdpa_xp._checks.arrays import broadcast, check_plain_array
-from sdpa_xp._checks.integers import check_rows, frozen
+from sdpa_xp._checks.integers import frozen
 from sdpa_xp._checks.keywords import check_function, explains_keywords
 from sdpa_xp._checks.messages import brief, shown
 from sdpa_xp._checks.score_arrays import check_boolean
@@ -141,11 +141,9 @@ def as_boolean(
 
     def allowed_in(tile: Tile) -> Array:
         allowed, xp = mask.bind(tile.grid).allowed_in(tile), tile.grid.xp
-        return (
-            xp.full((1, 1), allowed, dtype=xp.bool, device=tile.grid.device)
-            if isinstance(allowed, bool)
-            else allowed
-        )
+        if not isinstance(allowed, bool):
+            return allowed
+        return xp.full((1, 1), allowed, dtype=xp.bool, device=tile.grid.device)
 
     return array_of_rows(function, "mask", mask, shape, rows, like, allowed_in)
 
@@ -162,7 +160,13 @@ def array_of_rows(
     """Return what `compute` returns for the tile of some rows; messages call the mask or the bias `name`."""
     grid = grid_of(function, name, shape, modifier.arrays(), like)
     xp, dtype = grid.xp, grid.xp.bool if isinstance(modifier, Mask) else grid.dtype
-    tile = Tile(check_rows(function, "rows", rows, grid.queries), range(grid.keys), grid)
+    rows = range(grid.queries) if rows is None else rows
+    if not isinstance(rows, range) or rows.step != 1:
+        raise ArgumentTypeError(function, "`rows` must be a range with step 1", {"rows": repr(rows)})
+    if not 0 <= rows.start <= rows.stop <= grid.queries:
+        rule = f"`rows` must be among the {grid.queries} queries (L)"
+        raise ArgumentValueError(function, rule, {"rows": rows})
+    tile = Tile(rows, range(grid.keys), grid)
     shape = (*shape[:-2], len(tile.rows), shape[-1])
     with computing(next((array for _, array in modifier.arrays()), like)):
         if 0 in shape:

@@ -181,12 +181,9 @@ class RotaryTables(Rotation):
             check_one_device(factory.function, {**factory.arrays, **tables})
         rows = self.cos.shape[-2]
         if isinstance(positions, Consecutive):
-            if (
-                isinstance(positions.first, int)
-                and isinstance(positions.shift, int)
-                and isinstance(length, int)
-            ):
-                start = positions.first + positions.shift  # consecutive rows are a slice, which is no copy
+            first, shift = positions
+            if isinstance(first, int) and isinstance(shift, int) and isinstance(length, int):
+                start = first + shift  # consecutive rows are a slice, which is no copy
                 _check_within_tables(factory.function, start, start + length - 1, rows)
                 cos, sin = (table[..., start : start + length, :] for table in tables.values())
                 return cos, sin
@@ -225,9 +222,5 @@ def _check_within_tables(function: str, least: int, most: int, rows: int) -> Non
     """Check that the tables of a rotation have a row for each position."""
     if least <= most and not 0 <= least <= most < rows:
         rule = "the tables of the rotary must have a row for each position"
-        hint = (
-            ""
-            if least >= 0
-            else "Scores depend on distances alone: add one number to all positions of an entry."
-        )
+        hint = "Scores depend on distances alone: add one number to all positions of an entry." * (least < 0)
         raise ArgumentValueError(function, rule, {"positions": f"{least} to {most}", "rows": rows}, hint)
