@@ -200,6 +200,7 @@ notebooks: $(VENV)/all
 docs-check: docs
 	$(BIN)/sdpa-xp export --query 'float32[B,8,L,64]' --key 'float32[B,2,L,64]' --runtime 'onnxruntime>=1.28;web' \
 		--output build/guide.onnx --force
+	PYTHONPATH=examples:tests $(BIN)/python docs/_site/playground_start.py > build/typed.json
 	NODE_PATH=$(VENV)/site/node_modules node docs/_site/browser/check.cjs
 
 # A release but for the upload: see RELEASING.md.

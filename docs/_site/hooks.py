@@ -68,10 +68,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     import notebooks
     import playground
     import playground_encoder
+    import playground_start
 
     files.append(File.generated(config, licences.ADDRESS, content=licences.text(PACKAGES)))
     models = ((name, model.SerializeToString()) for name, model in playground.models().items())
-    for name, content in (*models, *playground_encoder.files()):
+    for name, content in (*models, *playground_encoder.files(), *playground_start.files()):
         files.append(File.generated(config, f"assets/playground/{name}", content=content))
     for page, name in notebooks.PAGES.items():
         uri = f"{Path(page).parent}/{name}"

@@ -7,7 +7,7 @@ file of weights, so a browser loads the weights once.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -165,23 +165,24 @@ def layers() -> dict[str, tuple[Layer, onnx.ModelProto]]:
 def files() -> Iterator[tuple[str, bytes]]:
     """Yield names and contents of the files: graphs, their weights, and the layer's input for each sentence."""
     for name, (_, model) in layers().items():
-        yield name, referring(model).SerializeToString()
+        yield name, referring(model, WEIGHTS, parameters())[0].SerializeToString()
     yield WEIGHTS, b"".join(array.tobytes() for array in parameters().values())
     for sentence in SENTENCES:
         yield f"sentence-{sentence.name}.bin", entering(sentence.text)
 
 
-def referring(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Return a copy of a graph that refers to the file of weights."""
+def referring(model: onnx.ModelProto, file: str, names: Iterable[str]) -> tuple[onnx.ModelProto, bytes]:
+    """Return a copy of a graph whose weights of these names are in a file, and the content of this file."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     tensors = {tensor.name: tensor for tensor in copy.graph.initializer}
-    offset = 0
-    for name, array in parameters().items():
-        set_external_data(tensors[name], WEIGHTS, offset, array.nbytes)
+    content = b""
+    for name in names:
+        data = tensors[name].raw_data
+        set_external_data(tensors[name], file, len(content), len(data))
         tensors[name].ClearField("raw_data")
-        offset += array.nbytes
-    return copy
+        content += data
+    return copy, content
 
 
 def entering(text: str) -> bytes:

@@ -45,8 +45,9 @@ def texts() -> str:
     return (
         '<label class="playground-wide">Text<select name="text">'
         f'<optgroup label="A sentence in a real encoder">{sentences}</optgroup>'
-        '<optgroup label="Your own words, as random vectors"><option value="own">Write your own words</option>'
-        "</optgroup></select></label>"
+        '<optgroup label="Your own">'
+        '<option value="typed" data-head="1">Write your own sentence, in the real encoder</option>'
+        '<option value="own">Write your own words, as random vectors</option></optgroup></select></label>'
     )
 
 

@@ -117,7 +117,7 @@ WORDS = {
     "how-to/verify/#in-ci": "ci json pytest pipeline continuous integration github actions",
     "how-to/verify/#where-each-node-ran": "fallback falls back cpu node placement",
     "how-to/verify/#write-a-report": "report html json",
-    "playground/": "play try demo online",
+    "playground/": "play try demo online own sentence",
     "project/changelog/": "release notes changes",
     "project/contributing/": (
         "contribute contributing first change source tree layout code repository structure architecture where"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 import sys
-from base64 import b64decode
+from base64 import b64decode, b64encode
 from html.parser import HTMLParser
 from itertools import product
 from pathlib import Path
@@ -26,6 +28,7 @@ except (ImportError, FileNotFoundError) as reason:
 import playground  # noqa: E402
 import playground_encoder as encoder  # noqa: E402
 import playground_form as page  # noqa: E402
+import playground_start as start  # noqa: E402
 
 from sdpa_xp_export import verify, verify_layer  # noqa: E402
 
@@ -52,15 +55,16 @@ def elements(tag: str, html: str) -> list[dict[str, str | None]]:
 
 @pytest.fixture(scope="module")
 def served() -> dict[str, bytes]:
-    return dict(encoder.files())
+    return {**dict(encoder.files()), **dict(start.files())}
 
 
 def test_files_have_the_names_that_the_script_asks_for(served: dict[str, bytes]) -> None:
     """Templates of JavaScript, filled with all that the form offers."""
     script = (SCRIPTS / "texts.js").read_text()
-    templates = re.findall(r"model: `(.+)`", script) + re.findall(r"file\(`(.+)`\)", script)
+    templates = re.findall(r"model: `(.+)`", script) + re.findall(r"file\(`(.+?)`\)", script)
     assert len(templates) == 3
-    (weights,) = re.findall(r'weights: "(.+)"', script)
+    constants = (SCRIPTS / "encoder.js").read_text()
+    (before,) = re.findall(r'model: "(.+?)"', constants)
     choices = [
         (m, c, h, s)
         for m in playground.MASKS
@@ -68,11 +72,11 @@ def test_files_have_the_names_that_the_script_asks_for(served: dict[str, bytes])
         for h in playground.HEADS
         for s in BY_NAME
     ]
-    expected = {weights}
+    expected = {f"{before}.onnx", *re.findall(r'"([\w-]+\.(?:bin|txt))"', constants)}
     for template in templates:
         for values in choices:
             name = template
-            for key, value in zip(("mask", "softcap", "heads", "text"), values, strict=True):
+            for key, value in zip(("mask", "softcap", "heads", "chosen.text"), values, strict=True):
                 name = name.replace(f"${{{key}}}", str(value))
             expected.add(name if name.endswith(".bin") else f"{name}.onnx")
     combinations = product(playground.MASKS, playground.SOFTCAPS, playground.HEADS)
@@ -84,7 +88,7 @@ def test_the_form_offers_what_the_files_are_made_of() -> None:
     radios = [attributes["value"] for attributes in elements("input", form) if attributes.get("name") == "mask"]
     assert radios == list(playground.MASKS) == list(page.NAMES)
     offered = [attributes.get("value") for attributes in elements("option", form)]
-    assert set(BY_NAME) | {"own"} <= set(offered)
+    assert set(BY_NAME) | {"own", "typed"} <= set(offered)
     assert "{" not in re.sub(r'"[^"]*"', "", form)
 
 
@@ -151,3 +155,79 @@ def test_a_graph_that_disagrees_stops_the_build(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(encoder, "layers", lambda: {"wrong.onnx": (layer, other)})
     with pytest.raises(ValueError, match=r"wrong\.onnx"):
         encoder.verified()
+
+
+def test_the_vectors_of_fewer_bits_are_nearly_those_of_the_encoder() -> None:
+    """A map shows two digits."""
+    assert start.largest_difference() < 0.02
+    scales = start.start().parameters[start.SCALES]
+    whole = encoder.encoder().parameters[start.WORDS]
+    off = start.start().parameters[start.WORDS] * scales[:, None] - whole
+    assert np.all(np.abs(off) <= 0.501 * scales[:, None])
+
+
+def test_the_graph_before_the_layer_computes_its_vectors(tmp_path: Path, served: dict[str, bytes]) -> None:
+    for file in (start.NAME, start.WEIGHTS):
+        (tmp_path / file).write_bytes(served[file])
+    session = onnxruntime.InferenceSession(tmp_path / start.NAME, providers=["CPUExecutionProvider"])
+    ids = minilm.tokenized([encoder.SENTENCES[1].text])[0][0]
+    (output,) = session.run(None, {"ids": ids})
+    bound = 4 * encoder.WIDTH * np.finfo(np.float32).eps
+    np.testing.assert_allclose(output, start.start()(ids), rtol=0, atol=bound)
+    loaded = sum(len(served[name]) for name in (start.WEIGHTS, encoder.WEIGHTS, start.VOCABULARY))
+    (told,) = re.findall(r"MEGABYTES = (\d+)", (SCRIPTS / "encoder.js").read_text())
+    assert abs(loaded / 1e6 - int(told)) < 1
+
+
+def test_another_graph_before_the_layer_stops_the_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = start.Start({**start.start().parameters, start.SCALES: 2 * start.start().parameters[start.SCALES]})
+    graph = start.graph()
+    monkeypatch.setattr(start, "start", lambda: other)
+    monkeypatch.setattr(start, "graph", lambda: graph)
+    with pytest.raises(ValueError, match=re.escape(start.NAME)):
+        start.verified()
+
+
+LETTERS = "aàÀßΣ\u03c3çİ\u0131\u017f9 .,!'\"-[]#éñü漢字ひ한국\u0301\u200d\t\n😀ﬁ…—“”$CLSMASKPUNQ"
+WORDS = (
+    "unbelievably",
+    "The",
+    "[MASK]",
+    "[CLS]",
+    "x" * 101,
+    "don't",
+    "naïve",
+    "3.14",
+    "ΟΔΟΣ",
+    "straße",
+    "##ing",
+)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
+def test_javascript_cuts_a_text_as_the_tokenizer_does() -> None:
+    rng = np.random.default_rng(0)
+    texts = ["", " ", *(sentence.text for sentence in encoder.SENTENCES), *minilm.SENTENCES, *start.ODD]
+    texts += ["".join(rng.choice(list(LETTERS), size)) for size in rng.integers(0, 40, 400)]
+    texts += [("", " ")[size % 2].join(rng.choice(WORDS, size)) for size in rng.integers(0, 9, 400)]
+    split = minilm.tokenizer()
+    split.no_padding()
+    split.no_truncation()
+    expected = split.encode_batch(texts)
+    module = b64encode((SCRIPTS / "wordpiece.js").read_bytes()).decode()
+    program = (
+        'import { readFileSync } from "node:fs";'
+        f'const {{ tokenizer }} = await import("data:text/javascript;base64,{module}");'
+        'const { vocabulary, texts } = JSON.parse(readFileSync(0, "utf8"));'
+        "console.log(JSON.stringify(texts.map(tokenizer(vocabulary))));"
+    )
+    vocabulary = start.vocabulary()
+    command = ["node", "--input-type=module", "--eval", program]
+    written = json.dumps({"vocabulary": vocabulary, "texts": texts})
+    answer = subprocess.run(
+        command, input=written, capture_output=True, text=True, encoding="utf-8", check=True
+    )
+    cut = json.loads(answer.stdout)
+    assert cut == [encoding.tokens for encoding in expected]
+    ids = {token: place for place, token in enumerate(vocabulary)}
+    assert [[ids[token] for token in tokens] for tokens in cut] == [encoding.ids for encoding in expected]

@@ -13,22 +13,21 @@ const { Findings } = require("./findings.cjs");
 const { pagesOf, serve } = require("./server.cjs");
 
 const ROOT = path.resolve(__dirname, "../../../build/site");
-const ARGUMENTS = [
-  "--disable-gpu",
+const COMMON = [
   "--disable-background-networking",
   "--disable-component-update",
   "--disable-sync",
   "--no-first-run",
   "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", // a request to another host is seen, and goes nowhere
+  ...(process.getuid?.() === 0 ? ["--no-sandbox"] : []),
 ];
+const PLAIN = ["--disable-gpu"];
+const WEBGPU = ["--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"]; // in software: right, and slow
 
 async function main() {
   const findings = new Findings();
   const server = await serve(ROOT);
-  const browser = await chromium.launch({
-    executablePath: process.env.CHROMIUM || "/usr/bin/chromium",
-    args: process.getuid?.() === 0 ? [...ARGUMENTS, "--no-sandbox"] : ARGUMENTS,
-  });
+  const browser = await launch(PLAIN);
   try {
     const site = { browser, base: `http://127.0.0.1:${server.address().port}`, findings };
     const found = await pagesOf(ROOT);
@@ -40,11 +39,28 @@ async function main() {
     await pages.links(site);
     await guide.check(site);
     await features.check(site, pages.tabbed());
+    await withWebGPU((other) => playground.onWebGPU({ ...site, browser: other }));
   } finally {
     await browser.close();
     server.close();
   }
   return findings.report();
+}
+
+function launch(more) {
+  return chromium.launch({
+    executablePath: process.env.CHROMIUM || "/usr/bin/chromium",
+    args: [...COMMON, ...more],
+  });
+}
+
+async function withWebGPU(act) {
+  const browser = await launch(WEBGPU);
+  try {
+    await act(browser);
+  } finally {
+    await browser.close();
+  }
 }
 
 async function work(jobs) {

@@ -1,16 +1,23 @@
 // The playground: its graphs compute, agree with the formula in float64, and a link carries what is chosen.
 
+const { readFileSync } = require("node:fs");
+const path = require("node:path");
+
 const { faults, overflow } = require("./pages.cjs");
 const { withTab } = require("./tab.cjs");
 
 const TEMPERATURES = ["-2", "0", "3"]; // powers of two
 const ADDRESS = "/playground/";
+const TYPED = path.resolve(__dirname, "../../../build/typed.json"); // what Python computes
+const PLAIN = { mask: "none", softcap: "0", temperature: "0" };
 const ODD = 'a"b \\c 100% d&e=f g+h #i é 猫 <b> \'j';
 
 async function check(site) {
   await withTab(site, ADDRESS, {}, (...opened) => opens(site, ...opened));
   await withTab(site, ADDRESS, {}, (...opened) => computes(site, ...opened));
   await withTab(site, ADDRESS, {}, (...opened) => links(site, ...opened));
+  await withTab(site, ADDRESS, {}, (...opened) => types(site, ...opened));
+  await withTab(site, ADDRESS, {}, (...opened) => fits(site, ...opened));
   await withTab(site, ADDRESS, { scheme: "dark", width: 390 }, (...opened) => looks(site, ...opened));
   await withTab(site, ADDRESS, { prepare: () => delete window.WebAssembly }, async (page, where) => {
     await page.click("#playground-load");
@@ -64,7 +71,7 @@ async function computes({ findings }, page, where, requests) {
   const own = combinations({ text: ["own"], ...choices, temperature: TEMPERATURES });
   const { mask, softcap } = choices;
   const [first] = text;
-  const sentences = text.filter((name) => name !== "own").map((name) => ({ text: name, mask: "none", softcap: "0" }));
+  const sentences = text.filter((name) => !["own", "typed"].includes(name)).map((name) => ({ text: name, mask: "none", softcap: "0" }));
   const encoder = combinations({ text: [first], mask, softcap, temperature: ["-2"] });
   for (const chosen of [...own, ...encoder]) await agrees(findings, page, where, chosen);
   for (const chosen of sentences) await agrees(findings, page, where, { ...chosen, temperature: "0" });
@@ -78,12 +85,86 @@ async function computes({ findings }, page, where, requests) {
   findings.expect(where, "the map names the words", names === "the cat saw the bird", names);
   const long = await page.evaluate(compute, { tokens: Array(70).fill("word").join(" ") });
   findings.expect(where, "takes 64 words", long.names.length === 64, long.names.length);
-  const cut = "Only the first 64 of 70 words are shown.";
+  const cut = "Only 64 of 70 words are shown.";
   findings.expect(where, "says what it leaves out", long.status.startsWith(cut), long.status);
   await page.fill("#playground-form [name=tokens]", "");
   await findings.attempt(where, "asks for a word", () =>
     status.filter({ hasText: "at least one word" }).waitFor(),
   );
+}
+
+/** A reader's own sentence, by keys alone: the encoder loads with a bar, and computes what Python does. */
+async function types({ findings }, page, where, requests) {
+  const status = page.locator("#playground-status");
+  await page.focus("[name=text]");
+  await page.keyboard.press("End");
+  await page.keyboard.press("ArrowUp"); // the last text but one
+  findings.expect(where, "a key chooses it", (await page.locator("[name=text]").inputValue()) === "typed");
+  await status.filter({ hasText: "loads it once" }).waitFor();
+  findings.expect(where, "shows no map yet", (await page.locator("#playground-maps table").count()) === 0);
+  const large = requests.filter((url) => /onnxruntime-web|encoder/.test(url) && !url.endsWith("encoder.js"));
+  findings.none(where, "requests for the encoder before it is asked for", large);
+  const told = Number((await page.textContent("#playground-load")).match(/\((\d+) MB\)/)[1]);
+  await page.evaluate(watchBar);
+  await page.focus("[name=sentence]");
+  await page.keyboard.press("Enter");
+  await status.filter({ hasText: "ran in onnxruntime-web" }).waitFor();
+  const { max, values } = await page.evaluate(() => window.bar);
+  const loaded = values.at(-1) / 1e6;
+  findings.expect(where, "loads as many MB as it told", max === told * 1e6 && Math.abs(loaded - told) <= 1, loaded);
+  findings.expect(where, "the bar moves", new Set(values).size > 3, values.length);
+  findings.expect(where, "the bar goes", await page.locator("#playground-progress").isHidden());
+
+  for (const { sentence, tokens, weights } of JSON.parse(readFileSync(TYPED, "utf8"))) {
+    const seen = await agrees(findings, page, where, { ...PLAIN, text: "typed", sentence });
+    const same = (name, found, holds) => findings.expect(`${where} “${sentence.slice(0, 40)}”`, name, holds, found);
+    same("its tokens are those of Python", seen.tokens.join(" "), String(seen.tokens) === String(tokens));
+    const off = Math.max(...weights.map((weight, pair) => Math.abs(weight - seen.weights[pair])));
+    // Four layers round, each as the last one may.
+    same("its weights are those of Python", off, seen.weights.length === weights.length && off <= 4 * seen.bounds.weights);
+  }
+  findings.expect(where, "says what it leaves out", /^Only 64 of \d+ tokens are shown/.test(await status.textContent()));
+
+  await page.fill("[name=sentence]", "The bird sang.");
+  await page.locator("#playground-maps thead", { hasText: "bird" }).waitFor();
+  await page.click("#playground-copy");
+  await page.locator("#playground-copied", { hasText: "copied" }).waitFor();
+  const link = await page.evaluate(() => navigator.clipboard.readText());
+  await page.goto("about:blank");
+  await page.goto(link);
+  await status.filter({ hasText: "loads it once" }).waitFor();
+  const sentence = await page.inputValue("[name=sentence]");
+  findings.expect(where, "a link carries the sentence", sentence === "The bird sang.", sentence);
+}
+
+/** Own words and an own sentence on WebGPU, which computes the same. */
+async function onWebGPU(site) {
+  const { findings } = site;
+  await withTab(site, ADDRESS, {}, async (page, where) => {
+    await page.selectOption("[name=on]", "webgpu");
+    await page.selectOption("[name=text]", "typed");
+    await page.click("#playground-load");
+    const status = page.locator("#playground-status", { hasText: "on WebGPU" });
+    await status.waitFor({ timeout: 60_000 });
+    await agrees(findings, page, where, { ...PLAIN, text: "typed", sentence: "The bird sang because it was glad." });
+    for (const mask of ["none", "future"])
+      await agrees(findings, page, where, { ...PLAIN, text: "own", heads: "2", mask });
+    const said = await status.textContent();
+    findings.expect(where, "runs on WebGPU", !said.includes("refused"), said);
+  });
+}
+
+/** On a screen of 1280 by 900, the map stands beside its controls, and both can be seen without scrolling. */
+async function fits({ findings }, page, where) {
+  const box = (selector) => page.locator(selector).boundingBox();
+  const [map, controls, status] = [
+    await box("#playground-maps table"),
+    await box("#playground-settings"),
+    await box("#playground-status"),
+  ];
+  findings.expect(where, "the map stands beside the controls", map.x >= controls.x + controls.width);
+  const low = Math.max(map.y + map.height, status.y + status.height);
+  findings.expect(where, "the map is seen without scrolling", low <= 900, low);
 }
 
 function combinations(choices) {
@@ -109,6 +190,7 @@ async function agrees(findings, page, where, chosen) {
   }
   expect("rows of weights sum to 1, or to 0 without a key", seen.sums <= seen.bounds.sums, seen.sums);
   expect("the map shows the weights of the graph", seen.shown <= 0.006, seen.shown);
+  return seen;
 }
 
 /** A link brings back what was chosen; what it says wrongly is ignored and told. */
@@ -143,13 +225,13 @@ async function links({ findings, base }, page, where) {
 /** All that can be shown is within 390 px and can be read on a dark page. */
 async function looks({ findings }, page, where) {
   const words = Array.from({ length: 64 }, (_, place) => `word${place}`).join(" ");
-  for (const chosen of [{ mask: "future" }, { text: "own", tokens: "a b c" }, { tokens: words }]) {
+  for (const chosen of [{ mask: "future" }, { text: "typed" }, { text: "own", tokens: "a b c" }, { tokens: words }]) {
     const what = Object.keys(chosen).join(" and ");
     for (const [name, value] of Object.entries(chosen))
       if (name === "text") await page.selectOption("[name=text]", value);
       else if (name === "mask") await page.locator(`input[value=${value}]`).check();
       else await page.fill("[name=tokens]", value);
-    await page.locator("#playground-status", { hasText: "No graph has run yet" }).waitFor();
+    await page.locator("#playground-status", { hasText: /No graph has run yet|loads it once/ }).waitFor();
     findings.none(where, `${what}: wider than 390 px`, await page.evaluate(overflow));
     findings.none(where, `${what}: accessibility`, await faults(page, {}));
   }
@@ -205,6 +287,8 @@ async function compute(chosen) {
         .map((off) => Math.min(...off)),
     ),
     cells,
+    tokens: detail.tokens,
+    weights: [...graph.weights],
     names: texts(".playground-box:first-child thead th"),
     shown: worst(
       cells.map((text) => Number(text.replace("–", "0"))),
@@ -214,9 +298,19 @@ async function compute(chosen) {
   };
 }
 
+/** Keep what the bar shows. */
+function watchBar() {
+  const bar = document.getElementById("playground-progress");
+  window.bar = { values: [] };
+  new MutationObserver(() => {
+    window.bar.max = bar.max;
+    window.bar.values.push(bar.value);
+  }).observe(bar, { attributes: true, attributeFilter: ["value"] });
+}
+
 function state(names) {
   const { elements } = document.getElementById("playground-form");
   return Object.fromEntries(names.map((name) => [name, elements[name].value]));
 }
 
-module.exports = { check };
+module.exports = { check, onWebGPU };

@@ -1,11 +1,12 @@
 // The playground: settings and a text in; the maps, the graph's output and its error out.
 
+import * as encoder from "./encoder.js";
 import { thumbnails } from "./heads.js";
 import { read, write } from "./link.js";
 import { attention, MASKS } from "./reference.js";
 import { load, PLACES, run, runtimes } from "./runtime.js";
 import { map, numbers, strongest } from "./tables.js";
-import { opening, OWN, prepared } from "./texts.js";
+import { opening, OWN, prepared, TYPED } from "./texts.js";
 
 const part = (name) => document.getElementById(`playground-${name}`);
 const form = part("form");
@@ -31,6 +32,7 @@ function update() {
 async function compute() {
   const chosen = settings();
   arrange(chosen);
+  if (chosen.text === TYPED && missing(chosen)) return wait();
   const { inputs, feeds, ...facts } = await prepared(form, chosen);
   Object.assign(chosen, facts);
   if (!chosen.length) return say("Write at least one word.");
@@ -40,26 +42,45 @@ async function compute() {
   const runtime = runtimes.get(chosen.place);
   const graph = runtime && (await run(chosen.place, chosen.model, feeds, chosen.weights));
   show(chosen, graph || reference);
-  const cut = chosen.left ? [`Only the first ${chosen.length} of ${chosen.length + chosen.left} words are shown.`] : [];
+  const units = chosen.text === TYPED ? "tokens" : "words";
+  const cut = chosen.left ? [`Only ${chosen.length} of ${chosen.length + chosen.left} ${units} are shown.`] : [];
   const told = graph ? verdict(chosen, graph, reference, runtime) : "Computed in JavaScript, float64. No graph has run yet.";
   say([...ignored, ...cut, told].join(" "));
   form.dispatchEvent(new CustomEvent("computed", { detail: { ...chosen, inputs, reference, graph } }));
 }
 
 /** Show the controls that the choice has. */
-function arrange({ text: name, temperature, place }) {
+function arrange(chosen) {
+  const { text: name, temperature, place } = chosen;
   part("own").hidden = part("counts").hidden = name !== OWN;
+  part("typed").hidden = name !== TYPED;
   part("temperature").textContent = temperature.toPrecision(2);
   form.elements.temperature.setAttribute("aria-valuetext", temperature.toPrecision(2));
   const button = part("load");
-  button.hidden = runtimes.has(place);
-  button.textContent = `Check with onnxruntime${place === "wasm" ? "" : " for WebGPU"} (${PLACES[place].megabytes} MB)`;
+  const what = name === TYPED ? "Load the encoder" : "Check with onnxruntime";
+  button.hidden = !missing(chosen);
+  button.textContent = `${what}${place === "wasm" ? "" : " for WebGPU"} (${missing(chosen)} MB)`;
+}
+
+/** How many megabytes are to be loaded before a graph of the chosen text runs. */
+function missing({ text: name, place }) {
+  return (
+    (runtimes.has(place) ? 0 : PLACES[place].megabytes) + (name === TYPED && !encoder.ready() ? encoder.MEGABYTES : 0)
+  );
+}
+
+/** Show no map until the encoder is loaded. */
+function wait() {
+  part("heads").hidden = part("numbers").hidden = true;
+  part("maps").replaceChildren();
+  part("note").textContent = "The map of your sentence will be here.";
+  say([...ignored, "The encoder runs in your browser, which loads it once. Nothing that you write leaves it."].join(" "));
 }
 
 function show(chosen, { weights, output }) {
   thumbnails(part("heads"), chosen, weights);
   const note = chosen.mask === "none" ? `${chosen.note} ` : ""; // what it says need not hold under a mask
-  part("note").textContent = chosen.note ? note + strongest(chosen, weights) : "";
+  part("note").textContent = chosen.row === undefined ? "" : note + strongest(chosen, weights);
   part("maps").replaceChildren(map(chosen, weights, MASKS[chosen.mask]));
   part("numbers").hidden = !output;
   if (output) part("output").replaceChildren(numbers(chosen, output));
@@ -116,7 +137,6 @@ form.addEventListener("input", ({ target }) => {
   write(form, head);
   update();
 });
-form.addEventListener("submit", (event) => event.preventDefault());
 window.addEventListener("hashchange", follow);
 part("copy").addEventListener("click", async () => {
   write(form, head);
@@ -127,16 +147,25 @@ part("copy").addEventListener("click", async () => {
     part("copied").textContent = "The browser lets no page copy. Copy the address of this page instead.";
   }
 });
-part("load").addEventListener("click", async ({ currentTarget: button }) => {
+form.addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const chosen = settings();
+  if (!missing(chosen)) return;
+  const button = part("load");
+  const bar = part("progress");
+  Object.assign(bar, { hidden: false, value: 0, max: missing(chosen) * 1e6 });
+  const count = (more) => (bar.value += more);
   button.disabled = true;
-  say("Loading the runtime …");
+  say(`Loading ${missing(chosen)} MB …`);
   try {
-    await load(on.value);
+    if (chosen.text === TYPED && !encoder.ready()) await encoder.load(count);
+    if (!runtimes.has(chosen.place)) await load(chosen.place, count);
     update();
   } catch (error) {
-    say(`The runtime did not load: ${error.message}.`);
+    say(`The files did not load: ${error.message}.`);
   }
   button.disabled = false;
+  bar.hidden = true;
 });
 
 if (navigator.gpu) part("places").hidden = false;

@@ -1,12 +1,12 @@
 // onnxruntime-web, from this site's own files, and the models that it has read so far.
 
-import { file } from "./files.js";
+import { bytes, file } from "./files.js";
 
 const VENDOR = new URL("../vendor/onnxruntime-web/dist/", import.meta.url);
 /** Where a graph may be computed, and what of onnxruntime-web does it. */
 export const PLACES = {
-  wasm: { name: "WebAssembly", module: "ort.wasm.min.mjs", megabytes: 14 },
-  webgpu: { name: "WebGPU", module: "ort.webgpu.min.mjs", megabytes: 27 },
+  wasm: { name: "WebAssembly", module: "ort.wasm.min.mjs", binary: "ort-wasm-simd-threaded.wasm", megabytes: 14 },
+  webgpu: { name: "WebGPU", module: "ort.webgpu.min.mjs", binary: "ort-wasm-simd-threaded.asyncify.wasm", megabytes: 27 },
 };
 /** By place, what is loaded: the module, its release, its provider, and why that is not the one asked for. */
 export const runtimes = new Map();
@@ -14,10 +14,12 @@ const sessions = new Map();
 const LOGGED = 3; // errors: that WebGPU leaves some nodes to the CPU is a warning
 
 /** Load onnxruntime-web and its WebAssembly. A place that refuses a first graph is left for WebAssembly. */
-export async function load(place) {
+export async function load(place, count) {
   if (typeof WebAssembly !== "object") throw new Error("this browser has no WebAssembly");
-  const ort = await import(new URL(PLACES[place].module, VENDOR));
+  const { module, binary } = PLACES[place];
+  const ort = await import(new URL(module, VENDOR));
   ort.env.wasm.wasmPaths = VENDOR.href;
+  ort.env.wasm.wasmBinary = await bytes(new URL(binary, VENDOR), count);
   ort.env.wasm.numThreads = 1; // more of them need headers that a static host may not send
   const runtime = { ort, release: ort.env.versions.web, provider: place };
   try {
@@ -30,17 +32,18 @@ export async function load(place) {
   runtimes.set(place, runtime);
 }
 
-/** The output and the weights that a model computes, and in how many milliseconds. */
+/** What a model computes, by the names of its outputs, and in how many milliseconds. */
 export async function run(place, name, feeds, weights) {
   const runtime = runtimes.get(place);
   const model = await session(place, runtime, name, weights);
-  const tensors = Object.entries(feeds).map(([input, [data, shape]]) => [
+  const tensors = Object.entries(feeds).map(([input, [data, shape, type = "float32"]]) => [
     input,
-    new runtime.ort.Tensor("float32", data, shape),
+    new runtime.ort.Tensor(type, data, shape),
   ]);
   const start = performance.now();
-  const { output, weights: shares } = await model.run(Object.fromEntries(tensors));
-  return { output: output.data, weights: shares.data, milliseconds: performance.now() - start };
+  const outputs = Object.entries(await model.run(Object.fromEntries(tensors)));
+  const milliseconds = performance.now() - start;
+  return { ...Object.fromEntries(outputs.map(([output, { data }]) => [output, data])), milliseconds };
 }
 
 /** The session of a model, whose weights may be in a file of their own. */

@@ -1,11 +1,13 @@
-// The texts: sentences with what enters a layer of a real encoder, and a reader's own words as random vectors.
+// The texts: sentences with what enters a layer of a real encoder, a reader's own sentence through the encoder, and
+// own words as random vectors.
 
+import { ENCODER, projected, tokens as tokenized, vectors as encoded } from "./encoder.js";
 import { file } from "./files.js";
 import { vectors, WIDTH } from "./vectors.js";
 
 export const OWN = "own";
+export const TYPED = "typed";
 const MOST_TOKENS = 64;
-const ENCODER = { heads: 12, width: 32, channels: 384 };
 
 /** The maps of the first sentence, which the page has within: opening it reads no file. */
 export function opening(form) {
@@ -17,7 +19,8 @@ export function opening(form) {
 
 /** What is computed of the text: the graph and its feeds, and query, key and value for the formula. */
 export async function prepared(form, chosen) {
-  const facts = chosen.text === OWN ? own(form, chosen) : await sentence(form, chosen);
+  const prepare = { [OWN]: own, [TYPED]: typed }[chosen.text] ?? sentence;
+  const facts = await prepare(form, chosen);
   facts.feeds.scale = [Float32Array.of(facts.scale), []];
   return facts;
 }
@@ -40,21 +43,36 @@ function own(form, { mask, softcap, temperature }) {
   };
 }
 
-async function sentence(form, { text, mask, softcap, temperature }) {
+/** A reader's own sentence, as far as it fits. */
+async function typed(form, chosen) {
+  const { tokens, all } = tokenized(form.elements.sentence.value, MOST_TOKENS);
+  const x = await encoded(chosen.place, tokens);
+  const facts = { tokens, length: tokens.length, left: all - tokens.length, inputs: await projected(x) };
+  return { ...facts, ...layer(chosen, x) };
+}
+
+/** A sentence of the page, whose vectors are in a file. */
+async function sentence(form, chosen) {
   const facts = described(form);
   const { tokens, heads } = facts;
   const { width, channels } = ENCODER;
-  const buffer = await file(`sentence-${text}.bin`);
+  const buffer = await file(`sentence-${chosen.text}.bin`);
   const size = heads * tokens.length * width;
   const start = tokens.length * channels * Float32Array.BYTES_PER_ELEMENT;
   const part = (place) => new Float64Array(buffer, start + place * size * Float64Array.BYTES_PER_ELEMENT, size);
+  const inputs = { query: part(0), key: part(1), value: part(2) };
+  return { ...facts, inputs, ...layer(chosen, new Float32Array(buffer, 0, tokens.length * channels)) };
+}
+
+/** The graph of the encoder's layer, for the vectors that enter it. */
+function layer({ mask, softcap, temperature }, x) {
+  const { heads, width, channels, weights } = ENCODER;
   return {
-    ...facts,
     model: `${mask}-softcap${softcap}-encoder`,
-    weights: "encoder.bin",
+    weights,
+    heads,
     scale: scale(temperature, width),
-    inputs: { query: part(0), key: part(1), value: part(2) },
-    feeds: { x: [new Float32Array(buffer, 0, tokens.length * channels), [tokens.length, channels]] },
+    feeds: { x: [x, [x.length / channels, channels]] },
   };
 }
 
