@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from sdpa_xp.caches.paged import PagedKVCache
     from sdpa_xp.dot_product import dot_product_attention
     from sdpa_xp.explanation import Explanation, explain
+    from sdpa_xp.forward_mode import scaled_dot_product_attention_jvp
     from sdpa_xp.gradients import scaled_dot_product_attention_vjp
     from sdpa_xp.ring import ring_attention
     from sdpa_xp.states import AttentionState, merge_states
@@ -114,6 +115,7 @@ __all__ = [
     "positional",
     "ring_attention",
     "scaled_dot_product_attention",
+    "scaled_dot_product_attention_jvp",
     "scaled_dot_product_attention_vjp",
     "varlen_attention",
     "varlen_attention_state",
@@ -135,6 +137,7 @@ _MODULES = {
     "positional": "positional",
     "ring_attention": "ring",
     "scaled_dot_product_attention": "attention",
+    "scaled_dot_product_attention_jvp": "forward_mode",
     "scaled_dot_product_attention_vjp": "gradients",
     "varlen_attention": "varlen",
     "varlen_attention_state": "varlen",

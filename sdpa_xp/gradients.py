@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
-from sdpa_xp._call.options import CallOptions, arrays_of
+from sdpa_xp._call.options import CallOptions, floating_arrays
 from sdpa_xp._call.prepared_call import PreparedCall, prepare
 from sdpa_xp._checks.arrays import (
     Layout,
@@ -19,10 +19,9 @@ from sdpa_xp._checks.arrays import (
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
 from sdpa_xp._core import streaming
 from sdpa_xp._core.backward import Forward, gradients
-from sdpa_xp._core.gradient_sums import gradient_targets
+from sdpa_xp._core.gradient_sums import gradient_targets, try_functions
 from sdpa_xp._core.products import ArraySource
-from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries import FLOATING, astype_if_needed, dtype_name, overridden
+from sdpa_xp._libraries import astype_if_needed, overridden
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng, Shape
 from sdpa_xp._many import graph_call
 from sdpa_xp._tiles.tile import GradientTarget
@@ -35,8 +34,6 @@ Pullback: TypeAlias = Callable[[AnyArray], dict[str, A]]
 """A function from the gradient of the output to the gradients of the inputs, by name."""
 
 FUNCTION = "scaled_dot_product_attention_vjp"
-PROBE_SIDE = 8
-"""Queries and keys of the tile on which a function of the caller is tried before the call is computed."""
 
 
 @explains_keywords
@@ -126,10 +123,7 @@ def scaled_dot_product_attention_vjp(
     if (result := overridden(FUNCTION, inputs, options._asdict)) is not NotImplemented:
         return cast(tuple[A, Pullback[A]], result)
     call = prepare(FUNCTION, inputs, options)
-    floating = {
-        name: array for name, array in arrays_of(options) if dtype_name(cast(Array, array).dtype) in FLOATING
-    }
-    arrays = cast(dict[str, Array], inputs | floating)
+    arrays = floating_arrays(inputs, options)
     with call.computing():
         forward = _forward(call, arrays)
         output = call.result(forward.output)
@@ -160,8 +154,8 @@ def _forward(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
     """Compute the output, and return all that the gradients of `arrays` are computed with."""
     cut = graph_call(call) if call.grid.library.chunks is not None else None
     # Before the output, so that a call that has no gradients is refused at once, and not by its pullback.
-    if call.options.biases and not _is_empty(call):
-        _try_functions(call.scores_without_dropout() if cut is None else cut.readable_scores())
+    if call.options.biases and not call.is_empty:
+        try_functions(call.scores_without_dropout() if cut is None else cut.readable_scores())
     scores = call.scores() if cut is None else call.scores_without_dropout()
     if cut is None:
         scores = call.search_inputs(scores)
@@ -176,24 +170,12 @@ def _forward(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
     return Derivable(output, targets, partial(gradients, forward))
 
 
-def _try_functions(scores: Scores) -> None:
-    """Refuse a bias whose function does more than add: it is tried on some scores before the call."""
-    grid = scores.grid
-    tile = scores.tile(range(min(PROBE_SIDE, grid.queries)), range(min(PROBE_SIDE, grid.keys)))
-    distance = grid.xp.astype(tile.key_index - tile.query_index, grid.dtype)
-    # None of these scores is 0, of which a multiple is no other number.
-    probe = grid.xp.broadcast_to(distance * 0.75 + 0.5, tile.shape)
-    for bias in scores.options.biases:
-        if bias.is_of_caller:
-            bias.gradient(tile, probe, probe)
-
-
 def _backward(
     call: PreparedCall, forward: Derivable, arrays: Mapping[str, Array], cotangent: Array
 ) -> dict[str, Array]:
     """Return the gradient of each of the caller's arrays, in its shape, layout and dtype."""
     xp = call.grid.xp
-    if _is_empty(call):
+    if call.is_empty:
         return {name: xp.zeros_like(array) for name, array in arrays.items()}
 
     def swapped(array: Array) -> Array:
@@ -208,11 +190,6 @@ def _backward(
         for name, array in arrays.items()
     }
     return {name: astype_if_needed(xp, in_caller_shape[name], array.dtype) for name, array in arrays.items()}
-
-
-def _is_empty(call: PreparedCall) -> bool:
-    """Return whether there are no scores, or the output has no elements."""
-    return 0 in (*call.grid.shape, call.arrays["value"].shape[-1])
 
 
 def _check_cotangent(value: object, query: Array, output: Shape) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -57,6 +58,32 @@ def gradients(
     targets = leaves | {"weights": weights}
     results = torch.autograd.grad(output, [*targets.values()], tensor(cotangent), materialize_grads=True)
     return {name: x.double().numpy() for name, x in zip(targets, results, strict=True)}
+
+
+def jvp(
+    call: Call,
+    inputs: Mapping[str, np.ndarray],
+    tangents: Mapping[str, np.ndarray],
+    dtype: str = "float64",
+    dropped: np.ndarray | None = None,
+) -> np.ndarray:
+    """The tangent of the output, by forward mode in `dtype`."""
+    import torch
+
+    def tensors(arrays: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
+        kind = getattr(torch, dtype)
+        return tuple(torch.tensor(arrays[name].astype(np.float64), dtype=kind) for name in tangents)
+
+    def output(*moved: Any) -> Any:
+        still = {name: torch.tensor(x.astype(np.float64), dtype=moved[0].dtype) for name, x in inputs.items()}
+        leaves = {**still, **dict(zip(tangents, moved, strict=True))}
+        return attention(call, leaves, None if dropped is None else torch.tensor(dropped))[0]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, which torch itself calls
+        _, tangent = torch.func.jvp(output, tensors(inputs), tensors(tangents))
+    result: np.ndarray = tangent.double().numpy()
+    return result
 
 
 def output_and_weights(call: Call, inputs: Mapping[str, np.ndarray], dtype: str) -> list[np.ndarray]:

@@ -25,7 +25,7 @@ from sdpa_xp._checks.score_arrays import (
     warn_if_zeros_and_ones,
 )
 from sdpa_xp._core.scores import BoundOptions
-from sdpa_xp._libraries import array_signatures, dtype_name, is_array
+from sdpa_xp._libraries import FLOATING, array_signatures, dtype_name, is_array
 from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Rng
 from sdpa_xp._tiles import modifier
@@ -221,17 +221,29 @@ def arrays_of(options: CallOptions) -> Iterator[tuple[str, object]]:
     for name in ("attn_mask", "bias"):
         option = getattr(options, name)
         if isinstance(option, Mask | Bias):
-            count: dict[str, int] = {}
-            for argument, array in option.arrays():
-                count[argument] = count.get(argument, 0) + 1
-                number = f" ({count[argument]})" if count[argument] > 1 else ""
-                yield f"{name}.{argument}{number}", array
+            for full_name, part, argument in named_arrays(name, option):
+                yield full_name, getattr(part, argument)
         elif option is not None:
             yield name, option
     if is_array(options.scale):
         yield "scale", options.scale
     if options.sinks is not None:
         yield "sinks", options.sinks
+
+
+def named_arrays(name: str, option: ScoreModifier) -> Iterator[tuple[str, ScoreModifier, str]]:
+    """Return the name of each array inside the mask or bias `name`, the part that holds it, and as what."""
+    count: dict[str, int] = {}
+    for part, argument in option.holders():
+        count[argument] = count.get(argument, 0) + 1
+        number = f" ({count[argument]})" if count[argument] > 1 else ""
+        yield f"{name}.{argument}{number}", part, argument
+
+
+def floating_arrays(inputs: Mapping[str, Any], options: CallOptions) -> dict[str, Array]:
+    """Return the arrays of a call that may be differentiated, by name: the inputs and floating options."""
+    of_options = {name: cast(Array, array) for name, array in arrays_of(options)}
+    return {**inputs, **{name: x for name, x in of_options.items() if dtype_name(x.dtype) in FLOATING}}
 
 
 def with_arrays(options: CallOptions, change: Callable[[Any], Any]) -> CallOptions:

@@ -117,6 +117,15 @@ class PreparedCall(NamedTuple):
         """Return the log-sum-exp (..., Hq, L) of a column. In a row without keys it is the sink."""
         return self.attach_zero_gradient(column[..., 0], self.options.sinks)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no scores, or the output has no elements."""
+        return 0 in (*self.grid.shape, self.arrays["value"].shape[-1])
+
+    def heads_first(self, arrays: Mapping[str, Array]) -> Mapping[str, Array]:
+        """Return arrays in the caller's layout as (..., heads, length, width)."""
+        return arrays if self.is_default_layout else _to_heads_first(self.grid, arrays, self.layout)
+
     def bound_options(self) -> BoundOptions:
         """Return the options bound to the grid of the whole call."""
         return self.cached("bound_options", self._bind)

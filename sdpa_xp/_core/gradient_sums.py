@@ -1,4 +1,4 @@
-"""Which arrays of a call have gradients, and their sums over tiles.
+"""Which arrays of a call have gradients, whether all are known, and their sums over tiles.
 
 Each tile adds to a piece of a gradient, and pieces are joined at the end. No array is written to in place,
 since not every library can.
@@ -13,6 +13,9 @@ from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp._tiles.plan import Plan
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import GradientTarget, Tile
+
+PROBE_SIDE = 8
+"""Queries and keys of the tile on which a function of the caller is tried before a call is computed."""
 
 
 def gradient_targets(
@@ -42,6 +45,16 @@ def gradient_targets(
     if scores.options.sinks is not None:
         targets["sinks"] = GradientTarget((*[1] * (3 - scores.options.sinks.ndim), *scores.options.sinks.shape))
     return targets, bias_names
+
+
+def try_functions(scores: Scores) -> None:
+    """Refuse a bias whose function does more than add: it is tried on some scores before the call."""
+    grid = scores.grid
+    tile = scores.tile(range(min(PROBE_SIDE, grid.queries)), range(min(PROBE_SIDE, grid.keys)))
+    distance = grid.xp.astype(tile.key_index - tile.query_index, grid.dtype)
+    # None of these scores is 0, of which a multiple is no other number.
+    probe = grid.xp.broadcast_to(distance * 0.75 + 0.5, tile.shape)
+    scores.try_functions(tile, probe, True)
 
 
 class GradientAccumulator:

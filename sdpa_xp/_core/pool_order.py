@@ -145,7 +145,7 @@ def attend_in_pool_order(
     if scores.options.sinks is not None:
         l += xp.exp(scores.options.sinks - m)
     o /= l
-    return (o, m + xp.log(l)) if is_finite(xp, o, l) else None
+    return (o, m + xp.log(l)) if is_finite(xp, (o, l)) else None
 
 
 def _computed_runs(

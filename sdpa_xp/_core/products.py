@@ -19,6 +19,8 @@ import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
+from operator import add
 from typing import Literal, NamedTuple, Protocol, TypeAlias, cast
 
 from sdpa_xp._libraries import astype_if_needed, library_of, namespace_of, rows_in_blocks
@@ -74,7 +76,7 @@ class TileBuffers:
     """The buffers of one thread."""
 
     def __init__(self, grid: ScoreGrid) -> None:
-        self.scores, self.product = Buffer(grid), Buffer(grid)
+        self.scores, self.product, self.tangent = Buffer(grid), Buffer(grid), Buffer(grid)
         self.query, self.key, self.value = Buffer(grid), Buffer(grid), Buffer(grid)
         self.column = grid.xp.zeros((0, 1), dtype=grid.dtype, device=grid.device)
 
@@ -99,6 +101,8 @@ class CallBuffers(threading.local):
         """(..., Hq, rows, columns)."""
         self.product = buffers.product
         """The weights of a tile times its values, (..., Hq, rows, Ev)."""
+        self.tangent = buffers.tangent
+        """The tangent of the scores, (..., Hq, rows, columns)."""
         self.query, self.key, self.value = buffers.query, buffers.key, buffers.value
         """Stacked sequences of a packed batch, (n, heads, length, width). Nothing else is written there, since
         they are inputs, and a call may be computed twice."""
@@ -299,9 +303,9 @@ def weigh(
     return product
 
 
-def is_finite(xp: Namespace, output: Array, l: Array) -> bool:
-    """Return whether the rows have no NaN or inf; if Ev = 0, only their sums l show it."""
-    return bool(xp.isfinite(checksum(xp, output, l)))
+def is_finite(xp: Namespace, arrays: Sequence[Array]) -> bool:
+    """Return whether no array has a NaN or inf; if Ev = 0, only the sums l of the rows show it."""
+    return bool(xp.isfinite(checksum(xp, arrays)))
 
 
 def are_finite(checksums: Sequence[Array]) -> list[bool]:
@@ -312,6 +316,6 @@ def are_finite(checksums: Sequence[Array]) -> list[bool]:
     return flags
 
 
-def checksum(xp: Namespace, output: Array, l: Array) -> Array:
-    """Return a number that is NaN or inf if a row has one."""
-    return xp.sum(output) + xp.sum(l)
+def checksum(xp: Namespace, arrays: Sequence[Array]) -> Array:
+    """Return a number that is NaN or inf if an array has one."""
+    return reduce(add, [xp.sum(array) for array in arrays])

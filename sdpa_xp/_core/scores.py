@@ -1,10 +1,10 @@
-"""The options of a call, and the scores of a tile: scale -> softcap -> bias -> mask."""
+"""The options of a call, and the scores of a tile: scale -> softcap -> bias -> mask; and their tangents."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.products import CallBuffers, KeyValueSource, key_leading_slice, matmul_grouped
@@ -13,7 +13,7 @@ from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp._tiles.plan import Plan
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, LeadingSlice, RowBlock, Tile, both, is_masked, slice_leading
-from sdpa_xp.biases.algebra import Term
+from sdpa_xp.biases.algebra import Added, Term
 from sdpa_xp.masks.patterns import AllOf, Pattern
 
 
@@ -63,6 +63,36 @@ class BoundOptions(NamedTuple):
         return self if self.sinks is None else self._replace(sinks=slice_leading(self.sinks, leading))
 
 
+class Tangents(NamedTuple):
+    """A direction in which the inputs of a call change. None, and what the options lack, does not change."""
+
+    query: Array | None
+    """(..., Hq, L, E)."""
+    key: KeyValueSource | None
+    """(..., H, S, E)."""
+    value: KeyValueSource | None
+    """(..., H, S, Ev)."""
+    options: BoundOptions
+    """The biases of the changes of their arrays, the change of an array as scale, and of the sinks. Whatever a
+    bias holds, it adds a linear function of it: the change of what it adds is what the bias of the change adds.
+    """
+
+    @property
+    def scale(self) -> Array | None:
+        """The change of the scale."""
+        return None if isinstance(self.options.scale, float) else self.options.scale
+
+    def slice_leading(self, leading: LeadingSlice, group: int) -> Tangents:
+        """Return the tangents of some batch entries and heads, (..., Hq), of `group` query heads a key head."""
+        of_keys = key_leading_slice(leading, group)
+        return Tangents(
+            None if self.query is None else slice_leading(self.query, leading),
+            None if self.key is None else self.key.slice_leading(of_keys),
+            None if self.value is None else self.value.slice_leading(of_keys),
+            self.options.slice_leading(leading),
+        )
+
+
 MOST_ROWS_KNOWN = 4
 """Ranges of queries whose tiles are kept. The tasks of one range, for all heads, follow each other."""
 
@@ -85,6 +115,8 @@ class Scores(NamedTuple):
     Two threads may find the same tiles at once; one of the equal lists stays."""
     buffers: CallBuffers | None = None
     """The buffers in which the arrays of each tile are computed; with None, each tile allocates new arrays."""
+    tangents: tuple[Tangents, ...] = ()
+    """The directions in which the output is differentiated in the same pass."""
 
     @property
     def xp(self) -> Namespace:
@@ -109,7 +141,13 @@ class Scores(NamedTuple):
             key=self.key.slice_leading(key_leading_slice(leading, self.group)),
             options=self.options.slice_leading(leading),
             leading=leading,
+            tangents=tuple([tangents.slice_leading(leading, self.group) for tangents in self.tangents]),
         )
+
+    def for_tiles(self) -> Scores:
+        """Return the scores with what the tiles of a call share computed already."""
+        tangents = [t._replace(options=t.options.for_tiles(self.grid)) for t in self.tangents]
+        return self._replace(options=self.options.for_tiles(self.grid), tangents=tuple(tangents))
 
     def tile(self, rows: range, columns: range) -> Tile:
         """Return the tile of `rows` and `columns`."""
@@ -198,6 +236,51 @@ class Scores(NamedTuple):
         scores *= softcap
         return scores
 
+    def scaled_query_tangent(self, rows: range, tangents: Tangents) -> Array | None:
+        """Return the tangent of `scaled_query`, (scale q)' = scale q' + scale' q; None if it is 0."""
+        changed: Array | None = None
+        if tangents.query is not None:
+            changed = self._replace(query=tangents.query).scaled_query(rows)
+        if tangents.scale is None:
+            return changed
+        of_scale = self._replace(options=tangents.options).scaled_query(rows)
+        return of_scale if changed is None else changed + of_scale
+
+    def tangent_operand(self, tangents: Tangents, query: Array, query_tangent: Array | None) -> Array | None:
+        """Return what `products_tangent` multiplies with keys: q', q, or both side by side; None is 0."""
+        if tangents.key is None or query_tangent is None:
+            return query_tangent if tangents.key is None else query
+        return self.xp.concat([query_tangent, query], axis=-1)
+
+    def products_tangent(self, tile: Tile, tangents: Tangents, operand: Array | None) -> Array | None:
+        """Return the tangent of the products before the softcap, q' k + q k', in one product; None is 0."""
+        xp, keys = self.xp, self.key.slices(self.grid)
+        if operand is None:
+            return None
+        if tangents.key is None:
+            key = keys(tile.columns)
+        else:
+            key = tangents.key.slices(self.grid)(tile.columns)
+            if operand.shape[-1] > key.shape[-1]:
+                key = xp.concat([keys(tile.columns), key], axis=-1)
+        buffer = None if self.buffers is None else self.buffers.tangent
+        return matmul_grouped(xp, operand, xp.matrix_transpose(key), buffer)
+
+    def tangent(
+        self, tile: Tile, tangents: Tangents, operand: Array | None, products: Array, allowed: Allowed
+    ) -> Array | None:
+        """Return the tangent of the scores of a tile, 0 where a pair may not attend; None if it is 0.
+
+        `products` are the soft-capped ones, of which only a call with a softcap needs some.
+        """
+        changed = self.products_tangent(tile, tangents, operand)
+        slope = None if changed is None else self.slope(products, allowed)
+        changed = changed if changed is None or slope is None else changed * slope
+        for bias in tangents.options.biases:
+            added = cast(Added, bias).added(tile)
+            changed = added if changed is None else changed + added
+        return None if changed is None else self.without_masked(changed, allowed)
+
     def slope(self, capped: Array, allowed: Allowed) -> Array | None:
         """Return the derivative of the softcap, 1 - tanh^2, from `products`; None if there is no softcap.
 
@@ -207,6 +290,13 @@ class Scores(NamedTuple):
             return None
         tanh = self.without_masked(capped, allowed) / self.options.softcap
         return -(tanh * tanh) + 1.0
+
+    def try_functions(self, tile: Tile, products: Array, allowed: Allowed) -> None:
+        """Refuse a bias whose function does more than add to the soft-capped products of a tile."""
+        for bias in self.options.biases:
+            if bias.is_of_caller:
+                finite = self.without_masked(products, allowed)
+                bias.gradient(tile, finite, finite)
 
     def without_masked(self, array: Array, allowed: Allowed) -> Array:
         """Return an array of a tile, with 0 where a pair may not attend."""

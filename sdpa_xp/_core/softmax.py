@@ -16,9 +16,17 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeAlias, cast
 
-from sdpa_xp._core.products import CallBuffers, KeyValueSource, NonfiniteGuard, matmul_grouped, weigh
+from sdpa_xp._core.products import (
+    Buffer,
+    CallBuffers,
+    KeyValueSource,
+    NonfiniteGuard,
+    checksum,
+    matmul_grouped,
+    weigh,
+)
 from sdpa_xp._core.scores import Scores, rows_within
 from sdpa_xp._libraries import LARGEST, dtype_name
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Ufuncs
@@ -31,6 +39,10 @@ MOST_UNDERFLOW = {"float32": 2.0**-74, "float64": 2.0**-970}
 """What underflows for a key, over `LEAST_SUM`, times 2^20 keys, times 2^24 or 2^53 for the last digit."""
 
 
+Sums: TypeAlias = tuple[Array | None, list[Array | None]]
+"""The largest score m of each row, (..., Hq, rows, 1), and sums over its keys, divided by exp(m); None is 0."""
+
+
 class RowResult(NamedTuple):
     """The result of a range of queries."""
 
@@ -38,6 +50,13 @@ class RowResult(NamedTuple):
     m: Array | None
     """The largest score of each row, (..., Hq, rows, 1), -inf in an empty row; None if 0 was used instead."""
     l: Array
+    derivatives: tuple[Array, ...] = ()
+    """Those of the output that were asked for, each (..., Hq, rows, Ev)."""
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """All arrays in which a NaN or inf of the inputs shows."""
+        return self.output, self.l, *self.derivatives
 
     def lse(self, xp: Namespace) -> Array:
         """Return the log-sum-exp, (..., Hq, rows, 1)."""
@@ -56,65 +75,119 @@ class RowResult(NamedTuple):
             parts = [self.m, xp.log(avoid_zero_sum(self.l))]
         return xp.concat([self._of_rows(xp, part) for part in parts], axis=-1)
 
+    def joined_derivatives(self, xp: Namespace) -> Array:
+        """Return the derivatives side by side, (..., Hq, rows, n * Ev)."""
+        first, *others = self.derivatives
+        return xp.concat([first, *others], axis=-1) if others else first
+
     def _of_rows(self, xp: Namespace, column: Array) -> Array:
         """Return a column of the shape of the output, which includes the batch of the values."""
         shape = (*self.output.shape[:-1], 1)
         return column if column.shape == shape else xp.broadcast_to(column, shape) + 0.0
 
 
+Summands: TypeAlias = Callable[[Tile, Array, Allowed, Array, Buffer | None], Iterator[Array]]
+"""What a tile adds to each sum: of (tile, exp(s - m), pairs that may attend, soft-capped products, memory).
+
+Each may lie in the memory, if there is some: it is added before the next one is asked for.
+"""
+
+
 def attend_with_running_shift(
     scores: Scores, query: Array, value: KeyValueSource, plan: Plan, rows: range, guard: NonfiniteGuard
 ) -> RowResult:
     """Return the attention of a `scaled_query`, with the largest score of each row as m."""
-    xp, buffers, dropout = scores.grid.xp, scores.buffers, scores.options.dropout
-    state = None if scores.options.sinks is None else _state_without_keys(scores, query)
-    values = value.slices(scores.grid)
-    for tile, s, allowed, _ in scores.computed_tiles(rows, plan, query):
-        m_new = xp.max(s, axis=-1, keepdims=True)
-        if state is not None:
-            m_new = xp.maximum(state[0], m_new)
-        shift = finite_shift(xp, m_new)
-        p = _exp(buffers, xp, s, shift)
-        l_new = xp.sum(p, axis=-1, keepdims=True)
+    xp, dropout, values = scores.grid.xp, scores.options.dropout, value.slices(scores.grid)
+
+    def summands(tile: Tile, p: Array, allowed: Allowed, _: Array, memory: Buffer | None) -> Iterator[Array]:
+        yield xp.sum(p, axis=-1, keepdims=True)
         # Dropout comes after the sum: the weights are normalised before some are dropped.
         kept = p if dropout is None else dropout.apply(tile, p)
         # No name for the values: a copy from a paged cache would live until the next copy has been made.
-        # The first tile has nothing to rescale: with one tile this is the textbook formula.
-        if state is None:
-            state = m_new, l_new, weigh(xp, kept, values(tile.columns), allowed, guard)
-            continue
-        m, l, o = state
-        rescale = xp.exp(m - shift)
-        if o is None:
-            o = weigh(xp, kept, values(tile.columns), allowed, guard)
-        elif buffers is None:
-            o = o * rescale + weigh(xp, kept, values(tile.columns), allowed, guard)
-        else:
-            o *= rescale
-            o += weigh(xp, kept, values(tile.columns), allowed, guard, buffers.product)
-        state = m_new, l * rescale + l_new, o
-    m, l, o = state or _state_without_keys(scores, query)
+        yield weigh(xp, kept, values(tile.columns), allowed, guard, memory)
+
+    start = None if scores.options.sinks is None else sums_without_keys(scores, query, 2)
+    m, (l, o) = running_sums(scores, query, plan, rows, summands, start) or sums_without_keys(scores, query, 2)
+    l = cast(Array, l)
     if o is None:
         o = xp.broadcast_to(xp.zeros_like(l), (*l.shape[:-1], value.width))
     return RowResult(o / avoid_zero_sum(l), m, l)
 
 
-def _exp(buffers: CallBuffers | None, xp: Namespace, s: Array, shift: Array) -> Array:
+def running_sums(
+    scores: Scores,
+    query: Array,
+    plan: Plan,
+    rows: range,
+    summands: Summands,
+    start: Sums | None,
+    *,
+    keeps_products: bool = False,
+    has_fixed_shift: bool = False,
+) -> Sums | None:
+    """Return the largest score m of each row of a `scaled_query`, and sums over the keys, divided by exp(m).
+
+    `start` are those of the sinks, if there are some. Without, rows that meet no key have no sums. With
+    `has_fixed_shift`, which needs buffers, m is 0: check the result with `is_accurate`.
+    """
+    xp, buffers, state = scores.grid.xp, scores.buffers, start
+    for tile, s, allowed, products in scores.computed_tiles(rows, plan, query, keeps_products=keeps_products):
+        m: Array | None = None
+        rescale: Array | None = None
+        if has_fixed_shift:
+            p = _exp(buffers, xp, s, None)
+        else:
+            m = xp.max(s, axis=-1, keepdims=True)
+            if state is not None and state[0] is not None:
+                m = xp.maximum(state[0], m)
+            shift = finite_shift(xp, m)
+            p = _exp(buffers, xp, s, shift)
+            if state is not None and state[0] is not None:
+                rescale = xp.exp(state[0] - shift)
+        # The first tile has nothing to rescale: with one tile this is the textbook formula.
+        if state is None:
+            state = m, [*summands(tile, p, allowed, products, None)]
+            continue
+        sums = state[1]
+        memory = None if buffers is None or any(old is None for old in sums) else buffers.product
+        for n, new in enumerate(summands(tile, p, allowed, products, memory)):
+            old = sums[n]
+            sums[n] = new if old is None else _added(old, rescale, new, in_place=buffers is not None)
+        state = m, sums
+    return state
+
+
+def _added(old: Array, rescale: Array | None, new: Array, *, in_place: bool) -> Array:
+    """Return old * rescale + new."""
+    if not in_place or old.shape != new.shape or (rescale is not None and rescale.shape[:-1] != old.shape[:-1]):
+        return (old if rescale is None else old * rescale) + new
+    if rescale is not None:
+        old *= rescale
+    old += new
+    return old
+
+
+def _exp(buffers: CallBuffers | None, xp: Namespace, s: Array, shift: Array | None) -> Array:
     """Return exp(s - shift), in the memory of s if nothing else can hold that array."""
-    if buffers is None or s.shape[:-1] != shift.shape[:-1]:
-        return xp.exp(s - shift)
-    s -= shift
+    if buffers is None or (shift is not None and s.shape[:-1] != shift.shape[:-1]):
+        return xp.exp(s if shift is None else s - shift)
+    if shift is not None:
+        s -= shift
     return buffers.functions.exp(s, out=s)
 
 
-def _state_without_keys(scores: Scores, query: Array) -> tuple[Array, Array, Array | None]:
-    """Return m, l and o of rows that have met no key: -inf and 0, or sink and 1. None is an o of 0."""
+def sums_without_keys(scores: Scores, query: Array, count: int) -> Sums:
+    """Return m and `count` sums of rows that have met no key, the first of which is l.
+
+    They are -inf and 0, or the sink and 1; the other sums are 0.
+    """
     xp, sinks = scores.xp, scores.options.sinks
     zero = xp.zeros_like(query[..., :1])  # on the device of the query
     l = xp.broadcast_to(zero, (*scores.leading_shape, query.shape[-2], 1))
+    others: list[Array | None] = [None] * (count - 1)
     if sinks is None:
-        return zero - math.inf, l, None
-    return zero + sinks, xp.where(is_masked(sinks), l, l + 1.0), None
+        return zero - math.inf, [l, *others]
+    return zero + sinks, [xp.where(is_masked(sinks), l, l + 1.0), *others]
 
 
 def attend_with_fixed_shift(
@@ -170,7 +243,9 @@ def is_accurate(scores: Scores, value: KeyValueSource, plan: Plan, rows: range, 
     With sums from `LEAST_SUM` to 1, products with very small values may underflow, so the values are checked.
     """
     xp, l = scores.xp, result.l
-    if not math.isfinite(float(xp.sum(result.output))) or not float(xp.max(l)) < math.inf:
+    if not math.isfinite(float(checksum(xp, (result.output, *result.derivatives)))):
+        return False
+    if not float(xp.max(l)) < math.inf:
         return False
     least = float(xp.min(l))
     if least >= 1:

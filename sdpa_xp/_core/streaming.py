@@ -11,6 +11,7 @@ from functools import cache, partial
 from typing import TypeAlias, cast
 
 from sdpa_xp._core import threads
+from sdpa_xp._core.forward_mode import attend_with_tangents
 from sdpa_xp._core.products import (
     KeyValueSource,
     NonfiniteGuard,
@@ -29,8 +30,8 @@ from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
 from sdpa_xp._tiles.plan import Plan, Task
 from sdpa_xp._tiles.tile import LeadingSlice, RowBlock
 
-LseOf: TypeAlias = Callable[[RowResult], Array]
-"""What computes the log-sum-exp of some rows, (..., Hq, rows, 1 or 2)."""
+OfRows: TypeAlias = Callable[[RowResult], Array]
+"""What is returned beside the output of some rows: log-sum-exp, (..., Hq, rows, 1 or 2), or derivatives."""
 
 
 def attend(
@@ -46,25 +47,32 @@ def attend(
 ) -> tuple[Array, Array | None]:
     """Return output (..., Hq, L, Ev) in `dtype`, and log-sum-exp (..., Hq, L, 1) in the accumulation dtype.
 
-    With `in_parts` the log-sum-exp is (..., Hq, L, 2), as in `RowResult.lse_parts`. With tasks, the output is
-    written to `out`, which holds zeros of the output's shape and dtype. A device does not read `checksums`
+    With `in_parts` the log-sum-exp is (..., Hq, L, 2), as in `RowResult.lse_parts`. If the scores have
+    tangents, the derivatives of the output come instead, side by side on the last axis. With tasks, the output
+    is written to `out`, which holds zeros of the output's shape and dtype. A device does not read `checksums`
     but adds to them: if one is NaN or inf, the caller passes `scores` without `finite_inputs` once more.
     """
-    lse_of = partial(RowResult.lse_parts if in_parts else RowResult.lse, xp=scores.xp) if with_lse else None
+    of_rows: OfRows | None = None
+    if scores.tangents:
+        of_rows = partial(RowResult.joined_derivatives, xp=scores.xp)
+    elif with_lse:
+        of_rows = partial(RowResult.lse_parts if in_parts else RowResult.lse, xp=scores.xp)
     if plan.is_loop:
-        return _attend_in_a_loop(scores, value, plan, dtype, lse_of)
+        return _attend_in_a_loop(scores, value, plan, dtype, of_rows)
     is_small = plan.is_one_tile and not plan.tries_without_maximum
     if is_small or not scores.grid.is_writeable:
-        return _attend_and_join(scores, value, plan, dtype, lse_of, checksums)
+        return _attend_and_join(scores, value, plan, dtype, of_rows, checksums)
     xp, grid, shape = scores.xp, scores.grid, scores.grid.shape[:-1]
     if out is None:
         out = xp.zeros((*shape, value.width), dtype=dtype, device=grid.device)
-    lse = xp.zeros((*shape, 1 + in_parts), dtype=grid.dtype, device=grid.device) if lse_of else None
-    if scores.options.has_functions:  # a function may keep the scores that it gets, so no buffer holds them
-        _attend_in_tasks(scores, value, plan, out, lse, lse_of)
+    columns = len(scores.tangents) * value.width if scores.tangents else 1 + in_parts
+    lse = xp.zeros((*shape, columns), dtype=grid.dtype, device=grid.device) if of_rows else None
+    # A function may keep the scores that it gets, and the slope of a softcap needs them: no buffer holds them.
+    if scores.options.has_functions or (scores.tangents and scores.options.softcap is not None):
+        _attend_in_tasks(scores, value, plan, out, lse, of_rows)
         return out, lse
     with call_buffers(grid) as buffers:
-        _attend_in_tasks(scores._replace(buffers=buffers), value, plan, out, lse, lse_of)
+        _attend_in_tasks(scores._replace(buffers=buffers), value, plan, out, lse, of_rows)
     return out, lse
 
 
@@ -73,7 +81,7 @@ def _attend_and_join(
     value: KeyValueSource,
     plan: Plan,
     dtype: Dtype,
-    lse_of: LseOf | None,
+    of_rows: OfRows | None,
     checksums: list[Array] | None,
 ) -> tuple[Array, Array | None]:
     """Return what `attend` returns, without writing to an array: with autograd, on devices, in lazy libraries.
@@ -86,7 +94,7 @@ def _attend_and_join(
     else:
         results = _attend_on_device(scores, value, plan, checksums)
     outputs = [astype_if_needed(xp, result.output, dtype) for result in results]
-    return _joined(xp, outputs, [lse_of(result) for result in results] if lse_of else [])
+    return _joined(xp, outputs, [of_rows(result) for result in results] if of_rows else [])
 
 
 def _joined(xp: Namespace, outputs: Sequence[Array], lses: Sequence[Array]) -> tuple[Array, Array | None]:
@@ -107,7 +115,7 @@ def _attend_on_device(
     xp, row_ranges, finite = scores.xp, [*plan.row_ranges()], scores.options.finite_inputs
 
     def guarded(rows: range, guard: NonfiniteGuard) -> RowResult:
-        return attend_with_running_shift(scores, scores.scaled_query(rows), value, plan, rows, guard)
+        return _attend_keys(scores, scores.scaled_query(rows), value, plan, rows, guard)
 
     guard = _first_guard(scores, value) if finite is None or "value" in finite else "pairs"
     results = [guarded(rows, guard) for rows in row_ranges]
@@ -115,13 +123,13 @@ def _attend_on_device(
         return results
     if any(is_traced(result.output) for result in results):  # a function of the caller has brought it in
         return [guarded(rows, "columns") for rows in row_ranges]
-    of_rows = [xp.reshape(checksum(xp, result.output, result.l), (1,)) for result in results]
+    sums = [xp.reshape(checksum(xp, result.arrays), (1,)) for result in results]
     if checksums is not None:
-        checksums += of_rows
+        checksums += sums
         return results
     return [
         result if is_right else guarded(rows, "pairs")
-        for rows, result, is_right in zip(row_ranges, results, are_finite(of_rows), strict=True)
+        for rows, result, is_right in zip(row_ranges, results, are_finite(sums), strict=True)
     ]
 
 
@@ -131,7 +139,7 @@ def _attend_in_tasks(
     plan: Plan,
     output: Array,
     lse: Array | None,
-    lse_of: LseOf | None,
+    of_rows: OfRows | None,
 ) -> None:
     """Write output and log-sum-exp; threads take one task after the other.
 
@@ -139,7 +147,7 @@ def _attend_in_tasks(
     again, so that the result does not depend on which task fails first.
     """
     xp, grid = scores.xp, scores.grid
-    scores = scores._replace(options=scores.options.for_tiles(grid))
+    scores = scores.for_tiles()
     scores = scores._replace(known_tiles={} if scores.options.mask.is_shared else None)
     has_buffers = scores.buffers is not None and not grid.is_traced
     shortcut = _Shortcut(plan.tries_without_maximum and has_buffers and scores.options.sinks is None)
@@ -164,8 +172,8 @@ def _attend_in_tasks(
                 result = attend_rows(part, values, plan, task.rows)
             if result.output is not out:
                 output[index] = astype_if_needed(xp, result.output, output.dtype)
-            if lse is not None and lse_of is not None:
-                lse[index] = lse_of(result)
+            if lse is not None and of_rows is not None:
+                lse[index] = of_rows(result)
 
     threads.run(write, plan.tasks(), plan.threads)
     if not shortcut.is_open and shortcut.tasks:
@@ -184,7 +192,11 @@ class _Shortcut:
         self, scores: Scores, value: KeyValueSource, plan: Plan, task: Task, out: Array | None
     ) -> RowResult | None:
         """Return the attention of a task, or None if digits are lost. It may be in `out`, which is zeros."""
-        result = attend_with_fixed_shift(scores, scores.scaled_query(task.rows), value, plan, task.rows, out)
+        query, rows = scores.scaled_query(task.rows), task.rows
+        if scores.tangents:
+            result = attend_with_tangents(scores, query, value, plan, rows, "none", has_fixed_shift=True)
+        else:
+            result = attend_with_fixed_shift(scores, query, value, plan, rows, out)
         if is_accurate(scores, value, plan, task.rows, result):
             # No lock: `append` is one step of the list, and each task is appended once.
             self.tasks.append(task)
@@ -202,7 +214,7 @@ def _first_guard(scores: Scores, value: KeyValueSource) -> NonfiniteGuard:
 def attend_rows(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) -> RowResult:
     """Return the attention of one range of queries."""
     is_traced_call = scores.grid.is_traced
-    guarded = partial(attend_with_running_shift, scores, scores.scaled_query(rows), value, plan, rows)
+    guarded = partial(_attend_keys, scores, scores.scaled_query(rows), value, plan, rows)
     # No value of a traced call can be read, so all rows are computed in the same way.
     result = guarded("columns" if is_traced_call else _first_guard(scores, value))
     if is_traced_call or not scores.options.may_mask:  # without a mask, each NaN and inf belongs to the output
@@ -210,11 +222,19 @@ def attend_rows(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) 
     if is_traced(result.output):  # a function of the caller has brought in a traced array
         return guarded("columns")
     # A NaN or inf may come from a masked pair (see products.py): only then the rows are worth a second pass.
-    return result if is_finite(scores.xp, result.output, result.l) else guarded("pairs")
+    return result if is_finite(scores.xp, result.arrays) else guarded("pairs")
+
+
+def _attend_keys(
+    scores: Scores, query: Array, value: KeyValueSource, plan: Plan, rows: range, guard: NonfiniteGuard
+) -> RowResult:
+    """Return the attention of a `scaled_query`, with derivatives if the scores have tangents."""
+    attend = attend_with_tangents if scores.tangents else attend_with_running_shift
+    return attend(scores, query, value, plan, rows, guard)
 
 
 def _attend_in_a_loop(
-    scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, lse_of: LseOf | None
+    scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, of_rows: OfRows | None
 ) -> tuple[Array, Array | None]:
     """Return what `attend` returns, computed in loops over blocks of queries that the compiler keeps.
 
@@ -226,7 +246,7 @@ def _attend_in_a_loop(
     has_equal_keys = scores.key_range(bands[0]) == scores.key_range(bands[-1])
     if has_equal_keys or loops.may_be_shared():
         bands = [range(plan.queries)]
-    results = [_attend_band(scores, value, plan, dtype, lse_of, loops, band) for band in bands]
+    results = [_attend_band(scores, value, plan, dtype, of_rows, loops, band) for band in bands]
     lses = [lse for _, lse in results if lse is not None]
     return _joined(scores.xp, [output for output, _ in results], lses)
 
@@ -236,7 +256,7 @@ def _attend_band(
     value: KeyValueSource,
     plan: Plan,
     dtype: Dtype,
-    lse_of: LseOf | None,
+    of_rows: OfRows | None,
     loops: Loops,
     band: range,
 ) -> tuple[Array, Array | None]:
@@ -252,8 +272,8 @@ def _attend_band(
 
     def compute(start: Array) -> tuple[Array, Array | None]:
         block = scores._replace(block=RowBlock(start, rows, step))
-        result = attend_with_running_shift(block, block.scaled_query(band), value, plan, band, "columns")
-        return astype_if_needed(xp, result.output, dtype), lse_of(result) if lse_of else None
+        result = _attend_keys(block, block.scaled_query(band), value, plan, band, "columns")
+        return astype_if_needed(xp, result.output, dtype), of_rows(result) if of_rows else None
 
     numbers = scores.grid.arange(0, passes)
     starts = numbers if step > 1 else xp.clip(numbers * rows, 0, queries - rows)

@@ -42,11 +42,15 @@ class ScoreModifier(Tree, Immutable):
 
     def arrays(self) -> Iterator[tuple[str, object]]:
         """Return the arrays among the arguments, by the names of these."""
+        return ((argument, getattr(part, argument)) for part, argument in self.holders())
+
+    def holders(self) -> Iterator[tuple[ScoreModifier, str]]:
+        """Return for each of `arrays` the value that holds it, and the argument of that value which it is."""
         for name, argument in self._fields():
             if is_array(argument):
-                yield name, argument
+                yield self, name
         for part in self.parts:
-            yield from part.arrays()
+            yield from part.holders()
 
     @property
     def parts(self) -> tuple[ScoreModifier, ...]:

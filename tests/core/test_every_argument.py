@@ -37,6 +37,7 @@ TOKENS = np.ones((2, 3, 8), F)
 CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (sdpa_xp.scaled_dot_product_attention, CALL),
     (sdpa_xp.scaled_dot_product_attention_vjp, CALL),
+    (sdpa_xp.scaled_dot_product_attention_jvp, CALL | {"tangents": {}}),
     (attention_state, CALL),
     (sdpa_xp.attention_weights, {"query": Q, "key": K}),
     (sdpa_xp.attention_scores, {"query": Q, "key": K}),

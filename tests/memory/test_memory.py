@@ -16,6 +16,7 @@ from sdpa_xp import (
     biases,
     masks,
     scaled_dot_product_attention,
+    scaled_dot_product_attention_jvp,
     scaled_dot_product_attention_vjp,
     varlen_attention,
 )
@@ -87,6 +88,19 @@ def test_no_gradient_makes_a_score_matrix(monkeypatch: pytest.MonkeyPatch, make:
     """Neither the output with what is kept for the pullback, nor the pullback."""
     override(monkeypatch, "ONE_CORE", TileSize(64, 256, 2**14))
     assert_linear(make, lambda *x, **rules: scaled_dot_product_attention_vjp(*x, **rules)[1](x[0]))
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("make", FEATURES.values(), ids=FEATURES)
+def test_no_tangent_makes_a_score_matrix(monkeypatch: pytest.MonkeyPatch, make: Made) -> None:
+    override(monkeypatch, "ONE_CORE", TileSize(64, 256, 2**14))
+
+    def push(*x: Any, **rules: Any) -> Any:
+        return scaled_dot_product_attention_jvp(
+            *x, dict(zip(("query", "key", "value"), x, strict=True)), **rules
+        )
+
+    assert_linear(make, push)
 
 
 def test_a_pullback_keeps_the_inputs_the_output_and_the_log_sum_exp(rng: np.random.Generator) -> None:

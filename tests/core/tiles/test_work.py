@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import ONE_CORE, backward, cut_small, prepare, products, scores, softmax
+from internals import ONE_CORE, PROBE_SIDE, backward, cut_small, prepare, products, scores, softmax
 from libraries import each_module
 
 import sdpa_xp
-from sdpa_xp import biases, explain, gradients, masks, scaled_dot_product_attention
+from sdpa_xp import biases, explain, masks, scaled_dot_product_attention
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
 
 MOST_FILES = 16
@@ -209,7 +209,7 @@ def test_a_function_is_tried_on_few_scores(queries: int, keys: int) -> None:
 
     q, k = np.ones((1, queries, 4), F), np.ones((1, keys, 4), F)
     vjp(q, k, k, bias=biases.from_function(score_mod))
-    probed = gradients.PROBE_SIDE
+    probed = PROBE_SIDE
     assert math.prod(shapes[0]) == min(queries, probed) * min(keys, probed)
     assert max(map(math.prod, shapes)) <= max(queries * keys, probed**2)
 

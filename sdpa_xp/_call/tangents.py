@@ -1,0 +1,84 @@
+"""The tangents of a call: checked against the arrays that they belong to, and bound to the grid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from sdpa_xp._call.options import CallOptions, named_arrays
+from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._checks.arrays import check_known, check_one_device, check_one_dtype, check_one_library
+from sdpa_xp._checks.messages import shown
+from sdpa_xp._core.products import ArraySource
+from sdpa_xp._core.scores import Tangents
+from sdpa_xp._libraries import access_of
+from sdpa_xp._libraries.protocols import TRACED, Array
+from sdpa_xp.biases.algebra import ArrayBias, Bias
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+
+
+def check_tangents(
+    function: str,
+    tangents: object,
+    arrays: Mapping[str, Array],
+    argument: str = "tangents",
+    count: int | None = None,
+) -> dict[str, Array]:
+    """Check that each tangent is like the array of its name among the floating `arrays` of a call.
+
+    With a `count`, each has one more axis of that length in front.
+    """
+    if not isinstance(tangents, Mapping):
+        rule = f"`{argument}` must be a dict of arrays by the names of the arguments that change"
+        raise ArgumentTypeError(function, rule, {argument: shown(tangents)}, "Such as {'query': array}.")
+    checked = {}
+    for name, value in tangents.items():
+        if name not in arrays:
+            rule = f"`{argument}` must be named like the floating arrays of the call: {', '.join(arrays)}"
+            raise ArgumentValueError(function, rule, {argument: f"one named {shown(name)}"})
+        full_name = f'{argument}["{name}"]'
+        _, named = check_one_library(function, {name: arrays[name], full_name: value})
+        check_one_dtype(function, named)
+        check_one_device(function, named)
+        tangent = checked[name] = named[full_name]
+        check_known(function, full_name, tangent.shape)
+        shape = arrays[name].shape if count is None else (count, *arrays[name].shape)
+        if tangent.shape != shape:
+            rule = f"`{full_name}` must have the shape of `{name}`"
+            rule += "" if count is None else ", behind one axis for the directions"
+            got = {f"{full_name}.shape": tangent.shape, f"{name}.shape": arrays[name].shape}
+            raise ArgumentValueError(function, rule, got)
+    return checked
+
+
+def accessible(call: PreparedCall, arrays: Iterable[Array]) -> PreparedCall:
+    """Return the call, computed as more arrays allow: they may be traced, or record operations."""
+    grid, access = call.grid, access_of([*call.arrays.values(), *arrays])
+    if grid.is_traced or not (access.is_traced or (grid.is_writeable and not access.is_writeable)):
+        return call
+    access = TRACED if access.is_traced else grid.access._replace(is_writeable=False)
+    return call._replace(grid=replace(grid, access=access), derived={})
+
+
+def bind_tangents(call: PreparedCall, options: CallOptions, tangents: Mapping[str, Array]) -> Tangents:
+    """Bind checked tangents of a call with these `options` to the grid of its scores."""
+    inputs = call.heads_first({name: tangents[name] for name in call.arrays if name in tangents})
+    biases = tuple(_changed_biases(options, tangents))
+    of_options = call.options._replace(
+        masks=(), biases=biases, scale=tangents.get("scale"), softcap=None, sinks=tangents.get("sinks")
+    )
+    key, value = (ArraySource(inputs[name]) if name in inputs else None for name in ("key", "value"))
+    return Tangents(inputs.get("query"), key, value, of_options.bind(call.grid, call.sizes.width))
+
+
+def _changed_biases(options: CallOptions, tangents: Mapping[str, Array]) -> Iterator[Bias]:
+    """Yield the biases of the tangents of their arrays; those of which no array changes add nothing."""
+    for argument in ("attn_mask", "bias"):
+        if argument in tangents:
+            yield ArrayBias(tangents[argument], argument)
+    if isinstance(options.bias, Bias):
+        for name, part, argument in named_arrays("bias", options.bias):
+            if name in tangents:
+                changes: dict[str, Any] = {argument: tangents[name]}
+                yield cast(Bias, replace(part, **changes))

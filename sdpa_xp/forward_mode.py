@@ -1,0 +1,156 @@
+"""Attention with derivatives along directions, computed in the same pass: forward mode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar, cast
+
+from sdpa_xp._call.options import CallOptions, floating_arrays
+from sdpa_xp._call.prepared_call import PreparedCall, prepare
+from sdpa_xp._call.tangents import accessible, bind_tangents, check_tangents
+from sdpa_xp._checks.arrays import Layout
+from sdpa_xp._checks.keywords import Implementation, explains_keywords
+from sdpa_xp._core import streaming
+from sdpa_xp._core.gradient_sums import try_functions
+from sdpa_xp._core.products import ArraySource
+from sdpa_xp._libraries import overridden
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
+from sdpa_xp.biases import Bias
+from sdpa_xp.errors import ArgumentTypeError
+from sdpa_xp.masks import Mask
+
+A = TypeVar("A", bound=AnyArray)
+JVP = "scaled_dot_product_attention_jvp"
+
+
+@explains_keywords
+def scaled_dot_product_attention_jvp(
+    query: A,
+    key: AnyArray,
+    value: AnyArray,
+    tangents: Mapping[str, AnyArray],
+    attn_mask: Mask | AnyArray | None = None,
+    *,
+    bias: Bias | AnyArray | None = None,
+    is_causal: bool = False,
+    scale: float | AnyArray | None = None,
+    softcap: float | None = None,
+    sinks: AnyArray | None = None,
+    dropout_p: float = 0.0,
+    rng: Rng | None = None,
+    softmax_dtype: Dtype | None = None,
+    layout: Layout = "...HLE",
+    implementation: Implementation | None = None,
+) -> tuple[A, A]:
+    r"""Compute attention, and its derivative along a direction: the Jacobian-vector product.
+
+    If the inputs move by a small number times `tangents`, the output moves by this number times the tangent.
+    With the weights $p$ of a row and the tangents $s'$ of its scores, the tangent of the row is
+    $\sum_j p_j (s'_j v_j + v'_j) - (\sum_j p_j s'_j) (\sum_j p_j v_j)$.
+
+    All sums are computed in one pass over the keys, so memory grows with L + S.
+
+    Shapes:
+        As for `scaled_dot_product_attention`.
+
+    Args:
+        query: (..., Hq, L, E). All arguments but `tangents` are as in `scaled_dot_product_attention`.
+        key: (..., H, S, E).
+        value: (..., H, S, Ev).
+        tangents: The direction: a dict of arrays, each with the shape and dtype of the argument of its name.
+            The names are those of the gradients of `scaled_dot_product_attention_vjp`, such as "query", "scale"
+            or "bias.slopes". Arguments without a tangent do not move.
+        attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
+        bias: A bias, or an array that broadcasts to (..., Hq, L, S). The function of `biases.from_function`
+            may only add to the score.
+        is_causal: Query i attends to key j only if j <= i.
+        scale: A number, or an array that broadcasts to (..., Hq, L, 1).
+        softcap: A positive number; None or 0 is off.
+        sinks: (..., Hq).
+        dropout_p: From 0 to 1.
+        rng: Required if dropout_p > 0. The output and its tangent drop the same weights.
+        softmax_dtype: float32, float64 or None.
+        layout: "...HLE" or "...LHE".
+        implementation: `"xp"` or None.
+
+    Returns:
+        The output and its tangent, both (..., Hq, L, Ev) in the dtype of the query.
+
+    Raises:
+        TypeError: As for `scaled_dot_product_attention`; or a tangent has another library or dtype than its
+            argument, or the arrays are lazy arrays in chunks.
+        ValueError: As for `scaled_dot_product_attention`; or a tangent has another shape or device than its
+            argument, or a name that no floating argument of the call has; or the function of a bias does more
+            than add.
+
+    Numerics:
+        Sums in the accumulation dtype, rounded once. A row whose keys are all masked has the tangent 0. A
+        masked pair adds nothing, even if its key, value or a tangent is NaN or inf. Inside a jit, a NaN is
+        without effect only if no query attends to its key.
+
+    Examples:
+        >>> import numpy as np
+        >>> query, key, value = np.zeros((1, 2)), np.eye(2), np.asarray([[1.0], [3.0]])
+        >>> scaled_dot_product_attention_jvp(
+        ...     query, key, value, {"query": np.asarray([[0.0, 1.0]])}, scale=1
+        ... )
+        (array([[2.]]), array([[0.5]]))
+
+    References:
+        Lu and Song, "Simplifying, Stabilizing and Scaling Continuous-Time Consistency Models", arXiv
+        2410.11081, appendix F.
+    """
+    options = CallOptions(
+        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
+    )
+    inputs: dict[str, Any] = {"query": query, "key": key, "value": value}
+    if (
+        result := overridden(JVP, inputs, lambda: {"tangents": tangents, **options._asdict()})
+    ) is not NotImplemented:
+        return cast(tuple[A, A], result)
+    call = prepare(JVP, inputs, options)
+    checked = check_tangents(JVP, tangents, floating_arrays(inputs, options))
+    output, tangent = jvp(call, options, checked)
+    return cast(tuple[A, A], (call.checked(output), call.checked(tangent, "tangent")))
+
+
+def jvp(call: PreparedCall, options: CallOptions, tangents: Mapping[str, Array]) -> tuple[Array, Array]:
+    """Return the output of a prepared call and its tangent, in the caller's layout and dtype.
+
+    `options` are those that the call was prepared with, and `tangents` have passed `check_tangents`.
+    """
+    output, (tangent,) = _derivatives(call, options, [tangents])
+    return output, tangent
+
+
+def _derivatives(
+    call: PreparedCall, options: CallOptions, directions: list[Mapping[str, Array]]
+) -> tuple[Array, list[Array]]:
+    refuse_chunks(call)
+    call = accessible(call, [array for of_direction in directions for array in of_direction.values()])
+    xp, width = call.grid.xp, call.arrays["value"].shape[-1]
+    with call.computing():
+        if call.is_empty:
+            output = xp.zeros((*call.grid.shape[:-1], width), dtype=call.grid.dtype, device=call.grid.device)
+            return call.result(output), [call.result(xp.zeros_like(output)) for _ in directions]
+        if call.options.biases:
+            try_functions(call.scores_without_dropout())
+        tangents = tuple(bind_tangents(call, options, of_direction) for of_direction in directions)
+        scores = call.scores()
+        # The tangents may be NaN too, so the result shows whether anything is.
+        scores = scores._replace(tangents=tangents, options=scores.options._replace(finite_inputs=None))
+        output, joined = streaming.attend(
+            scores, ArraySource(call.arrays["value"]), call.plan(), call.grid.dtype
+        )
+        joined = cast(Array, joined)
+        derivatives = [joined[..., n * width : (n + 1) * width] for n in range(len(directions))]
+        return call.result(output), [call.result(derivative) for derivative in derivatives]
+
+
+def refuse_chunks(call: PreparedCall) -> None:
+    """Refuse arrays in chunks."""
+    if call.grid.library.chunks is None:
+        return
+    rule = "arrays in chunks support gradients, but no derivatives along directions"
+    hint = "Compute the arrays first, or call it for blocks of queries."
+    raise ArgumentTypeError(call.grid.function, rule, {"query": f"an array of {call.grid.library.name}"}, hint)
