@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from types import ModuleType
@@ -147,11 +147,35 @@ def addends(length: str) -> list[str]:
     return length.split("+")
 
 
+def names_in(specs: Iterable[TensorSpec]) -> tuple[str, ...]:
+    """Return the names of lengths in specs, in order of appearance."""
+    parts = (part for spec in specs for length in spec.shape for part in addends(str(length)))
+    return tuple(dict.fromkeys(part for part in parts if not part.isdecimal()))
+
+
 def evaluated(length: int | str, lengths: Mapping[str, int]) -> int:
     """Return a length as a number, when its names have these lengths."""
     if isinstance(length, int):
         return length
     return sum(int(part) if part.isdecimal() else lengths[part] for part in addends(length))
+
+
+def shared(
+    length: int | str,
+    total: int,
+    chosen: Mapping[str, int],
+    names: Collection[str],
+    may_be_0: Collection[str] = (),
+) -> dict[str, int]:
+    """Return lengths for `names` that are not chosen yet, so that their sum `length` is `total`.
+
+    The first name takes what the others leave, and is at least 1 unless it is in `may_be_0`.
+    """
+    parts = addends(str(length))
+    free = [part for part in parts if part in names and part not in chosen]
+    rest = total - sum(int(part) if part.isdecimal() else chosen.get(part, 0) for part in parts)
+    first = {name: max(rest - len(free) + 1, 0 if name in may_be_0 else 1) for name in free[:1]}
+    return first | dict.fromkeys(free[1:], 1)
 
 
 def as_lengths(shape: SymbolicShape) -> tuple[int, ...]:

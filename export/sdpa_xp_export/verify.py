@@ -38,14 +38,7 @@ from sdpa_xp_export._verify.model import (
     stated_call,
     written_call,
 )
-from sdpa_xp_export._verify.trials import (
-    DEFAULT_ROWS,
-    THOROUGH_ROWS,
-    Trial,
-    left_out,
-    trial_settings,
-    trials,
-)
+from sdpa_xp_export._verify.trials import DEFAULT_ROWS, THOROUGH_ROWS, Trial, left_out, trial_settings, trials
 from sdpa_xp_export.report import Agreement, Report, Run
 
 MANY_SCORES = 2**22
@@ -300,12 +293,7 @@ def _real_tokens(call: ExportCall, trial: Trial, result: NDArray[Any], expected:
     return result
 
 
-def _check_arguments(
-    call: object,
-    functions: Mapping[str, object],
-    thorough: object,
-    watch: object,
-) -> None:
+def _check_arguments(call: object, functions: Mapping[str, object], thorough: object, watch: object) -> None:
     check_flag("verify", "thorough", thorough)
     for name, value in functions.items():
         check_instance("verify", name, value, Mask if name == "attn_mask" else Bias)

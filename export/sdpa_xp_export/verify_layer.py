@@ -160,11 +160,7 @@ def verify_layer(
         notes.append(missing_arguments_note(loaded, layer, keywords))
     facts |= {"form": facts["form"] or "no attention", "notes": tuple(filter(None, notes))}
     return LayerReport(
-        **facts,
-        runs=tuple(runs),
-        left_out=(*left_out, *tried.left_out),
-        seed=seed,
-        reference=reference,
+        **facts, runs=tuple(runs), left_out=(*left_out, *tried.left_out), seed=seed, reference=reference
     )
 
 

@@ -116,9 +116,7 @@ def above(source: str, number: float) -> Build:
     def build(model: onnx.ModelProto) -> None:
         limit = add_constant(model, "above", number, np.float32)
         nodes(
-            model,
-            ("ReduceMax", [source], "largest", {"keepdims": 0}),
-            ("Greater", ["largest", limit], "is_so"),
+            model, ("ReduceMax", [source], "largest", {"keepdims": 0}), ("Greater", ["largest", limit], "is_so")
         )
 
     return build

@@ -26,12 +26,7 @@ SUITES = {
         *(f"tests/{name}" for name in ("export", "peers", "examples", "packaging", "chunks", "mesh")),
         *(f"quality/{name}" for name in ("conformance", "agreement")),
     ],
-    "doctest": [
-        "--doctest-modules",
-        "sdpa_xp",
-        "export/sdpa_xp_export",
-        "--ignore=sdpa_xp/integrations",
-    ],
+    "doctest": ["--doctest-modules", "sdpa_xp", "export/sdpa_xp_export", "--ignore=sdpa_xp/integrations"],
     **{
         name: ["tests/core", f"--backends={name}"]
         for name in ("torch", "strict-CPU_DEVICE", "dask", "mlx", "jax")

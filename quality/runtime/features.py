@@ -174,12 +174,7 @@ def _caches(dtype: str) -> Calls:
         "cache, mask of all keys": _call(query, key, **past, attn_mask=keys, is_causal=True),
         "cache, padding": _call(query, key, **past, attn_mask=masks.padding(_per_entry())),
         "cache, alibi, sinks": _call(
-            query,
-            key,
-            **past,
-            bias=biases.alibi(HEADS),
-            sinks=TensorSpec("float32", (HEADS,)),
-            is_causal=True,
+            query, key, **past, bias=biases.alibi(HEADS), sinks=TensorSpec("float32", (HEADS,)), is_causal=True
         ),
     }
 
@@ -255,12 +250,7 @@ def _long(dtype: str) -> Calls:
         "long, window": _call(several, one, attn_mask=masks.sliding_window(5, 0)),
         "long, padding, alibi": _call(several, shared, attn_mask=masks.padding(lengths), bias=biases.alibi(2)),
         "long, cache, sinks": _call(
-            several,
-            one,
-            past_key=past,
-            past_value=past,
-            is_causal=True,
-            sinks=TensorSpec("float32", (2,)),
+            several, one, past_key=past, past_value=past, is_causal=True, sinks=TensorSpec("float32", (2,))
         ),
         "long, mask": _call(several, shared, attn_mask=TensorSpec("bool", ("L+130", "S+140"))),
         "long, of itself": _call(whole, whole),

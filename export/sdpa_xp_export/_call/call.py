@@ -15,7 +15,7 @@ from sdpa_xp_export._call import arguments as checked
 from sdpa_xp_export._call.arguments import OUTPUTS, Arguments
 from sdpa_xp_export._call.operands import GraphOperand, Initializer, kind_of
 from sdpa_xp_export._dtypes.dtype import FLOATING
-from sdpa_xp_export.spec import TensorSpec, addends
+from sdpa_xp_export.spec import TensorSpec, names_in
 
 Layout: TypeAlias = Literal["...HLE", "...LHE"]
 """Heads before the length, or after it."""
@@ -94,10 +94,7 @@ class ExportCall:
     softcap: Annotated[
         float | None,
         Option(
-            "number",
-            checked.number(check_softcap),
-            "A positive number; 0 turns it off.",
-            noun="a soft cap",
+            "number", checked.number(check_softcap), "A positive number; 0 turns it off.", noun="a soft cap"
         ),
     ]
     sinks: Annotated[
@@ -149,9 +146,7 @@ class ExportCall:
     @property
     def symbols(self) -> tuple[str, ...]:
         """The names of the lengths that are known only when the graph runs, in order of appearance."""
-        lengths = (length for spec in self.inputs.values() for length in spec.shape)
-        names = (part for length in lengths if isinstance(length, str) for part in addends(length))
-        return tuple(dict.fromkeys(name for name in names if not name.isdecimal()))
+        return names_in(self.inputs.values())
 
     @property
     def length_axis(self) -> int:

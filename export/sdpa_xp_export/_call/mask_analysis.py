@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -19,7 +20,7 @@ from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.operands import Initializer, kind_of
 from sdpa_xp_export._dtypes.dtype import INTEGERS
-from sdpa_xp_export.spec import SymbolicShape, addends
+from sdpa_xp_export.spec import SymbolicShape, evaluated, shared
 
 LONGEST_NAME = 1000
 """Characters of a length in a file, which may hold anything."""
@@ -184,19 +185,13 @@ class CallNumbers:
         """Return lengths for this many queries and keys, as far as `names` allow it; others are 1."""
         chosen: dict[str, int] = {}
         for length, total in zip(self.scores_shape[-2:], (queries, keys), strict=True):
-            parts = addends(str(length))
-            free = [part for part in parts if part in names and part not in chosen]
-            rest = total - sum(int(part) if part.isdecimal() else chosen.get(part, 0) for part in parts)
-            chosen |= dict.fromkeys(free[1:], 1)
-            chosen |= {name: max(rest - len(free) + 1, 1) for name in free[:1]}
+            chosen |= shared(length, total, chosen, names)
         return {name: chosen.get(name, 1) for name in names}
 
     def sizes(self, lengths: Mapping[str, int]) -> list[int]:
         """Return the shape of the scores; a name that no input has counts as 1."""
-        return [
-            sum(int(part) if part.isdecimal() else lengths.get(part, 1) for part in addends(str(length)))
-            for length in self.scores_shape
-        ]
+        known = defaultdict(lambda: 1, lengths)
+        return [evaluated(length, known) for length in self.scores_shape]
 
     def count(self, lengths: Mapping[str, int]) -> float:
         """Return the number of scores."""

@@ -94,12 +94,7 @@ class TracedGraph(Graph):
 
     def call_graph(self, named: dict[str, GraphValue], float_dtype: str, attend: Attend) -> Graph:
         """Return this graph as the graph of one call of attention, whose inputs are values of this graph."""
-        lists = (
-            "inputs",
-            "nodes",
-            "constants",
-            "weights",
-        )  # the call writes its nodes here
+        lists = ("inputs", "nodes", "constants", "weights")  # the call writes its nodes here
         shared = {name: getattr(self, name) for name in lists}
         return self.part(attend=attend, float_dtype=float_dtype, named=named, **shared)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import CallNumbers
-from sdpa_xp_export.spec import SymbolicShape, TensorSpec, addends, evaluated
+from sdpa_xp_export.spec import SymbolicShape, TensorSpec, addends, evaluated, names_in, shared
 
 Lengths: TypeAlias = dict[str, int]
 """A length by its name."""
@@ -113,7 +113,7 @@ class LengthsOfCall:
         lengths: Lengths = {}
         # The keys come last: with a cache they are a sum, and its past takes what the new tokens leave.
         for length, total in wanted if call.cached else (wanted[0], wanted[2]):
-            self._share(length, total, lengths)
+            lengths |= shared(length, total, lengths, call.symbols, self.past)
         rest = [name for name in call.symbols if name not in lengths]
         lengths |= dict(zip(rest, itertools.chain([batch], itertools.cycle([1, 2])), strict=False))
         return _with_room(call, {name: lengths[name] for name in call.symbols})
@@ -145,16 +145,6 @@ class LengthsOfCall:
         """Return how many numbers the largest array has, of the scores and the inputs."""
         shapes = [self.call.sizes.scores_shape, *(spec.shape for spec in self.call.inputs.values())]
         return max(count_of(shape, lengths) for shape in shapes)
-
-    def _share(self, length: int | str, total: int, lengths: Lengths) -> None:
-        """Give the names in a sum lengths that add up to `total`: the first takes what the others leave."""
-        parts = addends(str(length))
-        free = [name for name in parts if not name.isdecimal() and name not in lengths]
-        rest = total - sum(int(part) if part.isdecimal() else lengths.get(part, 0) for part in parts)
-        for name in free[1:]:
-            lengths[name] = 1
-        for name in free[:1]:
-            lengths[name] = max(rest - len(free) + 1, 0 if name in self.past else 1)
 
 
 def count_of(shape: SymbolicShape, lengths: Mapping[str, int]) -> float:
@@ -224,10 +214,9 @@ class LayerLengths:
         memory: int | None = None,
     ) -> None:
         self.calls, self.blocks, self.thorough = calls, blocks, thorough
-        self.names = _names([*specs.values()])
-        past = _names([spec for name, spec in specs.items() if "past" in name])
-        others = _names([spec for name, spec in specs.items() if "past" not in name])
-        self.past = [name for name in past if name not in others]
+        self.names = names_in(specs.values())
+        others = names_in(spec for name, spec in specs.items() if "past" not in name)
+        self.past = [name for name in self.names if name not in others]
         self.affordable = numbers_within(memory, OF_A_SCORE)
         self.most = most_numbers(memory, thorough=thorough)
 
@@ -309,9 +298,3 @@ class LayerLengths:
         if count <= self.most:
             return f"only the {MOST_CONSTANTS} smallest numbers are tried; `thorough=True` tries it"
         return needs(queries, keys, count, "scores", self.affordable)
-
-
-def _names(specs: Sequence[TensorSpec]) -> list[str]:
-    """Return the names of lengths in the specs."""
-    parts = [part for spec in specs for length in spec.shape for part in addends(str(length))]
-    return [name for name in dict.fromkeys(parts) if not name.isdecimal()]

@@ -151,12 +151,7 @@ def _node(
     if len(more) == 3:  # with a past, the runtime requires the present outputs
         outputs += [(query.elem_type, (*x.dims[:-2], call.sizes.keys, x.dims[-1])) for x in (key, value)]
     output, *present = tile.graph.add_many(
-        "Attention",
-        *operands,
-        outputs=outputs,
-        scale=scale,
-        is_causal=int(is_causal),
-        **FORM.attributes(call),
+        "Attention", *operands, outputs=outputs, scale=scale, is_causal=int(is_causal), **FORM.attributes(call)
     )
     ranks = [spec.ndim for spec in (call.query, call.key, call.value)]
     return [ops.squeeze_front(result, max(3, *ranks)) for result in (output, *present)]

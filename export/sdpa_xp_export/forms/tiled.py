@@ -151,10 +151,9 @@ class _QueryBlock(GraphTile):
         key_mask: KeyMask | None,
     ) -> None:
         """The number of a step, (1,) -> its block of queries, and the keys that are left of all."""
-        self._whole = whole
-        self._host = LengthsInBody(graph, inputs.lengths, inputs.key)
-        rows = _rows(self._host)
-        self.stop = self._host.length(whole.call.sizes.queries) - number * rows
+        host = LengthsInBody(graph, inputs.lengths, inputs.key)
+        rows = _rows(host)
+        self.stop = host.length(whole.call.sizes.queries) - number * rows
         self.start = self.stop - rows
         """The first row, which is negative where rows are missing."""
         first = xp.maximum(self.start, 0, exact=False)
@@ -164,14 +163,7 @@ class _QueryBlock(GraphTile):
             self.key_mask = KeyMask(graph.here(key_mask.allowed), graph.here(key_mask.added))
         rows_of_tile, columns = TileRange("queries", "rows", (first, self.stop)), TileRange("keys", kept)
         super().__init__(whole.lengths, graph, rows_of_tile, columns, masks)
-
-    @property
-    def host(self) -> GraphLengths:
-        return self._host
-
-    @property
-    def whole(self) -> GraphTile:
-        return self._whole
+        self.host, self.whole = host, whole
 
     @property
     def hides_keys(self) -> bool:

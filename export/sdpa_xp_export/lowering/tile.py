@@ -55,6 +55,10 @@ class KeyMask:
 class GraphTile:
     """Some queries against some keys; its values are written into `graph`, which may be the body of a loop."""
 
+    host: GraphLengths
+    """The lengths of the call for arithmetic with lengths, as values of this graph."""
+    whole: GraphTile
+    """The tile of all pairs, in the graph around the loop if this graph is the body of one."""
     key_mask: KeyMask | None = None
     """What is masked apart from `masks`, in keys and values that are 0 there."""
     positions: tuple[GraphValue, GraphValue] | None = None
@@ -68,21 +72,12 @@ class GraphTile:
         columns: TileRange,
         masks: tuple[Mask, ...] | None = None,
     ) -> None:
-        self.lengths = lengths
+        self.lengths = self.host = lengths
+        self.whole = self
         self.graph = graph
         self.row_range = rows
         self.column_range = columns
         self.masks = lengths.call.masks if masks is None else masks
-
-    @property
-    def host(self) -> GraphLengths:
-        """The lengths of the call for arithmetic with lengths, as values of this graph."""
-        return self.lengths
-
-    @property
-    def whole(self) -> GraphTile:
-        """The tile of all pairs, in the graph around the loop if this graph is the body of one."""
-        return self
 
     @property
     def hides_keys(self) -> bool:

@@ -258,13 +258,7 @@ def test_prefill_of_an_empty_cache(rng: np.random.Generator) -> None:
     ],
 )
 def test_offsets_of_any_size_beside_a_cache(
-    rng: np.random.Generator,
-    rule: Any,
-    queries: int,
-    new: int,
-    past: int,
-    offsets: list[int],
-    padded: bool,
+    rng: np.random.Generator, rule: Any, queries: int, new: int, past: int, offsets: list[int], padded: bool
 ) -> None:
     """A block of queries takes a range of keys, which must have all that some query attends."""
     shapes = {"query": ("L", queries), "key": ("N", new), "value": ("N", new)}

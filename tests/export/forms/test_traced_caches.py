@@ -265,10 +265,7 @@ def test_dtypes_and_opsets(dtype: str, opset: int) -> None:
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "capacity": (
-        lambda q, k: KVCache(k, k, capacity=9),
-        "KVCache: `capacity` needs arrays.*KVCache without",
-    ),
+    "capacity": (lambda q, k: KVCache(k, k, capacity=9), "KVCache: `capacity` needs arrays.*KVCache without"),
     "in place": (
         lambda q, k: KVCache(k, k).append(k, k, in_place=True),
         "KVCache.append: `in_place=True` needs arrays that can be written to",

@@ -118,11 +118,7 @@ class TestMasksOfPairs:
         assert 0.6 < np.isfinite(added[:-1, :, 1:, :-1]).mean() < 0.9
 
     @pytest.mark.parametrize(
-        "rules",
-        [
-            {"dtype": "float16", "bias": spec("L", "S", dtype="float16")},
-            {"attn_mask": spec("L", "S")},
-        ],
+        "rules", [{"dtype": "float16", "bias": spec("L", "S", dtype="float16")}, {"attn_mask": spec("L", "S")}]
     )
     def test_the_smallest_number_stands_where_a_bound_bears_it(self, rules: dict[str, Any]) -> None:
         added = drawn(call(**({"bias": spec("L", "S")} | rules)))["bias"]
