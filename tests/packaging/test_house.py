@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import internals
 import pytest
@@ -15,8 +16,8 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = (ROOT / "sdpa_xp", ROOT / "export/sdpa_xp_export")
 AROUND = [ROOT / name for name in ("conftest.py", "tests", "quality", "benchmarks", "docs", "examples")]
 """What uses the packages."""
-NAMED = (*PACKAGES, *AROUND)
-"""The folders in which the names of variables, parameters, functions and fields are checked."""
+Code: TypeAlias = Mapping[Path, Sequence[ast.AST]]
+"""Every node of the code in a file, by its path from the top folder."""
 ARRAY_LIBRARY = re.compile(
     r"(?<![a-z])(numpy|torch|jax|cupy|mlx|dask|cubed|array.api.(strict|compat))(?![a-z])", re.IGNORECASE
 )
@@ -50,11 +51,24 @@ def files_of(places: Iterable[Path]) -> Iterator[Path]:
         yield from files
 
 
-def nodes_of(places: Iterable[Path]) -> Iterator[tuple[Path, ast.AST]]:
-    """Yield every node of the code in these places, with its file."""
-    for path in files_of(places):
-        for node in ast.walk(ast.parse(path.read_text())):
-            yield path.relative_to(ROOT), node
+def nodes_of(places: Iterable[Path]) -> Code:
+    return {path.relative_to(ROOT): [*ast.walk(ast.parse(path.read_text()))] for path in files_of(places)}
+
+
+# Each file is parsed once, and nothing is kept for the tests of other files: the nodes take 200 MB.
+@pytest.fixture(scope="module")
+def in_packages() -> Code:
+    return nodes_of(PACKAGES)
+
+
+@pytest.fixture(scope="module")
+def around() -> Code:
+    return nodes_of(AROUND)
+
+
+def flat(*code: Code) -> Iterator[tuple[Path, ast.AST]]:
+    """Yield every node with its file."""
+    return ((path, node) for part in code for path, nodes in part.items() for node in nodes)
 
 
 @pytest.mark.parametrize("folder", ["_core", "_call"])
@@ -66,18 +80,18 @@ def test_the_mathematics_names_no_array_library(folder: str) -> None:
     assert {file: names for file, names in named.items() if names} == {}
 
 
-def test_a_class_name_means_one_thing() -> None:
+def test_a_class_name_means_one_thing(in_packages: Code) -> None:
     places = defaultdict(set)
-    for path, node in nodes_of(PACKAGES):
+    for path, node in flat(in_packages):
         if isinstance(node, ast.ClassDef):
             places[node.name].add(str(path))
     assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}
 
 
-def test_no_name_is_a_pronoun() -> None:
+def test_no_name_is_a_pronoun(in_packages: Code, around: Code) -> None:
     """A field says what it holds, a function what it does."""
     pronouns = []
-    for path, node in nodes_of(NAMED):
+    for path, node in flat(in_packages, around):
         name = None
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             name = node.id
@@ -92,11 +106,11 @@ def test_no_name_is_a_pronoun() -> None:
     assert pronouns == []
 
 
-def imports_by_text(path: Path, tree: ast.AST) -> Iterator[str]:
+def imports_by_text(path: Path, nodes: Iterable[ast.AST]) -> Iterator[str]:
     """Yield the modules of a file's own package that it imports where a law of imports cannot see them."""
     package = "sdpa_xp" if path.parts[0] == "sdpa_xp" else "sdpa_xp_export"
     folder = ROOT / ("sdpa_xp" if package == "sdpa_xp" else "export/sdpa_xp_export")
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module == package:
             for alias in node.names:  # a public name, which `__getattr__` finds by the text of its module
                 if not any((folder / name).exists() for name in (alias.name, f"{alias.name}.py")):
@@ -114,23 +128,19 @@ TEXTS = {
 """The texts that may name a module."""
 
 
-def test_no_import_by_a_text_hides_a_circle() -> None:
+def test_no_import_by_a_text_hides_a_circle(in_packages: Code) -> None:
     """import-linter reads statements: it sees neither a module named by a text, nor a public name's module."""
-    hidden = {
-        str(path): texts
-        for path, tree in nodes_of(PACKAGES)
-        if isinstance(tree, ast.Module) and (texts := [*imports_by_text(path, tree)])
-    }
-    assert hidden == TEXTS
+    hidden = {str(path): [*imports_by_text(path, nodes)] for path, nodes in in_packages.items()}
+    assert {path: texts for path, texts in hidden.items() if texts} == TEXTS
 
 
-def test_one_module_names_what_is_private() -> None:
+def test_one_module_names_what_is_private(around: Code) -> None:
     """What moves or is renamed in a package changes tests/internals.py, and nothing else around it."""
     private = re.compile(r"\bsdpa_xp(?:_export)?(?:\.\w+)*(?:\.| import )_[a-z]")
     # The second has addresses on a page of the docs, where names of private modules must not be found.
     allowed = {"tests/internals.py", "tests/site/test_search_words.py"}
     places = []
-    for path, node in nodes_of(AROUND):
+    for path, node in flat(around):
         texts = []
         if isinstance(node, ast.ImportFrom):
             texts = [f"{node.module}.{alias.name}" for alias in node.names]
