@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from short_runs import one_process, run_models_by
+from short_runs import leave_out_long_runs, one_process, run_models_by
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +19,12 @@ def _process_of_models() -> Iterator[Callable[..., Any]]:
 def models_share_a_process(monkeypatch: pytest.MonkeyPatch, _process_of_models: Callable[..., Any]) -> None:
     """`verify` starts none of its own; the tests in runtime/ are about that."""
     run_models_by(monkeypatch, _process_of_models)
+
+
+@pytest.fixture
+def few_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reports with times and places, of fewer lengths; `short_verify` has neither."""
+    leave_out_long_runs(monkeypatch)
 
 
 @pytest.fixture

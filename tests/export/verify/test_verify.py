@@ -28,6 +28,7 @@ FUSED = ("Attention", "MultiHeadAttention", "GroupQueryAttention")
 MASK = TensorSpec("bool", ("B", 1, "L", "L"))
 
 
+@pytest.mark.usefixtures("few_long_runs")
 def test_nodes_and_their_provider() -> None:
     report = verify(export_attention(QKV, QKV, QKV, is_causal=True, form="attention"))
     assert [(placed.op, placed.provider) for placed in report.placements] == [
@@ -45,6 +46,7 @@ def test_from_a_file(tmp_path: Path) -> None:
     assert verify(str(tmp_path / "a.onnx")).agrees
 
 
+@pytest.mark.usefixtures("few_long_runs")
 def test_refused(tmp_path: Path) -> None:
     model = export_attention(QKV, QKV, QKV)
     with pytest.raises(ValueError, match=r"verify: `provider` must be one that onnxruntime offers.*'tpu'"):
