@@ -132,12 +132,17 @@ def test_agree(
 REFUSED_BY_JAX = 'softmax_dtype="float64"'
 
 
+def compare_only(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Let `agree` compare these features, of all that there are."""
+    few = {name: feature for name, feature in features("float32").items() if name in names}
+    monkeypatch.setattr(comparison, "features", lambda _: few)
+
+
 def test_agree_says_what_a_library_refuses(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """JAX without x64 has no float64 to hold scores in: refused, which is no disagreement."""
-    few = {name: feature for name, feature in features("float32").items() if name in ("plain", REFUSED_BY_JAX)}
-    monkeypatch.setattr(comparison, "features", lambda dtype: few)  # JAX compiles each of them anew
+    compare_only(monkeypatch, "plain", REFUSED_BY_JAX)  # JAX compiles each of them anew
     code, out, _ = run(capsys, "agree", "--backend", "jax", "--dtype", "float32", "--json")
     (row,) = (row for row in json.loads(out) if row["backend"] == "jax")
     refused = {feature["feature"]: feature["refused"] for feature in row["features"] if feature["refused"]}
@@ -147,29 +152,26 @@ def test_agree_says_what_a_library_refuses(
     assert refused[REFUSED_BY_JAX].startswith("`softmax_dtype` must be one that jax.numpy has")
 
 
-def test_agree_takes_no_other_error_for_a_refusal() -> None:
+def test_agree_takes_no_other_error_for_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Any:
         raise ValueError("operands could not be broadcast")
 
-    (job,) = (job for name, job in comparison.feature_jobs("float32").items() if name == "plain")
+    compare_only(monkeypatch, "plain")
+    jobs = {name: replace(job, compute=broken) for name, job in comparison.feature_jobs("float32").items()}
     with pytest.raises(ValueError, match="operands"):
-        [
-            *comparison.compare(
-                {"plain": replace(job, compute=broken)}, "float32", backends.find_backends(["numpy"]), []
-            )
-        ]
+        [*comparison.compare(jobs, "float32", backends.find_backends(["numpy"]), [])]
 
 
 def test_agree_exits_1_and_names_what_disagrees(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sdpa_xp.masks.bands.Band.allowed_in", lambda *_: True)
-    monkeypatch.setattr(comparison, "LONGER", ())
+    wrong = {"is_causal", "all of it", "masks.sliding_window"}
+    compare_only(monkeypatch, "plain", *wrong)
     code, out, _ = run(capsys, "agree", "--backend", "numpy", "--dtype", "float32")
     assert code == 1
     (line,) = (line for line in out.splitlines() if line.startswith("DISAGREES: numpy xp float32 cpu: "))
-    assert {"is_causal", "all of it", "masks.sliding_window"} <= set(line.partition("cpu: ")[2].split(", "))
-    assert "plain" not in line
+    assert set(line.partition("cpu: ")[2].split(", ")) == wrong
 
 
 @pytest.mark.parametrize(
