@@ -72,18 +72,23 @@ def _open(name: str) -> list[Backend]:
     if not devices:
         return []
     like = module.zeros((1,))
-    library, xp = library_of(like), library_of(like).namespace(like)
     version = getattr(module, "__version__", None) or importlib.import_module(name).__version__
     return [
         Backend(
             name,
             shown,
             str(version),
-            package.put or partial(library.from_numpy, xp=xp, device=device),
+            package.put or _on_device(like, device),
             partial(to_numpy, "agree", "array"),
         )
         for shown, device in devices.items()
     ]
+
+
+def _on_device(like: Any, device: Any) -> Callable[[NDArray[Any]], Any]:
+    """Return what puts NumPy arrays on a device of the library of `like`."""
+    library, xp = library_of(like), library_of(like).namespace(like)
+    return lambda x: library.from_numpy(x, xp, device)
 
 
 def _in_halves(x: NDArray[Any]) -> Any:
@@ -98,8 +103,8 @@ def _in_mlx(x: NDArray[Any]) -> Any:
     mx = importlib.import_module("mlx.core")
     if x.dtype == np.float64:
         return mx.array(np.array(x, order="C"), dtype=mx.float64)
-    like = mx.zeros(1)
-    return library_of(like).from_numpy(x, library_of(like).namespace(like), None)
+    on_default: Any = _on_device(mx.zeros(1), None)(x)
+    return on_default
 
 
 def _devices_of_torch(torch: Any) -> dict[str, Any]:
