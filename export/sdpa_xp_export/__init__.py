@@ -23,6 +23,7 @@ except ImportError as error:
 else:
     from sdpa_xp_export._files.model import LargeModel
     from sdpa_xp_export.export import export_attention
+    from sdpa_xp_export.jit import JittedLayer, jit
     from sdpa_xp_export.report import LayerReport, Report
     from sdpa_xp_export.save import save
     from sdpa_xp_export.spec import TensorSpec
@@ -31,11 +32,13 @@ else:
     from sdpa_xp_export.verify_layer import verify_layer
 
 __all__ = [
+    "JittedLayer",
     "LargeModel",
     "LayerReport",
     "Report",
     "TensorSpec",
     "export_attention",
+    "jit",
     "save",
     "to_onnx",
     "verify",

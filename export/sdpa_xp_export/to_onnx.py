@@ -114,6 +114,18 @@ def to_onnx(
     target = Runtime.parse(FUNCTION, runtime)
     hint = "Pass a TensorSpec for each array, and the other arguments as they are."
     bound = bound_arguments(FUNCTION, layer, inputs, keywords, hint)
+    model, _ = model_of_call(layer, bound, form, opset, target)
+    return model
+
+
+def model_of_call(
+    layer: Callable[..., Any],
+    bound: inspect.BoundArguments,
+    form: FormChoice,
+    opset: int | None,
+    target: Runtime,
+) -> tuple[Model, Any]:
+    """Return the model of a layer that is called with specs, and what the layer returned."""
     traced = _traced(layer, bound, form, opset, target)
     check_loaded_opset(FUNCTION, opset, target)  # a layer may call no attention, which would check it
     for name, value in traced.outputs.items():
@@ -126,7 +138,7 @@ def to_onnx(
         "sdpa_xp.numbers": numbers_as_json(traced.numbers),
         "sdpa_xp.arguments": json.dumps(traced.fixed_arguments),
     }
-    return finished_model(traced.graph, traced.outputs, metadata)
+    return finished_model(traced.graph, traced.outputs, metadata), traced.result
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +146,8 @@ class _Traced:
     """The graph of a layer, and the attention in it."""
 
     graph: TracedGraph
+    result: Any
+    """What the layer returned."""
     outputs: dict[str, GraphValue]
     chosen: list[tuple[str, str]]
     numbers: list[CallNumbers]
@@ -178,7 +192,7 @@ def _traced(
     outputs = _outputs(graph, result)
     moved = moved_inputs(graph.nodes, [value.name for value in graph.inputs])
     numbers = [numbers_of(call, operand_sources(call, moved)) for call in attention.calls]
-    return _Traced(graph, outputs, attention.chosen, numbers, fixed)
+    return _Traced(graph, result, outputs, attention.chosen, numbers, fixed)
 
 
 def _fixed_names(bound: inspect.BoundArguments) -> list[str]:

@@ -29,6 +29,7 @@ def layer_report() -> Any:
 
 
 EXAMPLES: dict[str, Callable[[], Any]] = {
+    "JittedLayer": lambda: sdpa_xp_export.jit(LINEAR),
     "TensorSpec": lambda: TensorSpec("float32", ("B", 2, 3, 8)),
     "Report": report,
     "LayerReport": layer_report,

@@ -54,7 +54,9 @@ class TimedRun:
     peak_bytes: int | None
 
 
-def start_session(source: bytes | str, provider: str, fallback: str, profile: Path | None = None) -> Any:
+def start_session(
+    source: bytes | str, provider: str, fallback: str, profile: Path | None = None, *, spins: bool = False
+) -> Any:
     """Start a session of a model, which is bytes or in a file, on `provider`."""
     import onnxruntime
 
@@ -64,7 +66,9 @@ def start_session(source: bytes | str, provider: str, fallback: str, profile: Pa
     options = onnxruntime.SessionOptions()
     options.log_severity_level = SILENT
     # Threads that spin while they wait take the processor from what is computed between short runs.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins)))
+    if spins:  # within a run, and not after it
+        options.add_session_config_entry("session.force_spinning_stop", "1")
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(profile)

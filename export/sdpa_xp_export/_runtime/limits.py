@@ -91,10 +91,10 @@ def time_left() -> float:
     return math.inf if present is None else present.left
 
 
-def failed(doing: str, reason: object) -> ModelFailedError:
+def failed(doing: str, reason: object, function: str = "verify") -> ModelFailedError:
     """Return the error of a model that onnxruntime does not load or run; its errors have no common base."""
     rule = f"onnxruntime must {doing} `model`"
-    return ModelFailedError(Message("verify", rule, {"its error": reason}))
+    return ModelFailedError(Message(function, rule, {"its error": reason}))
 
 
 def shown_limit(seconds: float) -> str:

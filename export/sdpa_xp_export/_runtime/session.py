@@ -23,12 +23,12 @@ from sdpa_xp_export._runtime.releases import OPSETS, PROVIDERS, Runtime, newer_n
 from sdpa_xp_export.save import write_model
 
 
-def installed_runtime() -> Any:
+def installed_runtime(function: str = "verify") -> Any:
     """Return the module onnxruntime, which is imported when a model is run."""
     try:
         import onnxruntime
     except ImportError as error:
-        raise not_installed(error) from error
+        raise not_installed(error, function) from error
     return onnxruntime
 
 
@@ -43,20 +43,20 @@ def check_installed() -> None:
         raise not_installed("No module named 'onnxruntime'")
 
 
-def not_installed(why: object) -> ModuleNotFoundError:
+def not_installed(why: object, function: str = "verify") -> ModuleNotFoundError:
     """Return the error of an onnxruntime that cannot be imported."""
     rule, hint = "onnxruntime must be installed", install_hint("export")
-    return ModuleNotFoundError(Message("verify", rule, {"its error": why}, hint), name="onnxruntime")
+    return ModuleNotFoundError(Message(function, rule, {"its error": why}, hint), name="onnxruntime")
 
 
-def open_session(model: Model, provider: str) -> Any:
+def open_session(model: Model, provider: str, function: str = "verify", *, spins: bool = False) -> Any:
     """Open an onnxruntime session of `model` on `provider`, which must really start there."""
-    installed_runtime()
+    installed_runtime(function)
     with tempfile.TemporaryDirectory() as folder:
         source = source_of(model, Path(folder))
-        with _errors_reworded("load"):
-            session = engine.start_session(source, provider, PROVIDERS["cpu"])
-    check_started(provider, session.get_providers())
+        with errors_reworded("load", function):
+            session = engine.start_session(source, provider, PROVIDERS["cpu"], spins=spins)
+    check_started(provider, session.get_providers(), function)
     return session
 
 
@@ -68,27 +68,29 @@ def source_of(model: Model, folder: Path) -> bytes | str:
     return str(write_model(model, path, overwrite=False, external_above=EXTERNAL_ABOVE))
 
 
-def check_started(provider: str, started: Sequence[str]) -> None:
+def check_started(provider: str, started: Sequence[str], function: str = "verify") -> None:
     """Check that a session has the provider: onnxruntime only warns of one that is absent."""
     if provider not in started:
         rule = f"onnxruntime could not start {provider}, which needs a GPU and CUDA's libraries"
-        hint = 'Pass `provider="cpu"` to run on the CPU.' if provider == PROVIDERS["cuda"] else ""
-        raise ArgumentValueError("verify", rule, {"providers": ", ".join(started)}, hint)
+        to_cpu = '`provider="cpu"`' if function == "verify" else "a `runtime` that ends in ;cpu"
+        hint = f"Pass {to_cpu} to run on the CPU." if provider == PROVIDERS["cuda"] else ""
+        raise ArgumentValueError(function, rule, {"providers": ", ".join(started)}, hint)
 
 
 def run(session: Any, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Return the outputs of `session` by their names."""
-    with _errors_reworded("run"):
+    with errors_reworded("run"):
         return engine.run(session, feeds)
 
 
 @contextmanager
-def _errors_reworded(what: str) -> Iterator[None]:
+def errors_reworded(what: str, function: str = "verify") -> Iterator[None]:
     """Raise errors of onnxruntime as a ModelFailedError of one line."""
     try:
         yield
     except Exception as error:  # onnxruntime's errors have no other base
-        raise failed(what, str(error).splitlines()[0] if str(error) else type(error).__name__) from error
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise failed(what, reason, function) from error
 
 
 def version() -> str:

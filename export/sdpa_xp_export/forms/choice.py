@@ -66,9 +66,7 @@ def choose(
         opset: The opset that was asked for, or None.
         target: The oldest runtime, and the provider.
     """
-    if form not in (*FORMS, "auto"):
-        rule = f"`form` must be auto, {', '.join(FORMS)}"
-        raise ArgumentValueError(function, rule, {"form": repr(form)})
+    check_form(function, form)
     check_opset(function, opset, f"; no form supports {opset!r}")
     if form == "auto":
         check_loaded_opset(function, opset, target)
@@ -108,6 +106,13 @@ def unsupported_reason(form: FormName, call: ExportCall, target: Runtime) -> str
     if why is None and target.release < oldest:
         return f"onnxruntime computes it right from {oldest[0]}.{oldest[1]} on, and `runtime` is {target}"
     return why
+
+
+def check_form(function: str, form: object) -> None:
+    """Check the name of a form; auto is one, too."""
+    if form not in (*FORMS, "auto"):
+        rule = f"`form` must be auto, {', '.join(FORMS)}"
+        raise ArgumentValueError(function, rule, {"form": repr(form)})
 
 
 def check_opset(function: str, opset: object, consequence: str = "") -> None:

@@ -1,0 +1,290 @@
+"""The signature of a call of a layer: its arrays, what else was passed, and the lengths that may be open.
+
+An array is an input of the graph, wherever it stands: in tuples, lists and dictionaries, and in masks and
+biases, whose lists of integers are inputs too. Everything else is fixed in the graph.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import EllipsisType, NoneType
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+
+from sdpa_xp import KVCache
+from sdpa_xp._checks.arrays import check_one_device, check_one_library, check_plain_array
+from sdpa_xp._checks.messages import shown, type_name
+from sdpa_xp._libraries import dtype_name, has_standard_name, is_array, library_of
+from sdpa_xp.biases import Bias
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+from sdpa_xp.masks import Mask
+from sdpa_xp_export._layer.layer import bound_arguments, with_arrays
+from sdpa_xp_export._layer.open_lengths import PAST
+from sdpa_xp_export._runtime.releases import Runtime
+from sdpa_xp_export.spec import DTYPES, SymbolicShape, TensorSpec, as_lengths
+
+Structure: TypeAlias = tuple[object, ...]
+"""Everything that was passed but arrays, with their places. Equal structures can have equal graphs."""
+ARRAY, INTEGERS = object(), object()
+"""Stand in a structure for an array, and for a list of integers in a mask, which becomes an array of NumPy."""
+PLAIN = frozenset({bool, int, str, bytes, NoneType, EllipsisType})
+"""Types of arguments that are interchangeable if they are equal."""
+
+
+class UnknownArgumentError(Exception):
+    """An argument that is no array, and cannot be compared with the argument of another call."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Identity:
+    """An object that is equal to itself alone. It stays alive, so that no other object gets its number."""
+
+    value: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Identity) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentSpec(TensorSpec):
+    """The spec of an array of a call."""
+
+    number: int
+    """Its number among the arrays in the order in which they were passed."""
+    is_of_caller: bool
+    """Whether it is not a list of integers in a mask."""
+
+
+def flatten(arguments: Iterable[Any], structure: list[object], arrays: list[Any]) -> None:
+    """Append the structure of arguments to one list, and their arrays to the other."""
+    for argument in arguments:  # of each call, so the cheap questions come first
+        kind = type(argument)
+        if kind is np.ndarray:
+            structure.append(ARRAY)
+            arrays.append(argument)
+        elif kind in PLAIN:
+            structure += (kind, argument)  # with its type, since True == 1
+        elif kind is tuple or kind is list:
+            structure += (kind, len(argument))
+            flatten(argument, structure, arrays)
+        elif kind is dict:
+            structure += (kind, tuple(argument))
+            flatten(argument.values(), structure, arrays)
+        elif isinstance(argument, Mask | Bias):
+            _flatten_modifier(argument, structure, arrays)
+        elif _is_input(argument):
+            structure.append(ARRAY)
+            arrays.append(argument)
+        else:
+            structure += (kind, _comparable(argument))
+
+
+def _is_input(argument: object) -> bool:
+    return not isinstance(argument, type) and is_array(argument)  # numpy.float32 has the methods of arrays
+
+
+def _comparable(argument: Any) -> object:
+    """Return what is equal only for arguments that are interchangeable."""
+    if isinstance(argument, np.generic):
+        return argument.dtype, argument.tobytes()
+    if type(argument) is float:
+        return argument.hex()  # 0.0 == -0.0, and NaN is not equal to itself
+    is_dtype = isinstance(argument, type) or "dtype" in type(argument).__name__.lower()
+    if not (is_dtype and has_standard_name(argument)):
+        raise UnknownArgumentError(argument)
+    return argument
+
+
+def _flatten_modifier(argument: Any, structure: list[object], arrays: list[Any]) -> None:
+    if not _is_of_library(argument):
+        structure += (Identity, Identity(argument))
+        return
+    structure.append(type(argument))
+    for operand in argument.arguments.values():
+        if callable(operand):
+            structure += (Identity, Identity(operand))
+        elif _are_integers(operand):
+            structure.append(INTEGERS)
+            arrays.append(np.asarray(operand, np.int64))
+        else:
+            flatten((operand,), structure, arrays)
+
+
+def _is_of_library(modifier: Mask | Bias) -> bool:
+    """Return whether the arguments of a mask or a bias say all of it. A class of the caller may have more."""
+    return type(modifier).__module__.startswith("sdpa_xp.")
+
+
+def _are_integers(operand: object) -> bool:
+    """Return whether an operand of a mask has one integer for each batch entry, or for each token."""
+    return isinstance(operand, tuple) and bool(operand) and all(type(number) is int for number in operand)
+
+
+def with_specs(argument: Any, specs: Iterator[ArgumentSpec]) -> Any:
+    """Return an argument with the next spec in place of each array, in the order of `flatten`."""
+    if isinstance(argument, Mask | Bias):
+        if not _is_of_library(argument):
+            return argument
+        operands = {
+            name: next(specs) if _are_integers(operand) else with_specs(operand, specs)
+            for name, operand in argument.arguments.items()
+            if not callable(operand)
+        }
+        return replace(argument, **cast(Any, operands))
+    if type(argument) in (tuple, list):
+        return type(argument)(with_specs(element, specs) for element in argument)
+    if type(argument) is dict:
+        return {name: with_specs(element, specs) for name, element in argument.items()}
+    return next(specs) if _is_input(argument) else argument
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCall:
+    """A call of a layer, with a spec in place of each array."""
+
+    bound: inspect.BoundArguments
+    names: tuple[str, ...]
+    """The name of each array as an error names it, in the order of the inputs of a graph."""
+    specs: tuple[ArgumentSpec, ...]
+    structure: Structure
+
+    @classmethod
+    def from_arguments(
+        cls, function: str, layer: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> LayerCall:
+        """Return a call; it may hold arrays of any library, dtype and device."""
+        passed: list[object] = []
+        arrays: list[Any] = []
+        flatten((*args, *keywords.values()), passed, arrays)
+        marks = [part is ARRAY for part in passed if part is ARRAY or part is INTEGERS]
+        numbered = iter(
+            [
+                ArgumentSpec(dtype_name(array.dtype), tuple(array.shape), number, is_of_caller)
+                for number, (array, is_of_caller) in enumerate(zip(arrays, marks, strict=True))
+            ]
+        )
+        with_all = [with_specs(argument, numbered) for argument in args]
+        named = {name: with_specs(argument, numbered) for name, argument in keywords.items()}
+        bound = bound_arguments(function, layer, with_all, named, "Pass the arguments of the layer.")
+        structure: list[object] = [tuple(bound.arguments)]
+        flatten(bound.arguments.values(), structure, [])  # with specs as arrays
+        inputs: list[tuple[str, ArgumentSpec]] = []
+
+        def noted(name: str, spec: ArgumentSpec) -> ArgumentSpec:
+            inputs.append((name, spec))
+            return spec
+
+        for name, argument in bound.arguments.items():
+            with_arrays(argument, name, cast(Any, noted))
+        return cls(
+            bound,
+            tuple(_unique(name for name, _ in inputs)),
+            tuple(spec for _, spec in inputs),
+            tuple(structure),
+        )
+
+    @property
+    def order(self) -> list[int]:
+        """The number of each input of a graph among the arrays as they were passed."""
+        return [spec.number for spec in self.specs]
+
+    @property
+    def dtypes(self) -> list[str]:
+        return [spec.dtype for spec in self.specs]
+
+    @property
+    def lengths(self) -> list[tuple[int, ...]]:
+        """The shape of each array."""
+        return [as_lengths(spec.shape) for spec in self.specs]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether an array without elements is passed that is no past."""
+        return any(
+            0 in spec.shape and PAST not in name for name, spec in zip(self.names, self.specs, strict=True)
+        )
+
+    def with_shapes(self, shapes: Sequence[SymbolicShape]) -> inspect.BoundArguments:
+        """Return the arguments with specs of these shapes."""
+        by_number = {spec.number: shape for spec, shape in zip(self.specs, shapes, strict=True)}
+
+        def opened(_: str, spec: TensorSpec) -> TensorSpec:
+            return TensorSpec(spec.dtype, by_number[cast(ArgumentSpec, spec).number])
+
+        arguments = {name: with_arrays(x, name, opened) for name, x in self.bound.arguments.items()}
+        return inspect.BoundArguments(self.bound.signature, cast(Any, arguments))
+
+
+def _unique(names: Iterable[str]) -> Iterator[str]:
+    """Yield names, with the count of those before it behind one that comes again."""
+    seen_names: list[str] = []
+    for name in names:
+        count = seen_names.count(name)
+        seen_names.append(name)
+        yield f"{name}[{count}]" if count else name
+
+
+def check_arrays(function: str, call: LayerCall, arrays: Sequence[Any], target: Runtime) -> None:
+    """Check that a session can take the arrays of a call."""
+    named = {
+        name: arrays[spec.number]
+        for name, spec in zip(call.names, call.specs, strict=True)
+        if spec.is_of_caller
+    }
+    if not named:
+        rule = "there must be an array among the arguments of `layer`"
+        got = {name: shown(argument) for name, argument in call.bound.arguments.items()}
+        raise ArgumentTypeError(function, rule, got, "Convert numbers and lists with `asarray`.")
+    for name, array in named.items():
+        library = library_of(array)
+        dtype = dtype_name(array.dtype)
+        if dtype not in DTYPES:
+            rule = f"`{name}` must be of a dtype that a graph holds, {', '.join(DTYPES)}"
+            raise ArgumentTypeError(function, rule, {f"{name}.dtype": array.dtype})
+        target.check_tensor(function, name, dtype)
+        if library.is_traced(array):
+            rule = f"`{name}` must have its values when the layer is called"
+            hint = "Compute a lazy array first, and call the layer outside of what another compiler traces."
+            raise ArgumentTypeError(function, rule, {name: type_name(array)}, hint)
+        if library.autograd is not None and library.autograd.records([array]):
+            rule = f"`{name}` must need no gradient, since onnxruntime computes none"
+            hint = f"Pass {name}.detach(), or call the layer itself to train it."
+            raise ArgumentValueError(function, rule, {f"{name}.requires_grad": True}, hint)
+        if target.provider == "cpu" and library.is_accelerator(device := library.device(array)):
+            rule = f"`{name}` must be on the CPU, as `runtime` is"
+            hint = f"Move it, or pass runtime='onnxruntime>={target.release[0]}.{target.release[1]};cuda'."
+            raise ArgumentValueError(function, rule, {f"{name}.device": device, "runtime": target}, hint)
+    _, checked = check_one_library(function, named)
+    check_one_device(function, checked)
+
+
+def unknown_argument_error(
+    function: str, argument: object, layer: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]
+) -> TypeError:
+    """Return the error of an argument that is neither an array nor part of a signature."""
+    bound = bound_arguments(function, layer, args, keywords, "Pass the arguments of the layer.")
+    name = next((name for name, part in bound.arguments.items() if _leads_to(part, argument)), "arguments")
+    if hasattr(argument, "dtype"):
+        check_plain_array(function, name, argument)
+    rule = (
+        f"`{name}` must be an array, a mask, a bias, a number, text, a dtype or None, or a tuple, a list or a "
+        "dictionary of them"
+    )
+    hint = f"Fix it beforehand: functools.partial(layer, {name}=...)."
+    if isinstance(argument, KVCache):
+        hint = "Pass its `key` and its `value`, and make the cache in the layer."
+    return ArgumentTypeError(function, rule, {name: shown(argument)}, hint)
+
+
+def _leads_to(part: object, argument: object) -> bool:
+    try:
+        flatten((part,), [], [])
+    except UnknownArgumentError as unknown:
+        return unknown.args[0] is argument
+    return False

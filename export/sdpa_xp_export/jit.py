@@ -1,0 +1,414 @@
+"""A layer in array-API code, computed by onnxruntime on the arrays of the caller."""
+
+from __future__ import annotations
+
+import linecache
+import os
+import traceback
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from inspect import BoundArguments
+from pathlib import Path
+from threading import RLock
+from typing import Any, TypeAlias, cast
+
+from sdpa_xp._checks.keywords import check_flag, explains_keywords
+from sdpa_xp._checks.messages import shown
+from sdpa_xp._libraries import array_signatures, has_override
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message, message_of
+from sdpa_xp_export._call.call import FormChoice
+from sdpa_xp_export._files.model import Model
+from sdpa_xp_export._layer.call_signature import (
+    Identity,
+    LayerCall,
+    Structure,
+    UnknownArgumentError,
+    check_arrays,
+    flatten,
+    unknown_argument_error,
+)
+from sdpa_xp_export._layer.held_arrays import LIBRARIES
+from sdpa_xp_export._layer.open_lengths import fits, lengths_of_pasts, open_one_by_one, openings
+from sdpa_xp_export._layer.watch import Watch, watch
+from sdpa_xp_export._runtime.array_session import Run, runner
+from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, PROVIDERS, ProviderName, Runtime
+from sdpa_xp_export._runtime.session import errors_reworded, installed_runtime, open_session
+from sdpa_xp_export.forms.choice import check_form, check_loaded_opset, check_opset
+from sdpa_xp_export.save import save
+from sdpa_xp_export.spec import SymbolicShape, TensorSpec
+from sdpa_xp_export.to_onnx import model_of_call
+from sdpa_xp_export.verify_layer import verify_layer
+
+FUNCTION = "jit"
+Prepared: TypeAlias = tuple[Run, Callable[[Sequence[Any]], Any]]
+"""What computes the outputs from the arrays of a call, and what returns them as the layer returns them."""
+MOST_SHAPES = 4096
+"""The most combinations of shapes whose session is remembered; for others it is looked for among all."""
+
+
+@explains_keywords
+def jit(
+    layer: Callable[..., Any],
+    *,
+    runtime: str = DEFAULT_RUNTIME,
+    form: FormChoice = "auto",
+    opset: int | None = None,
+    verify: bool = False,
+) -> JittedLayer:
+    """Return a function that computes `layer` in onnxruntime, on arrays of the caller's library.
+
+    The first call with a signature writes the graph of the layer, as `to_onnx` does, opens a session of it, and
+    keeps the session. Later calls with this signature only run it. A signature consists of the dtypes and the
+    axes of the arrays, the lengths that are equal to each other, the fixed lengths, and all arguments that are
+    not arrays.
+
+    A length stays open if the layer allows it, so that one session computes any length of at least 1. A layer
+    that uses a length as a Python number gets a session for each. A length of 1 in the first call stays 1,
+    because it may broadcast. The heads and the width of attention stay fixed.
+
+    The graph contains the weights as they are at the first call. If the layer later holds other arrays or
+    numbers, in an attribute, a closure, a global or a container, the next call writes the graphs again. A
+    number that is written into a NumPy array of the layer is not noticed: call `jit` again. torch counts such
+    writes, so they are noticed.
+
+    Shapes:
+        The shapes of the layer.
+
+    Args:
+        layer: A function, a method or a layer in array-API code, as for `to_onnx`. It returns an array, a
+            tuple, a list, a NamedTuple or a mapping of arrays.
+        runtime: As for `export_attention`: the oldest onnxruntime that will run `model`, with `cpu` or `cuda`.
+            The onnxruntime that is installed must be this release or a later one.
+        form: As for `to_onnx`.
+        opset: As for `to_onnx`.
+        verify: Whether the first call with each signature also compares the graph with the layer in float64, as
+            `verify_layer` does. That takes seconds.
+
+    Returns:
+        The function. It takes the arguments of the layer and returns what the layer returns.
+
+    Raises:
+        TypeError: `layer` is not callable, or another argument has a wrong type.
+        ValueError: `runtime` is for a newer onnxruntime than the installed one, or for a provider that it does
+            not offer; or the form or the opset does not exist.
+        ModuleNotFoundError: onnxruntime is not installed.
+
+    Examples:
+        >>>         >>> from sdpa_xp import scaled_dot_product_attention
+        >>> weight = np.eye(8, dtype="float32")
+        >>> def layer(x):
+        ...     return scaled_dot_product_attention(x @ weight, x, x, is_causal=True)
+        >>> fast = jit(layer)
+        >>> fast(np.ones((2, 5, 8), "float32")).shape, fast(
+        ...     np.ones((3, 7, 8), "float32")
+        ... ).shape
+        ((2, 5, 8), (3, 7, 8))
+        >>> len(fast.models)
+        1
+
+    References:
+        The Python array API standard 2024.12; onnxruntime's Python API.
+    """
+    if not callable(layer):
+        raise ArgumentTypeError(FUNCTION, "`layer` must be callable", {"layer": type(layer).__name__})
+    target = Runtime.parse(FUNCTION, runtime)
+    _check_here(target)
+    check_opset(FUNCTION, opset)
+    check_loaded_opset(FUNCTION, opset, target)
+    check_form(FUNCTION, form)
+    return JittedLayer(layer, target, form, opset, verifies=check_flag(FUNCTION, "verify", verify))
+
+
+def _check_here(target: Runtime) -> None:
+    """Check that the onnxruntime that is installed is one that the runtime names."""
+    if target.provider not in PROVIDERS:
+        rule = "`runtime` must be for a provider of this process, cpu or cuda"
+        hint = "Write a file for a browser with `to_onnx` and `save`."
+        raise ArgumentValueError(FUNCTION, rule, {"runtime": target}, hint)
+    onnxruntime = installed_runtime(FUNCTION)
+    if target.older_note(onnxruntime.__version__):
+        rule = "`runtime` must not be newer than the onnxruntime that is installed"
+        raise ArgumentValueError(FUNCTION, rule, {"runtime": target, "installed": onnxruntime.__version__})
+    if PROVIDERS[target.provider] not in onnxruntime.get_available_providers():
+        rule = "`runtime` must be for a provider that onnxruntime offers here"
+        got = {"runtime": target, "offered": ", ".join(onnxruntime.get_available_providers())}
+        raise ArgumentValueError(FUNCTION, rule, got)
+
+
+@dataclass(frozen=True, slots=True)
+class TracedSignature:
+    """The session of all calls that are alike but for their numbers and open lengths."""
+
+    structure: Structure
+    dtypes: Sequence[str]
+    shapes: Sequence[SymbolicShape]
+    model: Model
+    session: Any
+    outputs: Callable[[Sequence[Any]], Any]
+    """Returns arrays as the layer returns them."""
+    may_be_empty: frozenset[str]
+    """The names of lengths that may be 0."""
+
+    def __str__(self) -> str:
+        pairs = zip(self.dtypes, self.shapes, strict=True)
+        return ", ".join(f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in pairs)
+
+    def takes(self, call: LayerCall) -> bool:
+        """Return whether the session computes a call."""
+        is_alike = call.structure == self.structure and call.dtypes == self.dtypes
+        return is_alike and fits(self.shapes, call.lengths, self.may_be_empty)
+
+
+class JittedLayer:
+    """A layer that onnxruntime computes; `jit` returns it. Threads may call it at once.
+
+    Examples:
+        >>>         >>> fast = jit(lambda x: x + 1)
+        >>> fast(np.asarray([1.0, 2.0]))
+        array([2., 3.])
+        >>> [value.name for value in fast.model.graph.input]
+        ['x']
+    """
+
+    def __init__(
+        self, layer: Callable[..., Any], target: Runtime, form: FormChoice, opset: int | None, *, verifies: bool
+    ) -> None:
+        self.__wrapped__ = layer
+        self._target, self._form, self._opset, self._verifies = target, form, opset, verifies
+        self._lock = RLock()
+        self._forget()
+        _LAYERS.add(self)
+
+    def _forget(self) -> None:
+        self._traced: tuple[TracedSignature, ...] = ()
+        self._runs: dict[object, Prepared] = {}
+        self._watch = Watch()
+
+    def __repr__(self) -> str:
+        return f"jit({shown(self.__wrapped__)}, runtime={str(self._target)!r})"
+
+    def __copy__(self) -> JittedLayer:
+        return self  # as a function
+
+    def __reduce__(self) -> tuple[Any, ...]:  # sessions stay here; a copy opens its own
+        runtime, form, opset, verify = str(self._target), self._form, self._opset, self._verifies
+        return partial(jit, runtime=runtime, form=form, opset=opset, verify=verify), (self.__wrapped__,)
+
+    def __call__(self, *args: Any, **keywords: Any) -> Any:
+        """Return what the layer returns.
+
+        Args:
+            args: The positional arguments of the layer. Arrays are of one library and on one device. They may
+                also stand in tuples, lists, dictionaries, masks and biases, and are inputs of the graph there
+                too, as are lists of integers in masks. Numbers, text, None and dtypes are part of the
+                signature. Pass the `key` and `value` of a `KVCache`, and make the cache in the layer.
+                NumPy arrays and tensors of torch on the CPU are not copied, unless their elements are not in
+                order side by side. JAX, MLX and array-api-strict work too.
+            keywords: The keyword arguments of the layer.
+
+        Returns:
+            New arrays of the library of the arguments, on their device, in the structure that the layer
+                returns.
+
+        Raises:
+            TypeError: An argument is of another kind; the arrays have several libraries; or the layer cannot be
+                traced. The message then has the line of your code, and what to write there.
+            ValueError: An array is on another device than the runtime, or needs a gradient; the graph and the
+                layer do not agree (with `verify`); or onnxruntime cannot compute the graph.
+        """
+        structure: list[object] = []
+        arrays: list[Any] = []
+        try:
+            flatten(args, structure, arrays)
+            if keywords:
+                structure.append(tuple(keywords))
+                flatten(keywords.values(), structure, arrays)
+        except UnknownArgumentError as unknown:
+            raise unknown_argument_error(FUNCTION, unknown.args[0], self.__wrapped__, args, keywords) from None
+        signatures = array_signatures(arrays)
+        key = (*structure, signatures)
+        runs = self._runs  # of the present weights, whatever another thread finds
+        prepared = runs.get(key) if self._watch.is_same() else None
+        if prepared is None:
+            if has_override(*arrays):  # values of a graph: this layer is called by another one that is traced
+                return self.__wrapped__(*args, **keywords)
+            call = LayerCall.from_arguments(FUNCTION, self.__wrapped__, args, keywords)
+            check_arrays(FUNCTION, call, arrays, self._target)
+            if call.is_empty:  # onnxruntime's operators refuse lengths of 0, some of them in some releases
+                return self.__wrapped__(*args, **keywords)
+            prepared = self._prepared(call, arrays)
+            if signatures is not None:
+                _remember(runs, key, prepared)
+        run, outputs = prepared
+        try:
+            return outputs(run(arrays))
+        except Exception as error:
+            with errors_reworded("run", FUNCTION):
+                raise error
+
+    def _prepared(self, call: LayerCall, arrays: Sequence[Any]) -> Prepared:
+        """Return what computes a call, from a session that is open or from a new one."""
+        known = self._open(call) if self._watch.is_same() else None
+        if known is None:
+            with self._lock:
+                if not self._watch.is_same():
+                    self._forget()
+                known = self._open(call) or self._trace(call)  # another thread may have opened it meanwhile
+        return runner(known.session, call.order, arrays), known.outputs
+
+    def _open(self, call: LayerCall) -> TracedSignature | None:
+        return next((traced for traced in self._traced if traced.takes(call)), None)
+
+    def _trace(self, call: LayerCall) -> TracedSignature:
+        """Write the graph of a call, with open lengths where the layer allows it, and open its session."""
+        layer, target = self.__wrapped__, self._target
+
+        def exported(shapes: Sequence[SymbolicShape]) -> tuple[Model, Any]:
+            return model_of_call(layer, call.with_shapes(shapes), self._form, self._opset, target)
+
+        try:
+            shapes, (model, result) = _opened(call, exported)
+        except Exception as error:
+            raise _located(error) from error
+        if self._verifies:
+            _verify(model, layer, call.with_shapes(shapes), target)
+        session = open_session(model, PROVIDERS[target.provider], FUNCTION, spins=True)
+        traced = TracedSignature(
+            call.structure,
+            call.dtypes,
+            shapes,
+            model,
+            session,
+            _as_returned(result),
+            lengths_of_pasts(call.names, shapes),
+        )
+        self._traced = (*self._traced, traced)
+        kept = [part.value for one in self._traced for part in one.structure if isinstance(part, Identity)]
+        self._watch = watch(layer, kept)  # after the call of the layer, which may change what it holds
+        return traced
+
+    @property
+    def models(self) -> tuple[Model, ...]:
+        """The model of each signature, in the order of the first calls."""
+        return tuple(traced.model for traced in self._traced)
+
+    @property
+    def model(self) -> Model:
+        """The model that computes the calls, if all calls so far have one signature.
+
+        Raises:
+            ValueError: There was no call yet, or there were calls of several signatures.
+        """
+        traced = self._traced
+        if len(traced) == 1:
+            return traced[0].model
+        rule = "`model` must be asked for after calls of one signature"
+        hint = "Take one of `models`." if traced else "Call the layer first."
+        raise ArgumentValueError(FUNCTION, rule, {"signatures": "; ".join(map(str, traced)) or "none"}, hint)
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write `model` to a file, as the function `save` does.
+
+        Args:
+            path: As for `save`.
+            overwrite: As for `save`.
+
+        Returns:
+            The path of the file, with links resolved.
+
+        Raises:
+            ValueError: As for `model` and `save`.
+            OSError: As for `save`.
+        """
+        return save(self.model, path, overwrite=overwrite)
+
+
+def _remember(runs: dict[object, Prepared], key: object, prepared: Prepared) -> None:
+    if len(runs) >= MOST_SHAPES:  # a past that grows has each length once
+        runs.clear()
+    runs[key] = prepared
+
+
+def _opened(
+    call: LayerCall, exported: Callable[[Sequence[SymbolicShape]], tuple[Model, Any]]
+) -> tuple[Sequence[SymbolicShape], tuple[Model, Any]]:
+    """Return the most open shapes with which a layer can be traced, and what it gave with them."""
+    inputs = [*zip(call.names, call.specs, strict=True)]
+    *tried, fixed = openings(inputs)
+    for shapes in tried:
+        with suppress(Exception):  # it uses a length as a number; if it is another error, it comes again
+            return shapes, exported(shapes)
+    results: list[tuple[Sequence[SymbolicShape], tuple[Model, Any]]] = [(fixed, exported(fixed))]
+
+    def works(shapes: Sequence[SymbolicShape]) -> bool:
+        with suppress(Exception):
+            results.append((shapes, exported(shapes)))
+            return True
+        return False
+
+    open_one_by_one(inputs, works)
+    return results[-1]
+
+
+def _as_returned(result: Any) -> Callable[[Sequence[Any]], Any]:
+    """Return a function that returns arrays as the layer returned `result`."""
+    if isinstance(result, Mapping):
+        names = [*result]
+        return lambda arrays: dict(zip(names, arrays, strict=True))
+    if isinstance(result, tuple | list):
+        return cast(Callable[[Sequence[Any]], Any], getattr(type(result), "_make", type(result)))
+    return lambda arrays: arrays[0]
+
+
+def _verify(model: Model, layer: Callable[..., Any], bound: BoundArguments, target: Runtime) -> None:
+    """Check that the graph of a layer agrees with it."""
+    with_specs = {name: x for name, x in bound.arguments.items() if not isinstance(x, TensorSpec)}
+    report = verify_layer(model, layer, provider=cast(ProviderName, target.provider), **with_specs)
+    if not report.agrees:
+        rule = "the graph of `layer` must agree with it"
+        worst = report.worst
+        got = {
+            "error": f"{worst.agreement.absolute:.1e}",
+            "allowed": f"{worst.agreement.bound:.1e}",
+            "inputs": worst.inputs,
+        }
+        raise ArgumentValueError(FUNCTION, rule, got, "`verify_layer` returns the whole report.")
+
+
+def _located(error: Exception) -> Exception:
+    """Return the error of a layer that cannot be traced, with the place in the code of the caller."""
+    message = message_of(error)
+    if message is None:  # an error of the layer itself, whose traceback says where
+        return error
+    got = dict(message.got)
+    frames = [
+        (frame, number)
+        for frame, number in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in LIBRARIES
+    ]
+    if frames:
+        frame, number = frames[-1]
+        line = linecache.getline(frame.f_code.co_filename, number).strip()
+        got["where"] = f"{Path(frame.f_code.co_filename).name}:{number}" + (f", `{line}`" if line else "")
+    kind = type(error) if isinstance(error, ArgumentTypeError | ArgumentValueError) else None
+    parts = (FUNCTION, message.rule, got, message.hint)
+    return kind(*parts) if kind else type(error)(Message(*parts))
+
+
+_LAYERS: weakref.WeakSet[JittedLayer] = weakref.WeakSet()
+_OF_PARENTS: list[Any] = []
+"""What a forked process has of its parent's sessions: their threads are missing, and would be waited for."""
+
+
+def _after_fork() -> None:
+    for layer in _LAYERS:
+        _OF_PARENTS.append((layer._traced, layer._runs))
+        layer._lock = RLock()
+        layer._forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
