@@ -1,8 +1,8 @@
 """Attention for every array: one exact, memory-linear implementation for any array-API library.
 
-If you come from torch, FlexAttention, jax.nn, Keras, flash-attention, FlashInfer, xformers, MLX or ONNX, read the
-page "Port from another library": its tables have their arguments on the left, and ours on the right. A call with
-one of their names, such as `softmax_scale`, raises an error that says what to write instead.
+If you come from torch, jax.nn, Keras, flash-attention, FlashInfer, xformers, MLX or ONNX, read the page "Port
+from another library": its tables have their arguments on the left, and ours on the right. A call with one of
+their names, such as `softmax_scale`, raises an error that says what to write instead.
 """
 
 import importlib

@@ -301,7 +301,6 @@ def _attend_portably(call: PreparedCall, *, with_lse: bool) -> tuple[Array, Arra
 
 
 def _one_tile(call: PreparedCall) -> OneTile | None:
-    """Return the formula of a small call."""
     if call.options.dropout_p:
         return None
     return one_tile(call.scores_without_dropout(), call.plan(), call.result_dtype)

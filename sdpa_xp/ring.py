@@ -141,7 +141,7 @@ def _check_ring(query: AnyArray, mesh: object, axis_name: object) -> DeviceRing:
     if axis_name not in axes:
         rule = "`axis_name` must be an axis of `mesh`"
         raise ArgumentValueError(FUNCTION, rule, {"axis_name": repr(axis_name), "mesh.axis_names": tuple(axes)})
-    return meshes.ring(mesh, axis_name)
+    return DeviceRing(mesh, axis_name)
 
 
 def _check_divided(lengths: Mapping[str, int], axis_name: str, devices: int) -> None:

@@ -135,15 +135,9 @@ def attention_scores(
     References:
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.1.
     """
+    sinks, dropout_p, rng = None, 0.0, None  # they change weights alone
     options = CallOptions(
-        attn_mask,
-        bias,
-        is_causal,
-        scale,
-        softcap,
-        softmax_dtype=softmax_dtype,
-        layout=layout,
-        implementation=implementation,
+        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
     )
     return cast(A, _full_matrix("attention_scores", full_scores, query, key, options))
 

@@ -87,12 +87,7 @@ def check_within(function: str, name: str, lengths: Integers, limit: int, letter
 
 
 def check_ids(
-    function: str,
-    name: str,
-    value: object,
-    xp: Namespace,
-    device: Device,
-    waiting: DeviceNumbers | None = None,
+    function: str, name: str, value: object, xp: Namespace, device: Device, waiting: DeviceNumbers | None = None
 ) -> Array:
     """Return integers that are only compared; an array keeps its width, and so its values."""
     if is_array(value):
@@ -111,7 +106,6 @@ def check_one_each(function: str, name: str, shape: Shape, target: Shape, letter
 
 
 def is_integral(array: AnyArray) -> bool:
-    """Return whether an array holds integers."""
     return dtype_name(array.dtype).startswith(("int", "uint"))
 
 

@@ -156,7 +156,6 @@ def _caller_level() -> int:
 
 
 def check_boolean(function: str, name: str, array: Array) -> None:
-    """Check that `array` is boolean."""
     if not dtype_name(array.dtype).startswith("bool"):
         rule = f"`{name}` must be boolean (True = may attend)"
         raise ArgumentTypeError(function, rule, {f"{name}.dtype": array.dtype}, _boolean_hint(name, array))

@@ -280,12 +280,7 @@ can afford. "pairs": every value that a masked pair would bring in.
 
 
 def weigh(
-    xp: Namespace,
-    p: Array,
-    value: Array,
-    allowed: Allowed,
-    guard: NonfiniteGuard,
-    buffer: Buffer | None = None,
+    xp: Namespace, p: Array, value: Array, allowed: Allowed, guard: NonfiniteGuard, buffer: Buffer | None = None
 ) -> Array:
     """Return p @ value over the pairs that may attend; without a guard, in the memory of `buffer`."""
     if guard == "none" or isinstance(allowed, bool):

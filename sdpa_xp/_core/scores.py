@@ -150,7 +150,6 @@ class Scores(NamedTuple):
         return self._replace(options=self.options.for_tiles(self.grid), tangents=tuple(tangents))
 
     def tile(self, rows: range, columns: range) -> Tile:
-        """Return the tile of `rows` and `columns`."""
         return Tile(rows, columns, self.grid, self.leading, self.block)
 
     def key_range(self, rows: range) -> range:
@@ -187,13 +186,7 @@ class Scores(NamedTuple):
                 yield tile, allowed
 
     def computed_tiles(
-        self,
-        rows: range,
-        plan: Plan,
-        query: Array,
-        *,
-        leaves_mask: bool = False,
-        keeps_products: bool = False,
+        self, rows: range, plan: Plan, query: Array, *, leaves_mask: bool = False, keeps_products: bool = False
     ) -> Iterator[tuple[Tile, Array, Allowed, Array]]:
         """Yield the tiles of `rows` in which some pair may attend, with their scores, from a `scaled_query`.
 

@@ -134,12 +134,7 @@ def _attend_on_device(
 
 
 def _attend_in_tasks(
-    scores: Scores,
-    value: KeyValueSource,
-    plan: Plan,
-    output: Array,
-    lse: Array | None,
-    of_rows: OfRows | None,
+    scores: Scores, value: KeyValueSource, plan: Plan, output: Array, lse: Array | None, of_rows: OfRows | None
 ) -> None:
     """Write output and log-sum-exp; threads take one task after the other.
 

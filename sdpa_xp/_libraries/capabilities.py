@@ -34,7 +34,6 @@ class Generators:
         return getattr(getattr(rng, "bit_generator", None), "state", None)
 
     def restore(self, rng: Any, state: Any) -> None:
-        """Restore a state of a generator."""
         rng.bit_generator.state = state
 
     def random_words(self, rng: Any, count: int, xp: Any, device: Device) -> Array:
@@ -120,7 +119,6 @@ class ChunkedArrays:
     """Whether all chunks along an axis but the last must be equally long."""
 
     def chunks_of(self, array: Any) -> Chunks:
-        """Return the chunks of an array."""
         return tuple(array.chunks)
 
     def name_of(self, array: Any) -> str:
@@ -182,10 +180,6 @@ class Meshes:
         if not isinstance(mesh, sharding.Mesh | sharding.AbstractMesh):
             return None
         return cast(Mapping[str, int], dict(cast(Any, mesh).shape))
-
-    def ring(self, mesh: object, axis_name: str) -> DeviceRing:
-        """Return the devices along an axis of a mesh."""
-        return DeviceRing(mesh, axis_name)
 
 
 class DeviceRing:
@@ -291,14 +285,12 @@ class DeviceRing:
         return cast(tuple[T, Callable[[T], tuple[Array, ...]]], sys.modules["jax"].vjp(compute, *arrays))
 
     def part(self, array: Array, parts: Sequence[Part]) -> Array:
-        """Return a part of an array."""
         lengths = list(array.shape)
         for axis, _, length in parts:
             lengths[axis] = length
         return cast(Array, sys.modules["jax"].lax.dynamic_slice(array, _starts(array, parts), lengths))
 
     def with_part(self, array: Array, part: Array, parts: Sequence[Part]) -> Array:
-        """Return an array with another part."""
         return cast(Array, sys.modules["jax"].lax.dynamic_update_slice(array, part, _starts(array, parts)))
 
 

@@ -83,8 +83,6 @@ class EagerWords(Generators):
 
 
 class Cubed(LazyLibrary):
-    """Arrays of cubed."""
-
     name = "cubed"
     conversion = "cubed.from_array"
     chunks = CubedStreams()

@@ -37,8 +37,6 @@ class CuPyGenerators(Generators):
 
 
 class CuPy(Library):
-    """Arrays of CuPy."""
-
     name = "cupy"
     cast_code = ASTYPE
     generators = CuPyGenerators()

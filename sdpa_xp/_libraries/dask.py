@@ -90,8 +90,6 @@ class LazyLibrary(Library):
 
 
 class Dask(LazyLibrary):
-    """Arrays of Dask."""
-
     conversion = "dask.array.from_array"
     chunks = DaskGraphs()
     cast_code = ASTYPE

@@ -56,8 +56,6 @@ class JaxSettings:
 
 
 class Jax(Library):
-    """Arrays of JAX."""
-
     name = "jax"
     generators = JaxKeys()
     module = "jax.numpy"

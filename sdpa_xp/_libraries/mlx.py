@@ -34,8 +34,6 @@ class MlxKeys(Generators):
 
 
 class Mlx(Library):
-    """Arrays of MLX."""
-
     name = "mlx"
     generators = MlxKeys()
     module = "mlx.core"

@@ -33,8 +33,6 @@ class NumPyRows(Rows):
 
 
 class NumPy(Library):
-    """Arrays of NumPy."""
-
     module = "numpy"
     diagonals = Diagonals()
     cast_code = ASTYPE

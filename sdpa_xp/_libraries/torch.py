@@ -96,8 +96,6 @@ class TorchAutograd:
 
 
 class Torch(Library):
-    """Tensors of torch."""
-
     name = "torch"
     generators = TorchGenerators()
     autograd = TorchAutograd()

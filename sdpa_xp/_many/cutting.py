@@ -158,11 +158,7 @@ def readable_grid(call: PreparedCall) -> ScoreGrid:
     array = numpy_array()
     library = library_of(array)
     return replace(
-        call.grid,
-        library=library,
-        xp=library.namespace(array),
-        device=library.device(array),
-        access=READ_ONLY,
+        call.grid, library=library, xp=library.namespace(array), device=library.device(array), access=READ_ONLY
     )
 
 

@@ -139,23 +139,19 @@ class GraphCall(CutCall[DaskGraphs]):
         names: tuple[str, ...],
     ) -> Mapping[str, Contributions]:
         """Add a task for each block, and return what contributes to each gradient."""
-        contributions: dict[str, dict[tuple[int, ...], list[Key]]] = {
-            target: defaultdict(list) for target in targets
-        }
+        contributions: dict[str, dict[tuple[int, ...], list[Key]]] = {x: defaultdict(list) for x in targets}
         for rows in self.rows():
             # Only the first block of a row has the sinks: their gradient is one for the whole row.
-            sinks = self.sinks
+            sinks = [] if self.sinks is None else [self.sinks]
             for place in self.blocks_of(rows):
-                has_sinks = sinks is not None
-                compute = self._of_block(partial_gradients, place, names, has_sinks)
-                operands = [self.query, self.key, self.value, *of_rows, *self.arrays]
-                operands += [] if sinks is None else [sinks]
+                compute = self._of_block(partial_gradients, place, names, bool(sinks))
+                operands = [self.query, self.key, self.value, *of_rows, *self.arrays, *sinks]
                 key = tasks.add("gradient", place, compute, *self.keys_of(operands, place))
                 for target, of_target in targets.items():
-                    if target != "sinks" or has_sinks:
+                    if target != "sinks" or sinks:
                         numbers = self.pieces.numbers(of_target.shape, _axes_of(of_target), place)
                         contributions[target][numbers].append(key)
-                sinks = None
+                sinks = []
         return contributions
 
     def _add_sums(self, tasks: Stages, target: str, chunks: Chunks, contributions: Contributions) -> list[str]:
@@ -217,7 +213,6 @@ class Stages:
         return key
 
     def has(self, stage: str, place: Place) -> bool:
-        """Return whether a stage has a task at a place."""
         return (self._name(stage), *place) in self._tasks[stage]
 
     def reduce(self, stage: str, place: Place, function: Callable[..., Any], keys: list[Key]) -> list[Key]:

@@ -48,12 +48,10 @@ class Schedule(NamedTuple):
 
     @property
     def devices(self) -> int:
-        """The number of devices."""
         return len(self.pieces)
 
     @property
     def pieces_each(self) -> int:
-        """The number of pieces of a device."""
         return len(self.pieces[0])
 
     @property

@@ -131,7 +131,6 @@ def total_of(name: str, contributions: Sequence[Mapping[str, Array]]) -> Array:
 
 
 def total(arrays: Sequence[Array]) -> Array:
-    """Return the sum of arrays."""
     with computing(arrays[0]):
         return reduce(add, arrays)
 

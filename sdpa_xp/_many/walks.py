@@ -214,12 +214,7 @@ def _gradients(call: RingCall, operands: Operands, state: State, cotangents: Sta
 
 
 def _gradients_of_block(
-    call: RingCall,
-    operands: Operands,
-    place: BlockPlace,
-    state: State,
-    cotangents: State,
-    floating: list[int],
+    call: RingCall, operands: Operands, place: BlockPlace, state: State, cotangents: State, floating: list[int]
 ) -> Operands:
     r"""Return what a block contributes; of the arrays only to the `floating` ones.
 

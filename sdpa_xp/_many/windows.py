@@ -43,7 +43,6 @@ class Window(NamedTuple):
 
     @property
     def grid(self) -> ScoreGrid:
-        """The grid of the window alone."""
         *batch, heads, queries, keys = self.shape
         # Masks and dropout ask the whole grid for the numbers of batch entries.
         return replace(self.whole, batch=tuple(batch), heads=heads, queries=queries, keys=keys, entries=None)
@@ -69,7 +68,6 @@ class PlacedWindow(NamedTuple):
 
     @property
     def grid(self) -> ScoreGrid:
-        """The grid of the window alone."""
         return replace(self.whole, queries=self.placement.queries, keys=self.placement.keys)
 
     def tile_of_whole(self, tile: Tile) -> Tile:

@@ -152,12 +152,7 @@ class KVCache(CacheAttention[A]):
 
     @in_context_of_keys
     def append(
-        self,
-        key: A,
-        value: AnyArray,
-        *,
-        positions: TokenPositionsLike | None = None,
-        in_place: bool = False,
+        self, key: A, value: AnyArray, *, positions: TokenPositionsLike | None = None, in_place: bool = False
     ) -> KVCache[A]:
         """Return a cache with `n` more tokens.
 

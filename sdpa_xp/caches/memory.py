@@ -71,7 +71,6 @@ class TokenSlots:
             return array[slice_of_axis(axis, self.start, self.start + self.length)]
 
     def arrays(self) -> dict[str, Array]:
-        """Return keys and values."""
         return {name: self.tokens(name) for name in ("key", "value")}
 
     def without(self, first: int, last: int) -> TokenSlots:

@@ -279,11 +279,9 @@ class PagedKVCache(PagedAttention[A]):
     def _counted(self, method: str, count: object) -> list[int]:
         """Check how many tokens are dropped: one integer, or one for each sequence."""
         function = f"PagedKVCache.{method}"
-        counts = (
-            [check_integer(function, "count", count, least=0)] * len(self._lengths)
-            if is_number(count)
-            else check_integer_list(function, "count", count)
-        )
+        if is_number(count):
+            count = [check_integer(function, "count", count, least=0)] * len(self._lengths)
+        counts = check_integer_list(function, "count", count)
         check_same_length(function, {"count": counts, "cache.lengths": self._lengths})
         for sequence, (dropped, length) in enumerate(zip(counts, self._lengths, strict=True)):
             if dropped > length:
@@ -292,10 +290,7 @@ class PagedKVCache(PagedAttention[A]):
         return counts
 
     def _with(
-        self,
-        table: list[list[int]],
-        positions: tuple[Row, ...],
-        pools: Mapping[str, Array] | None = None,
+        self, table: list[list[int]], positions: tuple[Row, ...], pools: Mapping[str, Array] | None = None
     ) -> PagedKVCache[A]:
         """Return a cache with other sequences, or over other pools."""
         cache = object.__new__(PagedKVCache)  # what it is made of has been checked

@@ -273,16 +273,12 @@ class _AtPositions(ScoreModifier):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class MaskAtPositions(_AtPositions, Mask):
-    """A mask at positions."""
-
     def bind(self, grid: ScoreGrid) -> Pattern:
         return PatternAtPositions(*self._bind_at(grid))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class BiasAtPositions(_AtPositions, Bias):
-    """A bias at positions."""
-
     def bind(self, grid: ScoreGrid) -> tuple[Term, ...]:
         terms, positions = self._bind_at(grid)
         return tuple(TermAtPositions(term, positions) for term in terms)
@@ -301,8 +297,6 @@ class PatternAtPositions(Pattern):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TermAtPositions(Term):
-    """A term of positions."""
-
     term: Term
     positions: TokenPositions
 

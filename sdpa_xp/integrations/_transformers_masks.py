@@ -99,7 +99,6 @@ class MaskTensor(torch.Tensor):
         return tensor
 
     def to_tensor(self) -> Any:
-        """Return the tensor with its elements."""
         plain = torch.zeros((), dtype=self.dtype, device=self.device)
         allowed = masks.to_array(self.mask, tuple(self.shape), like=plain)
         return torch.where(allowed, plain, torch.finfo(self.dtype).min)

@@ -8,12 +8,7 @@ from typing import Any, ClassVar, TypeVar, Unpack, cast
 
 from sdpa_xp._call.options import Keywords
 from sdpa_xp._checks.arrays import HLE, LHE, check_one_kind, check_plain_array, swap_heads_and_length
-from sdpa_xp._checks.keywords import (
-    check_choice,
-    check_number,
-    explains_keywords,
-    refuse_unknown_keywords,
-)
+from sdpa_xp._checks.keywords import check_choice, check_number, explains_keywords, refuse_unknown_keywords
 from sdpa_xp._checks.messages import brief
 from sdpa_xp._libraries import accumulation_dtype, computing, dtype_name, is_array, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
@@ -129,15 +124,8 @@ class Attention(Layer):
     ) -> AttentionState[A]:
         """Return the output of each head before `combine`, and the log-sum-exp of its scores.
 
-        If you split the keys, `merge_states` merges the states of the parts, and `combine(state.output)` is
-        what a call with all keys returns.
-
-        Args:
-            query: (..., L, query_dim). All arguments are as in a call of the layer.
-            key: (..., S, key_dim).
-            value: (..., S, value_dim).
-            attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
-            keywords: As for a call.
+        All arguments are as in a call of the layer. If you split the keys, `merge_states` merges the states of
+        the parts, and `combine(state.output)` is what a call with all keys returns.
 
         Returns:
             An `AttentionState` with `output`, (..., Hq, L, Ev), and `lse`, (..., Hq, L).
@@ -152,13 +140,7 @@ class Attention(Layer):
         attn_mask: Mask | AnyArray | None = None,
         **keywords: Unpack[Keywords],
     ) -> A:
-        """Return how much each query attends to each key.
-
-        Args:
-            query: (..., L, query_dim). All arguments are as in a call of the layer.
-            key: (..., S, key_dim).
-            attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
-            keywords: As for a call.
+        """Return how much each query attends to each key. All arguments are as in a call of the layer.
 
         Returns:
             (..., Hq, L, S), or (..., L, S) for a `SingleHeadAttention`, which has no axis of heads.
@@ -224,14 +206,9 @@ class Attention(Layer):
             >>> from sdpa_xp import KVCache
             >>> from sdpa_xp.layers import MultiHeadAttention
             >>> layer = MultiHeadAttention.init(np.random.default_rng(0), 64, num_heads=8)
-            >>> words, next_word = (
-            ...     np.ones((2, 5, 64), np.float32),
-            ...     np.ones((2, 1, 64), np.float32),
-            ... )
-            >>> cache = KVCache(*layer.project_key_value(words)).append(
-            ...     *layer.project_key_value(next_word)
-            ... )
-            >>> layer.attend(next_word, cache).shape
+            >>> words = np.ones((2, 6, 64), np.float32)
+            >>> cache = KVCache(*layer.project_key_value(words))
+            >>> layer.attend(words[:, -1:], cache).shape
             (2, 1, 64)
         """
         # `_heads` puts the heads before the length, and a cache in the other layout would read them as tokens.

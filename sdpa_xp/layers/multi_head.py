@@ -60,10 +60,8 @@ class MultiHeadAttention(Attention):
         >>> import numpy as np
         >>> rng = np.random.default_rng(0)
         >>> layer = MultiHeadAttention.init(rng, 64, 48, num_heads=8, num_kv_heads=2)
-        >>> words, pixels = (
-        ...     np.ones((2, 5, 64), np.float32),
-        ...     np.ones((2, 9, 48), np.float32),
-        ... )
+        >>> words = np.ones((2, 5, 64), np.float32)
+        >>> pixels = np.ones((2, 9, 48), np.float32)
         >>> layer(words, pixels).shape, layer.weights(words, pixels).shape
         ((2, 5, 64), (2, 8, 5, 9))
 
@@ -175,9 +173,7 @@ class MultiHeadAttention(Attention):
         Examples:
             >>> import numpy as np
             >>> layer = MultiHeadAttention.init(np.random.default_rng(0), 8, num_heads=2)
-            >>> file = {
-            ...     f"encoder.{name}": array for name, array in layer.parameters.items()
-            ... }
+            >>> file = {f"encoder.{name}": x for name, x in layer.parameters.items()}
             >>> MultiHeadAttention.from_mapping(file, "encoder.", num_heads=2).num_kv_heads
             2
         """
@@ -271,7 +267,6 @@ def _hint_for_groups(widths: Mapping[str, int], count: int) -> str:
 
 
 def _check_maps(function: str, values: Mapping[str, object]) -> None:
-    """Check that all values are a `Linear`."""
     for name, value in values.items():
         if not isinstance(value, Linear):
             hint = ""

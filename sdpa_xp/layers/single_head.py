@@ -39,15 +39,12 @@ class SingleHeadAttention(Attention):
 
     Examples:
         >>> import numpy as np
-        >>> layer = SingleHeadAttention.init(
-        ...     np.random.default_rng(0), embedding_dim=16, attention_dim=8
-        ... )
+        >>> layer = SingleHeadAttention.init(np.random.default_rng(0), 16, 8)
         >>> words = np.ones((2, 4, 16), np.float32)
-        >>> (
-        ...     layer(words, is_causal=True).shape,
-        ...     layer.weights(words, is_causal=True)[0, 1],
-        ... )
-        ((2, 4, 8), array([0.5, 0.5, 0. , 0. ], dtype=float32))
+        >>> layer(words, is_causal=True).shape
+        (2, 4, 8)
+        >>> layer.weights(words, is_causal=True)[0, 1]
+        array([0.5, 0.5, 0. , 0. ], dtype=float32)
 
     References:
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.1.

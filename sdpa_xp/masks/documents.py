@@ -46,9 +46,8 @@ def document(query_ids: Sequence[int] | AnyArray, key_ids: Sequence[int] | AnyAr
 
     Examples:
         >>> from sdpa_xp import masks
-        >>> masks.to_array(masks.causal() & masks.document([7, 7, 9]), (3, 3)).astype(
-        ...     int
-        ... )
+        >>> packed = masks.causal() & masks.document([7, 7, 9])
+        >>> masks.to_array(packed, (3, 3)).astype(int)
         array([[1, 0, 0],
                [1, 1, 0],
                [0, 0, 1]])

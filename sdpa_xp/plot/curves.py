@@ -129,11 +129,7 @@ def _finish(axes: Any, theme: Theme, x_label: str, y_label: str) -> None:
 
 
 def memory(
-    lengths: Sequence[int] = LENGTHS,
-    *,
-    width: int = 64,
-    like: Any = None,
-    theme: ThemeName = "light",
+    lengths: Sequence[int] = LENGTHS, *, width: int = 64, like: Any = None, theme: ThemeName = "light"
 ) -> Figure:
     """Draw the memory of all L x S scores of one head, and of the scores that are in memory at one time.
 

@@ -108,7 +108,6 @@ def labels(name: str, tokens: Sequence[str] | None, count: int) -> Labels:
 
 
 def theme_of(function: str, name: str) -> Theme:
-    """Return the theme of that name."""
     check_choice(function, "theme", name, [*THEMES])
     return THEMES[name]
 

@@ -26,7 +26,6 @@ class ShownFigure(Figure):
         super().savefig(fname, transparent=transparent, **keywords)
 
     def _repr_svg_(self) -> str:
-        """Return the drawing."""
         buffer = io.StringIO()
         self.savefig(buffer, format="svg", transparent=True)
         return buffer.getvalue()

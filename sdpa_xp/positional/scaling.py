@@ -129,12 +129,8 @@ class Llama3Scaling(Scaling):
     Examples:
         >>> from sdpa_xp import positional
         >>> scaling = positional.Llama3Scaling(8.0)
-        >>> [
-        ...     round(f, 7)
-        ...     for f in positional.Rotary(
-        ...         8, base=500000.0, scaling=scaling
-        ...     ).frequencies
-        ... ]
+        >>> rotary = positional.Rotary(8, base=500000.0, scaling=scaling)
+        >>> [round(f, 7) for f in rotary.frequencies]
         [1.0, 0.037606, 0.0005248, 6.6e-06]
 
     References:
