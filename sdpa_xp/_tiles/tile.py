@@ -20,7 +20,7 @@ class RowBlock(NamedTuple):
 
     start: Array
     length: int
-    step: int = 1
+    step: int
 
     def slice_rows(self, array: Array) -> Array:
         """Return the block's rows of an array that broadcasts to (..., L, width)."""
