@@ -81,7 +81,7 @@ class _Call(NamedTuple):
         return sizes.work(len(self.entries), self.queries, self.keys)
 
 
-def padded_calls(equal_lengths: Mapping[tuple[int, int], Entries], sizes: HeadSizes) -> list[Entries]:
+def padded_calls(by_lengths: Mapping[tuple[int, int], Entries], sizes: HeadSizes) -> list[Entries]:
     """Divide sequences, grouped by their lengths (queries, keys), among few padded calls.
 
     Two calls become one if this adds at most `WORK_OF_LAUNCHES`, and if the padding of the joined call is at
@@ -89,8 +89,8 @@ def padded_calls(equal_lengths: Mapping[tuple[int, int], Entries], sizes: HeadSi
     keys is never padded with pairs that masks and biases would be asked about.
     """
     calls: list[_Call] = []
-    for queries, keys in sorted(equal_lengths, key=_by_size):
-        entries = equal_lengths[queries, keys]
+    for queries, keys in sorted(by_lengths, key=_by_size):
+        entries = by_lengths[queries, keys]
         call = _Call(entries, queries, keys, sizes.work(len(entries), queries, keys))
         if calls and _is_worth_joining(calls[-1], call, sizes):
             calls[-1] = calls[-1].joined(call)

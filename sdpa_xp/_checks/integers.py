@@ -191,8 +191,7 @@ def read_together(like: Array, *values: Any) -> tuple[Any, ...]:
         return values
     xp = library.namespace(like)
     with computing(like):
-        numbers = library.to_list(xp.concat([xp.reshape(array, (-1,)) for array in arrays], axis=0))
-    rest = iter(numbers)
+        rest = iter(library.to_list(xp.concat([xp.reshape(array, (-1,)) for array in arrays], axis=0)))
 
     def as_lists(array: Array) -> list[Any]:
         if array.ndim == 1:
@@ -225,10 +224,8 @@ def check_integer_list(
     function: str, name: str, value: object, least: int = 0, most: float = LARGEST_INTEGER
 ) -> list[int]:
     """Check integers from `least` to `most`, and return them as a list."""
-    numbers = _to_list(function, name, value)
-    return [
-        check_integer(function, f"{name}[{index}]", number, least, most) for index, number in enumerate(numbers)
-    ]
+    items = enumerate(_to_list(function, name, value))
+    return [check_integer(function, f"{name}[{index}]", item, least, most) for index, item in items]
 
 
 def check_some_integers(function: str, name: str, value: object, least: int = 1) -> list[int]:

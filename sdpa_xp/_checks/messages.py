@@ -86,9 +86,9 @@ def cast_text(array: Array, name: str, dtype: str) -> str:
 
 def conversion_hint(arrays: Mapping[str, Array], *names: str) -> str:
     """Return how to make two arrays arrays of one library; lazy ones do not exchange memory."""
-    fields = [name for name in names if name.endswith((".weight", ".bias"))]
-    if fields and fields != [*names]:  # an array of a layer beside one of its call
-        (passed,) = (name for name in names if name not in fields)
+    of_layer = [name for name in names if name.endswith((".weight", ".bias"))]
+    if of_layer and of_layer != [*names]:  # an array of a layer beside one of its call
+        (passed,) = (name for name in names if name not in of_layer)
         return f"Move the layer to the library of `{passed}`: layer.to({passed})."
     for name, other in (names, names[::-1]):
         library = library_of(arrays[name])

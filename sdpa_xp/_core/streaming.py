@@ -224,8 +224,8 @@ def _attend_keys(
     scores: Scores, query: Array, value: KeyValueSource, plan: Plan, rows: range, guard: NonfiniteGuard
 ) -> RowResult:
     """Return the attention of a `scaled_query`, with derivatives if the scores have tangents."""
-    attend = attend_with_tangents if scores.tangents else attend_with_running_shift
-    return attend(scores, query, value, plan, rows, guard)
+    compute = attend_with_tangents if scores.tangents else attend_with_running_shift
+    return compute(scores, query, value, plan, rows, guard)
 
 
 def _attend_in_a_loop(

@@ -38,7 +38,7 @@ def unsupported_reason(
         return None
     if not all(mask == CAUSAL or isinstance(mask, ArrayMask) for mask in _flatten(call.options.masks)):
         return f"{library}'s kernel supports only `masks.causal()` and boolean arrays as masks"
-    if len(call.options.biases) > 1 or not all(isinstance(bias, ArrayBias) for bias in call.options.biases):
+    if len(call.options.biases) > 1 or not all(isinstance(part, ArrayBias) for part in call.options.biases):
         return f"{library}'s kernel supports only one floating array as bias"
     return None
 
@@ -51,7 +51,7 @@ def is_empty(call: PreparedCall) -> bool:
 
 def mask_size(call: PreparedCall) -> int:
     """Return the number of elements of all masks and biases joined in one array; 0 without masks and biases."""
-    arrays = [mask.boolean for mask in _array_masks(call)] + [bias.array for bias in _array_biases(call)]
+    arrays = [mask.boolean for mask in _array_masks(call)] + [part.array for part in _array_biases(call)]
     shapes = [tuple(array.shape) for array in arrays]
     if arrays and is_causal(call):
         shapes.append((call.sizes.queries, call.sizes.keys))
@@ -157,7 +157,7 @@ def _array_masks(call: PreparedCall) -> list[ArrayMask]:
 
 
 def _array_biases(call: PreparedCall) -> list[ArrayBias]:
-    return [bias for bias in call.options.biases if isinstance(bias, ArrayBias)]
+    return [part for part in call.options.biases if isinstance(part, ArrayBias)]
 
 
 def _to_matrix(array: Array) -> Array:

@@ -114,19 +114,18 @@ class Alibi(Bias):
     offset: IntegersLike | Literal["lower_right"] = 0
 
     def bind(self, grid: ScoreGrid) -> tuple[Term, ...]:
-        xp = grid.xp
-        numbers = self.slopes
-        if isinstance(numbers, int):
-            check_columns(grid.function, "bias.slopes", numbers, grid.heads)
-            numbers = alibi_slopes(numbers)
-        is_array = not isinstance(numbers, tuple)
+        slopes = self.slopes
+        if isinstance(slopes, int):
+            check_columns(grid.function, "bias.slopes", slopes, grid.heads)
+            slopes = alibi_slopes(slopes)
+        is_array = not isinstance(slopes, tuple)
         if is_array:
-            grid.check_dtype("bias.slopes", cast(Array, numbers))
-            slopes = xp.astype(cast(Array, numbers), grid.dtype, copy=False)
+            grid.check_dtype("bias.slopes", cast(Array, slopes))
+            array = grid.xp.astype(cast(Array, slopes), grid.dtype, copy=False)
         else:
-            slopes = grid.put(cast(Sequence[float], numbers), grid.dtype)
-        slopes = grid.check_heads_shape("bias.slopes", slopes)
-        return (AlibiTerm(slopes, grid.check_offset("bias.offset", self.offset), is_array),)
+            array = grid.put(cast(Sequence[float], slopes), grid.dtype)
+        array = grid.check_heads_shape("bias.slopes", array)
+        return (AlibiTerm(array, grid.check_offset("bias.offset", self.offset), is_array),)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -9,7 +9,7 @@ from sdpa_xp._checks.arrays import HLE, Layout, check_axes, check_one_kind
 from sdpa_xp._checks.integers import check_integer_list, check_integer_rows, check_same_length, read_together
 from sdpa_xp._checks.keywords import check_flag, check_integer, check_layout, explains_keywords
 from sdpa_xp._checks.messages import brief
-from sdpa_xp._display import table
+from sdpa_xp._display import table as html_table
 from sdpa_xp._libraries import dtype_name, is_number, library_of, share_memory
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.caches.attention import PagedAttention
@@ -156,7 +156,7 @@ class PagedKVCache(PagedAttention[A]):
             ]
         left_out = len(sequences) - MOST_SEQUENCES
         more = [["...", f"and {left_out:,} more", *[""] * (len(header) - 2)]] if left_out > 0 else []
-        return table(f"PagedKVCache: {facts}", [*sequences[:MOST_SEQUENCES], *more], header)
+        return html_table(f"PagedKVCache: {facts}", [*sequences[:MOST_SEQUENCES], *more], header)
 
     def append(
         self,
