@@ -31,9 +31,9 @@ THIN := --thin
 XLA_AT_ONCE := XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 \
 	--xla_cpu_parallel_codegen_split_count=1 --xla_llvm_disable_expensive_passes=true"
 
-# Libraries that are set to refuse what they compute by default: tests/libraries.py says what. With THIN, JAX has
+# Libraries that are set to refuse what they compute by default, and NumPy with torch's kernel: tests/libraries.py. With THIN, JAX has
 # tests/core/libraries/test_strict_settings.py alone, which compiles little.
-SETTINGS := numpy-raise torch-strict,torch-inference cupy-rules-device1 $(if $(THIN),,jax-strict,jax-debug torch-cuda-rules)
+SETTINGS := numpy-raise torch-strict,torch-inference,numpy-torch cupy-rules-device1 $(if $(THIN),,jax-strict,jax-debug torch-cuda-rules)
 OF_SETTINGS := $(THIN) $(if $(THIN),$(patsubst %,tests/core/%.py,test_agreement masks/test_masks biases/test_biases test_sinks \
 	test_dropout caches/test_cache caches/test_paged test_varlen test_vjp layers/test_layers positional/test_positional \
 	test_semantics test_joined_dtypes),tests/core)

@@ -11,7 +11,7 @@ from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_ke
 from sdpa_xp._core import streaming
 from sdpa_xp._core.products import ArraySource
 from sdpa_xp._core.softmax import OneTile, one_tile
-from sdpa_xp._kernels import KERNELS, Kernel
+from sdpa_xp._kernels import BY_NAME, KERNELS, Kernel
 from sdpa_xp._libraries import overridden
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp.biases import Bias
@@ -81,11 +81,13 @@ def scaled_dot_product_attention(
             width), as in JAX, Keras and flash-attention. Arguments that broadcast to (..., Hq, L, S) have these
             axes in both layouts.
         implementation: `"xp"` is the portable implementation, written in array-API calls. `"native"` is the
-            fused kernel of the arrays' library; an error is raised if that kernel does not compute this call
-            as documented. With None, sdpa_xp uses the kernel only if it computes the call as documented, and
-            only for these calls: torch tensors on the CPU and in torch.export and torch.onnx.export, short
-            calls on JAX arrays on the CPU outside a jit, and short calls without masks on MLX arrays on the
-            CPU. All other calls use the portable implementation. torch's kernel has first derivatives only.
+            fused kernel of the arrays' library, and `"torch"` is torch's kernel for NumPy arrays, which it
+            reads without a copy; an error is raised if that kernel does not compute this call as documented,
+            or if torch is not installed. With None, sdpa_xp uses the kernel of the arrays' library only if it
+            computes the call as documented, and only for these calls: torch tensors on the CPU and in
+            torch.export and torch.onnx.export, short calls on JAX arrays on the CPU outside a jit, and short
+            calls without masks on MLX arrays on the CPU. All other calls use the portable implementation.
+            torch's kernel has first derivatives only.
 
     Returns:
         (..., Hq, L, Ev) in the layout of the inputs, or (L, Ev) for 2-D inputs, with the library, device and
@@ -100,7 +102,8 @@ def scaled_dot_product_attention(
 
     Numerics:
         The accumulation dtype is float64 for float64 inputs, and float32 for all others. Scores, normalisation
-        and sums are computed in it, and the result is rounded once. A masked pair has no effect, even if its
+        and sums are computed in it, and the result is rounded once; only the kernels that take halves as they
+        are (`"torch"`, and `"native"` on CUDA) also round the weights. A masked pair has no effect, even if its
         key or value is NaN or inf. If a key or value that is not masked is NaN, the rows that attend to it show
         the NaN, and no other row does. Inside a jit or a lazy graph, and with torch's kernel on a GPU, this is
         true only for keys that no query attends to (padding). It is true for results, and for gradients from
@@ -267,19 +270,20 @@ def choose_kernel(call: PreparedCall) -> KernelChoice:
     """
     if call.implementation == "xp":
         return KernelChoice(None, "the call asks for it")
-    is_asked_for = call.implementation == "native"
-    library = call.grid.library.name
-    kernel = KERNELS.get(library)
-    reason: str | None
+    name, library = call.implementation, call.grid.library.name
+    native = KERNELS.get(library)
+    kernel: Kernel | None = native
+    if name in BY_NAME:
+        library, kernel = name, BY_NAME[name]
+    reason = native.not_default_reason(call) if name is None and native is not None else None
     if kernel is None:
-        name = call.grid.xp.__name__.removeprefix("array_api_compat.")
-        reason = f"there is no kernel for {name}"
-    else:
-        reason = (None if is_asked_for else kernel.not_default_reason(call)) or kernel.unsupported_reason(call)
+        reason = f"there is no kernel for {call.grid.xp.__name__.removeprefix('array_api_compat.')}"
+    elif reason is None:
+        reason = kernel.unsupported_reason(call)
     if reason is None:
         return KernelChoice(kernel, f"{library}'s kernel computes the call as documented")
-    if is_asked_for:
-        refuse_missing_kernel(call.grid.function, reason)
+    if name is not None:
+        refuse_missing_kernel(call.grid.function, name, reason)
     return KernelChoice(None, reason)
 
 

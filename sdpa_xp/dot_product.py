@@ -57,7 +57,7 @@ def dot_product_attention(
         key_value_seq_lengths: (B,): the number of real keys among the S.
         local_window_size: The number of keys before and after its own position that a query attends to: one
             number for both, or (left, right).
-        implementation: `"xp"`, `"native"` or None.
+        implementation: `"xp"`, `"native"`, `"torch"` or None.
         return_residual: False. `attention_state` returns the log-sum-exp.
 
     Returns:

@@ -31,7 +31,7 @@ class Explanation(NamedTuple):
     """How a call would be computed. `explain` returns it, and `print` shows it in two lines."""
 
     implementation: Implementation
-    """"xp" or "native"."""
+    """"xp" or "native"; or "torch" if the call asks for it."""
     reason: str
     """Why this implementation was chosen. If "xp" was chosen by default, it says why "native" was not."""
     tile: tuple[int, int]
@@ -105,7 +105,7 @@ def explain(
         rng: Required if dropout_p > 0.
         softmax_dtype: float32, float64 or None.
         layout: "...HLE" or "...LHE".
-        implementation: `"xp"`, `"native"` or None.
+        implementation: `"xp"`, `"native"`, `"torch"` or None.
 
     Returns:
         The implementation, the reason for the choice, and the tiles of the portable implementation.
@@ -137,7 +137,7 @@ def explain(
         computed, tile_map = _mapped_tiles(call.scores_without_dropout(), plan)
     all_tiles = len(plan.tasks()) * len([*plan.column_ranges(range(plan.keys))])
     return Explanation(
-        implementation="xp" if choice.kernel is None else "native",
+        implementation="xp" if choice.kernel is None else call.implementation or "native",
         reason="; ".join(filter(None, (choice.reason, _lazy_reason(call.arrays["query"])))),
         tile=(min(plan.rows, plan.queries), min(plan.columns, plan.keys)),  # a short call is less than a tile
         tiles=computed,

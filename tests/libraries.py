@@ -11,6 +11,8 @@ import functools
 import importlib
 import importlib.util
 import shutil
+import threading
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +20,7 @@ from typing import Any
 import ml_dtypes  # noqa: F401  # NumPy knows the name bfloat16 from here on
 import numpy as np
 import pytest
-from internals import dtype_name, namespace
+from internals import dtype_name, kernels, namespace
 
 
 @dataclass(frozen=True)
@@ -112,6 +114,36 @@ def _read_only() -> Library:
 def _numpy_raise() -> Library:
     """NumPy as it is set to raise an error where it would warn."""
     return _with_settings(_numpy(), "numpy-raise", lambda: np.errstate(all="raise"))
+
+
+def _numpy_torch() -> Library:
+    """NumPy with `implementation="torch"` in all calls that torch's kernel computes."""
+    import torch  # noqa: F401  # not as a part of what the first call does
+
+    kernel = kernels.BY_NAME["torch"]
+    default = types.SimpleNamespace(
+        not_default_reason=lambda _: None,
+        unsupported_reason=kernel.unsupported_reason,
+        attend=lambda call: kernel.attend(call._replace(implementation="torch")),
+    )
+
+    guards: list[object] = []  # those that are open, one in another or in several threads
+    lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def preferred() -> Iterator[None]:
+        with lock:
+            guards.append(default)
+            kernels.KERNELS["other"] = default
+        try:
+            yield
+        finally:
+            with lock:
+                guards.pop()
+                if not guards:
+                    del kernels.KERNELS["other"]
+
+    return _with_settings(_numpy(), "numpy-torch", preferred)
 
 
 def _torch() -> Library:
@@ -316,6 +348,7 @@ LIBRARIES: dict[str, tuple[str, Callable[[], Library]]] = {
     "numpy": ("numpy", _numpy),
     "numpy-readonly": ("numpy", _read_only),
     "numpy-raise": ("numpy", _numpy_raise),
+    "numpy-torch": ("torch", _numpy_torch),
     "torch": ("torch", _torch),
     "torch-strict": ("torch", _torch_strict),
     "torch-inference": ("torch", _torch_inference),
@@ -338,10 +371,10 @@ LIBRARIES: dict[str, tuple[str, Callable[[], Library]]] = {
 """By name: the module to import, and how the library is made."""
 
 SETTINGS = (
-    *("numpy-raise", "torch-strict", "torch-inference", "torch-cuda-rules"),
+    *("numpy-raise", "numpy-torch", "torch-strict", "torch-inference", "torch-cuda-rules"),
     *("jax-strict", "jax-debug", "cupy-rules-device1"),
 )
-"""Libraries that are set to refuse what they compute by default."""
+"""Libraries that are set to refuse what they compute by default; and NumPy with torch's kernel."""
 CUPY_RULES = ("cupy-rules", "cupy-rules-device1")
 """The rules of CuPy. In their process, they have the name of the module."""
 BY_NAME_ALONE = ("jax-jit", "cupy", "torch-cuda", "cupy-rules", *SETTINGS)

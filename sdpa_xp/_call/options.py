@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, TypedDict, cast
+from typing import Any, NamedTuple, TypedDict, cast, get_args
 
 from sdpa_xp._checks.arrays import HLE, check_floating
 from sdpa_xp._checks.keywords import (
@@ -37,6 +37,7 @@ from sdpa_xp.masks.algebra import Mask, as_mask
 from sdpa_xp.masks.bands import Causal
 from sdpa_xp.masks.patterns import AllOf
 
+IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
 CAUSAL = Causal()
 """The mask of `is_causal`: one object, since masks never change."""
 
@@ -148,16 +149,15 @@ def check_options(
 
 
 def check_implementation(function: str, value: object, *, kernels: bool) -> Implementation | None:
-    """Check for None, "xp", or "native" if vendors have `kernels` for the function."""
+    """Check for None, "xp", or the name of a kernel if vendors have `kernels` for the function."""
     if value is None:
         return None
-    if isinstance(value, str) and value == "xp":
-        return "xp"
-    if isinstance(value, str) and value == "native":
-        if kernels:
-            return "native"
-        refuse_missing_kernel(function, "no vendor has a kernel for this function")
-    rule = "`implementation` must be None or 'xp', the portable one" + ", or 'native'" * kernels
+    if isinstance(value, str) and value in IMPLEMENTATIONS:
+        if value != "xp" and not kernels:
+            refuse_missing_kernel(function, value, "no vendor has a kernel for this function")
+        return value
+    by_kernels = ", or " + " or ".join(f"'{name}'" for name in IMPLEMENTATIONS if name != "xp")
+    rule = "`implementation` must be None or 'xp', the portable one" + by_kernels * kernels
     raise ArgumentValueError(function, rule, {"implementation": repr(value)})
 
 

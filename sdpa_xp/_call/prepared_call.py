@@ -31,7 +31,7 @@ from sdpa_xp._checks.arrays import (
     explaining_missing_names,
     swap_heads_and_length,
 )
-from sdpa_xp._checks.keywords import check_flag, check_layout
+from sdpa_xp._checks.keywords import Implementation, check_flag, check_layout
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.products import ArraySource
 from sdpa_xp._core.scores import BoundOptions, Scores
@@ -55,8 +55,8 @@ MOST_KNOWN = 2**12
 """The scores of the largest call whose mask is asked once for all equal calls: its answer is an array."""
 T = TypeVar("T")
 Derived: TypeAlias = Literal[
-    "bound_options", "context_maker", "has_arrays", "is_causal", "kernel", "needs_no_conversion", "one_tile",
-    "plan", "real_keys", "tiles"
+    "bound_options", "context_maker", "foreign_call", "has_arrays", "is_causal", "kernel",
+    "needs_no_conversion", "one_tile", "plan", "real_keys", "tiles"
 ]  # fmt: skip
 """What is derived from a call once for all equal calls. A dict, since properties would be called each time."""
 
@@ -72,7 +72,7 @@ class PreparedCall(NamedTuple):
     sizes: Sizes
     options: CheckedOptions
     layout: str
-    implementation: str | None
+    implementation: Implementation | None
     result_dtype: Dtype
     derived: dict[Derived, Any]
     """Results that depend only on shapes, dtypes and options; equal calls share them, also in several threads,

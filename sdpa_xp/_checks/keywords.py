@@ -19,8 +19,8 @@ from sdpa_xp._libraries.protocols import Dtype
 from sdpa_xp._libraries.torch import is_compiling
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
-Implementation: TypeAlias = Literal["xp", "native"]
-"""The portable implementation in array-API calls, or a kernel of the arrays' own library."""
+Implementation: TypeAlias = Literal["xp", "native", "torch"]
+"""The portable implementation in array-API calls, a kernel of the arrays' own library, or torch's for NumPy."""
 F = TypeVar("F", bound=Callable[..., Any])
 LARGEST_INTEGER = 2**29
 """The largest integer that is accepted. Indices are int32, which every library has, and sums of an index, an
@@ -34,10 +34,10 @@ def check_flag(function: str, name: str, value: object) -> bool:
     raise ArgumentTypeError(function, f"`{name}` must be True or False", {name: repr(value)})
 
 
-def refuse_missing_kernel(function: str, reason: str) -> NoReturn:
-    """Refuse "native" if no kernel computes the call."""
+def refuse_missing_kernel(function: str, implementation: str, reason: str) -> NoReturn:
+    """Refuse an implementation that is a kernel, if that does not compute the call."""
     rule = f"`implementation` must be None or 'xp', because {reason}"
-    raise ArgumentValueError(function, rule, {"implementation": "'native'"})
+    raise ArgumentValueError(function, rule, {"implementation": repr(implementation)})
 
 
 def check_choice(

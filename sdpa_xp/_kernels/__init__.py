@@ -1,6 +1,7 @@
 """Vendors' fused kernels, one file each.
 
-To add a kernel, add a file with the functions of `Kernel`, and a line to `KERNELS`.
+To add a kernel, add a file with the functions of `NativeKernel`, and a line to `KERNELS`. A kernel that takes
+arrays of another library has the functions of `Kernel`, and a line in `BY_NAME`.
 """
 
 from __future__ import annotations
@@ -8,15 +9,12 @@ from __future__ import annotations
 from typing import Protocol
 
 from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._kernels import jax, mlx, torch
+from sdpa_xp._kernels import jax, mlx, torch, torch_on_numpy
 from sdpa_xp._libraries.protocols import Array
 
 
 class Kernel(Protocol):
     """The functions of a kernel's file."""
-
-    def not_default_reason(self, call: PreparedCall, /) -> str | None:
-        """Return why the kernel is only used if the call asks for it, or None if it is a default."""
 
     def unsupported_reason(self, call: PreparedCall, /) -> str | None:
         """Return why the kernel does not compute the call as the library documents it, or None if it does."""
@@ -28,5 +26,15 @@ class Kernel(Protocol):
         """
 
 
-KERNELS: dict[str, Kernel] = {"jax": jax, "mlx": mlx, "torch": torch}
+class NativeKernel(Kernel, Protocol):
+    """The functions of the file of a kernel that may be the default for arrays of its library."""
+
+    def not_default_reason(self, call: PreparedCall, /) -> str | None:
+        """Return why the kernel is only used if the call asks for it, or None if it is a default."""
+
+
+KERNELS: dict[str, NativeKernel] = {"jax": jax, "mlx": mlx, "torch": torch}
 """By the name of the library whose arrays they take."""
+BY_NAME: dict[str, Kernel] = {"torch": torch_on_numpy}
+"""By the value of `implementation` that asks for them. They are no defaults: no result may depend on whether
+another library is installed."""

@@ -7,7 +7,7 @@ On the CPU the kernel meets the contract except in four cases:
 - A row whose scores are all NaN becomes 0 if they do not fill a vector register, because the kernel takes it
   for a row without keys. If the output has a 0, the inputs are searched for NaN and inf.
 - The kernel rounds the weights of halves, and takes a row with an inf for a row without keys. So halves are
-  computed in float32.
+  computed in float32, unless the call names this kernel (`torch_on_numpy.py`): see `_is_right_half`.
 - Gradients of rows with large scores are S times too large. The kernel keeps only the log-sum-exp, whose
   rounding error is then larger than log(S). If autograd records, the size of the scores is bounded first.
 
@@ -36,7 +36,7 @@ from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._core.products import any_query_attends
 from sdpa_xp._kernels import operands
 from sdpa_xp._libraries import LARGEST, astype_if_needed, dtype_name
-from sdpa_xp._libraries.protocols import Array
+from sdpa_xp._libraries.protocols import Array, Dtype
 from sdpa_xp._libraries.torch import Torch, has_tangents, makes_fakes
 from sdpa_xp._tiles.tile import is_masked
 
@@ -70,14 +70,25 @@ def _is_eager_on_cpu(call: PreparedCall) -> bool:
 
 def unsupported_reason(call: PreparedCall) -> str | None:
     """Return why the kernel, or its translation by an exporter, does not compute the call as documented."""
-    reason = operands.unsupported_reason(call, "torch", cuts_keys=_is_eager_on_cpu(call))
+    if not call.grid.is_traced:
+        return unsupported_by_shape(call, cuts_keys=_is_eager_on_cpu(call))
+    reason = operands.unsupported_reason(call, "torch")
+    if reason is not None:
+        return reason
+    # No memory is counted: a compiler or a runtime decides on it.
+    if operands.is_empty(call):
+        return "an axis is empty, which onnxruntime does not compute"
+    exact = not _is_exporting() or dtype_name(call.grid.dtype) != "float64"
+    return None if exact else "onnxruntime computes a float64 Attention to float32 accuracy"
+
+
+def unsupported_by_shape(call: PreparedCall, *, cuts_keys: bool) -> str | None:
+    """Return why the kernel does not compute a call as documented now; its arrays may be another library's."""
+    reason = operands.unsupported_reason(call, "torch", cuts_keys=cuts_keys)
     if reason is not None:
         return reason
     if operands.is_empty(call):
-        return "an axis is empty, which onnxruntime does not compute"
-    if call.grid.is_traced:  # no memory is counted: a compiler or a runtime decides on it
-        exact = not _is_exporting() or dtype_name(call.grid.dtype) != "float64"
-        return None if exact else "onnxruntime computes a float64 Attention to float32 accuracy"
+        return "an axis is empty"
     if operands.mask_size(call) > operands.MANY_SCORES:
         return "torch's kernel makes an L x S array of the mask"
     # torch's flash kernel wants E = Ev; with others it falls back to its math kernel, which builds all scores.
@@ -98,10 +109,12 @@ def attend(call: PreparedCall) -> Array | None:
         query, key, value = map(_in_rows, (query, key, value))
     scale: Any = call.options.scale  # a float or None: see `_needs_no_conversion`
     output: Any = kernel(query, key, value, scale=scale)
+    if query.dtype != call.grid.dtype:
+        return output if _is_right_half(output, query, key, scale) else None
     # If the scores of a row fill a register, a row of NaN stays NaN, and there is nothing to search for.
     if call.sizes.keys < LONGEST_VECTOR and not _hides_no_nan(output, query, key, scale):
         return None
-    is_right = not output.requires_grad or _has_right_gradients(output, query, key, scale)
+    is_right = not output.requires_grad or _has_right_gradients(query, key, scale)
     return output if is_right else None
 
 
@@ -119,32 +132,31 @@ def _attend_unread(call: PreparedCall) -> Array:
         key, value = (xp.where(attended, x, 0.0) for x in (key, value))
     mask = None if allowed is None else _mask(call, allowed)
     query, key, value = (operands.with_4_axes(call, x) for x in (query, key, value))
-    output = operands.split_batch(call, _kernel_output(call, query, key, value, mask, scale))
+    is_causal = mask is None and operands.is_causal(call)
+    output = operands.split_batch(call, _kernel_output(call, (query, key, value), mask, scale, is_causal))
     # A translation for opsets before 23 gives the mean of the values for a row without a key.
     return output if allowed is None else xp.where(xp.any(allowed, axis=-1, keepdims=True), output, 0.0)
 
 
 def _kernel_output(
-    call: PreparedCall, query: Array, key: Array, value: Array, mask: Array | None, scale: float | None
-) -> Array:
-    """Return what the kernel makes of inputs of 4 axes; without a mask, `is_causal` is the kernel's own."""
-    output: Array = sys.modules["torch"].nn.functional.scaled_dot_product_attention(
-        query,
-        key,
-        value,
+    call: PreparedCall, inputs: tuple[Array, ...], mask: Array | None, scale: float | None, is_causal: bool
+) -> Any:
+    """Return what the kernel makes of inputs of 4 axes; it takes either a mask or `is_causal`."""
+    return sys.modules["torch"].nn.functional.scaled_dot_product_attention(
+        *inputs,
         attn_mask=mask,
-        is_causal=mask is None and operands.is_causal(call),
+        is_causal=is_causal,
         scale=scale,
         enable_gqa=call.sizes.query_heads != call.sizes.heads,
     )
-    return output
 
 
 def _keeps_half(call: PreparedCall) -> bool:
-    """Return whether the kernel of CUDA gets halves; a bias or a scaled query would be rounded to them."""
-    is_float32 = dtype_name(call.grid.dtype) == "float32"
-    is_rounded = bool(call.options.biases) or not _is_scale_of_kernel(call.options.scale)
-    return call.grid.device.type == "cuda" and is_float32 and not is_rounded
+    """Return whether the kernel gets halves; a scaled query, and a bias on CUDA, would be rounded to them."""
+    takes_wide_bias = call.implementation == "torch"
+    if not takes_wide_bias and (call.grid.device.type != "cuda" or call.options.biases):
+        return False
+    return dtype_name(call.grid.dtype) == "float32" and _is_scale_of_kernel(call.options.scale)
 
 
 def _needs_no_conversion(call: PreparedCall) -> bool:
@@ -153,7 +165,12 @@ def _needs_no_conversion(call: PreparedCall) -> bool:
         return False
     leading = call.grid.leading_shape
     fit = all(array.ndim == 4 and array.shape[:-2] == leading for array in call.arrays.values())
-    return fit and call.result_dtype == call.grid.dtype and _is_scale_of_kernel(call.options.scale)
+    return fit and call.result_dtype == _kernel_dtype(call) and _is_scale_of_kernel(call.options.scale)
+
+
+def _kernel_dtype(call: PreparedCall) -> Dtype:
+    is_kept = call.result_dtype == call.grid.dtype or _keeps_half(call)
+    return call.result_dtype if is_kept else call.grid.dtype
 
 
 def _in_rows(array: Array) -> Array:
@@ -203,18 +220,23 @@ def _attend_all(call: PreparedCall, query: Array, key: Array, value: Array) -> A
         return xp.zeros((*query.shape[:-1], value.shape[-1]), dtype=call.grid.dtype, device=call.grid.device)
     allowed = operands.allowed(call)
     may_mask = allowed is not None or operands.is_causal(call)
-    query, key, value = (_in_rows(astype_if_needed(xp, x, call.grid.dtype)) for x in (query, key, value))
+    # A tiny call would notice a function more, and only "torch" keeps halves on the CPU.
+    dtype = _kernel_dtype(call) if call.implementation == "torch" else call.grid.dtype
+    query, key, value = (_in_rows(astype_if_needed(xp, x, dtype)) for x in (query, key, value))
     query, scale = _scaled(call, query)
     mask = None if allowed is None else _mask(call, allowed)
-    output = _kernel_output(call, query, key, value, mask, scale)
-    if may_mask and not bool(xp.isfinite(xp.sum(output))):  # it may come from a masked key or value
+    output = _kernel_output(call, (query, key, value), mask, scale, may_mask and mask is None)
+    if may_mask and not bool(output.sum(dtype=call.grid.dtype).isfinite()):  # from a masked key or value?
         return None
+    if dtype != call.grid.dtype:
+        return output if _is_right_half(output, query, key, scale) else None
     # A mask may leave a row only the keys of a last, partly filled register, however many keys there are.
     is_short = key.shape[-2] < LONGEST_VECTOR
-    if (may_mask or is_short) and not _hides_no_nan(output, query, key, scale):
+    if (may_mask or is_short) and not _hides_no_nan(output[..., 0], query, key, scale):
         return None
     bias = mask if call.options.biases else None
-    return output if _has_right_gradients(output, query, key, scale, bias) else None
+    is_right = not output.requires_grad or _has_right_gradients(query, key, scale, bias)
+    return output if is_right else None
 
 
 def _hides_no_nan(output: Any, query: Any, key: Any, scale: float | None) -> bool:
@@ -225,14 +247,25 @@ def _hides_no_nan(output: Any, query: Any, key: Any, scale: float | None) -> boo
     # The usual case and the cheapest check: without a 0, no row was mistaken for an empty one.
     if int(output.count_nonzero()) == output.numel():
         return True
-    largest = query.abs().sum() * key.abs().sum()  # a bound on all scores; it is NaN or inf if a score is
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    # A bound on all scores; it is NaN or inf if a score is.
+    largest = query.abs().sum(dtype=dtype) * key.abs().sum(dtype=dtype)
     return bool((largest * max(1.0, scale or 1.0)).isfinite())
 
 
-def _has_right_gradients(output: Any, query: Any, key: Any, scale: float | None, bias: Any = None) -> bool:
-    """Return whether no gradient is computed, or the log-sum-exp of each row is small enough to be exact."""
+def _is_right_half(output: Any, query: Any, key: Any, scale: float | None) -> bool:
+    """Return whether the kernel of halves made neither a row of NaN 0 nor the weight of an infinite value."""
     torch = sys.modules["torch"]
-    if not output.requires_grad or (torch._C._len_torch_dispatch_stack() and makes_fakes()):
+    # Weights below 2^-25 become 0 in float16, and 0 * inf is NaN; in bfloat16 they do not before float32's do.
+    if output.dtype is torch.float16 and not bool(output.sum(dtype=torch.float32).isfinite()):
+        return False
+    return _hides_no_nan(output[..., 0], query, key, scale)  # a row that became 0 is 0 in each column
+
+
+def _has_right_gradients(query: Any, key: Any, scale: float | None, bias: Any = None) -> bool:
+    """Return whether the log-sum-exp of each row is small enough to be exact."""
+    torch = sys.modules["torch"]
+    if torch._C._len_torch_dispatch_stack() and makes_fakes():
         return True
     norm, width = partial(torch.linalg.vector_norm, ord=math.inf), query.shape[-1]
     scale = 1 / math.sqrt(width) if scale is None else scale

@@ -147,6 +147,7 @@ def test_state_and_weights(library: Library, rng: np.random.Generator, shapes: A
         assert_agrees(library, result, weights[0], arrays | {"value": one_hot}, rules)
 
 
+@pytest.mark.leaves_out("numpy-torch")
 def test_implementation_xp_is_the_default_without_a_kernel(library: Library, rng: np.random.Generator) -> None:
     if library.name.split("-")[0] in ("torch", "jax", "mlx") and not library.traces:
         pytest.skip("the library has a kernel: tests/peers/test_*_native.py")
