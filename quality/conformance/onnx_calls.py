@@ -38,8 +38,9 @@ AFTER = {
     0: ("softcap", "attn_mask", "bias", "is_causal"),
     1: ("attn_mask", "bias", "is_causal"),
     2: (),
+    WEIGHTS: (),
 }
-"""What `qk_matmul_output` does not yet hold, by its mode; mode 3 is the weights.
+"""What `qk_matmul_output` does not yet hold, by its mode.
 
 In mode 0 ONNX documents the products alone, and its reference caps them. No case has both.
 """

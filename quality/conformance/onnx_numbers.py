@@ -15,7 +15,7 @@ from internals import judge, reference, textbook
 from libraries import Library
 from numpy.typing import NDArray
 
-from quality.conformance.onnx_calls import WEIGHTS, Call, until, without
+from quality.conformance.onnx_calls import WEIGHTS, Call, until
 
 
 def dtype_of(array: Any) -> str:
@@ -34,51 +34,17 @@ def in_library(library: Library, call: Call) -> NDArray[Any]:
     return library.get(library.call(partial(textbook, library.xp), **call))
 
 
-def for_weights(call: Call) -> Call:
-    """The call whose output are its weights: the value is the identity, (S, S) for each key head."""
-    key = call["key"]
-    return call | {"value": np.zeros((*key.shape[:-1], 1), key.dtype) + np.eye(key.shape[-2], dtype=key.dtype)}
-
-
 def exact_stage(call: Call, mode: int) -> NDArray[np.float64]:
     """What `qk_matmul_output` should hold, by the reference."""
-    if mode == WEIGHTS:
-        return reference.attention(**call)[2]
-    _, lse, weights = reference.attention(**until(call, mode))
-    # A weight is exp(score - lse), and 0 where the score is -inf.
-    return np.log(weights, out=np.full(weights.shape, -np.inf), where=weights > 0) + lse[..., np.newaxis]
+    *_, weights, scores = reference.attention_and_scores(**until(call, mode))
+    exact: NDArray[np.float64] = weights if mode == WEIGHTS else scores
+    return exact
 
 
 def plain_stage(library: Library, call: Call, mode: int) -> NDArray[Any]:
     """The same by the textbook formula in `library`."""
-    if mode == WEIGHTS:
-        return in_library(library, for_weights(call))
-    masked = np.isneginf(exact_stage(call, mode))
-    call = without(until(call, mode), "value", "is_causal")
-    scores = library.get(library.call(partial(_scores, library.xp), **call))
-    return np.where(masked, scores.dtype.type(-np.inf), scores)
-
-
-def _scores(
-    xp: Any,
-    query: Any,
-    key: Any,
-    attn_mask: Any = None,
-    *,
-    bias: Any = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-) -> Any:
-    """The scores of `textbook`, each step in the dtype of the input, but for what is masked."""
-    scores = query @ xp.matrix_transpose(xp.repeat(key, query.shape[-3] // key.shape[-3], axis=-3))
-    scores = scores * (query.shape[-1] ** -0.5 if scale is None else scale)
-    if softcap:
-        scores = xp.tanh(scores / softcap) * softcap
-    for term in (attn_mask, bias):
-        if term is not None and dtype_of(term) == dtype_of(query):
-            scores = scores + term
-    assert scores.dtype == query.dtype
-    return scores
+    stages = library.call(partial(reference.stages, library.xp), **until(call, mode))
+    return library.get(stages["weights" if mode == WEIGHTS else "scores"])
 
 
 def check(
