@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import edits
 import numpy as np
 import onnx
+from edits import Edit, add_constant, apply_where
 from onnx import helper
-
-from quality.faults import edits
-from quality.faults.edits import Edit, add_constant, apply_where
 
 Build = Callable[[onnx.ModelProto], None]
 """Adds the nodes that compute the value `is_so`."""

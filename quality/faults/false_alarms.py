@@ -15,6 +15,7 @@ from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
+from feature_calls import DTYPES
 from hypothesis import HealthCheck, Phase, given
 from internals import (
     PROVIDERS,
@@ -29,7 +30,6 @@ from internals import (
 )
 from random_calls import CALLS, Part, taken_in_order
 
-from quality.runtime.features import DTYPES
 from quality.runtime.jobs import jobs
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import edits
 import numpy as np
 import onnx
 
-from quality.faults import edits
 from quality.faults.conditions import (
     above,
     all_of_the_mask,

@@ -12,11 +12,11 @@ from functools import partial
 from itertools import cycle
 from typing import Any
 
+import edits
 import numpy as np
 import onnx
+from edits import Edit
 
-from quality.faults import edits
-from quality.faults.edits import Edit
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec, export_attention
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import onnx
 import pytest
+from edits import changed_output
 from internals import DEFAULT_RUNTIME, ExportCall, Runtime, checked_call
 
 from quality.faults import false_alarms
-from quality.faults.edits import changed_output
 from quality.faults.false_alarms import alarm, functions_of, random_calls, right_models
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from feature_calls import features
 from internals import Runtime, providers, to_json
 
-from quality.runtime.features import features
 from sdpa_xp_export import TensorSpec, export_attention, verify
 from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import FORMS, unsupported_reason

@@ -8,13 +8,13 @@ from functools import cached_property, partial
 from typing import Any, TypeAlias
 
 import numpy as np
+from feature_calls import DTYPES, features
 from internals import ExportCall, Trial, judge_outputs, outcome, trials
 from numpy.typing import NDArray
 from short_runs import short_settings
 
 from quality.conformance.onnx_cases import CASES
 from quality.conformance.onnx_exports import Export, check_outputs, exports
-from quality.runtime.features import DTYPES, features
 
 Outputs: TypeAlias = Mapping[str, NDArray[Any]]
 Drawn: TypeAlias = tuple[tuple[Outputs, ...], Callable[[Sequence[Outputs]], str | None]]

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 from command import QKV, run
+from edits import changed_output
 from internals import comparison, program
 
-from quality.faults.edits import changed_output
 from sdpa_xp_export import TensorSpec, export_attention, save
 from sdpa_xp_export.cli import main
 from sdpa_xp_export.forms.choice import FORMS

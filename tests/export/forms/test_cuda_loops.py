@@ -9,10 +9,10 @@ from typing import Any
 
 import onnx
 import pytest
+from feature_calls import DTYPES, features
 from internals import Runtime, metadata_of
 from standins.cuda.loops import copies_in_loops
 
-from quality.runtime.features import DTYPES, features
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx
 from sdpa_xp_export.export import export_call

@@ -10,9 +10,9 @@ import json
 from typing import Any
 
 import pytest
+from feature_calls import DTYPES, features
 from standins.cuda.placement import RESULTS, RUNTIME, Graph, broken_rules, digest, graphs, groups
 
-from quality.runtime.features import DTYPES, features
 from sdpa_xp_export.export import export_call
 
 

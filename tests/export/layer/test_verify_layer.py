@@ -10,10 +10,10 @@ import numpy as np
 import onnx
 import pytest
 from command import run
+from edits import graphs
 from internals import CallNumbers, LayerLengths
 from onnx import numpy_helper
 
-from quality.faults.edits import graphs
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp.layers import MultiHeadAttention
 from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer

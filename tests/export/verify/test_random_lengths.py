@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from command import run
+from edits import changed_from
 from internals import RANDOM_RANGES, ExportCall, Setting, checked_call, override, trial_settings, verify_inputs
 from short_runs import leave_out_long_runs
 
-from quality.faults.edits import changed_from
 from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
 
 X = TensorSpec("float32", ("B", 1, "L", 4))

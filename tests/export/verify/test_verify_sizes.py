@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from edits import changed_output
 from internals import (
     HUGE,
     LARGE,
@@ -21,7 +22,6 @@ from internals import (
     trials,
 )
 
-from quality.faults.edits import changed_output
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify, verify_layer
 

@@ -1,7 +1,7 @@
 """`python -m standins.cuda.placement PACKAGES...`: where onnxruntime-gpu places graphs for CUDA, without a GPU.
 
 PACKAGES are folders, named for the onnxruntime-gpu that is installed there. For each, build.py builds
-CUDA libraries whose kernels do nothing, and opened.py opens every graph of quality/runtime/features.py and of
+CUDA libraries whose kernels do nothing, and opened.py opens every graph of tests/feature_calls.py and of
 calls.py there, and runs it at two lengths. Placement, kernels, reads and memory go to
 results/cuda_placement.json; no number is tested. A graph that breaks a rule fails the run.
 """
@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import onnx
+from feature_calls import DTYPES, features
 from internals import ExportCall, FormChoice, Runtime, metadata_of
 from standins.cuda.build import build
 from standins.cuda.calls import calls
 
-from quality.runtime.features import DTYPES, features
 from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
 

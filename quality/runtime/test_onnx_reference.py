@@ -11,12 +11,12 @@ from functools import cache
 import numpy as np
 import onnx
 import pytest
+from feature_calls import features
 from internals import DEFAULT_RUNTIME, Runtime
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 from packaging.version import Version
 
-from quality.runtime.features import features
 from quality.runtime.jobs import Job, Outputs, jobs_of_features
 from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import unsupported_reason
