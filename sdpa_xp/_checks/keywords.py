@@ -161,7 +161,9 @@ def check_integer(
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):  # True is an Integral
         rule = f"`{name}` must be an integer"
         how = ""
-        if is_array(value):
+        if is_array(value) and not hasattr(value, "__getitem__"):  # a spec of the exporter has no elements
+            how = "An exported graph holds it as a number, so it cannot be an input."
+        elif is_array(value):
             how = "Inside a jit it has to be static." if is_traced(value) else "Convert it with `int`."
         raise ArgumentTypeError(function, rule, {name: _shown(value)}, how)
     number = int(value)

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from internals import Weight, graph_namespace
 
-from sdpa_xp import masks, scaled_dot_product_attention
+from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp_export import LargeModel, TensorSpec, export_attention, to_onnx
 
 X = TensorSpec("float32", ("B", "L", 4))
@@ -146,6 +146,26 @@ def test_the_nearest_dtype(dtype: str, near: str | None) -> None:
         ValueError, match=rf"^TensorSpec: `dtype` must be one of .*; got dtype='{dtype}'\.{hint}$"
     ):
         TensorSpec(dtype, ("B", 8))
+
+
+NUMBERS: dict[str, Callable[[Any], object]] = {
+    "size": masks.chunked,
+    "step": masks.dilated,
+    "left": lambda spec: masks.sliding_window(spec, 0),
+    "max_distance": lambda spec: biases.relative(TensorSpec("float32", (8, 2)), max_distance=spec),
+    "offset": lambda spec: biases.relative(TensorSpec("float32", (8, 2)), offset=spec),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("shape", [(), (2,), ("B",)])
+def test_a_number_of_a_mask_or_a_bias_cannot_be_an_input(name: str, shape: tuple[int | str, ...]) -> None:
+    """Neither with one element, nor with a length that only a run knows."""
+    words = (
+        rf"`{name}` must be an integer; .* An exported graph holds it as a number, so it cannot be an input\.$"
+    )
+    with pytest.raises(TypeError, match=words):
+        NUMBERS[name](TensorSpec("int64", shape))
 
 
 def test_a_runtime_that_the_shell_cut() -> None:

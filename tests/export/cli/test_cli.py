@@ -162,6 +162,15 @@ def test_agree_takes_no_other_error_for_a_refusal(monkeypatch: pytest.MonkeyPatc
         [*comparison.compare(jobs, "float32", backends.find_backends(["numpy"]), [])]
 
 
+def test_agree_leaves_out_no_library_that_takes_no_array() -> None:
+    def broken(_: Any) -> Any:
+        raise TypeError("got an unexpected keyword argument")
+
+    (backend,) = backends.find_backends(["numpy"])
+    with pytest.raises(TypeError, match="unexpected"):
+        replace(backend, put=broken).holds("float64")
+
+
 def test_agree_exits_1_and_names_what_disagrees(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
