@@ -4,7 +4,8 @@ One process holds a session of each graph and runs them in turn; a number is the
 peak memory is measured in a fresh process, above its memory before the first run. Inputs and outputs are
 (1, 8, S, 64), float32, heads before lengths, so the times of fused operators include the Transposes they need.
 If the query heads share key heads, keys and values are (1, 2, S, 64). A decoding step has one query and a cache
-of S tokens.
+of S tokens. Calls through `jit` are timed beside a session of the same graph, torch SDPA and NumPy, and a
+sentence encoder beside the graph that torch exports of it.
 
 `python benchmarks/exported.py [--quick] [--only TEXT]` writes exported.json and exported.md into results/. With
 `--only`, it measures the calls whose names contain TEXT, and keeps the others if the machine and the versions
@@ -18,7 +19,7 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,12 +27,13 @@ from typing import Any, NamedTuple
 import machine
 import numpy as np
 import onnx
+import onnxruntime
 from measuring import interleaved, internals, ratios
 from sessions import RUNTIME, session
 from tables import table
 
-from sdpa_xp import masks
-from sdpa_xp_export import TensorSpec, export_attention
+from sdpa_xp import masks, scaled_dot_product_attention
+from sdpa_xp_export import TensorSpec, export_attention, jit
 from sdpa_xp_export.forms.choice import FORMS
 
 HEADS, KEY_HEADS, WIDTH = 8, 2, 64
@@ -53,6 +55,14 @@ SECONDS = 2.0
 """Per graph and cell."""
 MOST_OVER_BEST, MOST_MEGABYTES = 1.05, 64
 """The bars of `auto`: its time as a multiple of the time of the best graph, and its memory."""
+
+
+JIT_CALLS = [(call, length) for length in (8, 1024, 4096) for call in ("all pairs", "causal")]
+"""The calls through `jit`, with their lengths; the shortest shows what `jit` itself takes."""
+ENCODER = "all-MiniLM-L6-v2, 8 texts of 128 tokens"
+MOST_OVER_BARE, MOST_MICROSECONDS = 1.05, 40
+"""The bars of `jit`: its time over that of the bare session, from S = 1,024 on and for the encoder, and
+by how much it is longer for 8 tokens."""
 
 
 class Cell(NamedTuple):
@@ -183,6 +193,105 @@ def measured(folder: Path, chosen: Sequence[Cell], seconds: float) -> list[dict[
     return cells
 
 
+def jit_contenders(call: str, length: int) -> dict[str, Callable[[], Any]]:
+    """Return a call by `jit`, by a session of the same graph as a user opens it, by torch and by NumPy."""
+    import torch
+
+    is_causal = call == "causal"
+
+    def layer(query: Any, key: Any, value: Any) -> Any:
+        return scaled_dot_product_attention(query, key, value, is_causal=is_causal)
+
+    arrays = np.random.default_rng(0).standard_normal((3, 1, HEADS, length, WIDTH), np.float32)
+    fast = jit(layer, runtime=RUNTIME)
+    fast(*arrays)
+    bare = onnxruntime.InferenceSession(fast.model.SerializeToString())
+    inputs = dict(zip(("query", "key", "value"), arrays, strict=True))
+    tensors = [torch.from_numpy(array) for array in arrays]
+    return {
+        "jit": lambda: fast(*arrays),
+        "bare session": lambda: bare.run(None, inputs)[0],
+        "jit, tensors": lambda: fast(*tensors),
+        "torch SDPA": lambda: torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=is_causal),
+        "sdpa_xp on NumPy": lambda: layer(*arrays),
+    }
+
+
+def encoder_contenders(folder: Path) -> dict[str, Callable[[], Any]]:
+    """Return the encoder of examples/minilm.py by `jit`, and torch's graph of transformers' model."""
+    import torch
+    from transformers import BertModel
+
+    sys.path.append(str(Path(__file__).parents[1] / "examples"))
+    import minilm
+
+    ids = np.random.default_rng(0).integers(1000, 20_000, (8, 128))
+    mask = np.ones((8, 128), bool)
+    fast = jit(minilm.load().tokens, runtime=RUNTIME)
+    fast(ids, mask)
+    model = BertModel.from_pretrained(minilm.folder(), add_pooling_layer=False).eval()
+    path = folder / "encoder.onnx"
+    example = torch.from_numpy(ids), torch.ones(8, 128, dtype=torch.int64)
+    lengths = {0: torch.export.Dim("B"), 1: torch.export.Dim("L")}
+    torch.onnx.export(model, example, path, dynamo=True, dynamic_shapes=(lengths, lengths), verbose=False)
+    theirs = onnxruntime.InferenceSession(str(path))
+    names = [value.name for value in theirs.get_inputs()]
+    inputs = dict(zip(names, (ids, mask.astype(np.int64)), strict=True))
+    return {"jit": lambda: fast(ids, mask), "bare session": lambda: theirs.run(None, inputs)[0]}
+
+
+def measured_jit(folder: Path, text: str, seconds: float) -> list[dict[str, Any]]:
+    """Return the times of each call through `jit` whose name contains a text, beside those of the others."""
+    cells = []
+    named = {f"{call}, S = {length:,}": partial(jit_contenders, call, length) for call, length in JIT_CALLS}
+    for name, contenders in (named | {ENCODER: partial(encoder_contenders, folder)}).items():
+        if text not in name:
+            continue
+        runs = contenders()
+        expected = np.asarray(runs["bare session"]())
+        for run in runs.values():
+            np.testing.assert_allclose(np.asarray(run()), expected, rtol=0, atol=2e-5)
+        times = interleaved(runs, seconds, calls=100 if name.endswith(" 8") else 1)
+        above = statistics.median(a - b for a, b in zip(times["jit"], times["bare session"], strict=True))
+        cells.append(
+            {
+                "call": name,
+                "milliseconds": {key: round(statistics.median(t) * 1e3, 4) for key, t in times.items()},
+                "over_bare": round(statistics.median(ratios(times["jit"], times["bare session"])), 3),
+                "microseconds_above": round(above * 1e6, 1),
+            }
+        )
+        print(cells[-1], flush=True)
+    return cells
+
+
+def jit_page(cells: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the table of the calls through `jit`, if they were measured."""
+    names = list(dict.fromkeys(name for cell in cells for name in cell["milliseconds"]))
+    lines = table(
+        ["call", *names, "jit over the bare session", "microseconds above it"],
+        [
+            [
+                cell["call"],
+                *(
+                    f"{cell['milliseconds'][name]:.3g}" if name in cell["milliseconds"] else ""
+                    for name in names
+                ),
+                f"{cell['over_bare']:.2f}",
+                f"{cell['microseconds_above']:.0f}",
+            ]
+            for cell in cells
+        ],
+    )
+    about = (
+        "Milliseconds of calls through `jit`, of a session of the same graph with default options, and of\n"
+        "other ways to compute the call. The encoder stands beside the graph that torch exports of\n"
+        f"transformers' model. The bars: {MOST_OVER_BARE:g} of the bare session from S = 1,024 on, and\n"
+        f"{MOST_MICROSECONDS} microseconds above it for 8 tokens."
+    )
+    return ["## Through jit", "", about, "", *lines, ""] if cells else []
+
+
 def row_of(cell: dict[str, Any]) -> str:
     """Return the cell as a line: milliseconds (megabytes) of each graph."""
     rows = cell["graphs"].items()
@@ -220,23 +329,27 @@ def page(facts: dict[str, Any]) -> str:
         f'its largest value is {most:.0f} MB. "Open" lengths are known only when the graph runs, so that\n'
         "one graph serves them all."
     )
-    return "\n".join(["# Exported graphs in onnxruntime", "", about, "", notes, "", *lines, ""])
+    head = ["# Exported graphs in onnxruntime", "", about, "", notes, "", *lines, ""]
+    return "\n".join([*head, *jit_page(facts.get("jit", []))])
 
 
 def joined(facts: dict[str, Any]) -> dict[str, Any]:
     """Return the facts with the recorded cells that were not measured again, in the order of CELLS."""
     recorded = json.loads(RESULTS.read_text())
-    if other := [name for name in facts.keys() - {"date", "cells"} if recorded.get(name) != facts[name]]:
+    if other := [name for name in facts.keys() - {"date", "cells", "jit"} if recorded.get(name) != facts[name]]:
         raise SystemExit(f"{RESULTS} was measured with another {', '.join(sorted(other))}: run all of it")
     by_call = {cell["call"]: cell for cell in (*recorded["cells"], *facts["cells"])}
     date = machine.dates(recorded["date"], facts["date"])
+    jit_cells = {cell["call"]: cell for cell in (*recorded.get("jit", []), *facts["jit"])}
+    facts["jit"] = list(jit_cells.values())
     return facts | {"date": date, "cells": [by_call[str(cell)] for cell in CELLS if str(cell) in by_call]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="a second a graph; writes nothing")
-    parser.add_argument("--only", default="", metavar="TEXT", help="the calls whose names contain this")
+    help_of_only = "the calls whose names contain this; `jit: TEXT` for calls through jit alone"
+    parser.add_argument("--only", default="", metavar="TEXT", help=help_of_only)
     parser.add_argument("--peak-of", nargs=2, metavar=("MODEL", "LENGTH"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.peak_of:
@@ -246,10 +359,16 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         chosen = [cell for cell in CELLS if arguments.only in str(cell)]
-        cells = measured(Path(folder), chosen, 1.0 if arguments.quick else SECONDS)
+        seconds = 1.0 if arguments.quick else SECONDS
+        cells = measured(Path(folder), chosen, seconds)
+        jit_cells = measured_jit(Path(folder), arguments.only.removeprefix("jit: "), seconds)
     if not arguments.quick:
         shape = f"(1, {HEADS}, S, {WIDTH}) float32, CPU"
-        facts = machine.facts("onnxruntime", "onnx", "torch") | {"shape": shape, "cells": cells}
+        facts = machine.facts("onnxruntime", "onnx", "torch") | {
+            "shape": shape,
+            "cells": cells,
+            "jit": jit_cells,
+        }
         facts = joined(facts) if arguments.only else facts
         RESULTS.write_text(json.dumps(facts, indent=1) + "\n")
         RESULTS.with_suffix(".md").write_text(page(facts))

@@ -18,7 +18,9 @@ from typing import Any, TypeAlias, cast
 from sdpa_xp._checks.keywords import check_flag, explains_keywords
 from sdpa_xp._checks.messages import shown
 from sdpa_xp._libraries import array_signatures, has_override
+from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message, message_of
+from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import FormChoice
 from sdpa_xp_export._files.model import Model
 from sdpa_xp_export._layer.call_signature import (
@@ -365,8 +367,16 @@ def _as_returned(result: Any) -> Callable[[Sequence[Any]], Any]:
 
 def _verify(model: Model, layer: Callable[..., Any], bound: BoundArguments, target: Runtime) -> None:
     """Check that the graph of a layer agrees with it."""
-    with_specs = {name: x for name, x in bound.arguments.items() if not isinstance(x, TensorSpec)}
-    report = verify_layer(model, layer, provider=cast(ProviderName, target.provider), **with_specs)
+    arguments = dict(bound.arguments)
+    for name, parameter in bound.signature.parameters.items():
+        if parameter.kind == parameter.VAR_KEYWORD:
+            arguments |= arguments.pop(name, {})
+    others = {name: x for name, x in arguments.items() if not isinstance(x, TensorSpec)}
+    with_specs: dict[str, Any] = {
+        name: x for name, x in others.items() if isinstance(x, Mask | Bias | list | dict | tuple)
+    }
+    fixed = partial(layer, **{name: x for name, x in others.items() if name not in with_specs})
+    report = verify_layer(model, fixed, provider=cast(ProviderName, target.provider), **with_specs)
     if not report.agrees:
         rule = "the graph of `layer` must agree with it"
         worst = report.worst

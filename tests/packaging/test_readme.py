@@ -43,7 +43,7 @@ def test_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     """One after the other, as a reader types them."""
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     names: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(blocks[0], "README.md", "exec"), names)
     assert capsys.readouterr().out == re.findall(r"```text\n(.*?)```", TEXT, flags=re.DOTALL)[0]

@@ -364,8 +364,10 @@ def test_verify(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = jit(LAYER, verify=True)
     mask = masks.padding([2, 5])
     for _ in range(2):
-        np.testing.assert_allclose(fast(X, attn_mask=mask), LAYER(X, attn_mask=mask), atol=2e-6)
+        result = fast(X, attn_mask=mask, is_causal=True)
+        np.testing.assert_allclose(result, LAYER(X, attn_mask=mask, is_causal=True), atol=2e-6)
     assert len(verified) == 1
+    assert jit(lambda x, *, seed: x + seed, verify=True)(X, seed=1).shape == X.shape
     calls = 0
 
     def unlike(x: Any) -> Any:
