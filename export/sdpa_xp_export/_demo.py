@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from sdpa_xp import attention_weights, scaled_dot_product_attention
 from sdpa_xp.errors import Message
-from sdpa_xp_export._agree.backends import find_backends
+from sdpa_xp_export._agree.backends import Backend
 from sdpa_xp_export._agree.comparison import Job, JobInputs, Row, compare
 from sdpa_xp_export._call.call import ExportCall, checked_call
 from sdpa_xp_export._files.atomic import publish
@@ -194,15 +194,21 @@ def call(dtype: str) -> ExportCall:
     return checked_call("demo", qkv, qkv, qkv, attn_mask=TensorSpec("bool", ("B", 1, 1, "L")))
 
 
-def rows(encoded: Activations, dtypes: tuple[str, ...] = ("float32", "float16")) -> Iterator[Row]:
-    """Yield the rows of the table: each backend and each exported form on the inputs of every layer."""
-    for dtype in dtypes:
+DTYPES = ("float32", "float16")
+
+
+def rows(encoded: Activations, backends: Sequence[Backend], begin: Callable[[str], object]) -> Iterator[Row]:
+    """Yield the rows of the table: each backend and each exported form on the inputs of every layer.
+
+    `begin` is called with the name of what is computed next.
+    """
+    for dtype in DTYPES:
         jobs = {}
         for index, layer in enumerate(encoded.layers, start=1):
             arrays = {"query": layer.query, "key": layer.key, "value": layer.value}
             inputs = {name: x.astype(dtype) for name, x in arrays.items()} | {"attn_mask": encoded.mask}
             jobs[f"layer {index}"] = Job(call(dtype), (JobInputs(inputs, inputs),))
-        yield from compare(jobs, dtype, find_backends(), providers())
+        yield from compare(jobs, dtype, backends, providers(), begin)
 
 
 def findings(encoded: Activations) -> Iterator[str]:

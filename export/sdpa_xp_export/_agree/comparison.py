@@ -74,6 +74,10 @@ class Row:
     """The time of all jobs together; each is timed once, after a run that is not timed."""
 
     @property
+    def name(self) -> str:
+        return f"{self.backend} {self.implementation} {self.dtype} {self.device}"
+
+    @property
     def ran(self) -> dict[str, Agreement]:
         """The agreement of each job that was not refused."""
         return {result.feature: result.agreement for result in self.results if result.agreement is not None}
@@ -123,18 +127,28 @@ def feature_jobs(dtype: str, seed: int = 0) -> dict[str, Job]:
 
 
 def compare(
-    jobs: Mapping[str, Job], dtype: str, backends: Iterable[Backend], providers: Sequence[str]
+    jobs: Mapping[str, Job],
+    dtype: str,
+    backends: Iterable[Backend],
+    providers: Sequence[str],
+    begin: Callable[[str], object] = lambda _: None,
 ) -> Iterator[Row]:
-    """Yield a row for each backend that holds `dtype`, then one for each exported form and provider."""
+    """Yield a row for each backend that holds `dtype`, then one for each exported form and provider.
+
+    `begin` is called with the name of what is computed next.
+    """
+    begin(f"reference {dtype}")
     expected = {name: [_expected(job, inputs, dtype) for inputs in job.inputs] for name, job in jobs.items()}
     for backend in backends:
         if backend.holds(dtype):
             labels = (backend.name, "xp", dtype, backend.device)
+            begin(" ".join(labels))
             yield _row(labels, jobs, expected, _on_backend(backend), _textbook_on(backend))
     for provider in providers:
         for form in FORMS:
             device = provider.removesuffix("ExecutionProvider").lower()
             labels = ("onnxruntime", form, dtype, device)
+            begin(" ".join(labels))
             yield _row(labels, jobs, expected, _on_runtime(form, provider))
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +24,7 @@ from sdpa_xp_export.cli.shared import (
     AsJson,
     Cell,
     Force,
+    Steps,
     check_output,
     completed_from,
     progress,
@@ -58,10 +60,13 @@ def run_demo(
     encoded = demo.activations()
     say(f"all-MiniLM-L6-v2, attention of {len(encoded.layers)} layers x 12 heads on:")
     for tokens in encoded.tokens:
-        say("  " + " ".join(tokens))
+        say("  " + " ".join(token for token in tokens if token != "[PAD]"))
     for line in demo.findings(encoded):
         say(line)
-    rows = _collected("demo", demo.rows(encoded))
+    libraries = backends.find_backends()
+    most = _most_rows(demo.DTYPES, libraries, providers())
+    with progress("demo", steps=most, is_timed=False) as steps:
+        rows = _collected(demo.rows(encoded, libraries, steps.begin), steps)
     _show(rows)
     for path in demo.write(encoded, folder, overwrite=force):
         say(f"wrote {path}")
@@ -94,10 +99,10 @@ def agree(
             rule = f"`dtype` must be one of {', '.join(DTYPES)}"
             raise ArgumentValueError("agree", rule, {"dtype": repr(name)})
     libraries, offered = backends.find_backends(backend), providers()
-    # A library has no row for a dtype that it does not hold: there may be fewer.
-    most = len(dtypes) * (len(libraries) + len(offered) * len(FORMS))
-    rows = (row for name in dtypes for row in compare(feature_jobs(name), name, libraries, offered))
-    collected = _collected("agree", rows, most, quiet=as_json)
+    most = _most_rows(dtypes, libraries, offered)
+    with progress("agree", steps=most, quiet=as_json, is_timed=False) as steps:
+        compared = (compare(feature_jobs(name), name, libraries, offered, steps.begin) for name in dtypes)
+        collected = _collected(chain.from_iterable(compared), steps)
     if as_json:
         say_json([row.as_json() for row in collected])
     else:
@@ -115,13 +120,17 @@ def list_backends(as_json: AsJson = False) -> None:
         say_table(("library", "version", "device or provider"), rows)
 
 
-def _collected(what: str, rows: Iterable[Row], most: int | None = None, *, quiet: bool = False) -> list[Row]:
+def _most_rows(dtypes: Sized, libraries: Sized, offered: Sized) -> int:
+    """Return the number of rows if each library holds each dtype."""
+    return len(dtypes) * (len(libraries) + len(offered) * len(FORMS))
+
+
+def _collected(rows: Iterable[Row], steps: Steps) -> list[Row]:
     """Collect the rows, with a progress bar."""
     collected = []
-    with progress(what, steps=most, quiet=quiet) as step:
-        for row in rows:
-            collected.append(row)
-            step(_name(row))
+    for row in rows:
+        collected.append(row)
+        steps.end(row.name)
     return collected
 
 
@@ -139,7 +148,7 @@ def _show(rows: Iterable[Row]) -> None:
         say(line)
     for row in rows:
         if not row.agrees:
-            say(f"DISAGREES: {_name(row)}: {', '.join(row.disagreeing)}")
+            say(f"DISAGREES: {row.name}: {', '.join(row.disagreeing)}")
 
 
 def _heat(error: float, bound: float) -> Text:
@@ -152,7 +161,3 @@ def _heat(error: float, bound: float) -> Text:
 def _judge(rows: Iterable[Row]) -> None:
     if not all(row.agrees for row in rows):
         raise typer.Exit(DISAGREES)
-
-
-def _name(row: Row) -> str:
-    return f"{row.backend} {row.implementation} {row.dtype} {row.device}"

@@ -13,7 +13,7 @@ from typing import Annotated, Protocol
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -57,10 +57,14 @@ NUMBERS = ("error", "bound", "used", "rows", "ms", "peak MB")
 """Columns of numbers."""
 
 
-class Step(Protocol):
-    """Shows that a step is done."""
+class Steps(Protocol):
+    """What the progress bar shows of the steps of the work."""
 
-    def __call__(self, done: str, total: int | None = None) -> None: ...
+    def begin(self, name: str) -> None:
+        """Name the step that begins."""
+
+    def end(self, name: str, total: int | None = None) -> None:
+        """Count a step that is done; `total` is the number of all steps if that was not known before."""
 
 
 def say(line: str) -> None:
@@ -95,37 +99,49 @@ def say_json(value: object) -> None:
     print(json.dumps(finite(value), allow_nan=False))
 
 
+class _Bar:
+    """A bar of rich with one task."""
+
+    def __init__(self, bar: Progress, steps: int | None) -> None:
+        self.bar, self.steps, self.task = bar, steps, bar.add_task("", total=steps)
+        bar.refresh()
+
+    def begin(self, name: str) -> None:
+        self.bar.update(self.task, description=plain(name))
+        self.bar.refresh()
+
+    def end(self, name: str, total: int | None = None) -> None:
+        known = self.steps if total is None else total
+        self.bar.update(self.task, advance=1, total=known, description=plain(name))
+        self.bar.refresh()
+
+
 @contextmanager
-def progress(what: str, *, steps: int | None = None, quiet: bool = False) -> Iterator[Step]:
+def progress(
+    what: str, *, steps: int | None = None, quiet: bool = False, is_timed: bool = True
+) -> Iterator[Steps]:
     """Show a progress bar on standard error if that is a terminal, until the work is done.
 
-    It yields the function to call after each step, with a name of the step, and with the number of all steps
-    if that was not known before. The bar is drawn only then: a thread that draws would take some of the time
+    If the work `is_timed`, the bar is drawn only at its steps: a thread that draws would take some of the time
     that is measured.
     """
     hidden = quiet or not sys.stderr.isatty()
     bar = Progress(
+        *([] if is_timed else [SpinnerColumn()]),
         TextColumn(plain(what), markup=False),
-        BarColumn(),
+        BarColumn(bar_width=16),  # the rest of a line of 80 columns is for names
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("{task.description}", markup=False),
         console=Console(stderr=True),
-        auto_refresh=False,
+        auto_refresh=not is_timed,
         transient=True,
         redirect_stdout=False,
         redirect_stderr=False,
         disable=hidden,
     )
     with nullcontext() if hidden else bar:  # rich before 14.3 ends a disabled bar, too, by an empty line
-        task = bar.add_task("", total=steps)
-        bar.refresh()
-
-        def step(done: str, total: int | None = None) -> None:
-            bar.update(task, advance=1, total=steps if total is None else total, description=plain(done))
-            bar.refresh()
-
-        yield step
+        yield _Bar(bar, steps)
 
 
 def _out() -> Console:

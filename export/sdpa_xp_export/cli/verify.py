@@ -102,7 +102,7 @@ def run_verify(
         check_output(HTML, html, inputs)
         free_target(html, HTML, overwrite=force)
     stated = None if call is None else _written(call)
-    with progress(f"verify {model.name}", quiet=as_json) as step:
+    with progress(f"verify {model.name}", quiet=as_json) as steps:
         requested = cast(ProviderName | None, require_provider or provider)  # `verify` refuses others
         report = verify(
             model,
@@ -110,7 +110,7 @@ def run_verify(
             provider=requested,
             seed=seed,
             thorough=thorough,
-            watch=lambda _done, total, shown: step(shown, total),
+            watch=lambda _done, total, shown: steps.end(shown, total),
             timeout=timeout,
             memory=None if memory is None else _number_of_bytes(memory),
         )

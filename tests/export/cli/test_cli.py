@@ -203,12 +203,11 @@ def test_the_share_of_the_bound_has_a_colour(error: float, bound: float, shown: 
 
 @pytest.mark.usefixtures("short_verify")
 def test_demo(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        demo, "find_backends", lambda: backends.find_backends(["numpy", "torch", "array-api-strict"])
-    )
+    few = backends.find_backends(["numpy", "torch", "array-api-strict"])
+    monkeypatch.setattr(backends, "find_backends", lambda: few)
     code, out, _ = run(capsys, "demo", "-o", tmp_path / "out")
     assert code == 0
-    assert "[CLS] she put the cup on the table and it broke . [SEP] [PAD]" in out
+    assert "[CLS] she put the cup on the table and it broke . [SEP]\n" in out
     assert 'layer 3, head 1 (from 0): "it" attends most to "animal", weight 0.69' in out
     assert 'layer 3, head 1 (from 0): "it" attends most to "cup", weight 0.59' in out
     for name in ("numpy", "torch", "array-api-strict", "onnxruntime"):
@@ -221,7 +220,8 @@ def test_demo_exits_1_when_a_backend_disagrees(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right: Any = sdpa_xp.scaled_dot_product_attention
-    monkeypatch.setattr(demo, "find_backends", lambda: backends.find_backends(["numpy"]))
+    few = backends.find_backends(["numpy"])
+    monkeypatch.setattr(backends, "find_backends", lambda: few)
     monkeypatch.setattr(
         sdpa_xp, "scaled_dot_product_attention", lambda *a, **k: right(*a, **k | {"attn_mask": None})
     )

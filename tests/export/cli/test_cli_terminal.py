@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -64,7 +65,13 @@ def test_progress_on_a_terminal() -> None:
         shown = everything(reader)
         out, _ = process.communicate()
     assert process.returncode == 0
-    assert shown.index("numpy xp float32 cpu") < shown.index("onnxruntime primitive float32 cpu")
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).rstrip() for line in re.split("[\r\n]+", shown)]
+    assert max(map(len, lines)) < 80
+    steps = [re.sub(" [0-9:]{7}", "", line) for line in lines]
+    rows = ["numpy xp", *(f"onnxruntime {form}" for form in FORMS)]
+    # A row is named when it begins, before it is counted.
+    for begins in ("0/6 reference float32", *(f"{n}/6 {row} float32 cpu" for n, row in enumerate(rows))):
+        assert any(step.endswith(begins) for step in steps), begins
     assert b"\x1b" not in out
     assert b"primitive" in out
 
