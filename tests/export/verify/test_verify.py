@@ -7,6 +7,7 @@ import math
 import warnings
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,7 +20,7 @@ from short_runs import assert_right
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, export_attention, verify
-from sdpa_xp_export.report import Agreement, Placement
+from sdpa_xp_export.report import Agreement, Placement, Report
 
 QKV = TensorSpec("float32", ("B", 4, "L", 16))
 FIXED = TensorSpec("float32", (2, 4, 5, 16))
@@ -281,9 +282,14 @@ def test_placements_from_a_profile(tmp_path: Path) -> None:
     ]
 
 
+@cache
+def plain_report() -> Report:
+    return verify(export_attention(QKV, QKV, QKV))
+
+
 @pytest.mark.usefixtures("short_verify")
 def test_a_node_that_fell_back_is_named() -> None:
-    report = verify(export_attention(QKV, QKV, QKV, form="attention"))
+    report = plain_report()
     assert "fell back" not in str(report)
     placed = Placement("Attention_0", "Attention", "CPUExecutionProvider", CUDA)
     assert str(replace(report, placements=(placed,))).split()[-3:] == ["fell", "back:", "Attention_0"]
@@ -291,7 +297,7 @@ def test_a_node_that_fell_back_is_named() -> None:
 
 @pytest.mark.usefixtures("short_verify")
 def test_the_worst_run_speaks_for_the_report() -> None:
-    report = verify(export_attention(QKV, QKV, QKV))
+    report = plain_report()
     good, *_ = report.runs
     bad = replace(good, agreement=Agreement(2.0, 1.0, 1.0))
     for runs in ((good, bad), (bad, good)):
@@ -302,7 +308,7 @@ def test_the_worst_run_speaks_for_the_report() -> None:
 
 @pytest.mark.usefixtures("short_verify")
 def test_a_notebook_shows_the_verdict_and_the_closest_runs() -> None:
-    report = replace(verify(export_attention(QKV, QKV, QKV)), left_out=("P > 3",))
+    report = replace(plain_report(), left_out=("P > 3",))
     good, *_ = report.runs
     bad = replace(good, agreement=Agreement(2.0, 1.0, 1.0), inputs="<L>=7")
     facts, runs = ElementTree.fromstring(replace(report, runs=(good, bad))._repr_html_()).iter("tbody")
