@@ -28,11 +28,8 @@ LEAST, MOST = 12, 4096
 """The length that is drawn, if no argument gives one: twice the largest number, within these limits."""
 PANELS, MOST_HEADS = 4, 128
 """The most entries or heads that are drawn, and the most heads that a bias may have."""
-ALLOWED, MASKED_OUT, SHADES = (
-    "#2f86c5",
-    "#d55e00",
-    ("#2f86c522", "#2f86c555", "#2f86c588", "#2f86c5bb", "#2f86c5"),
-)
+ALLOWED, MASKED_OUT = "#2f86c5", "#d55e00"
+SHADES = ("#2f86c522", "#2f86c555", "#2f86c588", "#2f86c5bb", "#2f86c5")
 LENGTHS = ("key_lengths", "query_lengths", "length", "offset")
 """Arguments that have one number, or one for each batch entry."""
 

@@ -150,9 +150,7 @@ def explain(
 def _mapped_tiles(scores: Scores, plan: Plan) -> tuple[int, tuple[str, ...]]:
     """Count the tiles in which some pair may attend, and draw the tiles of the first batch entry and head."""
     tasks = plan.tasks()
-    rows, columns = (
-        -(-length // side) for length, side in ((plan.queries, plan.rows), (plan.keys, plan.columns))
-    )
+    rows, columns = -(-plan.queries // plan.rows), -(-plan.keys // plan.columns)
     drawn, count = [["."] * columns for _ in range(rows)], 0
     for task in tasks:
         for tile, allowed in scores.slice_leading(task.leading).tiles(task.rows, plan):

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any, TypeVar, cast
 
 from sdpa_xp import _many as many
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.padded import RaggedBatch, equal_lengths, gather_sequences, padded_groups
 from sdpa_xp._call.prepared_call import PreparedCall, prepare
-from sdpa_xp._call.ragged import Group, GroupArrays, GroupState, attend_packed, in_parts, stack_sequences
+from sdpa_xp._call.ragged import (
+    Group,
+    GroupArrays,
+    GroupState,
+    attend_packed,
+    in_parts,
+    lengths_of,
+    stack_sequences,
+)
 from sdpa_xp._checks.arrays import HLE, Layout, check_axes
 from sdpa_xp._checks.integers import check_cumulative_lengths, check_same_length, read_together
 from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords
@@ -213,10 +220,7 @@ def _attend(
     starts_k = check_cumulative_lengths(function, "cu_seqlens_k", cu_seqlens_k, keys, axis)
     check_same_length(function, {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k})
 
-    lengths = [
-        (last_q - first_q, last_k - first_k)
-        for (first_q, last_q), (first_k, last_k) in zip(pairwise(starts_q), pairwise(starts_k), strict=True)
-    ]
+    lengths = [*zip(lengths_of(starts_q), lengths_of(starts_k), strict=True)]
     batch, widths = call.grid.with_batch((len(lengths),)), (call.sizes.width, arrays["value"].shape[-1])
     starts = starts_q, starts_k, starts_k
     has_chunks = call.grid.library.chunks is not None

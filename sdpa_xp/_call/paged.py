@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import NamedTuple
 
 from sdpa_xp._call.padded import RaggedBatch, equal_lengths, gather_sequences, padded_groups
@@ -14,6 +13,7 @@ from sdpa_xp._call.ragged import (
     GroupArrays,
     attend_groups,
     attend_packed,
+    lengths_of,
     pack_sequences,
     stack_sequences,
     unstack,
@@ -43,7 +43,7 @@ class PagedCall(NamedTuple):
         """The number of queries of each sequence."""
         if self.starts is None:
             return [self.call.sizes.queries] * len(self.lengths)
-        return [last - first for first, last in pairwise(self.starts)]
+        return lengths_of(self.starts)
 
     @property
     def block_size(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import chain
+from itertools import chain, pairwise
 from typing import NamedTuple, TypeAlias, cast
 
 from sdpa_xp._call.prepared_call import PreparedCall
@@ -182,6 +182,11 @@ class PackedOutput:
         """Write the output of sequences, (n, heads, length, width)."""
         for n, entry in enumerate(entries):
             self.array[:, self.starts[entry] : self.starts[entry + 1], :] = output[n, ...]
+
+
+def lengths_of(starts: Sequence[int]) -> list[int]:
+    """Return the length of each sequence of a packed array, from where they begin and where the last ends."""
+    return [last - first for first, last in pairwise(starts)]
 
 
 def in_parts(entries: Entries, most: int) -> Iterator[Entries]:

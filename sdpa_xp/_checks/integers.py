@@ -204,13 +204,8 @@ def read_together(like: Array, *values: Any) -> tuple[Any, ...]:
 def _is_readable(array: Array, first: Array, like: Array) -> bool:
     library = library_of(like)
     is_alike = library_of(array) is library and library.device(array) == library.device(like)
-    return (
-        is_alike
-        and array.ndim in (1, 2)
-        and not is_traced(array)
-        and is_integral(array)
-        and array.dtype == first.dtype
-    )
+    has_integers = is_integral(array) and array.dtype == first.dtype
+    return is_alike and array.ndim in (1, 2) and has_integers and not is_traced(array)
 
 
 def check_same_length(function: str, named: Mapping[str, Sequence[object]]) -> None:

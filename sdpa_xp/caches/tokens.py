@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise, repeat
+from itertools import repeat
 from typing import Any, Generic, TypeVar, cast
 
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.paged import PagedCall
 from sdpa_xp._call.prepared_call import prepare
+from sdpa_xp._call.ragged import lengths_of
 from sdpa_xp._checks.arrays import (
     HLE,
     Layout,
@@ -236,7 +237,7 @@ class PagedTokens(Tree, Generic[A]):
             rule = f"`{name}` must have N + 1 integers for the N sequences of the cache"
             got = {f"len({name})": len(starts), "N": len(self._lengths)}
             raise ArgumentValueError(function, rule, got)
-        return [last - first for first, last in pairwise(starts)], starts, positions
+        return lengths_of(starts), starts, positions
 
     def _placed(
         self,
