@@ -7,18 +7,10 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 from sdpa_xp import _many as many
+from sdpa_xp._call import ragged
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.padded import RaggedBatch, equal_lengths, gather_sequences, padded_groups
 from sdpa_xp._call.prepared_call import PreparedCall, prepare
-from sdpa_xp._call.ragged import (
-    Group,
-    GroupArrays,
-    GroupState,
-    attend_packed,
-    in_parts,
-    lengths_of,
-    stack_sequences,
-)
 from sdpa_xp._checks.arrays import HLE, Layout, check_axes
 from sdpa_xp._checks.integers import check_cumulative_lengths, check_same_length, read_together
 from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords
@@ -220,49 +212,49 @@ def _attend(
     starts_k = check_cumulative_lengths(function, "cu_seqlens_k", cu_seqlens_k, keys, axis)
     check_same_length(function, {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k})
 
-    lengths = [*zip(lengths_of(starts_q), lengths_of(starts_k), strict=True)]
+    lengths = [*zip(ragged.lengths_of(starts_q), ragged.lengths_of(starts_k), strict=True)]
     batch, widths = call.grid.with_batch((len(lengths),)), (call.sizes.width, arrays["value"].shape[-1])
     starts = starts_q, starts_k, starts_k
     has_chunks = call.grid.library.chunks is not None
 
-    def arrays_of(group: Group, buffers: CallBuffers | None) -> GroupArrays:
+    def arrays_of(group: ragged.Group, buffers: CallBuffers | None) -> ragged.GroupArrays:
         places = (None, None, None) if buffers is None else (buffers.query, buffers.key, buffers.value)
         query, key, value = (
-            stack_sequences(array, first, group.entries, place)
+            ragged.stack_sequences(array, first, group.entries, place)
             for array, first, place in zip(arrays.values(), starts, places, strict=True)
         )
-        return GroupArrays(query, ArraySource(key), ArraySource(value))
+        return ragged.GroupArrays(query, ArraySource(key), ArraySource(value))
 
-    def gathered_arrays(group: Group, _buffers: object) -> GroupArrays:
+    def gathered_arrays(group: ragged.Group, _buffers: object) -> ragged.GroupArrays:
         query, key, value = arrays.values()
         (query,) = gather_sequences([query], starts_q, group, of_keys=False)
         key, value = gather_sequences([key, value], starts_k, group, of_keys=True)
-        return GroupArrays(query, ArraySource(key), ArraySource(value))
+        return ragged.GroupArrays(query, ArraySource(key), ArraySource(value))
 
     def plan_of(grid: ScoreGrid) -> Plan:
         return plan_tiles(grid, call.sizes.group, sum(widths))
 
     if call.grid.waits:  # each group costs launches, so a device gets few groups, which are padded
-        ragged = RaggedBatch(lengths, [0] * len(lengths), starts_q, starts_k)
-        groups = padded_groups(call, batch, ragged, sum(widths), plan_of)
-        return attend_packed(call, starts_q, groups, widths, gathered_arrays, with_lse=with_lse)
+        sequences = RaggedBatch(lengths, [0] * len(lengths), starts_q, starts_k)
+        groups = padded_groups(call, batch, sequences, sum(widths), plan_of)
+        return ragged.attend_packed(call, starts_q, groups, widths, gathered_arrays, with_lse=with_lse)
     groups = []
     for (queries, keys_of_one), alike in equal_lengths(lengths).items():
         # At least 1, since sequences may be empty.
         copied = call.sizes.query_heads * max(queries, keys_of_one, 1) * sum(widths)
         # Stacked sequences would not have the chunks of the packed arrays.
-        for entries in zip(alike) if has_chunks else in_parts(alike, MOST_STACKED // copied):
+        for entries in zip(alike) if has_chunks else ragged.in_parts(alike, MOST_STACKED // copied):
             grid = batch.for_entries(entries, queries, keys_of_one)
-            groups.append(Group(entries, grid, call.bind(grid), plan_of(grid)))
+            groups.append(ragged.Group(entries, grid, call.bind(grid), plan_of(grid)))
     in_chunks = partial(_attend_in_chunks, call) if has_chunks else None
-    return attend_packed(
+    return ragged.attend_packed(
         call, starts_q, groups, widths, arrays_of, with_lse=with_lse, attend_otherwise=in_chunks
     )
 
 
 def _attend_in_chunks(
-    call: PreparedCall, group: Group, arrays: GroupArrays, dropout: Dropout | None
-) -> GroupState | None:
+    call: PreparedCall, group: ragged.Group, arrays: ragged.GroupArrays, dropout: Dropout | None
+) -> ragged.GroupState | None:
     key, value = (cast(ArraySource, source).array for source in (arrays.key, arrays.value))
     of_arrays = {"query": arrays.query, "key": key, "value": value}
     of_group = call._replace(grid=group.grid, arrays=of_arrays, derived={})

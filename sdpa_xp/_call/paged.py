@@ -6,18 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+from sdpa_xp._call import ragged
 from sdpa_xp._call.padded import RaggedBatch, equal_lengths, gather_sequences, padded_groups
 from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._call.ragged import (
-    Group,
-    GroupArrays,
-    attend_groups,
-    attend_packed,
-    lengths_of,
-    pack_sequences,
-    stack_sequences,
-    unstack,
-)
 from sdpa_xp._core.pool_order import attend_in_pool_order, plan_pool
 from sdpa_xp._core.products import ArraySource, PagedSource
 from sdpa_xp._core.scores import Scores
@@ -43,7 +34,7 @@ class PagedCall(NamedTuple):
         """The number of queries of each sequence."""
         if self.starts is None:
             return [self.call.sizes.queries] * len(self.lengths)
-        return lengths_of(self.starts)
+        return ragged.lengths_of(self.starts)
 
     @property
     def block_size(self) -> int:
@@ -54,13 +45,13 @@ class PagedCall(NamedTuple):
         """E and Ev."""
         return self.call.sizes.width, self.call.arrays["value_blocks"].shape[-1]
 
-    def query_of(self, group: Group) -> Array:
+    def query_of(self, group: ragged.Group) -> Array:
         """Return the queries of a group, (n, Hq, L, E)."""
         query = self.call.arrays["query"]
         if self.starts is None:
             return group.grid.slice_entries(query, 3)
         if group.tables is None:
-            return stack_sequences(query, self.starts, group.entries)
+            return ragged.stack_sequences(query, self.starts, group.entries)
         return gather_sequences([query], self.starts, group, of_keys=False)[0]
 
 
@@ -73,20 +64,20 @@ def attend(paged: PagedCall, *, with_lse: bool) -> tuple[Array, Array | None]:
     batch = call.grid if starts is None else call.grid.with_batch((len(paged.lengths),))
     groups = _groups(paged, batch)
 
-    def arrays_of(group: Group, _buffers: object) -> GroupArrays:
+    def arrays_of(group: ragged.Group, _buffers: object) -> ragged.GroupArrays:
         rows = [paged.block_table[entry] for entry in group.entries]
         tables = rows if group.tables is None else group.tables.blocks
         key, value = (PagedSource(call.arrays[name], tables) for name in ("key_blocks", "value_blocks"))
-        return GroupArrays(paged.query_of(group), key, value)
+        return ragged.GroupArrays(paged.query_of(group), key, value)
 
     if starts is not None:
-        return attend_packed(call, starts, groups, paged.widths, arrays_of, with_lse=with_lse)
-    outputs, lses = attend_groups(call, groups, sum(paged.widths), arrays_of, with_lse=with_lse)
-    output = call.attach_zero_gradient(unstack(outputs))
-    return output, call.connected_lse(unstack(lses)) if with_lse else None
+        return ragged.attend_packed(call, starts, groups, paged.widths, arrays_of, with_lse=with_lse)
+    outputs, lses = ragged.attend_groups(call, groups, sum(paged.widths), arrays_of, with_lse=with_lse)
+    output = call.attach_zero_gradient(ragged.unstack(outputs))
+    return output, call.connected_lse(ragged.unstack(lses)) if with_lse else None
 
 
-def _groups(paged: PagedCall, batch: ScoreGrid) -> list[Group]:
+def _groups(paged: PagedCall, batch: ScoreGrid) -> list[ragged.Group]:
     """Return the sequences of equal lengths, or on a device padded ones."""
     call, widths = paged.call, sum(paged.widths)
     lengths = [*zip(paged.queries, paged.lengths, strict=True)]
@@ -97,12 +88,12 @@ def _groups(paged: PagedCall, batch: ScoreGrid) -> list[Group]:
     if call.grid.waits:
         positions, zeros = [keys - queries for queries, keys in lengths], [0] * len(lengths)
         places = paged.starts or zeros, zeros
-        ragged = RaggedBatch(lengths, positions, *places, paged.block_table, paged.block_size)
-        return padded_groups(call, batch, ragged, widths, plan_of)
+        sequences = RaggedBatch(lengths, positions, *places, paged.block_table, paged.block_size)
+        return padded_groups(call, batch, sequences, widths, plan_of)
     groups = []
     for (queries, keys), entries in equal_lengths(lengths).items():
         grid = batch.for_entries(entries, queries, keys, position=keys - queries)
-        groups.append(Group(entries, grid, call.bind(grid), plan_of(grid)))
+        groups.append(ragged.Group(entries, grid, call.bind(grid), plan_of(grid)))
     return groups
 
 
@@ -129,12 +120,12 @@ def _attend_in_pool_order(paged: PagedCall) -> tuple[Array, Array] | None:
     blocks = call.arrays["key_blocks"], call.arrays["value_blocks"]
     query = call.arrays["query"]
     if paged.starts is not None:
-        query = stack_sequences(query, paged.starts, entries)
+        query = ragged.stack_sequences(query, paged.starts, entries)
     scores = Scores(grid, query, ArraySource(blocks[0]), call.bind(grid))
     state = attend_in_pool_order(scores, *blocks, plan)
     if state is None:
         return None
     output, lse = state
     if paged.starts is not None:
-        output, lse = (pack_sequences({entries: part}, paged.starts) for part in state)
+        output, lse = (ragged.pack_sequences({entries: part}, paged.starts) for part in state)
     return output, lse[..., 0]

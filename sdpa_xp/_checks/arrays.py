@@ -10,15 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from sdpa_xp._checks.messages import (
-    OTHER_KINDS,
-    cast_text,
-    conversion_hint,
-    hint_for_value,
-    rows_hint,
-    shown,
-    type_name,
-)
+from sdpa_xp._checks import messages
 from sdpa_xp._libraries import (
     FLOATING,
     dtype_name,
@@ -57,8 +49,8 @@ def check_one_library(function: str, values: Mapping[str, object]) -> tuple[Name
     for name, namespace in namespaces.items():
         if namespace is not xp:
             rule = f"`{first}` and `{name}` must be arrays of one library"
-            got = {first: type_name(arrays[first]), name: type_name(arrays[name])}
-            raise ArgumentTypeError(function, rule, got, conversion_hint(arrays, first, name))
+            got = {first: messages.type_name(arrays[first]), name: messages.type_name(arrays[name])}
+            raise ArgumentTypeError(function, rule, got, messages.conversion_hint(arrays, first, name))
     return xp, arrays
 
 
@@ -99,9 +91,11 @@ def check_plain_array(function: str, name: str, value: object) -> Array:
     reason = library.unsupported_reason(value)
     if is_array(value) and not reason:
         return library.base_form(value)
-    other = f"{OTHER_KINDS[name]} or " if name in OTHER_KINDS else ""
+    other = f"{messages.OTHER_KINDS[name]} or " if name in messages.OTHER_KINDS else ""
     rule = f"`{name}` must be {other}a plain array of a library that follows the array API standard"
-    raise ArgumentTypeError(function, rule, {name: shown(value)}, reason or hint_for_value(name, value))
+    raise ArgumentTypeError(
+        function, rule, {name: messages.shown(value)}, reason or messages.hint_for_value(name, value)
+    )
 
 
 def check_one_device(function: str, arrays: Mapping[str, Array]) -> None:
@@ -119,13 +113,13 @@ def check_floating(function: str, name: str, array: Array) -> None:
     """Check that `array` has a supported real floating dtype."""
     if dtype_name(array.dtype) not in FLOATING:
         rule = f"`{name}` must be one of {', '.join(FLOATING)}"
-        hint = f"Convert it first: {cast_text(array, name, 'float32')}."
+        hint = f"Convert it first: {messages.cast_text(array, name, 'float32')}."
         if is_unknown(array) and not has_standard_name(array.dtype):
             hint = "sdpa_xp reads no name of the standard in it: add the attribute `name`, such as 'float32'."
         if dtype_name(array.dtype).startswith("complex"):
             hint = f"Attention of complex numbers is not defined; xp.real({name}) and xp.imag({name}) are real."
         if getattr(array.dtype, "kind", "") in ("O", "S", "T", "U"):  # NumPy's objects, bytes and strings
-            hint = rows_hint(library_of(array).to_list(array)) or hint
+            hint = messages.rows_hint(library_of(array).to_list(array)) or hint
         raise ArgumentTypeError(function, rule, {f"{name}.dtype": array.dtype}, hint)
 
 
@@ -136,11 +130,11 @@ def check_one_dtype(function: str, arrays: Mapping[str, Array]) -> None:
         if array.dtype != reference.dtype:
             rule = f"`{first}` and `{name}` must have one dtype"
             got = {f"{first}.dtype": reference.dtype, f"{name}.dtype": array.dtype}
-            hint = f"Convert one: {cast_text(array, name, f'{first}.dtype')}."
+            hint = f"Convert one: {messages.cast_text(array, name, f'{first}.dtype')}."
             if name.endswith(".weight"):  # a caller of a layer can convert the input, but not the weight
-                hint = f"Convert the input: {cast_text(array, first, dtype_name(array.dtype))}."
+                hint = f"Convert the input: {messages.cast_text(array, first, dtype_name(array.dtype))}."
             elif name.startswith("cache."):  # nor what a cache holds
-                hint = f"Convert the new tokens: {cast_text(array, first, f'{name}.dtype')}."
+                hint = f"Convert the new tokens: {messages.cast_text(array, first, f'{name}.dtype')}."
             raise ArgumentTypeError(function, rule, got, hint)
 
 

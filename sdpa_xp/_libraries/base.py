@@ -11,16 +11,7 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.capabilities import (
-    Autograd,
-    ChunkedArrays,
-    Diagonals,
-    Generators,
-    Loops,
-    Meshes,
-    Rows,
-    Settings,
-)
+from sdpa_xp._libraries import capabilities
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace
 
 A = TypeVar("A")
@@ -59,21 +50,21 @@ class Library:
     """Whether an operation is compiled for each shape of its operands."""
     sets_elements: ClassVar[bool] = False
     """Whether one assignment sets the elements at arrays of indices, which the standard does not have."""
-    chunks: ClassVar[ChunkedArrays | None] = None
+    chunks: ClassVar[capabilities.ChunkedArrays | None] = None
     """How its arrays are cut into chunks, if they are lazy: their values are computed later, by tasks."""
-    loops: ClassVar[Loops | None] = None
+    loops: ClassVar[capabilities.Loops | None] = None
     """The loops that its compiler keeps. Other compilers write each pass into the graph."""
-    meshes: ClassVar[Meshes | None] = None
+    meshes: ClassVar[capabilities.Meshes | None] = None
     """Its meshes of devices, if devices run one program and send each other arrays."""
-    diagonals: ClassVar[Diagonals | None] = None
+    diagonals: ClassVar[capabilities.Diagonals | None] = None
     """Its views of one number for each diagonal, if arrays may have negative strides."""
-    generators: ClassVar[Generators] = Generators()
+    generators: ClassVar[capabilities.Generators] = capabilities.Generators()
     """Its random generators."""
-    rows: ClassVar[Rows] = Rows()
+    rows: ClassVar[capabilities.Rows] = capabilities.Rows()
     """Its copies of rows."""
-    autograd: ClassVar[Autograd | None] = None
+    autograd: ClassVar[capabilities.Autograd | None] = None
     """What records operations for gradients, if arrays themselves are recorded."""
-    settings: ClassVar[Settings | None] = None
+    settings: ClassVar[capabilities.Settings | None] = None
     """What a user may have set, if that refuses operations or results."""
     module: ClassVar[str] = ""
     """The module that makes its arrays, where that module is needed: its generators, its `out` functions."""

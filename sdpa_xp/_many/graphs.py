@@ -15,24 +15,9 @@ from typing import Any, TypeAlias
 from sdpa_xp._libraries import dtype_name
 from sdpa_xp._libraries.dask import DaskGraphs
 from sdpa_xp._libraries.protocols import Array, Chunks, Dtype, Key
+from sdpa_xp._many import tasks
 from sdpa_xp._many.blocks import KEY_HEADS, QUERY_AXES, AlignedArray, Axis, Place, aligned_axes
 from sdpa_xp._many.cutting import CutCall
-from sdpa_xp._many.tasks import (
-    block_scores,
-    block_sums,
-    block_weights,
-    empty_state,
-    filled,
-    lse_of,
-    lse_parts_of,
-    merged,
-    merged_sums,
-    output_of,
-    partial_gradients,
-    partial_state,
-    total,
-    total_of,
-)
 from sdpa_xp._tiles.tile import GradientTarget
 
 AXES: Mapping[str | None, Axis] = {"rows": -2, "columns": -1, None: None}
@@ -53,53 +38,55 @@ class GraphCall(CutCall[DaskGraphs]):
 
         With `in_parts` the log-sum-exp is (..., Hq, L, 2), as in `streaming.attend`. Both are lazy.
         """
-        tasks = Stages(self.library, self.token, dtype_name(dtype), in_parts)
+        graph = Stages(self.library, self.token, dtype_name(dtype), in_parts)
         for rows in self.rows():
             keys = []
             for place in self.blocks_of(rows):
                 operands = self.keys_of((self.query, self.key, self.value, *self.arrays), place)
-                keys.append(tasks.add("partial", place, self._of_block(partial_state, place), *operands))
+                keys.append(graph.add("partial", place, self._of_block(tasks.partial_state, place), *operands))
             if not keys:  # the output needs a state of the library and the dtype that only a chunk shows
-                compute = self._of_block(empty_state, rows, self.width)
-                keys = [tasks.add("partial", (*rows, "none"), compute, self.key_of(self.query, (*rows, 0)))]
-            keys = tasks.reduce("merge", rows, merged, keys)
-            tasks.add("output", (*rows, 0), partial(output_of, dtype_name(dtype)), keys, *self.sinks_of(rows))
-            lse, place = (lse_parts_of, (*rows, 0)) if in_parts else (lse_of, rows)
-            tasks.add("lse", place, lse, keys, *self.sinks_of(rows))
+                compute = self._of_block(tasks.empty_state, rows, self.width)
+                keys = [graph.add("partial", (*rows, "none"), compute, self.key_of(self.query, (*rows, 0)))]
+            keys = graph.reduce("merge", rows, tasks.merged, keys)
+            graph.add(
+                "output", (*rows, 0), partial(tasks.output_of, dtype_name(dtype)), keys, *self.sinks_of(rows)
+            )
+            lse, place = (tasks.lse_parts_of, (*rows, 0)) if in_parts else (tasks.lse_of, rows)
+            graph.add("lse", place, lse, keys, *self.sinks_of(rows))
         chunks = self.output_chunks
         lse_chunks = (*chunks[:-1], *([(2,)] if in_parts else []))
         states = "partial", "merge"
         return (
-            self._array(tasks, [*states, "output"], chunks, dtype),
-            self._array(tasks, [*states, "lse"], lse_chunks, self.grid.dtype),
+            self._array(graph, [*states, "output"], chunks, dtype),
+            self._array(graph, [*states, "lse"], lse_chunks, self.grid.dtype),
         )
 
     def scores(self, dtype: Dtype) -> Array:
         """Return the scores, (..., Hq, L, S), lazily."""
-        tasks = Stages(self.library, self.token, dtype_name(dtype))
+        graph = Stages(self.library, self.token, dtype_name(dtype))
         for rows in self.rows():
             for place in self.blocks_of(rows):
-                compute = self._of_block(block_scores, place, dtype_name(dtype))
-                tasks.add("scores", place, compute, *self.keys_of((self.query, self.key, *self.arrays), place))
-        return self._all_pairs(tasks, ["scores"], -math.inf, dtype)
+                compute = self._of_block(tasks.block_scores, place, dtype_name(dtype))
+                graph.add("scores", place, compute, *self.keys_of((self.query, self.key, *self.arrays), place))
+        return self._all_pairs(graph, ["scores"], -math.inf, dtype)
 
     def weights(self, dtype: Dtype) -> Array:
         """Return the weights, (..., Hq, L, S), lazily."""
-        tasks = Stages(self.library, self.token, dtype_name(dtype))
+        graph = Stages(self.library, self.token, dtype_name(dtype))
         for rows in self.rows():
             places, keys = self.blocks_of(rows), []
             for place in places:
                 operands = self.keys_of((self.query, self.key, *self.arrays), place)
-                keys.append(tasks.add("sums", place, self._of_block(block_sums, place), *operands))
+                keys.append(graph.add("sums", place, self._of_block(tasks.block_sums, place), *operands))
             if not keys:  # no query attends: `_all_pairs` fills these blocks
                 continue
-            keys = tasks.reduce("merge", rows, merged_sums, keys)
-            sums = tasks.add("row-sums", rows, merged_sums, keys, *self.sinks_of(rows))
+            keys = graph.reduce("merge", rows, tasks.merged_sums, keys)
+            sums = graph.add("row-sums", rows, tasks.merged_sums, keys, *self.sinks_of(rows))
             for place in places:
-                compute = self._of_block(block_weights, place, dtype_name(dtype))
+                compute = self._of_block(tasks.block_weights, place, dtype_name(dtype))
                 operands = self.keys_of((self.query, self.key), place)
-                tasks.add("weights", place, compute, *operands, sums, *self.keys_of(self.arrays, place))
-        return self._all_pairs(tasks, ["sums", "merge", "row-sums", "weights"], 0.0, dtype)
+                graph.add("weights", place, compute, *operands, sums, *self.keys_of(self.arrays, place))
+        return self._all_pairs(graph, ["sums", "merge", "row-sums", "weights"], 0.0, dtype)
 
     def gradients(
         self,
@@ -116,14 +103,14 @@ class GraphCall(CutCall[DaskGraphs]):
         axes = aligned_axes(QUERY_AXES, cotangent.ndim)
         cotangent = self.library.in_chunks(cotangent, self.pieces.chunks(cotangent.shape, axes), self.like)
         of_rows = [AlignedArray(array, axes) for array in (cotangent, output, lse)]
-        tasks = Stages(self.library, self.token, self.library.name_of(cotangent))
-        contributions = self._contributions(tasks, of_rows, targets, tuple(names))
+        graph = Stages(self.library, self.token, self.library.name_of(cotangent))
+        contributions = self._contributions(graph, of_rows, targets, tuple(names))
         computed = {}
         for target, of_target in targets.items():
             chunks = self.pieces.chunks(of_target.shape, _axes_of(of_target))
-            stages = self._add_sums(tasks, target, chunks, contributions[target])
+            stages = self._add_sums(graph, target, chunks, contributions[target])
             inputs = cotangent, output, lse
-            computed[target] = self._array(tasks, ["gradient", *stages], chunks, self.grid.dtype, inputs)
+            computed[target] = self._array(graph, ["gradient", *stages], chunks, self.grid.dtype, inputs)
         return computed
 
     def _of_block(self, function: Callable[..., Any], place: Place, *differing: object) -> partial[Any]:
@@ -133,7 +120,7 @@ class GraphCall(CutCall[DaskGraphs]):
 
     def _contributions(
         self,
-        tasks: Stages,
+        graph: Stages,
         of_rows: Sequence[AlignedArray],
         targets: Mapping[str, GradientTarget],
         names: tuple[str, ...],
@@ -144,9 +131,9 @@ class GraphCall(CutCall[DaskGraphs]):
             # Only the first block of a row has the sinks: their gradient is one for the whole row.
             sinks = [] if self.sinks is None else [self.sinks]
             for place in self.blocks_of(rows):
-                compute = self._of_block(partial_gradients, place, names, bool(sinks))
+                compute = self._of_block(tasks.partial_gradients, place, names, bool(sinks))
                 operands = [self.query, self.key, self.value, *of_rows, *self.arrays, *sinks]
-                key = tasks.add("gradient", place, compute, *self.keys_of(operands, place))
+                key = graph.add("gradient", place, compute, *self.keys_of(operands, place))
                 for target, of_target in targets.items():
                     if target != "sinks" or sinks:
                         numbers = self.pieces.numbers(of_target.shape, _axes_of(of_target), place)
@@ -154,42 +141,42 @@ class GraphCall(CutCall[DaskGraphs]):
                 sinks = []
         return contributions
 
-    def _add_sums(self, tasks: Stages, target: str, chunks: Chunks, contributions: Contributions) -> list[str]:
+    def _add_sums(self, graph: Stages, target: str, chunks: Chunks, contributions: Contributions) -> list[str]:
         """Add the tasks that sum the contributions to each block of a gradient, and return their stages."""
         stage, part, at_once = f"sum-{target}", f"sum-{target}-part", self.library.merged_at_once()
-        pick = partial(total_of, target)  # a task of a block returns what it contributes to all gradients
+        pick = partial(tasks.total_of, target)  # a task of a block returns what it contributes to all gradients
         # Zeros are made by a task too, which learns the library of the arrays from a chunk of the query.
         query_key = self.key_of(self.query, (0,) * len(self.pieces.ranges))
         for numbers in product(*(range(len(lengths)) for lengths in chunks)):
             keys = contributions.get(numbers, [])
             if not keys:
                 shape = tuple(lengths[number] for lengths, number in zip(chunks, numbers, strict=True))
-                tasks.add(stage, numbers, partial(filled, shape, self.shared.dtype, 0.0), query_key)
+                graph.add(stage, numbers, partial(tasks.filled, shape, self.shared.dtype, 0.0), query_key)
             elif len(keys) <= at_once:
-                tasks.add(stage, numbers, pick, keys)
+                graph.add(stage, numbers, pick, keys)
             else:
                 groups = range(0, len(keys), at_once)
-                picked = [tasks.add(part, (*numbers, n), pick, keys[n : n + at_once]) for n in groups]
-                tasks.add(stage, numbers, total, tasks.reduce(part, numbers, total, picked))
+                picked = [graph.add(part, (*numbers, n), pick, keys[n : n + at_once]) for n in groups]
+                graph.add(stage, numbers, tasks.total, graph.reduce(part, numbers, tasks.total, picked))
         return [part, stage]
 
-    def _all_pairs(self, tasks: Stages, stages: list[str], empty: float, dtype: Dtype) -> Array:
+    def _all_pairs(self, graph: Stages, stages: list[str], empty: float, dtype: Dtype) -> Array:
         """Return the array of the last stage, with a block of `empty` where a mask has left no task."""
         for rows in self.rows():
             for number in range(len(self.pieces.ranges[-1])):
                 place = (*rows, number)
-                if not tasks.has(stages[-1], place):
-                    compute = partial(filled, self.pieces.block(place).shape, dtype_name(dtype), empty)
-                    tasks.add(stages[-1], place, compute, self.key_of(self.query, place))
+                if not graph.has(stages[-1], place):
+                    compute = partial(tasks.filled, self.pieces.block(place).shape, dtype_name(dtype), empty)
+                    graph.add(stages[-1], place, compute, self.key_of(self.query, place))
         chunks = self.pieces.chunks(self.grid.shape, aligned_axes((), len(self.grid.shape)))
-        return self._array(tasks, stages, chunks, dtype)
+        return self._array(graph, stages, chunks, dtype)
 
     def _array(
-        self, tasks: Stages, stages: Sequence[str], chunks: Chunks, dtype: Dtype, more: Sequence[Array] = ()
+        self, graph: Stages, stages: Sequence[str], chunks: Chunks, dtype: Dtype, more: Sequence[Array] = ()
     ) -> Array:
         """Return the array of the last of `stages`, which needs the others, and `more` inputs."""
         inputs = [*self.inputs, *more]
-        array: Array = self.library.array(tasks.graph(stages), inputs, chunks, dtype, self.like)
+        array: Array = self.library.array(graph.graph(stages), inputs, chunks, dtype, self.like)
         return array
 
 

@@ -24,16 +24,8 @@ from sdpa_xp._core.products import ArraySource
 from sdpa_xp._core.scores import BoundOptions, Scores
 from sdpa_xp._libraries import access_of, astype_if_needed, computing, library_of, namespace_of
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Shape
+from sdpa_xp._many import windows
 from sdpa_xp._many.blocks import Block, put_blocks
-from sdpa_xp._many.windows import (
-    State,
-    Window,
-    merge_windows,
-    state_without_keys,
-    window_plan,
-    window_scores,
-    window_state,
-)
 from sdpa_xp._tiles.plan import Plan, plan_full_rows
 from sdpa_xp._tiles.score_grid import ScoreGrid
 
@@ -57,25 +49,25 @@ class ChunkedCall(NamedTuple):
 
 def partial_state(
     call: ChunkedCall, block: Block, query: Array, key: Array, value: Array, *arrays: Array
-) -> State:
+) -> windows.State:
     """Return attention of a chunk of queries over one chunk of keys."""
     with _task("attention-partial", call, block, query, key, arrays) as scores:
-        return window_state(scores, value)
+        return windows.window_state(scores, value)
 
 
-def empty_state(call: ChunkedCall, block: Block, width: int, query: Array) -> State:
+def empty_state(call: ChunkedCall, block: Block, width: int, query: Array) -> windows.State:
     """Return the state of a chunk of queries that attends to no key."""
-    return state_without_keys(_whole_grid(call, query), block.shape[:-1], width)
+    return windows.state_without_keys(_whole_grid(call, query), block.shape[:-1], width)
 
 
-def merged(states: Sequence[State], sinks: Array | None = None) -> State:
+def merged(states: Sequence[windows.State], sinks: Array | None = None) -> windows.State:
     """Merge states of the same queries over different keys, and the sinks, (..., Hq, 1, 1)."""
     output, *_ = states[0]
     with computing(output):
-        return merge_windows(states, None if sinks is None else to_library_of(output, sinks))
+        return windows.merge_windows(states, None if sinks is None else to_library_of(output, sinks))
 
 
-def output_of(dtype: str, states: Sequence[State], sinks: Array | None = None) -> Array:
+def output_of(dtype: str, states: Sequence[windows.State], sinks: Array | None = None) -> Array:
     """Merge states, and return the output in the dtype of the call."""
     output, *_ = merged(states, sinks)
     with computing(output):
@@ -83,14 +75,14 @@ def output_of(dtype: str, states: Sequence[State], sinks: Array | None = None) -
         return astype_if_needed(xp, output, _dtype(xp, dtype))
 
 
-def lse_of(states: Sequence[State], sinks: Array | None = None) -> Array:
+def lse_of(states: Sequence[windows.State], sinks: Array | None = None) -> Array:
     """Merge states, and return the log-sum-exp."""
     _, large, small = merged(states, sinks)
     with computing(large):
         return large + small
 
 
-def lse_parts_of(states: Sequence[State], sinks: Array | None = None) -> Array:
+def lse_parts_of(states: Sequence[windows.State], sinks: Array | None = None) -> Array:
     """Merge states, and return two numbers that add up to the log-sum-exp, (..., Hq, L, 2)."""
     _, *parts = merged(states, sinks)
     with computing(parts[0]):
@@ -121,7 +113,7 @@ def partial_gradients(
             scores = scores._replace(options=options)
         values = ArraySource(value)
         targets, bias_names = gradient_targets(scores, key, value, names)
-        forward = Forward(scores, values, output, lse, targets, bias_names, window_plan(scores, value))
+        forward = Forward(scores, values, output, lse, targets, bias_names, windows.window_plan(scores, value))
         return gradients(forward, cotangent)
 
 
@@ -198,9 +190,9 @@ def _task(
     """Yield the scores of a block, and compute with them in one thread. An error gets the block as a note."""
     try:
         with computing(query):
-            window = Window(_whole_grid(call, query), *block)
+            window = windows.Window(_whole_grid(call, query), *block)
             options = put_blocks(call.options, [to_library_of(query, array) for array in arrays])
-            scores = window_scores(window, query, key, options)
+            scores = windows.window_scores(window, query, key, options)
             # The scheduler runs as many tasks at a time as it has cores, and each would start as many threads.
             with threads.one_blas_thread(scores.grid.uses_our_threads):
                 yield scores

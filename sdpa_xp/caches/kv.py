@@ -12,17 +12,8 @@ from sdpa_xp._checks.messages import brief
 from sdpa_xp._display import table
 from sdpa_xp._libraries import dtype_name, has_override, library_of, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
+from sdpa_xp.caches import memory
 from sdpa_xp.caches.attention import CacheAttention
-from sdpa_xp.caches.memory import (
-    Buffers,
-    TokenSlots,
-    check_new_tokens,
-    check_same_but_width,
-    check_writeable,
-    in_context_of_keys,
-    refuse_graph_values,
-    with_room,
-)
 from sdpa_xp.caches.positions import (
     TokenPositionsLike,
     check_positions,
@@ -116,7 +107,7 @@ class KVCache(CacheAttention[A]):
         check_rotary(function, rotary)
         self._layout, self._rotary, axis = layout, rotary, -2 if layout == HLE else -3
         _, arrays = check_one_kind(function, {"key": key, "value": value})
-        check_same_but_width(function, {name: array.shape for name, array in arrays.items()})
+        memory.check_same_but_width(function, {name: array.shape for name, array in arrays.items()})
         length = arrays["key"].shape[axis]
         self._positions: Positions = check_start(function, first_position, positions, length, arrays["key"])
         if check_flag(function, "rotated", rotated) and rotary is not None:
@@ -124,12 +115,12 @@ class KVCache(CacheAttention[A]):
         else:
             arrays["key"] = rotate(rotary, function, "key", arrays["key"], lambda _: self._positions, layout)
         if capacity is not None:  # values of a graph cannot be written to
-            refuse_graph_values(function, "`capacity`", arrays)
+            memory.refuse_graph_values(function, "`capacity`", arrays)
             room = check_integer(function, "capacity", capacity, least=length) - length
-            arrays = {name: with_room(array, room, axis) for name, array in arrays.items()}
-            check_writeable(function, "`capacity`", arrays)
-        buffers = Buffers(arrays, axis, length, are_of_caller=capacity is None)
-        self._slots = TokenSlots(buffers, 0, length)
+            arrays = {name: memory.with_room(array, room, axis) for name, array in arrays.items()}
+            memory.check_writeable(function, "`capacity`", arrays)
+        buffers = memory.Buffers(arrays, axis, length, are_of_caller=capacity is None)
+        self._slots = memory.TokenSlots(buffers, 0, length)
 
     def __repr__(self) -> str:
         shown = {"key": brief(self.key), "value": brief(self.value)}
@@ -150,7 +141,7 @@ class KVCache(CacheAttention[A]):
         ]
         return table("KVCache", rows if self._rotary is None else [*rows, ("rotary", str(self._rotary))])
 
-    @in_context_of_keys
+    @memory.in_context_of_keys
     def append(
         self, key: A, value: AnyArray, *, positions: TokenPositionsLike | None = None, in_place: bool = False
     ) -> KVCache[A]:
@@ -177,7 +168,7 @@ class KVCache(CacheAttention[A]):
         """
         function, length, axis = "KVCache.append", self._slots.length, self._slots.buffers.axis
         old = self._slots.arrays()
-        new = check_new_tokens(function, {"key": key, "value": value}, old, None, axis)
+        new = memory.check_new_tokens(function, {"key": key, "value": value}, old, None, axis)
         count = new["key"].shape[axis]
         # A key is rotated once, when it comes, and not at each step that attends to it.
         added: Positions = positions_after(self._positions, length)
@@ -222,7 +213,7 @@ class KVCache(CacheAttention[A]):
         """
         return self._without(0, self._counted("drop_last", count))
 
-    @in_context_of_keys
+    @memory.in_context_of_keys
     def take_tokens(self, slots: Sequence[int] | AnyArray) -> KVCache[A]:
         """Return a cache of some tokens, which keep their positions.
 
@@ -254,7 +245,7 @@ class KVCache(CacheAttention[A]):
         arrays = {name: elements_at(tokens, index, axis) for name, tokens in self._slots.arrays().items()}
         return self._copied(arrays, elements_at(positions, index, -1))
 
-    @in_context_of_keys
+    @memory.in_context_of_keys
     def take_entries(self, entries: Sequence[int] | AnyArray) -> KVCache[A]:
         """Return a cache of some batch entries, in any order and also repeatedly, as a beam search needs.
 
@@ -284,7 +275,7 @@ class KVCache(CacheAttention[A]):
         most = length if isinstance(length, int) else LARGEST_INTEGER  # or a name, in a graph
         return check_integer(function, "count", count, least=0, most=most)
 
-    @in_context_of_keys
+    @memory.in_context_of_keys
     def _without(self, first: int, last: int) -> KVCache[A]:
         """Return the cache without its first and its last tokens."""
         if first == last == 0:
@@ -299,9 +290,9 @@ class KVCache(CacheAttention[A]):
     def _copied(self, arrays: Mapping[str, Array], positions: Positions) -> KVCache[A]:
         axis = self._slots.buffers.axis
         length = arrays["key"].shape[axis]
-        return self._with(TokenSlots(Buffers(arrays, axis, length), 0, length), positions)
+        return self._with(memory.TokenSlots(memory.Buffers(arrays, axis, length), 0, length), positions)
 
-    def _with(self, slots: TokenSlots, positions: Positions) -> KVCache[A]:
+    def _with(self, slots: memory.TokenSlots, positions: Positions) -> KVCache[A]:
         cache = object.__new__(KVCache)  # what it is made of has been checked
         cache._layout, cache._rotary = self._layout, self._rotary
         cache._slots, cache._positions = slots, positions

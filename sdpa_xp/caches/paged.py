@@ -12,24 +12,8 @@ from sdpa_xp._checks.messages import brief
 from sdpa_xp._display import table as html_table
 from sdpa_xp._libraries import dtype_name, is_number, library_of, share_memory
 from sdpa_xp._libraries.protocols import AnyArray, Array
+from sdpa_xp.caches import blocks
 from sdpa_xp.caches.attention import PagedAttention
-from sdpa_xp.caches.blocks import (
-    Row,
-    are_slots,
-    check_block_table,
-    check_exclusive_blocks,
-    check_pool_not_empty,
-    check_rows,
-    check_start_rows,
-    following_row,
-    join_rows,
-    part_of_row,
-    pools_with_tokens,
-    shown_row,
-    shown_rows,
-    split_into_blocks,
-    write_tokens,
-)
 from sdpa_xp.caches.memory import check_new_tokens, check_same_but_width, check_writeable, refuse_graph_values
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.positional.rotation import Rotation, check_fits_rotation, check_rotary
@@ -130,13 +114,15 @@ class PagedKVCache(PagedAttention[A]):
         self._key_blocks = arrays["key_blocks"]
         self._value_blocks = arrays["value_blocks"]
         self._lengths = tuple(token_counts)
-        self._positions = check_start_rows(function, first_position, positions, token_counts)
-        check_pool_not_empty(function, len(token_counts), self.block_size)
-        check_block_table(function, self._table, token_counts, self.block_size, self._key_blocks.shape[0])
+        self._positions = blocks.check_start_rows(function, first_position, positions, token_counts)
+        blocks.check_pool_not_empty(function, len(token_counts), self.block_size)
+        blocks.check_block_table(
+            function, self._table, token_counts, self.block_size, self._key_blocks.shape[0]
+        )
 
     def __repr__(self) -> str:
         shown = {"key_blocks": brief(self.key_blocks), "lengths": self.lengths}
-        shown |= shown_rows(self._positions)
+        shown |= blocks.shown_rows(self._positions)
         return f"PagedKVCache({', '.join(f'{name}={text}' for name, text in shown.items())})"
 
     def _repr_html_(self) -> str:
@@ -146,13 +132,13 @@ class PagedKVCache(PagedAttention[A]):
         facts = f"{pool.shape[0]:,} blocks of {size} tokens, {dtype_name(pool.dtype)}, {device}"
         header = ["sequence", "tokens", "blocks"]
         sequences = [
-            [str(number), f"{length:,}", ", ".join(map(str, blocks[: -(-length // size)]))]
-            for number, (length, blocks) in enumerate(zip(self._lengths, self._table, strict=True))
+            [str(number), f"{length:,}", ", ".join(map(str, row[: -(-length // size)]))]
+            for number, (length, row) in enumerate(zip(self._lengths, self._table, strict=True))
         ]
-        if not are_slots(self._positions):
+        if not blocks.are_slots(self._positions):
             header.append("positions")
             sequences = [
-                [*cells, shown_row(row)] for cells, row in zip(sequences, self._positions, strict=True)
+                [*cells, blocks.shown_row(row)] for cells, row in zip(sequences, self._positions, strict=True)
             ]
         left_out = len(sequences) - MOST_SEQUENCES
         more = [["...", f"and {left_out:,} more", *[""] * (len(header) - 2)]] if left_out > 0 else []
@@ -195,16 +181,16 @@ class PagedKVCache(PagedAttention[A]):
         new = check_new_tokens(function, {"key": key, "value": value}, pools, batch, self._token_axis)
         counts, starts, positions = self._new_tokens(function, "cu_seqlens_k", cu_seqlens_k, positions, new)
         lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
-        check_block_table(function, self._table, lengths, self.block_size, self._key_blocks.shape[0])
-        writes = split_into_blocks(self._table, self._lengths, self.block_size, counts, starts)
+        blocks.check_block_table(function, self._table, lengths, self.block_size, self._key_blocks.shape[0])
+        writes = blocks.split_into_blocks(self._table, self._lengths, self.block_size, counts, starts)
         # Rows may name blocks that they do not use yet, which may be other sequences' or none.
         used_rows = [
             row[: -(-length // self.block_size)] for row, length in zip(self._table, lengths, strict=True)
         ]
-        check_exclusive_blocks(function, [(write.sequence, write.block) for write in writes], used_rows)
-        added = tuple(map(following_row, self._positions, counts))
+        blocks.check_exclusive_blocks(function, [(write.sequence, write.block) for write in writes], used_rows)
+        added = tuple(map(blocks.following_row, self._positions, counts))
         if positions is not None:
-            added = check_rows(function, positions, counts, starts)
+            added = blocks.check_rows(function, positions, counts, starts)
         new["key"] = self._rotated(function, "key", new["key"], added, starts)
         if check_flag(function, "in_place", in_place):
             check_writeable(function, "`in_place=True`", pools)
@@ -213,11 +199,11 @@ class PagedKVCache(PagedAttention[A]):
                 is_same = self._key_blocks is self._value_blocks
                 got = {"value_blocks": "key_blocks" if is_same else "a view of the same numbers"}
                 raise ArgumentValueError(function, rule, got, "Copy one of them.")
-            write_tokens([*pools.values()], [*new.values()], writes, self._token_axis)
+            blocks.write_tokens([*pools.values()], [*new.values()], writes, self._token_axis)
         else:
-            copied = pools_with_tokens([*pools.values()], [*new.values()], writes, self._token_axis)
+            copied = blocks.pools_with_tokens([*pools.values()], [*new.values()], writes, self._token_axis)
             pools = dict(zip(pools, copied, strict=True))
-        joined = tuple(map(join_rows, self._positions, added))
+        joined = tuple(map(blocks.join_rows, self._positions, added))
         return self._with(self._table, joined, pools)
 
     def drop_first(self, count: int | Sequence[int] | AnyArray) -> PagedKVCache[A]:
@@ -241,7 +227,7 @@ class PagedKVCache(PagedAttention[A]):
                 raise ArgumentValueError("PagedKVCache.drop_first", rule, got, hint)
         table = [row[n // self.block_size :] for row, n in zip(self._table, counts, strict=True)]
         kept = zip(self._positions, counts, strict=True)
-        return self._with(table, tuple(part_of_row(row, n, len(row)) for row, n in kept))
+        return self._with(table, tuple(blocks.part_of_row(row, n, len(row)) for row, n in kept))
 
     def drop_last(self, count: int | Sequence[int] | AnyArray) -> PagedKVCache[A]:
         """Return a cache without the last tokens of its sequences, such as drafts that were rejected.
@@ -256,7 +242,7 @@ class PagedKVCache(PagedAttention[A]):
             ValueError: A number is negative, or more than the sequence has.
         """
         kept = zip(self._positions, self._counted("drop_last", count), strict=True)
-        return self._with(self._table, tuple(part_of_row(row, 0, len(row) - n) for row, n in kept))
+        return self._with(self._table, tuple(blocks.part_of_row(row, 0, len(row) - n) for row, n in kept))
 
     def take_entries(self, entries: Sequence[int] | AnyArray) -> PagedKVCache[A]:
         """Return a cache of some sequences, in any order and also repeatedly, as a beam search needs.
@@ -273,7 +259,7 @@ class PagedKVCache(PagedAttention[A]):
         """
         function, most = "PagedKVCache.take_entries", len(self._lengths) - 1
         numbers = check_integer_list(function, "entries", entries, most=most)
-        check_pool_not_empty(function, len(numbers), self.block_size, "entries")
+        blocks.check_pool_not_empty(function, len(numbers), self.block_size, "entries")
         return self._with([self._table[n] for n in numbers], tuple(self._positions[n] for n in numbers))
 
     def _counted(self, method: str, count: object) -> list[int]:
@@ -290,7 +276,10 @@ class PagedKVCache(PagedAttention[A]):
         return counts
 
     def _with(
-        self, table: list[list[int]], positions: tuple[Row, ...], pools: Mapping[str, Array] | None = None
+        self,
+        table: list[list[int]],
+        positions: tuple[blocks.Row, ...],
+        pools: Mapping[str, Array] | None = None,
     ) -> PagedKVCache[A]:
         """Return a cache with other sequences, or over other pools."""
         cache = object.__new__(PagedKVCache)  # what it is made of has been checked
