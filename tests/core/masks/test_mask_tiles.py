@@ -201,7 +201,9 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> Computed:
     """The scores themselves are zeros."""
     tiles = Computed()
 
-    def record(self: Scores, rows: range, plan: Any, _query: np.ndarray, *, leaves_mask: bool = False) -> Any:
+    def record(
+        self: Scores, rows: range, plan: Any, _query: np.ndarray, *, leaves_mask: bool = False, **_: Any
+    ) -> Any:
         for tile, allowed in self.tiles(rows, plan, trims=leaves_mask):
             tiles.append((tile, allowed))
             zeros = np.zeros(tile.shape, np.float32)
