@@ -69,6 +69,24 @@ def graphs() -> Iterator[str]:
         "lengths and all forms."
     )
     yield long_graphs()
+    yield from through_jit()
+
+
+def through_jit() -> Iterator[str]:
+    """The calls of NumPy users through `jit`, if they were measured, beside torch's kernel and NumPy."""
+    cells = json.loads((RESULTS / "exported.json").read_text()).get("jit", [])
+    names = ("jit", "bare session", "torch SDPA", "sdpa_xp on NumPy")
+    rows = [
+        "| " + " | ".join([cell["call"], *(f"{cell['milliseconds'][name]:.3g}" for name in names)]) + " |"
+        for cell in cells
+        if all(name in cell["milliseconds"] for name in names)
+    ]
+    if rows:
+        yield (
+            "Arrays of NumPy through [`jit`][sdpa_xp_export.jit], which onnxruntime computes, in "
+            "milliseconds; a bare session runs the same graph:"
+        )
+        yield "\n".join(["| call | " + " | ".join(names) + " |", "|---|---|---|---|---|", *rows])
 
 
 def long_graphs() -> str:

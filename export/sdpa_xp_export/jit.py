@@ -18,9 +18,7 @@ from typing import Any, TypeAlias, cast
 from sdpa_xp._checks.keywords import check_flag, explains_keywords
 from sdpa_xp._checks.messages import shown
 from sdpa_xp._libraries import array_signatures, has_override
-from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message, message_of
-from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.call import FormChoice
 from sdpa_xp_export._files.model import Model
 from sdpa_xp_export._layer.call_signature import (
@@ -33,6 +31,7 @@ from sdpa_xp_export._layer.call_signature import (
     unknown_argument_error,
 )
 from sdpa_xp_export._layer.held_arrays import LIBRARIES
+from sdpa_xp_export._layer.layer import with_arrays
 from sdpa_xp_export._layer.open_lengths import fits, lengths_of_pasts, open_one_by_one, openings
 from sdpa_xp_export._layer.watch import Watch, watch
 from sdpa_xp_export._runtime.array_session import Run, runner
@@ -40,7 +39,7 @@ from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, PROVIDERS, Provide
 from sdpa_xp_export._runtime.session import errors_reworded, installed_runtime, open_session
 from sdpa_xp_export.forms.choice import check_form, check_loaded_opset, check_opset
 from sdpa_xp_export.save import save
-from sdpa_xp_export.spec import SymbolicShape, TensorSpec
+from sdpa_xp_export.spec import SymbolicShape
 from sdpa_xp_export.to_onnx import model_of_call
 from sdpa_xp_export.verify_layer import verify_layer
 
@@ -367,16 +366,8 @@ def _as_returned(result: Any) -> Callable[[Sequence[Any]], Any]:
 
 def _verify(model: Model, layer: Callable[..., Any], bound: BoundArguments, target: Runtime) -> None:
     """Check that the graph of a layer agrees with it."""
-    arguments = dict(bound.arguments)
-    for name, parameter in bound.signature.parameters.items():
-        if parameter.kind == parameter.VAR_KEYWORD:
-            arguments |= arguments.pop(name, {})
-    others = {name: x for name, x in arguments.items() if not isinstance(x, TensorSpec)}
-    with_specs: dict[str, Any] = {
-        name: x for name, x in others.items() if isinstance(x, Mask | Bias | list | dict | tuple)
-    }
-    fixed = partial(layer, **{name: x for name, x in others.items() if name not in with_specs})
-    report = verify_layer(model, fixed, provider=cast(ProviderName, target.provider), **with_specs)
+    by_inputs = partial(_called_by_inputs, layer, bound, [value.name for value in model.graph.input])
+    report = verify_layer(model, by_inputs, provider=cast(ProviderName, target.provider))
     if not report.agrees:
         rule = "the graph of `layer` must agree with it"
         worst = report.worst
@@ -386,6 +377,19 @@ def _verify(model: Model, layer: Callable[..., Any], bound: BoundArguments, targ
             "inputs": worst.inputs,
         }
         raise ArgumentValueError(FUNCTION, rule, got, "`verify_layer` returns the whole report.")
+
+
+def _called_by_inputs(
+    layer: Callable[..., Any], bound: BoundArguments, names: Sequence[str], **inputs: Any
+) -> Any:
+    """Call a layer with the inputs of its graph in place of the specs, in the order of the specs."""
+    ordered = (inputs[name] for name in names)
+    arguments = {
+        name: with_arrays(argument, name, lambda _name, _spec: next(ordered))
+        for name, argument in bound.arguments.items()
+    }
+    filled = BoundArguments(bound.signature, cast(Any, arguments))
+    return layer(*filled.args, **filled.kwargs)
 
 
 def _located(error: Exception) -> Exception:
