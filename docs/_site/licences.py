@@ -13,7 +13,8 @@ NAMES = ("licen[cs]e*", "copying*", "notice*")
 OF_ONNXRUNTIME = ("onnxruntime", ("onnxruntime/LICENSE", "onnxruntime/ThirdPartyNotices.txt"))
 """The npm packages of onnxruntime hold no licence. Its wheel does, and it is the same project."""
 OF_THE_ENCODER = """all-MiniLM-L6-v2, a model of the sentence-transformers project, under the licence below.
-Changed: the site serves the numbers of one layer, and vectors that enter it."""
+Changed: the site serves the numbers of four layers, of three of them in fewer bits, and vectors that enter the
+fourth."""
 
 
 def text(modules: Path) -> str:
