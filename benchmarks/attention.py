@@ -28,7 +28,8 @@ import numpy as np
 import plots
 import ragged
 import report
-from cells import BY_CALL, CELLS, DECODING, HEADS, LENGTHS, TINY, TINY_MASKED, WIDTH, Call
+from cells import BY_CALL, BY_TORCH, CELLS, DECODING, HEADS, LENGTHS, TINY, TINY_MASKED, WIDTH, Call
+from contenders import BY_TORCH as NUMPY_BY_TORCH
 from contenders import (
     CORE,
     LOOP,
@@ -135,7 +136,9 @@ def warm_up(cell: str, contenders: Mapping[str, Ready]) -> None:
     outputs = {name: contender.array(contender.run()) for name, contender in contenders.items()}
     for name, output in outputs.items():
         if output is not None and TORCH in outputs:
-            np.testing.assert_allclose(output, outputs[TORCH], rtol=0, atol=5e-6, err_msg=f"{cell}: {name}")
+            rounding = 2.0**-5 if "bfloat16" in cell else 5e-6
+            output = np.asarray(output, np.float32)
+            np.testing.assert_allclose(output, outputs[TORCH], rtol=0, atol=rounding, err_msg=f"{cell}: {name}")
 
 
 def timed(contenders: Mapping[str, Ready], call: Call, seconds: float) -> dict[str, list[float]]:
@@ -167,6 +170,12 @@ def sections(longest: int, seconds: float, *, with_others: bool) -> dict[str, li
     ]
     cells["one query"] = [
         partial(compared, cell, call, seconds, names) for cell, call in DECODING.items() for names in groups
+    ]
+    cells["by torch"] = [
+        partial(compared, cell, call, seconds, (NUMPY, NUMPY_BY_TORCH, TORCH))
+        for cell, calls in BY_TORCH.items()
+        for call in calls
+        if call.keys <= longest
     ]
     cells["ragged"] = [partial(ragged.packed, seconds), partial(ragged.paged, seconds)]
     cells["biases"] = [partial(biased.rows, length, seconds) for length in lengths if length <= 4096]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from cells import DECODING, TINY_MASKED
-from contenders import NUMPY, ON_JAX, ON_TORCH, PORTABLE
+from contenders import BY_TORCH, NUMPY, ON_JAX, ON_TORCH, PORTABLE
 from first_calls import OURS, TO_FIRST, TO_JITTED
 from measuring import Row
 
@@ -54,6 +54,14 @@ BARS = (
     ),
     *(Bar("padding array", length, ON_TORCH, TO_TORCH, "at most", 1.05) for length in LONG),
     *(Bar("padding value", length, ON_TORCH, TO_TORCH, "at most", 1.0) for length in LONG),
+    *(
+        Bar(f"{cell}, {kind}", length, BY_TORCH, TO_TORCH, "at most", bound)
+        for kind in ("by torch", "bfloat16")
+        for cell, length, bound in (
+            *((cell, length, 1.05) for cell in ("all pairs", "causal") for length in LONG[:2]),
+            ("one query", 4096, 1.3),
+        )
+    ),
     Bar("all pairs", 4096, PORTABLE, TO_TORCH, "at most", 1.4),
     Bar("packed sequences", 16, f"{NUMPY}, of one length", TO_BATCH, "at most", 1.5),
     Bar("packed sequences", 16, f"{NUMPY}, of 8 to 24 tokens", TO_BATCH, "at most", 1.5),

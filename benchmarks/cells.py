@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,7 +19,7 @@ LARGE = 250.0
 
 @dataclass(frozen=True)
 class Call:
-    """One call in float32, with at most one kind of mask."""
+    """One call, with at most one kind of mask."""
 
     queries: int
     keys: int
@@ -29,15 +30,17 @@ class Call:
     padding: Literal["none", "value", "array"] = "none"
     window: int | None = None
     norm: float | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
 
-    def arrays(self) -> tuple[NDArray[np.float32], ...]:
+    def arrays(self) -> tuple[NDArray[Any], ...]:
         """Return query, key and value, (1, heads, length, width)."""
         rng = np.random.default_rng(0)
         shapes = ((self.heads, self.queries), (self.key_heads, self.keys), (self.key_heads, self.keys))
         query, key, value = (rng.standard_normal((1, *shape, self.width), np.float32) for shape in shapes)
         if self.norm is not None:
             query, key = (x * (self.norm / np.linalg.norm(x, axis=-1, keepdims=True)) for x in (query, key))
-        return query, key, value
+        arrays = (query, key, value)
+        return arrays if self.dtype == "float32" else tuple(x.astype(ml_dtypes.bfloat16) for x in arrays)
 
     @property
     def real_keys(self) -> int:
@@ -80,6 +83,15 @@ DECODING: dict[str, Call] = {
 }
 """One query, many keys, as in decoding with a cache."""
 ONE_QUERY = DECODING["one query"]
+BY_TORCH: dict[str, tuple[Call, ...]] = {
+    "all pairs, by torch": tuple(Call(length, length) for length in LENGTHS[:3]),
+    "causal, by torch": tuple(Call(length, length, is_causal=True) for length in LENGTHS[:3]),
+    "one query, by torch": (ONE_QUERY,),
+    "all pairs, bfloat16": tuple(Call(length, length, dtype="bfloat16") for length in LENGTHS[:3]),
+    "causal, bfloat16": tuple(Call(length, length, is_causal=True, dtype="bfloat16") for length in LENGTHS[:3]),
+    "one query, bfloat16": (replace(ONE_QUERY, dtype="bfloat16"),),
+}
+"""Calls of NumPy arrays with `implementation="torch"`, beside torch SDPA and sdpa_xp's own code."""
 TINY = Call(8, 8, heads=1, key_heads=1, width=8)
 """So small that the time is that of the checks and the Python code, not of the arithmetic."""
 TINY_MASKED = {

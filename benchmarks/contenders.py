@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 from bare_loop import COLUMNS, ROWS, bare_loop
 from cells import Call
@@ -27,6 +28,19 @@ class Ready(NamedTuple):
 
     run: Callable[[], Any]
     array: Callable[[Any], Any] = np.asarray
+
+
+def tensor(array: NDArray[Any]) -> Any:
+    """Return a tensor in the memory of an array; torch does not know the bfloat16 of ml_dtypes."""
+    import torch
+
+    if array.dtype != ml_dtypes.bfloat16:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+
+
+def of_tensor(output: Any) -> NDArray[np.float32]:
+    return output.float().numpy()
 
 
 def ready(call: Call, names: Iterable[str]) -> dict[str, Ready]:
@@ -63,7 +77,7 @@ def torch_sdpa(call: Call) -> Ready | None:
         return None
     import torch
 
-    query, key, value = map(torch.from_numpy, call.arrays())
+    query, key, value = map(tensor, call.arrays())
     attended = call.attended()
     return Ready(
         partial(
@@ -74,20 +88,21 @@ def torch_sdpa(call: Call) -> Ready | None:
             attn_mask=None if attended is None else torch.from_numpy(attended),
             is_causal=call.is_causal,
             enable_gqa=call.heads != call.key_heads,
-        )
+        ),
+        of_tensor,
     )
 
 
-def ours_torch(call: Call) -> Ready:
-    import torch
+def ours_numpy_by_torch(call: Call) -> Ready:
+    return Ready(_ours(call, np.asarray, implementation="torch"))
 
-    return Ready(_ours(call, torch.from_numpy))
+
+def ours_torch(call: Call) -> Ready:
+    return Ready(_ours(call, tensor), of_tensor)
 
 
 def ours_torch_portable(call: Call) -> Ready | None:
-    import torch
-
-    return None if call.keys > QUADRATIC else Ready(_ours(call, torch.from_numpy, implementation="xp"))
+    return None if call.keys > QUADRATIC else Ready(_ours(call, tensor, implementation="xp"), of_tensor)
 
 
 def jax_nn(call: Call) -> Ready | None:
@@ -195,11 +210,13 @@ def _exported(call: Call, form: str) -> Ready:
 
 NUMPY, TEXTBOOK, MATMULS = "sdpa_xp on NumPy", "textbook NumPy", "the two matmuls alone"
 LOOP = "a bare loop"
+BY_TORCH = 'sdpa_xp on NumPy, implementation="torch"'
 TORCH, ON_TORCH, PORTABLE = "torch SDPA", "sdpa_xp on torch", "sdpa_xp on torch, portable"
 ON_JAX = "sdpa_xp on JAX, jitted"
 
 CONTENDERS: dict[str, Callable[[Call], Ready | None]] = {
     NUMPY: ours_numpy,
+    BY_TORCH: ours_numpy_by_torch,
     TEXTBOOK: textbook,
     MATMULS: matmuls,
     LOOP: loop,
@@ -216,4 +233,4 @@ CONTENDERS: dict[str, Callable[[Call], Ready | None]] = {
 CORE = (NUMPY, LOOP, MATMULS, TORCH, ON_TORCH, PORTABLE)
 """The contenders that one process measures together. The process imports only NumPy, torch and sdpa_xp. No
 contender may free an array of several MB: the C library would then allocate differently for the others."""
-OTHERS = tuple(name for name in CONTENDERS if name not in CORE)
+OTHERS = tuple(name for name in CONTENDERS if name not in (*CORE, BY_TORCH))

@@ -21,7 +21,7 @@ from bars import (
     reached,
     row_of,
 )
-from cells import DECODING
+from cells import BY_TORCH, DECODING
 from contenders import LOOP, MATMULS, NUMPY, TORCH
 from first_calls import FIRST as FIRST_CALL
 from first_calls import TO_FIRST, TO_JITTED
@@ -64,6 +64,14 @@ TABLES = (
         "Milliseconds, and the time divided by that of torch.",
     ),
     *((cell, cell.capitalize(), "Milliseconds, and the time divided by that of torch.") for cell in DECODING),
+    *(
+        (
+            cell,
+            f"NumPy arrays by torch's kernel: {cell}",
+            "Milliseconds, and the time divided by that of torch. These contenders ran alone, in turns.",
+        )
+        for cell in BY_TORCH
+    ),
     ("packed sequences", "2,000 packed sequences", "Milliseconds, and the time divided by that of one batch."),
     ("paged caches", "64 paged caches", "Milliseconds, and the time divided by that of one batch."),
     ("biases", "Biases", "Milliseconds, and the time divided by that without a bias."),
