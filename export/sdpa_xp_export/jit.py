@@ -413,16 +413,13 @@ def _located(error: Exception) -> Exception:
 
 
 _LAYERS: weakref.WeakSet[JittedLayer] = weakref.WeakSet()
-_OF_PARENTS: list[Any] = []
-"""What a forked process has of its parent's sessions: their threads are missing, and would be waited for."""
 
 
-def _after_fork() -> None:
+def _renew_locks() -> None:
+    """Give the layers of a forked process locks of their own: a thread that held one is missing there."""
     for layer in _LAYERS:
-        _OF_PARENTS.append((layer._traced, layer._runs))
         layer._lock = RLock()
-        layer._forget()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_renew_locks)
