@@ -49,7 +49,7 @@ GPU_RELEASES := 1.28.0 1.31.1
 ifeq ($(filter part-%,$(MAKECMDGOALS)),)
 .NOTPARALLEL:
 endif
-.PHONY: demo help test test-fast test-lowest check bench bench-full mutants agreement false-alarms runtimes cuda-placement docs docs-serve docs-check notebooks release-check pins clean
+.PHONY: demo help test test-fast test-lowest check bench bench-full mutants agreement false-alarms runtimes array-api cuda-placement docs docs-serve docs-check notebooks release-check pins clean
 
 demo: $(VENV)/demo
 	$(BIN)/sdpa-xp demo --force
@@ -68,6 +68,7 @@ help:
 	@echo "mutants        would the tests notice a wrong program?"
 	@echo "agreement      measure how well the libraries agree; writes results/"
 	@echo "runtimes       run graphs in each release of onnxruntime; writes results/"
+	@echo "array-api      data-apis' tests of the array API, through onnxruntime; ARRAY_API_TESTS=path of a clone"
 	@echo "cuda-placement where does onnxruntime-gpu place graphs? Needs gcc, and no GPU; writes results/"
 	@echo "false-alarms   does verify call a right model wrong?"
 	@echo "pins           write the exact versions in requirements/"
@@ -177,6 +178,20 @@ false-alarms: $(VENV)/test $(RELEASES:%=$(VENV)/onnxruntime/%/installed)
 runtimes: $(VENV)/test $(RELEASES:%=$(VENV)/onnxruntime/%/installed)
 	PYTHONPATH=tests $(BIN)/python -m quality.runtime.matrix
 	PYTHONPATH=tests $(BIN)/python -m quality.runtime.standard
+
+# data-apis' tests of the array API, each function of which is exported and run. They are in no registry, so name a
+# clone with its submodule: make array-api ARRAY_API_TESTS=path/of/array-api-tests. EXAMPLES=100 is their own default.
+EXAMPLES ?= 20
+array-api: $(VENV)/test $(REDUCED:%=$(VENV)/onnxruntime/%/installed) $(VENV)/onnxruntime/1.32.0/installed
+	test -d "$(ARRAY_API_TESTS)/array_api_tests" || { echo "ARRAY_API_TESTS must be the path of a clone of data-apis/array-api-tests"; exit 1; }
+	$(BIN)/python -m pip install --quiet pytest-json-report
+	set -e; for release in "" $(REDUCED) 1.32.0; do (cd $(ARRAY_API_TESTS) && \
+		ARRAY_API_TESTS_MODULE=quality.array_api.namespace ARRAY_API_TESTS_VERSION=2025.12 \
+		PYTHONPATH=$${release:+$(abspath $(VENV))/onnxruntime/$$release:}$(CURDIR):$(CURDIR)/tests:. \
+		$(abspath $(BIN))/python -m pytest -p quality.array_api.without_complex -p no:zarr -p no:jaxtyping \
+		--disable-deadline --derandomize --max-examples $(EXAMPLES) --disable-extension linalg fft \
+		--xfails-file $(CURDIR)/quality/array_api/xfails.txt --skips-file $(CURDIR)/quality/array_api/skips.txt \
+		--deselect array_api_tests/test_has_names.py array_api_tests); done
 
 # onnxruntime-gpu, whose wheel has 256 MB, on CUDA libraries that compute nothing: tests/standins/cuda. With
 # CHANGED=--changed, only graphs that are not those of results/cuda_placement.json are asked about.

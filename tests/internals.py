@@ -59,6 +59,7 @@ PLACES = {
     "DRAWN_SCORES_AT_ONCE": "sdpa_xp_export._verify.expected:PAIRS_AT_ONCE",
     "DRAWS_FOR_A_LAYER": "sdpa_xp_export._verify.lengths:DRAWS_FOR_A_LAYER",
     "dropout": "sdpa_xp._core.dropout",
+    "Dtype": "sdpa_xp_export._dtypes.dtype:Dtype",
     "dtype_name": "sdpa_xp._libraries:dtype_name",
     "engine": "sdpa_xp_export._runtime.engine",
     "Entries": "sdpa_xp._call.ragged:Entries",

@@ -26,8 +26,12 @@ def _operators(**functions: Callable[..., Any]) -> dict[str, Row]:
 BINARY: dict[str, Row] = _named(
     "add subtract multiply divide floor_divide remainder pow equal not_equal less less_equal greater"
     " greater_equal bitwise_and bitwise_or bitwise_xor bitwise_left_shift bitwise_right_shift"
-    " logical_and logical_or logical_xor maximum minimum"
+    " logical_and logical_or logical_xor maximum minimum atan2 copysign hypot logaddexp nextafter"
 ) | {
+    "searchsorted": lambda xp, x, y: (
+        xp.searchsorted(_sorted(xp, x), y),
+        xp.searchsorted(_sorted(xp, x), y, side="right"),
+    ),
     "where": lambda xp, x, y: xp.where(xp.asarray([[True], [False], [True]]), x, y),
     "clip": lambda xp, x, y: (xp.clip(x, y), xp.clip(x, None, y), xp.clip(x, max=y, min=y)),
     "result_type": lambda xp, x, y: xp.astype(xp.ones((2,)), xp.result_type(x, y)),
@@ -39,6 +43,15 @@ JOINED: dict[str, Row] = {
     "__matmul__": lambda xp, x, y: x @ y.mT,
     "concat": lambda xp, x, y: (xp.concat([x, y], axis=-1), xp.concat((x, y, x), axis=None)),
     "stack": lambda xp, x, y: (xp.stack([x, y], axis=-1), xp.stack([x, y])),
+    "vecdot": lambda xp, x, y: (xp.vecdot(x, y), xp.vecdot(x, y[:1, :], axis=-2)),
+    "tensordot": lambda xp, x, y: (
+        xp.tensordot(x, y),
+        xp.tensordot(x, y, axes=0),
+        xp.tensordot(x, y.mT, axes=1),
+        xp.tensordot(x, y, axes=((1,), (1,))),
+        xp.tensordot(x[None, :, :], y, axes=((-1, 1), (1, 0))),
+    ),
+    "isin": lambda xp, x, y: (xp.isin(x, y), xp.isin(y[0, :], x)),
 }
 """Functions of two arrays alone."""
 
@@ -80,10 +93,64 @@ def _in_place(name: str) -> Row:
 IN_PLACE: dict[str, Row] = {f"__i{name[2:]}": _in_place(f"__i{name[2:]}") for name in _OPERATORS}
 """Operators whose result takes the place of their first operand."""
 
+
+def _sorted(xp: Any, x: Any) -> Any:
+    """The numbers of an array in order; a scalar has none."""
+    if not hasattr(x, "dtype"):
+        raise TypeError("what is searched must be an array")
+    return xp.sort(xp.reshape(x, (-1,)))
+
+
+def _over_axes(name: str) -> Row:
+    return lambda xp, x: (
+        getattr(xp, name)(x),
+        getattr(xp, name)(x, axis=0),
+        getattr(xp, name)(x, axis=(0, 1), keepdims=True),
+        getattr(xp, name)(x[:0, :], axis=0),
+    )
+
+
+def _over_axis(name: str) -> Row:
+    return lambda xp, x: (
+        getattr(xp, name)(x),
+        getattr(xp, name)(x, axis=0),
+        getattr(xp, name)(x, axis=-1, keepdims=True),
+        getattr(xp, name)(x, keepdims=True),
+    )
+
+
+def _accumulated(name: str) -> Row:
+    return lambda xp, x: (
+        getattr(xp, name)(x, axis=1),
+        getattr(xp, name)(x, axis=-2, include_initial=True),
+        getattr(xp, name)(xp.reshape(x, (-1,))),
+        getattr(xp, name)(x, axis=0, dtype=xp.float64),
+        getattr(xp, name)(x, axis=0, dtype=xp.int16),
+        getattr(xp, name)(x[:, :0], axis=1, include_initial=True),
+    )
+
+
+def _sorting(name: str) -> Row:
+    return lambda xp, x: (
+        getattr(xp, name)(x),
+        getattr(xp, name)(x, axis=0),
+        getattr(xp, name)(xp.concat([x, x], axis=1), axis=-1),
+        getattr(xp, name)(x[:0, :]),
+        getattr(xp, name)(x[:, :0]),
+    )
+
+
+def _of_repeated(name: str) -> Row:
+    """NumPy orders the NaNs at will, so there are none."""
+    return lambda xp, x: tuple(getattr(xp, name)(xp.concat([xp.where(x == x, x, x[:1, :1]), x[:, :2]], axis=1)))
+
+
 UNARY: dict[str, Row] = (
     _named(
         "abs negative positive square floor exp log sqrt tanh sin cos bitwise_invert logical_not"
-        " mean max min var std matrix_transpose ones_like zeros_like"
+        " mean max min var std matrix_transpose ones_like zeros_like acos acosh asin asinh atan atanh ceil"
+        " conj cosh expm1 isfinite isinf isnan log10 log1p log2 real reciprocal round sign signbit sinh tan"
+        " trunc"
     )
     | _operators(neg=operator.neg, pos=operator.pos, abs=operator.abs, invert=operator.invert)
     | {
@@ -138,9 +205,95 @@ UNARY: dict[str, Row] = (
         "ones_like": lambda xp, x: (xp.ones_like(x), xp.ones_like(x, dtype=xp.int16)),
         "zeros_like": lambda xp, x: (xp.zeros_like(x), xp.zeros_like(x, dtype=xp.bool)),
         "arange": lambda xp, x: x + xp.arange(1, 9, 2, dtype=x.dtype),
+        "all": _over_axes("all"),
+        "any": _over_axes("any"),
+        "count_nonzero": _over_axes("count_nonzero"),
+        "prod": lambda xp, x: (
+            xp.prod(x[:, :2], axis=1),
+            xp.prod(x, axis=0, keepdims=True),
+            xp.prod(x, axis=()),
+            *(xp.prod(x[:2, :], axis=0, dtype=getattr(xp, dtype)) for dtype in ("float64", "uint8", "int32")),
+        ),
+        "cumulative_sum": _accumulated("cumulative_sum"),
+        "cumulative_prod": _accumulated("cumulative_prod"),
+        "diff": lambda xp, x: (
+            xp.diff(x),
+            xp.diff(x, axis=0, n=2),
+            xp.diff(x, prepend=x[:, :2], append=x[:, :1]),
+        ),
+        "argmax": _over_axis("argmax"),
+        "argmin": _over_axis("argmin"),
+        "sort": _sorting("sort"),
+        "argsort": _sorting("argsort"),
+        "unique_all": _of_repeated("unique_all"),
+        "unique_counts": _of_repeated("unique_counts"),
+        "unique_inverse": _of_repeated("unique_inverse"),
+        "unique_values": lambda xp, x: xp.unique_values(xp.concat([x, x])),
+        "nonzero": lambda xp, x: (*xp.nonzero(x), *xp.nonzero(x[0, :])),
+        "take_along_axis": lambda xp, x: (
+            xp.take_along_axis(x, xp.asarray([[3, 0, -1], [1, 1, 2], [0, 0, 0]])),
+            xp.take_along_axis(x, xp.asarray([[2, -3, 1, 0]], dtype=xp.int32), axis=0),
+        ),
+        "flip": lambda xp, x: (xp.flip(x), xp.flip(x, axis=-1), xp.flip(x, axis=(0, 1))),
+        "roll": lambda xp, x: (
+            xp.roll(x, 1),
+            xp.roll(x, -6, axis=1),
+            xp.roll(x, (1, 5), axis=(0, -1)),
+            xp.roll(x, 2, axis=(0, 1)),
+        ),
+        "repeat": lambda xp, x: (
+            xp.repeat(x, 2),
+            xp.repeat(x, 3, axis=0),
+            xp.repeat(x, 0, axis=1),
+            xp.repeat(x, xp.asarray([2, 0, 1, 3]), axis=-1),
+            xp.repeat(x, xp.asarray([2]), axis=0),
+        ),
+        "tile": lambda xp, x: (xp.tile(x, (2, 1)), xp.tile(x, (3,)), xp.tile(x, (2, 1, 2)), xp.tile(x, (0, 1))),
+        "tril": lambda xp, x: (xp.tril(x), xp.tril(x, k=1), xp.tril(x[None, :, :], k=-2)),
+        "triu": lambda xp, x: (xp.triu(x), xp.triu(x, k=1), xp.triu(x[None, :, :], k=-2)),
+        "empty": lambda xp, x: x + xp.zeros_like(xp.empty(4, dtype=x.dtype)),
+        "empty_like": lambda xp, x: (
+            xp.zeros_like(xp.empty_like(x)),
+            xp.zeros_like(xp.empty_like(x, dtype=xp.int8)),
+        ),
+        "eye": lambda xp, x: xp.eye(3, 4, k=1, dtype=x.dtype) + x,
+        "full_like": lambda xp, x: (xp.full_like(x, 1), xp.full_like(x, 1, dtype=xp.int16)),
+        "linspace": lambda xp, x: x + xp.linspace(0, 3, 4, dtype=x.dtype),
+        "from_dlpack": lambda xp, x: xp.from_dlpack(x),
+        "isdtype": lambda xp, x: (
+            xp.zeros_like(x, dtype=xp.int8)
+            + sum(xp.isdtype(x.dtype, kind) for kind in ("bool", "integral", ("real floating", xp.int8)))
+        ),
+        "finfo": lambda xp, x: x * xp.finfo(x).eps + xp.finfo(x.dtype).max,
+        "iinfo": lambda xp, x: x * 0 + xp.iinfo(x).max - xp.iinfo(x.dtype).bits,
+        "masked": lambda xp, x: (x[x == x], x[x[:, 0] == x[1, 0]]),
+        "at": lambda xp, x: (
+            x[xp.asarray([0, -1, 1]), xp.asarray([[3], [0]])],
+            x[xp.asarray([0, 2]), 1],
+        ),
+        "T": lambda xp, x: x.T,
+        "size": lambda xp, x: xp.full((3, 2), x.size) + xp.astype(x[:, :2] == x[:, :2], xp.int64),
+        "broadcast_arrays": lambda xp, x: xp.broadcast_arrays(
+            x, x[:1, :], xp.ones((2, 1, 1), dtype=xp.int8), x[:, :1]
+        ),
+        "broadcast_shapes": lambda xp, x: (
+            xp.zeros_like(x, dtype=xp.int8)
+            + xp.ones(xp.broadcast_shapes(x.shape, (1,), x[:1, :].shape), dtype=xp.int8)
+        ),
+        "meshgrid": lambda xp, x: (
+            *xp.meshgrid(x[0, :], x[:, 1]),
+            *xp.meshgrid(x[0, :], x[1, :2], x[:, 1], indexing="ij"),
+            *xp.meshgrid(x[0, :]),
+        ),
+        "can_cast": lambda xp, x: tuple(
+            x == xp.asarray(xp.can_cast(x, dtype)) for dtype in (xp.int16, xp.float64, xp.bool, x.dtype)
+        ),
     }
 )
 """Functions of one array, also those that make another beside it."""
+
+NO_FUNCTIONS = {"T", "at", "mT", "masked", "size"}
+"""Rows of attributes and indices."""
 
 BESIDE_THE_STANDARD = {"erf", "is_masked"}
 """Functions that array-api-strict lacks; they have tests of their own."""
@@ -148,13 +301,19 @@ BESIDE_THE_STANDARD = {"erf", "is_masked"}
 ULPS = {
     **dict.fromkeys(("exp", "log", "tanh", "sin", "cos"), 4),
     **dict.fromkeys(("pow", "__pow__", "__ipow__"), 4),
+    **dict.fromkeys(("acos", "acosh", "asin", "asinh", "atan", "atanh", "cosh", "sinh", "tan", "atan2"), 4),
+    **dict.fromkeys(("expm1", "log1p", "log2", "log10", "logaddexp", "hypot"), 4),
+    **dict.fromkeys(("prod", "cumulative_prod", "cumulative_sum", "tensordot", "vecdot", "linspace"), 8),
     **dict.fromkeys(("mean", "sum", "var", "std", "matmul", "__matmul__", "__imatmul__"), 8),
 }
 """Units in the last place, of the largest number of the result, that it may be off by; others are exact."""
 
-SIGN_OF_ZERO = {"where", "maximum", "minimum", "clip", "floor_divide", "remainder", "__floordiv__", "__mod__"}
-SIGN_OF_ZERO |= {"__ifloordiv__", "__imod__"}
+SIGN_OF_ZERO = {"where", "maximum", "minimum", "clip"}
+SIGN_OF_ZERO |= {"unique_all", "unique_counts", "unique_inverse", "unique_values"}
 """Functions whose zeros may have another sign: onnxruntime's Where makes 0 of -0 where the condition holds."""
+
+SIGN_OF_NAN = {"copysign", "floor_divide", "remainder", "__floordiv__", "__mod__", "__ifloordiv__", "__imod__"}
+"""Functions whose NaNs may have another sign, which ONNX cannot read."""
 
 COUNTED = {"pow", "__pow__", "bitwise_left_shift", "bitwise_right_shift", "__lshift__", "__rshift__"}
 COUNTED |= {"__ipow__", "__ilshift__", "__irshift__"}
@@ -163,8 +322,8 @@ COUNTED |= {"__ipow__", "__ilshift__", "__irshift__"}
 DIVIDED = {"floor_divide", "remainder", "__floordiv__", "__mod__", "__ifloordiv__", "__imod__"}
 """Functions that refuse a Python 0 as the divisor of integers; in an array it gives 0, as in NumPy."""
 
-COUNTS = {"sum"}
-"""Functions that take conditions, too, as NumPy, torch and JAX do: how many hold."""
+TAKES_MORE = {"sum": ("bool",), "isin": ("bool", "float32", "float64")}
+"""Functions that take more dtypes than array-api-strict, as NumPy does: a sum counts conditions."""
 
 
 def refused_here(name: str, arguments: tuple[Any, ...]) -> bool:

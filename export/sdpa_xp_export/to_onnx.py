@@ -52,7 +52,7 @@ def to_onnx(
     `attend_state`, also with a rotary. Return its `key` and `value` for the next step. A past may have no
     tokens.
 
-    Dtypes follow the array API standard 2024.12. A Python scalar gets the dtype of the array that it is
+    Dtypes follow the array API standard 2025.12. A Python scalar gets the dtype of the array that it is
     combined with, two scalars get the default dtypes (int64, float32), and integers stay exact. Two kinds of
     dtypes, such as int64 and float32, raise an error: convert one of them with `astype`. If onnxruntime's CPU
     provider has no kernel for a dtype, the graph computes in a wider dtype and converts the result back.
@@ -62,15 +62,17 @@ def to_onnx(
 
     Shapes:
         The shapes of the layer. An entry of a spec may be a name, which is then an entry of `x.shape`. You can
-        use it in a shape, add it to another one, and pass it to `arange` and `asarray`. Python cannot use it as
-        a number: `int()`, `range()` and `math` do not accept it. It is equal to itself; any other comparison
-        raises an error, since a branch on it would be the same in each run.
+        use it in a shape, an index or a slice, compute with it (`L // 2`, `x / L**0.5`), and pass it to
+        `arange` and `asarray`. Python cannot use it as a number: `int()`, `range()` and `math` refuse it.
+        It is equal to itself; any other comparison raises an error, since a branch on it would be the same in
+        each run.
 
     Args:
-        layer: A function, a method or a layer. Its namespace is `x.__array_namespace__()`, which also has
-            `erf`. If the layer has `parameters`, a mapping of arrays by name, the initializers have these
-            names. If it also has `with_parameters`, like a `sdpa_xp.layers.Layer`, the file contains each array
-            unchanged, even if the layer transposes it or computes with it.
+        layer: A function, a method or a layer. Its namespace is `x.__array_namespace__()`, which has the
+            functions of the standard but those of complex numbers, and `erf`. If the layer has `parameters`, a
+            mapping of arrays by name, the initializers have these names. If it also has `with_parameters`, like
+            a `sdpa_xp.layers.Layer`, the file contains each array unchanged, even if the layer transposes it or
+            computes with it.
         inputs: The positional arguments of the layer, with a spec for each array. A mask or a bias may contain
             specs. Arguments without specs are passed unchanged.
         form: The form of each attention, as for `export_attention`.
@@ -107,7 +109,7 @@ def to_onnx(
         (['x'], ['output'])
 
     References:
-        ONNX operators; the Python array API standard 2024.12.
+        ONNX operators; the Python array API standard 2025.12.
     """
     if not callable(layer):
         raise ArgumentTypeError(FUNCTION, "`layer` must be callable", {"layer": type(layer).__name__})

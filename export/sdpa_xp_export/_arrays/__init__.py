@@ -12,10 +12,29 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from sdpa_xp_export import _dtypes
-from sdpa_xp_export._arrays import arithmetic, creation, elementwise, indexing, manipulation, reductions
+from sdpa_xp_export._arrays import (
+    accumulation,
+    arithmetic,
+    creation,
+    elementwise,
+    exponentials,
+    gathering,
+    indexing,
+    manipulation,
+    ordering,
+    parts,
+    products,
+    rearranging,
+    reductions,
+    sets,
+    trigonometry,
+)
+from sdpa_xp_export._arrays.accumulation import *
 from sdpa_xp_export._arrays.arithmetic import *
 from sdpa_xp_export._arrays.creation import *
 from sdpa_xp_export._arrays.elementwise import *
+from sdpa_xp_export._arrays.exponentials import *
+from sdpa_xp_export._arrays.gathering import *
 from sdpa_xp_export._arrays.indexing import *
 from sdpa_xp_export._arrays.indexing import item as item
 from sdpa_xp_export._arrays.manipulation import *
@@ -24,7 +43,13 @@ from sdpa_xp_export._arrays.numpy_and_torch import in_place_result as in_place_r
 from sdpa_xp_export._arrays.numpy_and_torch import missing_function
 from sdpa_xp_export._arrays.numpy_and_torch import numpy_error as numpy_error
 from sdpa_xp_export._arrays.numpy_and_torch import of_ufunc as of_ufunc
+from sdpa_xp_export._arrays.ordering import *
+from sdpa_xp_export._arrays.parts import *
+from sdpa_xp_export._arrays.products import *
+from sdpa_xp_export._arrays.rearranging import *
 from sdpa_xp_export._arrays.reductions import *
+from sdpa_xp_export._arrays.sets import *
+from sdpa_xp_export._arrays.trigonometry import *
 from sdpa_xp_export._dtypes import *
 
 e, inf, nan, newaxis, pi = math.e, math.inf, math.nan, None, math.pi
@@ -32,7 +57,24 @@ e, inf, nan, newaxis, pi = math.e, math.inf, math.nan, None, math.pi
 if (
     not TYPE_CHECKING
 ):  # a type checker reads the lists of the files, and would allow any function for `__getattr__`
-    _FILES = (arithmetic, creation, elementwise, indexing, manipulation, reductions, _dtypes)
+    _FILES = (
+        accumulation,
+        arithmetic,
+        creation,
+        elementwise,
+        exponentials,
+        gathering,
+        indexing,
+        manipulation,
+        ordering,
+        parts,
+        products,
+        rearranging,
+        reductions,
+        sets,
+        trigonometry,
+        _dtypes,
+    )
     __all__ = ["e", "inf", "nan", "newaxis", "pi", *(name for file in _FILES for name in file.__all__)]
 
     def __getattr__(name: str) -> NoReturn:

@@ -16,9 +16,10 @@ from typing import Any
 
 from sdpa_xp.errors import ArgumentValueError, Message
 from sdpa_xp_export._arrays import ops
-from sdpa_xp_export._arrays.elementwise import equal, less, minimum, negative, where
+from sdpa_xp_export._arrays.elementwise import abs, equal, less, minimum, negative, where
 from sdpa_xp_export._arrays.manipulation import concat, reshape
 from sdpa_xp_export._arrays.operators import array_function, binary, computed, elementwise, operands
+from sdpa_xp_export._arrays.parts import with_sign
 from sdpa_xp_export._dtypes.dtype import FLOATING, SIGNED, bits
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.lengths import joint_shape
@@ -102,8 +103,11 @@ def _quotient_and_remainder_of_floats(one: GraphValue, other: GraphValue) -> tup
     exact = where(opposite, exact - 1.0, exact)
     quotient = computed("Floor", exact, shape=shape)
     quotient = where(exact - quotient > 0.5, quotient + 1.0, quotient)
+    quotient = where(less(0.0, abs(quotient)), quotient, with_sign(abs(quotient), one / other))
     quotient = where(equal(other, 0.0), one / other, quotient)
-    return quotient.astype(dtype), where(opposite, rest + other, rest).astype(dtype)
+    rest = where(opposite, rest + other, rest)
+    rest = where(less(0.0, abs(rest)), rest, with_sign(abs(rest), other))  # -1.0 % 1.0 is 0.0, as is -0.0 % 1.0
+    return quotient.astype(dtype), rest.astype(dtype)
 
 
 @array_function

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import array_api_compat
@@ -9,14 +10,16 @@ import numpy as np
 
 from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp_export._arrays import ops
-from sdpa_xp_export._arrays.manipulation import broadcast_to
+from sdpa_xp_export._arrays.elementwise import equal, maximum, where
+from sdpa_xp_export._arrays.manipulation import broadcast_to, expand_dims
 from sdpa_xp_export._arrays.operators import graph_of, is_array
 from sdpa_xp_export._dtypes.dtype import DEFAULTS, Dtype, dtype_name, numpy_dtype
 from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export._graph.lengths import Length, joined_name, plain
+from sdpa_xp_export._graph.lengths import FloatOfLengths, Length, joined_name, plain
 from sdpa_xp_export._graph.traced_graph import name_length
 
-__all__ = ["arange", "asarray", "astype", "full", "ones", "ones_like", "zeros", "zeros_like"]
+__all__ = ["arange", "asarray", "astype", "empty", "empty_like", "eye", "from_dlpack", "full", "full_like"]
+__all__ += ["linspace", "ones", "ones_like", "zeros", "zeros_like"]
 
 
 def astype(x: Any, dtype: Any, /, *, copy: Any = True, device: object = None) -> Any:
@@ -40,7 +43,7 @@ def dtype_like(array: Any, dtype: Any) -> Any:
 def asarray(obj: Any, /, *, dtype: Any = None, device: object = None, copy: Any = None) -> Any:
     """Return values and arrays unchanged, a length as a value, and numbers as a NumPy array."""
     del device, copy
-    graph = graph_of([obj]) if isinstance(obj, Length) else None
+    graph = graph_of([obj]) if isinstance(obj, Length | FloatOfLengths) else None
     array = obj if graph is None else graph.operand(obj)
     if isinstance(array, np.generic) and not isinstance(array, float):  # an array without axes
         array = np.asarray(array)
@@ -85,6 +88,17 @@ def arange(
     return counted if dtype is None else counted.astype(dtype_name(dtype))
 
 
+def places(graph: Graph, length: int | Length) -> GraphValue:
+    """Return the indices of an axis of that length."""
+    counted = arange(length)
+    return counted if isinstance(counted, GraphValue) else graph.constant(counted, "int64")
+
+
+def as_value(graph: Graph, length: int | Length) -> GraphValue:
+    """Return a length as an integer, ()."""
+    return graph.constant(length, "int64") if isinstance(length, int) else graph.operand(length)
+
+
 def _as_int64(graph: Graph, bound: Any) -> GraphValue:
     """Convert a bound to int64: an integer, a length, or a value without axes."""
     if isinstance(bound, int) and not isinstance(bound, bool):
@@ -127,11 +141,55 @@ def ones(shape: Any, *, dtype: Any = None, device: object = None) -> Any:
     return full(shape, 1, dtype=DEFAULTS[float] if dtype is None else dtype, device=device)
 
 
-def zeros_like(x: Any, /, *, dtype: Any = None, device: object = None) -> Any:
-    """Return an array of zeros."""
-    return full(x.shape, 0, dtype=x.dtype if dtype is None else dtype, device=device)
+def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: object = None) -> Any:
+    """Return an array that is filled with `fill_value`, of the shape and the dtype of `x`."""
+    return full(x.shape, fill_value, dtype=x.dtype if dtype is None else dtype, device=device)
 
 
-def ones_like(x: Any, /, *, dtype: Any = None, device: object = None) -> Any:
-    """Return an array of ones."""
-    return full(x.shape, 1, dtype=x.dtype if dtype is None else dtype, device=device)
+def _filled_like(number: int) -> Callable[..., Any]:
+    """Make a function that returns an array of one number, of the shape of another array."""
+
+    def function(x: Any, /, *, dtype: Any = None, device: object = None) -> Any:
+        return full_like(x, number, dtype=dtype, device=device)
+
+    return function
+
+
+empty, empty_like = zeros, _filled_like(0)  # a graph has no memory that nothing was written to
+zeros_like, ones_like = _filled_like(0), _filled_like(1)
+
+
+def from_dlpack(x: Any, /, *, device: object = None, copy: Any = None) -> Any:
+    """Return a value unchanged, and an array of another library as a NumPy array."""
+    del device, copy
+    return x if isinstance(x, GraphValue) else np.from_dlpack(x)
+
+
+def eye(n_rows: Any, n_cols: Any = None, /, *, k: int = 0, dtype: Any = None, device: object = None) -> Any:
+    """Return a matrix of ones on a diagonal; a length may be a name."""
+    del device
+    n_cols = n_rows if n_cols is None else n_cols
+    dtype = dtype_name(DEFAULTS[float] if dtype is None else dtype)
+    graph = graph_of([n_rows, n_cols])
+    if graph is None:
+        return np.eye(n_rows, n_cols, k, numpy_dtype(dtype))
+    rows, columns = (places(graph, length) for length in (n_rows, n_cols))
+    return equal(expand_dims(rows + k, axis=-1), columns).astype(dtype)
+
+
+def linspace(
+    start: Any, stop: Any, /, num: Any, *, dtype: Any = None, device: object = None, endpoint: bool = True
+) -> Any:
+    """Return `num` numbers from start to stop with equal distances; `num` may be the name of a length."""
+    del device
+    dtype = dtype_name(DEFAULTS[float] if dtype is None else dtype)
+    graph = graph_of([start, stop, num])
+    if graph is None:
+        return np.linspace(start, stop, num, endpoint=endpoint).astype(numpy_dtype(dtype))
+    first, last = (asarray(bound, dtype="float64") for bound in (start, stop))
+    steps_taken = places(graph, num).astype("float64")
+    steps = maximum(asarray(num, dtype="int64") - int(endpoint), 1)
+    numbers = first + steps_taken * ((last - first) / astype(steps, "float64"))
+    # As in NumPy, the last number is `stop` itself, which the sum may miss by a rounding.
+    is_last = equal(steps_taken, astype(steps, "float64")) if endpoint else None
+    return (numbers if is_last is None else where(is_last, last, numbers)).astype(dtype)

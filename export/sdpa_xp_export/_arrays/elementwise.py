@@ -12,6 +12,7 @@ from typing import Any
 
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export._arrays.operators import (
+    Scalar,
     admitted,
     array_function,
     binary,
@@ -24,7 +25,7 @@ from sdpa_xp_export._arrays.operators import (
 )
 from sdpa_xp_export._dtypes.dtype import DEFAULTS, INTEGERS
 from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export._graph.lengths import Length, joint_shape
+from sdpa_xp_export._graph.lengths import FloatOfLengths, Length, joint_shape
 
 __all__ = [
     "abs",
@@ -192,18 +193,20 @@ def where(condition: GraphValue, one: Any, other: Any) -> GraphValue:
 
 
 def _is_scalar(operand: Any) -> bool:
-    return isinstance(operand, bool | int | float | Length)
+    return isinstance(operand, Scalar)
 
 
-def _of_default_dtype(graph: Graph, *scalars: bool | int | float | Length) -> list[GraphValue]:
+def _of_default_dtype(graph: Graph, *scalars: Scalar) -> list[GraphValue]:
     """Return constants in the default dtype of the widest kind among scalars; a length is an integer."""
     dtype = DEFAULTS[int]
-    if any(isinstance(scalar, float) for scalar in scalars):
+    if any(isinstance(scalar, float | FloatOfLengths) for scalar in scalars):
         dtype = graph.float_dtype
     elif all(isinstance(scalar, bool) for scalar in scalars):
         dtype = DEFAULTS[bool]
     return [
-        graph.operand(scalar).astype(dtype) if isinstance(scalar, Length) else graph.constant(scalar, dtype)
+        graph.operand(scalar).astype(dtype)
+        if isinstance(scalar, Length | FloatOfLengths)
+        else graph.constant(scalar, dtype)
         for scalar in scalars
     ]
 

@@ -1,4 +1,4 @@
-"""The functions that choose elements of values: `value[index]`, `take` and `unstack`."""
+"""What `value[index]` writes, and `unstack`."""
 
 from __future__ import annotations
 
@@ -6,58 +6,94 @@ import operator
 from contextlib import suppress
 from typing import Any, cast
 
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
+from sdpa_xp.errors import ArgumentTypeError, Message
+from sdpa_xp_export._arrays.gathering import elements_at, nonzero, take
 from sdpa_xp_export._arrays.manipulation import axis_of, expand_dims
-from sdpa_xp_export._arrays.operators import array_function
-from sdpa_xp_export._dtypes.dtype import INTEGERS
+from sdpa_xp_export._arrays.operators import array_function, is_array
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.lengths import Length, has_names, joined_name, plain
 from sdpa_xp_export._graph.traced_graph import name_length, traced_graph_of
 
-__all__ = ["take", "unstack"]
+__all__ = ["unstack"]
 
 
 def item(value: GraphValue, index: object) -> GraphValue:
-    """Write `value[index]` for an index of integers, slices, None and an ellipsis."""
-    entries = index if isinstance(index, tuple) else (index,)
+    """Write `value[index]` as NumPy reads it: integers, lengths, slices, None, an ellipsis, arrays, masks."""
+    if isinstance(index, GraphValue) and index.elem_type == "bool" and not index.dims:
+        value, index = expand_dims(value, axis=0), expand_dims(index, axis=0)  # all of the array, or nothing
+    entries = _entries(value, index)
+    axis, result = 0, value
+    arrays: dict[int, GraphValue] = {}  # by the axis that they index
+    places = []  # of the arrays among the entries: if other entries stand between them, their axes come first
+    indexes_by_array = any(isinstance(entry, GraphValue) for entry in entries)
+    for place, entry in enumerate(entries):
+        if entry is None:
+            result, axis = expand_dims(result, axis=axis), axis + 1
+        elif isinstance(entry, slice):
+            result, axis = _sliced(result, entry, axis), axis + 1
+        elif indexes_by_array:
+            arrays[axis] = entry if isinstance(entry, GraphValue) else _constant(result, entry, axis)
+            places.append(place)
+            axis += 1
+        else:
+            result = take(result, _constant(result, entry, axis), axis=axis)
+    return elements_at(result, arrays, first=places[-1] - places[0] >= len(places)) if arrays else result
+
+
+def _entries(value: GraphValue, index: object) -> list[Any]:
+    """Return one entry for each axis, and None for each new one; a mask is the indices of its True elements."""
+    entries: list[Any] = []
+    for entry in index if isinstance(index, tuple) else (index,):
+        if isinstance(entry, Length) or is_array(entry):
+            entry = value.graph.operand(entry)
+        if isinstance(entry, GraphValue) and entry.elem_type == "bool":
+            before = sum(1 for one in entries if one is not None)
+            entries += _indices_of(value, entry, None if ... in entries else before)
+        else:
+            entries.append(entry)
     counted = sum(1 for entry in entries if entry is not None and entry is not ...)
     rests = sum(1 for entry in entries if entry is ...)
     if counted > value.ndim or rests > 1:
         rule = "an index must have at most one ellipsis, and as many entries as the array has axes"
         got = {"entries": counted, "ellipses": rests, "shape": value.dims}
         raise IndexError(Message(value.graph.function, rule, got))
-    if not rests:
-        entries = (*entries, ...)
-    axis, result = 0, value
-    for entry in entries:
-        if entry is ...:
-            axis += value.ndim - counted
-        elif entry is None:
-            result, axis = expand_dims(result, axis=axis), axis + 1
-        elif isinstance(entry, slice):
-            result, axis = _sliced(result, entry, axis), axis + 1
-        else:
-            result = _entry(result, entry, axis)
-    return result
+    end = next((place for place, entry in enumerate(entries) if entry is ...), len(entries))
+    return [*entries[:end], *[slice(None)] * (value.ndim - counted), *entries[end + 1 :]]
 
 
-def _entry(value: GraphValue, index: Any, axis: int) -> GraphValue:
+def _indices_of(value: GraphValue, mask: GraphValue, axis: int | None) -> tuple[GraphValue, ...]:
+    """Return the indices of the True elements of a mask, which begins at `axis` if that is known."""
+    masked = mask.dims if axis is None else value.dims[axis : axis + mask.ndim]
+    if not mask.ndim or mask.dims != masked:
+        rule = "a mask must have the lengths of the axes that it indexes"
+        got = {"mask.shape": mask.dims, "shape": value.dims}
+        raise IndexError(Message(value.graph.function, rule, got))
+    return nonzero(mask)
+
+
+def _constant(value: GraphValue, index: Any, axis: int) -> GraphValue:
+    """Return an integer of the caller as an index."""
     try:
         if isinstance(index, bool):  # NumPy would add an axis, where `operator.index` gives 0 or 1
             raise TypeError
         number = operator.index(index)
     except TypeError as error:
-        rule = "an index must be made of integers, slices, None and an ellipsis"
+        rule = "an index must be made of integers, lengths, slices, None, an ellipsis, and arrays"
         got: dict[str, object] = {"index": type(index).__name__}
-        raise ArgumentTypeError(value.graph.function, rule, got, "For other indices, use `take`.") from error
+        hint = "Write xp = x.__array_namespace__(), and xp.asarray([0, 2]) for a list."
+        raise ArgumentTypeError(value.graph.function, rule, got, hint) from error
     length = value.dims[axis]
     if isinstance(length, int) and not -length <= number < length:
         rule, got = "an index must be within its axis", {"index": number, "length": length}
         raise IndexError(Message(value.graph.function, rule, got))
-    return take(value, value.graph.constant(number, "int64"), axis=axis)
+    return value.graph.constant(number, "int64")
 
 
 def _sliced(value: GraphValue, part: slice, axis: int) -> GraphValue:
+    if isinstance(part.start, GraphValue) or isinstance(part.stop, GraphValue):
+        rule = "the bounds of a slice must be integers or lengths"
+        hint = "Write xp = x.__array_namespace__(), and xp.take(x, xp.arange(stop), axis=0) for x[:stop]."
+        raise ArgumentTypeError(value.graph.function, rule, {"start": part.start, "stop": part.stop}, hint)
     if (part.start, part.stop, part.step) == (None, None, None):
         return value
     length, step = value.dims[axis], 1 if part.step is None else part.step
@@ -92,21 +128,6 @@ def _bound(value: GraphValue, bound: Any, default: int) -> GraphValue:
     if isinstance(bound, str):
         return traced_graph_of(value).length(bound)
     return value.graph.constant([default if bound is None else operator.index(bound)], "int64")
-
-
-@array_function
-def take(value: GraphValue, indices: GraphValue, *, axis: int | None = None) -> GraphValue:
-    """value, indices of any shape -> Gather; `axis` may be left out if there is just one."""
-    if indices.elem_type not in INTEGERS:
-        rule = "`indices` must be integers"
-        raise ArgumentTypeError(value.graph.function, rule, {"indices.elem_type": indices.elem_type})
-    if axis is None and value.ndim != 1:
-        rule = "`axis` must be given if the array has more than one axis"
-        raise ArgumentValueError(value.graph.function, rule, {"shape": value.dims})
-    index = indices if indices.elem_type == "int32" else indices.astype("int64")  # Gather takes these two alone
-    axis = axis_of(value, axis or 0)
-    shape = (*value.dims[:axis], *index.dims, *value.dims[axis + 1 :])
-    return value.graph.add("Gather", value, index, dtype=value.elem_type, shape=shape, axis=axis)
 
 
 @array_function

@@ -15,7 +15,7 @@ from typing import Any
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._arrays.operators import array_function, kernel_dtype, promoted
 from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.lengths import Length, broadcasts_to, has_names, joined_name, joint_shape, plain
+from sdpa_xp_export._graph.lengths import Length, broadcasts_to, has_names, joint_shape, plain, quotient_name
 from sdpa_xp_export._graph.traced_graph import TracedGraph, name_length, traced_graph_of
 from sdpa_xp_export.spec import SymbolicShape, total
 
@@ -111,13 +111,16 @@ def _remaining_length(shape: SymbolicShape, others: list[Any]) -> int | str:
     names = Counter(length for length in shape if isinstance(length, str))
     names.subtract(length for length in others if isinstance(length, str))
     one, other = (math.prod(length for length in side if isinstance(length, int)) for side in (shape, others))
+    common = math.gcd(one, other)
+    if common > 1:
+        one, other = one // common, other // common
     parts = [name for name, count in names.items() for _ in range(count)]
     if min(names.values(), default=0) >= 0 and other and one % other == 0:
         if not parts:
             return one // other
         if len(parts) == 1 and one == other:
             return parts[0]
-    return joined_name("times", *parts, one, "over", *[n for n in names if names[n] < 0], other)
+    return quotient_name(parts, one, [name for name in names if names[name] < 0], other)
 
 
 @array_function
@@ -128,6 +131,8 @@ def permute_dims(value: GraphValue, axes: Sequence[int]) -> GraphValue:
         rule = "`axes` must name each axis"
         raise ArgumentValueError(value.graph.function, rule, {"axes": axes, "shape": value.dims})
     shape = tuple(value.dims[axis] for axis in perm)
+    if not perm:  # an attribute without elements has no type
+        return value
     return value.graph.add("Transpose", value, dtype=value.elem_type, shape=shape, perm=[*perm])
 
 
@@ -155,8 +160,16 @@ def moveaxis(value: GraphValue, source: int | Sequence[int], destination: int | 
 
 
 @array_function
-def expand_dims(value: GraphValue, *, axis: int = 0) -> GraphValue:
+def expand_dims(value: GraphValue, axis: int | Sequence[int] = 0) -> GraphValue:
     """value -> Unsqueeze."""
+    if isinstance(axis, Sequence):
+        positions = {axis_of(value, one, len(axis)) for one in axis}
+        if len(positions) < len(axis):
+            rule = "`axis` must name each axis once"
+            raise ArgumentValueError(value.graph.function, rule, {"axis": axis, "shape": value.dims})
+        for position in sorted(positions):
+            value = expand_dims(value, axis=position)
+        return value
     # The axis stands in the graph as the caller counts it: then values of other ranks share the constant.
     position, axes = axis_of(value, axis, 1), value.graph.constant([axis], "int64")
     shape = (*value.dims[:position], 1, *value.dims[position:])

@@ -28,40 +28,59 @@ ARGUMENTS = {
     **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor"), _TWO),
     **dict.fromkeys(("bitwise_left_shift", "bitwise_right_shift"), _TWO),
     **dict.fromkeys(("logical_and", "logical_or", "logical_xor"), _TWO),
-    **dict.fromkeys(("matmul", "maximum", "minimum", "result_type"), _TWO),
+    **dict.fromkeys(("matmul", "maximum", "minimum", "result_type", "tensordot", "vecdot"), _TWO),
+    **dict.fromkeys(("atan2", "copysign", "hypot", "logaddexp", "nextafter"), _TWO),
+    **dict.fromkeys(("broadcast_arrays", "isin", "meshgrid", "searchsorted"), _TWO),
     **dict.fromkeys(("reshape", "broadcast_to"), "x, shape"),
-    **dict.fromkeys(("zeros", "ones"), "shape"),
+    **dict.fromkeys(("zeros", "ones", "empty"), "shape"),
+    **dict.fromkeys(("cumulative_prod", "cumulative_sum"), "x, axis=0"),
+    "can_cast": "x, dtype",
+    "isdtype": "x.dtype, 'integral'",
+    **dict.fromkeys(("finfo", "iinfo"), "dtype"),
     **dict.fromkeys(("concat", "stack"), "[x, y], axis=0"),
     **dict.fromkeys(("expand_dims", "squeeze", "unstack"), "x, axis=0"),
     "arange": "length",
+    "broadcast_shapes": "shape, shape",
     "astype": "x, dtype",
     "clip": "x, min, max",
+    "eye": "length",
     "full": "shape, number",
+    "full_like": "x, number",
+    "linspace": "start, stop, length",
     "moveaxis": "x, source, destination",
     "permute_dims": "x, axes",
+    "repeat": "x, repeats, axis=0",
+    "roll": "x, shift, axis=0",
     "take": "x, indices, axis=0",
+    "take_along_axis": "x, indices, axis=0",
+    "tile": "x, repetitions",
     "where": "condition, x, y",
 }
 """What a function of the namespace takes, if it is not `x` alone."""
 
 OTHER_NAMES = {
-    **dict.fromkeys(("T", "transpose", "permute", "swapaxes", "swapdims"), "permute_dims"),
+    **dict.fromkeys(("transpose", "permute", "swapaxes", "swapdims"), "permute_dims"),
     **dict.fromkeys(("t", "adjoint"), "matrix_transpose"),
     **dict.fromkeys(("concatenate", "cat"), "concat"),
     **dict.fromkeys(("dot", "mm", "bmm", "mv"), "matmul"),
     **dict.fromkeys(("view", "flatten", "ravel", "unflatten"), "reshape"),
-    **dict.fromkeys(("expand", "expand_as", "broadcast_arrays"), "broadcast_to"),
+    **dict.fromkeys(("expand", "expand_as"), "broadcast_to"),
     **dict.fromkeys(("absolute", "fabs"), "abs"),
     **dict.fromkeys(("power", "float_power"), "pow"),
     **dict.fromkeys(("div", "true_divide"), "divide"),
     "mod": "remainder",
     **dict.fromkeys(("invert", "bitwise_not"), "bitwise_invert"),
+    **{f"arc{name}": f"a{name}" for name in ("cos", "cosh", "sin", "sinh", "tan", "tan2", "tanh")},
     "amax": "max",
     "amin": "min",
     **dict.fromkeys(("to", "type", "float", "half", "double", "bfloat16", "int", "long", "bool"), "astype"),
     "average": "mean",
     "clamp": "clip",
+    "cumsum": "cumulative_sum",
+    "cumprod": "cumulative_prod",
     "eq": "equal",
+    "fix": "trunc",
+    "gather": "take_along_axis",
     "ge": "greater_equal",
     "gt": "greater",
     "index_select": "take",
@@ -70,12 +89,16 @@ OTHER_NAMES = {
     "lt": "less",
     "masked_fill": "where",
     "movedim": "moveaxis",
+    "inner": "vecdot",
     "mul": "multiply",
     "ne": "not_equal",
     "neg": "negative",
     "right_shift": "bitwise_right_shift",
     "rollaxis": "moveaxis",
+    "rint": "round",
+    "sgn": "sign",
     "sub": "subtract",
+    "unique": "unique_values",
     "unbind": "unstack",
     "unsqueeze": "expand_dims",
 }
@@ -84,15 +107,12 @@ OTHER_NAMES = {
 EXPRESSIONS = {
     **dict.fromkeys(("silu", "swish"), "x / (1.0 + xp.exp(-x))"),
     **dict.fromkeys(("copy", "clone", "contiguous", "detach"), "x"),
-    "ceil": "-xp.floor(-x)",
     "dim": "x.ndim",
     "gelu": "0.5 * x * (1.0 + xp.erf(x / 1.4142135623730951))",
-    "isnan": "x != x",
-    "reciprocal": "1.0 / x",
+    "numel": "x.size",
     "relu": "xp.maximum(x, 0.0)",
     "rsqrt": "1.0 / xp.sqrt(x)",
     "sigmoid": "1.0 / (1.0 + xp.exp(-x))",
-    "size": "x.shape",
     "softmax": ("(e := xp.exp(x - xp.max(x, axis=-1, keepdims=True))) / xp.sum(e, axis=-1, keepdims=True)"),
 }
 """What to write instead of other functions and methods."""
@@ -162,16 +182,25 @@ def check_in_place(result: GraphValue, dtype: str, shape: SymbolicShape) -> None
         raise ArgumentValueError(result.graph.function, rule, shapes, hint)
 
 
+_OF_COMPLEX = ("complex64", "complex128", "fft", "imag")
+"""Parts of the array API that are about complex numbers."""
+
+
 class MissingFunctionError(AttributeError):
     """The namespace of a value lacks a function."""
 
 
 def missing_function(name: str, namespace: ModuleType) -> MissingFunctionError:
     """Return the error for a function that the namespace of a value lacks: what it has instead."""
-    start = f"a value of a graph has a part of the functions of the array API, and no `{name}`."
     if name in EXPRESSIONS or OTHER_NAMES.get(name) in namespace.__all__:
-        return MissingFunctionError(f"{start} {function_hint(name, namespace)}")
-    return MissingFunctionError(f"{start} There is no replacement; `xp.__all__` lists the functions.")
+        hint = function_hint(name, namespace)
+        return MissingFunctionError(f"a value of a graph has no function `{name}`. {hint}")
+    if name in _OF_COMPLEX:
+        return MissingFunctionError(
+            f"a value of a graph has no `{name}`, since no graph holds complex numbers."
+        )
+    rule = f"a value of a graph has no function `{name}`, and the array API has none"
+    return MissingFunctionError(f"{rule} that does the same; `xp.__all__` lists the functions.")
 
 
 def function_hint(name: str, namespace: ModuleType) -> str:

@@ -12,15 +12,24 @@ from __future__ import annotations
 import functools
 import numbers
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import array_api_compat
 import numpy as np
 
 from sdpa_xp.errors import ArgumentTypeError, Message
-from sdpa_xp_export._dtypes.dtype import CATEGORIES, INTEGERS, UNSIGNED, holds, joint, joint_of_kinds, of_scalar
+from sdpa_xp_export._dtypes.dtype import (
+    CATEGORIES,
+    FLOATING,
+    INTEGERS,
+    UNSIGNED,
+    holds,
+    joint,
+    joint_of_kinds,
+    of_scalar,
+)
 from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export._graph.lengths import Length, joint_shape
+from sdpa_xp_export._graph.lengths import FloatOfLengths, Length, joint_shape
 from sdpa_xp_export.spec import SymbolicShape
 
 # Operators without a kernel for a dtype on onnxruntime's CPU provider, and the dtype to compute in instead.
@@ -49,6 +58,8 @@ _WIDER = {
     "uint64": "int64",  # the same bits: sums, products and choices stay right, an order would not
 }
 
+Scalar: TypeAlias = bool | int | float | Length | FloatOfLengths
+"""What takes the dtype of the array beside it."""
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -77,7 +88,9 @@ def array_function(function: Callable[P, T]) -> Callable[P, T]:
 
 def graph_of(arguments: Sequence[Any]) -> Graph | None:
     """Return the graph of the first value or length among arguments, and in lists of them."""
-    graphs = (leaf.graph for leaf in _leaves(arguments) if isinstance(leaf, GraphValue | Length))
+    graphs = (
+        leaf.graph for leaf in _leaves(arguments) if isinstance(leaf, GraphValue | Length | FloatOfLengths)
+    )
     return next((graph for graph in graphs if isinstance(graph, Graph)), None)
 
 
@@ -160,11 +173,24 @@ def admitted(name: str, category: str, value: GraphValue) -> GraphValue:
 
 def elementwise(op: str, one: GraphValue, other: GraphValue, dtype: str | None = None) -> GraphValue:
     """Write `op` of two values that have one dtype."""
-    # onnxruntime folds a number that the result of a MatMul is multiplied with into the MatMul, as a float32.
-    # So in float64 both operands are negated, since it does not fold a number across Neg.
-    if op in ("Mul", "Div") and one.elem_type == "float64" and _scales_a_product(one, other):
-        one, other = unary("Neg", "negative", "numeric", one), unary("Neg", "negative", "numeric", other)
-    return computed(op, one, other, shape=joint_shape(one.dims, other.dims), dtype=dtype)
+    shape = joint_shape(one.dims, other.dims)
+    if one.elem_type == "float64":
+        # onnxruntime folds a number that the result of a MatMul is multiplied with into the MatMul, as a
+        # float32, and leaves out a product with a number that is 1 as a float32, such as 1 + 1e-9. So both
+        # operands are negated: it does neither across Neg.
+        if op in ("Mul", "Div") and (_scales_a_product(one, other) or _rounds_to(1.0, one, other)):
+            one, other = _negated(one), _negated(other)
+        # It also leaves out a sum with a number that is 0 as a float32, but not what is subtracted from it.
+        elif op in ("Add", "Sub") and _rounds_to(0.0, other):
+            number = _negated(other) if op == "Add" else other
+            return _negated(computed("Sub", number, one, shape=shape))
+        elif op == "Add" and _rounds_to(0.0, one):
+            return _negated(computed("Sub", _negated(one), other, shape=shape))
+    return computed(op, one, other, shape=shape, dtype=dtype)
+
+
+def _negated(value: GraphValue) -> GraphValue:
+    return computed("Neg", value, shape=value.dims)
 
 
 def computed(
@@ -182,6 +208,15 @@ def _scales_a_product(one: GraphValue, other: GraphValue) -> bool:
     """Return whether one value is the result of a MatMul and the other a single number."""
     has_single = any(all(length == 1 for length in value.dims) for value in (one, other))
     return has_single and any(one.graph.is_product(value) for value in (one, other))
+
+
+def _rounds_to(number: float, *values: GraphValue) -> bool:
+    """Return whether one of the values is a single number that is `number` as a float32, but not as it is."""
+    singles = (value.graph.single_number(value) for value in values)
+    with np.errstate(over="ignore"):
+        return any(
+            single is not None and single != number and np.float32(single) == number for single in singles
+        )
 
 
 def kernel_dtype(op: str, value: GraphValue) -> str:
@@ -202,13 +237,18 @@ def kernel_dtype(op: str, value: GraphValue) -> str:
     return wider
 
 
-def _scalar(graph: Graph, operand: Any) -> bool | int | float | Length | None:
+def widened(value: GraphValue) -> GraphValue:
+    """Convert half precision to float32, in which formulas of several nodes are computed."""
+    return value.astype("float32") if value.elem_type in ("float16", "bfloat16") else value
+
+
+def _scalar(graph: Graph, operand: Any) -> Scalar | None:
     """Return a Python scalar, or None if `operand` is an array.
 
     A scalar of NumPy counts as an array without axes. There are two exceptions: a float64, which is a float of
     Python, and any scalar of NumPy in a function of the indices.
     """
-    if isinstance(operand, bool | Length):
+    if isinstance(operand, bool | Length | FloatOfLengths):
         return operand
     if isinstance(operand, np.generic) and not isinstance(operand, float) and not graph.mixes_kinds:
         return None
@@ -219,19 +259,18 @@ def _scalar(graph: Graph, operand: Any) -> bool | int | float | Length | None:
     return float(operand) if isinstance(operand, numbers.Real) else None
 
 
-def _with_scalar(
-    name: str, value: GraphValue, scalar: bool | int | float | Length
-) -> tuple[GraphValue, GraphValue]:
+def _with_scalar(name: str, value: GraphValue, scalar: Scalar) -> tuple[GraphValue, GraphValue]:
     """Return `value` and a constant of `scalar`, which takes the dtype of `value`."""
     graph, dtype = value.graph, value.elem_type
-    if dtype not in of_scalar(scalar):
+    is_float = isinstance(scalar, float | FloatOfLengths)
+    if dtype not in (FLOATING if is_float else of_scalar(scalar)):
         if not graph.mixes_kinds:
             rule = f"a Python scalar in `{name}` must fit the kind of the array's dtype"
             got = {"scalar": repr(scalar), "dtype": dtype}
             raise ArgumentTypeError(graph.function, rule, got, "Convert the array with `astype`.")
         if not isinstance(scalar, bool):
-            dtype = graph.float_dtype if isinstance(scalar, float) else "int64"
-    if isinstance(scalar, Length):
+            dtype = graph.float_dtype if is_float else "int64"
+    if isinstance(scalar, Length | FloatOfLengths):
         return value.astype(dtype), graph.operand(scalar).astype(dtype)
     if dtype in INTEGERS and not holds(dtype, int(scalar)):
         rule = f"a Python integer in `{name}` must be within the range of the dtype of the array"

@@ -1,4 +1,4 @@
-"""Matrix products, and sums, means, extremes and variances over axes of values."""
+"""Sums, means, extremes and variances over axes of values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import array_api_compat
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._arrays.creation import dtype_like
-from sdpa_xp_export._arrays.elementwise import equal, maximum, sqrt, where
+from sdpa_xp_export._arrays.elementwise import equal, greater, maximum, not_equal, sqrt, where
 from sdpa_xp_export._arrays.manipulation import Axes, axes_of, squeeze
 from sdpa_xp_export._arrays.operators import (
     admitted,
@@ -19,79 +19,84 @@ from sdpa_xp_export._arrays.operators import (
     computed,
     elementwise,
     kernel_dtype,
-    operands,
+    widened,
 )
 from sdpa_xp_export._dtypes.dtype import FLOATING, UNSIGNED, dtype_name
 from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.lengths import joint_shape
+from sdpa_xp_export._graph.lengths import has_names
 
-__all__ = ["matmul", "max", "mean", "min", "std", "sum", "var"]
+__all__ = ["all", "any", "count_nonzero", "max", "mean", "min", "std", "sum", "var"]
 
-HALVES = ("float16", "bfloat16")
 LEAST, HALF = -(2**63), 2**31
-
-
-@array_function
-def matmul(one: GraphValue, other: GraphValue) -> GraphValue:
-    """(..., M, K), (..., K, N) -> MatMul; a vector is a row on the left, and a column on the right."""
-    one, other = operands("matmul", "numeric", one, other)
-    if not one.ndim or not other.ndim:
-        rule = "the operands of `matmul` must have axes"
-        raise ArgumentValueError(
-            one.graph.function, rule, {"first.shape": one.dims, "second.shape": other.dims}
-        )
-    left = one.dims[:-1]
-    right = other.dims[-1:] if other.ndim > 1 else ()
-    if one.dims[-1] != other.dims[-2 if other.ndim > 1 else -1]:
-        rule = "the last axis of the first operand must be as long as the last but one of the second"
-        got = {"first.shape": one.dims, "second.shape": other.dims}
-        raise ArgumentValueError(one.graph.function, rule, got)
-    if one.dims[-1] == 0 and one.elem_type == "uint64":  # for which onnxruntime fails
-        rule = "`matmul` of uint64 must sum at least one product"
-        got = {"first.shape": one.dims, "second.shape": other.dims}
-        raise ArgumentValueError(one.graph.function, rule, got, "Convert both operands to int64.")
-    batch = joint_shape(one.dims[:-2], other.dims[:-2])
-    # onnxruntime folds a number that an operand of a MatMul is multiplied with into the MatMul, as a float32;
-    # and before 1.26 it joins a Transpose and a MatMul of float64 to a node that has no kernel. It does
-    # neither across Neg, so in float64 both operands are negated.
-    if one.elem_type == "float64":
-        one, other = -one, -other
-    return computed("MatMul", one, other, shape=(*batch, *left[-1:], *right))
 
 
 def sum(x: Any, /, *, axis: Axes = None, dtype: Any = None, keepdims: bool = False) -> Any:
     """Sum; integers are summed in 64 bits unless `dtype` says otherwise, and conditions are counted."""
-    if isinstance(x, GraphValue):
-        return _sum(x, axis, keepdims, None if dtype is None else dtype_name(dtype))
-    dtype = None if dtype is None else dtype_like(x, dtype)
-    return array_api_compat.array_namespace(x).sum(x, axis=axis, dtype=dtype, keepdims=keepdims)
+    counted = isinstance(x, GraphValue) and x.elem_type == "bool"
+    return accumulated("sum", _sum, x.astype("int64") if counted else x, dtype, axis=axis, keepdims=keepdims)
 
 
-def _sum(value: GraphValue, axis: Axes, keepdims: bool, dtype: str | None = None) -> GraphValue:
-    value = value if dtype is None else value.astype(dtype)
-    number = value.astype("int64") if value.elem_type == "bool" else admitted("sum", "numeric", value)
+def accumulated(name: str, compute: Callable[..., GraphValue], x: Any, dtype: Any, **keywords: Any) -> Any:
+    """Return a sum or a product: floats in their dtype, integers in 64 bits, or in `dtype`.
+
+    `compute` gets int64, in which integers wrap as in any dtype, or floats of at least 32 bits.
+    """
+    if not isinstance(x, GraphValue):
+        dtype = None if dtype is None else dtype_like(x, dtype)
+        return getattr(array_api_compat.array_namespace(x), name)(x, dtype=dtype, **keywords)
+    value = x if dtype is None else x.astype(dtype_name(dtype))
+    number = admitted(name, "numeric", value)
     if number.elem_type in FLOATING:
-        return _of_floats("ReduceSum", number, axis, keepdims)
-    total = _over(axes_of(number, axis), keepdims, number.astype("int64"), _sum_of_integers)
-    return total.astype(dtype or ("uint64" if number.elem_type in UNSIGNED else "int64"))
+        return compute(widened(number), **keywords).astype(number.elem_type)
+    wide = "uint64" if number.elem_type in UNSIGNED else "int64"
+    return compute(number.astype("int64"), **keywords).astype(wide if dtype is None else dtype_name(dtype))
+
+
+def _sum(value: GraphValue, axis: Axes, keepdims: bool) -> GraphValue:
+    if value.elem_type in FLOATING:
+        return _of_floats("ReduceSum", value, axis, keepdims)
+    return _over(axes_of(value, axis), keepdims, value, _sum_of_integers)
+
+
+@array_function
+def count_nonzero(value: GraphValue, *, axis: Axes = None, keepdims: bool = False) -> GraphValue:
+    """Count the elements that are not 0."""
+    return _sum(_is_nonzero(value).astype("int64"), axis, keepdims)
+
+
+@array_function
+def any(value: GraphValue, *, axis: Axes = None, keepdims: bool = False) -> GraphValue:
+    """Return whether one element is not 0; False if there is none."""
+    # A sum, because onnxruntime's ReduceMax fails if there is no element.
+    return greater(count_nonzero(value, axis=axis, keepdims=keepdims), 0)
+
+
+@array_function
+def all(value: GraphValue, *, axis: Axes = None, keepdims: bool = False) -> GraphValue:
+    """Return whether no element is 0; True if there is none."""
+    return equal(count_nonzero(~_is_nonzero(value), axis=axis, keepdims=keepdims), 0)
+
+
+def _is_nonzero(value: GraphValue) -> GraphValue:
+    return value if value.elem_type == "bool" else not_equal(value, 0)
 
 
 def _check_some(name: str, value: GraphValue, axis: Axes) -> None:
-    """Refuse axes that are known to be empty: `max` and `min` have no result, and onnxruntime's mean is 0."""
-    if any(value.dims[position] == 0 for position in axes_of(value, axis)):
+    """Refuse axes that are known to be empty, over which `max` and `min` have no result."""
+    if 0 in (value.dims[position] for position in axes_of(value, axis)):
         rule = f"`{name}` must be over at least one number"
         raise ArgumentValueError(value.graph.function, rule, {"axis": axis, "shape": value.dims})
 
 
 @array_function
 def mean(value: GraphValue, *, axis: Axes = None, keepdims: bool = False) -> GraphValue:
-    """Return the mean of floats; NaN over axes that turn out to be empty when the graph runs."""
-    _check_some("mean", value, axis)
+    """Return the mean of floats; NaN if there is none."""
     number = admitted("mean", "floating", value)
     axes = axes_of(number, axis)
-    if all(isinstance(number.dims[position], int) for position in axes):
+    lengths = [number.dims[position] for position in axes]
+    if not has_names(lengths) and 0 not in lengths:
         return _of_floats("ReduceMean", number, axis, keepdims)
-    wide = _widened(number)  # onnxruntime's ReduceMean of nothing is 0
+    wide = widened(number)  # onnxruntime's ReduceMean of nothing is 0
     return (_sum(wide, axis, keepdims) / _count(wide, axes)).astype(number.elem_type)
 
 
@@ -113,7 +118,7 @@ def min(value: GraphValue, *, axis: Axes = None, keepdims: bool = False) -> Grap
 def var(value: GraphValue, *, axis: Axes = None, correction: float = 0.0, keepdims: bool = False) -> GraphValue:
     """Divide the sum of squared distances from the mean by their count minus `correction`, or by 0."""
     number = admitted("var", "floating", value)
-    wide = _widened(number)
+    wide = widened(number)
     distance = wide - mean(wide, axis=axis, keepdims=True)
     squares = distance * distance
     if not correction:
@@ -126,13 +131,8 @@ def var(value: GraphValue, *, axis: Axes = None, correction: float = 0.0, keepdi
 def std(value: GraphValue, *, axis: Axes = None, correction: float = 0.0, keepdims: bool = False) -> GraphValue:
     """Return the square root of `var`."""
     number = admitted("std", "floating", value)
-    variance = var(_widened(number), axis=axis, correction=correction, keepdims=keepdims)
+    variance = var(widened(number), axis=axis, correction=correction, keepdims=keepdims)
     return sqrt(variance).astype(number.elem_type)
-
-
-def _widened(value: GraphValue) -> GraphValue:
-    """Convert half precision to float32, in which it is summed."""
-    return value.astype("float32") if value.elem_type in HALVES else value
 
 
 def _over(
@@ -145,7 +145,7 @@ def _over(
 
 
 def _of_floats(op: str, value: GraphValue, axis: Axes, keepdims: bool) -> GraphValue:
-    reduced = _over(axes_of(value, axis), keepdims, _widened(value), lambda x, axis: ops.reduce(op, x, axis))
+    reduced = _over(axes_of(value, axis), keepdims, widened(value), lambda x, axis: ops.reduce(op, x, axis))
     return reduced.astype(value.elem_type)
 
 

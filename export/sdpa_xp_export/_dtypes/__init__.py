@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from sdpa_xp_export._dtypes.dtype import Dtype, __array_namespace_info__, result_type
+from sdpa_xp_export._dtypes.dtype import (
+    Dtype,
+    __array_namespace_info__,
+    can_cast,
+    finfo,
+    iinfo,
+    isdtype,
+    result_type,
+)
 
 bool = Dtype("bool")
 int8 = Dtype("int8")
@@ -22,13 +30,17 @@ __all__ = [
     "__array_namespace_info__",
     "bfloat16",
     "bool",
+    "can_cast",
+    "finfo",
     "float16",
     "float32",
     "float64",
+    "iinfo",
     "int8",
     "int16",
     "int32",
     "int64",
+    "isdtype",
     "result_type",
     "uint8",
     "uint16",

@@ -7,7 +7,8 @@ with ml_dtypes.
 from __future__ import annotations
 
 import re
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any, NoReturn, cast
 
 import ml_dtypes
 import numpy as np
@@ -209,8 +210,84 @@ def result_type(*arrays_and_dtypes: Any) -> Dtype:
     return Dtype(promoted)
 
 
+def can_cast(from_: Any, to: Any, /) -> bool:
+    """Return whether an array or a dtype promotes to a dtype."""
+    return joint(dtype_name(getattr(from_, "dtype", from_)), dtype_name(to)) == dtype_name(to)
+
+
+def isdtype(dtype: Any, kind: Any) -> bool:
+    """Return whether a dtype is of a kind, or of one of several: names of kinds, and dtypes."""
+    if isinstance(kind, tuple):
+        return any(isdtype(dtype, one) for one in kind)
+    if isinstance(kind, str) and kind not in KINDS:
+        rule = f"`kind` must be one of {', '.join(KINDS)}, or a dtype"
+        raise ArgumentValueError("isdtype", rule, {"kind": kind})
+    name = dtype_name(dtype)
+    return name in KINDS[kind] if isinstance(kind, str) else name == dtype_name(kind)
+
+
+@dataclass(frozen=True)
+class FloatInfo:
+    """The limits of a floating dtype."""
+
+    bits: int
+    eps: float
+    max: float
+    min: float
+    smallest_normal: float
+    dtype: Dtype
+
+
+@dataclass(frozen=True)
+class IntegerInfo:
+    """The limits of an integer dtype."""
+
+    bits: int
+    max: int
+    min: int
+    dtype: Dtype
+
+
+def finfo(type: Any, /) -> FloatInfo:
+    """Return the limits of the floating dtype of an array, or of a dtype."""
+    name = _name_of_kind("finfo", type, FLOATING)
+    info: Any = cast(Any, ml_dtypes).finfo(numpy_dtype(name))  # which has no types
+    eps, most, least, normal = (float(x) for x in (info.eps, info.max, info.min, info.smallest_normal))
+    return FloatInfo(info.bits, eps, most, least, normal, Dtype(name))
+
+
+def iinfo(type: Any, /) -> IntegerInfo:
+    """Return the limits of the integer dtype of an array, or of a dtype."""
+    name = _name_of_kind("iinfo", type, INTEGERS)
+    info = np.iinfo(name)
+    return IntegerInfo(info.bits, int(info.max), int(info.min), Dtype(name))
+
+
+def _name_of_kind(function: str, type: Any, dtypes: tuple[str, ...]) -> str:
+    dtype = type if isinstance(type, Dtype | str | np.dtype) else getattr(type, "dtype", type)
+    name = dtype_name(dtype)
+    if name not in dtypes:
+        rule = f"the dtype must be one of {', '.join(dtypes)}"
+        raise ArgumentTypeError(function, rule, {"dtype": name})
+    return name
+
+
 class NamespaceInfo:
-    """The dtypes that every runtime has."""
+    """The dtypes that every runtime has, and what a graph can do."""
+
+    @staticmethod
+    def capabilities() -> dict[str, Any]:
+        """Return whether masks index, whether shapes may follow from data, and how many axes there may be."""
+        return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": None}
+
+    @staticmethod
+    def default_device() -> None:
+        """Return None: a run chooses the device."""
+
+    @staticmethod
+    def devices() -> tuple[None]:
+        """Return the one device that there is while the graph is written."""
+        return (None,)
 
     @staticmethod
     def default_dtypes(*, device: object = None) -> dict[str, Dtype]:

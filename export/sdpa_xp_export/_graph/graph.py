@@ -8,21 +8,22 @@ that it may be used in, through its graph; whoever begins a graph passes both.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from sdpa_xp.errors import ArgumentTypeError
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export._dtypes.dtype import ONNX_DTYPE, Dtype, dtype_name, numpy_dtype, to_numpy
 from sdpa_xp_export._files.model import Weight
-from sdpa_xp_export._graph.lengths import DEVICE, Device, Length, plain
+from sdpa_xp_export._graph.lengths import DEVICE, Device, FloatOfLengths, Length, plain
 from sdpa_xp_export.spec import SymbolicShape, TensorSpec
 
 Attend: TypeAlias = Callable[["Graph", str, Mapping[str, object], Mapping[str, object]], Any]
@@ -99,6 +100,8 @@ class Graph:
 
     def operand(self, operand: object) -> GraphValue:
         """Return a value unchanged, and an array as `from_array` converts it."""
+        if isinstance(operand, FloatOfLengths):
+            return cast(GraphValue, operand.value)
         return operand if isinstance(operand, GraphValue) else self.from_array(operand)
 
     def from_array(self, array: object) -> GraphValue:
@@ -108,6 +111,22 @@ class Graph:
             return self.constant(numbers, numbers.dtype.name)
         rule = "a function of the indices must compute with its arguments and with numbers alone"
         raise ArgumentTypeError(self.function, rule, {"operand": type(array).__name__})
+
+    def computed_length(self, name: str, operation: str, *operands: int | str) -> str:
+        """Refuse a length that is computed from others. `TracedGraph` reads lengths and computes with them."""
+        del operation, operands
+        rule = "a function of the indices must not compute with lengths that are known only when the graph runs"
+        raise ArgumentTypeError(self.function, rule, {"length": name})
+
+    def float_of(self, operation: str, *operands: Any) -> FloatOfLengths:
+        """Return the result of an operation on lengths and numbers, in float64."""
+        values = (
+            self.constant(operand, "float64")
+            if isinstance(operand, int | float)
+            else self.operand(operand).astype("float64")
+            for operand in operands
+        )
+        return FloatOfLengths(self, getattr(self.namespace, operation)(*values))
 
     @contextmanager
     def taking_arrays(self) -> Iterator[None]:
@@ -171,6 +190,15 @@ class Graph:
     def is_product(self, value: GraphValue) -> bool:
         """Return whether `value` is the output of a MatMul."""
         return any(node.op_type == "MatMul" and value.name in node.output for node in self.nodes)
+
+    def single_number(self, value: GraphValue) -> float | None:
+        """Return the number that an initializer with one element has; None for other values."""
+        if any(length != 1 for length in value.dims):
+            return None
+        constants = (constant for constant in self.constants.values() if constant.name == value.name)
+        arrays = [numpy_helper.to_array(constant) for constant in constants]
+        arrays += [weight.array for weight in self.weights if weight.name == value.name]
+        return float(arrays[0].reshape(())) if arrays else None
 
     def declare(self, value: GraphValue) -> None:
         """Declare a shape that follows from no operator: the runtime can then compute later nodes in place."""
@@ -301,6 +329,32 @@ class GraphValue:
     __invert__ = _operator("bitwise_invert")
     __getitem__ = _operator("item")
     mT = property(_operator("matrix_transpose"))  # noqa: N815, the standard's name
+
+    @property
+    def T(self) -> GraphValue:  # noqa: N802, the standard's name
+        """The transpose of a matrix."""
+        if self.ndim != 2:
+            rule = "`x.T` is of arrays with two axes"
+            hint = "Write x.mT for matrices in a batch, or xp.permute_dims(x, axes)."
+            raise ArgumentValueError(self.graph.function, rule, {"shape": self.dims}, hint)
+        return cast(GraphValue, self.mT)
+
+    @property
+    def size(self) -> int | Length:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    def __len__(self) -> int:
+        if not self.dims or isinstance(self.dims[0], str):
+            rule = "len() of a value must be a number that is known while the graph is written"
+            hint = "Write x.shape[0], the name of the length, which can be computed with."
+            raise ArgumentTypeError(self.graph.function, rule, {"shape": self.dims}, hint)
+        return self.dims[0]
+
+    def to_device(self, device: object, /, *, stream: object = None) -> GraphValue:
+        """Return the value itself: the session of a run chooses the device."""
+        del device, stream
+        return self
 
     def __iter__(self) -> Iterator[GraphValue]:
         return iter(self.graph.namespace.unstack(self))

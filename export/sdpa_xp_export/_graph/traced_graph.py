@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 
 import array_api_compat
 import onnx
@@ -36,6 +36,8 @@ class TracedGraph(Graph):
     """Each array that met a value, which keeps it alive, and its initializer, by identity."""
     length_sources: dict[str, tuple[GraphValue, int]] = field(default_factory=dict)
     """A value that has a length, and the axis, by the name of the length."""
+    computed_lengths: dict[str, tuple[str, tuple[int | str, ...]]] = field(default_factory=dict)
+    """The operation and the operands of a length that is computed from others, by its name."""
     concatenated: dict[str, tuple[int, GraphValue, GraphValue]] = field(default_factory=dict)
     """The axis and the two parts of a value that joins two others, by its name. A cache is such a value."""
     equal_values: dict[str, GraphValue] = field(default_factory=dict)
@@ -69,7 +71,15 @@ class TracedGraph(Graph):
         if name in self.length_sources:
             value, axis = self.length_sources[name]
             return self.add("Shape", value, dtype="int64", shape=(1,), start=axis, end=axis + 1)
+        if name in self.computed_lengths:
+            operation, operands = self.computed_lengths[name]
+            return cast(GraphValue, getattr(self.namespace, operation)(*map(self.length, operands)))
         return reduce(operator.add, map(self.length, addends(name)))
+
+    def computed_length(self, name: str, operation: str, *operands: int | str) -> str:
+        """Let the length of that name be computed from others, unless a value has it."""
+        self.computed_lengths[name] = operation, operands
+        return name
 
     def from_array(self, array: object) -> GraphValue:
         """Convert an array of any library to an initializer, one for each array, and a length to a number."""

@@ -69,6 +69,11 @@ def foreign_errors_reworded(function: str, layer: object, *, open_lengths: bool)
     except (TypeError, AttributeError) as error:
         if open_lengths and _OF_A_LENGTH.search(str(error)):
             raise length_error(function, {"its error": summary(error)}) from error
+        if "'GraphValue' object does not support item" in str(error):
+            # A value has no method for it: libraries would take it for an array that they may write to.
+            rule = "a value of a graph cannot be written to"
+            hint = "Write x = xp.where(condition, new, x), or join the old parts and the new ones by xp.concat."
+            raise ArgumentTypeError(function, rule, {"its error": summary(error)}, hint) from error
         of_torch = _is_torch_module(layer)
         message = message_of(error)
         is_own = message is not None

@@ -171,6 +171,95 @@ def test_numbers_beside_a_product_of_float64_stay_float64(name: str) -> None:
     np.testing.assert_allclose(result, SCALED[name](x, y), rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda x: (x * 3.0) * (1 + 1e-9) - 3.0,
+        lambda x: (x * 3.0) / (1 + 1e-9) - 3.0,
+        lambda x: (x * 0.0 + 1e-300) * 1e300,
+        lambda x: (x * 0.0 - 1e-300) * 1e300,
+        lambda x: (1e-300 + x * 0.0) * 1e300,
+        lambda x: (x * 0.0 + np.full((1,), 1e-300)) * 1e300,
+    ],
+)
+def test_numbers_that_are_0_or_1_as_float32_stay_float64(layer: Callable[[Any], Any]) -> None:
+    """onnxruntime leaves out a sum with such a number, and a product, if another node reads it."""
+    x = np.linspace(0.5, 2.0, 7)
+    (result,) = traced(layer, x)
+    np.testing.assert_allclose(result, layer(x), rtol=1e-15, atol=0)
+
+
+def test_special_numbers() -> None:
+    """The edges of formulas, which are NumPy's to a few units in the last place."""
+    edges = [0.0, 5e-324, 1e-310, 1e-300, 1e-17, 1e-8, 0.5, 1.0, 1.5, 20.0, 709.0, 710.0, 1e6, 1e15, 1e300]
+    x = np.asarray(
+        [*edges, np.inf, np.nan, *(1 - np.asarray([1e-16, 1e-8])), math.pi / 2, math.pi, 8.0, 1000.0]
+    )
+    x = np.concatenate([x, -x[~np.isnan(x)]])  # ONNX cannot read the sign of a NaN
+    names = (
+        "acos acosh asin asinh atan atanh cosh sinh tan expm1 log1p log2 log10 trunc round ceil sign signbit"
+    )
+    pairs = "atan2 copysign hypot logaddexp nextafter floor_divide remainder"
+    for dtype in (np.float64, np.float32):
+
+        def function(x: Any) -> dict[str, Any]:
+            xp = array_api_compat.array_namespace(x)
+            one = {name: getattr(xp, name)(x) for name in names.split()}
+            return one | {name: getattr(xp, name)(x[:, None], x) for name in pairs.split()}
+
+        with np.errstate(all="ignore"):
+            numbers = x.astype(dtype)
+            expected = function(numbers)
+        for (name, exact), result in zip(expected.items(), traced(function, numbers), strict=True):
+            assert result.dtype == exact.dtype, name
+            unit = 16 * np.finfo(dtype).eps if name not in EXACT else 0.0
+            np.testing.assert_allclose(result, exact, rtol=unit, atol=np.finfo(dtype).tiny * unit, err_msg=name)
+            # The number above the smallest negative one is -0, which onnxruntime's Where makes 0.
+            has_sign = ~np.isnan(exact) & ((exact != 0) | (name != "nextafter"))
+            signs = (np.signbit(y[has_sign]) for y in (result, exact))
+            np.testing.assert_array_equal(*signs, err_msg=name)
+
+
+EXACT = {"trunc", "round", "ceil", "sign", "copysign", "nextafter", "floor_divide", "remainder"}
+
+
+def test_attributes_of_a_value() -> None:
+    def function(x: Any) -> Any:
+        assert (len(x), x.size, x.to_device(x.device).shape) == (3, 12, (3, 4))
+        return x.T
+
+    np.testing.assert_array_equal(traced(function, NUMBERS)[0], NUMBERS.T)
+
+
+def test_isin_inverted() -> None:
+    (result,) = traced(lambda x: x.__array_namespace__().isin(x, x[:1, :], invert=True), NUMBERS)
+    np.testing.assert_array_equal(result, np.isin(NUMBERS, NUMBERS[:1], invert=True))
+
+
+INDICES: dict[str, Callable[[Any, Any], Any]] = {
+    "array": lambda x, i: x[i],
+    "after a slice": lambda x, i: x[:, 1:, i],
+    "two arrays": lambda x, i: x[i, i[:, None] - 1],
+    "apart": lambda x, i: x[i, :, i],
+    "apart by None": lambda x, i: x[i, None, i],
+    "beside a number": lambda x, i: x[..., 1, i],
+    "after a rest": lambda x, i: x[..., i],
+    "of no axes": lambda x, i: x[i[0], ..., None],
+    "mask": lambda x, i: x[x > 0],
+    "mask of rows": lambda x, i: x[x[:, 0, 0] > 0],
+    "mask of columns": lambda x, i: x[:, x[0, :, 0] > 0, 1:],
+    "mask and array": lambda x, i: x[x[:, :, 0] > 0, i[0]],
+}
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_indices_that_are_arrays(name: str) -> None:
+    rng = np.random.default_rng(5)
+    arrays = rng.standard_normal((3, 4, 5)).astype(np.float32), np.asarray([2, -1, 0])
+    (result,) = traced(INDICES[name], *arrays)
+    np.testing.assert_array_equal(result, INDICES[name](*arrays))
+
+
 def test_scalars_of_numpy_are_arrays_without_axes() -> None:
     """But a float64, which Python takes for a float."""
 

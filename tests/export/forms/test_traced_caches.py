@@ -282,11 +282,17 @@ REFUSED: dict[str, tuple[Any, str]] = {
         lambda q, k: KVCache(k, k).attend(q, dropout_p=0.5),
         "to_onnx: `dropout_p` must be 0|`dropout_p`",
     ),
-    "rotary of an unknown place": (
-        lambda q, k: KVCache(k, k, rotary=Rotary(WIDTH)).attend(q),
-        r"to_onnx: a length.*got length=P\. Lengths add up",
-    ),
 }
+
+
+def test_a_query_is_rotated_at_the_end_of_a_cache() -> None:
+    """Its position is the number of tokens less 1, which the graph computes."""
+
+    def step(query: Any, past: Any) -> Any:
+        return KVCache(past, past, rotary=Rotary(WIDTH)).attend(query)
+
+    query, past = (TensorSpec("float32", (2, 1, length, WIDTH)) for length in (1, "P"))
+    assert verify_layer(to_onnx(step, query, past), step).agrees
 
 
 @pytest.mark.parametrize("name", REFUSED)

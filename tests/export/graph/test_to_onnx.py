@@ -7,6 +7,7 @@ exporter takes part in either.
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -254,6 +255,29 @@ FUNCTIONS: dict[str, Callable[[Any, Any], Any]] = {
     ),
     "count": lambda xp, x: xp.sum(x, axis=1) / xp.astype(xp.asarray(x.shape[1]), x.dtype),
     "clip": lambda xp, x: xp.clip(x, -0.5, 0.5) - xp.minimum(x, xp.abs(x)),
+    "computed_lengths": lambda xp, x: (
+        x
+        * (x.shape[1] // 2 + 2 * x.shape[0] % 3 - x.shape[1] + (7 - x.shape[0]) * x.shape[1] - x.shape[1] ** 2)
+        + xp.astype(xp.sum(xp.arange(x.shape[1] // 2) + x.size), x.dtype)
+    ),
+    "floats_of_lengths": lambda xp, x: (
+        x / x.shape[1] ** 0.5 + 1 / x.shape[0] - (x.shape[1] + 0.5) * x / (2.5 - np.sqrt(x.shape[0] / 2))
+    ),
+    "halves": lambda xp, x: xp.concat([-x[:, x.shape[1] // 2 :, :], x[:, : x.shape[1] // 2, :]], axis=1),
+    "split_and_joined": lambda xp, x: xp.reshape(
+        xp.reshape(x, (x.shape[0] * x.shape[1], 16)) + xp.ones((x.shape[0] * x.shape[1], 1)), x.shape
+    ),
+    "last": lambda xp, x: x[:, x.shape[1] - 1, :] + x[:, x.shape[1] - 2 :, :][:, 0, :],
+    "triangle": lambda xp, x: xp.tril(x @ x.mT, k=-1) @ xp.eye(x.shape[1], dtype=x.dtype),
+    "sorted": lambda xp, x: xp.sort(x, axis=1) - xp.flip(xp.cumulative_sum(x, axis=0)) * xp.roll(x, 2, axis=1),
+    "chosen": lambda xp, x: (
+        xp.take_along_axis(x, xp.argsort(x, axis=1), axis=1) + xp.repeat(x[:, :1, :], x.shape[1], axis=1)
+    ),
+    "masked": lambda xp, x: xp.sum(x[x > 0.25]) + x[:, xp.asarray([0, 2]), xp.asarray([[3], [-1]])][..., 0],
+    "unique": lambda xp, x: xp.unique_counts(xp.round(x)).counts,
+    "products": lambda xp, x: (
+        xp.tensordot(x, xp.vecdot(x, x), axes=((0, 1), (0, 1))) + xp.prod(x[:2, 0, :], axis=0)
+    ),
 }
 
 
@@ -277,12 +301,18 @@ def test_functions_of_the_standard(name: str) -> None:
         (lambda x: x.sum(), AttributeError, "sum"),
         (lambda x: -x if x[0, 0, 0] > 0 else x, TypeError, "neither true nor false"),
         (
-            lambda x: x * x.shape[1] * (x.shape[1] * 2),
+            lambda x: x * float(x.shape[1]),
             TypeError,
-            "a length.*cannot be used as a Python number; got length=L.*Lengths add up",
+            "a length.*cannot be used as a Python number; got length=L.*Compute with",
         ),
-        (lambda x: x * (x.shape[1] - x.shape[0]), TypeError, "cannot be used as a Python number; got length=L"),
-        (lambda x: x * (x.shape[1] + 0.5), TypeError, "cannot be used as a Python number; got length=L"),
+        (
+            lambda x: x * (x.shape[1] // x.shape[0]),
+            TypeError,
+            "cannot be used as a Python number; got length=L",
+        ),
+        (lambda x: x * (x.shape[1] * True), TypeError, "cannot be used as a Python number; got length=L"),
+        (lambda x: x * float(x.shape[1] / 2), TypeError, "got value=a float that follows from lengths"),
+        (lambda x: x if x.shape[1] / 2 > 3 else -x, TypeError, "got value=a float that follows from lengths"),
         (
             lambda x: x if x.shape[0] > x.shape[1] else -x,
             TypeError,
@@ -298,7 +328,15 @@ def test_functions_of_the_standard(name: str) -> None:
         (lambda x: x + np.ones(3, np.float32), ValueError, r"must broadcast.*; got.*\(3,\)"),
         (lambda x: x + "1", TypeError, "computed with arrays and numbers; got operand=str"),
         (lambda x: x + np.ones(16, "complex64"), TypeError, "of a dtype that a graph holds.*complex64"),
-        (lambda x: x[x > 0], TypeError, "an index must be made of integers.*got index=GraphValue"),
+        (lambda x: x[x[0, ...] > 0], IndexError, "a mask must have the lengths of the axes.*got mask.shape="),
+        (lambda x: x[:, [0, 1]], TypeError, r"an index must be made of integers.*got index=list.*xp.asarray"),
+        (lambda x: x[: x[0, 0, 0]], TypeError, r"the bounds of a slice must be integers or lengths.*xp.arange"),
+        (
+            lambda x: operator.setitem(x, 0, 1.0),
+            TypeError,
+            r"cannot be written to.*xp\.where\(condition, new, x\)",
+        ),
+        (lambda x: x * len(x), TypeError, r"len\(\) of a value must be a number that is known.*x\.shape\[0\]"),
         (
             lambda x: attending(
                 x, masks.from_function(lambda b, h, i, j: scaled_dot_product_attention(i, i, i) > 0)

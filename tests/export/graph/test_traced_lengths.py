@@ -18,7 +18,7 @@ from sdpa_xp_export import TensorSpec, to_onnx
 X, Y = (TensorSpec("float32", ("B", length, 4)) for length in ("L", "S"))
 REFUSED = r"to_onnx: .*known only when the graph runs cannot be used as a Python number; got length=.*"
 COMPARED = f"{REFUSED}Write a number in the spec if the length is fixed.*xp.where"
-AS_NUMBER = rf"{REFUSED}Lengths add up.*xp.take\(table, xp.arange"
+AS_NUMBER = rf"{REFUSED}Compute with.*xp.take\(table, xp.arange"
 
 
 def answer_to(ask: Callable[[Any, Any], Any]) -> Any:
@@ -78,7 +78,6 @@ def test_a_comparison_of_a_length_is_refused(name: str) -> None:
         lambda x, y: range(x.shape[1]),
         lambda x, y: [1, 2][x.shape[1]],
         lambda x, y: math.gcd(x.shape[1], 2),
-        lambda x, y: math.prod(x.shape),
         lambda x, y: divmod(x.shape[1], 2),
         lambda x, y: x.shape[1] & 1,
         lambda x, y: round(x.shape[1]),
@@ -89,7 +88,8 @@ def test_a_comparison_of_a_length_is_refused(name: str) -> None:
         lambda x, y: np.ones((9, 4))[: x.shape[1]],
         lambda x, y: np.tril(np.ones((9, 9)))[: x.shape[1], : x.shape[1]],
         lambda x, y: np.tile(np.ones(2), x.shape[1]),
-        lambda x, y: np.sqrt(x.shape[1]),
+        lambda x, y: math.sqrt(x.shape[1]),
+        lambda x, y: math.floor(x.shape[1] / 2),
         lambda x, y: np.log(x.shape[1] + x.shape[0]),
         lambda x, y: np.max([x.shape[1], 3]),
         lambda x, y: np.stack([x.shape[1], x.shape[0]]),
@@ -97,11 +97,10 @@ def test_a_comparison_of_a_length_is_refused(name: str) -> None:
         lambda x, y: np.float32(2) * x.shape[1],
         lambda x, y: np.ones(4, "float32") * x.shape[1],
         lambda x, y: float(x.shape[1]),
-        lambda x, y: x[:, : x.shape[1] // 2],
     ],
 )
 def test_a_length_as_a_number_is_refused(ask: Callable[[Any, Any], Any]) -> None:
-    words = REFUSED.replace("length=", "") + "Lengths add up.*xp.take"
+    words = REFUSED.replace("length=", "") + "Compute with.*xp.take"
     with pytest.raises(TypeError, match=words) as caught:
         answer_to(ask)
     assert str(caught.value).count("; got ") == 1
