@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from internals import find_backends, override, providers, verify_inputs
+from internals import override, providers, verify_inputs
 from sybil import Document, Example, Region, Sybil
 from sybil.evaluators.doctest import NUMBER, DocTestEvaluator
 from sybil.evaluators.python import PythonEvaluator
@@ -139,7 +139,7 @@ def folder(
 
     The playground gets its models of 2 heads and one soft cap alone, models are
     verified in one process and without the longest runs, libraries are compared
-    at one length, and the demo compares two; where the site is built, nothing is left out.
+    at one length; where the site is built, nothing is left out.
     """
     from short_runs import leave_out_long_runs, run_models_by
 
@@ -151,10 +151,5 @@ def folder(
         override(patch, "LONGEST_TRIAL", 140)
         override(patch, "OTHER_SIZES", ((64, 64),))
         override(patch, "LONGER", ())
-        override(
-            patch,
-            "find_demo_backends",
-            lambda: find_backends(["numpy", "torch"]),
-        )
         patch.chdir(tmp_path_factory.mktemp("page"))
         yield

@@ -78,7 +78,6 @@ PLACES = {
     "FEW_QUERIES": "sdpa_xp_export.forms.choice:FEW_QUERIES",
     "FEW_SCORES": "sdpa_xp_export.forms.choice:FEW_SCORES",
     "find_backends": "sdpa_xp_export._agree.backends:find_backends",
-    "find_demo_backends": "sdpa_xp_export._demo:find_backends",
     "flock": "sdpa_xp_export._files.atomic:flock",
     "FormChoice": "sdpa_xp_export._call.call:FormChoice",
     "FormName": "sdpa_xp_export._call.call:FormName",

@@ -105,19 +105,6 @@ def long_graphs() -> str:
     return "\n".join(rows)
 
 
-def causal_with_open_lengths() -> str:
-    """A table of causal graphs with open lengths: the milliseconds of `tiled` and of `grouped_query`."""
-    cells = json.loads((RESULTS / "exported.json").read_text())["cells"]
-    rows = ["| tokens | `tiled` | `grouped_query` |", "|---|---|---|"]
-    for cell in cells:
-        call, _, length = cell["call"].partition(", S = ")
-        if call == "causal" and length.endswith(", open"):
-            times = [cell["graphs"][form]["milliseconds"] for form in ("tiled", "grouped_query")]
-            cells_of_row = [length.removesuffix(", open"), *(f"{time:.3g} ms" for time in times)]
-            rows.append("| " + " | ".join(cells_of_row) + " |")
-    return "\n".join(rows)
-
-
 def picture(figure: Any, alt: str) -> str:
     """Return a plot as HTML, in the text colour of the page, for light pages and dark ones."""
     svg = inline(figure).replace(plots.INK, "currentColor")

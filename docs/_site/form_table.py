@@ -88,18 +88,6 @@ def forms() -> str:
     return table(header, rows)
 
 
-def by_length() -> str:
-    """The table of the chosen forms in Markdown, for a batch of 1 and as many key heads as query heads."""
-    notes = Notes("length-note")
-    rows = []
-    for name, rules in CALLS_BY_LENGTH.items():
-        for length in LENGTHS:
-            words = f"{length:,}" if isinstance(length, int) else "open"
-            call = _call(Size(words, 1, length, length), "float32", key_heads=HEADS, **rules)
-            rows.append([name, words, *(cell(notes, [call], runtime) for runtime in RUNTIMES)])
-    return table(["call", "tokens", *(f"`{runtime}`" for runtime in RUNTIMES)], rows)
-
-
 def cell(notes: Notes, calls: list[ExportCall], runtime: str) -> str:
     """The forms of the calls in order, one if they are the same."""
     forms = [_chosen(notes, call, runtime) for call in calls]

@@ -77,15 +77,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page, name in notebooks.PAGES.items():
         uri = f"{Path(page).parent}/{name}"
         files.append(File.generated(config, uri, abs_src_path=str(notebooks.FOLDER / name)))
+        for path in notebooks.examples(page):
+            uri = f"{Path(page).parent}/{path.name}"
+            files.append(File.generated(config, uri, abs_src_path=str(path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Show pictures next to their code, and link to the notebook of a tutorial below its title."""
+    """Show pictures next to their code, and link to the notebook and the programs of a tutorial."""
     import notebooks
     import pictures
 
     if page.file.src_uri in notebooks.PAGES:
+        markdown = notebooks.with_downloads(markdown)
         markdown = notebooks.with_link(markdown, notebooks.PAGES[page.file.src_uri])
     return pictures.expanded(markdown)
 

@@ -116,6 +116,22 @@ def executed(document: NotebookNode) -> NotebookNode:
     return nbformat.reads(nbformat.writes(document).replace(f"{folder}/", ""), as_version=4)
 
 
+def examples(page: str) -> list[Path]:
+    """Return the programs that a page includes as a whole."""
+    text = (ROOT / "docs" / page).read_text()
+    return [ROOT / part["path"] for part in FILE.finditer(text)]
+
+
+def with_downloads(markdown: str) -> str:
+    """Link to each program that a page includes: a reader saves the file and does not read it there."""
+
+    def download(part: re.Match[str]) -> str:
+        path = part["path"]
+        return f"[Download `{path}`]({Path(path).name}){{ .md-button download }}"
+
+    return FILE.sub(download, markdown)
+
+
 def with_link(page: str, name: str) -> str:
     """Return a page with a link to its notebook below its title."""
     link = f'[Download this page as a notebook]({name}){{ download="{name}" }}'

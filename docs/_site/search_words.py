@@ -25,13 +25,17 @@ WORDS = {
         "ai.onnx operators forms groupqueryattention multiheadattention"
     ),
     "explanation/testing/": (
-        "mutation mutants float64 float64 reference reference trust tested mypy py.typed hypothesis "
-        "property invariants"
+        "float64 reference mutation mutants float64 float64 reference reference trust tested mypy py.typed "
+        "hypothesis property invariants"
     ),
     "cheat-sheet/#coming-from": "compare equivalent",
     "cheat-sheet/#shapes": "shape shapes layout bhsd bshd 2d 3d inputs without batch q k v query key value",
-    "explanation/array-api/": "array api consortium standard version",
-    "explanation/empty-rows/": "empty zero zeros row rows fully without keys",
+    "explanation/how-it-works/#the-array-api-and-vendor-kernels": (
+        "array array api api consortium standard version"
+    ),
+    "explanation/precision/#rows-without-keys": (
+        "fully fully masked masked row empty zero zeros row rows fully without keys"
+    ),
     "explanation/how-it-works/": "flashattention tile tiles tiling algorithm",
     "explanation/precision/": "precision accuracy rounding numerical stability exact numerical error",
     "explanation/precision/#how-agreement-is-judged": "tolerance rtol atol error bound ulp",
@@ -40,7 +44,7 @@ WORDS = {
     "how-to/add-a-backend/": (
         "add add backend register registration dlpack custom array library new duck plugin support own"
     ),
-    "how-to/add-a-backend/#add-a-vendors-kernel": "kernel write",
+    "how-to/add-a-backend/#change-sdpa_xp-itself": "kernel write",
     "how-to/add-a-backend/#override-functions": "override dispatch protocol hook __sdpa_xp__",
     "how-to/add-a-backend/#test-it-in-your-repository": "pytest own library test my",
     "how-to/add-a-backend/#what-an-array-must-have": (
@@ -58,32 +62,34 @@ WORDS = {
         "intra_op_num_threads latency threads concurrent throughput p95 intra_op op"
     ),
     "how-to/export/": "export onnx",
-    "how-to/deploy/#run-other-tools-on-the-file": "simplify quantize_dynamic extract_model merge_models prefix",
+    "how-to/files/#run-other-tools-on-the-file": "simplify quantize_dynamic extract_model merge_models prefix",
     "how-to/deploy/#other-providers-and-languages": (
         "tensorrt directml coreml openvino c++ cpp c# java rust language languages other provider providers "
         "trtexec rocm amd csharp"
     ),
-    "how-to/export/#bfloat16": "onnx bf16",
-    "how-to/export/#choose-the-runtime-not-the-form": "opset form runtime onnxruntime version older",
+    "how-to/files/#bfloat16": "onnx bf16",
+    "how-to/deploy/#choose-the-runtime-not-the-form": (
+        "groupqueryattention choose chosen opset form runtime onnxruntime version older"
+    ),
     "how-to/export/#decode-with-a-cache": "past past_key past_key_values",
-    "how-to/export/#dtypes-in-a-traced-function": "quantize quantized quantization int8",
-    "how-to/export/#export-a-whole-layer": (
+    "how-to/export-a-layer/#dtypes-in-a-traced-function": "quantize quantized quantization int8",
+    "how-to/export-a-layer/#export-a-whole-layer": (
         "export layer custom function weights onnx load own pretrained state_dict checkpoint safetensors"
     ),
-    "how-to/export/#files-over-2-gib": "2gb 2gib protobuf larger external data exceeds maximum",
-    "how-to/export/#export-a-whole-block-norm-attention-mlp": "transformerencoderlayer block norm mlp",
-    "how-to/export/#float16": "float16 half fp16 onnx",
+    "how-to/files/#files-over-2-gib": "2gb 2gib protobuf larger external data exceeds maximum",
+    "how-to/export-a-layer/#export-a-whole-block-norm-attention-mlp": "transformerencoderlayer block norm mlp",
+    "how-to/files/#float16": "export float16 half fp16 onnx",
     "how-to/export/#leave-lengths-open": "dynamic open batch size 0 length zero empty input",
     "how-to/export/#prompts-of-different-lengths": (
         "prompt prompts ragged padded batch cache different lengths past_lengths"
     ),
-    "how-to/export/#put-the-graph-into-a-larger-model": (
+    "how-to/files/#put-the-graph-into-a-larger-model": (
         "merge compose combine subgraph larger existing existing insert models"
     ),
     "how-to/export/#save-it-and-run-it-in-python": "save model inferencesession session",
-    "how-to/export/#your-own-function-with-a-cache": "ndonnx",
-    "how-to/export/#use-torchs-exporter": "torch.onnx.export dynamo",
-    "how-to/flax-equinox-keras/": "flax equinox keras",
+    "how-to/export-a-layer/#your-own-function-with-a-cache": "ndonnx",
+    "how-to/export-a-layer/#use-torchs-exporter": "torch.onnx.export dynamo",
+    "how-to/frameworks/#flax": "flax equinox keras",
     "how-to/gradients/": "gradient gradients backward backprop autograd backpropagation",
     "how-to/gradients/#train-a-layer": "train multi layer torch loop adam optimizer optimiser sgd",
     "how-to/long-sequences/": "long out oom memory complexity quadratic",
@@ -111,7 +117,7 @@ WORDS = {
     "how-to/port/#flexattention": "flex score_mod mask_mod block_mask",
     "how-to/port/#jaxnn": "jax",
     "how-to/port/#torch": "torch pytorch",
-    "how-to/transformers/": "bert gemma gpt gpt2 huggingface hugging face llama lora peft mistral transformers",
+    "how-to/frameworks/": "bert gemma gpt gpt2 huggingface hugging face llama lora peft mistral transformers",
     "how-to/verify/": "verify check exported",
     "how-to/verify/#if-a-model-disagrees": ("verification disagree disagrees fail fails failed failure debug"),
     "how-to/verify/#in-ci": "ci json pytest pipeline continuous integration github actions",
@@ -119,17 +125,17 @@ WORDS = {
     "how-to/verify/#write-a-report": "report html json",
     "playground/": "play try demo online own sentence",
     "project/changelog/": "release notes changes",
-    "project/contributing/": (
+    "project/#contributing": (
         "contribute contributing first change source tree layout code repository structure architecture where"
     ),
-    "project/contributing/#run-the-tests": "tests pytest --backends",
-    "project/stability/": ("semver stable stable versioning policy semver api stability"),
-    "project/stability/#citation": "cite citation bibtex",
-    "project/stability/#deprecation": "deprecationwarning deprecated deprecation policy",
-    "project/stability/#what-is-supported": (
+    "project/#run-the-tests": "make check tests pytest --backends",
+    "project/": ("semver stable stable versioning policy semver api stability"),
+    "project/#citation": "cite citation bibtex",
+    "project/#deprecation": "deprecationwarning deprecated deprecation policy",
+    "project/#what-is-supported": (
         "supports windows macos linux arm apple aarch64 licence license minimum version"
     ),
-    "reference/": "api reference",
+    "reference/": "reference",
     "reference/#glossary": (
         "glossary embedding logit token sink d_model prefill feed forward mlp residual softmax "
         "tokens provider opset tiled tiled primitive multi_head grouped_query transformer transformer encoder"
@@ -145,10 +151,10 @@ WORDS = {
     f"reference/attention/#sdpa_xp.{SDPA}": (
         f"{SDPA} scaled dot product attention sdpa softcap sinks attn_mask is_causal scale"
     ),
-    "reference/benchmarks/": "benchmark speed speed performance tokens 4096 4,096 decode",
-    "reference/biases/": "bias biases",
-    "reference/biases/#sdpa_xp.biases.alibi": "alibi",
-    "reference/biases/#sdpa_xp.biases.relative": "relative position t5",
+    "reference/support/#benchmarks": "benchmark speed speed performance tokens 4096 4,096 decode",
+    "reference/masks/#biases": "bias biases",
+    "reference/masks/#sdpa_xp.biases.alibi": "alibi",
+    "reference/masks/#sdpa_xp.biases.relative": "relative position t5",
     "reference/caches/": "kv cache caching",
     "reference/caches/#sdpa_xp.PagedKVCache": "paged pagedattention",
     "reference/caches/#sdpa_xp.varlen_attention": "varlen ragged jagged cu_seqlens",
@@ -174,9 +180,9 @@ WORDS = {
     "reference/layers/#sdpa_xp.layers.MultiHeadAttention": "mha multi multihead multiheadattention",
     "reference/masks/": "masks",
     "reference/plot/": "plot plt.show picture figure matplotlib nothing appears",
-    "reference/positional/": "positional encoding",
-    "reference/positional/#sdpa_xp.positional.Rotary": "rope rotary",
-    "reference/support/": "supported libraries support",
+    "reference/layers/#positions": "positional embedding positional encoding",
+    "reference/layers/#sdpa_xp.positional.Rotary": "rope rotary",
+    "reference/support/": "support matrix supported libraries support",
     "reference/support/#the-forms": "opset opsets each form",
     "tutorials/": "started beginner tutorial notebook notebooks colab",
     "tutorials/#examples": (

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-PAGE = Path(__file__).parents[2] / "docs/how-to/transformers.md"
+PAGE = Path(__file__).parents[2] / "docs/how-to/frameworks.md"
 LISTED = re.search(r"^Models that ask .*?:\s(.*?)\.\n\n", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 NAMES = re.findall(r"[\w-]+", LISTED[1]) if LISTED else []
 SIZES = {"vocab_size": 61, "hidden_size": 32, "num_attention_heads": 4}
