@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 from sdpa_xp._call.options import CallOptions, floating_arrays
 from sdpa_xp._call.prepared_call import PreparedCall, prepare
-from sdpa_xp._call.tangents import accessible, bind_tangents, check_tangents
+from sdpa_xp._call.tangents import accessible, bind_tangents, check_tangents, refuse_chunks
 from sdpa_xp._checks.arrays import Layout
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
 from sdpa_xp._core import streaming
@@ -16,7 +16,6 @@ from sdpa_xp._core.products import ArraySource
 from sdpa_xp._libraries import overridden
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp.biases import Bias
-from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp.masks import Mask
 
 A = TypeVar("A", bound=AnyArray)
@@ -145,12 +144,3 @@ def _derivatives(
         joined = cast(Array, joined)
         derivatives = [joined[..., n * width : (n + 1) * width] for n in range(len(directions))]
         return call.result(output), [call.result(derivative) for derivative in derivatives]
-
-
-def refuse_chunks(call: PreparedCall) -> None:
-    """Refuse arrays in chunks."""
-    if call.grid.library.chunks is None:
-        return
-    rule = "arrays in chunks support gradients, but no derivatives along directions"
-    hint = "Compute the arrays first, or call it for blocks of queries."
-    raise ArgumentTypeError(call.grid.function, rule, {"query": f"an array of {call.grid.library.name}"}, hint)

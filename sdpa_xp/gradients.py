@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from sdpa_xp._call.options import CallOptions, floating_arrays
 from sdpa_xp._call.prepared_call import PreparedCall, prepare
+from sdpa_xp._call.tangents import bind_tangents, check_tangents, refuse_chunks
 from sdpa_xp._checks.arrays import (
     Layout,
     check_known,
@@ -21,7 +22,8 @@ from sdpa_xp._core import streaming
 from sdpa_xp._core.backward import Forward, gradients
 from sdpa_xp._core.gradient_sums import gradient_targets, try_functions
 from sdpa_xp._core.products import ArraySource
-from sdpa_xp._libraries import astype_if_needed, overridden
+from sdpa_xp._core.second_order import gradient_tangents
+from sdpa_xp._libraries import astype_if_needed, is_traced, overridden
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng, Shape
 from sdpa_xp._many import graph_call
 from sdpa_xp._tiles.tile import GradientTarget
@@ -30,9 +32,6 @@ from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks import Mask
 
 A = TypeVar("A", bound=AnyArray)
-Pullback: TypeAlias = Callable[[AnyArray], dict[str, A]]
-"""A function from the gradient of the output to the gradients of the inputs, by name."""
-
 FUNCTION = "scaled_dot_product_attention_vjp"
 
 
@@ -125,19 +124,100 @@ def scaled_dot_product_attention_vjp(
     call = prepare(FUNCTION, inputs, options)
     arrays = floating_arrays(inputs, options)
     with call.computing():
-        forward = _forward(call, arrays)
+        forward = derive(call, arrays)
         output = call.result(forward.output)
     call.checked(output)
-    shape = output.shape
+    return cast(A, output), Pullback(call, options, arrays, forward, output.shape)
 
-    def pullback(cotangent: AnyArray) -> dict[str, A]:
-        array = _check_cotangent(cotangent, arrays["query"], shape)
+
+class Pullback(Generic[A]):
+    """The function from the gradient of the output to the gradients of the inputs, by name.
+
+    `scaled_dot_product_attention_vjp` returns it.
+    """
+
+    def __init__(
+        self,
+        call: PreparedCall,
+        options: CallOptions,
+        arrays: Mapping[str, Array],
+        forward: Derivable,
+        output: Shape,
+    ) -> None:
+        self._call, self._options, self._arrays = call, options, arrays
+        self._forward, self._output = forward, output
+
+    def __repr__(self) -> str:
+        return f"<pullback of {FUNCTION}: {self._output} to {', '.join(self._arrays)}>"
+
+    def __call__(self, cotangent: AnyArray) -> dict[str, A]:
+        """Return the gradients of the inputs, by name.
+
+        Args:
+            cotangent: The gradient of a loss with respect to the output, with the output's shape.
+        """
+        array = check_cotangent(cotangent, self._arrays["query"], self._output)
         # The context of the output has ended, and the caller may be in another thread now.
-        with call.computing():
-            computed = _backward(call, forward, arrays, array)
-        return {name: call.checked(cast(A, gradient), name) for name, gradient in computed.items()}
+        with self._call.computing():
+            computed = _backward(self._call, self._forward, self._arrays, array)
+        return self._checked(computed)
 
-    return cast(A, output), pullback
+    def jvp(
+        self,
+        cotangent: AnyArray,
+        tangents: Mapping[str, AnyArray],
+        cotangent_tangent: AnyArray | None = None,
+    ) -> tuple[dict[str, A], dict[str, A]]:
+        r"""Return the gradients, and their derivatives along a direction: a Hessian-vector product.
+
+        If the inputs move by a small number times `tangents`, and the cotangent by this number times
+        `cotangent_tangent`, each gradient moves by the number times its derivative. So for a fixed cotangent c,
+        the derivatives are the Hessian of $\langle c, O \rangle$ times the tangents. Double backward is this
+        function too: the Hessian is symmetric, and the derivative with respect to the cotangent is that of
+        `scaled_dot_product_attention_jvp`. Memory grows with L + S.
+
+        Args:
+            cotangent: The gradient of a loss with respect to the output, with the output's shape.
+            tangents: The direction, as for `scaled_dot_product_attention_jvp`.
+            cotangent_tangent: How the cotangent moves, with its shape; None if it does not. For the Hessian of
+                a loss that is not linear in the output, it is the Hessian of the loss times the tangent of the
+                output.
+
+        Returns:
+            The gradients and their derivatives, both by name, as the pullback returns gradients.
+
+        Raises:
+            TypeError: A tangent or a cotangent has another library or dtype than its array, or the arrays are
+                lazy arrays in chunks.
+            ValueError: A tangent or a cotangent has another shape or device than its array, or a tangent has a
+                name that no floating array of the call has.
+
+        Examples:
+            >>> import numpy as np
+            >>> query, key, value = np.zeros((1, 2)), np.eye(2), np.asarray([[1.0], [3.0]])
+            >>> output, pullback = scaled_dot_product_attention_vjp(
+            ...     query, key, value, scale=1
+            ... )
+            >>> gradients, moved = pullback.jvp(
+            ...     np.ones_like(output), {"key": np.asarray([[1.0, 0.0], [0.0, 0.0]])}
+            ... )
+            >>> moved["query"]
+            array([[-0.5,  0. ]])
+        """
+        array = check_cotangent(cotangent, self._arrays["query"], self._output)
+        moved = None
+        if cotangent_tangent is not None:
+            moved = check_cotangent(cotangent_tangent, self._arrays["query"], self._output, "cotangent_tangent")
+        checked = check_tangents(FUNCTION, tangents, self._arrays)
+        with self._call.computing():
+            computed = second_order(
+                self._call, self._options, self._forward, self._arrays, array, checked, moved
+            )
+        gradients, derivatives = map(self._checked, computed)
+        return gradients, derivatives
+
+    def _checked(self, computed: Mapping[str, Array]) -> dict[str, A]:
+        return {name: self._call.checked(cast(A, gradient), name) for name, gradient in computed.items()}
 
 
 class Derivable(NamedTuple):
@@ -148,10 +228,15 @@ class Derivable(NamedTuple):
     targets: Mapping[str, GradientTarget]
     gradients: Callable[[Array], dict[str, Array]]
     """Returns the gradient of each target from the cotangent of the output."""
+    forward: Forward | None = None
+    """What the second derivatives are computed from; None for arrays in chunks, which have none."""
 
 
-def _forward(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
-    """Compute the output, and return all that the gradients of `arrays` are computed with."""
+def derive(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
+    """Compute the output of a prepared call, and return all that the derivatives of its `arrays` need.
+
+    `arrays` are the `floating_arrays` of the call, in the caller's layout.
+    """
     cut = graph_call(call) if call.grid.library.chunks is not None else None
     # Before the output, so that a call that has no gradients is refused at once, and not by its pullback.
     if call.options.biases and not call.is_empty:
@@ -167,42 +252,89 @@ def _forward(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
     plan = call.plan()
     output, lse_parts = streaming.attend(scores, value, plan, call.grid.dtype, in_parts=True)
     forward = Forward(scores, value, output, cast(Array, lse_parts), targets, bias_names, plan)
-    return Derivable(output, targets, partial(gradients, forward))
+    return Derivable(output, targets, partial(gradients, forward), forward)
 
 
 def _backward(
     call: PreparedCall, forward: Derivable, arrays: Mapping[str, Array], cotangent: Array
 ) -> dict[str, Array]:
     """Return the gradient of each of the caller's arrays, in its shape, layout and dtype."""
-    xp = call.grid.xp
     if call.is_empty:
-        return {name: xp.zeros_like(array) for name, array in arrays.items()}
+        return {name: call.grid.xp.zeros_like(array) for name, array in arrays.items()}
+    computed = forward.gradients(_heads_first(call, cotangent))
+    return _in_caller_form(call, forward.targets, arrays, computed)
 
-    def swapped(array: Array) -> Array:
-        return swap_heads_and_length(xp, array, call.layout)
 
-    heads_first = xp.expand_dims(cotangent, axis=0) if call.sizes.is_2d else swapped(cotangent)
-    computed = forward.gradients(heads_first)
+def second_order(
+    call: PreparedCall,
+    options: CallOptions,
+    derivable: Derivable,
+    arrays: Mapping[str, Array],
+    cotangent: Array,
+    tangents: Mapping[str, Array],
+    cotangent_tangent: Array | None,
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Return the gradients of a prepared call and their derivatives, in the caller's shapes and dtypes.
+
+    `options` are those that the call was prepared with, `derivable` is its `derive`, of the same `arrays`, and
+    the cotangents and tangents have passed `check_cotangent` and `check_tangents`.
+    """
+    forward = derivable.forward
+    if forward is None:
+        refuse_chunks(call)
+    if call.is_empty or forward is None:
+        zeros = ({name: call.grid.xp.zeros_like(array) for name, array in arrays.items()} for _ in range(2))
+        return next(zeros), next(zeros)
+    moved = None if cotangent_tangent is None else _heads_first(call, cotangent_tangent)
+    scores = forward.scores._replace(tangents=(bind_tangents(call, options, tangents),))
+    changes = [cotangent, *tangents.values(), *([] if moved is None else [moved])]
+    computed = gradient_tangents(
+        forward._replace(scores=scores),
+        _heads_first(call, cotangent),
+        moved,
+        is_traced=call.grid.is_traced or any(map(is_traced, changes)),
+    )
+    of_arrays, of_tangents = (_in_caller_form(call, derivable.targets, arrays, part) for part in computed)
+    return of_arrays, of_tangents
+
+
+def _heads_first(call: PreparedCall, cotangent: Array) -> Array:
+    """Return a cotangent of the caller's output as (..., Hq, L, Ev)."""
+    xp = call.grid.xp
+    if call.sizes.is_2d:
+        return xp.expand_dims(cotangent, axis=0)
+    return swap_heads_and_length(xp, cotangent, call.layout)
+
+
+def _in_caller_form(
+    call: PreparedCall,
+    targets: Mapping[str, GradientTarget],
+    arrays: Mapping[str, Array],
+    computed: dict[str, Array],
+) -> dict[str, Array]:
+    """Return each gradient in the shape, layout and dtype of the caller's array."""
+    xp = call.grid.xp
     for name in call.arrays:
-        computed[name] = computed[name][0, ...] if arrays[name].ndim == 2 else swapped(computed[name])
-    in_caller_shape = {
-        name: forward.targets[name].in_caller_shape(xp, computed[name], array.shape)
+        gradient = computed[name]
+        is_2d = arrays[name].ndim == 2
+        computed[name] = gradient[0, ...] if is_2d else swap_heads_and_length(xp, gradient, call.layout)
+    return {
+        name: astype_if_needed(xp, targets[name].in_caller_shape(xp, computed[name], array.shape), array.dtype)
         for name, array in arrays.items()
     }
-    return {name: astype_if_needed(xp, in_caller_shape[name], array.dtype) for name, array in arrays.items()}
 
 
-def _check_cotangent(value: object, query: Array, output: Shape) -> Array:
+def check_cotangent(value: object, query: Array, output: Shape, name: str = "cotangent") -> Array:
     """Check that a cotangent is like the output, and return it.
 
     The output has the library, dtype and device of the query.
     """
-    _, arrays = check_one_library(FUNCTION, {"query": query, "cotangent": value})
+    _, arrays = check_one_library(FUNCTION, {"query": query, name: value})
     check_one_dtype(FUNCTION, arrays)
     check_one_device(FUNCTION, arrays)
-    array = arrays["cotangent"]
-    check_known(FUNCTION, "cotangent", array.shape)
+    array = arrays[name]
+    check_known(FUNCTION, name, array.shape)
     if array.shape != output:
-        rule = "`cotangent` must have the shape of the output"
-        raise ArgumentValueError(FUNCTION, rule, {"cotangent.shape": array.shape, "output.shape": output})
+        rule = f"`{name}` must have the shape of the output"
+        raise ArgumentValueError(FUNCTION, rule, {f"{name}.shape": array.shape, "output.shape": output})
     return array

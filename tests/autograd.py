@@ -86,6 +86,31 @@ def jvp(
     return result
 
 
+def second_order(
+    call: Call,
+    inputs: Mapping[str, np.ndarray],
+    tangents: Mapping[str, np.ndarray],
+    cotangents: tuple[np.ndarray, np.ndarray],
+    dtype: str = "float64",
+) -> dict[str, np.ndarray]:
+    """How each gradient changes if the inputs move by tangents, and the first cotangent by the second."""
+    import torch
+
+    def tensor(x: np.ndarray) -> Any:
+        return torch.tensor(x.astype(np.float64), dtype=getattr(torch, dtype))
+
+    leaves = {name: tensor(x).requires_grad_() for name, x in inputs.items()}
+    cotangent, moved = map(tensor, cotangents)
+    output, _ = attention(call, leaves)
+    by = {"materialize_grads": True, "retain_graph": True}
+    first = torch.autograd.grad(output, [*leaves.values()], cotangent, create_graph=True, **by)
+    slope = sum((x * tensor(tangents[name])).sum() for name, x in zip(leaves, first, strict=True))
+    # The Hessian is symmetric: the gradient of the slope is the change of the gradients.
+    second = torch.autograd.grad(slope, [*leaves.values()], **by)
+    linear = torch.autograd.grad(output, [*leaves.values()], moved, **by)
+    return {n: (x + y).double().numpy() for n, x, y in zip(leaves, second, linear, strict=True)}
+
+
 def output_and_weights(call: Call, inputs: Mapping[str, np.ndarray], dtype: str) -> list[np.ndarray]:
     """Computed in `dtype`."""
     import torch

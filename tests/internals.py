@@ -170,6 +170,7 @@ PLACES = {
     "prepare": "sdpa_xp._call.prepared_call",
     "process": "sdpa_xp_export._runtime.process",
     "product": "sdpa_xp_export._verify.reference:product",
+    "second_order": "sdpa_xp._core.second_order",
     "PROBE_SIDE": "sdpa_xp._core.gradient_sums:PROBE_SIDE",
     "products": "sdpa_xp._core.products",
     "PROVIDERS": "sdpa_xp_export._runtime.releases:PROVIDERS",

@@ -52,6 +52,15 @@ def check_tangents(
     return checked
 
 
+def refuse_chunks(call: PreparedCall) -> None:
+    """Refuse arrays in chunks."""
+    if call.grid.library.chunks is None:
+        return
+    rule = "arrays in chunks support gradients, but no derivatives along directions"
+    hint = "Compute the arrays first, or call it for blocks of queries."
+    raise ArgumentTypeError(call.grid.function, rule, {"query": f"an array of {call.grid.library.name}"}, hint)
+
+
 def accessible(call: PreparedCall, arrays: Iterable[Array]) -> PreparedCall:
     """Return the call, computed as more arrays allow: they may be traced, or record operations."""
     grid, access = call.grid, access_of([*call.arrays.values(), *arrays])

@@ -70,6 +70,12 @@ class Forward(NamedTuple):
         return self._replace(scores=self.scores._replace(grid=grid), plan=plan)
 
 
+AddRows: TypeAlias = Callable[
+    [Mapping[str, GradientAccumulator], Forward, Sequence[Array], range, GradientGuard], None
+]
+"""What adds the contributions of a range of queries: to which sums, of which call, from which cotangents."""
+
+
 class RowInputs(NamedTuple):
     """What each tile of a range of queries needs of these queries."""
 
@@ -94,27 +100,38 @@ def gradients(forward: Forward, cotangent: Array) -> dict[str, Array]:
     scores = forward.scores._replace(known_tiles=None)  # those of the output begin where its rows attend
     forward = forward._replace(scores=scores)
     if scores.grid.is_traced or is_traced(cotangent):  # whether a gradient is NaN cannot be read
-        return _gradients(forward.in_one_tile(), cotangent, "all")
+        return sum_over_tiles(forward.in_one_tile(), (cotangent,), "all", _add_rows)
     if (finite := scores.options.finite_inputs) is not None:
         questions = Questions()
         forward = forward._replace(scores=scores._replace(grid=replace(scores.grid, questions=questions)))
-        computed = _gradients(forward, cotangent, "cotangent" if finite >= INPUTS else "all")
+        guard: GradientGuard = "cotangent" if finite >= INPUTS else "all"
+        computed = sum_over_tiles(forward, (cotangent,), guard, _add_rows)
         if questions.arrays and not all(map(all, questions.read(scores.grid.library, scores.xp))):
             refuse_unknown_derivative(scores.grid.function, traced=False)
         return computed
-    computed = _gradients(forward, cotangent, "none")
-    if not scores.options.may_mask or _is_finite(scores.xp, computed):
+    return guarded_if_nonfinite(forward, (cotangent,), _add_rows)
+
+
+def guarded_if_nonfinite(forward: Forward, cotangents: Sequence[Array], add_rows: AddRows) -> dict[str, Array]:
+    """Return the sums over the tiles, computed a second time with the guard "all" if they are not finite."""
+    computed = sum_over_tiles(forward, cotangents, "none", add_rows)
+    if not forward.scores.options.may_mask or _is_finite(forward.scores.xp, computed):
         return computed
-    return _gradients(forward, cotangent, "all")
+    return sum_over_tiles(forward, cotangents, "all", add_rows)
 
 
-def _gradients(forward: Forward, cotangent: Array, guard: GradientGuard) -> dict[str, Array]:
-    """Compute the leading slices of the plan one by one; if arrays can be written to, in threads."""
+def sum_over_tiles(
+    forward: Forward, cotangents: Sequence[Array], guard: GradientGuard, add_rows: AddRows
+) -> dict[str, Array]:
+    """Return for each target the sum of what `add_rows` adds.
+
+    Compute the leading slices of the plan one by one; if arrays can be written to, in threads.
+    """
     # The pieces of an accumulator need common borders.
     forward = forward._replace(plan=forward.plan.with_common_borders())
     plan, grid, targets = forward.plan, forward.scores.grid, forward.targets
     if not grid.is_writeable:
-        return _gradients_of_slice(forward, cotangent, guard)
+        return _sum_of_slice(forward, cotangents, guard, add_rows)
     sums = {
         name: grid.xp.zeros(target.shape, dtype=grid.dtype, device=grid.device)
         for name, target in targets.items()
@@ -125,10 +142,10 @@ def _gradients(forward: Forward, cotangent: Array, guard: GradientGuard) -> dict
     kept: dict[LeadingSlice | None, dict[str, Array]] = {}
 
     def compute(slices: list[LeadingSlice | None]) -> None:
-        with computing(cotangent):  # here too: a library may keep this setting for each thread
+        with computing(cotangents[0]):  # here too: a library may keep this setting for each thread
             for leading in slices:
-                part = cotangent if leading is None else slice_leading(cotangent, leading)
-                computed = _gradients_of_slice(forward.slice_leading(leading), part, guard)
+                parts = [x if leading is None else slice_leading(x, leading) for x in cotangents]
+                computed = _sum_of_slice(forward.slice_leading(leading), parts, guard, add_rows)
                 kept[leading] = {name: computed.pop(name) for name in small}
                 for name, gradient in computed.items():
                     sums[name][targets[name].slices(leading)] += gradient
@@ -155,23 +172,26 @@ def _independent_groups(
     return [*groups.values()]
 
 
-def _gradients_of_slice(forward: Forward, cotangent: Array, guard: GradientGuard) -> dict[str, Array]:
+def _sum_of_slice(
+    forward: Forward, cotangents: Sequence[Array], guard: GradientGuard, add_rows: AddRows
+) -> dict[str, Array]:
     accumulators = {
         name: GradientAccumulator(target, forward.plan, forward.scores.grid)
         for name, target in forward.targets.items()
     }
     for rows in forward.plan.row_ranges():
-        _add_rows(accumulators, forward, cotangent, rows, guard)
+        add_rows(accumulators, forward, cotangents, rows, guard)
     return {name: accumulator.array() for name, accumulator in accumulators.items()}
 
 
 def _add_rows(
     accumulators: Mapping[str, GradientAccumulator],
     forward: Forward,
-    cotangent: Array,
+    cotangents: Sequence[Array],
     rows: range,
     guard: GradientGuard,
 ) -> None:
+    (cotangent,) = cotangents
     scores = forward.scores
     xp, dtype = scores.xp, scores.grid.dtype
     row_tile = scores.tile(rows, range(1))
@@ -225,7 +245,7 @@ def _add_tile(
     ds = scores.without_masked(p * (dp - inputs.delta), for_cotangent)
 
     over_group, grouped = partial(matmul_over_group, xp, key.shape[-3]), partial(matmul_grouped, xp)
-    accumulators["value"].add(tile, _guarded_product(xp, over_group, kept, inputs.cotangent, for_cotangent))
+    accumulators["value"].add(tile, guarded_product(xp, over_group, kept, inputs.cotangent, for_cotangent))
     finite = scores.without_masked(capped, for_inputs) if scores.options.biases else capped
     for bias, name in zip(scores.options.biases, forward.bias_names, strict=True):
         of_bias = bias.gradient(tile, finite, ds)
@@ -233,11 +253,11 @@ def _add_tile(
             accumulators[name].add(tile, of_bias)
     slope = scores.slope(capped, for_cotangent)
     ds = ds if slope is None else ds * slope
-    accumulators["key"].add(tile, _guarded_product(xp, over_group, ds, inputs.query, for_inputs))
-    return _guarded_product(xp, grouped, ds, key, for_inputs)
+    accumulators["key"].add(tile, guarded_product(xp, over_group, ds, inputs.query, for_inputs))
+    return guarded_product(xp, grouped, ds, key, for_inputs)
 
 
-def _guarded_product(
+def guarded_product(
     xp: Namespace, product: Callable[[Array, Array], Array], weights: Array, operand: Array, allowed: Allowed
 ) -> Array:
     """Return `product` of both, where only pairs that may attend bring in a NaN or inf of the operand."""

@@ -70,7 +70,8 @@ def attend_with_tangents(
         scores.try_functions(tile, products, allowed)
         if value_tangents is not None:
             yield weigh(xp, kept, value_tangents(tile.columns), allowed, guard, memory)
-        change = scores.tangent(tile, tangents, operand, products, allowed)
+        capped_tangent = scores.capped_tangent(tile, tangents, operand, products, allowed)
+        change = scores.tangent(tile, tangents, capped_tangent, allowed)
         if change is None:
             return
         if centre is None:

@@ -259,16 +259,22 @@ class Scores(NamedTuple):
         buffer = None if self.buffers is None else self.buffers.tangent
         return matmul_grouped(xp, operand, xp.matrix_transpose(key), buffer)
 
-    def tangent(
+    def capped_tangent(
         self, tile: Tile, tangents: Tangents, operand: Array | None, products: Array, allowed: Allowed
     ) -> Array | None:
-        """Return the tangent of the scores of a tile, 0 where a pair may not attend; None if it is 0.
+        """Return the tangent of the soft-capped products; None is 0.
 
-        `products` are the soft-capped ones, of which only a call with a softcap needs some.
+        The `products` are soft-capped; only a call with a softcap needs them.
         """
         changed = self.products_tangent(tile, tangents, operand)
         slope = None if changed is None else self.slope(products, allowed)
-        changed = changed if changed is None or slope is None else changed * slope
+        return changed if changed is None or slope is None else changed * slope
+
+    def tangent(
+        self, tile: Tile, tangents: Tangents, capped_tangent: Array | None, allowed: Allowed
+    ) -> Array | None:
+        """Return the tangent of the scores, 0 where a pair may not attend; None if it is 0 everywhere."""
+        changed = capped_tangent
         for bias in tangents.options.biases:
             added = cast(Added, bias).added(tile)
             changed = added if changed is None else changed + added
@@ -283,6 +289,10 @@ class Scores(NamedTuple):
             return None
         tanh = self.without_masked(capped, allowed) / self.options.softcap
         return -(tanh * tanh) + 1.0
+
+    def slope_tangent(self, capped: Array, capped_tangent: Array) -> Array:
+        """Return the tangent of `slope`, from `products` that are 0 where a pair may not attend."""
+        return capped * capped_tangent * (-2.0 / cast(float, self.options.softcap) ** 2)
 
     def try_functions(self, tile: Tile, products: Array, allowed: Allowed) -> None:
         """Refuse a bias whose function does more than add to the soft-capped products of a tile."""
