@@ -166,6 +166,13 @@ class TracedSignature:
 class JittedLayer:
     """A layer that onnxruntime computes; `jit` returns it. Threads may call it at once.
 
+    Args:
+        layer: As for `jit`.
+        target: The release of onnxruntime and the provider, which `jit` has read from its `runtime`.
+        form: As for `jit`.
+        opset: As for `jit`.
+        verifies: The `verify` of `jit`.
+
     Examples:
         >>>         >>> fast = jit(lambda x: x + 1)
         >>> fast(np.asarray([1.0, 2.0]))
