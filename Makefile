@@ -203,6 +203,7 @@ cuda-placement: $(VENV)/test $(GPU_RELEASES:%=$(VENV)/onnxruntime-gpu/%/installe
 docs: $(VENV)/all $(VENV)/site/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	node docs/_site/search/check.cjs
+	$(BIN)/python docs/_site/words.py build/site
 
 docs-serve: $(VENV)/all $(VENV)/site/installed
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --strict
