@@ -188,7 +188,7 @@ array-api: $(VENV)/test $(REDUCED:%=$(VENV)/onnxruntime/%/installed) $(VENV)/onn
 	set -e; for release in "" $(REDUCED) 1.32.0; do (cd $(ARRAY_API_TESTS) && \
 		ARRAY_API_TESTS_MODULE=quality.array_api.namespace ARRAY_API_TESTS_VERSION=2025.12 \
 		PYTHONPATH=$${release:+$(abspath $(VENV))/onnxruntime/$$release:}$(CURDIR):$(CURDIR)/tests:. \
-		$(abspath $(BIN))/python -m pytest -p quality.array_api.without_complex -p no:zarr -p no:jaxtyping \
+		$(abspath $(BIN))/python -m pytest --rootdir=. -p quality.array_api.without_complex -p no:zarr -p no:jaxtyping \
 		--disable-deadline --derandomize --max-examples $(EXAMPLES) --disable-extension linalg fft \
 		--xfails-file $(CURDIR)/quality/array_api/xfails.txt --skips-file $(CURDIR)/quality/array_api/skips.txt \
 		--deselect array_api_tests/test_has_names.py array_api_tests); done
