@@ -130,6 +130,7 @@ def scaled_dot_product_attention_vjp(
     return cast(A, output), Pullback(call, options, arrays, forward, output.shape)
 
 
+@explains_keywords
 class Pullback(Generic[A]):
     """The function from the gradient of the output to the gradients of the inputs, by name.
 

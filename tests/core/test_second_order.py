@@ -209,6 +209,14 @@ def test_refusals(arguments: Any, error: type[Exception], words: str) -> None:
         pullback.jvp(*arguments)
 
 
+def test_unknown_keywords() -> None:
+    _, pullback = vjp(X, X, X)
+    with pytest.raises(TypeError, match=r"^Pullback\.jvp: there is no argument `tangent`; got tangent=1\."):
+        pullback.jvp(X, tangent=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^Pullback: there is no argument `grad`"):
+        pullback(X, grad=X)  # type: ignore[call-arg]
+
+
 def test_a_function_that_does_more_where_it_was_not_tried() -> None:
     x = np.full((40, 4), 4, F)
     _, pullback = vjp(x, x, x, bias=biases.from_function(lambda score, b, h, i, j: np.minimum(score, 20.0)))
