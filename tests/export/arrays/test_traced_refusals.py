@@ -99,22 +99,34 @@ FOREIGN = r"^to_onnx: `layer` must be array-API code, which takes its functions 
 
 
 @pytest.mark.needs("torch")
-@pytest.mark.parametrize("kind", ["module", "method", "of another shape", "of attributes"])
+@pytest.mark.parametrize("kind", ["module", "method", "of another shape", "of attributes", "of sizes"])
 def test_a_torch_module_is_sent_to_the_exporter_of_torch(kind: str) -> None:
     import torch
+
+    class Unsqueezed(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.unsqueeze(0)
 
     class Sized(torch.nn.Module):
         def forward(self, x: Any) -> Any:
             return x.size()
 
+    whys = {
+        "of attributes": "layer=Unsqueezed, its error=a value of a graph has no attribute 'unsqueeze'",
+        "of sizes": "layer=Sized, its error='Length' object is not callable",
+    }
     linear = torch.nn.Linear(4, 4)
-    layers = {"module": linear, "method": linear.forward, "of another shape": torch.nn.Conv2d(1, 1, 3)}
+    layers = {
+        "module": linear,
+        "method": linear.forward,
+        "of another shape": torch.nn.Conv2d(1, 1, 3),
+        "of attributes": Unsqueezed(),
+        "of sizes": Sized(),
+    }
     with pytest.raises(TypeError, match=rf"{FOREIGN}.*, its error=.*`torch\.onnx\.export`") as caught:
-        to_onnx(layers.get(kind, Sized()), X)
+        to_onnx(layers[kind], X)
     assert caught.value.__cause__ is not None
-    if kind == "of attributes":
-        words = "layer=Sized, its error=a value of a graph has no attribute 'size'. Export a torch module"
-        assert words in str(caught.value)
+    assert f"{whys.get(kind, '')}. Export a torch module" in str(caught.value)
 
 
 @pytest.mark.needs("torch")
