@@ -98,7 +98,8 @@ def jit(
         ModuleNotFoundError: onnxruntime is not installed.
 
     Examples:
-        >>>         >>> from sdpa_xp import scaled_dot_product_attention
+        >>> import numpy as np
+        >>> from sdpa_xp import scaled_dot_product_attention
         >>> weight = np.eye(8, dtype="float32")
         >>> def layer(x):
         ...     return scaled_dot_product_attention(x @ weight, x, x, is_causal=True)
@@ -174,7 +175,8 @@ class JittedLayer:
         verifies: The `verify` of `jit`.
 
     Examples:
-        >>>         >>> fast = jit(lambda x: x + 1)
+        >>> import numpy as np
+        >>> fast = jit(lambda x: x + 1)
         >>> fast(np.asarray([1.0, 2.0]))
         array([2., 3.])
         >>> [value.name for value in fast.model.graph.input]
