@@ -37,7 +37,8 @@ def unsupported_reason(
     if cuts_keys and call.cached("real_keys", lambda: real_keys(call)) is not None:
         return None
     if not all(mask == CAUSAL or isinstance(mask, ArrayMask) for mask in _flatten(call.options.masks)):
-        return f"{library}'s kernel supports only `masks.causal()` and boolean arrays as masks"
+        padding = ", `masks.padding(...)`" if cuts_keys else ""
+        return f"{library}'s kernel supports only `masks.causal()`{padding} and boolean arrays as masks"
     if len(call.options.biases) > 1 or not all(isinstance(part, ArrayBias) for part in call.options.biases):
         return f"{library}'s kernel supports only one floating array as bias"
     return None

@@ -28,7 +28,7 @@ class ScoreModifier(Tree, Immutable):
     """A mask or a bias. Its fields are the arguments of the public function that made it."""
 
     name: ClassVar[str] = ""
-    """The function that made it, such as "causal", or the operator that joined two, such as "&"."""
+    """The function that made it, such as "causal" or "alibi", or the operator: "&", "|", "~" or "+"."""
     counts: ClassVar[Literal["slots", "distances", "positions"]] = "positions"
     """What it reads of a token: its place in the arrays, its distance from other tokens, or its position. In
     most calls they are the same, but not in a cache from which tokens were dropped."""

@@ -76,7 +76,7 @@ def from_function(mask_mod: MaskFunction) -> Mask:
 
     Returns:
         The mask. Tiles in which the function is False everywhere are skipped, except on a GPU, which would have
-        to be waited for.
+            to be waited for.
 
     Raises:
         TypeError: `mask_mod` cannot be called; when a call uses the mask, its result is not boolean.

@@ -86,7 +86,7 @@ class Rotation(Tree, Immutable, ABC):
 
         Returns:
             An array with the shape, library, device and dtype of `x`. `inverse` after `apply` gives `x` again,
-            up to the rounding of its dtype.
+                up to the rounding of its dtype.
 
         Raises:
             TypeError: As for `apply`.
