@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sdpa_xp.caches.paged import PagedKVCache
     from sdpa_xp.dot_product import dot_product_attention
     from sdpa_xp.explanation import Explanation, explain
-    from sdpa_xp.forward_mode import scaled_dot_product_attention_jvp
+    from sdpa_xp.forward_mode import scaled_dot_product_attention_jvp, scaled_dot_product_attention_laplacian
     from sdpa_xp.gradients import scaled_dot_product_attention_vjp
     from sdpa_xp.ring import ring_attention
     from sdpa_xp.states import AttentionState, merge_states
@@ -44,6 +44,7 @@ __all__ = [
     "ring_attention",
     "scaled_dot_product_attention",
     "scaled_dot_product_attention_jvp",
+    "scaled_dot_product_attention_laplacian",
     "scaled_dot_product_attention_vjp",
     "varlen_attention",
     "varlen_attention_state",
@@ -66,6 +67,7 @@ _MODULES = {
     "ring_attention": "ring",
     "scaled_dot_product_attention": "attention",
     "scaled_dot_product_attention_jvp": "forward_mode",
+    "scaled_dot_product_attention_laplacian": "forward_mode",
     "scaled_dot_product_attention_vjp": "gradients",
     "varlen_attention": "varlen",
     "varlen_attention_state": "varlen",

@@ -1,8 +1,8 @@
-"""Attention with derivatives along directions, computed in the same pass: forward mode."""
+"""Attention with first and second derivatives along directions, in the same pass: forward mode."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from sdpa_xp._call.options import CallOptions, floating_arrays
@@ -16,10 +16,12 @@ from sdpa_xp._core.products import ArraySource
 from sdpa_xp._libraries import overridden
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp.biases import Bias
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks import Mask
 
 A = TypeVar("A", bound=AnyArray)
 JVP = "scaled_dot_product_attention_jvp"
+LAPLACIAN = "scaled_dot_product_attention_laplacian"
 
 
 @explains_keywords
@@ -113,6 +115,118 @@ def scaled_dot_product_attention_jvp(
     return cast(tuple[A, A], (call.checked(output), call.checked(tangent, "tangent")))
 
 
+@explains_keywords
+def scaled_dot_product_attention_laplacian(
+    query: A,
+    key: AnyArray,
+    value: AnyArray,
+    tangents: Mapping[str, AnyArray],
+    attn_mask: Mask | AnyArray | None = None,
+    *,
+    laplacians: Mapping[str, AnyArray] | None = None,
+    bias: Bias | AnyArray | None = None,
+    is_causal: bool = False,
+    scale: float | AnyArray | None = None,
+    softcap: float | None = None,
+    sinks: AnyArray | None = None,
+    dropout_p: float = 0.0,
+    rng: Rng | None = None,
+    softmax_dtype: Dtype | None = None,
+    layout: Layout = "...HLE",
+    implementation: Implementation | None = None,
+) -> tuple[A, A, A]:
+    r"""Compute attention, its derivatives along directions, and its Laplacian: the sum of second derivatives.
+
+    Along direction n, the inputs $x$ move as $x + t \, x'_n$. The Laplacian of the output is
+    $\sum_n \partial_t^2 O(x + t \, x'_n)$ at $t = 0$. If the inputs are functions of other coordinates, as in a
+    network for a wavefunction, their derivatives by each coordinate are the tangents, and their own
+    `laplacians` add the derivative of the output along them. So each layer of the network passes on its value,
+    derivatives and Laplacian: this is the forward Laplacian.
+
+    All sums are computed in one pass over the keys, so memory grows with L + S.
+
+    Shapes:
+        As for `scaled_dot_product_attention`; N is the number of directions.
+
+    Args:
+        query: (..., Hq, L, E). All arguments but `tangents` and `laplacians` are as in
+            `scaled_dot_product_attention`.
+        key: (..., H, S, E).
+        value: (..., H, S, Ev).
+        tangents: The directions: a dict of arrays, each with the dtype and the shape of the argument of its
+            name, behind one axis of length N. The names are those of `scaled_dot_product_attention_jvp`.
+        attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
+        laplacians: The Laplacians of the inputs: a dict of arrays, each with the shape and dtype of the
+            argument of its name. Those without one are 0.
+        bias: A bias, or an array that broadcasts to (..., Hq, L, S). The function of `biases.from_function`
+            may only add to the score.
+        is_causal: Query i attends to key j only if j <= i.
+        scale: A number, or an array that broadcasts to (..., Hq, L, 1).
+        softcap: A positive number; None or 0 is off.
+        sinks: (..., Hq).
+        dropout_p: From 0 to 1.
+        rng: Required if dropout_p > 0. All results drop the same weights.
+        softmax_dtype: float32, float64 or None.
+        layout: "...HLE" or "...LHE".
+        implementation: `"xp"` or None.
+
+    Returns:
+        The output, (..., Hq, L, Ev); its tangents, (N, ..., Hq, L, Ev), one for each direction; and its
+            Laplacian, (..., Hq, L, Ev), all in the dtype of the query.
+
+    Raises:
+        TypeError: As for `scaled_dot_product_attention_jvp`.
+        ValueError: As for `scaled_dot_product_attention_jvp`; or there is no direction.
+
+    Numerics:
+        As for `scaled_dot_product_attention_jvp`.
+
+    Examples:
+        >>> import numpy as np
+        >>> query, key, value = np.zeros((1, 2)), np.eye(2), np.asarray([[1.0], [3.0]])
+        >>> moved = {"query": np.asarray([[[0.0, 1.0]]]), "value": np.ones((1, 2, 1))}
+        >>> output, tangents, laplacian = scaled_dot_product_attention_laplacian(
+        ...     query, key, value, moved, scale=1
+        ... )
+        >>> tangents, laplacian
+        (array([[[1.5]]]), array([[0.]]))
+
+    References:
+        Li et al., "A computational framework for neural network-based variational Monte Carlo with forward
+        Laplacian", arXiv 2307.08214.
+    """
+    options = CallOptions(
+        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
+    )
+    inputs: dict[str, Any] = {"query": query, "key": key, "value": value}
+    more = {"tangents": tangents, "laplacians": laplacians}
+    if (result := overridden(LAPLACIAN, inputs, lambda: {**more, **options._asdict()})) is not NotImplemented:
+        return cast(tuple[A, A, A], result)
+    call = prepare(LAPLACIAN, inputs, options)
+    arrays = floating_arrays(inputs, options)
+    count = _count_directions(tangents)
+    moved = check_tangents(LAPLACIAN, tangents, arrays, count=count)
+    directions = [{name: array[n, ...] for name, array in moved.items()} for n in range(count)]
+    bends = check_tangents(LAPLACIAN, {} if laplacians is None else laplacians, arrays, "laplacians")
+    output, computed = _derivatives(call, options, [*directions, bends], has_laplacian=True)
+    *parts, laplacian = computed
+    tangent = call.grid.xp.stack(parts, axis=0)
+    results = call.checked(output), call.checked(tangent, "tangent"), call.checked(laplacian, "laplacian")
+    return cast(tuple[A, A, A], results)
+
+
+def _count_directions(tangents: object) -> int:
+    """Return the length of the first axis of the first tangent; what is no such array is refused later."""
+    if not isinstance(tangents, Mapping):
+        return 1
+    shape = getattr(next(iter(tangents.values()), None), "shape", None)
+    count = 0 if not tangents else shape[0] if shape else 1
+    if count == 0:
+        rule = "`tangents` must have at least one direction: arrays with one axis in front"
+        raise ArgumentValueError(LAPLACIAN, rule, {"tangents": "none"})
+    return cast(int, count)
+
+
 def jvp(call: PreparedCall, options: CallOptions, tangents: Mapping[str, Array]) -> tuple[Array, Array]:
     """Return the output of a prepared call and its tangent, in the caller's layout and dtype.
 
@@ -123,8 +237,17 @@ def jvp(call: PreparedCall, options: CallOptions, tangents: Mapping[str, Array])
 
 
 def _derivatives(
-    call: PreparedCall, options: CallOptions, directions: list[Mapping[str, Array]]
+    call: PreparedCall,
+    options: CallOptions,
+    directions: Sequence[Mapping[str, Array]],
+    *,
+    has_laplacian: bool = False,
 ) -> tuple[Array, list[Array]]:
+    """Return the output of a prepared call, and its derivative along each direction, as the caller has arrays.
+
+    With `has_laplacian` the last direction is the laplacians of the inputs, and the last derivative that of the
+    output.
+    """
     refuse_chunks(call)
     call = accessible(call, [array for of_direction in directions for array in of_direction.values()])
     xp, width = call.grid.xp, call.arrays["value"].shape[-1]
@@ -137,10 +260,14 @@ def _derivatives(
         tangents = tuple(bind_tangents(call, options, of_direction) for of_direction in directions)
         scores = call.scores()
         # The tangents may be NaN too, so the result shows whether anything is.
-        scores = scores._replace(tangents=tangents, options=scores.options._replace(finite_inputs=None))
+        scores = scores._replace(
+            tangents=tangents,
+            has_laplacian=has_laplacian,
+            options=scores.options._replace(finite_inputs=None),
+        )
         output, joined = streaming.attend(
             scores, ArraySource(call.arrays["value"]), call.plan(), call.grid.dtype
         )
         joined = cast(Array, joined)
-        derivatives = [joined[..., n * width : (n + 1) * width] for n in range(len(directions))]
-        return call.result(output), [call.result(derivative) for derivative in derivatives]
+        parts = [joined[..., n * width : (n + 1) * width] for n in range(len(directions))]
+        return call.result(output), [call.result(part) for part in parts]

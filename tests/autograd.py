@@ -86,6 +86,38 @@ def jvp(
     return result
 
 
+def laplacian(
+    call: Call,
+    inputs: Mapping[str, np.ndarray],
+    tangents: Mapping[str, np.ndarray],
+    laplacians: Mapping[str, np.ndarray],
+    dtype: str = "float64",
+) -> list[np.ndarray]:
+    """The tangents of the output and its laplacian, by forward mode over forward mode in `dtype`."""
+    import torch
+
+    def tensors(arrays: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
+        kind = getattr(torch, dtype)
+        return tuple(torch.tensor(arrays[name].astype(np.float64), dtype=kind) for name in inputs)
+
+    def output(*leaves: Any) -> Any:
+        return attention(call, dict(zip(inputs, leaves, strict=True)))[0]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, which torch itself calls
+        _, total = torch.func.jvp(output, tensors(inputs), tensors(laplacians))
+        firsts = []
+        for direction in zip(*tensors(tangents), strict=True):
+
+            def slope(*leaves: Any, direction: Any = direction) -> Any:
+                return torch.func.jvp(output, leaves, direction)[1]
+
+            first, second = torch.func.jvp(slope, tensors(inputs), direction)
+            firsts.append(first)
+            total = total + second
+    return [torch.stack(firsts).double().numpy(), total.double().numpy()]
+
+
 def second_order(
     call: Call,
     inputs: Mapping[str, np.ndarray],

@@ -46,7 +46,7 @@ def check_tangents(
         shape = arrays[name].shape if count is None else (count, *arrays[name].shape)
         if tangent.shape != shape:
             rule = f"`{full_name}` must have the shape of `{name}`"
-            rule += "" if count is None else ", behind one axis for the directions"
+            rule += "" if count is None else f", behind an axis of length {count}, the directions"
             got = {f"{full_name}.shape": tangent.shape, f"{name}.shape": arrays[name].shape}
             raise ArgumentValueError(function, rule, got)
     return checked

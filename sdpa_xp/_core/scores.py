@@ -117,6 +117,8 @@ class Scores(NamedTuple):
     """The buffers in which the arrays of each tile are computed; with None, each tile allocates new arrays."""
     tangents: tuple[Tangents, ...] = ()
     """The directions in which the output is differentiated in the same pass."""
+    has_laplacian: bool = False
+    """Whether the last of `tangents` is the laplacians of the inputs, and that of the output is asked for."""
 
     @property
     def xp(self) -> Namespace:

@@ -12,6 +12,7 @@ from typing import TypeAlias, cast
 
 from sdpa_xp._core import threads
 from sdpa_xp._core.forward_mode import attend_with_tangents
+from sdpa_xp._core.laplacian import attend_with_laplacian
 from sdpa_xp._core.products import (
     KeyValueSource,
     NonfiniteGuard,
@@ -68,7 +69,9 @@ def attend(
     columns = len(scores.tangents) * value.width if scores.tangents else 1 + in_parts
     lse = xp.zeros((*shape, columns), dtype=grid.dtype, device=grid.device) if of_rows else None
     # A function may keep the scores that it gets, and the slope of a softcap needs them: no buffer holds them.
-    if scores.options.has_functions or (scores.tangents and scores.options.softcap is not None):
+    # Several directions have several tangents of the scores at once.
+    needs_scores = scores.has_laplacian or (scores.tangents and scores.options.softcap is not None)
+    if scores.options.has_functions or needs_scores:
         _attend_in_tasks(scores, value, plan, out, lse, of_rows)
         return out, lse
     with call_buffers(grid) as buffers:
@@ -224,6 +227,8 @@ def _attend_keys(
     scores: Scores, query: Array, value: KeyValueSource, plan: Plan, rows: range, guard: NonfiniteGuard
 ) -> RowResult:
     """Return the attention of a `scaled_query`, with derivatives if the scores have tangents."""
+    if scores.has_laplacian:
+        return attend_with_laplacian(scores, query, value, plan, rows, guard)
     compute = attend_with_tangents if scores.tangents else attend_with_running_shift
     return compute(scores, query, value, plan, rows, guard)
 

@@ -17,6 +17,7 @@ from sdpa_xp import (
     masks,
     scaled_dot_product_attention,
     scaled_dot_product_attention_jvp,
+    scaled_dot_product_attention_laplacian,
     scaled_dot_product_attention_vjp,
     varlen_attention,
 )
@@ -103,7 +104,19 @@ def test_no_tangent_makes_a_score_matrix(monkeypatch: pytest.MonkeyPatch, make: 
     assert_linear(make, push)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("make", FEATURES.values(), ids=FEATURES)
+def test_no_laplacian_makes_a_score_matrix(monkeypatch: pytest.MonkeyPatch, make: Made) -> None:
+    override(monkeypatch, "ONE_CORE", TileSize(64, 256, 2**14))
+
+    def push(*x: Any, **rules: Any) -> Any:
+        tangents = {name: array[None] for name, array in zip(("query", "key", "value"), x, strict=True)}
+        return scaled_dot_product_attention_laplacian(*x, tangents, **rules)
+
+    assert_linear(make, push)
+
+
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("make", FEATURES.values(), ids=FEATURES)
 def test_no_second_derivative_makes_a_score_matrix(monkeypatch: pytest.MonkeyPatch, make: Made) -> None:
     """Beside small tiles, and the scores that are kept for a second use, whose memory is limited."""

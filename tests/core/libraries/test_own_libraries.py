@@ -30,6 +30,7 @@ from sdpa_xp import (
     positional,
     scaled_dot_product_attention,
     scaled_dot_product_attention_jvp,
+    scaled_dot_product_attention_laplacian,
     scaled_dot_product_attention_vjp,
     varlen_attention,
     varlen_attention_state,
@@ -178,6 +179,12 @@ def pushed(q: Any, k: Any, v: Any, **rules: Any) -> Any:
     return scaled_dot_product_attention_jvp(q, k, v, {"query": k, "key": v, "value": q}, **rules)[1]
 
 
+def bent(q: Any, k: Any, v: Any) -> Any:
+    pairs = {"query": [k, q], "key": [v, k], "value": [q, v]}
+    tangents = {name: q.__array_namespace__().stack(pair, axis=0) for name, pair in pairs.items()}
+    return scaled_dot_product_attention_laplacian(q, k, v, tangents, laplacians={"key": v}, is_causal=True)[2]
+
+
 def cached(q: Any, k: Any, v: Any, **options: Any) -> Any:
     cache = KVCache(k, v, rotary=positional.Rotary(8), **options)
     return cache.append(k, v, in_place=bool(options)).attend(q, is_causal=True)
@@ -239,6 +246,7 @@ FEATURES: dict[str, Callable[..., Any]] = {
     "gradients, dropout": lambda q, k, v: derived(q, k, v, dropout_p=0.3, rng=np.random.default_rng(0)),
     "tangents": lambda q, k, v: pushed(q, k, v, attn_mask=masks.causal() & masks.padding([0, 5])),
     "tangents, dropout": lambda q, k, v: pushed(q, k, v, dropout_p=0.3, rng=np.random.default_rng(0)),
+    "laplacian": bent,
     "dot_product_attention": lambda q, k, v: dot_product_attention(q, k, v, query_seq_lengths=[2, 3]),
     "varlen_attention": packed,
     "varlen_attention_state": packed_state,
