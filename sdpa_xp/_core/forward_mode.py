@@ -76,7 +76,9 @@ def attend_with_tangents(
             return
         if centre is None:
             centre = row_sums(p * change) / avoid_zero_sum(l, least)
-        if buffers is not None and change.shape == p.shape == (*centre.shape[:-1], p.shape[-1]):
+        # Without products that move, the change is a slice of the caller's tangent of a bias.
+        is_own = buffers is not None and capped_tangent is not None
+        if is_own and change.shape == p.shape == (*centre.shape[:-1], p.shape[-1]):
             change -= centre
             change *= p
         else:

@@ -249,6 +249,14 @@ def test_inputs_are_not_written_to(rng: np.random.Generator) -> None:
         assert x.flags.c_contiguous
 
 
+def test_a_change_of_the_bias_alone_is_not_written_to(rng: np.random.Generator) -> None:
+    """Its tiles are slices of the caller's array, and not the memory of the products."""
+    query, bias, moved = rng.standard_normal((2, 64, 8)), *rng.standard_normal((2, 2, 64, 4096))
+    key, before = rng.standard_normal((2, 4096, 8)), moved.copy()
+    jvp(query, key, key, {"bias": moved}, bias=bias)
+    np.testing.assert_array_equal(moved, before)
+
+
 def test_two_biases_of_one_kind(rng: np.random.Generator) -> None:
     x, t = rng.standard_normal((2, 2, 5, 5))
     slopes, moved = rng.standard_normal((2, 2))
