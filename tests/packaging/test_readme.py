@@ -34,6 +34,8 @@ RATIOS = {
     "torch, all pairs": ("all pairs", "sdpa_xp on torch"),
     "JAX, jitted, all pairs": ("all pairs", "sdpa_xp on JAX, jitted"),
     "JAX, jitted, causal": ("causal", "sdpa_xp on JAX, jitted"),
+    "onnxruntime, fixed lengths, all pairs": ("all pairs", "onnxruntime, MultiHeadAttention"),
+    "onnxruntime, fixed lengths, causal": ("causal", "onnxruntime, GroupQueryAttention"),
 }
 """By line of the second table, which call was measured, and who."""
 
