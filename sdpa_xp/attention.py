@@ -277,7 +277,7 @@ def choose_kernel(call: PreparedCall) -> KernelChoice:
         library, kernel = name, BY_NAME[name]
     reason = native.not_default_reason(call) if name is None and native is not None else None
     if kernel is None:
-        reason = f"there is no kernel for {call.grid.xp.__name__.removeprefix('array_api_compat.')}"
+        reason = f"{call.grid.xp.__name__.removeprefix('array_api_compat.')} has no attention kernel to call"
     elif reason is None:
         reason = kernel.unsupported_reason(call)
     if reason is None:

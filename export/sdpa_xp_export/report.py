@@ -100,7 +100,7 @@ def described_failure(run: Run) -> str:
     return f"{run.inputs}{where} (error {run.agreement.absolute:.2g})"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class LayerReport(Immutable):
     """The report of `verify_layer`; `print` shows it in lines of at most 76 characters."""
 
@@ -166,6 +166,11 @@ class LayerReport(Immutable):
             return f"{count} nodes, on {' and '.join(where)}"
         return f"{count} nodes, all on {where[0]}" if count > 1 else f"{count} node, on {''.join(where)}"
 
+    def __repr__(self) -> str:
+        verdict = "agrees" if self.agrees else "DISAGREES"
+        facts = f"{self.form} {verdict} in {len(self.runs)} runs on onnxruntime {self.onnxruntime}"
+        return f"<{type(self).__name__}: {facts}, seed={self.seed}>"
+
     def __str__(self) -> str:
         closest = self.worst
         agreement = closest.agreement
@@ -223,7 +228,7 @@ def _shortened(lines: tuple[str, ...]) -> str:
     return "; ".join([*lines[:SHOWN], *([f"and {more} more"] if more > 0 else [])])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Report(LayerReport):
     """The report of `verify`; `print` shows it in lines of at most 76 characters."""
 

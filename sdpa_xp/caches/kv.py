@@ -123,7 +123,10 @@ class KVCache(CacheAttention[A]):
         self._slots = memory.TokenSlots(buffers, 0, length)
 
     def __repr__(self) -> str:
+        length, capacity = self._slots.length, self._slots.buffers.capacity
         shown = {"key": brief(self.key), "value": brief(self.value)}
+        if isinstance(length, int) and capacity > length:  # a length of a graph may be a name
+            shown = {"tokens": f"{length:,} of {capacity:,}", **shown}
         shown |= shown_positions(self._positions)
         return f"KVCache({', '.join(f'{name}={text}' for name, text in shown.items())})"
 

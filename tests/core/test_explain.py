@@ -172,4 +172,4 @@ class Namespace:
 )
 def test_why_arrays_count_as_lazy(kind: Any, words: str) -> None:
     x = kind(np.ones((2, 5, 4), np.float32))
-    assert explain(x, x, x).reason == "there is no kernel for toy" + words
+    assert explain(x, x, x).reason == "toy has no attention kernel to call" + words

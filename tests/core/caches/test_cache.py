@@ -265,6 +265,12 @@ def test_append_leaves_the_old_cache(library: Library, arrays: Arrays) -> None:
     assert repr(longer) == shown
 
 
+def test_repr_tells_the_capacity() -> None:
+    tokens = np.ones((1, 2, 5, 4), np.float32)
+    shown = "KVCache(tokens=5 of 1,009, key=<float32 (1, 2, 5, 4)>, value=<float32 (1, 2, 5, 4)>)"
+    assert repr(KVCache(tokens, tokens, capacity=1009)) == shown
+
+
 def test_append_in_place_leaves_the_old_cache(library: Library, arrays: Arrays) -> None:
     """Its tokens stay as they are, though the newer caches share its arrays."""
     first, second, third = parts(library, arrays, 0, 3, 5, 6)

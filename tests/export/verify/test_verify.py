@@ -316,6 +316,9 @@ def test_a_notebook_shows_the_verdict_and_the_closest_runs() -> None:
     assert ["not tried", "P > 3"] in [[cell.text for cell in row] for row in facts]
     assert [row[0].text for row in runs] == ["<L>=7", good.inputs]
     assert "<td>agrees</td>" in report._repr_html_()
+    ran = f"on onnxruntime {report.onnxruntime}, seed={report.seed}>"
+    assert repr(replace(report, runs=(good,))) == f"<Report: {report.form} agrees in 1 runs {ran}"
+    assert repr(replace(report, runs=(good, bad))) == f"<Report: {report.form} DISAGREES in 2 runs {ran}"
 
 
 def test_bound_is_twice_the_own_error_of_the_textbook() -> None:
