@@ -123,10 +123,11 @@ class KVCache(CacheAttention[A]):
         self._slots = memory.TokenSlots(buffers, 0, length)
 
     def __repr__(self) -> str:
-        length, capacity = self._slots.length, self._slots.buffers.capacity
+        length, buffers = self._slots.length, self._slots.buffers
         shown = {"key": brief(self.key), "value": brief(self.value)}
-        if isinstance(length, int) and capacity > length:  # a length of a graph may be a name
-            shown = {"tokens": f"{length:,} of {capacity:,}", **shown}
+        # The arrays of a caller have no room, and may be anything in a tree. A length of a graph may be a name.
+        if not buffers.are_of_caller and isinstance(length, int) and buffers.capacity > length:
+            shown = {"tokens": f"{length:,} of {buffers.capacity:,}", **shown}
         shown |= shown_positions(self._positions)
         return f"KVCache({', '.join(f'{name}={text}' for name, text in shown.items())})"
 
