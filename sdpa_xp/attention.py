@@ -9,8 +9,8 @@ from sdpa_xp._call.prepared_call import PreparedCall, prepare
 from sdpa_xp._checks.arrays import Layout
 from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords, refuse_missing_kernel
 from sdpa_xp._core import streaming
+from sdpa_xp._core.one_tile import OneTile, one_tile
 from sdpa_xp._core.products import ArraySource
-from sdpa_xp._core.softmax import OneTile, one_tile
 from sdpa_xp._kernels import BY_NAME, KERNELS, Kernel
 from sdpa_xp._libraries import overridden
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
@@ -305,6 +305,7 @@ def _attend_portably(call: PreparedCall, *, with_lse: bool) -> tuple[Array, Arra
 
 
 def _one_tile(call: PreparedCall) -> OneTile | None:
-    if call.options.dropout_p:
+    plan = call.plan()
+    if call.options.dropout_p or not plan.is_one_tile:
         return None
-    return one_tile(call.scores_without_dropout(), call.plan(), call.result_dtype)
+    return one_tile(call.scores_without_dropout(), plan, call.result_dtype)
