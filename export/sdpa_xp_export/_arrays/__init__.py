@@ -9,26 +9,10 @@ from __future__ import annotations
 
 import math
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
-from sdpa_xp_export import _dtypes
-from sdpa_xp_export._arrays import (
-    accumulation,
-    arithmetic,
-    creation,
-    elementwise,
-    exponentials,
-    gathering,
-    indexing,
-    manipulation,
-    ordering,
-    parts,
-    products,
-    rearranging,
-    reductions,
-    sets,
-    trigonometry,
-)
+from sdpa_xp_export import _dtypes as _dtypes
 from sdpa_xp_export._arrays.accumulation import *
 from sdpa_xp_export._arrays.arithmetic import *
 from sdpa_xp_export._arrays.creation import *
@@ -54,27 +38,9 @@ from sdpa_xp_export._dtypes import *
 
 e, inf, nan, newaxis, pi = math.e, math.inf, math.nan, None, math.pi
 
-if (
-    not TYPE_CHECKING
-):  # a type checker reads the lists of the files, and would allow any function for `__getattr__`
-    _FILES = (
-        accumulation,
-        arithmetic,
-        creation,
-        elementwise,
-        exponentials,
-        gathering,
-        indexing,
-        manipulation,
-        ordering,
-        parts,
-        products,
-        rearranging,
-        reductions,
-        sets,
-        trigonometry,
-        _dtypes,
-    )
+if not TYPE_CHECKING:  # a type checker reads the lists of the files, and `__getattr__` would allow any name
+    # A file of a package is an attribute of it once it is imported.
+    _FILES = [file for file in globals().values() if isinstance(file, ModuleType) and hasattr(file, "__all__")]
     __all__ = ["e", "inf", "nan", "newaxis", "pi", *(name for file in _FILES for name in file.__all__)]
 
     def __getattr__(name: str) -> NoReturn:
