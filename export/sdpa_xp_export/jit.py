@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import linecache
 import os
-import traceback
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from inspect import BoundArguments
 from pathlib import Path
@@ -18,21 +14,20 @@ from typing import Any, TypeAlias, cast
 from sdpa_xp._checks.keywords import check_flag, explains_keywords
 from sdpa_xp._checks.messages import shown
 from sdpa_xp._libraries import array_signatures, has_override
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message, message_of
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export._call.call import FormChoice
 from sdpa_xp_export._files.model import Model
 from sdpa_xp_export._layer.call_signature import (
     Identity,
     LayerCall,
-    Structure,
     UnknownArgumentError,
     check_arrays,
     flatten,
     unknown_argument_error,
 )
-from sdpa_xp_export._layer.held_arrays import LIBRARIES
-from sdpa_xp_export._layer.layer import with_arrays
-from sdpa_xp_export._layer.open_lengths import fits, lengths_of_pasts, open_one_by_one, openings
+from sdpa_xp_export._layer.layer import located_error, with_arrays
+from sdpa_xp_export._layer.open_lengths import lengths_of_pasts, most_open
+from sdpa_xp_export._layer.traced_signature import TracedSignature, as_returned
 from sdpa_xp_export._layer.watch import Watch, watch
 from sdpa_xp_export._runtime.array_session import Run, runner
 from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, PROVIDERS, ProviderName, Runtime
@@ -140,30 +135,6 @@ def _check_here(target: Runtime) -> None:
         raise ArgumentValueError(FUNCTION, rule, got)
 
 
-@dataclass(frozen=True, slots=True)
-class TracedSignature:
-    """The session of all calls that are alike but for their numbers and open lengths."""
-
-    structure: Structure
-    dtypes: Sequence[str]
-    shapes: Sequence[SymbolicShape]
-    model: Model
-    session: Any
-    outputs: Callable[[Sequence[Any]], Any]
-    """Returns arrays as the layer returns them."""
-    may_be_empty: frozenset[str]
-    """The names of lengths that may be 0."""
-
-    def __str__(self) -> str:
-        pairs = zip(self.dtypes, self.shapes, strict=True)
-        return ", ".join(f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in pairs)
-
-    def takes(self, call: LayerCall) -> bool:
-        """Return whether the session computes a call."""
-        is_alike = call.structure == self.structure and call.dtypes == self.dtypes
-        return is_alike and fits(self.shapes, call.lengths, self.may_be_empty)
-
-
 class JittedLayer:
     """A layer that onnxruntime computes; `jit` returns it. Threads may call it at once.
 
@@ -255,7 +226,7 @@ class JittedLayer:
         run, outputs = prepared
         try:
             return outputs(run(arrays))
-        except Exception as error:
+        except Exception as error:  # onnxruntime's errors have no other base
             with errors_reworded("run", FUNCTION):
                 raise error
 
@@ -280,9 +251,9 @@ class JittedLayer:
             return model_of_call(layer, call.with_shapes(shapes), self._form, self._opset, target)
 
         try:
-            shapes, (model, result) = _opened(call, exported)
-        except Exception as error:
-            raise _located(error) from error
+            shapes, (model, result) = most_open([*zip(call.names, call.specs, strict=True)], exported)
+        except Exception as error:  # the layer is anyone's function, and raises what it likes
+            raise located_error(FUNCTION, error) from error
         if self._verifies:
             _verify(model, layer, call.with_shapes(shapes), target)
         session = open_session(model, PROVIDERS[target.provider], FUNCTION, spins=True)
@@ -292,7 +263,7 @@ class JittedLayer:
             shapes,
             model,
             session,
-            _as_returned(result),
+            as_returned(result),
             lengths_of_pasts(call.names, shapes),
         )
         self._traced = (*self._traced, traced)
@@ -342,37 +313,6 @@ def _remember(runs: dict[object, Prepared], key: object, prepared: Prepared) -> 
     runs[key] = prepared
 
 
-def _opened(
-    call: LayerCall, exported: Callable[[Sequence[SymbolicShape]], tuple[Model, Any]]
-) -> tuple[Sequence[SymbolicShape], tuple[Model, Any]]:
-    """Return the most open shapes with which a layer can be traced, and what it gave with them."""
-    inputs = [*zip(call.names, call.specs, strict=True)]
-    *tried, fixed = openings(inputs)
-    for shapes in tried:
-        with suppress(Exception):  # it uses a length as a number; if it is another error, it comes again
-            return shapes, exported(shapes)
-    results: list[tuple[Sequence[SymbolicShape], tuple[Model, Any]]] = [(fixed, exported(fixed))]
-
-    def works(shapes: Sequence[SymbolicShape]) -> bool:
-        with suppress(Exception):
-            results.append((shapes, exported(shapes)))
-            return True
-        return False
-
-    open_one_by_one(inputs, works)
-    return results[-1]
-
-
-def _as_returned(result: Any) -> Callable[[Sequence[Any]], Any]:
-    """Return a function that returns arrays as the layer returned `result`."""
-    if isinstance(result, Mapping):
-        names = [*result]
-        return lambda arrays: dict(zip(names, arrays, strict=True))
-    if isinstance(result, tuple | list):
-        return cast(Callable[[Sequence[Any]], Any], getattr(type(result), "_make", type(result)))
-    return lambda arrays: arrays[0]
-
-
 def _verify(model: Model, layer: Callable[..., Any], bound: BoundArguments, target: Runtime) -> None:
     """Check that the graph of a layer agrees with it."""
     by_inputs = partial(_called_by_inputs, layer, bound, [value.name for value in model.graph.input])
@@ -399,26 +339,6 @@ def _called_by_inputs(
     }
     filled = BoundArguments(bound.signature, cast(Any, arguments))
     return layer(*filled.args, **filled.kwargs)
-
-
-def _located(error: Exception) -> Exception:
-    """Return the error of a layer that cannot be traced, with the place in the code of the caller."""
-    message = message_of(error)
-    if message is None:  # an error of the layer itself, whose traceback says where
-        return error
-    got = dict(message.got)
-    frames = [
-        (frame, number)
-        for frame, number in traceback.walk_tb(error.__traceback__)
-        if str(frame.f_globals.get("__name__")).partition(".")[0] not in LIBRARIES
-    ]
-    if frames:
-        frame, number = frames[-1]
-        line = linecache.getline(frame.f_code.co_filename, number).strip()
-        got["where"] = f"{Path(frame.f_code.co_filename).name}:{number}" + (f", `{line}`" if line else "")
-    kind = type(error) if isinstance(error, ArgumentTypeError | ArgumentValueError) else None
-    parts = (FUNCTION, message.rule, got, message.hint)
-    return kind(*parts) if kind else type(error)(Message(*parts))
 
 
 _LAYERS: weakref.WeakSet[JittedLayer] = weakref.WeakSet()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import linecache
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from types import MethodType
 from typing import Any, TypeAlias, cast
 
@@ -17,12 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp.biases import Bias
-from sdpa_xp.errors import ArgumentTypeError, message_of, summary
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message, message_of, summary
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._arrays.operators import is_array
 from sdpa_xp_export._dtypes.dtype import to_numpy
 from sdpa_xp_export._graph.lengths import length_error
-from sdpa_xp_export._layer.held_arrays import with_changed_arrays
+from sdpa_xp_export._layer.held_arrays import LIBRARIES, with_changed_arrays
 from sdpa_xp_export.spec import TensorSpec
 
 Change: TypeAlias = Callable[[NDArray[Any]], NDArray[Any]]
@@ -91,6 +94,26 @@ def foreign_errors_reworded(function: str, layer: object, *, open_lengths: bool)
         why = message.rule if message else summary(error)  # the function and the value stand in this message
         got = {"layer": type(layer).__name__, "its error": why}
         raise ArgumentTypeError(function, rule, got, hint) from error
+
+
+def located_error(function: str, error: Exception) -> Exception:
+    """Return the error of a layer that cannot be traced, with the place in the code of the caller."""
+    message = message_of(error)
+    if message is None:  # an error of the layer itself, whose traceback says where
+        return error
+    got = dict(message.got)
+    frames = [
+        (frame, number)
+        for frame, number in traceback.walk_tb(error.__traceback__)
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in LIBRARIES
+    ]
+    if frames:
+        frame, number = frames[-1]
+        line = linecache.getline(frame.f_code.co_filename, number).strip()
+        got["where"] = f"{Path(frame.f_code.co_filename).name}:{number}" + (f", `{line}`" if line else "")
+    kind = type(error) if isinstance(error, ArgumentTypeError | ArgumentValueError) else None
+    parts = (function, message.rule, got, message.hint)
+    return kind(*parts) if kind else type(error)(Message(*parts))
 
 
 def _is_torch_module(layer: object) -> bool:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
+from typing import TypeVar
 
 from sdpa_xp_export._dtypes.dtype import FLOATING
 from sdpa_xp_export.spec import SymbolicShape, TensorSpec
@@ -16,22 +18,43 @@ from sdpa_xp_export.spec import SymbolicShape, TensorSpec
 PAST = "past"
 """An input with this in its name may have no tokens; `verify_layer` tries such inputs without tokens, too."""
 _NOT_IN_NAMES = re.compile(r"\W")
+T = TypeVar("T")
 
 
-def openings(specs: Sequence[tuple[str, TensorSpec]]) -> Iterator[list[SymbolicShape]]:
+def most_open(
+    specs: Sequence[tuple[str, TensorSpec]], exported: Callable[[Sequence[SymbolicShape]], T]
+) -> tuple[Sequence[SymbolicShape], T]:
+    """Return the most open shapes with which a layer can be traced, and what it gave with them."""
+    *tried, fixed = _openings(specs)
+    for shapes in tried:
+        with suppress(Exception):  # it uses a length as a number; if it is another error, it comes again
+            return shapes, exported(shapes)
+    results: list[tuple[Sequence[SymbolicShape], T]] = [(fixed, exported(fixed))]
+
+    def works(shapes: Sequence[SymbolicShape]) -> bool:
+        with suppress(Exception):  # the result with fixed lengths is there already
+            results.append((shapes, exported(shapes)))
+            return True
+        return False
+
+    _open_one_by_one(specs, works)
+    return results[-1]
+
+
+def _openings(specs: Sequence[tuple[str, TensorSpec]]) -> Iterator[list[SymbolicShape]]:
     """Yield shapes with names for lengths, the most open ones first; equal lengths have one name.
 
     A length of 1 stays, since it may broadcast; so does 0, except in a past. The last shapes have no names.
     """
     yielded: list[list[SymbolicShape]] = []
     for is_fixed in (_nothing, _widths, _widths_and_heads, _widths_and_inner_heads, _everything):
-        shapes = named_shapes(specs, is_fixed)
+        shapes = _named_shapes(specs, is_fixed)
         if shapes not in yielded:
             yielded.append(shapes)
             yield shapes
 
 
-def open_one_by_one(
+def _open_one_by_one(
     specs: Sequence[tuple[str, TensorSpec]], works: Callable[[list[SymbolicShape]], bool]
 ) -> None:
     """Call `works` with a name for each length in turn, beside the names for which it returned True."""
@@ -39,11 +62,11 @@ def open_one_by_one(
     names: set[int | str] = set()
     for length in sorted(lengths, key=int):
         tried = names | {length}
-        if works(named_shapes(specs, partial(_is_none_of, tried))):
+        if works(_named_shapes(specs, partial(_is_none_of, tried))):
             names = tried
 
 
-def named_shapes(
+def _named_shapes(
     specs: Sequence[tuple[str, TensorSpec]], is_fixed: Callable[[TensorSpec, int], bool]
 ) -> list[SymbolicShape]:
     """Return the shapes with a name for each length that may be open, after the first axis that has it."""

@@ -1,0 +1,46 @@
+"""What `jit` keeps for all calls that are alike: the graph, its session, and how its outputs are returned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from sdpa_xp_export._files.model import Model
+from sdpa_xp_export._layer.call_signature import LayerCall, Structure
+from sdpa_xp_export._layer.open_lengths import fits
+from sdpa_xp_export.spec import SymbolicShape
+
+
+@dataclass(frozen=True, slots=True)
+class TracedSignature:
+    """The session of all calls that are alike but for their numbers and open lengths."""
+
+    structure: Structure
+    dtypes: Sequence[str]
+    shapes: Sequence[SymbolicShape]
+    model: Model
+    session: Any
+    outputs: Callable[[Sequence[Any]], Any]
+    """Returns arrays as the layer returns them."""
+    may_be_empty: frozenset[str]
+    """The names of lengths that may be 0."""
+
+    def __str__(self) -> str:
+        pairs = zip(self.dtypes, self.shapes, strict=True)
+        return ", ".join(f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in pairs)
+
+    def takes(self, call: LayerCall) -> bool:
+        """Return whether the session computes a call."""
+        is_alike = call.structure == self.structure and call.dtypes == self.dtypes
+        return is_alike and fits(self.shapes, call.lengths, self.may_be_empty)
+
+
+def as_returned(result: Any) -> Callable[[Sequence[Any]], Any]:
+    """Return a function that returns arrays as the layer returned `result`."""
+    if isinstance(result, Mapping):
+        names = [*result]
+        return lambda arrays: dict(zip(names, arrays, strict=True))
+    if isinstance(result, tuple | list):
+        return cast(Callable[[Sequence[Any]], Any], getattr(type(result), "_make", type(result)))
+    return lambda arrays: arrays[0]
