@@ -62,8 +62,7 @@ def seed_of(function: str, seed: int | None) -> int:
     """Return the seed that a caller passed, or a new one."""
     if seed is None:
         return new_seed()
-    check_integer(function, "seed", seed, least=0)
-    return int(seed)
+    return check_integer(function, "seed", seed, least=0, most=math.inf)
 
 
 def new_seed() -> int:

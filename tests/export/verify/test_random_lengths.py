@@ -92,6 +92,8 @@ def test_without_a_seed_each_verification_has_its_own() -> None:
     fresh = runpy.run_path(str(verify_inputs.__file__))  # the tests have replaced the function in the module
     assert len({fresh["new_seed"]() for _ in range(9)}) > 1
     assert verify_inputs.seed_of("verify", np.int64(3)) == 3  # type: ignore[arg-type]
+    drawn = verify_inputs.SEEDS - 1  # a report may name any seed that is drawn, and its reader passes it
+    assert verify_inputs.seed_of("verify", drawn) == drawn
     for wrong in (-1, 1.5, True):
         with pytest.raises((TypeError, ValueError), match=r"^verify: `seed` must be"):
             verify(export_attention(X, X, X), seed=wrong)  # type: ignore[arg-type]
