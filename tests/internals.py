@@ -150,7 +150,7 @@ PLACES = {
     "numpy_dtype": "sdpa_xp_export._dtypes.dtype:numpy_dtype",
     "on_device": "sdpa_xp._tiles.on_device",
     "ONE_CORE": "sdpa_xp._tiles.plan:ONE_CORE",
-    "OneTile": "sdpa_xp._core.one_tile:OneTile",
+    "one_tile": "sdpa_xp._core.one_tile",
     "open_session": "sdpa_xp_export._runtime.session:open_session",
     "OPTIONS": "sdpa_xp_export._call.call:OPTIONS",
     "OTHER_NAMES": "sdpa_xp_export._arrays.numpy_and_torch:OTHER_NAMES",

@@ -71,11 +71,11 @@ def test_3d_and_5d(library: Library, call: dict[str, np.ndarray]) -> None:
 
 def test_inputs_are_not_copied(call: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys and values that reach the products are views of the caller's."""
-    from internals import scores, softmax
+    from internals import one_tile, scores, softmax
 
     monkeypatch.setenv("SDPA_XP_NUM_THREADS", "1")  # so that keys and values take turns
     shared: list[np.ndarray] = []
-    for module in (scores, softmax):
+    for module in (one_tile, scores, softmax):
         product = module.matmul_grouped
         monkeypatch.setattr(
             module,
