@@ -97,7 +97,7 @@ def attend_with_tangents(
         rows,
         summands,
         start,
-        keeps_products=options.softcap is not None or options.has_functions,
+        keeps_products=options.has_slope or options.has_functions,
         has_fixed_shift=has_fixed_shift,
     )
     m, (l, o, *others) = sums or sums_without_keys(scores, query, count)

@@ -54,6 +54,11 @@ class BoundOptions(NamedTuple):
         """Whether a function of the caller sees the scores. It may keep them, or use autograd."""
         return any(bias.is_of_caller for bias in self.biases)
 
+    @property
+    def has_slope(self) -> bool:
+        """Whether the derivative of the scores by the products is not 1, and follows from the products."""
+        return self.softcap is not None
+
     def for_tiles(self, grid: ScoreGrid) -> BoundOptions:
         """Return the options with what the tiles of a call share computed already."""
         return self._replace(biases=tuple([bias.for_tiles(grid) for bias in self.biases]))

@@ -140,7 +140,7 @@ def _add_rows(
 
     def tiles() -> Iterator[TileTangents]:
         nonlocal centre
-        needs_products = scores.options.softcap is not None or len(scores.options.biases) > 0
+        needs_products = scores.options.has_slope or len(scores.options.biases) > 0
         for tile, s, allowed, products in scores.computed_tiles(
             rows, plan, query, keeps_products=needs_products
         ):
@@ -220,8 +220,8 @@ def _tangents_of_tile(
     dp_tangent = None if dp_tangent is None else scores.without_masked(dp_tangent, guarded)
     products_tangent = scores.capped_tangent(tile, tangents, inputs.operand, products, guarded)
     change = scores.tangent(tile, tangents, products_tangent, guarded)
-    if products_tangent is not None:  # only the slope of a softcap needs it later
-        has_slope = scores.options.softcap is not None
+    if products_tangent is not None:  # only the slope needs it later
+        has_slope = scores.options.has_slope
         products_tangent = scores.without_masked(products_tangent, guarded) if has_slope else None
     return TileTangents(tile, allowed, products, products_tangent, p, change, dp, dp_tangent, factor)
 

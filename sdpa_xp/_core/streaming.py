@@ -68,9 +68,9 @@ def attend(
         out = xp.zeros((*shape, value.width), dtype=dtype, device=grid.device)
     columns = len(scores.tangents) * value.width if scores.tangents else 1 + in_parts
     lse = xp.zeros((*shape, columns), dtype=grid.dtype, device=grid.device) if of_rows else None
-    # A function may keep the scores that it gets, and the slope of a softcap needs them: no buffer holds them.
+    # A function may keep the scores that it gets, and their slope needs them: no buffer holds them.
     # Several directions have several tangents of the scores at once.
-    needs_scores = scores.has_laplacian or (scores.tangents and scores.options.softcap is not None)
+    needs_scores = scores.has_laplacian or (scores.tangents and scores.options.has_slope)
     if scores.options.has_functions or needs_scores:
         _attend_in_tasks(scores, value, plan, out, lse, of_rows)
         return out, lse
