@@ -6,8 +6,9 @@ They also show in the repr of masks, biases, layers and caches, and in their ref
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import FrozenInstanceError, fields
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from sdpa_xp._libraries import dtype_name, has_override, is_array, is_traced, library_of
@@ -25,6 +26,12 @@ MOST_SHOWN = 8
 def install_hint(extras: str) -> str:
     """Return how to install extras of the package: from its source folder, since no package index has it."""
     return f"In the source folder of sdpa_xp, run: pip install '.[{extras}]'"
+
+
+def nearest_hint(name: object, names: Iterable[str]) -> str:
+    """Return the one of `names` that is most like an unknown name, as a hint; "" if none is like it."""
+    near = get_close_matches(name, [*names], n=1) if isinstance(name, str) else []
+    return f"The nearest is {near[0]!r}." if near else ""
 
 
 def type_name(value: object) -> str:

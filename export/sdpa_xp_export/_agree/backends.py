@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sdpa_xp._checks.messages import nearest_hint
 from sdpa_xp._libraries import dtype_name, library_of
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._dtypes.dtype import numpy_dtype, to_numpy
@@ -53,7 +54,7 @@ def find_backends(names: Sequence[str] | None = None) -> list[Backend]:
     for name in LIBRARIES if names is None else dict.fromkeys(names):
         if name not in LIBRARIES:
             rule = f"`backends` must be among {', '.join(LIBRARIES)}"
-            raise ArgumentValueError("find", rule, {"backend": repr(name)})
+            raise ArgumentValueError("find", rule, {"backend": repr(name)}, nearest_hint(name, LIBRARIES))
         opened = _open(name) if _installed(name) else []
         if names is not None and not opened:
             rule = "`backends` must be installed and have a device here"

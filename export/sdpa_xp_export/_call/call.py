@@ -50,9 +50,6 @@ class Option:
     """What a fused operator without the option lacks: "it has no sinks". "" if each form says what it takes."""
 
 
-_TOKENS = Option(
-    "spec", checked.spec, "dtype[length,...], such as float32[B,8,L,64]; a name is an open length."
-)
 _PAST = Option("spec", checked.spec, "A cache, dtype[length,...], such as float32[B,2,P,64].")
 
 
@@ -65,8 +62,18 @@ class ExportCall:
     `export_attention`, and what computes it.
     """
 
-    query: Annotated[TensorSpec, _TOKENS]
-    key: Annotated[TensorSpec, _TOKENS]
+    query: Annotated[
+        TensorSpec,
+        Option(
+            "spec",
+            checked.spec,
+            "Required, here or in --config: dtype[length,...], such as float32[B,8,L,64]; "
+            "a name is an open length.",
+        ),
+    ]
+    key: Annotated[
+        TensorSpec, Option("spec", checked.spec, "Default: the same as --query, which is self-attention.")
+    ]
     value: Annotated[TensorSpec, Option("spec", checked.spec, "Default: the same as --key.")]
     attn_mask: Annotated[
         Mask | GraphOperand | None,

@@ -13,6 +13,7 @@ import numbers
 import operator
 import re
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from functools import reduce
 from types import MappingProxyType, ModuleType
 from typing import Any, TypeAlias
@@ -187,8 +188,13 @@ class _Reader:
         if name == "from_function":
             raise ValueError("a function cannot be written as text; pass it in Python")
         # Only what is public and returns a mask or a bias: anyone may have written the file.
-        if name not in self.functions.__all__ or name in _NOT_TEXT:
-            raise ValueError(f"no function {name!r}")
+        public = set(self.functions.__all__) - set(_NOT_TEXT)
+        if name not in public:
+            for argument, module in _FUNCTIONS.items():
+                if module is not self.functions and name in module.__all__:
+                    raise ValueError(f"no function {name!r} here, since it is for `{argument}`")
+            near = get_close_matches(name, public, n=1)
+            raise ValueError(f"no function {name!r}" + (f", the nearest is {near[0]!r}" if near else ""))
         return getattr(self.functions, name)
 
     def literal(self, node: ast.expr) -> Any:

@@ -22,7 +22,7 @@ from onnx.external_data_helper import load_external_data_for_tensor, uses_extern
 
 from sdpa_xp.errors import ArgumentValueError, Message
 from sdpa_xp_export._files.model import data_locations, messages
-from sdpa_xp_export._files.paths import PathArgument, reason, with_text
+from sdpa_xp_export._files.paths import PathArgument, absence_hint, reason, with_text
 
 LARGEST = 2**31 - 1
 """Bytes of a model with its external data, which is what protobuf can hold."""
@@ -65,7 +65,7 @@ def load(function: str, path: str | os.PathLike[str], *, largest: int = LARGEST)
     if Path(path).is_fifo():  # such as <(command) in a shell
         rule, hint = "`model` must be a file, not a pipe", "Write it to a file first."
         raise FileNotFoundError(Message(function, rule, {"model": path}, hint))
-    raise FileNotFoundError(Message(function, "`model` must be a file", {"model": path}))
+    raise FileNotFoundError(Message(function, "`model` must be a file", {"model": path}, absence_hint(path)))
 
 
 def data_files(path: Path) -> set[Path]:

@@ -52,6 +52,12 @@ def reworded(argument: PathArgument, path: str | os.PathLike[str]) -> Iterator[N
         raise with_text(error, argument.message(f"must be writable ({reason(error)})", path)) from error
 
 
+def absence_hint(path: str | os.PathLike[str]) -> str:
+    """Return which file is not there, if `path` leads to nothing."""
+    file = os.path.realpath(path)
+    return "" if os.path.exists(file) else f"There is no file {file}."
+
+
 def free_target(path: str | os.PathLike[str], argument: PathArgument, *, overwrite: bool) -> Path:
     """Return the file to write, with links followed, so that a link stays a link.
 

@@ -9,7 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from sdpa_xp import __version__
-from sdpa_xp.errors import message_of
+from sdpa_xp.errors import Message, message_of
 from sdpa_xp_export._interrupts import INTERRUPTED
 from sdpa_xp_export._runtime.limits import ModelFailedError
 from sdpa_xp_export.cli import __doc__
@@ -28,6 +28,13 @@ KEYWORDS = {
     "path": "--output",
 }
 """The flag of a keyword that has another name than the flag."""
+VALUES = {
+    "float_parsing": "a number",
+    "int_parsing": "an integer",
+    "int_parsing_size": "an integer",
+    "greater_than_equal": "at least {ge}",
+}
+"""What a value must be, by what pydantic, which reads the values for typer, finds wrong with it."""
 EXAMPLES = """\b
 Graphs:
   sdpa-xp export --query 'float32[B,8,L,64]' --key 'float32[B,2,L,64]' --is-causal
@@ -41,7 +48,13 @@ Libraries on this machine:
 """One example for each command, in groups; after \\b a line stays a line."""
 
 # Without markup: rich leaves `[length,...]` of a help text out, since it looks like a tag.
-app = typer.Typer(rich_markup_mode=None, pretty_exceptions_enable=False, help=__doc__, epilog=EXAMPLES)
+app = typer.Typer(
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help=__doc__,
+    epilog=EXAMPLES,
+)
 
 
 def _print_version(wanted: bool) -> None:
@@ -75,7 +88,7 @@ def run(arguments: list[str]) -> int:
     except typer.Abort:
         return INTERRUPTED
     except typer.TyperException as error:
-        text = error.format_message()
+        text = _refused_value(error) or error.format_message()
         if text.startswith(("No such command", "Missing command")):  # typer has no class for these two alone
             text += f" The commands are {', '.join(group.commands)}."
         raise ValueError(text) from error
@@ -83,6 +96,18 @@ def run(arguments: list[str]) -> int:
         kind = ModelFailedError if isinstance(error, ModelFailedError) else ValueError
         raise kind(_named_message(group, arguments, error)) from error
     return int(code or 0)
+
+
+def _refused_value(error: typer.TyperException) -> str:
+    """Return the message for a value that is not of the type of its option; "" for another error."""
+    details: list[dict[str, Any]] = getattr(error.__cause__, "errors", list)()
+    if not isinstance(error, typer.BadParameter) or error.param is None or error.ctx is None or not details:
+        return ""
+    flag, rule = error.param.opts[0], VALUES.get(details[0]["type"], "")
+    if not rule:
+        return ""
+    must = f"`{flag}` must be {rule.format(**details[0].get('ctx', {}))}"
+    return Message(str(error.ctx.command.name), must, {flag: repr(details[0]["input"])})
 
 
 def _named_message(group: TyperGroup, arguments: Sequence[str], error: Exception) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from sdpa_xp._checks.messages import nearest_hint
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export import _demo as demo
 from sdpa_xp_export._agree import backends
@@ -77,13 +78,19 @@ def agree(
     dtype: Annotated[
         list[str] | None,
         typer.Option(
-            help="A dtype; repeat the option for several. Default: all.", autocompletion=completed_from(DTYPES)
+            metavar="<dtype>",
+            help=f"{', '.join(DTYPES)}; repeat the option for several. Default: all.",
+            autocompletion=completed_from(DTYPES),
         ),
     ] = None,
     backend: Annotated[
         list[str] | None,
         typer.Option(
-            help="A library; repeat the option for several. Default: all that are installed.",
+            metavar="<library>",
+            help=(
+                f"{', '.join(backends.LIBRARIES)}; repeat the option for several. "
+                "Default: all that are installed."
+            ),
             autocompletion=completed_from(backends.LIBRARIES),
         ),
     ] = None,
@@ -91,13 +98,14 @@ def agree(
 ) -> None:
     """Compare every feature with the reference.
 
-    Each feature runs on every library and in every form; the reference is computed in float64.
+    Each feature runs on every library and in every form; the reference is computed in float64. One library and
+    one dtype take seconds, everything takes minutes.
     """
     dtypes = dtype or DTYPES
     for name in dtypes:
         if name not in DTYPES:
             rule = f"`dtype` must be one of {', '.join(DTYPES)}"
-            raise ArgumentValueError("agree", rule, {"dtype": repr(name)})
+            raise ArgumentValueError("agree", rule, {"dtype": repr(name)}, nearest_hint(name, DTYPES))
     libraries, offered = backends.find_backends(backend), providers()
     most = _most_rows(dtypes, libraries, offered)
     with progress("agree", steps=most, quiet=as_json, is_timed=False) as steps:

@@ -15,21 +15,22 @@ from __future__ import annotations
 import codecs
 import inspect
 import os
+import shlex
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
 import typer
 
+from sdpa_xp._checks.messages import nearest_hint
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message, renamed
 from sdpa_xp_export._call.call import OPTIONS, OptionKind
 from sdpa_xp_export._call.text import Expression, parse
 from sdpa_xp_export._dtypes.dtype import FLOATING
 from sdpa_xp_export._files.model import Model, metadata_of
-from sdpa_xp_export._files.paths import PathArgument
+from sdpa_xp_export._files.paths import PathArgument, absence_hint
 from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, TARGETS
 from sdpa_xp_export._verify.model import shown_type
 from sdpa_xp_export.cli.shared import AsJson, Force, check_output, completed_from, say, say_json
@@ -49,6 +50,16 @@ TYPES: dict[OptionKind | None, tuple[type, ...]] = {
     "names": (list, str),
 }
 """The types of an option in TOML if it is not a text alone; the last one is that of its flag."""
+METAVARS: dict[OptionKind | None, str] = {
+    "spec": "<spec>",
+    "array": "<spec>",
+    "number or array": "<number or spec>",
+    "modifier": "<text>",
+    "number": "<number>",
+    "word": "<word>",
+    "names": "<names>",
+}
+"""What the help writes for the value of an option."""
 CALL_KEYS = {name: TYPES.get(option.kind, (str,)) for name, option in OPTIONS.items() if option.kind}
 KEYS: dict[str, tuple[type, ...]] = CALL_KEYS | {
     "dtype": (str,),
@@ -72,7 +83,9 @@ def _with_flags_of_a_call(command: F) -> F:
         option, flag = OPTIONS[name], name.replace("_", "-")
         names = [f"--{flag}/--no-{flag}"] if option.kind == "flag" else []
         completion = completed_from(option.choices) if option.choices else None
-        default = typer.Option(None, *names, help=option.help, autocompletion=completion)
+        default = typer.Option(
+            None, *names, help=option.help, metavar=METAVARS.get(option.kind), autocompletion=completion
+        )
         flags.append(inspect.Parameter(name, kind, default=default, annotation=types[-1] | None))
     parameters = [
         parameter
@@ -88,22 +101,27 @@ def export(
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="Replaces the dtype of query, key, value and cache.", autocompletion=completed_from(FLOATING)
+            metavar="<dtype>",
+            help="Replaces the dtype of query, key, value and cache.",
+            autocompletion=completed_from(FLOATING),
         ),
     ] = None,
     form: Annotated[
         str | None,
         typer.Option(
+            metavar="<form>",
             help=f"The form of the graph: auto (default), {', '.join(FORMS)}.",
             autocompletion=completed_from(["auto", *FORMS]),
         ),
     ] = None,
     opset: Annotated[
-        int | None, typer.Option(help="The ONNX opset, 17 to 24. The default depends on the form.")
+        int | None,
+        typer.Option(metavar="<number>", help="The ONNX opset, 17 to 24. The default depends on the form."),
     ] = None,
     runtime: Annotated[
         str | None,
         typer.Option(
+            metavar="<runtime>",
             help=(
                 "The oldest onnxruntime that will run the file, and its provider "
                 f"({', '.join(TARGETS)}), in quotes. Default: '{DEFAULT_RUNTIME}'."
@@ -145,6 +163,8 @@ def export(
         say(f"form: {facts['form']} ({renamed(str(facts['reason']), flag_of)})")
         say(f"opset: {facts['opset']}")
         say(f"runtime: {facts['runtime']}")
+        file = path if str(target).startswith("-") else target  # a name that is no flag
+        say(f"next: sdpa-xp verify {shlex.quote(str(file))}")
 
 
 def _facts(model: Model, path: Path) -> dict[str, object]:
@@ -183,15 +203,14 @@ def read(path: Path, source: Source = CONFIG) -> dict[str, Any]:
     """Read the settings that a file holds."""
     function, argument, _ = source
     if not path.is_file() and not path.is_fifo():  # a pipe is <(command) in a shell
-        raise ArgumentValueError(function, f"`{argument}` must be a file", {argument: path})
+        raise ArgumentValueError(function, f"`{argument}` must be a file", {argument: path}, absence_hint(path))
     try:
         settings = tomllib.loads(_text(path))
     except (ValueError, RecursionError) as error:  # a UnicodeDecodeError, too
         raise ArgumentValueError(function, f"`{argument}` must be TOML ({error})", {argument: path}) from error
     for name, value in settings.items():
         if name not in KEYS:
-            near = get_close_matches(name, KEYS, n=1)
-            hint = f"The nearest is {near[0]}." if near else f"There are {', '.join(KEYS)}."
+            hint = nearest_hint(name, KEYS) or f"There are {', '.join(KEYS)}."
             rule = f"a key of `{argument}` must be known"
             raise ArgumentValueError(function, rule, {"name": repr(name)}, hint)
         if type(value) not in KEYS[name]:  # to isinstance, True is an int
@@ -218,15 +237,16 @@ def _text(path: Path) -> str:
 def export_arguments(settings: dict[str, Any], source: Source = CONFIG) -> dict[str, Any]:
     """Return the arguments of `export_attention` that `settings` state."""
     arguments = {name: value for name, value in settings.items() if name != "dtype"}
-    for name in ("query", "key"):
-        if name not in arguments:
-            rule, got = f"{source.named(name)} must be given", {"given": ", ".join(arguments) or "none"}
-            hint = f"Pass --{name}, or --config with a file that has it." if source.keys_are_flags else ""
-            raise ArgumentValueError(source.function, rule, got, hint)
-    arguments.setdefault("value", arguments["key"])  # most calls have keys and values of one shape
     for name, option in OPTIONS.items():
         if isinstance(arguments.get(name), str) and option.kind in _READERS:
             arguments[name] = _READERS[option.kind](source, name, arguments[name])
+    if "query" not in arguments:
+        rule = f"{source.named('query')} must be given"
+        got = {name: repr(value) for name, value in settings.items()} or {"query": "nothing"}
+        hint = "Write it as --query 'float32[B,8,L,64]', or pass --config with a file that has it."
+        raise ArgumentValueError(source.function, rule, got, hint if source.keys_are_flags else "")
+    arguments.setdefault("key", arguments["query"])  # self-attention
+    arguments.setdefault("value", arguments["key"])  # most calls have keys and values of one shape
     if "dtype" in settings:
         arguments |= _with_dtype(source, arguments, settings["dtype"])
     return arguments

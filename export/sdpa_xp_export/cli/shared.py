@@ -41,7 +41,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
 Provider = Annotated[
     str | None,
-    typer.Option(help="cpu or cuda. Default: all that start here.", autocompletion=completed_from(PROVIDERS)),
+    typer.Option(
+        metavar="<provider>",
+        help="cpu or cuda. Default: all that start here.",
+        autocompletion=completed_from(PROVIDERS),
+    ),
 ]
 
 

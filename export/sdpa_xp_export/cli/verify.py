@@ -54,6 +54,7 @@ def run_verify(
     require_provider: Annotated[
         str | None,
         typer.Option(
+            metavar="<provider>",
             help="Run on this provider. Exit 1 if a node ran elsewhere, 2 if it is not offered.",
             autocompletion=completed_from(PROVIDERS),
         ),
@@ -70,16 +71,25 @@ def run_verify(
     ] = False,
     seed: Annotated[
         int | None,
-        typer.Option(min=0, help="Repeat the runs of this seed. Default: a new one, which the report names."),
+        typer.Option(
+            min=0,
+            metavar="<number>",
+            help="Repeat the runs of this seed. Default: a new one, which the report names.",
+        ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option(help="The most seconds for the reference and for onnxruntime, all runs together.")
+        float,
+        typer.Option(
+            metavar="<seconds>",
+            help="The most seconds for the reference and for onnxruntime, all runs together.",
+        ),
     ] = TIMEOUT,
     memory: Annotated[
         str | None,
         typer.Option(
+            metavar="<bytes>",
             help="The most memory of the model, such as 4GiB. Default: 8 GiB, more for a large model or call. "
-            "A limit also leaves out runs that are too long for it."
+            "A limit also leaves out runs that are too long for it.",
         ),
     ] = None,
     runs: Annotated[bool, typer.Option("--runs", help="Show each run.")] = False,
@@ -126,7 +136,7 @@ def run_verify(
             say(f"wrote {html}")
         if runs:
             _show_runs(report)
-        _show(report)
+        _show(report, thorough=thorough)
         for failure in failures[: None if runs else SHOWN_FAILURES]:
             say(f"FAILS: {failure}")
         if len(failures) > SHOWN_FAILURES and not runs:
@@ -201,7 +211,7 @@ def _facts(report: Report, failures: list[str]) -> dict[str, object]:
     }
 
 
-def _show(report: Report) -> None:
+def _show(report: Report, *, thorough: bool) -> None:
     """Print the verdict, and what stands behind it: a line for each."""
     closest = report.worst
     agreement = closest.agreement
@@ -214,7 +224,9 @@ def _show(report: Report) -> None:
     say(f"{beyond}: {closest.output} of {closest.inputs},")
     say(f"  on {closest.provider}, error {agreement.absolute:.2g}, bound {agreement.bound:.2g}")
     compared, rows = (sum(getattr(run, name) for run in report.runs) for name in ("compared", "rows"))
-    say(f"rows compared: {compared:,} of {rows:,}")
+    more = "" if thorough else "; --thorough compares more"
+    why = f" (a sample of each long run{more})" if compared < rows else ""
+    say(f"rows compared: {compared:,} of {rows:,}{why}")
     say(f"the call was read from {'the metadata' if report.from_metadata else 'the file of --call'}")
     say(report.nodes)
     say(f"math mode: {report.math_mode}")

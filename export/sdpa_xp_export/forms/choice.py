@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from sdpa_xp._checks.messages import nearest_hint
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export._call.call import ExportCall, FormName
 from sdpa_xp_export._call.mask_analysis import is_causal, only_causal, unmasked
@@ -111,8 +112,8 @@ def unsupported_reason(form: FormName, call: ExportCall, target: Runtime) -> str
 def check_form(function: str, form: object) -> None:
     """Check the name of a form; auto is one, too."""
     if form not in (*FORMS, "auto"):
-        rule = f"`form` must be auto, {', '.join(FORMS)}"
-        raise ArgumentValueError(function, rule, {"form": repr(form)})
+        rule, known = f"`form` must be auto, {', '.join(FORMS)}", (*FORMS, "auto")
+        raise ArgumentValueError(function, rule, {"form": repr(form)}, nearest_hint(form, known))
 
 
 def check_opset(function: str, opset: object, consequence: str = "") -> None:

@@ -43,7 +43,7 @@ def _unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
     if call.sinks is not None and call.sinks.shape != (call.sizes.query_heads,):
         return "GroupQueryAttention takes sinks of shape (Hq,)"
     if isinstance(call.sizes.batch[0], str):
-        return "GroupQueryAttention crashes on an empty batch, so the batch must be a number"
+        return "GroupQueryAttention takes no empty batch, so the batch must be a number"
     if before is not None and runtime.release < WINDOW_COUNTS_ITSELF:
         since = ".".join(map(str, WINDOW_COUNTS_ITSELF))
         return (

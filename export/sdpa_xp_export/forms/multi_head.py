@@ -26,7 +26,7 @@ def _unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
     sizes = (*call.sizes.batch, call.sizes.queries, call.sizes.keys)
     if runtime.release < EMPTY_SINCE and any(isinstance(size, str) for size in sizes):
         release = ".".join(map(str, EMPTY_SINCE))
-        return f"before onnxruntime {release} it crashes on an empty batch, so the lengths must be numbers"
+        return f"before onnxruntime {release} it takes no empty batch, so the lengths must be numbers"
     return None
 
 

@@ -50,6 +50,10 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert out == run(capsys, "--help")[1]
     for name in ("export", "verify", "agree", "demo", "backends"):
         assert f"\n  {name} " in out
+        of_command = run(capsys, name, "-h")[1]
+        assert of_command == run(capsys, name, "--help")[1]
+        assert "[str]" not in of_command  # as `list[str]`, a type of Python
+    assert "numpy, torch, " in run(capsys, "agree", "--help")[1]
     assert "dtype[length,...]" in run(capsys, "export", "--help")[1]
 
 
@@ -85,6 +89,8 @@ def test_help_has_an_example_of_each_command(
         (["--fast"], "No such option: --fast\n"),
         (["agree", "--backend", "tf"], "agree: `--backend` must be among numpy, torch, "),
         (["agree", "--backend", "tf"], "; got --backend='tf'."),
+        (["agree", "--backend", "numpi"], "The nearest is 'numpy'."),
+        (["agree", "--dtype", "float3", "--backend", "numpy"], "The nearest is 'float32'."),
         (["agree", "--dtype", "int8", "--backend", "numpy"], "agree: `--dtype` must be one of"),
     ],
 )

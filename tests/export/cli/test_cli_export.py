@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -44,14 +45,28 @@ def test_prints_what_was_chosen_and_why(capsys: pytest.CaptureFixture[str], tmp_
         "form: primitive (asked for)",
         "opset: 18",
         f"runtime: {runtime}",
+        f"next: sdpa-xp verify {path}",
     ]
     assert onnx.load(path).opset_import[0].version == 18
 
 
+def test_keys_are_those_of_self_attention(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without `--key`. The next command is one that a shell reads as it stands, whatever the file is called."""
+    monkeypatch.chdir(tmp_path)
+    for name, read in (("a b.onnx", "a b.onnx"), ("-a.onnx", str(tmp_path / "-a.onnx"))):
+        code, out, _ = run(capsys, "export", "--query", "float32[B,8,L,64]", f"--output={name}")
+        assert code == 0
+        assert shlex.split(out.splitlines()[-1]) == ["next:", "sdpa-xp", "verify", read]
+        call = call_of(tmp_path / name)
+        assert {call[tokens] for tokens in ("query", "key", "value")} == {"float32[B,8,L,64]"}
+
+
 def test_the_help_names_shapes(capsys: pytest.CaptureFixture[str]) -> None:
     words = " ".join(run(capsys, "export", "--help")[1].split())
-    assert "--sinks <str> One logit for each query head, dtype[Hq], such as float32[8]." in words
-    assert "--past-lengths <str> The number of tokens in a cache with free space, such as int64[B]." in words
+    assert "--sinks <spec> One logit for each query head, dtype[Hq], such as float32[8]." in words
+    assert "--past-lengths <spec> The number of tokens in a cache with free space, such as int64[B]." in words
 
 
 def test_json_for_scripts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,17 @@ def test_verdict(capsys: pytest.CaptureFixture[str], model: Path) -> None:
     assert math_mode == "math mode: no TF32"
     assert seed == "seed: 0 (--seed 0 repeats these runs)"
     assert max(map(len, out.splitlines())) < 80
+
+
+def test_says_why_only_a_part_of_the_rows_was_compared(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "long.onnx"
+    run(capsys, "export", "--query", "float32[1,4,1031,8]", "-o", path)
+    _, out, _ = run(capsys, "verify", path)
+    assert re.search(
+        r"^rows compared: [\d,]+ of [\d,]+ \(a sample of .*; --thorough compares more\)$", out, re.M
+    )
 
 
 def test_table_of_runs(capsys: pytest.CaptureFixture[str], model: Path) -> None:
@@ -163,9 +175,9 @@ def test_a_call_in_a_file_that_is_refused(capsys: pytest.CaptureFixture[str], mo
     """The message names the keys of the file, and the flag of the file."""
     stated = model.with_name("call.toml")
     for text, words in {
-        "key = 'float32[2,9]'": "`query` in `--call` must be given; got given=key.",
+        "key = 'float32[2,9]'": "`query` in `--call` must be given; got key='float32[2,9]'.",
         "query = 'float32['\nkey = 'float32[2]'": "`query` in `--call` must be a spec: a dtype, and its",
-        "quary = 'float32[2]'": "a key of `--call` must be known; got name='quary'. The nearest is query.",
+        "quary = 'float32[2]'": "a key of `--call` must be known; got name='quary'. The nearest is 'query'.",
         "query = 3": "query in `--call` must be of type str; got setting=3.",
     }.items():
         stated.write_text(text)
@@ -225,7 +237,7 @@ def test_page_and_json(capsys: pytest.CaptureFixture[str], model: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["none.onnx"], "verify: `model` must be a file; got model=none.onnx"),
+        (["none.onnx"], "verify: `model` must be a file; got model=none.onnx. There is no file /"),
         (
             [__file__],
             "`model` must be an ONNX model (the file is cut short, or has another format); got model=",
@@ -242,7 +254,7 @@ def test_page_and_json(capsys: pytest.CaptureFixture[str], model: Path) -> None:
         ),
         (["MODEL", "--html", "no/such/r.html"], "the folder of `--html` must exist; got --html="),
         (["MODEL", "--html", "."], "`--html` must be a file; got --html="),
-        (["MODEL", "--seed", "-1"], "Invalid value for '--seed'"),
+        (["MODEL", "--seed", "-1"], "verify: `--seed` must be at least 0; got --seed='-1'."),
         (["MODEL", "--call", "none.toml"], "verify: `--call` must be a file; got --call=none.toml"),
         ([], "Missing argument"),
     ],

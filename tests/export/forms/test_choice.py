@@ -143,7 +143,7 @@ def test_grouped_causal_heads_say_why_they_are_not_the_usual_operator(batch: int
     query, key = TensorSpec("float32", (batch, 8, "L", 64)), TensorSpec("float32", (batch, 2, "L", 64))
     why = reason(export_attention(query, key, key, is_causal=True))
     assert why.startswith("causal, open lengths: the best on cpu")
-    words = "not grouped_query: GroupQueryAttention crashes on an empty batch, so the batch must be"
+    words = "not grouped_query: GroupQueryAttention takes no empty batch, so the batch must be"
     assert (words in why) is is_named
 
 

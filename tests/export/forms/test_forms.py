@@ -80,7 +80,7 @@ def test_auto_says_why() -> None:
         (long, {}, "multi_head", "all pairs, very many scores: the best on cpu"),
         (long, {"is_causal": True}, "grouped_query", "causal, very many scores: the best on cpu"),
         (medium, {"is_causal": True}, "tiled", "causal, many scores: the best on cpu"),
-        (qkv, {}, "tiled", "crashes on an empty batch"),
+        (qkv, {}, "tiled", "takes no empty batch"),
         (qkv, {"runtime": "onnxruntime>=1.31;cpu"}, "multi_head", "all pairs, open lengths"),
         (qkv, {"attn_mask": padding}, "tiled", "masked, open lengths"),
         (qkv, {"outputs": "weights"}, "primitive", "not tiled: weights and scores are L x S arrays"),
