@@ -164,7 +164,7 @@ bench-full: $(VENV)/test
 # About an hour: the tests are recorded, and run for each of 200 mutants as far as they run its line.
 mutants: $(VENV)/all
 	rm -rf build/mutants
-	PYTHONPATH=tests $(BIN)/python -m quality.mutants.run --seed 15 --count 200
+	$(XLA_AT_ONCE) PYTHONPATH=tests $(BIN)/python -m quality.mutants.run --seed 15 --count 200
 
 agreement: $(VENV)/test
 	$(BIN)/python quality/agreement/measure.py

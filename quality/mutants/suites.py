@@ -24,15 +24,21 @@ SUITES = {
     "numpy": ["tests/core", "--backends=numpy"],
     "rest": [
         *(f"tests/{name}" for name in ("export", "peers", "examples", "packaging", "chunks", "mesh")),
-        *(f"quality/{name}" for name in ("conformance", "agreement")),
+        *(f"tests/{name}" for name in ("memory", "standins", "tools")),
+        *(f"quality/{name}" for name in ("conformance", "agreement", "faults", "gpu", "runtime")),
     ],
     "doctest": ["--doctest-modules", "sdpa_xp", "export/sdpa_xp_export", "--ignore=sdpa_xp/integrations"],
     **{
-        name: ["tests/core", f"--backends={name}"]
-        for name in ("torch", "strict-CPU_DEVICE", "dask", "mlx", "jax")
+        name: ["tests/core", f"--backends={name}", "--thin"]
+        for name in ("torch", "strict-CPU_DEVICE", "dask", "mlx", "cupy-rules", "jax")
     },
 }
 """In the order in which they are tried."""
+LEFT_OUT = {
+    "tests/site": "asks about pages, and builds them",
+    "quality/mutants": "reads the text of the lines that a mutant changes",
+}
+"""The folders of tests that judge no mutant, with the reason."""
 PRELOADED = ("numpy", "ml_dtypes", "onnx", "onnxruntime", "torch", "array_api_strict")
 FEW_FILES, FEW_SECONDS = 3, 4.0
 
@@ -102,17 +108,28 @@ class Recording:
     folder: Path
 
     def make(self, tree: Path) -> None:
-        pytest(
+        for left in self.folder.glob(f"{self.suite}.coverage*"):
+            left.unlink()
+        status = pytest(
             tree,
             ["-p", "quality.mutants.recorder", *SUITES[self.suite]],
-            MUTANTS_RECORDING=str(self.folder / f"{self.suite}.json"),
+            MUTANTS_RECORDING=str(self._results),
             MUTANTS_SOURCES=os.pathsep.join(str(tree / name) for name in ("sdpa_xp", "export/sdpa_xp_export")),
         )
+        if not self._results.exists():
+            log = (tree / "pytest.log").read_text()[-2000:]
+            raise RuntimeError(f"the recording of {self.suite} ended early, with {status}: {log}")
+        for name in json.loads(self._results.read_text())["failed"]:
+            print(f"judges nothing, for it fails in the program itself: {name}", flush=True)
+
+    @property
+    def _results(self) -> Path:
+        return self.folder / f"{self.suite}.json"
 
     @cached_property
     def seconds(self) -> dict[str, float]:
         """How long each test took that passed."""
-        passed: dict[str, float] = json.loads((self.folder / f"{self.suite}.json").read_text())["passed"]
+        passed: dict[str, float] = json.loads(self._results.read_text())["passed"]
         return passed
 
     @cached_property

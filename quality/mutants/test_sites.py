@@ -9,7 +9,9 @@ import pytest
 
 from quality.mutants.draw import draw
 from quality.mutants.sites import differs, mutants
+from quality.mutants.suites import LEFT_OUT, SUITES
 
+ROOT = Path(__file__).parents[2]
 SOURCE = '''
 """A module: 1 < 2."""
 __all__ = ["f"]
@@ -98,11 +100,18 @@ def test_a_draw_follows_from_its_seed(file: Path) -> None:
     assert len(set(one)) == 10
 
 
+def test_each_folder_of_tests_judges_mutants_or_says_why_not() -> None:
+    files = [file for top in ("tests", "quality") for file in (ROOT / top).rglob("test_*.py")]
+    folders = {"/".join(file.relative_to(ROOT).parts[:2]) for file in files}
+    judging = {name for suite in SUITES.values() for name in suite if name.startswith(("tests/", "quality/"))}
+    assert judging | {*LEFT_OUT} == folders
+    assert not judging & {*LEFT_OUT}
+
+
 def test_what_is_equivalent_is_in_the_program() -> None:
     """A line that was changed or moved may have a mutant that is not equivalent."""
-    root = Path(__file__).parents[2]
     for mutant in tomllib.loads(Path(__file__).with_name("equivalent.toml").read_text())["mutant"]:
-        source = (root / mutant["file"]).read_text()
+        source = (ROOT / mutant["file"]).read_text()
         name = mutant["function"].rpartition(".")[2]
         assert f"def {name}(" in source or name == "<module>", mutant
         assert mutant["text"] in source, mutant

@@ -41,13 +41,14 @@ class Interrupted:
         self.visits: Counter[tuple[object, ...]] = Counter()
 
     def __call__(self, call: Callable[[], object]) -> None:
+        before = sys.gettrace()  # that of a debugger, or of what records lines
         sys.settrace(self._trace)
         try:
             call()
         except KeyboardInterrupt:
             pass
         finally:
-            sys.settrace(None)
+            sys.settrace(before)
 
     def _trace(self, frame: FrameType, event: str, _: object) -> Any:
         if not frame.f_code.co_filename.startswith(FILES):
