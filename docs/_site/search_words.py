@@ -90,6 +90,7 @@ WORDS = {
     "how-to/export-a-layer/#your-own-function-with-a-cache": "ndonnx",
     "how-to/export-a-layer/#use-torchs-exporter": "torch.onnx.export dynamo",
     "how-to/frameworks/#flax": "flax equinox keras",
+    "tutorials/train-in-numpy/#a-second-order-step": "newton hessian conjugate second order optimizer",
     "how-to/gradients/": "gradient gradients backward backprop autograd backpropagation",
     "how-to/gradients/#train-a-layer": "train multi layer torch loop adam optimizer optimiser sgd",
     "how-to/long-sequences/": "long out oom memory complexity quadratic",
