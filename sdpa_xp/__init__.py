@@ -1,4 +1,4 @@
-"""Attention for every array: one exact, memory-linear implementation for any array-API library.
+"""Attention for NumPy, torch, JAX, MLX and Dask: one function, the same numbers up to rounding, export to ONNX.
 
 If you come from torch, jax.nn, Keras, flash-attention, FlashInfer, xformers, MLX or ONNX, read the page "Port
 from another library": its tables have their arguments on the left, and ours on the right. A call with one of
