@@ -62,7 +62,7 @@ class Plan:
     rows: int
     columns: int
     is_empty: bool = False
-    """Whether the result has no elements, so that no key needs to be read."""
+    """Whether no key needs to be read, as if the result has no elements."""
     align: int = 1
     """Tiles begin and end at a multiple of this many keys, such as the block size of a paged cache."""
     leading_slices: tuple[LeadingSlice, ...] = ()
@@ -191,8 +191,9 @@ def plan_pages(grid: ScoreGrid, group: int, widths: int, block_size: int) -> Pla
 
     In traced calls a tile is one block, so that no copy of all blocks is in the graph.
     """
-    if grid.is_traced or 0 in grid.shape:
-        return Plan(grid.queries, grid.keys, DEVICE.rows, block_size, 0 in grid.shape[:-1], align=block_size)
+    is_empty = 0 in grid.shape
+    if grid.is_traced or is_empty:
+        return Plan(grid.queries, grid.keys, DEVICE.rows, block_size, is_empty, align=block_size)
     plan, key_heads = plan_tiles(grid, group, widths), grid.heads // group
     most_copied = MOST_COPIED
     if grid.waits:

@@ -238,6 +238,21 @@ def test_a_function_that_needs_lazy_arrays_is_one_block() -> None:
     np.testing.assert_allclose(output.compute(scheduler="synchronous"), 1, atol=1e-6)
 
 
+@pytest.mark.parametrize("length", [5, 3000])
+def test_a_function_is_tried_on_few_pairs(length: int) -> None:
+    """While the graph is made, and on no pair that there is not."""
+    tried: list[tuple[int, ...]] = []
+
+    def allowed(b: Any, h: Any, i: Any, j: Any) -> Any:
+        tried.append(tuple(int(index.max()) for index in (b, h, i, j)))
+        return i >= j
+
+    x = of_length(length, 1000, heads=12)
+    scaled_dot_product_attention(x, x, x, masks.from_function(allowed))
+    last = min(length, 8) - 1
+    assert tried == [(0, 7, last, last)]
+
+
 @pytest.mark.needs("torch")
 def test_chunks_of_another_library() -> None:
     """A task computes with the arrays that it gets; ids and slopes that were NumPy's become theirs."""
