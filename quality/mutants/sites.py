@@ -1,6 +1,6 @@
 """Where a source file can be mutated: each site is one small change of its text.
 
-Docstrings, annotations, decorators, `__all__`, the texts of messages and formatted strings are no sites.
+Docstrings, annotations, decorators, `__all__`, messages, formatted strings and `strict=True` are no sites.
 """
 
 from __future__ import annotations
@@ -267,6 +267,11 @@ class _Finder(ast.NodeVisitor):
             swapped = ast.Call(node.func, [*reversed(first), *node.args[2:]], node.keywords)
             self.add(node, "arguments swapped", swapped)
         self.generic_visit(node)
+
+    def visit_keyword(self, node: ast.keyword) -> None:
+        # zip(..., strict=True) asserts that lengths agree: no call can tell a right program without it.
+        if node.arg != "strict" or not (isinstance(node.value, ast.Constant) and node.value.value is True):
+            self.generic_visit(node)
 
     def visit_Slice(self, node: ast.Slice) -> None:
         for bound in (node.lower, node.upper):

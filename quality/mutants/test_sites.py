@@ -27,6 +27,8 @@ def f(x: "a < b", axis=-1, *, flag=True) -> int:
         raise ValueError(f"no {x + 1}")
     value = max(x, key) + rows[1:x]
     value += call(one, two, three)
+    for _ in zip(value, strict=True):
+        zip(value, strict=False)
     return value
 '''
 EXPECTED = [
@@ -53,6 +55,10 @@ EXPECTED = [
     ("f", "value += call(one, two, three)", "pass"),
     ("f", "value += call(one, two, three)", "value -= call(one, two, three)"),
     ("f", "call(one, two, three)", "call(two, one, three)"),
+    ("f", "value", "key"),
+    ("f", "zip(value, strict=False)", "pass"),
+    ("f", "False", "True"),
+    ("f", "value", "key"),
     ("f", "value", "key"),
 ]
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import draw
-from internals import NumPy, grid_of
+from internals import NumPy, Tile, grid_of
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp.biases.alibi import AlibiTerm
@@ -135,3 +135,12 @@ def test_far_distances_cost_what_near_ones_do() -> None:
     grid = grid_of("to_array", "bias", (1, 3, 4), (), table)
     (term,) = bias.bind(grid)
     assert term.table.shape == (1, 3 + 4 - 1)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(0, 96), (96, 0)])
+def test_a_tile_of_far_pairs_takes_one_number_for_each_head(queries: int, keys: int) -> None:
+    """The table is not read for each pair of it."""
+    grid = grid_of("to_array", "bias", (4, 100, 100), (), TABLE)
+    (term,) = biases.relative(TABLE, max_distance=16).bind(grid)
+    tile = Tile(range(queries, queries + 4), range(keys, keys + 4), grid)
+    assert term.added(tile).shape[-3:] == (4, 1, 1)  # type: ignore[attr-defined]
