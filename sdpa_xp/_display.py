@@ -12,7 +12,8 @@ from html import escape
 from itertools import groupby, islice, product
 from typing import Any, NamedTuple
 
-from sdpa_xp._libraries import computing, is_array
+from sdpa_xp._checks.messages import brief
+from sdpa_xp._libraries import computing, dtype_name, is_array, library_of, namespace_of
 from sdpa_xp._libraries.protocols import Array, Shape
 from sdpa_xp._tiles.modifier import ScoreModifier, grid_of
 from sdpa_xp._tiles.score_grid import ScoreGrid
@@ -81,6 +82,19 @@ def _labelled(picture: Squares) -> str:
     """Return a picture with its label, if it has one, below it."""
     label = f'<div style="font-size: 0.85em">{escape(picture.label)}</div>' if picture.label else ""
     return f'<span style="display: inline-block; margin-right: 0.8em">{picture.svg()}{label}</span>'
+
+
+def array_facts(value: object) -> str:
+    """Return the shape, the dtype, the library and the device of an array, and the repr of anything else."""
+    if not is_array(value):  # in a tree of JAX, anything may stand where an array was
+        return brief(value)
+    return f"{tuple(value.shape)}, {array_origin(value)}"
+
+
+def array_origin(array: Any) -> str:
+    """Return the library, the dtype and the device of an array."""
+    library = namespace_of(array).__name__.removeprefix("array_api_compat.")
+    return f"{library}, {dtype_name(array.dtype)}, {library_of(array).device(array)}"
 
 
 def table(title: str, rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:

@@ -47,11 +47,18 @@ class Explanation(NamedTuple):
     is computed with a mask, and "." is skipped. If batch entries or heads are computed one by one, only the
     first is shown."""
 
+    def __repr__(self) -> str:
+        """Return all but the map, which has a character for each tile."""
+        shown = {name: value for name, value in self._asdict().items() if name != "tile_map"}
+        return f"Explanation({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
     def __str__(self) -> str:
         rows, columns = self.tile
         order = f"in {self.threads} threads" if self.threads > 1 else "one after the other"
         tiles = f"{self.tiles} of {self.total_tiles} tiles of {rows} queries x {columns} keys, {order}"
-        return f"{self.implementation}: {self.reason}\n" + (tiles if self.implementation == "xp" else "")
+        if self.implementation != "xp":
+            return f"{self.implementation}: {self.reason}\n"
+        return f"xp, the tiles of sdpa_xp: {self.reason}\n{tiles}"
 
     def _repr_html_(self) -> str:
         """Return the tiles as a notebook shows them, coloured by what is done with them."""

@@ -48,6 +48,12 @@ class AttentionState(NamedTuple, Generic[A]):
     def __repr__(self) -> str:
         return f"AttentionState(output={brief(self.output)}, lse={brief(self.lse)})"
 
+    def _repr_html_(self) -> str:
+        """Return the table that a notebook shows."""
+        from sdpa_xp._display import array_facts, table  # only notebooks need it
+
+        return table("AttentionState", [(name, array_facts(array)) for name, array in self._asdict().items()])
+
 
 @explains_keywords
 def merge_states(

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _WRITTEN = (bool, int, float, complex, str)
 MOST_SHOWN = 8
 """Arrays and tuples with more elements than this are not written out."""
+_OWN = ("sdpa_xp.masks", "sdpa_xp.biases", "sdpa_xp.caches", "sdpa_xp.positional")
+MOST_CHARACTERS = 100
+"""In a message, a mask, a bias, a cache or a rotation with a longer repr is named by its type."""
 
 
 def install_hint(extras: str) -> str:
@@ -40,7 +43,12 @@ def type_name(value: object) -> str:
 
 
 def shown(value: object) -> str:
-    """Return a value of Python's own types as it is written, if that is short, and any other by its type."""
+    """Return a value of Python's own types, or such as a mask, as it is written, if that is short.
+
+    Any other is named by its type.
+    """
+    if type(value).__module__.startswith(_OWN) and len(text := repr(value)) <= MOST_CHARACTERS:
+        return text
     items = value if isinstance(value, list | tuple | set | frozenset | dict) else [value]
     if not all(item is None or type(item) in _WRITTEN for item in items):
         return f"a {type_name(value)} of length {len(items)}" if items is value else type_name(value)

@@ -9,8 +9,8 @@ from sdpa_xp._checks.arrays import HLE, Layout, check_one_kind
 from sdpa_xp._checks.integers import IntegersLike
 from sdpa_xp._checks.keywords import LARGEST_INTEGER, check_flag, check_integer, check_layout, explains_keywords
 from sdpa_xp._checks.messages import brief
-from sdpa_xp._display import table
-from sdpa_xp._libraries import dtype_name, has_override, library_of, namespace_of
+from sdpa_xp._display import array_origin, table
+from sdpa_xp._libraries import has_override, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.caches import memory
 from sdpa_xp.caches.attention import CacheAttention
@@ -128,19 +128,19 @@ class KVCache(CacheAttention[A]):
         # The arrays of a caller have no room, and may be anything in a tree. A length of a graph may be a name.
         if not buffers.are_of_caller and isinstance(length, int) and buffers.capacity > length:
             shown = {"tokens": f"{length:,} of {buffers.capacity:,}", **shown}
+        shown |= {} if self._layout == HLE else {"layout": repr(self._layout)}
         shown |= shown_positions(self._positions)
         return f"KVCache({', '.join(f'{name}={text}' for name, text in shown.items())})"
 
     def _repr_html_(self) -> str:
         """Return the table that a notebook shows."""
         length, room, key = self._slots.length, self._slots.buffers.capacity, self.key
-        library = namespace_of(key).__name__.removeprefix("array_api_compat.")
         rows = [
             ("tokens", f"{length:,}" + (f" of {room:,}" if room > length else "")),
             ("key", str(tuple(key.shape))),
             ("value", str(tuple(self.value.shape))),
             ("layout", self._layout),
-            ("arrays", f"{library}, {dtype_name(key.dtype)}, {library_of(key).device(key)}"),
+            ("arrays", array_origin(key)),
             *shown_positions(self._positions).items(),
         ]
         return table("KVCache", rows if self._rotary is None else [*rows, ("rotary", str(self._rotary))])

@@ -10,7 +10,7 @@ from calls import ones
 from internals import override
 from libraries import LIBRARIES, Library
 
-from sdpa_xp import KVCache, attention_state, attention_weights, scaled_dot_product_attention
+from sdpa_xp import KVCache, attention_state, attention_weights, masks, scaled_dot_product_attention
 
 F = np.float32
 Q, K, V = (np.ones(shape, F) for shape in ((2, 4, 3, 8), (2, 2, 5, 8), (2, 2, 5, 6)))
@@ -100,6 +100,18 @@ def test_no_plain_array(name: str, make: Any, words: str) -> None:
         match=f"scaled_dot_product_attention: `{name}` must be (a mask or |a bias or )?a plain array.*{words}",
     ):
         scaled_dot_product_attention(**arguments)
+
+
+def test_a_mask_is_shown_as_it_is_written() -> None:
+    """Unless it is long."""
+    x = ones(3, 8)
+    with pytest.raises(TypeError, match=r"got mask=causal\(2\) & padding\(3\)\. Write attn_mask=\.\.\."):
+        scaled_dot_product_attention(x, x, x, mask=masks.causal(2) & masks.padding(3))
+    long = masks.causal()
+    for number in range(20):
+        long = long & masks.causal(number)
+    with pytest.raises(TypeError, match=r"got mask=sdpa_xp\.masks\.\w+\.\w+\. Write"):
+        scaled_dot_product_attention(x, x, x, mask=long)
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors:UserWarning")

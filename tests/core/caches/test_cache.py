@@ -271,6 +271,12 @@ def test_repr_tells_the_capacity() -> None:
     assert repr(KVCache(tokens, tokens, capacity=1009)) == shown
 
 
+def test_repr_tells_another_layout() -> None:
+    tokens = np.ones((1, 5, 2, 4), np.float32)
+    shown = "KVCache(key=<float32 (1, 5, 2, 4)>, value=<float32 (1, 5, 2, 4)>, layout='...LHE')"
+    assert repr(KVCache(tokens, tokens, layout="...LHE")) == shown
+
+
 def test_append_in_place_leaves_the_old_cache(library: Library, arrays: Arrays) -> None:
     """Its tokens stay as they are, though the newer caches share its arrays."""
     first, second, third = parts(library, arrays, 0, 3, 5, 6)

@@ -11,7 +11,7 @@ import pytest
 from internals import ALLOWED, CELLS, Squares
 from libraries import Library
 
-from sdpa_xp import KVCache, PagedKVCache, attention_state, biases, explain, masks
+from sdpa_xp import AttentionState, KVCache, PagedKVCache, attention_state, biases, explain, masks
 from sdpa_xp.layers import Linear, MultiHeadAttention
 from sdpa_xp.positional import Rotary
 
@@ -159,6 +159,15 @@ def test_reprs_are_short() -> None:
     assert repr(state) == "AttentionState(output=<float32 (2, 8, 6, 64)>, lse=<float32 (2, 8, 6)>)"
 
 
+def test_a_state_shows_its_arrays() -> None:
+    x = np.zeros((2, 8, 6, 64), np.float16)
+    html = attention_state(x, x, x)._repr_html_()
+    well_formed(html)
+    assert "<th>output</th><td>(2, 8, 6, 64), numpy, float16, cpu</td>" in html
+    assert "<th>lse</th><td>(2, 8, 6), numpy, float32, cpu</td>" in html
+    well_formed(AttentionState(None, "<lse>")._repr_html_())  # in a tree of JAX
+
+
 def test_caches_show_their_tokens() -> None:
     key = np.zeros((1, 2, 5, 8), F)
     html = KVCache(key, key, capacity=64, rotary=Rotary(8))._repr_html_()
@@ -192,7 +201,10 @@ def test_a_plan_shows_its_tiles() -> None:
     assert plan.tile_map[0].startswith("+")
     assert plan.tile_map[-1].startswith("#")
     first, second = str(plan).splitlines()
+    assert first == "xp, the tiles of sdpa_xp: the call asks for it"
     assert [line.text for line in well_formed(plan._repr_html_()).iter("code")] == [first, second]
+    assert repr(plan) == repr(plan._replace(tile_map=()))  # which has a character for each tile
+    assert repr(plan).startswith("Explanation(implementation='xp', reason='the call asks for it', tile=(")
     whole = explain(x, x, x, implementation="xp").tile_map
     assert {*"".join(whole)} == {"#"}
 
