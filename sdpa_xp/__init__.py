@@ -11,6 +11,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from sdpa_xp import biases, masks, positional
+    from sdpa_xp import errors as errors
+    from sdpa_xp import layers as layers
+    from sdpa_xp import plot as plot
+    from sdpa_xp import typing as typing
     from sdpa_xp.attention import attention_state, scaled_dot_product_attention
     from sdpa_xp.caches.kv import KVCache
     from sdpa_xp.caches.paged import PagedKVCache
@@ -60,19 +64,26 @@ _MODULES = {
     "attention_weights": "weights",
     "biases": "biases",
     "dot_product_attention": "dot_product",
+    "errors": "errors",
     "explain": "explanation",
+    "layers": "layers",
     "masks": "masks",
     "merge_states": "states",
+    "plot": "plot",
     "positional": "positional",
     "ring_attention": "ring",
     "scaled_dot_product_attention": "attention",
     "scaled_dot_product_attention_jvp": "forward_mode",
     "scaled_dot_product_attention_laplacian": "forward_mode",
     "scaled_dot_product_attention_vjp": "gradients",
+    "typing": "typing",
     "varlen_attention": "varlen",
     "varlen_attention_state": "varlen",
 }
-"""The module of each public name, imported when the name is first used: a program loads only what it uses."""
+"""The module of each public name, imported when the name is first used: a program loads only what it uses.
+
+`errors`, `layers`, `plot` and `typing` are not in `__all__`: `import *` would load them, and matplotlib.
+"""
 
 if not TYPE_CHECKING:  # with this function, type checkers would accept every name
 

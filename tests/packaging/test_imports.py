@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
@@ -62,6 +62,42 @@ def test_a_call_imports_no_other_library() -> None:
     assert not {*HEAVY, "_many"} & (loaded | parts(loaded))
     # NumPy's own namespace needs none of these, which NumPy imports when they are first named.
     assert not {"array_api_compat.numpy", "numpy.ma", "numpy.testing", "numpy.f2py"} & loaded
+
+
+def test_modules_are_loaded_when_they_are_named() -> None:
+    """Those besides `__all__` too, which are not among the names that an editor completes."""
+    modules = ("errors", "layers", "plot", "typing")
+    code = f"import sdpa_xp; before = dir(sdpa_xp); [getattr(sdpa_xp, name).__all__ for name in {modules[1:]}]"
+    code += "; sdpa_xp.errors.Message; assert dir(sdpa_xp) == before"
+    assert set(modules) <= parts(loaded_by(code))
+    assert not set(modules) & set(dir(sdpa_xp))
+
+
+def test_the_types_of_public_signatures_can_be_imported() -> None:
+    """Each name that an annotation of a public function has is public, or among the types."""
+    functions = [f for value in PUBLIC.values() for f in functions_of(value)]
+    annotated = {
+        (f.__module__, name)
+        for f in functions
+        for text in f.__annotations__.values()
+        for name in re.findall(r"\b[A-Z]\w+", str(text))
+    }
+    aliases = {name for module, name in annotated if is_alias(getattr(sys.modules[module], name, None))}
+    names = sdpa_xp.typing.__all__
+    assert names == sorted(names) == dir(sdpa_xp.typing)
+    assert aliases - {"ThemeName"} - {*names} == set()  # whose module needs matplotlib
+    assert {"Layout", "Rng", "IntegersLike", "Implementation"} <= aliases
+
+
+def functions_of(value: Any) -> list[Any]:
+    """A function itself, or the public methods of a class."""
+    named = inspect.getmembers(value, inspect.isfunction) if isinstance(value, type) else [("", value)]
+    return [function for name, function in named if not name.startswith("_") or name == "__init__"]
+
+
+def is_alias(value: Any) -> bool:
+    """Whether a name stands for a union, words or a function, and is none of Python's own."""
+    return getattr(value, "__module__", "") in ("typing", "types", "collections.abc") and bool(get_args(value))
 
 
 def test_a_wrong_name_is_an_error_that_names_the_right_one() -> None:
@@ -141,6 +177,14 @@ def test_type_checkers_see_the_array_that_went_in(tmp_path: Path) -> None:
         "mask: NDArray[np.bool_] = np.ones(2, np.bool_)\n"
         "y: NDArray[np.float32] = scaled_dot_product_attention(x, x, x, mask, scale=0.5)\n"
         "z: NDArray[np.float32] = merge_states([attention_state(x, x, x)]).output\n"
+        "from typing import TypeVar\n"
+        "import sdpa_xp\n"
+        "from sdpa_xp.typing import Array, Layout\n"
+        "A = TypeVar('A', bound=Array)\n"
+        "def wrapped(query: A, key: Array, value: Array, layout: Layout = '...HLE') -> A:\n"
+        "    return scaled_dot_product_attention(query, key, value, layout=layout)\n"
+        "w: NDArray[np.float32] = wrapped(x, x, x)\n"
+        "error: type[ValueError] = sdpa_xp.errors.ArgumentValueError\n"
     )
     options = "rng=np.random.default_rng(0), softmax_dtype=np.float64, implementation='xp'"
     code += f"scaled_dot_product_attention(x, x, x, {options})\n"
@@ -149,6 +193,7 @@ def test_type_checkers_see_the_array_that_went_in(tmp_path: Path) -> None:
         "scaled_dot_product_attention(x, x, x, rng=0)\n": 'Argument "rng"',
         "scaled_dot_product_attention(x, x, x, implementation='fast')\n": "Literal['fast']",
         "scaled_dot_product_attention(x, x, x, layout='BHLE')\n": "Literal['BHLE']",
+        "wrapped(x, x, x, 'BHLE')\n": "Literal['BHLE']",
     }
     program = tmp_path / "program.py"
     program.write_text(code + "".join(wrong))
