@@ -13,6 +13,10 @@ from sdpa_xp._libraries.protocols import Array, Chunks, Device, Part
 
 T = TypeVar("T")
 
+MOST_ORDERS = 3
+"""The derivatives of a loop that keep no pass. Each reverse mode uses up one checkpoint. More of them cost
+nothing: the compiled gradient multiplies as often with three as with one."""
+
 
 class Generators:
     """Random generators: those of NumPy, for libraries that have none."""
@@ -148,8 +152,10 @@ class Loops:
         Sublinear Memory Cost", arXiv 1604.06174.
         """
         jax = sys.modules["jax"]
-        # The compiler cannot merge the two computations of a pass across a loop: no need to prevent CSE.
-        return cast(T, jax.lax.map(jax.checkpoint(body, prevent_cse=False), starts))
+        for _ in range(MOST_ORDERS):
+            # The compiler cannot merge the two computations of a pass across a loop: no need to prevent CSE.
+            body = jax.checkpoint(body, prevent_cse=False)
+        return cast(T, jax.lax.map(body, starts))
 
     def rows_from(self, array: Array, start: Array, count: int, step: int) -> Array:
         """Return `count` rows of an array (..., L, width) from `start` on, which is known only in the loop.

@@ -238,3 +238,18 @@ def test_memory_grows_with_the_length_alone(library: Library, function: Any) -> 
         short, long = memory_of(8192), memory_of(32768)
     assert long < 5 * short
     assert long < 32768**2
+
+
+@pytest.mark.slow
+def test_reverse_mode_over_reverse_mode_keeps_no_scores(library: Library) -> None:
+    """They would be the residuals of the loop of the first derivatives."""
+    import jax
+
+    def loss(x: Any) -> Any:
+        return (scaled_dot_product_attention(x, x, x) ** 2).sum()
+
+    x = jax.ShapeDtypeStruct((8192, 8), np.float32)
+    second = jax.jit(jax.grad(lambda x: (jax.grad(loss)(x) ** 2).sum()))
+    with library.guard():
+        memory = second.lower(x).compile().memory_analysis().temp_size_in_bytes
+    assert memory < 4 * 8192**2
