@@ -96,11 +96,12 @@ def long_graphs() -> str:
     for cell in cells:
         call, _, length = cell["call"].partition(", S = ")
         if length == "4,096, open":
-            numbers = [
-                f"{cell['graphs'][name][number]:,.0f}"
+            measured = (
+                cell["graphs"][name][number]
                 for name in ("auto", "primitive")
                 for number in ("milliseconds", "peak_megabytes")
-            ]
+            )
+            numbers = [f"{number:,.0f}" if number >= 10 else f"{number:.1f}" for number in measured]
             rows.append("| " + " | ".join([call, f"`{cell['auto']}`", *numbers]) + " |")
     return "\n".join(rows)
 

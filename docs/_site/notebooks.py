@@ -25,7 +25,9 @@ PAGES = {
         "tutorials/train-in-numpy",
         "tutorials/a-million-keys",
         "how-to/masks",
+        "how-to/export",
         "how-to/verify",
+        "cheat-sheet",
     )
 }
 """Page -> the name of its notebook."""
@@ -93,6 +95,10 @@ def _code(part: re.Match[str]) -> Iterator[NotebookNode]:
     if part["path"]:
         source = (ROOT / part["path"]).read_text()
         yield nbformat.v4.new_code_cell(f"%%writefile {Path(part['path']).name}\n{source}".rstrip())
+    elif " small" in part["options"]:  # pictures in a row: a cell shows only its last one
+        first, _, others = part["code"].rstrip().partition("\n\n")
+        for number, line in enumerate(others.splitlines()):
+            yield nbformat.v4.new_code_cell(f"{first}\n\n{line}" if number == 0 else line)
     elif 'exec="1"' not in part["options"] or "source=" in part["options"]:
         yield nbformat.v4.new_code_cell(part["code"].rstrip())
 
