@@ -63,6 +63,11 @@ def find_backends(names: Sequence[str] | None = None) -> list[Backend]:
     return backends
 
 
+def missing_libraries() -> list[str]:
+    """Return the names of the libraries that are not installed."""
+    return [name for name in LIBRARIES if not _installed(name)]
+
+
 def _installed(name: str) -> bool:
     return importlib.util.find_spec(name.replace("-", "_")) is not None
 

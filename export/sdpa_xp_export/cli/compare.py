@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from sdpa_xp._checks.messages import nearest_hint
+from sdpa_xp._checks.messages import install_hint, nearest_hint
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export import _demo as demo
 from sdpa_xp_export._agree import backends
@@ -69,6 +69,7 @@ def run_demo(
     with progress("demo", steps=most, is_timed=False) as steps:
         rows = _collected(demo.rows(encoded, libraries, steps.begin), steps)
     _show(rows)
+    _show_missing()
     for path in demo.write(encoded, folder, overwrite=force):
         say(f"wrote {path}")
     _judge(rows)
@@ -115,6 +116,8 @@ def agree(
         say_json([row.as_json() for row in collected])
     else:
         _show(collected)
+        if backend is None:
+            _show_missing()
     _judge(collected)
 
 
@@ -157,6 +160,17 @@ def _show(rows: Iterable[Row]) -> None:
     for row in rows:
         if not row.agrees:
             say(f"DISAGREES: {row.name}: {', '.join(row.disagreeing)}")
+
+
+def _show_missing() -> None:
+    """Say which libraries were not compared, and how to install those that run on every machine."""
+    missing = backends.missing_libraries()
+    if not missing:
+        return
+    say(f"not compared, because not installed: {', '.join(missing)}")
+    extras = [name for name in missing if name not in ("array-api-strict", "cupy")]  # no extra; needs a GPU
+    if extras:
+        say(f"  {install_hint(','.join(extras))}")
 
 
 def _heat(error: float, bound: float) -> Text:

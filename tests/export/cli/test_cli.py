@@ -211,8 +211,11 @@ def test_the_share_of_the_bound_has_a_colour(error: float, bound: float, shown: 
 def test_demo(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = backends.find_backends(["numpy", "torch", "array-api-strict"])
     monkeypatch.setattr(backends, "find_backends", lambda: few)
+    monkeypatch.setattr(backends, "_installed", lambda name: name in {library.name for library in few})
     code, out, _ = run(capsys, "demo", "-o", tmp_path / "out")
     assert code == 0
+    how = "  In the source folder of sdpa_xp, run: pip install '.[jax,dask,mlx]'"
+    assert f"not compared, because not installed: jax, cupy, dask, mlx\n{how}\n" in out
     assert "[CLS] she put the cup on the table and it broke . [SEP]\n" in out
     assert 'layer 3, head 1 (from 0): "it" attends most to "animal", weight 0.69' in out
     assert 'layer 3, head 1 (from 0): "it" attends most to "cup", weight 0.59' in out
