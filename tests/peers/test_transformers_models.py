@@ -17,8 +17,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
-PAGE = Path(__file__).parents[2] / "docs/how-to/frameworks.md"
-LISTED = re.search(r"^Models that ask .*?:\s(.*?)\.\n\n", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+PAGE = Path(__file__).parents[2] / "docs/reference/features.md"
+LISTED = re.search(r"^Tests compare these .*?:\s(.*?)\.\n", PAGE.read_text(), re.MULTILINE | re.DOTALL)
 NAMES = re.findall(r"[\w-]+", LISTED[1]) if LISTED else []
 SIZES = {"vocab_size": 61, "hidden_size": 32, "num_attention_heads": 4}
 
