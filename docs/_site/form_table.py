@@ -11,7 +11,7 @@ from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec
 from sdpa_xp_export.forms.choice import FORMS, check_tensors, choose
 
-RUNTIMES = (">=1.23;cpu", ">=1.28;cpu", ">=1.31;cpu", ">=1.28;cuda", ">=1.28;web")
+RUNTIMES = (">=1.23;cpu", ">=1.28;cpu", ">=1.31;cpu", ">=1.28;cuda", ">=1.28;wasm", ">=1.28;webgpu")
 HEADS, KEY_HEADS, WIDTH = 8, 2, 64
 LENGTHS = (128, 1024, 4096, 8192, "L")
 CALLS_BY_LENGTH: dict[str, dict[str, Any]] = {

@@ -110,13 +110,13 @@ def export_attention(
             key lengths) and 18 for the others.
         runtime: The oldest onnxruntime that will run the file, and its provider, such as
             `"onnxruntime>=1.28;cpu"`. Every later release that was tried computes it correctly, too. The
-            provider is `cpu`, `cuda` or `web`, which is onnxruntime-web on WebAssembly and on WebGPU;
-            onnxruntime's own names `CPUExecutionProvider` and `CUDAExecutionProvider` work, too. The oldest
+            provider is `cpu` or `cuda`; or in a browser `wasm` (WebAssembly), `webgpu`, or `web`, which is
+            correct on both. onnxruntime's own names such as `CPUExecutionProvider` work, too. The oldest
             release is 1.23, and 1.28.2 counts as 1.28. The newest release that was tried is 1.32.0; the
             exporter assumes that newer releases compute the same, and the metadata say so. On `cuda` no graph
-            was run; open its session with `{"use_tf32": "0"}`, or float32 products have 10 bits. The JavaScript
-            API of `web` does not support bfloat16. Half precision is computed in float32; a fused kernel on
-            `cuda` has its own accumulation.
+            was run; open its session with `{"use_tf32": "0"}`, or float32 products have 10 bits. In browsers,
+            onnxruntime has no bfloat16. Half precision is computed in float32; a fused kernel on `cuda` has its
+            own accumulation.
 
     Returns:
         The model, which has passed the full onnx.checker. Arrays in masks, biases, `scale` or `sinks` become

@@ -11,13 +11,15 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 ProviderName: TypeAlias = Literal["cpu", "cuda", "CPUExecutionProvider", "CUDAExecutionProvider"]
 """A provider on which `verify` can run models, by its short name or by onnxruntime's own name."""
-TargetProvider: TypeAlias = Literal["cpu", "web", "cuda"]
+TargetProvider: TypeAlias = Literal["cpu", "cuda", "wasm", "webgpu", "web"]
 """A provider that graphs can be written for."""
 TARGETS: tuple[TargetProvider, ...] = get_args(TargetProvider)
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-"""The providers that `verify` runs models on, by short name. A graph can also be written for `web`, the two of
-onnxruntime-web: WebAssembly has the kernels of the CPU, and WebGPU has its own kernels."""
+"""The providers that `verify` runs models on, by short name."""
+RIGHT_ON: dict[TargetProvider, tuple[TargetProvider, ...]] = {"web": ("wasm", "webgpu")}
+"""The providers on which a graph must be right, if the target stands for several. onnxruntime-web has two:
+WebAssembly has the kernels of the CPU, and WebGPU has its own."""
 
 OLDEST = (1, 23)
 """The oldest release that graphs were run in."""
@@ -102,7 +104,7 @@ class Runtime:
         return f"onnxruntime {installed} is older than the file's {self}"
 
     def other_provider_note(self, ran_on: Iterable[str]) -> str:
-        """Return that a provider other than this one ran the graph; empty if none did, or for `web`."""
+        """Return that a provider other than this one ran the graph; empty if none did, or in a browser."""
         others = [name for name in ran_on if name != PROVIDERS.get(self.provider, name)]
         return f"the file is for {self}: results on {' and '.join(others)} are not promised" if others else ""
 
@@ -113,13 +115,21 @@ class Runtime:
 
     def check_tensor(self, function: str, name: str, dtype: str) -> None:
         """Check that a program can pass an input or an output of that dtype to the runtime."""
-        if self.provider == "web" and dtype == "bfloat16":
+        if self.is_for_browsers and dtype == "bfloat16":
             # The types of a tensor in onnxruntime-common 1.30 have no bfloat16.
-            rule = (
-                f"`{name}` must not be bfloat16 for web, since onnxruntime's JavaScript API has no such tensor"
-            )
+            reason = "since onnxruntime's JavaScript API has no such tensor"
+            rule = f"`{name}` must not be bfloat16 for {self.provider}, {reason}"
             got = {f"{name}.dtype": dtype, "runtime": self}
             raise ArgumentTypeError(function, rule, got, "Pass it in float32 or float16.")
+
+    @property
+    def right_on(self) -> tuple[TargetProvider, ...]:
+        """The providers on which the graph must be right."""
+        return RIGHT_ON.get(self.provider, (self.provider,))
+
+    @property
+    def is_for_browsers(self) -> bool:
+        return not {"wasm", "webgpu"}.isdisjoint(self.right_on)
 
     @property
     def softmax_hides_nan(self) -> bool:
@@ -127,7 +137,7 @@ class Runtime:
 
         Before 1.24 it also returns 0 for a row of the most negative finite numbers, which do not mask.
         """
-        return self.provider == "web"
+        return "webgpu" in self.right_on
 
     def __str__(self) -> str:
         return f"onnxruntime>={self.release[0]}.{self.release[1]};{self.provider}"

@@ -44,13 +44,19 @@ _CUDA: dict[str, tuple[FormName, ...]] = {
     **dict.fromkeys((case for case in _CPU if " few " in case), ("attention", "primitive")),
 }
 # The WebGPU provider has no kernel for Attention, which falls back to the CPU there.
-_WEB: dict[str, tuple[FormName, ...]] = {
+_WEBGPU: dict[str, tuple[FormName, ...]] = {
     case: ("primitive",) if " few " in case else ("tiled", "primitive") for case in _CPU
 }
-PREFERRED: dict[TargetProvider, dict[str, tuple[FormName, ...]]] = {"cpu": _CPU, "web": _WEB, "cuda": _CUDA}
+PREFERRED: dict[TargetProvider, dict[str, tuple[FormName, ...]]] = {
+    "cpu": _CPU,
+    "cuda": _CUDA,
+    "wasm": _CPU,  # the same kernels
+    "webgpu": _WEBGPU,
+    "web": _WEBGPU,
+}
 UNMEASURED: dict[TargetProvider, str] = {
     "cuda": "no graph was run there",
-    "web": "its time was not measured there",
+    **dict.fromkeys(("wasm", "webgpu", "web"), "its time was not measured there"),
 }
 """Why the order of the forms is an expectation, for each provider on which they were not timed."""
 
@@ -99,8 +105,9 @@ def unsupported_reason(form: FormName, call: ExportCall, target: Runtime) -> str
     Reasons that no release removes come before reasons that a newer release removes, also in the function of a
     form: whoever raises the release would meet the others next.
     """
-    if wrong := FORMS[form].wrong_on.get(target.provider):
-        return f"{wrong}, and `runtime` is {target}"
+    for provider in target.right_on:
+        if wrong := FORMS[form].wrong_on.get(provider):
+            return f"{wrong}, and `runtime` is {target}"
     # The table refuses a new option for a form that does not ask it at its own place.
     why = FORMS[form].unsupported_reason(call, target) or FORMS[form].missing_option(call)
     oldest = FORMS[form].since

@@ -150,5 +150,5 @@ FORM = Form(
     nodes="`com.microsoft.GroupQueryAttention`",
     operator="GroupQueryAttention",
     takes=("softcap", "sinks"),
-    wrong_on={"web": "the WebGPU provider computes GroupQueryAttention wrong from 32 tokens on"},
+    wrong_on={"webgpu": "the WebGPU provider computes GroupQueryAttention wrong from 32 tokens on"},
 )

@@ -95,5 +95,5 @@ FORM = Form(
     nodes="`com.microsoft.MultiHeadAttention`",
     operator="MultiHeadAttention",
     empty_since=EMPTY_SINCE,
-    wrong_on={"web": "the WebGPU provider computes MultiHeadAttention wrong from 32 tokens on"},
+    wrong_on={"webgpu": "the WebGPU provider computes MultiHeadAttention wrong from 32 tokens on"},
 )

@@ -175,7 +175,9 @@ COMPLETIONS = {
     "export --layout ": {"...HLE", "...LHE"},
     "export --dtype b": {"bfloat16"},
     "export --softmax-dtype ": {"float32", "float64"},
-    "export --runtime ": {f"onnxruntime>=1.28;{provider}" for provider in ("cpu", "cuda", "web")},
+    "export --runtime ": {
+        f"onnxruntime>=1.28;{provider}" for provider in ("cpu", "cuda", "wasm", "webgpu", "web")
+    },
     "export --outputs ": {"output", "lse", "weights", "scores"},
     "verify a.onnx --provider ": {"cpu", "cuda"},
     "verify a.onnx --require-provider cu": {"cuda"},

@@ -114,7 +114,10 @@ def test_few_queries_need_no_blocks(
 
 @pytest.mark.parametrize(
     ("provider", "what"),
-    [("cuda", "but no graph was run there"), ("web", "but its time was not measured there")],
+    [
+        ("cuda", "but no graph was run there"),
+        *((provider, "but its time was not measured there") for provider in ("wasm", "webgpu", "web")),
+    ],
 )
 def test_what_was_not_measured_is_an_expectation(provider: str, what: str) -> None:
     runtime = f"onnxruntime>=1.28;{provider}"
@@ -130,9 +133,8 @@ def test_what_was_not_measured_is_an_expectation(provider: str, what: str) -> No
 def test_a_cache_says_why_it_is_not_the_usual_operator(provider: str, past: dict[str, Any]) -> None:
     """GroupQueryAttention, which decoders are often written with."""
     why = reason(export_attention(*specs(2, 4, 6, 6), **past, runtime=f"onnxruntime>=1.28;{provider}"))
-    words = (
-        "computes GroupQueryAttention wrong" if provider == "web" else "GroupQueryAttention without its cache"
-    )
+    is_wrong = provider in ("webgpu", "web")
+    words = "computes GroupQueryAttention wrong" if is_wrong else "GroupQueryAttention without its cache"
     assert why.count("; not grouped_query: ") == 1
     assert words in why
     assert "grouped_query" not in reason(export_attention(*specs(2, 4, 6, 6)))

@@ -72,34 +72,44 @@ def test_a_graph_of_an_old_release_is_one_of_each_later_release(provider: str, r
         assert written == newest.setdefault(form, written), f"{form} for 1.{minor}"
 
 
+ON_WEBGPU = pytest.mark.parametrize("provider", ["webgpu", "web"])
+
+
+@ON_WEBGPU
 @pytest.mark.parametrize("operator", ["MultiHeadAttention", "GroupQueryAttention"])
-def test_web_refuses_what_webgpu_computes_wrong(operator: str) -> None:
+def test_what_webgpu_computes_wrong_is_refused(operator: str, provider: str) -> None:
     form = {"MultiHeadAttention": "multi_head", "GroupQueryAttention": "grouped_query"}[operator]
     said: dict[str, Any] = {"is_causal": True, "form": form}
     assert form_of(FIXED, FIXED, FIXED, **said) == form
-    words = f"the WebGPU provider computes {operator} wrong from 32 tokens on, .*;web.* `form='auto'` chooses"
+    why = f"the WebGPU provider computes {operator} wrong from 32 tokens on"
+    words = f"{why}, .*;{provider};.* `form='auto'` chooses"
     with pytest.raises(ValueError, match=f"^export_attention: `form` cannot be '{form}': {words}"):
-        export_attention(FIXED, FIXED, FIXED, **said, runtime="onnxruntime>=1.31;web")
+        export_attention(FIXED, FIXED, FIXED, **said, runtime=f"onnxruntime>=1.31;{provider}")
+    assert form_of(FIXED, FIXED, FIXED, **said, runtime="onnxruntime>=1.31;wasm") == form
 
 
+@ON_WEBGPU
 @pytest.mark.parametrize("minor", [23, 28, 31])
 @pytest.mark.parametrize("length", [5, 31, 32, 33, 4096, 2**14, "L"])
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-def test_web_takes_the_forms_of_primitives(rules: dict[str, Any], length: int | str, minor: int) -> None:
+def test_webgpu_takes_the_forms_of_primitives(
+    rules: dict[str, Any], length: int | str, minor: int, provider: str
+) -> None:
     """They are right on WebAssembly and on WebGPU, and have kernels on both."""
     spec = TensorSpec("float32", (1, 8, length, 64))
-    form = form_of(spec, spec, spec, **rules, runtime=f"onnxruntime>=1.{minor};web")
+    form = form_of(spec, spec, spec, **rules, runtime=f"onnxruntime>=1.{minor};{provider}")
     many = length in (4096, 2**14, "L") and rules is not RULES["weights"]
     assert form == ("tiled" if many else "primitive")
 
 
+@ON_WEBGPU
 @pytest.mark.parametrize("form", ["primitive", "tiled"])
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-def test_web_writes_no_softmax(form: str, rules: dict[str, Any]) -> None:
+def test_webgpu_gets_no_softmax(form: str, rules: dict[str, Any], provider: str) -> None:
     """WebGPU's gives 0 for a row with a NaN, and a model that diverges would look healthy."""
     rules = rules | {"outputs": ("output",)}  # tiled gives no weights
     for minor in (23, 31):
-        said = rules | {"form": form, "runtime": f"onnxruntime>=1.{minor};web"}
+        said = rules | {"form": form, "runtime": f"onnxruntime>=1.{minor};{provider}"}
         model = export_attention(FIXED, FIXED, FIXED, **said)
         assert "Softmax" not in operators(model.graph)
         assert_right(model)
@@ -117,40 +127,41 @@ def operators(graph: onnx.GraphProto) -> set[str]:
     return {node.op_type for node in graph.node}.union(*map(operators, bodies))
 
 
-def test_web_takes_them_in_layers_too() -> None:
+def test_layers_get_them_too() -> None:
     """Fixed and long, without a mask: for the CPU that is MultiHeadAttention."""
     layer = MultiHeadAttention.init(np.random.default_rng(0), 64, num_heads=8)
     words = TensorSpec("float32", (1, 2048, 64))
     operators = {}
-    for provider in ("cpu", "web"):
+    for provider in ("cpu", "wasm", "webgpu", "web"):
         model = to_onnx(layer, words, runtime=f"onnxruntime>=1.28;{provider}")
         operators[provider] = {node.op_type for node in model.graph.node if node.domain}
-    assert operators == {"cpu": {"MultiHeadAttention"}, "web": set()}
+    fused = {"MultiHeadAttention"}
+    assert operators == {"cpu": fused, "wasm": fused, "webgpu": set(), "web": set()}
 
 
 BFLOAT16 = TensorSpec("bfloat16", (1, 4, 40, 64))
-WEB = "onnxruntime>=1.31;web"
 
 
-def test_web_refuses_bfloat16() -> None:
+@pytest.mark.parametrize("provider", ["wasm", "webgpu", "web"])
+def test_browsers_have_no_bfloat16(provider: str) -> None:
     """A page could not pass the inputs; inside of a layer the dtype is fine."""
-    words = (
-        "must not be bfloat16 for web, since onnxruntime's JavaScript API has no such tensor; got .*=bfloat16"
-    )
+    runtime = f"onnxruntime>=1.31;{provider}"
+    reason = "since onnxruntime's JavaScript API has no such tensor"
+    words = f"must not be bfloat16 for {provider}, {reason}; got .*=bfloat16"
     form_of(BFLOAT16, BFLOAT16, BFLOAT16, runtime="onnxruntime>=1.31;cpu")
     with pytest.raises(TypeError, match=f"^export_attention: `query` {words}.*float32 or float16"):
-        export_attention(BFLOAT16, BFLOAT16, BFLOAT16, runtime=WEB)
+        export_attention(BFLOAT16, BFLOAT16, BFLOAT16, runtime=runtime)
     with pytest.raises(TypeError, match=f"^to_onnx: `x` {words}"):
-        to_onnx(lambda x: x + 1, BFLOAT16, runtime=WEB)
+        to_onnx(lambda x: x + 1, BFLOAT16, runtime=runtime)
     with pytest.raises(TypeError, match=f"^to_onnx: `output` {words}"):
-        to_onnx(lambda x: x.__array_namespace__().astype(x, "bfloat16"), FIXED, runtime=WEB)
+        to_onnx(lambda x: x.__array_namespace__().astype(x, "bfloat16"), FIXED, runtime=runtime)
 
     def inside(x: Any) -> Any:
         xp = x.__array_namespace__()
         half = xp.astype(x, "bfloat16")
         return xp.astype(scaled_dot_product_attention(half, half, half), x.dtype)
 
-    to_onnx(inside, FIXED, runtime=WEB)
+    to_onnx(inside, FIXED, runtime=runtime)
 
 
 @pytest.mark.parametrize("form", ["auto", "primitive"])
