@@ -263,7 +263,8 @@ class _Finder(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         first = node.args[:2]
-        if len(first) == 2 and not any(isinstance(x, ast.Starred) for x in first):
+        is_symmetric = ast.unparse(node.func) in ("min", "max")
+        if len(first) == 2 and not is_symmetric and not any(isinstance(x, ast.Starred) for x in first):
             swapped = ast.Call(node.func, [*reversed(first), *node.args[2:]], node.keywords)
             self.add(node, "arguments swapped", swapped)
         self.generic_visit(node)

@@ -45,7 +45,6 @@ EXPECTED = [
     ("f", "not x", "(x)"),
     ("f", 'raise ValueError(f"no {x + 1}")', "pass"),
     ("f", "max(x, key) + rows[1:x]", "(max(x, key) - rows[1:x])"),
-    ("f", "max(x, key)", "max(key, x)"),
     ("f", "max", "min"),
     ("f", "key", "value"),
     ("f", "rows", "columns"),

@@ -110,3 +110,12 @@ def test_refused_by_the_axes_of_the_caller(
 ) -> None:
     with pytest.raises(error, match=f"scaled_dot_product_attention: .*{words}"):
         scaled_dot_product_attention(**({**swapped(call), "layout": "...LHE"} | change))
+
+
+def test_another_layout_is_named_only_if_all_arrays_fit_in_it() -> None:
+    query, key, value = (np.zeros(shape, F) for shape in ((2, 5, 4, 8), (2, 6, 2, 8), (2, 7, 2, 8)))
+    with pytest.raises(ValueError, match=r'before the heads, it is `layout="\.\.\.LHE"`\.$'):
+        scaled_dot_product_attention(query, key, key)
+    with pytest.raises(ValueError, match="must") as raised:
+        scaled_dot_product_attention(query, key, value)
+    assert "layout" not in str(raised.value)

@@ -209,6 +209,14 @@ def test_a_plan_shows_its_tiles() -> None:
     assert {*"".join(whole)} == {"#"}
 
 
+def test_of_the_tiles_of_a_long_call_some_are_shown() -> None:
+    x = np.broadcast_to(F(0), (40_000, 64))
+    plan = explain(x, x, x, implementation="xp")
+    assert len(plan.tile_map[0]) > 100
+    (picture,) = well_formed(plan._repr_html_()).iter("{http://www.w3.org/2000/svg}svg")
+    assert 100 < int(picture.get("width", "")) < 200  # pixels, of which a square has at least three
+
+
 @pytest.mark.parametrize("queries", [0, 3])
 def test_a_plan_without_keys_shows_itself(queries: int) -> None:
     query, key = np.zeros((queries, 4), F), np.zeros((0, 4), F)

@@ -228,6 +228,13 @@ def test_a_function_is_tried_on_few_scores(queries: int, keys: int) -> None:
     assert max(map(math.prod, shapes)) <= max(queries * keys, probed**2)
 
 
+def test_no_input_is_searched_for_special_values_where_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a device a pullback knows first which inputs are finite; on the CPU it looks when a result is not."""
+    monkeypatch.setattr(prepare.PreparedCall, "_search_inputs", None)
+    x = np.ones((1, 40, 4), F)
+    vjp(x, x, x, masks.padding([5]))[1](x)
+
+
 def test_five_products_a_tile_beside_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scores again, and those of the values, the weights, the queries and the keys."""
     computed: list[str] = []
