@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, TypeVar, cast
 
 from sdpa_xp._call.options import CallOptions
@@ -19,6 +20,9 @@ from sdpa_xp.masks import Mask
 from sdpa_xp.states import AttentionState, to_base
 
 A = TypeVar("A", bound=AnyArray)
+MOST_SCORES_KEPT = 2**16
+"""The scores of a call without masks that a library may keep for its gradients: each array of them takes up to
+256 KiB in float32. To compute them again takes up to twice as long (one core)."""
 
 
 @explains_keywords
@@ -87,7 +91,6 @@ def scaled_dot_product_attention(
             computes the call as documented, and only for these calls: torch tensors on the CPU and in
             torch.export and torch.onnx.export, short calls on JAX arrays on the CPU outside a jit, and short
             calls without masks on MLX arrays on the CPU. All other calls use the portable implementation.
-            torch's kernel has first derivatives only.
 
     Returns:
         (..., Hq, L, Ev) in the layout of the inputs, or (L, Ev) for 2-D inputs, with the library, device and
@@ -107,8 +110,8 @@ def scaled_dot_product_attention(
         key or value is NaN or inf. If a key or value that is not masked is NaN, the rows that attend to it show
         the NaN, and no other row does. Inside a jit or a lazy graph, and with torch's kernel on a GPU, this is
         true only for keys that no query attends to (padding). It is true for results, and for gradients from
-        `scaled_dot_product_attention_vjp`. If torch, JAX or MLX computes the gradients and a masked key or
-        value is NaN, all gradients may be NaN, including the gradient of the query.
+        `scaled_dot_product_attention_vjp` and from torch's autograd. If JAX or MLX computes the gradients and a
+        masked key or value is NaN, all gradients may be NaN, including the gradient of the query.
 
         A score of -inf has weight 0. If all scores of a row are -inf, its output is 0, as for a row without
         keys. torch.autocast changes neither the dtype of a result nor its accuracy. Run the backward pass
@@ -220,13 +223,35 @@ def compute_output(
     # The queries of a cache stand at its end. No kernel takes that position.
     kernel = None if queries_at_end else call.cached("kernel", lambda: choose_kernel(call)).kernel
     with call.computing():
-        output = None if kernel is None else kernel.attend(call)
+        # Arrays that are recorded or traced are not written to: other calls need not be asked.
+        if not call.grid.access.is_writeable and _is_differentiated(call, kernel):
+            from sdpa_xp import recorded  # few programs need it
+
+            output: Array | None = recorded.attend(call, options, kernel)
+        else:
+            output = None if kernel is None else kernel.attend(call)
         if output is None:
             output, _ = _attend_portably(call, with_lse=False)
         returned: A = call.result(output)  # no `cast`, which a tiny call would notice
     if call.grid.library.needs_context:  # a tiny call would notice a function more
         call.checked(returned)
     return returned
+
+
+def _is_differentiated(call: PreparedCall, kernel: Kernel | None) -> bool:
+    """Return whether the library differentiates a call, and gets the derivatives from `recorded`."""
+    grid, options = call.grid, call.options
+    autograd = grid.library.autograd
+    if autograd is None or (kernel is not None and grid.is_traced):
+        return False
+    if not autograd.differentiates([*call.arrays.values(), *options.arrays()]):
+        return False
+    if not (kernel or grid.is_traced or options.masks or options.biases):
+        return math.prod(grid.shape) > MOST_SCORES_KEPT
+    # A function of the caller may bring in arrays that only the library knows: those of a bias may have
+    # gradients, and those of a mask may belong to a transformation.
+    modifiers = (*options.biases, *(options.masks if grid.is_traced else ()))
+    return not any(modifier.has_code_of_caller() for modifier in modifiers)
 
 
 def compute_state(

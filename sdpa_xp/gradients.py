@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar, cast
 
@@ -160,7 +160,7 @@ class Pullback(Generic[A]):
         array = check_cotangent(cotangent, self._arrays["query"], self._output)
         # The context of the output has ended, and the caller may be in another thread now.
         with self._call.computing():
-            computed = _backward(self._call, self._forward, self._arrays, array)
+            computed = pull_back(self._call, self._forward, self._arrays, array)
         return self._checked(computed)
 
     def jvp(
@@ -232,6 +232,11 @@ class Derivable(NamedTuple):
     forward: Forward | None = None
     """What the second derivatives are computed from; None for arrays in chunks, which have none."""
 
+    def only(self, names: Collection[str]) -> Derivable:
+        """Return what the gradients of some arrays are computed with, of a call without chunks."""
+        forward = cast(Forward, self.forward).only(names)
+        return Derivable(self.output, forward.targets, partial(gradients, forward), forward)
+
 
 def derive(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
     """Compute the output of a prepared call, and return all that the derivatives of its `arrays` need.
@@ -256,14 +261,23 @@ def derive(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
     return Derivable(output, targets, partial(gradients, forward), forward)
 
 
-def _backward(
+def pull_back(
     call: PreparedCall, forward: Derivable, arrays: Mapping[str, Array], cotangent: Array
 ) -> dict[str, Array]:
-    """Return the gradient of each of the caller's arrays, in its shape, layout and dtype."""
+    """Return the gradient of each target, in the shape, layout and dtype of the caller's array."""
     if call.is_empty:
-        return {name: call.grid.xp.zeros_like(array) for name, array in arrays.items()}
+        return {name: call.grid.xp.zeros_like(arrays[name]) for name in forward.targets}
     computed = forward.gradients(_heads_first(call, cotangent))
     return _in_caller_form(call, forward.targets, arrays, computed)
+
+
+def restore(call: PreparedCall, arrays: Mapping[str, Array], output: Array, lse: Array) -> Derivable:
+    """Return `derive(call, arrays)` from its output and log-sum-exp, without computing these again."""
+    scores = call.search_inputs(call.scores())
+    value = ArraySource(call.arrays["value"])
+    targets, bias_names = gradient_targets(scores, call.arrays["key"], value.array, arrays)
+    forward = Forward(scores, value, output, lse, targets, bias_names, call.plan())
+    return Derivable(output, targets, partial(gradients, forward), forward)
 
 
 def second_order(
@@ -284,8 +298,8 @@ def second_order(
     if forward is None:
         refuse_chunks(call)
     if call.is_empty or forward is None:
-        zeros = ({name: call.grid.xp.zeros_like(array) for name, array in arrays.items()} for _ in range(2))
-        return next(zeros), next(zeros)
+        zeros = {name: call.grid.xp.zeros_like(arrays[name]) for name in derivable.targets}
+        return zeros, dict(zeros)
     moved = None if cotangent_tangent is None else _heads_first(call, cotangent_tangent)
     scores = forward.scores._replace(tangents=(bind_tangents(call, options, tangents),))
     changes = [cotangent, *tangents.values(), *([] if moved is None else [moved])]
@@ -313,15 +327,16 @@ def _in_caller_form(
     arrays: Mapping[str, Array],
     computed: dict[str, Array],
 ) -> dict[str, Array]:
-    """Return each gradient in the shape, layout and dtype of the caller's array."""
+    """Return the gradient of each target in the shape, layout and dtype of the caller's array."""
     xp = call.grid.xp
-    for name in call.arrays:
+    for name in targets.keys() & call.arrays:
         gradient = computed[name]
         is_2d = arrays[name].ndim == 2
         computed[name] = gradient[0, ...] if is_2d else swap_heads_and_length(xp, gradient, call.layout)
     return {
         name: astype_if_needed(xp, targets[name].in_caller_shape(xp, computed[name], array.shape), array.dtype)
         for name, array in arrays.items()
+        if name in targets
     }
 
 

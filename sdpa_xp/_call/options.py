@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, TypedDict, cast, get_args
 
@@ -24,6 +24,7 @@ from sdpa_xp._checks.score_arrays import (
     check_mask_dtype,
     warn_if_zeros_and_ones,
 )
+from sdpa_xp._core.dropout import DrawnSeed
 from sdpa_xp._core.scores import BoundOptions
 from sdpa_xp._libraries import FLOATING, array_signatures, dtype_name, is_array
 from sdpa_xp._libraries.base import Library
@@ -110,7 +111,7 @@ class CheckedOptions(NamedTuple):
 
         Keys have no state, and the state of some generators cannot be read: these are not restored.
         """
-        state = library.generators.state(self.rng)
+        state = None if isinstance(self.rng, DrawnSeed) else library.generators.state(self.rng)
         try:
             with context:
                 yield
@@ -122,7 +123,20 @@ class CheckedOptions(NamedTuple):
     def arrays(self) -> list[Array]:
         """Return all arrays that may have a gradient."""
         parts = [cast(Array, x) for part in (*self.masks, *self.biases) for _, x in part.arrays()]
-        return [*parts, *(x for x in (self.scale, self.sinks) if is_array(x))]
+        return [*parts, *(x for x in (self.scale, self.sinks) if x is not None and not isinstance(x, float))]
+
+    def with_arrays(self, arrays: Sequence[Array]) -> CheckedOptions:
+        """Return the options with other arrays, in the order of `arrays()`."""
+        remaining = iter(arrays)
+
+        def change(_: object) -> Array:
+            return next(remaining)
+
+        masks = tuple([modifier.with_arrays(mask, change) for mask in self.masks])
+        biases = tuple([modifier.with_arrays(bias, change) for bias in self.biases])
+        scale = self.scale if self.scale is None or isinstance(self.scale, float) else change(self.scale)
+        sinks = None if self.sinks is None else change(self.sinks)
+        return self._replace(masks=masks, biases=biases, scale=scale, sinks=sinks)
 
 
 def check_options(

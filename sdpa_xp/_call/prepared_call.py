@@ -32,7 +32,7 @@ from sdpa_xp._checks.arrays import (
     swap_heads_and_length,
 )
 from sdpa_xp._checks.keywords import Implementation, check_flag, check_layout
-from sdpa_xp._core.dropout import Dropout
+from sdpa_xp._core.dropout import DrawnSeed, Dropout
 from sdpa_xp._core.products import ArraySource
 from sdpa_xp._core.scores import BoundOptions, Scores
 from sdpa_xp._core.threads import asked_threads
@@ -56,7 +56,7 @@ MOST_KNOWN = 2**12
 T = TypeVar("T")
 Derived: TypeAlias = Literal[
     "bound_options", "context_maker", "foreign_call", "has_arrays", "is_causal", "kernel",
-    "needs_no_conversion", "one_tile", "plan", "real_keys", "tiles"
+    "needs_no_conversion", "one_tile", "plan", "real_keys", "recorded", "tiles", "unrecorded"
 ]  # fmt: skip
 """What is derived from a call once for all equal calls. A dict, since properties would be called each time."""
 
@@ -208,6 +208,8 @@ class PreparedCall(NamedTuple):
     def draw_dropout(self) -> Dropout | None:
         """Return the dropout of the call, or None; draws the seed from `rng`."""
         grid, p = self.grid, self.options.dropout_p
+        if isinstance(self.options.rng, DrawnSeed):
+            return Dropout(p, self.options.rng.words)
         generators = grid.library.generators
         return Dropout(p, generators.random_words(self.options.rng, 4, grid.xp, grid.device)) if p else None
 

@@ -13,7 +13,7 @@ l: each gradient has one of them as a factor.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias
@@ -61,6 +61,12 @@ class Forward(NamedTuple):
             lse=slice_leading(self.lse, leading),
             targets={name: target.slice_leading(leading) for name, target in self.targets.items()},
         )
+
+    def only(self, names: Collection[str]) -> Forward:
+        """Return the same call for the gradients of some of its arrays."""
+        targets = {name: target for name, target in self.targets.items() if name in names}
+        bias_names = tuple([name if name in targets else None for name in self.bias_names])
+        return self._replace(targets=targets, bias_names=bias_names)
 
     def in_one_tile(self) -> Forward:
         """Return the same call with one tile: values cannot be read, and a compiled loop cannot accumulate."""
@@ -204,17 +210,20 @@ def _add_rows(
     of_scaled_query: Array | None = None
     for computed in scores.computed_tiles(rows, forward.plan, inputs.query, keeps_products=True):
         contribution = _add_tile(accumulators, forward, inputs, guard, *computed)
-        of_scaled_query = contribution if of_scaled_query is None else of_scaled_query + contribution
-    if scores.options.sinks is not None:
-        accumulators["sinks"].add(row_tile, -xp.exp(scores.options.sinks - inputs.shift) * delta)
-    if of_scaled_query is None:  # these queries attend to no key
+        if contribution is not None:
+            of_scaled_query = contribution if of_scaled_query is None else of_scaled_query + contribution
+    sinks = scores.options.sinks
+    if sinks is not None and "sinks" in accumulators:
+        accumulators["sinks"].add(row_tile, -xp.exp(sinks - inputs.shift) * delta)
+    if of_scaled_query is None:  # these queries attend to no key, or their gradient is not needed
         return
     query, scale = astype_if_needed(xp, row_tile.slice_queries(scores.query), dtype), scores.options.scale
     if not isinstance(scale, float):
         scale = astype_if_needed(xp, row_tile.slice(scale), dtype)
         if guard == "all":
             scale, query = (xp.where(xp.isfinite(x), x, 0.0) for x in (scale, query))
-    accumulators["query"].add(row_tile, of_scaled_query * scale)
+    if "query" in accumulators:
+        accumulators["query"].add(row_tile, of_scaled_query * scale)
     if "scale" in accumulators:
         accumulators["scale"].add(row_tile, xp.sum(of_scaled_query * query, axis=-1, keepdims=True))
 
@@ -228,32 +237,41 @@ def _add_tile(
     s: Array,
     allowed: Allowed,
     capped: Array,
-) -> Array:
-    """Add the contribution of a tile; returns its contribution to the gradient of the scaled queries."""
+) -> Array | None:
+    """Add the contribution of a tile; returns its contribution to the gradient of the scaled queries.
+
+    None if no gradient that is computed needs it.
+    """
     scores, xp, grid = forward.scores, forward.scores.xp, forward.scores.grid
     key, value = (source.slices(grid)(tile.columns) for source in (scores.key, forward.value))
     for_cotangent: Allowed = True if guard == "none" else allowed
     for_inputs: Allowed = allowed if guard == "all" else True
+    over_group, grouped = partial(matmul_over_group, xp, key.shape[-3]), partial(matmul_grouped, xp)
     p = xp.exp(s - inputs.shift)
-    dp = matmul_grouped(xp, inputs.cotangent, xp.matrix_transpose(value))
-    kept = p
+    factor: Array | None = None
     if scores.options.dropout is not None:
         ones = xp.full((1, 1), 1.0, dtype=grid.dtype, device=grid.device)
         factor = scores.options.dropout.apply(tile, ones)
-        kept, dp = p * factor, dp * factor
-    kept = scores.without_masked(kept, for_cotangent)
+    if "value" in accumulators:
+        kept = scores.without_masked(p if factor is None else p * factor, for_cotangent)
+        accumulators["value"].add(tile, guarded_product(xp, over_group, kept, inputs.cotangent, for_cotangent))
+        if len(accumulators) == 1:
+            return None
+    dp = matmul_grouped(xp, inputs.cotangent, xp.matrix_transpose(value))
+    dp = dp if factor is None else dp * factor
     ds = scores.without_masked(p * (dp - inputs.delta), for_cotangent)
-
-    over_group, grouped = partial(matmul_over_group, xp, key.shape[-3]), partial(matmul_grouped, xp)
-    accumulators["value"].add(tile, guarded_product(xp, over_group, kept, inputs.cotangent, for_cotangent))
     finite = scores.without_masked(capped, for_inputs) if scores.options.biases else capped
     for bias, name in zip(scores.options.biases, forward.bias_names, strict=True):
+        # The function of a bias that has no gradient is tried too: it may do more than add.
         of_bias = bias.gradient(tile, finite, ds)
         if name is not None and of_bias is not None:
             accumulators[name].add(tile, of_bias)
     slope = scores.slope(capped, for_cotangent)
     ds = ds if slope is None else ds * slope
-    accumulators["key"].add(tile, guarded_product(xp, over_group, ds, inputs.query, for_inputs))
+    if "key" in accumulators:
+        accumulators["key"].add(tile, guarded_product(xp, over_group, ds, inputs.query, for_inputs))
+    if accumulators.keys().isdisjoint(("query", "scale")):
+        return None
     return guarded_product(xp, grouped, ds, key, for_inputs)
 
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.tile import Tile
+
+
+class DrawnSeed(NamedTuple):
+    """A seed of dropout in place of the generator that it was drawn from, for a call that is computed again."""
+
+    words: Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -170,14 +170,15 @@ def _add_rows(
         l_tangent = l_tangent + of_sink
     lse_tangent, delta = l_tangent * over_l, delta * over_l
     sums = QuerySums(lse_tangent, delta, delta_tangent * over_l - lse_tangent * delta)
-    if sinks is not None:
+    if "sinks" in accumulators:
         accumulators["sinks"].add(row_tile, -sink * delta)
         of_sink = (of_sink - sink * lse_tangent) * delta + sink * sums.delta_tangent
         accumulators["sinks'"].add(row_tile, -of_sink)
     of_query: tuple[Array, Array] | None = None
     for part in tiles() if kept is None else kept:
         new = _add_tile(accumulators, forward, inputs, guard, part, sums)
-        of_query = new if of_query is None else (of_query[0] + new[0], of_query[1] + new[1])
+        if new is not None:
+            of_query = new if of_query is None else (of_query[0] + new[0], of_query[1] + new[1])
     if of_query is not None:
         _add_query(accumulators, forward, row_tile, guard, *of_query)
 
@@ -233,8 +234,11 @@ def _add_tile(
     guard: GradientGuard,
     part: TileTangents,
     sums: QuerySums,
-) -> tuple[Array, Array]:
-    """Add the contributions of a tile; returns those to the gradient of the scaled queries, and its tangent."""
+) -> tuple[Array, Array] | None:
+    """Add the contributions of a tile; returns those to the gradient of the scaled queries, and its tangent.
+
+    None if no gradient that is computed needs them.
+    """
     scores, xp, tile, p = forward.scores, forward.scores.xp, part.tile, part.p
     (tangents,) = scores.tangents
     guarded: Allowed = part.allowed if guard == "all" else True
@@ -253,10 +257,11 @@ def _add_tile(
     def add_to(name: str, array: Array) -> None:
         accumulators[name].add(tile, array)
 
-    add_to("value", product(over_group, kept, inputs.cotangent))
-    add_to("value'", product(over_group, kept_tangent, inputs.cotangent))
-    if inputs.cotangent_tangent is not None:
-        add_to("value'", product(over_group, kept, inputs.cotangent_tangent))
+    if "value" in accumulators:
+        add_to("value", product(over_group, kept, inputs.cotangent))
+        add_to("value'", product(over_group, kept_tangent, inputs.cotangent))
+        if inputs.cotangent_tangent is not None:
+            add_to("value'", product(over_group, kept, inputs.cotangent_tangent))
     # Only a soft cap and biases read the products, and then they are there.
     finite = p if part.products is None else scores.without_masked(part.products, guarded)
     for bias, name in zip(scores.options.biases, forward.bias_names, strict=True):
@@ -270,10 +275,13 @@ def _add_tile(
         if part.products_tangent is not None:
             ds_tangent = ds_tangent + ds * scores.slope_tangent(finite, part.products_tangent)
         ds = ds * slope
-    add_to("key", product(over_group, ds, inputs.query))
-    add_to("key'", product(over_group, ds_tangent, inputs.query))
-    if inputs.query_tangent is not None:
-        add_to("key'", product(over_group, ds, inputs.query_tangent))
+    if "key" in accumulators:
+        add_to("key", product(over_group, ds, inputs.query))
+        add_to("key'", product(over_group, ds_tangent, inputs.query))
+        if inputs.query_tangent is not None:
+            add_to("key'", product(over_group, ds, inputs.query_tangent))
+    if accumulators.keys().isdisjoint(("query", "scale")):
+        return None
     of_query, of_query_tangent = product(grouped, ds, key), product(grouped, ds_tangent, key)
     if tangents.key is not None:
         moved = tangents.key.slices(scores.grid)(tile.columns)
@@ -303,10 +311,11 @@ def _add_query(
         return finite(astype_if_needed(xp, tile.slice(array), dtype))
 
     scale = scores.options.scale if isinstance(scores.options.scale, float) else scales(scores.options.scale)
-    accumulators["query"].add(tile, of_scaled * scale)
-    accumulators["query'"].add(tile, of_scaled_tangent * scale)
-    if tangents.scale is not None:
-        accumulators["query'"].add(tile, of_scaled * scales(tangents.scale))
+    if "query" in accumulators:
+        accumulators["query"].add(tile, of_scaled * scale)
+        accumulators["query'"].add(tile, of_scaled_tangent * scale)
+        if tangents.scale is not None:
+            accumulators["query'"].add(tile, of_scaled * scales(tangents.scale))
     if "scale" in accumulators:
         query = queries(scores.query)
         accumulators["scale"].add(tile, xp.sum(of_scaled * query, axis=-1, keepdims=True))

@@ -70,6 +70,42 @@ class Rows:
         return xp.reshape(xp.permute_dims(copied, (0, 2, 1, 3, 4)), (sequences, heads, blocks * size, width))
 
 
+class Operation(Protocol):
+    """An operation that gives a library its derivatives, as operations that have derivatives again."""
+
+    scores: int
+    """How many scores it computes."""
+    returned: int
+    """How many results have derivatives. The others are kept for the derivatives of these."""
+    keeps_results: bool
+    """Whether derivatives read the results."""
+
+    def run(self, arrays: Sequence[Array], /) -> tuple[Array, ...]:
+        """Return the results."""
+
+    def pull(
+        self,
+        arrays: Sequence[Array],
+        results: Sequence[Array],
+        cotangents: Sequence[Array | None],
+        needed: Sequence[bool],
+        /,
+    ) -> Sequence[Array | None] | None:
+        """Return the gradients of the arrays that are `needed`, and None for others.
+
+        `results` are those of `run` if the operation keeps them, or none: then they are computed again.
+        Return None in place of all if the library has to derive what `run` does.
+        """
+
+    def push(
+        self, arrays: Sequence[Array], results: Sequence[Array], tangents: Sequence[Array | None], /
+    ) -> Sequence[Array | None] | None:
+        """Return the tangents of the results that have derivatives, or None as above."""
+
+    def trusts_library(self, cotangent: Array, /) -> bool:
+        """Return whether first derivatives that the library has for the same results are right."""
+
+
 class Autograd(Protocol):
     """What records the operations of arrays, and may change what they mean."""
 
@@ -78,6 +114,15 @@ class Autograd(Protocol):
 
     def records(self, arrays: Sequence[Array]) -> bool:
         """Return whether operations of `arrays` are recorded, so that no array may be written to."""
+
+    def differentiates(self, arrays: Sequence[Any]) -> bool:
+        """Return whether derivatives of `arrays` are computed, from `differentiable` operations."""
+
+    def differentiable(self, operation: Operation, arrays: Sequence[Array]) -> tuple[Array, ...]:
+        """Return the results of an operation that has derivatives of its own."""
+
+    def differentiable_again(self, operation: Operation, output: Array, arrays: Sequence[Array]) -> Array:
+        """Return the output of an operation that the library has recorded, but cannot differentiate twice."""
 
     def detach(self, array: Any) -> Any:
         """Return `array` without the operations that are recorded."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import array_api_compat as compat
 
 from sdpa_xp._libraries.base import Addresses, Library, has_repeats
-from sdpa_xp._libraries.capabilities import Generators
+from sdpa_xp._libraries.capabilities import Generators, Operation
 from sdpa_xp._libraries.protocols import Array, Device, Namespace
 
 A = TypeVar("A")
@@ -74,7 +74,27 @@ class TorchAutograd:
     def records(self, arrays: Sequence[Array]) -> bool:
         # Autograd must not see an array written to in place, so tiles are joined then, as on a device.
         is_recorded = any(cast(Any, array).requires_grad for array in arrays)
-        return (is_recorded and sys.modules["torch"].is_grad_enabled()) or has_tangents()
+        torch = sys.modules["torch"]
+        return (is_recorded and torch.is_grad_enabled()) or (has_tangents() and torch._C._is_fwd_grad_enabled())
+
+    def differentiates(self, arrays: Sequence[Any]) -> bool:
+        # torch.compile and tracers take the plain operations, and a mode of shapes has no values.
+        torch = sys.modules["torch"]
+        if is_compiling() or torch._C._is_tracing() or makes_fakes() or arrays[0].device.type == "meta":
+            return False
+        if torch._C._functorch.peek_interpreter_stack() is not None:
+            return True
+        return self.records(arrays)
+
+    def differentiable(self, operation: Operation, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        from sdpa_xp._libraries import torch_function
+
+        return torch_function.apply(operation, arrays)
+
+    def differentiable_again(self, operation: Operation, output: Any, arrays: Sequence[Any]) -> Any:
+        from sdpa_xp._libraries import torch_function
+
+        return torch_function.DifferentiableAgain.apply(operation, output, *arrays)
 
     def detach(self, array: Any) -> Any:
         return array.detach()

@@ -94,6 +94,13 @@ class ScoreModifier(Tree, Immutable):
             signature.append(len(items) if isinstance(argument, tuple) else None)
         return tuple(signature)
 
+    def has_code_of_caller(self) -> bool:
+        """Return whether a function or a class of the caller takes part, which may read other arrays."""
+        if not type(self).__module__.startswith("sdpa_xp."):
+            return True
+        is_function = any(callable(argument) for _, argument in self._fields())
+        return is_function or any(part.has_code_of_caller() for part in self.parts)
+
     def __repr__(self) -> str:
         return call_of(self, self.name)
 

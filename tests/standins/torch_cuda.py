@@ -98,6 +98,18 @@ class _Device(TorchFunctionMode):
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = func.__name__, dict(kwargs or {})
         first = args[0] if args else None
+        if name == "backward":  # derivatives of ours make tensors too, but the mode has ended for `func`
+            with self:
+                torch.autograd.Variable._execution_engine.run_backward(
+                    (first,),
+                    (torch.ones_like(first),),
+                    False,
+                    False,
+                    (),
+                    allow_unreachable=True,
+                    accumulate_grad=True,
+                )
+            return None
         if name in ("to", "cpu", "cuda"):
             return _moved(func, first, args, kwargs)
         if isinstance(first, CudaTensor) and name == "numpy":

@@ -1,0 +1,225 @@
+"""torch differentiates a call by the library's own derivatives, in each of its modes and as often as asked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sdpa_xp import biases, masks, scaled_dot_product_attention
+
+torch: Any = pytest.importorskip("torch")
+func = torch.func
+pytestmark = [pytest.mark.needs("torch"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+HOLES = torch.arange(5) <= 2 * torch.arange(4)[:, None] - 1
+"""The first query attends to no key."""
+
+
+def draw(*shape: int) -> Any:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+QUERY, KEY, VALUE = draw(1, 2, 4, 3), draw(1, 1, 5, 3), draw(1, 1, 5, 2)
+MORE = {"scale": draw(2, 1, 1), "sinks": draw(2), "attn_mask": draw(4, 5), "slopes": draw(2).abs()}
+
+
+def attend(query: Any, key: Any, value: Any, slopes: Any = None, **rules: Any) -> Any:
+    bias = {} if slopes is None else {"bias": biases.alibi(slopes)}
+    return scaled_dot_product_attention(query, key, value, **bias, **rules)
+
+
+def of_all(query: Any, key: Any, value: Any, *more: Any) -> Any:
+    return attend(query, key, value, **dict(zip(MORE, more, strict=True)), softcap=2.0, is_causal=True)
+
+
+def with_dropout(*inputs: Any) -> Any:
+    return attend(*inputs, dropout_p=0.4, rng=torch.Generator().manual_seed(1))
+
+
+CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "torch's kernel": (attend, ()),
+    "portable": (lambda *x: attend(*x, implementation="xp", is_causal=True), ()),
+    "empty row": (lambda *x: attend(*x, attn_mask=HOLES), ()),
+    "2-D": (lambda *x: attend(*(part[0, 0] for part in x), attn_mask=masks.sliding_window(2, 1)), ()),
+    "heads last": (lambda *x: attend(*(part.transpose(1, 2) for part in x), layout="...LHE"), ()),
+    "dropout": (with_dropout, ()),
+    "all": (of_all, tuple(MORE.values())),
+}
+
+
+@pytest.mark.parametrize(("call", "more"), CALLS.values(), ids=CALLS)
+def test_finite_differences_of_both_orders(call: Callable[..., Any], more: tuple[Any, ...]) -> None:
+    inputs = [x.clone().requires_grad_() for x in (QUERY, KEY, VALUE, *more)]
+    # Along random directions: an entry at a time takes ten times as long.
+    is_batched = call is not with_dropout
+    by = {"fast_mode": True, "check_batched_grad": is_batched}
+    assert torch.autograd.gradcheck(call, inputs, check_forward_ad=True, **by)
+    assert torch.autograd.gradgradcheck(call, inputs, check_fwd_over_rev=True, fast_mode=True)
+
+
+def loss(query: Any) -> Any:
+    return scaled_dot_product_attention(query, KEY, VALUE, HOLES).square().sum()
+
+
+def textbook(query: Any) -> Any:
+    scores = (query @ KEY.mT / math.sqrt(3))[..., 1:, :].masked_fill(~HOLES[1:], -math.inf)
+    return (scores.softmax(-1) @ VALUE).square().sum()
+
+
+TRANSFORMS: dict[str, Callable[[Any], Any]] = {
+    "grad": lambda f: func.grad(f)(QUERY),
+    "jvp": lambda f: func.jvp(f, (QUERY,), (QUERY,))[1],
+    "vmap of grad": lambda f: func.vmap(func.grad(f))(torch.stack([QUERY, 2 * QUERY])),
+    "grad of vmap": lambda f: func.grad(lambda x: func.vmap(f)(x).sum())(torch.stack([QUERY, 2 * QUERY])),
+    "hessian": lambda f: func.hessian(f)(QUERY),
+    "jacrev of jacrev": lambda f: func.jacrev(func.jacrev(f))(QUERY),
+    "jacrev of jacfwd": lambda f: func.jacrev(func.jacfwd(f))(QUERY),
+    "jacfwd of jacfwd": lambda f: func.jacfwd(func.jacfwd(f))(QUERY),
+    "functional.hessian": lambda f: torch.autograd.functional.hessian(f, QUERY, vectorize=True),
+    "third": lambda f: func.jvp(lambda x: func.jvp(func.grad(f), (x,), (QUERY,))[1], (QUERY,), (QUERY,))[1],
+}
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "one by one"])
+@pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
+def test_transforms(transform: Callable[[Any], Any], at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not at_once:
+        from internals import torch_function
+
+        monkeypatch.setattr(torch_function, "MOST_SCORES_AT_ONCE", 0)
+    torch.testing.assert_close(transform(loss), transform(textbook), rtol=0, atol=1e-10)
+
+
+def test_third_derivatives_of_autograd() -> None:
+    def third(f: Callable[[Any], Any]) -> Any:
+        x = QUERY.clone().requires_grad_()
+        result = f(x)
+        for _ in range(3):
+            (result,) = torch.autograd.grad(result.square().sum(), x, create_graph=True)
+        return result.detach()
+
+    torch.testing.assert_close(third(loss), third(textbook), rtol=1e-10, atol=1e-10)
+
+
+def test_checkpoint() -> None:
+    def second(wrapped: bool) -> Any:
+        x = QUERY.clone().requires_grad_()
+        y = torch.utils.checkpoint.checkpoint(loss, x, use_reentrant=False) if wrapped else loss(x)
+        (gradient,) = torch.autograd.grad(y, x, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), x)[0]
+
+    torch.testing.assert_close(second(True), second(False), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["key", "value"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_masked_nan_adds_nothing(name: str, bad: float) -> None:
+    """The last query attends to the last key, so that its gradients alone may be NaN."""
+
+    def gradients(change: float | None) -> list[Any]:
+        inputs = {"query": QUERY.clone(), "key": KEY.clone(), "value": VALUE.clone()}
+        if change is not None:
+            inputs[name][..., 4, 0] = change
+        leaves = [x.requires_grad_() for x in inputs.values()]
+        output = scaled_dot_product_attention(*leaves, torch.arange(5) < 4)
+        return list(torch.autograd.grad(output.square().sum(), leaves))
+
+    for gradient, clean in zip(gradients(bad), gradients(None), strict=True):
+        torch.testing.assert_close(gradient, clean, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("implementation", [None, "xp"])
+def test_a_nan_cotangent_reaches_no_key_that_its_row_does_not_attend_to(implementation: Any) -> None:
+    leaves = [x.clone().requires_grad_() for x in (QUERY, KEY, VALUE)]
+    output = scaled_dot_product_attention(*leaves, is_causal=True, implementation=implementation)
+    cotangent = torch.ones_like(output)
+    cotangent[..., 1, :] = math.nan
+    query, key, value = torch.autograd.grad(output, leaves, cotangent)
+    assert query.isnan().any(-1).nonzero()[:, -1].tolist() == [1, 1]
+    for gradient in (key, value):
+        assert gradient[..., 2:, :].isfinite().all()
+        assert gradient[..., :2, :].isnan().any()
+
+
+class Products(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc]
+    """Counts the products of matrices."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket.__name__ in ("bmm", "mm", "matmul")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("name", ["query", "key", "value", "scale", "sinks", "attn_mask", "slopes"])
+def test_only_gradients_that_are_needed_are_computed(name: str, order: int) -> None:
+    """It is the gradient that a call with all of them has, from fewer products of matrices."""
+    arrays = {"query": QUERY, "key": KEY, "value": VALUE, **MORE}
+
+    def gradient(names: set[str]) -> tuple[Any, int]:
+        leaves = {n: x.clone().requires_grad_(n in names) for n, x in arrays.items()}
+        output = attend(**leaves, softcap=2.0).square().sum()
+        with Products() as products:
+            for _ in range(order):
+                (result,) = torch.autograd.grad(output, leaves[name], create_graph=order > 1)
+                output = result.square().sum()
+        return result.detach(), products.count
+
+    one, products_of_one = gradient({name})
+    every, products_of_all = gradient({*arrays})
+    torch.testing.assert_close(one, every, rtol=1e-12, atol=1e-12)
+    assert products_of_one < products_of_all
+
+
+def test_memory_of_a_backward_pass_is_linear() -> None:
+    """No tensor that is saved has as many elements as there are scores in a few tiles."""
+    saved: list[int] = []
+    x = torch.randn(1, 1, 1024, 8).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t):
+        output = scaled_dot_product_attention(x, x, x, is_causal=True, implementation="xp")
+    (gradient,) = torch.autograd.grad(output.sum(), x)
+    assert gradient.shape == x.shape
+    assert sum(saved) <= 6 * x.numel()
+
+
+# What torch's own function cannot do; a test skips what a newer torch has mended.
+
+
+def forward_mode(f: Callable[..., Any]) -> Any:
+    with torch.autograd.forward_ad.dual_level():
+        query = torch.autograd.forward_ad.make_dual(QUERY.float(), QUERY.float())
+        return torch.autograd.forward_ad.unpack_dual(f(query)).tangent
+
+
+def double_backward(f: Callable[..., Any]) -> Any:
+    x = QUERY.float().requires_grad_()
+    (gradient,) = torch.autograd.grad(f(x).square().sum(), x, create_graph=True)
+    return torch.autograd.grad(gradient.sum(), x)[0]
+
+
+ISSUES: dict[str, Callable[[Callable[..., Any]], Any]] = {
+    "117629: forward mode": forward_mode,
+    "116350: double backward": double_backward,
+    "128971: jacfwd": lambda f: func.jacfwd(f)(QUERY.float()),
+    "146901: hessian": lambda f: func.hessian(lambda x: f(x).square().sum())(QUERY.float()),
+}
+
+
+@pytest.mark.parametrize("use", ISSUES.values(), ids=ISSUES)
+def test_what_torch_lacks(use: Callable[[Callable[..., Any]], Any]) -> None:
+    key = KEY.float().expand(1, 2, 5, 3)
+
+    def theirs(query: Any) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(query, key, key)
+
+    ours = use(lambda query: scaled_dot_product_attention(query, key, key))
+    formula = use(lambda query: (query @ key.mT / math.sqrt(3)).softmax(-1) @ key)
+    torch.testing.assert_close(ours, formula, rtol=1e-4, atol=1e-5)
+    try:
+        use(theirs)
+    except (RuntimeError, NotImplementedError):
+        return
+    pytest.skip("torch has mended it")
