@@ -85,16 +85,11 @@ def _labelled(picture: Squares) -> str:
 
 
 def array_facts(value: object) -> str:
-    """Return the shape, the dtype, the library and the device of an array, and the repr of anything else."""
+    """Return the shape, the library, the dtype and the device of an array, and the repr of anything else."""
     if not is_array(value):  # in a tree of JAX, anything may stand where an array was
         return brief(value)
-    return f"{tuple(value.shape)}, {array_origin(value)}"
-
-
-def array_origin(array: Any) -> str:
-    """Return the library, the dtype and the device of an array."""
-    library = namespace_of(array).__name__.removeprefix("array_api_compat.")
-    return f"{library}, {dtype_name(array.dtype)}, {library_of(array).device(array)}"
+    library = namespace_of(value).__name__.removeprefix("array_api_compat.")
+    return f"{tuple(value.shape)}, {library}, {dtype_name(value.dtype)}, {library_of(value).device(value)}"
 
 
 def table(title: str, rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:

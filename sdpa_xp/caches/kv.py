@@ -9,7 +9,7 @@ from sdpa_xp._checks.arrays import HLE, Layout, check_one_kind
 from sdpa_xp._checks.integers import IntegersLike
 from sdpa_xp._checks.keywords import LARGEST_INTEGER, check_flag, check_integer, check_layout, explains_keywords
 from sdpa_xp._checks.messages import brief
-from sdpa_xp._display import array_origin, table
+from sdpa_xp._display import array_facts, table
 from sdpa_xp._libraries import has_override, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.caches import memory
@@ -134,13 +134,13 @@ class KVCache(CacheAttention[A]):
 
     def _repr_html_(self) -> str:
         """Return the table that a notebook shows."""
-        length, room, key = self._slots.length, self._slots.buffers.capacity, self.key
+        length, buffers = self._slots.length, self._slots.buffers
+        room = "" if buffers.are_of_caller or buffers.capacity == length else f" of {buffers.capacity:,}"
         rows = [
-            ("tokens", f"{length:,}" + (f" of {room:,}" if room > length else "")),
-            ("key", str(tuple(key.shape))),
-            ("value", str(tuple(self.value.shape))),
+            ("tokens", f"{length:,}{room}"),
+            ("key", array_facts(self.key)),
+            ("value", array_facts(self.value)),
             ("layout", self._layout),
-            ("arrays", array_origin(key)),
             *shown_positions(self._positions).items(),
         ]
         return table("KVCache", rows if self._rotary is None else [*rows, ("rotary", str(self._rotary))])

@@ -10,7 +10,7 @@ from sdpa_xp._checks.integers import check_integer_list, check_integer_rows, che
 from sdpa_xp._checks.keywords import check_flag, check_integer, check_layout, explains_keywords
 from sdpa_xp._checks.messages import brief
 from sdpa_xp._display import table as html_table
-from sdpa_xp._libraries import dtype_name, is_number, library_of, share_memory
+from sdpa_xp._libraries import dtype_name, is_array, is_number, library_of, share_memory
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.caches import blocks
 from sdpa_xp.caches.attention import PagedAttention
@@ -125,9 +125,11 @@ class PagedKVCache(PagedAttention[A]):
         shown |= blocks.shown_rows(self._positions)
         return f"PagedKVCache({', '.join(f'{name}={text}' for name, text in shown.items())})"
 
-    def _repr_html_(self) -> str:
-        """Return the table that a notebook shows, with the first sequences."""
-        pool, size = self._key_blocks, self.block_size
+    def _repr_html_(self) -> str | None:
+        """Return the table that a notebook shows, with the first sequences; None if the repr says it all."""
+        if not is_array(pool := self._key_blocks):  # in a tree of JAX, anything may stand where an array was
+            return None
+        size = self.block_size
         device = library_of(pool).device(pool)
         facts = f"{pool.shape[0]:,} blocks of {size} tokens, {dtype_name(pool.dtype)}, {device}"
         header = ["sequence", "tokens", "blocks"]

@@ -173,8 +173,8 @@ def test_caches_show_their_tokens() -> None:
     html = KVCache(key, key, capacity=64, rotary=Rotary(8))._repr_html_()
     well_formed(html)
     assert "<th>tokens</th><td>5 of 64</td>" in html
-    assert "<td>(1, 2, 5, 8)</td>" in html
-    assert "<th>arrays</th><td>numpy, float32, cpu</td>" in html
+    assert "<th>key</th><td>(1, 2, 5, 8), numpy, float32, cpu</td>" in html
+    assert "<th>value</th><td>(1, 2, 5, 8), numpy, float32, cpu</td>" in html
     assert "Rotary" in html
     pool = np.zeros((8, 2, 16, 8), F)
     html = PagedKVCache(pool, pool.copy(), [[5, 2], [3, -1]], lengths=[17, 4])._repr_html_()

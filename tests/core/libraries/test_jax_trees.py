@@ -178,6 +178,18 @@ def test_a_copied_structure_is_the_same(name: str, copied: Callable[[Any], Any])
     assert [*map(jax.tree_util.keystr, copied(paths))] == [*map(jax.tree_util.keystr, paths)]
 
 
+@pytest.mark.parametrize("name", VALUES)
+def test_a_value_shows_itself_whatever_its_leaves_are(name: str) -> None:
+    """As in a notebook whose last line is a tree of specs, or of axes for `vmap`."""
+    import jax
+
+    for leaf in (lambda _: 0, lambda _: object(), lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype)):
+        value = jax.tree.map(leaf, VALUES[name]())
+        assert repr(value)
+        if (show := getattr(value, "_repr_html_", None)) is not None:
+            assert show() is None or show().endswith(">")
+
+
 # What JAX says from 0.6 on, and what 0.5 says.
 DIFFERENT_CHILDREN = r"(?s)different numbers of pytree children.*symmetric difference|Mismatch custom node data"
 DIFFERENT_METADATA = "different pytree metadata|Mismatch custom node data"
