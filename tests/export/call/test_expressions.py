@@ -208,7 +208,6 @@ def test_an_array_alone(name: str) -> None:
 
 
 def test_a_bias_is_refused_with_what_biases_there_are() -> None:
-    with pytest.raises(
-        ValueError, match=r"`bias` must be readable \(no function 'causal'\).*alibi, from_array, rel"
-    ):
+    rule = r"`bias` must be readable \(no function 'causal' here, since it is for `attn_mask`\)"
+    with pytest.raises(ValueError, match=rf"{rule}.*alibi, from_array, rel"):
         parse("export", "bias", "causal()")
