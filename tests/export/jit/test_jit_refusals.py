@@ -54,7 +54,7 @@ def branches(x: Any) -> Any:
 CALLS: list[tuple[Any, tuple[Any, ...], str]] = [
     (layer, (), "the arguments must fit `layer`"),
     (layer, ([1.0, 2.0],), "there must be an array among the arguments of `layer`; got x=[1.0, 2.0]. Convert numbers and lists"),
-    (lambda x, cache: x, (X, KVCache(X, X)), "`cache` must be an array, a mask, a bias, a number, text, a dtype or None, or a tuple, a list or a dictionary of them; got cache=sdpa_xp.caches.kv.KVCache. Pass its `key` and its `value`"),
+    (lambda x, cache: x, (X, KVCache(X, X)), "`cache` must be an array, a mask, a bias, a number, text, a dtype or None, or a tuple, a list or a dictionary of them; got cache=KVCache(key=<float32 (2, 5, 8)>, value=<float32 (2, 5, 8)>). Pass its `key` and its `value`"),
     (lambda x, rng: x, (X, np.random.default_rng()), "`rng` must be an array, a mask, a bias, a number, text, a dtype or None, or a tuple, a list or a dictionary of them; got rng=numpy.random._generator.Generator. Fix it beforehand: functools.partial(layer, rng=...)"),
     (layer, (X.astype(complex),), "`x` must be of a dtype that a graph holds"),
     (layer, (np.ma.masked_array(X),), "`x` must be a plain array of a library that follows the array API standard"),
