@@ -11,7 +11,17 @@ from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec
 from sdpa_xp_export.forms.choice import FORMS, check_tensors, choose
 
-RUNTIMES = (">=1.23;cpu", ">=1.28;cpu", ">=1.31;cpu", ">=1.28;cuda", ">=1.28;wasm", ">=1.28;webgpu")
+RUNTIMES = (
+    ">=1.23;cpu",
+    ">=1.28;cpu",
+    ">=1.31;cpu",
+    ">=1.28;cuda",
+    ">=1.28;wasm",
+    ">=1.28;webgpu",
+    "openvino>=2026.4;cpu",
+    "onnx",
+)
+"""Without `onnxruntime` at the front."""
 HEADS, KEY_HEADS, WIDTH = 8, 2, 64
 LENGTHS = (128, 1024, 4096, 8192, "L")
 CALLS_BY_LENGTH: dict[str, dict[str, Any]] = {
@@ -95,13 +105,18 @@ def cell(notes: Notes, calls: list[ExportCall], runtime: str) -> str:
 
 
 def _chosen(notes: Notes, call: ExportCall, runtime: str) -> str:
-    target = Runtime.parse("form_table", f"onnxruntime{runtime}")
+    target = Runtime.parse("form_table", written(runtime))
     try:
         check_tensors("export_attention", call, target)
         form, _ = choose("export_attention", call, "auto", None, target)
     except TypeError as error:
         return f"refused{notes.mark(str(error))}"
     return f"`{form}`"
+
+
+def written(runtime: str) -> str:
+    """Return a runtime as it is passed."""
+    return f"onnxruntime{runtime}" if runtime.startswith(">") else runtime
 
 
 def _release(release: tuple[int, int]) -> str:

@@ -116,7 +116,9 @@ def export_attention(
             exporter assumes that newer releases compute the same, and the metadata say so. On `cuda` no graph
             was run; open its session with `{"use_tf32": "0"}`, or float32 products have 10 bits. In browsers,
             onnxruntime has no bfloat16. Half precision is computed in float32; a fused kernel on `cuda` has its
-            own accumulation.
+            own accumulation. `"openvino>=2026.4;cpu"` is for OpenVINO, which has no float64 on the CPU; compile
+            the model with `INFERENCE_PRECISION_HINT="f32"`. `"onnx"` is for any program with ONNX's operators:
+            no node is of com.microsoft.
 
     Returns:
         The model, which has passed the full onnx.checker. Arrays in masks, biases, `scale` or `sinks` become

@@ -131,7 +131,7 @@ def model_of_call(
     traced = _traced(layer, bound, form, opset, target)
     check_loaded_opset(FUNCTION, opset, target)  # a layer may call no attention, which would check it
     for name, value in traced.outputs.items():
-        target.check_tensor(FUNCTION, name, value.elem_type)
+        target.check_dtype(FUNCTION, f"{name}.dtype", value.elem_type)
     traced.graph.prune([*traced.outputs.values()])
     metadata = {
         "sdpa_xp.version": sdpa_xp.__version__,
@@ -170,16 +170,16 @@ def _traced(
     """Call a layer with values of a graph instead of specs."""
     attention = TracedAttention(form, target, opset)
     graph = TracedGraph(
-        opset=_opset(opset, target),
+        opset=_opset(opset, form, target),
         namespace=_arrays,
         attend=attention,
         computes_bfloat16=target.provider == "cuda",  # the CPU's kernels only move bfloat16
-        erf_keeps_nan=target.release >= ERF_KEEPS_NAN,
+        erf_keeps_nan=not target.is_before(ERF_KEEPS_NAN),
         array_names={id(array): name for name, array in parameter_arrays(layer).items()},
     )
 
     def as_input(name: str, spec: TensorSpec) -> GraphValue:
-        target.check_tensor(FUNCTION, name, spec.dtype)
+        target.check_dtype(FUNCTION, f"{name}.dtype", spec.dtype)
         return graph.input(graph.free_name(name), spec.dtype, spec.shape)
 
     fixed = _fixed_names(bound)
@@ -212,12 +212,13 @@ def _fixed_names(bound: inspect.BoundArguments) -> list[str]:
     ]
 
 
-def _opset(opset: int | None, target: Runtime) -> int:
+def _opset(opset: int | None, form: str, target: Runtime) -> int:
     check_opset(FUNCTION, opset)
     if opset is not None:
         return opset
     newest = FORMS["attention"]  # the form that needs the newest opset; a graph has one for all of its calls
-    return newest.opsets[-1] if target.release >= newest.since else FORMS["primitive"].default_opset
+    may_choose_it = target.is_onnxruntime and not target.is_before(newest.since)
+    return newest.opsets[-1] if may_choose_it or form == newest.name else FORMS["primitive"].default_opset
 
 
 def _outputs(graph: TracedGraph, result: Any) -> dict[str, GraphValue]:

@@ -247,7 +247,7 @@ def check_arrays(function: str, call: LayerCall, arrays: Sequence[Any], target: 
         if dtype not in DTYPES:
             rule = f"`{name}` must be of a dtype that a graph holds, {', '.join(DTYPES)}"
             raise ArgumentTypeError(function, rule, {f"{name}.dtype": array.dtype})
-        target.check_tensor(function, name, dtype)
+        target.check_dtype(function, f"{name}.dtype", dtype)
         if library.is_traced(array):
             rule = f"`{name}` must have its values when the layer is called"
             hint = "Compute a lazy array first, and call the layer outside of what another compiler traces."

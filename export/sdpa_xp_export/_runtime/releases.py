@@ -11,9 +11,11 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 ProviderName: TypeAlias = Literal["cpu", "cuda", "CPUExecutionProvider", "CUDAExecutionProvider"]
 """A provider on which `verify` can run models, by its short name or by onnxruntime's own name."""
-TargetProvider: TypeAlias = Literal["cpu", "cuda", "wasm", "webgpu", "web"]
-"""A provider that graphs can be written for."""
-TARGETS: tuple[TargetProvider, ...] = get_args(TargetProvider)
+OnnxruntimeTarget: TypeAlias = Literal["cpu", "cuda", "wasm", "webgpu", "web"]
+"""A provider of onnxruntime that graphs can be written for."""
+TargetProvider: TypeAlias = OnnxruntimeTarget | Literal["openvino", "onnx"]
+"""What graphs are written for: a provider of onnxruntime, OpenVINO on the CPU, or any reader of ONNX."""
+TARGETS: tuple[OnnxruntimeTarget, ...] = get_args(OnnxruntimeTarget)
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 """The providers that `verify` runs models on, by short name."""
@@ -32,8 +34,15 @@ FIRST_RELEASE_OF_OPSET = {24: (1, 24)}
 ERF_KEEPS_NAN = (1, 28)
 """From this release on, Erf of NaN is NaN on the CPU; before, it is 1."""
 
+OLDEST_OPENVINO = (2026, 4)
+"""The oldest release of OpenVINO that graphs were run in."""
+NEWEST_OPENVINO = "2026.4.1"
+"""The newest one."""
+
 DEFAULT_RUNTIME = "onnxruntime>=1.28;cpu"
-_RUNTIME = re.compile(r"onnxruntime>=(\d+)\.(\d+)(?:\.\d+)?;(\w+)")
+OPENVINO_RUNTIME = "openvino>=2026.4;cpu"
+STANDARD_RUNTIME = "onnx"
+_RUNTIME = re.compile(r"(onnxruntime|openvino)>=(\d+)\.(\d+)(?:\.\d+)?;(\w+)")
 
 
 def runtime_text(provider: str, release: str) -> str:
@@ -60,66 +69,97 @@ def _major_minor(release: str) -> tuple[int, int] | None:
     return None if match is None else (int(match[1]), int(match[2]))
 
 
-def _is_untried(release: tuple[int, int]) -> bool:
+def _is_untried(release: tuple[int, int], newest_tried: str = NEWEST_TRIED) -> bool:
     """Return whether a release is newer than the newest that was tried, patch releases aside."""
-    newest = _major_minor(NEWEST_TRIED)
+    newest = _major_minor(newest_tried)
     return newest is not None and release > newest
+
+
+def _text(release: tuple[int, int]) -> str:
+    return ".".join(map(str, release))
+
+
+def _target(program: str, provider: str) -> TargetProvider | None:
+    """Return what a graph for a provider of onnxruntime or of OpenVINO is written for; None if nothing is."""
+    if program == "openvino":
+        return "openvino" if provider == "cpu" else None
+    return next((name for name in TARGETS if name == (short_provider(provider) or provider)), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The oldest onnxruntime that a graph is for, and the provider that it is meant to run on."""
+    """The program that a graph is for, in its oldest release, and the provider that it is meant to run on."""
 
     release: tuple[int, int]
+    """(0, 0) for any program that follows the standard."""
     provider: TargetProvider
 
     @classmethod
     def parse(cls, function: str, text: object) -> Runtime:
         """Read the runtime that is written as `onnxruntime>=1.28;cpu`."""
+        if text == STANDARD_RUNTIME:
+            return cls((0, 0), "onnx")
         match = _RUNTIME.fullmatch(text.replace(" ", "")) if isinstance(text, str) else None
-        wanted = match and (short_provider(match[3]) or match[3])
-        provider = next((name for name in TARGETS if name == wanted), None)
+        provider = None if match is None else _target(match[1], match[4])
         if match is None or provider is None:
-            rule = f"`runtime` must be 'onnxruntime>=RELEASE;PROVIDER', the provider {', '.join(TARGETS)}"
+            rule = (
+                f"`runtime` must be 'onnxruntime>=RELEASE;PROVIDER', the provider {', '.join(TARGETS)}; "
+                f"'openvino>=RELEASE;cpu'; or '{STANDARD_RUNTIME}'"
+            )
             hint = (
-                "As in 'onnxruntime>=1.28;cpu'. Other providers were not tried: leave `runtime` out, and pass "
-                "`form='primitive'`."
+                f"As in '{DEFAULT_RUNTIME}'. Other providers were not tried: '{STANDARD_RUNTIME}' writes "
+                "standard operators alone."
             )
             if text == "onnxruntime":  # the shell took the rest of `onnxruntime>=1.28;cpu`
                 hint = f"In a shell, quote it, as in '{DEFAULT_RUNTIME}': without quotes, > writes to a file."
             raise ArgumentValueError(function, rule, {"runtime": repr(text)}, hint)
-        release = (int(match[1]), int(match[2]))
-        if release < OLDEST:
-            oldest = ".".join(map(str, OLDEST))
-            rule = f"`runtime` must be a release that was tried, onnxruntime>={oldest} or later"
+        release = (int(match[2]), int(match[3]))
+        if release < (oldest := OLDEST_OPENVINO if provider == "openvino" else OLDEST):
+            rule = f"`runtime` must be a release that was tried, {match[1]}>={_text(oldest)} or later"
             hint = "Older releases were not tried with any form."
             raise ArgumentValueError(function, rule, {"runtime": repr(text)}, hint)
         return cls(release, provider)
 
+    @property
+    def is_onnxruntime(self) -> bool:
+        return self.provider not in ("openvino", "onnx")
+
+    def is_before(self, release: tuple[int, int]) -> bool:
+        """Return whether the graph is for an onnxruntime that is older than that release."""
+        return self.is_onnxruntime and self.release < release
+
     def older_note(self, installed: str) -> str:
-        """Return that the installed release is older than this one; empty if it is not."""
+        """Return that the installed onnxruntime is older than this one; empty if it is not."""
         release = _major_minor(installed)
-        if release is None or release >= self.release:
+        if release is None or not self.is_onnxruntime or release >= self.release:
             return ""
         return f"onnxruntime {installed} is older than the file's {self}"
 
     def other_provider_note(self, ran_on: Iterable[str]) -> str:
         """Return that a provider other than this one ran the graph; empty if none did, or in a browser."""
-        others = [name for name in ran_on if name != PROVIDERS.get(self.provider, name)]
+        others = [
+            name for name in ran_on if self.provider == "openvino" or name != PROVIDERS.get(self.provider, name)
+        ]
         return f"the file is for {self}: results on {' and '.join(others)} are not promised" if others else ""
 
     @property
     def untried_note(self) -> str:
         """That no graph was run in this release or a later one; empty if one was."""
-        return f"the newest release tried is {NEWEST_TRIED}" if _is_untried(self.release) else ""
+        newest = NEWEST_OPENVINO if self.provider == "openvino" else NEWEST_TRIED
+        return f"the newest release tried is {newest}" if _is_untried(self.release, newest) else ""
 
-    def check_tensor(self, function: str, name: str, dtype: str) -> None:
-        """Check that a program can pass an input or an output of that dtype to the runtime."""
+    def check_dtype(self, function: str, name: str, dtype: str) -> None:
+        """Check that a program can pass tensors of a dtype to the runtime, and that it computes in it."""
+        # The types of a tensor in onnxruntime-common 1.30 have no bfloat16. OpenVINO 2026.4 computes float64 in
+        # float32 on the CPU, whatever precision it is asked for.
+        why = ""
         if self.is_for_browsers and dtype == "bfloat16":
-            # The types of a tensor in onnxruntime-common 1.30 have no bfloat16.
-            reason = "since onnxruntime's JavaScript API has no such tensor"
-            rule = f"`{name}` must not be bfloat16 for {self.provider}, {reason}"
-            got = {f"{name}.dtype": dtype, "runtime": self}
+            why = "onnxruntime's JavaScript API has no such tensor"
+        if self.provider == "openvino" and dtype == "float64":
+            why = "OpenVINO computes it in float32 on the CPU"
+        if why:
+            rule = f"`{name.removesuffix('.dtype')}` must not be {dtype} for {self.provider}, since {why}"
+            got = {name: dtype, "runtime": self}
             raise ArgumentTypeError(function, rule, got, "Pass it in float32 or float16.")
 
     @property
@@ -140,4 +180,7 @@ class Runtime:
         return "webgpu" in self.right_on
 
     def __str__(self) -> str:
-        return f"onnxruntime>={self.release[0]}.{self.release[1]};{self.provider}"
+        if self.provider == "onnx":
+            return STANDARD_RUNTIME
+        program, provider = ("onnxruntime", self.provider) if self.is_onnxruntime else (self.provider, "cpu")
+        return f"{program}>={_text(self.release)};{provider}"

@@ -31,7 +31,7 @@ from sdpa_xp_export._call.text import Expression, parse
 from sdpa_xp_export._dtypes.dtype import FLOATING
 from sdpa_xp_export._files.model import Model, metadata_of
 from sdpa_xp_export._files.paths import PathArgument, absence_hint
-from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, TARGETS
+from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, OPENVINO_RUNTIME, STANDARD_RUNTIME, TARGETS
 from sdpa_xp_export._verify.model import shown_type
 from sdpa_xp_export.cli.shared import AsJson, Force, check_output, completed_from, say, say_json
 from sdpa_xp_export.export import export_attention
@@ -42,7 +42,11 @@ from sdpa_xp_export.spec import TensorSpec
 OUTPUT = PathArgument("export", "output")
 DEFAULT_OUTPUT = "attention.onnx"
 F = TypeVar("F", bound=Callable[..., None])
-RUNTIMES = [DEFAULT_RUNTIME.replace("cpu", provider) for provider in TARGETS]
+RUNTIMES = [
+    *(DEFAULT_RUNTIME.replace("cpu", provider) for provider in TARGETS),
+    OPENVINO_RUNTIME,
+    STANDARD_RUNTIME,
+]
 TYPES: dict[OptionKind | None, tuple[type, ...]] = {
     "number": (int, float),
     "number or array": (int, float, str),
@@ -124,7 +128,8 @@ def export(
             metavar="<runtime>",
             help=(
                 "The oldest onnxruntime that will run the file, and its provider "
-                f"({', '.join(TARGETS)}), in quotes. Default: '{DEFAULT_RUNTIME}'."
+                f"({', '.join(TARGETS)}), in quotes. Or '{OPENVINO_RUNTIME}', or '{STANDARD_RUNTIME}' for "
+                f"standard operators alone. Default: '{DEFAULT_RUNTIME}'."
             ),
             autocompletion=completed_from(RUNTIMES),
         ),

@@ -69,7 +69,9 @@ def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphV
     dtype = call.query.dtype if runtime.provider == "cuda" and len(call.biases) < 2 else "float32"
     if only_appends(call):
         return _with_past(graph, call, dtype)
-    inputs = read_inputs(graph, call, dtype, RANK, in_place=graph.opset >= 24)
+    # OpenVINO 2026.4 has no TensorScatter.
+    in_place = graph.opset >= 24 and runtime.provider != "openvino"
+    inputs = read_inputs(graph, call, dtype, RANK, in_place=in_place)
     if graph.opset >= 24 and counts_real_keys(call):  # nonpad_kv_seqlen is an input since opset 24
         return _with_lengths(inputs)
     tile = whole_tile(inputs.lengths, inputs.key)

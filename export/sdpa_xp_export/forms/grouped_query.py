@@ -44,7 +44,7 @@ def _unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
         return "GroupQueryAttention takes sinks of shape (Hq,)"
     if isinstance(call.sizes.batch[0], str):
         return "GroupQueryAttention takes no empty batch, so the batch must be a number"
-    if before is not None and runtime.release < WINDOW_COUNTS_ITSELF:
+    if before is not None and runtime.is_before(WINDOW_COUNTS_ITSELF):
         since = ".".join(map(str, WINDOW_COUNTS_ITSELF))
         return (
             f"a window of GroupQueryAttention has one key less from onnxruntime {since} on than before, "
@@ -150,5 +150,9 @@ FORM = Form(
     nodes="`com.microsoft.GroupQueryAttention`",
     operator="GroupQueryAttention",
     takes=("softcap", "sinks"),
-    wrong_on={"webgpu": "the WebGPU provider computes GroupQueryAttention wrong from 32 tokens on"},
+    wrong_on={
+        "webgpu": "the WebGPU provider computes GroupQueryAttention wrong from 32 tokens on",
+        "openvino": "OpenVINO cannot read GroupQueryAttention without its cache inputs",
+        "onnx": "GroupQueryAttention is no operator of the standard",
+    },
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 import onnx
 import pytest
-from internals import FEW_QUERIES, FEW_SCORES, PREFERRED, VERY_MANY_SCORES, Graph, graph_namespace, metadata_of
+from internals import FEW_QUERIES, FEW_SCORES, TARGETS, VERY_MANY_SCORES, Graph, graph_namespace, metadata_of
 from short_runs import assert_right
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
@@ -129,7 +129,7 @@ def test_what_was_not_measured_is_an_expectation(provider: str, what: str) -> No
 
 
 @pytest.mark.parametrize("past", [PAST, PAST | {"past_lengths": LENGTHS}])
-@pytest.mark.parametrize("provider", PREFERRED)
+@pytest.mark.parametrize("provider", TARGETS)
 def test_a_cache_says_why_it_is_not_the_usual_operator(provider: str, past: dict[str, Any]) -> None:
     """GroupQueryAttention, which decoders are often written with."""
     why = reason(export_attention(*specs(2, 4, 6, 6), **past, runtime=f"onnxruntime>=1.28;{provider}"))

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import numpy as np
 import onnx
 import pytest
-from internals import FEW_SCORES, NEWEST_TRIED, PREFERRED, VERY_MANY_SCORES, FormName, metadata_of
+from internals import FEW_SCORES, NEWEST_TRIED, PREFERRED, TARGETS, VERY_MANY_SCORES, FormName, metadata_of
 from short_runs import assert_right
 
 from sdpa_xp import masks, scaled_dot_product_attention
@@ -55,7 +55,7 @@ def test_an_opset_that_the_release_does_not_load_is_refused_without_an_attention
     to_onnx(lambda x: x + 1, FIXED, opset=24, runtime="onnxruntime>=1.24;cpu")
 
 
-@pytest.mark.parametrize("provider", PREFERRED)
+@pytest.mark.parametrize("provider", TARGETS)
 @pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
 def test_a_graph_of_an_old_release_is_one_of_each_later_release(provider: str, rules: dict[str, Any]) -> None:
     """Or it is refused: what is written for a release may not become wrong by an update of onnxruntime."""

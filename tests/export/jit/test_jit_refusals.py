@@ -22,7 +22,7 @@ def layer(x: Any) -> Any:
 CONSTRUCTIONS: list[tuple[Any, dict[str, Any], str]] = [
     (3, {}, "`layer` must be callable; got layer=int"),
     (layer, {"runtime": "onnxruntime>=9.9;cpu"}, "`runtime` must not be newer than the onnxruntime that is installed; got runtime=onnxruntime>=9.9;cpu"),
-    (layer, {"runtime": WEB}, "`runtime` must be for a provider of this process, cpu or cuda; got runtime=onnxruntime>=1.28;web"),
+    (layer, {"runtime": WEB}, "`runtime` must be onnxruntime on a provider of this process, cpu or cuda; got runtime=onnxruntime>=1.28;web"),
     (layer, {"runtime": CUDA}, "`runtime` must be for a provider that onnxruntime offers here; got runtime=onnxruntime>=1.28;cuda"),
     (layer, {"runtime": "tensorrt"}, "`runtime` must be 'onnxruntime>=RELEASE;PROVIDER'"),
     (layer, {"form": "tile"}, "`form` must be auto, attention"),
