@@ -18,12 +18,18 @@ REFERS = re.compile(
 )
 AS_FOR = re.compile(r"As (?:for|in) `\w+`\.")
 """The whole of a section, or of the description of an error, that another function has."""
+LETTER = r"`(?:L|S|E|Ev|Hq|H|\.\.\.)`"
+LEGEND = re.compile(rf"(?:{LETTER}(?: and {LETTER})? [^`.]*[,.]\s*)+")
+"""A section of shapes that only says what the letters mean, as the first page of the reference does for all."""
 
 
 class SharedParts(Extension):
     """Drop from parsed docstrings what another one explains; the templates get the names and its path."""
 
     def on_package(self, *, pkg: Module, **_: Any) -> None:
+        for described_object in _described(pkg):
+            sections = _sections(described_object)
+            sections[:] = [section for section in sections if not _is_legend(section)]
         described = [(function, dict(_arguments(function))) for function in _functions(pkg)]
         times = Counter(argument for _, arguments in described for argument in arguments.items())
         for function, arguments in described:
@@ -50,17 +56,22 @@ class SharedParts(Extension):
             _sections(function)[:] = [section for section in _sections(function) if not _is_shared(section)]
 
 
-def _sections(function: Function) -> list[Any]:
-    return function.docstring.parsed if function.docstring else []
+def _sections(member: Object) -> list[Any]:
+    return member.docstring.parsed if member.docstring else []
 
 
-def _functions(parent: Object) -> Iterator[Function]:
-    """Yield every function and method that a package defines."""
+def _described(parent: Object) -> Iterator[Object]:
+    """Yield everything that a package defines and that has a docstring."""
     for member in parent.members.values():
-        if isinstance(member, Function) and member.docstring:
-            yield member
-        elif isinstance(member, Object):
-            yield from _functions(member)
+        if isinstance(member, Object):
+            if member.docstring:
+                yield member
+            yield from _described(member)
+
+
+def _functions(package: Module) -> list[Function]:
+    """Return every function and method that a package defines."""
+    return [member for member in _described(package) if isinstance(member, Function)]
 
 
 def _arguments(function: Function) -> Iterator[tuple[str, str]]:
@@ -75,6 +86,13 @@ def _path(function: Function, name: str, package: Module) -> str:
     parent = function.parent
     return (
         name if parent is not None and parent.is_class and name in parent.members else f"{package.path}.{name}"
+    )
+
+
+def _is_legend(section: Any) -> bool:
+    """Whether a section has the letters of the shapes and no more."""
+    return section.kind is DocstringSectionKind.admonition and bool(
+        LEGEND.fullmatch(" ".join(section.value.contents.split()))
     )
 
 

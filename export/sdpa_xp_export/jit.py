@@ -138,13 +138,6 @@ def _check_here(target: Runtime) -> None:
 class JittedLayer:
     """A layer that onnxruntime computes; `jit` returns it. Threads may call it at once.
 
-    Args:
-        layer: As for `jit`.
-        target: The release of onnxruntime and the provider, which `jit` has read from its `runtime`.
-        form: As for `jit`.
-        opset: As for `jit`.
-        verifies: The `verify` of `jit`.
-
     Examples:
         >>> import numpy as np
         >>> fast = jit(lambda x: x + 1)

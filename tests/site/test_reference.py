@@ -121,6 +121,15 @@ def test_what_another_function_explains_is_named_once() -> None:
     assert set(arguments(states)).isdisjoint(states.extra["shared"]["names"])
 
 
+def test_a_legend_of_letters_is_left_out_and_a_shape_is_not() -> None:
+    def shapes(path: str) -> list[str]:
+        sections = parsed(loaded(SharedParts)[path])
+        return [section.value.contents for section in sections if section.title == "Shapes"]
+
+    assert shapes("sdpa_xp.masks.causal") == []
+    assert ["2-D" in text for text in shapes("sdpa_xp.scaled_dot_product_attention")] == [True]
+
+
 def test_shared_arguments_of_a_method_lead_to_another_method_of_its_class() -> None:
     shared = loaded(SharedParts)["sdpa_xp.KVCache.attend_state"].extra["shared"]
     assert shared["explained_by"] == "attend"
