@@ -55,15 +55,6 @@ def forms() -> str:
     return _table(["onnxruntime", *names, "wrong"], rows)
 
 
-def reasons(form: str) -> str:
-    """Return the table of reasons why a form is refused on the newest release, with the number of calls."""
-    newest = [*_read("runtimes.json")["releases"].values()][-1]
-    refused = newest["forms"][form]["refused"]
-    return _table(
-        ["reason", "calls"], sorted(refused.items(), key=lambda reason_and_calls: -reason_and_calls[1])
-    )
-
-
 def calls() -> int:
     """Return the number of calls that were run."""
     return int(_read("runtimes.json")["calls"])

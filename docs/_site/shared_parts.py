@@ -53,7 +53,11 @@ class SharedParts(Extension):
             for section in _sections(function):
                 if section.kind is DocstringSectionKind.parameters:
                     section.value = [argument for argument in section.value if argument.name not in names]
-            _sections(function)[:] = [section for section in _sections(function) if not _is_shared(section)]
+            _sections(function)[:] = [
+                section
+                for section in _sections(function)
+                if not _is_shared(section) and not _is_of_help(section, function)
+            ]
 
 
 def _sections(member: Object) -> list[Any]:
@@ -87,6 +91,12 @@ def _path(function: Function, name: str, package: Module) -> str:
     return (
         name if parent is not None and parent.is_class and name in parent.members else f"{package.path}.{name}"
     )
+
+
+def _is_of_help(section: Any, function: Function) -> bool:
+    """Whether a section has the errors of a method: `help()` has them, and the page of errors the messages."""
+    parent = function.parent
+    return section.kind is DocstringSectionKind.raises and parent is not None and parent.is_class
 
 
 def _is_legend(section: Any) -> bool:

@@ -130,6 +130,16 @@ def test_a_legend_of_letters_is_left_out_and_a_shape_is_not() -> None:
     assert ["2-D" in text for text in shapes("sdpa_xp.scaled_dot_product_attention")] == [True]
 
 
+def test_errors_of_a_method_are_left_to_help() -> None:
+    objects = loaded(SharedParts)
+    raising = [
+        path
+        for path in ("sdpa_xp.KVCache", "sdpa_xp.merge_states", "sdpa_xp.KVCache.append")
+        if any(section.kind is griffe.DocstringSectionKind.raises for section in parsed(objects[path]))
+    ]
+    assert raising == ["sdpa_xp.KVCache", "sdpa_xp.merge_states"]
+
+
 def test_shared_arguments_of_a_method_lead_to_another_method_of_its_class() -> None:
     shared = loaded(SharedParts)["sdpa_xp.KVCache.attend_state"].extra["shared"]
     assert shared["explained_by"] == "attend"
