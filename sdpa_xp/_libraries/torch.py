@@ -82,9 +82,11 @@ class TorchAutograd:
         torch = sys.modules["torch"]
         if is_compiling() or torch._C._is_tracing() or makes_fakes() or arrays[0].device.type == "meta":
             return False
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            return True
-        return self.records(arrays)
+        if torch._C._functorch.peek_interpreter_stack() is None:
+            return self.records(arrays)
+        # A function has no rule for `torch.func.functionalize`.
+        levels = torch._C._functorch.get_interpreter_stack()
+        return all(level.key() != torch._C._functorch.TransformType.Functionalize for level in levels)
 
     def differentiable(self, operation: Operation, arrays: Sequence[Any]) -> tuple[Any, ...]:
         from sdpa_xp._libraries import torch_function

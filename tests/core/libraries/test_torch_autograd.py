@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -185,41 +186,75 @@ def test_memory_of_a_backward_pass_is_linear() -> None:
     assert sum(saved) <= 6 * x.numel()
 
 
-# What torch's own function cannot do; a test skips what a newer torch has mended.
+def test_functionalize() -> None:
+    gradient = func.functionalize(func.grad(loss))(QUERY)
+    torch.testing.assert_close(gradient, func.grad(textbook)(QUERY), rtol=0, atol=1e-10)
 
 
-def forward_mode(f: Callable[..., Any]) -> Any:
+# What torch's own functions cannot do, by the issue of pytorch; a test skips what a newer torch has mended.
+
+SHORT = QUERY.float()
+SHARED = KEY.float().expand(1, 2, 5, 3)
+
+
+def theirs(query: Any) -> Any:
+    return torch.nn.functional.scaled_dot_product_attention(query, SHARED, SHARED)
+
+
+def flex(query: Any) -> Any:
+    from torch.nn.attention import flex_attention as module
+
+    mask = module.create_block_mask(lambda _b, _h, i, j: j <= i + 1, None, None, 4, 5, device="cpu")
+    return module.flex_attention(query, SHARED, SHARED, block_mask=mask)
+
+
+def dual(f: Callable[..., Any]) -> Any:
     with torch.autograd.forward_ad.dual_level():
-        query = torch.autograd.forward_ad.make_dual(QUERY.float(), QUERY.float())
+        query = torch.autograd.forward_ad.make_dual(SHORT, SHORT + 1)
         return torch.autograd.forward_ad.unpack_dual(f(query)).tangent
 
 
-def double_backward(f: Callable[..., Any]) -> Any:
-    x = QUERY.float().requires_grad_()
-    (gradient,) = torch.autograd.grad(f(x).square().sum(), x, create_graph=True)
-    return torch.autograd.grad(gradient.sum(), x)[0]
+def jvp(f: Callable[..., Any]) -> Any:
+    return func.jvp(f, (SHORT,), (SHORT + 1,))[1]
 
 
-ISSUES: dict[str, Callable[[Callable[..., Any]], Any]] = {
-    "117629: forward mode": forward_mode,
-    "116350: double backward": double_backward,
-    "128971: jacfwd": lambda f: func.jacfwd(f)(QUERY.float()),
-    "146901: hessian": lambda f: func.hessian(lambda x: f(x).square().sum())(QUERY.float()),
+def backward(f: Callable[..., Any], *, orders: int = 1) -> Any:
+    query = SHORT.clone().requires_grad_()
+    result = f(query).square().sum()
+    for order in range(1, orders + 1):
+        (gradient,) = torch.autograd.grad(result, query, create_graph=order < orders)
+        result = gradient.square().sum()
+    return gradient
+
+
+ISSUES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "98164 (dual tensors)": (theirs, dual),
+    "116350 (double backward)": (theirs, partial(backward, orders=2)),
+    "117629 (jvp)": (theirs, jvp),
+    "128971 (jacfwd)": (theirs, lambda f: func.jacfwd(f)(SHORT)),
+    "146901 (hessian)": (theirs, lambda f: func.hessian(lambda x: f(x).square().sum())(SHORT)),
+    "154226 (jvp of a layer)": (theirs, lambda f: jvp(lambda x: f(x @ SHARED[0, 0, :3]).tanh())),
+    "165530 (jvp of a gradient)": (theirs, lambda f: jvp(func.grad(lambda x: f(x).square().sum()))),
+    "148752 (FlexAttention on a CPU)": (flex, backward),
+    "154332 (jvp of FlexAttention)": (flex, jvp),
+    "169224 (FlexAttention with a mask on a CPU)": (flex, partial(backward, orders=2)),
 }
 
 
-@pytest.mark.parametrize("use", ISSUES.values(), ids=ISSUES)
-def test_what_torch_lacks(use: Callable[[Callable[..., Any]], Any]) -> None:
-    key = KEY.float().expand(1, 2, 5, 3)
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(("other", "use"), ISSUES.values(), ids=ISSUES)
+def test_what_torch_lacks(other: Callable[..., Any], use: Callable[..., Any]) -> None:
+    allowed = torch.arange(5) <= (torch.arange(4)[:, None] + 1 if other is flex else 5)
 
-    def theirs(query: Any) -> Any:
-        return torch.nn.functional.scaled_dot_product_attention(query, key, key)
+    def formula(query: Any) -> Any:
+        scores = query @ SHARED.mT / math.sqrt(3)
+        return scores.masked_fill(~allowed, -math.inf).softmax(-1) @ SHARED
 
-    ours = use(lambda query: scaled_dot_product_attention(query, key, key))
-    formula = use(lambda query: (query @ key.mT / math.sqrt(3)).softmax(-1) @ key)
-    torch.testing.assert_close(ours, formula, rtol=1e-4, atol=1e-5)
+    mask = masks.causal(1) if other is flex else None
+    ours = use(lambda query: scaled_dot_product_attention(query, SHARED, SHARED, mask))
+    torch.testing.assert_close(ours, use(formula), rtol=1e-4, atol=1e-5)
     try:
-        use(theirs)
-    except (RuntimeError, NotImplementedError):
+        use(other)
+    except RuntimeError:  # NotImplementedError is one too
         return
     pytest.skip("torch has mended it")
