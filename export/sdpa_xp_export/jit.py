@@ -121,7 +121,7 @@ def jit(
 
 def _check_here(target: Runtime) -> None:
     """Check that the onnxruntime that is installed is one that the runtime names."""
-    if target.provider not in PROVIDERS:
+    if target.provider not in ("cpu", "cuda"):
         rule = "`runtime` must be onnxruntime on a provider of this process, cpu or cuda"
         hint = "Write a file for a browser or for another program with `to_onnx` and `save`."
         raise ArgumentValueError(FUNCTION, rule, {"runtime": target}, hint)

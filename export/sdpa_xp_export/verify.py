@@ -80,8 +80,10 @@ def verify(
         call: The arguments of `export_attention` that you expect the model to compute, by name. By default the
             call is read from the model's metadata, which may describe a different call. With `call`, the
             metadata are not used.
-        provider: `"cpu"`, `"cuda"`, or onnxruntime's own name of the provider. By default, the CPU, and also
-            CUDA if it starts on this machine. On CUDA the session has `use_tf32=0`.
+        provider: `"cpu"`, `"cuda"`, `"wasm"`, `"webgpu"`, or the full name of a provider. By default, the CPU,
+            and also CUDA if it starts on this machine. On CUDA the session has `use_tf32=0`. `"wasm"` runs
+            onnxruntime-web, a package of npm, in Node.js. `"webgpu"` runs onnxruntime's plugin
+            onnxruntime-ep-webgpu on a GPU, or on a software adapter, which the report then says.
         seed: The seed of the random inputs and of the random lengths. By default, each verification draws one,
             and the report names it. Pass it to repeat these runs.
         attn_mask: The mask that the model was exported with. Pass it if it contains a `from_function` or

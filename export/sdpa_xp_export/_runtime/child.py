@@ -120,11 +120,7 @@ class _Worker:
 
     def start(self, wanted: list[str], arrays: Any) -> tuple[dict[str, Any], Any]:
         """Import onnxruntime; say its release, which providers it offers, and which that are wanted start."""
-        import onnxruntime
-
-        offered = list(onnxruntime.get_available_providers())
-        started = self.engine.started([name for name in offered if name in wanted], arrays["probe"].tobytes())
-        return {"version": str(onnxruntime.__version__), "offered": offered, "started": started}, None
+        return self.engine.about(wanted, arrays["probe"].tobytes()), None
 
     def load(
         self,
@@ -138,6 +134,7 @@ class _Worker:
     ) -> tuple[dict[str, Any], Any]:
         """Start a session of the model in a file, or of the bytes in `arrays`."""
         self._limit(memory, hard)
+        self.engine.limit_memory(provider, memory)
         self.session = None
         source = arrays["model"].tobytes() if file is None else file
         started = self.engine.start_session(source, provider, fallback, Path(profile) if profile else None)

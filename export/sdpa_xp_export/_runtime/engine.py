@@ -23,6 +23,10 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from sdpa_xp_export._runtime import wasm, webgpu
+from sdpa_xp_export._runtime.wasm import WASM
+from sdpa_xp_export._runtime.webgpu import WEBGPU
+
 LONG_RUN = 0.05
 """Seconds; in a run of this length, the additional time of a first run is small."""
 SILENT, WARNING = 4, 2
@@ -46,7 +50,7 @@ T = TypeVar("T")
 class TimedRun:
     """The outputs of a run, the time it took, and the peak of memory of the first run with these inputs.
 
-    The peak is None on CUDA, where the memory is the device's, and where the system does not tell.
+    The peak is None on another provider than the CPU, and where the system does not tell.
     """
 
     outputs: dict[str, NDArray[Any]]
@@ -58,6 +62,8 @@ def start_session(
     source: bytes | str, provider: str, fallback: str, profile: Path | None = None, *, spins: bool = False
 ) -> Any:
     """Start a session of a model, which is bytes or in a file, on `provider`."""
+    if provider == WASM:
+        return wasm.WasmSession(source, profile)
     import onnxruntime
 
     if provider == CUDA and hasattr(onnxruntime, "preload_dlls"):
@@ -72,6 +78,9 @@ def start_session(
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = str(profile)
+    if provider == WEBGPU:  # the CPU computes nodes without a kernel there
+        options.add_provider_for_devices([webgpu.device()], {})
+        return onnxruntime.InferenceSession(source, options)
     wanted = [
         (name, PROVIDER_OPTIONS[name]) if name in PROVIDER_OPTIONS else name
         for name in dict.fromkeys([provider, fallback])  # no provider twice, of which onnxruntime warns
@@ -80,11 +89,31 @@ def start_session(
 
 
 def started(offered: Sequence[str], probe: bytes) -> list[str]:
-    """Return the providers that start here: the CPU, and CUDA if a session of the model `probe` starts on it.
+    """Return the providers that start here: the CPU, and others on which a session of the model `probe` starts.
 
     The wheel for GPUs offers CUDA on every machine.
     """
-    return [name for name in offered if name == CPU or (name == CUDA and _starts(name, probe))]
+    others = (CUDA, WASM, WEBGPU)
+    return [name for name in offered if name == CPU or (name in others and _starts(name, probe))]
+
+
+def about(wanted: Sequence[str], probe: bytes) -> dict[str, Any]:
+    """Return the release of onnxruntime, what it offers, which of the providers `wanted` start, and why not."""
+    import onnxruntime
+
+    facts: dict[str, Any] = {"version": str(onnxruntime.__version__), "note": "", "why_not": ""}
+    facts["offered"] = list(onnxruntime.get_available_providers())
+    try:
+        if WASM in wanted:
+            facts["version"] = wasm.node().version
+            facts["offered"] = [WASM]
+        if WEBGPU in wanted:
+            facts["note"] = webgpu.note()
+            facts["offered"].append(WEBGPU)
+    except Exception as error:  # onnxruntime's errors have no other base
+        facts["why_not"] = (str(error) or type(error).__name__).splitlines()[0]
+    facts["started"] = started([name for name in facts["offered"] if name in wanted], probe)
+    return facts
 
 
 def _starts(provider: str, probe: bytes) -> bool:
@@ -164,7 +193,7 @@ def timed(session: Any, feeds: Mapping[str, NDArray[Any]], *, frees: bool = Fals
     """
     start = time.perf_counter()
     outputs, peak = peak_above(partial(run, session, feeds, frees=frees))
-    peak = None if CUDA in session.get_providers() else peak
+    peak = peak if session.get_providers() == [CPU] else None
     seconds = time.perf_counter() - start
     if seconds < LONG_RUN:
         start = time.perf_counter()
@@ -193,6 +222,12 @@ def kilobytes(name: str) -> int:
     if line is None:
         raise OSError(f"no {name} in {_STATUS}")
     return int(line[1])
+
+
+def limit_memory(provider: str, most: int) -> None:
+    """Limit the memory of a process beside this one that runs the models of a provider."""
+    if provider == WASM:
+        wasm.node().limit_memory(most)
 
 
 def element_types(model: Any) -> dict[str, int]:

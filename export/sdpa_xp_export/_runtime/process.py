@@ -25,7 +25,7 @@ from sdpa_xp_export._runtime import child
 from sdpa_xp_export._runtime.engine import TimedRun
 from sdpa_xp_export._runtime.frames import Frame, TooLargeError, receive, send
 from sdpa_xp_export._runtime.limits import TIMEOUT, ModelFailedError, failed, shown_limit, time_left
-from sdpa_xp_export._runtime.releases import PROVIDERS
+from sdpa_xp_export._runtime.releases import PLUGINS, PROVIDERS, short_provider
 from sdpa_xp_export._runtime.session import (
     check_installed,
     check_started,
@@ -101,9 +101,11 @@ class RuntimeProcess:
     def providers(self, requested: str | None) -> list[str]:
         """Return the providers to run on: the one asked for, or CUDA if it starts here and the CPU."""
         about = self._about(requested)
-        self._chosen = chosen_providers(requested, about["offered"], about["started"])
+        self._chosen = chosen_providers(requested, about["offered"], about["started"], about["why_not"])
         if requested is None:
             self.notes = not_started_notes(about["offered"], about["started"])
+        elif about["note"]:
+            self.notes = (about["note"],)
         return self._chosen
 
     def _about(self, requested: str | None = None) -> dict[str, Any]:
@@ -118,7 +120,8 @@ class RuntimeProcess:
             if reason := answer.facts.get("error"):
                 raise not_installed(reason.partition(": ")[2] or reason)
             self._hello = answer.facts
-            if loaded := sys.modules.get("onnxruntime"):  # where this process has it, that one is the same
+            loaded = sys.modules.get("onnxruntime")
+            if loaded and short_provider(requested) not in PLUGINS:  # where this process has it, it is the same
                 offered = loaded.get_available_providers()
                 self._hello |= {"version": loaded.__version__, "offered": offered}
         return self._hello

@@ -9,7 +9,15 @@ from typing import Literal, TypeAlias, get_args
 
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
-ProviderName: TypeAlias = Literal["cpu", "cuda", "CPUExecutionProvider", "CUDAExecutionProvider"]
+ProviderName: TypeAlias = Literal[
+    "cpu",
+    "cuda",
+    "wasm",
+    "webgpu",
+    "CPUExecutionProvider",
+    "CUDAExecutionProvider",
+    "WebGpuExecutionProvider",
+]
 """A provider on which `verify` can run models, by its short name or by onnxruntime's own name."""
 OnnxruntimeTarget: TypeAlias = Literal["cpu", "cuda", "wasm", "webgpu", "web"]
 """A provider of onnxruntime that graphs can be written for."""
@@ -17,8 +25,27 @@ TargetProvider: TypeAlias = OnnxruntimeTarget | Literal["openvino", "onnx"]
 """What graphs are written for: a provider of onnxruntime, OpenVINO on the CPU, or any reader of ONNX."""
 TARGETS: tuple[OnnxruntimeTarget, ...] = get_args(OnnxruntimeTarget)
 
-PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+PROVIDERS = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "wasm": "wasm",
+    "webgpu": "WebGpuExecutionProvider",
+}
 """The providers that `verify` runs models on, by short name."""
+PLUGINS = {
+    "wasm": (
+        "Node.js and its package onnxruntime-web",
+        "Install Node.js, and run `npm install onnxruntime-web` in this folder, or name the node_modules that "
+        "has it in NODE_PATH.",
+    ),
+    "webgpu": (
+        "onnxruntime's plugin for WebGPU, and an adapter",
+        "Run `pip install onnxruntime-ep-webgpu`. Without a GPU, set ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER=1, "
+        "and name the JSON file of a software driver for Vulkan, such as SwiftShader's, in VK_ICD_FILENAMES.",
+    ),
+}
+"""What a provider that is in no wheel of onnxruntime needs, and how to install it."""
+SAME_KERNELS = {PROVIDERS["cpu"], PROVIDERS["wasm"]}
 RIGHT_ON: dict[TargetProvider, tuple[TargetProvider, ...]] = {"web": ("wasm", "webgpu")}
 """The providers on which a graph must be right, if the target stands for several. onnxruntime-web has two:
 WebAssembly has the kernels of the CPU, and WebGPU has its own."""
@@ -136,10 +163,13 @@ class Runtime:
         return f"onnxruntime {installed} is older than the file's {self}"
 
     def other_provider_note(self, ran_on: Iterable[str]) -> str:
-        """Return that a provider other than this one ran the graph; empty if none did, or in a browser."""
-        others = [
-            name for name in ran_on if self.provider == "openvino" or name != PROVIDERS.get(self.provider, name)
-        ]
+        """Return that a provider with other kernels than this one ran the graph; empty if none did."""
+        if self.provider == "onnx":
+            return ""
+        right = {PROVIDERS[name] for name in self.right_on if name in PROVIDERS}
+        if not right.isdisjoint(SAME_KERNELS):
+            right |= SAME_KERNELS
+        others = [name for name in ran_on if name not in right]
         return f"the file is for {self}: results on {' and '.join(others)} are not promised" if others else ""
 
     @property

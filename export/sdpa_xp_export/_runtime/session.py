@@ -19,7 +19,14 @@ from sdpa_xp.errors import ArgumentValueError, Message
 from sdpa_xp_export._files.model import EXTERNAL_ABOVE, Model, exported_models, initializer_bytes
 from sdpa_xp_export._runtime import engine
 from sdpa_xp_export._runtime.limits import failed
-from sdpa_xp_export._runtime.releases import OPSETS, PROVIDERS, Runtime, newer_note, short_provider
+from sdpa_xp_export._runtime.releases import (
+    OPSETS,
+    PLUGINS,
+    PROVIDERS,
+    Runtime,
+    newer_note,
+    short_provider,
+)
 from sdpa_xp_export.save import write_model
 
 
@@ -123,15 +130,16 @@ def runtime_notes(model: Model, installed: str, ran_on: Iterable[str]) -> tuple[
 
 def providers(requested: str | None = None) -> list[str]:
     """Return the providers to run on in this process."""
-    offered = installed_runtime().get_available_providers()
-    started = engine.started([name for name in offered if name in wanted(requested)], probe())
-    return chosen_providers(requested, offered, started)
+    installed_runtime()
+    about = engine.about(wanted(requested), probe())
+    return chosen_providers(requested, about["offered"], about["started"], about["why_not"])
 
 
 def wanted(requested: str | None) -> list[str]:
     """Return the providers that a run may be on: no other is started, since a driver may hang."""
     short = short_provider(requested)
-    return [full for name, full in PROVIDERS.items() if requested is None or name in ("cpu", short)]
+    by_default = ["cpu", "cuda"] if requested is None else ["cpu", short]
+    return [full for name, full in PROVIDERS.items() if name in by_default]
 
 
 def probe() -> bytes:
@@ -143,15 +151,21 @@ def probe() -> bytes:
     return bytes(model.SerializeToString())
 
 
-def chosen_providers(requested: str | None, offered: Sequence[str], started: Sequence[str]) -> list[str]:
+def chosen_providers(
+    requested: str | None, offered: Sequence[str], started: Sequence[str], why_not: str = ""
+) -> list[str]:
     """Return the execution providers to run on: the one asked for, or CUDA if it starts here and the CPU."""
     if requested is None:
         return [name for name in (PROVIDERS["cuda"], PROVIDERS["cpu"]) if name in started]
     short = short_provider(requested)
+    if short in PLUGINS and PROVIDERS[short] not in started:
+        needs, hint = PLUGINS[short]
+        got = {"provider": requested, "its error": why_not or "it does not start"}
+        raise ArgumentValueError("verify", f"`provider` {short!r} needs {needs}", got, hint)
     if short is None or PROVIDERS[short] not in offered:
         rule = "`provider` must be one that onnxruntime offers here"
         known = [f"{name} ({full})" for name, full in PROVIDERS.items() if full in offered]
-        hint = "It may be cpu or cuda."
+        hint = f"It may be {', '.join(PROVIDERS)}."
         if short == "cuda":
             hint = f"onnxruntime-gpu offers cuda: pip uninstall onnxruntime. {install_hint('export-gpu')}"
         got = {"provider": repr(requested), "offered": ", ".join(known)}

@@ -43,7 +43,7 @@ Provider = Annotated[
     str | None,
     typer.Option(
         metavar="<provider>",
-        help="cpu or cuda. Default: all that start here.",
+        help="cpu, cuda, wasm or webgpu. Default: cpu, and cuda if it starts here.",
         autocompletion=completed_from(PROVIDERS),
     ),
 ]

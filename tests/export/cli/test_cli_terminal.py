@@ -176,10 +176,12 @@ COMPLETIONS = {
     "export --dtype b": {"bfloat16"},
     "export --softmax-dtype ": {"float32", "float64"},
     "export --runtime ": {
-        f"onnxruntime>=1.28;{provider}" for provider in ("cpu", "cuda", "wasm", "webgpu", "web")
+        *(f"onnxruntime>=1.28;{provider}" for provider in ("cpu", "cuda", "wasm", "webgpu", "web")),
+        "openvino>=2026.4;cpu",
+        "onnx",
     },
     "export --outputs ": {"output", "lse", "weights", "scores"},
-    "verify a.onnx --provider ": {"cpu", "cuda"},
+    "verify a.onnx --provider ": {"cpu", "cuda", "wasm", "webgpu"},
     "verify a.onnx --require-provider cu": {"cuda"},
     "agree --dtype ": {"float32", "float16", "bfloat16", "float64"},
     "agree --backend t": {"torch"},

@@ -246,7 +246,7 @@ def test_page_and_json(capsys: pytest.CaptureFixture[str], model: Path) -> None:
             ["MODEL", "--require-provider", "cuda"],
             "`--require-provider` must be one that onnxruntime offers here; got --require-provider='cuda'",
         ),
-        (["MODEL", "--provider", "tpu"], "It may be cpu or cuda."),
+        (["MODEL", "--provider", "tpu"], "It may be cpu, cuda, wasm, webgpu."),
         (["MODEL", "--provider", "cuda"], "In the source folder of sdpa_xp, run: pip install '.[export-gpu]'"),
         (
             ["MODEL", "--provider", "cuda", "--require-provider", "cpu"],
