@@ -11,7 +11,7 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
-MOST_PAGES = 40
+MOST_PAGES, MOST_WORDS = 40, 68_500
 LEFT_OUT = ("script", "style", "svg", "nav")
 WITHOUT_END = ("br", "col", "hr", "img", "input", "link", "meta", "source", "wbr")
 
@@ -53,6 +53,7 @@ if __name__ == "__main__":
         path.parent.relative_to(site).as_posix(): words(path.read_text()) for path in site.rglob("index.html")
     }
     changelog = counts["project/changelog"]
-    print(f"site: {len(counts)} pages, {sum(counts.values()) - changelog:,} words beside the changelog")
-    if len(counts) > MOST_PAGES:
-        sys.exit(f"the site has more than {MOST_PAGES} pages")
+    total = sum(counts.values()) - changelog
+    print(f"site: {len(counts)} pages, {total:,} words beside the changelog")
+    if len(counts) > MOST_PAGES or total > MOST_WORDS:
+        sys.exit(f"the site has more than {MOST_PAGES} pages or {MOST_WORDS:,} words")

@@ -52,11 +52,9 @@ def save(
     """Write `model` to `path`, completely or not at all.
 
     A model of up to 2 GiB, the limit of protobuf, is one file. The initializers of a larger model are written
-    to a second file in the same folder, `<name>.<32 hex digits>.data`, with a unique name. The model gets its
-    name only after the data file is complete. So if a save is interrupted, the old model and its data are
-    unchanged. When a model is replaced, its old data file is removed; when a save fails, its new data file is
-    removed. If a process was killed during a save, the next save into the folder removes the files that it
-    left. A file that replaces another one gets the same permissions, and so does its data file.
+    to a second file in the same folder, `<name>.<32 hex digits>.data`, with a unique name. If a save is
+    interrupted, the old model and its data are unchanged, and the next save there removes what is left.
+    When a model is replaced, its old data file is removed. The new files get the permissions of the old one.
 
     Args:
         model: The result of `export_attention` or `to_onnx`; it is not changed.

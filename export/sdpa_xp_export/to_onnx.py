@@ -77,8 +77,7 @@ def to_onnx(
             specs. Arguments without specs are passed unchanged.
         form: The form of each attention, as for `export_attention`.
         opset: 17 to 24. The default is the newest opset for which the release of `runtime` supports every form,
-            because a graph has one opset, and each attention in it may get another form. `export_attention`
-            writes one form, so its default is the opset of this form.
+            because each attention in the graph may get another one.
         runtime: As for `export_attention`.
         keywords: The keyword arguments of the layer, with specs as in `inputs`.
 

@@ -62,18 +62,9 @@ def verify(
     """Run `model` in onnxruntime, and compare its outputs with the float64 reference.
 
     The inputs are random. Lengths and batches are 1 to 9; the lengths on both sides of each number in a mask or
-    a bias and of each block of the graph; and longer ones of up to 2,053 tokens, if a run has at most 38
-    million scores. The past of a cache may be empty. Integers are random, or all have their smallest or largest
-    allowed value. In some runs the scores are some hundreds, and in some they are some ten thousands. In others
-    a score, all scores or the biases of a row are beyond each finite number that a kernel takes for -inf. Masks
-    have rows without keys, batch entries have different lengths, and keys that no query attends to are NaN. In
-    some runs a query, or a key or value that some queries attend to, is NaN.
-
-    In a long run, only a sample of the rows is compared: the first, the last, the rows next to each number and
-    each block boundary, and some random ones.
-
-    Each verification also tries 34 random lengths of up to 2,053 tokens, others than the one before, so
-    verifications that are repeated, as in CI, can find a fault at a single length.
+    a bias and of each block of the graph; and longer ones of up to 2,053 tokens, 34 of them random, if a run
+    has at most 38 million scores. Some runs have large scores, extreme integers, rows without keys, or NaN. In
+    a long run, only a sample of the rows is compared. The guide to verifying a deployment has the whole list.
 
     Args:
         model: The result of `export_attention`, or the path of its file, which may have external data.
@@ -93,24 +84,18 @@ def verify(
             number, large scores at all of them, longer runs, and more rows of each run.
         watch: A function to show the progress. It is called after each run with the number of runs so far, the
             number of all runs, and the lengths and the provider of the run.
-        timeout: The most seconds that `verify` may take, all runs together: to read the call, to compute the
-            inputs and the reference, and for onnxruntime to load and to run the model. The start of Python and
-            onnxruntime does not count. The model runs in a process of its own, which ends when it meets a
-            limit, or with Ctrl-C. The reference is computed in yours, which asks for the time between small
-            steps, so it may end some seconds late.
+        timeout: The most seconds that `verify` may take, all runs together, beside the start of Python and
+            onnxruntime. The model runs in a process of its own, which ends when it meets a limit, or with
+            Ctrl-C. The reference is computed in yours, which may end some seconds late.
         memory: The most bytes that the model may take there. By default, 8 GiB and four times the model, and
-            more if a run has more than 117 million scores. The inputs and the reference are in your process.
-            If you pass `memory`, they stay below it too, unless it is less than 100 MB or the lengths of the
-            call are fixed: no run has more scores, or numbers in an input, than `memory` / 40 or a million. A
-            call is refused if its smallest run has more than `memory` / 4 numbers. Without `memory`, a file may
-            make your process take some GB. It does not limit the memory of a GPU.
+            more if a run has more than 117 million scores. If you pass `memory`, the inputs and the reference
+            in your process stay below it too, unless it is less than 100 MB or the lengths of the call are
+            fixed; a call is refused if its smallest run has more than `memory` / 4 numbers. Without `memory`,
+            a file may make your process take some GB. It does not limit the memory of a GPU.
 
     Returns:
-        A report. Each output of each run has its error, the bound, the rows that were compared, the time and
-            the peak of memory (not on CUDA). Each node has the provider that it ran on, from the profile of
-            the run. The
-            report also lists the numbers of the call that were not tested, because a longer run would have too
-            many scores.
+        A report, with the error and the bound of each output of each run, the provider that each node ran on,
+            and what was not tested.
 
     Raises:
         TypeError: An argument has a wrong type. The message names the argument.

@@ -58,16 +58,10 @@ def verify_layer(
 
     The layer is called with NumPy arrays: in float64 for the reference, and in the dtypes of the model's inputs
     for the bound, which is twice the error of that call. Each named length is tried with 1 to 9 and with 33,
-    and with 130 together with each other name. A length that occurs only in inputs with "past" in their name is
-    also tried with 0. There are also runs on both sides of each number in the masks and biases of the attention
-    calls, and of each block of the graph, if a run has at most 38 million scores. To find these numbers, the
-    layer is called once more, as in `to_onnx`. Six runs have random lengths, which differ from one
-    verification to the next.
-
-    In some runs a quarter of the tokens of each floating input is multiplied by a large number (2**30; 2**13
-    in float16). Then a mask that adds -1e4 instead of -inf gives wrong results. The bound of these runs also
-    includes the effect of rounding errors in the inputs. If a layer normalises its tokens, its scores stay
-    small, and such a mask may pass.
+    with 130 together with each other name, on both sides of each number in the masks and biases of its calls
+    of attention, and with random lengths. A length that occurs only in inputs with "past" in their name is also
+    tried with 0. In some runs a quarter of the tokens is multiplied by a large number, so that a mask that adds
+    -1e4 instead of -inf gives wrong results. The guide to verifying a deployment has the whole list.
 
     The layer must accept the lengths of the first three runs, which are at most 9. The report lists other
     lengths for which the layer or `draw` raised an error.
@@ -75,17 +69,14 @@ def verify_layer(
     Args:
         model: The result of `to_onnx`, or the path of its file, which may have external data.
         layer: The layer that the model was exported from: any function, method or object. Its weights may be
-            arrays of any library. They are looked for in attributes, lists and dictionaries, in the closure and
-            the defaults of a function and the globals that it names, and in partials. Copies of them are
-            converted to float64 for the reference; the objects that you pass do not change. If the layer has no
-            result in float64, for example because it names float32 itself, the reference is the layer in its
-            own dtype, and a note in the report says why.
+            arrays of any library. Copies of those in attributes, lists, dictionaries, closures, defaults,
+            globals and partials are converted to float64 for the reference. If the layer has no result in
+            float64, the reference is the layer in its own dtype, and a note in the report says why.
         draw: Functions by the name of an input. `draw[name](rng, shape)` returns the values of this input, and
             `draw[name](rng, shape, lengths)` also gets the lengths of the run by name. By default floats are
-            normal, and three of four booleans are True. Integers that a mask or a bias of an attention call
-            uses are lengths, prefixes, offsets or ids that the call accepts, also the smallest and the largest.
-            Integers that index a table of the model are valid rows. Other integers are between 0 and the
-            longest length, and in some runs negative or large. Values from `draw` are used as they are.
+            normal, three of four booleans are True, and integers fit their use: valid rows of a table, or
+            lengths and ids that a mask accepts; others are between 0 and the longest length, and in some runs
+            negative or large. Values from `draw` are used as they are.
         provider: As for `verify`.
         seed: The seed of the random inputs and lengths, as for `verify`.
         thorough: If True, try each length up to 17, five lengths around each number, and up to 1,030 with
@@ -98,10 +89,7 @@ def verify_layer(
             an argument of `verify_layer`, use `functools.partial`.
 
     Returns:
-        A report. Each output of each run has its largest error and the bound, the time and the peak of memory.
-            Each node has the provider that it ran on. The report also lists what was not tested: lengths for
-            which the layer raised an error, with the error, and numbers for which a longer run would have too
-            many scores.
+        A report, as of `verify`. It also lists lengths for which the layer raised an error, with the error.
 
     Raises:
         TypeError: `model` has a wrong type, or the inputs and `keywords` do not fit the layer.

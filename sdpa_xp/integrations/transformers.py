@@ -40,10 +40,7 @@ def register() -> str:
     Numerics:
         As for `scaled_dot_product_attention`. The results of real tokens differ from those of
         `attn_implementation="eager"` by rounding only. A token whose keys are all masked, such as padding on
-        the left, gets output 0, where eager attention gives it the mean of all values. A loss in which such a
-        token predicts the first real one differs too, as it does with `"sdpa"`. In training, weights are
-        dropped with the model's `attention_dropout`, but with the same seed (`torch.manual_seed`) eager
-        attention drops other weights.
+        the left, gets output 0, where eager attention gives it the mean of all values.
 
     Examples:
         >>> from sdpa_xp.integrations.transformers import register
