@@ -16,13 +16,16 @@ def is_earlier(batch: Any, head: Any, query: Any, key: Any) -> Any:
 
 
 CALLS: dict[Callable[..., Mask], dict[str, Any]] = {
+    masks.blocks: {"table": [[True, False], [True, True]], "size": 3},
     masks.causal: {},
     masks.chunked: {"size": 2},
     masks.dilated: {"step": 2},
     masks.document: {"query_ids": [0, 0, 1, 1, 1], "key_ids": [0] * 5},
     masks.from_array: {"boolean": np.tril(np.ones((5, 5), bool))},
     masks.from_function: {"mask_mod": is_earlier},
+    masks.neighbourhood: {"shape": (5,), "radius": 1},
     masks.padding: {"key_lengths": [3, 5]},
     masks.prefix: {"length": 3},
     masks.sliding_window: {"left": 2, "right": 0},
+    masks.tree: {"parents": [-1, 0, 0, 1, -1]},
 }

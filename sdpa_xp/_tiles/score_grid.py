@@ -215,6 +215,10 @@ class ScoreGrid:
         if self.input_dtype is not None:
             check_added_dtype(self.function, name, array, self.input_dtype, self.dtype)
 
+    def lengths(self, _name: str) -> tuple[int, int]:
+        """Return how far the positions of the queries and of the keys go; a graph may not know it."""
+        return self.queries + self.position + self.position_spread, self.keys
+
     def put(self, numbers: Sequence[float], dtype: Dtype) -> Array:
         """Return a list of numbers as an array; a device that has to be waited for gets each list once."""
         sharing = self.library.sharing() if self.waits else None

@@ -14,22 +14,28 @@ write `mask & masks.from_array(tensor)`. With array-api-strict, put the mask on 
 
 from sdpa_xp.masks.algebra import Mask
 from sdpa_xp.masks.bands import causal, chunked, dilated, sliding_window
+from sdpa_xp.masks.blocks import blocks
 from sdpa_xp.masks.custom import from_array, from_function, to_array
 from sdpa_xp.masks.documents import document
 from sdpa_xp.masks.lengths import padding, prefix
+from sdpa_xp.masks.neighbourhoods import neighbourhood
+from sdpa_xp.masks.trees import tree
 
 __all__ = [
     "Mask",
+    "blocks",
     "causal",
     "chunked",
     "dilated",
     "document",
     "from_array",
     "from_function",
+    "neighbourhood",
     "padding",
     "prefix",
     "sliding_window",
     "to_array",
+    "tree",
 ]
 
 

@@ -49,6 +49,7 @@ class FormulaGrid:
     questions = None
     is_traced = True
     is_writeable = waits = uses_our_threads = False
+    position_spread = 0
     xp: ModuleType = xp
 
     def __init__(self, tile: GraphTile) -> None:
@@ -110,6 +111,13 @@ class FormulaGrid:
 
     def check_dtype(self, name: str, array: Any) -> None:
         check_added_dtype(self.function, name, array, cast(Any, self.input_dtype), cast(Any, self.dtype))
+
+    def lengths(self, name: str) -> tuple[int, int]:
+        sizes, position = self.tile.call.sizes, self.tile.lengths.position
+        if not (isinstance(sizes.queries, int) and isinstance(sizes.keys, int) and isinstance(position, int)):
+            rule = f"`{name}` must be used without a cache, and with lengths that are numbers and not names"
+            raise ArgumentTypeError(self.function, rule, {"L": sizes.queries, "S": sizes.keys})
+        return sizes.queries + position, sizes.keys
 
     def put(self, numbers: Sequence[float], dtype: Dtype) -> GraphValue:
         return self.tile.graph.constant(numbers, str(dtype))

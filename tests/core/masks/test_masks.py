@@ -11,6 +11,7 @@ import pytest
 from calls import assert_agrees, draw
 from internals import device, namespace
 from libraries import Library
+from places import ancestors, neighbours
 
 from sdpa_xp import attention_weights, masks, scaled_dot_product_attention
 from sdpa_xp.masks.algebra import Mask
@@ -42,6 +43,8 @@ QUERY_IDS = ints([0, 0, 1, 1, 1, 2, 2], [5, 5, 5, 5, 9, 9, 9])
 KEY_IDS = ints([0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2], [9, 9, 5, 5, 5, 5, 5, 5, 3, 3, 3])
 DRAWN = np.random.default_rng(5).random((3, *PAIRS)) < 0.6
 BY_KEY, BY_ROW, BY_PAIR = DRAWN[0, :, :1, :1], DRAWN[1, 0, :, :, :1], DRAWN[2, 0, 0]
+PARENTS = [-1, 0, 0, -1, 1, 3, 2]
+TABLES = np.random.default_rng(6).random((4, 3, 3)) < 0.5
 
 CASES: dict[str, Case] = {
     "causal": Case(lambda _: masks.causal(), J <= I),
@@ -97,6 +100,21 @@ CASES: dict[str, Case] = {
         (J + H <= I + 2 * B) | (J == 9),
     ),
     "function of bool": Case(lambda _: masks.from_function(lambda *_: False), J < 0),
+    "neighbourhood": Case(
+        lambda _: masks.neighbourhood((4, 3), 1, dilation=(1, 1)),
+        neighbours((4, 3), (1, 1), (1, 1), (False, False), "shifted")[:7, :11],
+    ),
+    "neighbourhood cut and periodic": Case(
+        lambda _: masks.neighbourhood((2, 6), (1, 1), dilation=(1, 2), periodic=(False, True), borders="cut"),
+        neighbours((2, 6), (1, 1), (1, 2), (False, True), "cut")[:7, :11],
+    ),
+    "tree": Case(lambda _: masks.tree(PARENTS, offset=3), ancestors(PARENTS, 3, 11)),
+    "tree per entry": Case(
+        lambda put: masks.tree(PARENTS, offset=put(ints(4, 0))),
+        np.stack([ancestors(PARENTS, 4, 11), ancestors(PARENTS, 0, 11)])[:, None],
+    ),
+    "blocks": Case(lambda _: masks.blocks(TABLES[0], (3, 4)), TABLES[0][I // 3, J // 4]),
+    "blocks of heads": Case(lambda _: masks.blocks(TABLES), TABLES[H, I // 3, J // 4]),
     "and": Case(
         lambda _: masks.causal("lower_right") & masks.sliding_window(3, None), (I - 3 <= J) & (J <= I + 4)
     ),

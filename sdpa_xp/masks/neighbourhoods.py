@@ -1,0 +1,241 @@
+"""Masks of places in space: a token of an image or of a volume attends to the tokens around it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar, cast
+
+from sdpa_xp._checks.keywords import check_choice, check_flag, check_integer, explains_keywords
+from sdpa_xp._libraries.protocols import Array, Namespace
+from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp._tiles.tile import Allowed, Tile, both
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+from sdpa_xp.masks.algebra import Mask
+from sdpa_xp.masks.patterns import Pattern
+
+T = TypeVar("T")
+Borders = Literal["shifted", "cut"]
+NAME = "neighbourhood"
+
+
+@explains_keywords
+def neighbourhood(
+    shape: Sequence[int],
+    radius: int | Sequence[int],
+    *,
+    dilation: int | Sequence[int] = 1,
+    periodic: bool | Sequence[bool] = False,
+    borders: Borders = "shifted",
+) -> Mask:
+    """Return a mask of neighbours in space: a token attends to those around it, in 1, 2 or 3 dimensions.
+
+        neighbourhood((5,), 1)      borders="cut"      periodic=True
+            1 1 1 0 0               1 1 0 0 0          1 1 0 0 1
+            1 1 1 0 0               1 1 1 0 0          1 1 1 0 0
+            0 1 1 1 0               0 1 1 1 0          0 1 1 1 0
+            0 0 1 1 1               0 0 1 1 1          0 0 1 1 1
+            0 0 1 1 1               0 0 0 1 1          1 0 0 1 1
+
+    Shapes:
+        `L` queries, `S` keys: at most one for each place of `shape`.
+
+    Args:
+        shape: The number of places along each axis, such as (height, width) of an image or (time, height,
+            width) of a video. The tokens lie in C order: the last axis changes fastest. With a cache, they are
+            the first places.
+        radius: How far a token sees along each axis, on either side, at least 0: 3 is a window of 7. One number
+            for all axes, or one for each.
+        dilation: The distance between neighbours along each axis, at least 1.
+        periodic: Whether the last place of an axis lies beside its first, as longitudes do. One bool for all
+            axes, or one for each.
+        borders: What happens at the ends of an axis that is not periodic. "shifted" moves the window inwards,
+            so that each token has 2 * radius + 1 neighbours along the axis, as in NATTEN. "cut" leaves out what
+            would lie outside.
+
+    Returns:
+        The mask. Tiles without neighbours are skipped.
+
+    Raises:
+        TypeError: An argument is not of the types above.
+        ValueError: `shape` has not 1 to 3 axes, an argument has not one element for each axis, or the
+            neighbours do not fit an axis: (2 * radius + 1) * dilation must be at most its length, unless
+            `borders` is "cut". When a call uses the mask: it has more tokens than `shape` has places.
+
+    Examples:
+        >>> from sdpa_xp import masks
+        >>> mask = masks.neighbourhood((4, 4), 1)
+        >>> masks.to_array(mask, (16, 16))[5].reshape(4, 4).astype(int)
+        array([[1, 1, 1, 0],
+               [1, 1, 1, 0],
+               [1, 1, 1, 0],
+               [0, 0, 0, 0]])
+
+    References:
+        Hassani et al., "Neighborhood Attention Transformer", arXiv 2204.07143, section 3.1; with `dilation`,
+        Hassani and Shi, arXiv 2209.15001, section 3.1.
+    """
+    if not isinstance(shape, tuple | list):
+        rule = "`shape` must be the number of places along each axis, such as (height, width)"
+        raise ArgumentTypeError(NAME, rule, {"shape": repr(shape)})
+    lengths = tuple(check_integer(NAME, f"shape[{axis}]", n, least=1) for axis, n in enumerate(shape))
+    if not 1 <= len(lengths) <= 3:
+        raise ArgumentValueError(NAME, "`shape` must have 1 to 3 axes", {"shape": shape})
+    check_choice(NAME, "borders", borders, ("shifted", "cut"))
+    radii = tuple(check_integer(NAME, "radius", n, least=0) for n in _of_axes("radius", radius, len(lengths)))
+    steps = tuple(
+        check_integer(NAME, "dilation", n, least=1) for n in _of_axes("dilation", dilation, len(lengths))
+    )
+    around = tuple(check_flag(NAME, "periodic", flag) for flag in _of_axes("periodic", periodic, len(lengths)))
+    mask = Neighbourhood(lengths, radii, steps, around, borders)
+    for axis in mask.axes:
+        if axis.kind != "cut" and axis.window * axis.step > axis.length:
+            rule = "`shape` must have room for the neighbours of a token: (2 * radius + 1) * dilation places"
+            got = {"shape": shape, "radius": radius, "dilation": dilation}
+            raise ArgumentValueError(NAME, rule, got, 'borders="cut" leaves out neighbours that lie outside.')
+    return mask
+
+
+def _of_axes(name: str, value: T | Sequence[T], count: int) -> Sequence[T]:
+    """Return one value for each axis."""
+    if not isinstance(value, tuple | list):
+        return (cast(T, value),) * count
+    if len(value) != count:
+        rule = f"`{name}` must have one element for each axis of `shape`"
+        raise ArgumentValueError(NAME, rule, {name: value, "axes": count})
+    return value
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Neighbourhood(Mask, Pattern):
+    """Made by `neighbourhood`."""
+
+    name = NAME
+    ignores_heads = True
+    shape: tuple[int, ...]
+    radius: tuple[int, ...]
+    dilation: tuple[int, ...] = (1,)
+    periodic: tuple[bool, ...] = (False,)
+    borders: Borders = "shifted"
+
+    def bind(self, grid: ScoreGrid) -> Pattern:
+        places = math.prod(self.shape)
+        for letter, count in zip("LS", grid.lengths("attn_mask.shape"), strict=True):
+            if count > places:
+                rule = f"`attn_mask.shape` must have a place for each {'key' if letter == 'S' else 'query'}"
+                got = {"attn_mask.shape": self.shape, "places": places, letter: count}
+                raise ArgumentValueError(grid.function, rule, got)
+        return self
+
+    @property
+    def axes(self) -> Iterator[Axis]:
+        inner = math.prod(self.shape)
+        for length, radius, step, around in zip(
+            self.shape, self.radius, self.dilation, self.periodic, strict=True
+        ):
+            inner //= length
+            yield Axis(length, radius, step, "periodic" if around else self.borders, inner)
+
+    @property
+    def is_shared(self) -> bool:
+        return True
+
+    def allowed_in(self, tile: Tile) -> Allowed:
+        if self.uniform(tile) is False:
+            return False
+        allowed: Allowed = True
+        for axis in self.axes:
+            if axis.has_all:
+                continue
+            of_queries, of_keys = (axis.places(index) for index in (tile.query_index, tile.key_index))
+            allowed = both(allowed, axis.allowed(tile.grid.xp, of_queries, of_keys))
+        return allowed
+
+    def uniform(self, tile: Tile) -> bool | None:
+        return None if self.key_range(tile) else False
+
+    def key_range(self, tile: Tile) -> range:
+        if tile.positions is not None:
+            return tile.columns
+        return self._near(tile.first_position, tile.last_position, tile.columns, widest=False)
+
+    def query_range(self, tile: Tile) -> range:
+        if tile.positions is not None or tile.grid.position_spread:
+            return tile.rows
+        position = tile.grid.position
+        rows = range(tile.rows.start + position, tile.rows.stop + position)
+        near = self._near(tile.columns.start, tile.columns.stop - 1, rows, widest=True)
+        return range(near.start - position, near.stop - position)
+
+    def _near(self, first: int, last: int, among: range, *, widest: bool) -> range:
+        """Return those `among` tokens that lie near the tokens from `first` to `last` along the first axis."""
+        axis = next(self.axes)
+        start, stop = axis.near(first // axis.inner, last // axis.inner, widest=widest)
+        return range(max(among.start, start * axis.inner), min(among.stop, stop * axis.inner))
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis of the places: which of its places are neighbours."""
+
+    length: int
+    radius: int
+    step: int
+    kind: Literal["shifted", "cut", "periodic"]
+    inner: int
+    """The number of tokens for each place of the axis."""
+
+    @property
+    def window(self) -> int:
+        """The number of neighbours along the axis."""
+        return 2 * self.radius + 1
+
+    @property
+    def has_all(self) -> bool:
+        """Whether all places are neighbours of each other."""
+        return self.step == 1 and (
+            self.radius >= self.length - 1 or (self.kind != "cut" and self.window == self.length)
+        )
+
+    def places(self, index: Array) -> Array:
+        """Return the place of each token."""
+        place = index if self.inner == 1 else index // self.inner
+        return place % self.length
+
+    def allowed(self, xp: Namespace, query: Array, key: Array) -> Array:
+        """Return whether a place of the axis is a neighbour of another one."""
+        if self.kind == "periodic":
+            ahead, behind = (key - query) % self.length, (query - key) % self.length
+            return self._within_reach(ahead) | self._within_reach(behind)
+        # All neighbours of a place have its remainder when divided by `step`: they are one group.
+        number, other, last = query, key, cast(Array, self.length - self.window)
+        if self.step > 1:
+            number, other = query // self.step, key // self.step
+            last = (query % self.step * -1 + self.length - 1) // self.step + 1 - self.window  # of its group
+        first = number - self.radius
+        if self.kind == "shifted":
+            first = xp.where(first < 0, first * 0, first)  # zeros in a shape that a graph need not know
+            first = xp.where(first > last, last, first)
+        near = (other >= first) & (other < first + self.window)
+        return near & (key % self.step == query % self.step) if self.step > 1 else near
+
+    def _within_reach(self, distance: Array) -> Array:
+        return (distance <= self.radius * self.step) & (distance % self.step < 1)
+
+    def near(self, first: int, last: int, *, widest: bool) -> tuple[int, int]:
+        """Return the places, from the first up to the second, that have all neighbours of `first` to `last`.
+
+        With `widest`, those whose neighbours they are: a shifted window reaches farther at a border.
+        """
+        reach = self.radius * self.step
+        start, stop = first - reach, last + reach + 1
+        if self.kind == "periodic":
+            return (start, stop) if start >= 0 and stop <= self.length else (0, self.length)
+        if self.kind == "shifted":
+            whole = self.window * self.step
+            if widest:
+                start, stop = first - whole, last + whole + 1
+            else:
+                start, stop = min(start, self.length - whole), max(stop, whole)
+        return max(start, 0), min(stop, self.length)

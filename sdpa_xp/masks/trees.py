@@ -1,0 +1,162 @@
+"""A mask for a tree of drafts: a token attends to the context, to its ancestors in the tree, and to itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from sdpa_xp._checks.integers import Integers, IntegersLike, check_offset
+from sdpa_xp._checks.keywords import check_integer, explains_keywords
+from sdpa_xp._libraries import is_array, library_of
+from sdpa_xp._libraries.protocols import AnyArray, Array
+from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp._tiles.tile import Allowed, Tile
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+from sdpa_xp.masks.algebra import Mask
+from sdpa_xp.masks.patterns import Pattern
+
+
+@explains_keywords
+def tree(parents: Sequence[int] | AnyArray, *, offset: IntegersLike | Literal["lower_right"] = 0) -> Mask:
+    """Return a mask of a tree of drafts: query i attends to the context, to its ancestors, and to itself.
+
+    The queries are L tokens that a small model has drafted, as alternatives for what follows the context. In
+    speculative decoding, one call checks all of them.
+
+        parents 0: -1   tree(parents, offset=2), 2 keys of context
+                1: 0        1 1  1 0 0 0
+                2: 0        1 1  1 1 0 0
+                3: 1        1 1  1 0 1 0
+                            1 1  1 1 0 1
+
+    Shapes:
+        `L` queries, `S` keys, `...` batch.
+
+    Args:
+        parents: The number of the draft that each draft follows, below its own; -1 for those that follow the
+            context. A list of L integers, or an integer array of them.
+        offset: The position of the first draft among the keys, as for `causal`. "lower_right" is S - L: the
+            drafts are the last keys. A cache sets the position itself.
+
+    Returns:
+        The mask. It stores a few numbers for each draft. Keys behind the drafts are not attended to.
+
+    Raises:
+        TypeError: `parents` are not integers, or not known inside a jit; when a call uses the mask, the offset
+            is not an integer.
+        ValueError: A parent is below -1 or not before its draft, or the offset is a string other than
+            "lower_right"; when a call uses the mask, there is not one parent for each query.
+
+    Examples:
+        >>> from sdpa_xp import masks
+        >>> masks.to_array(masks.tree([-1, 0, 0, 1]), (4, 4)).astype(int)
+        array([[1, 0, 0, 0],
+               [1, 1, 0, 0],
+               [1, 0, 1, 0],
+               [1, 1, 0, 1]])
+
+    References:
+        Miao et al., "SpecInfer", arXiv 2305.09781, section 4.2. Cai et al., "Medusa", arXiv 2401.10774,
+        section 2.1.2.
+    """
+    if is_array(parents):
+        library = library_of(parents)
+        if library.is_traced(parents) or parents.ndim != 1:
+            rule = "`parents` must be a list of integers, or an array of them with one axis and known values"
+            raise ArgumentTypeError("tree", rule, {"parents.shape": parents.shape})
+        parents = library.to_list(parents)
+    if not isinstance(parents, tuple | list):
+        raise ArgumentTypeError("tree", "`parents` must be a list of integers", {"parents": repr(parents)})
+    numbers = tuple(
+        check_integer("tree", f"parents[{n}]", parent, least=-1) for n, parent in enumerate(parents)
+    )
+    for draft, parent in enumerate(numbers):
+        if parent >= draft:
+            rule = f"`parents[{draft}]` must be below {draft}: a draft stands behind its parent"
+            raise ArgumentValueError("tree", rule, {f"parents[{draft}]": parent})
+    return DraftTree(numbers, check_offset("tree", offset))
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class DraftTree(Mask):
+    """Made by `tree`."""
+
+    name = "tree"
+    counts = "distances"
+    ignores_heads = True
+    parents: tuple[int, ...]
+    offset: IntegersLike | Literal["lower_right"] = 0
+
+    def bind(self, grid: ScoreGrid) -> Pattern:
+        offset = grid.check_offset("attn_mask.offset", self.offset)
+        first, last = preorder(self.parents)
+        entered = grid.check_ids("attn_mask.parents", first, grid.queries, "L")
+        number = grid.in_all_axes(grid.xp.expand_dims(entered, axis=-1))
+        # One more stands for the keys behind the drafts, whose descendants are none.
+        ends = (grid.put([*first, 0], number.dtype), grid.put([*last, -1], number.dtype))
+        return Ancestors(number, *ends, len(first), offset)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ancestors(Pattern):
+    """A pair may attend iff the key is in the context, or the query is the key or one of its descendants.
+
+    A walk through the tree that visits parents before children gives each draft a number, and a draft and its
+    descendants consecutive numbers: from its own to the last of them.
+    """
+
+    array_axes: ClassVar[Mapping[str, tuple[int | None, ...]]] = {"first": (None,), "last": (None,)}
+    queries: Array
+    """The number of each query, (L, 1)."""
+    first: Array
+    last: Array
+    count: int
+    offset: Integers
+
+    def allowed_in(self, tile: Tile) -> Allowed:
+        answer = self.uniform(tile)
+        if answer is not None:
+            return answer
+        xp, start = tile.grid.xp, tile.slice_integers(self.offset).values + tile.grid.positions
+        draft = tile.key_index - start
+        index = xp.where(draft > self.count, self.count, xp.where(draft < 0, 0, draft))
+        number = tile.slice(self.queries)
+        shape = (1, -1) if index.ndim == 2 else index.shape
+        first, last = (
+            xp.reshape(xp.take(ends, xp.reshape(index, (-1,)), axis=0), shape)
+            for ends in (self.first, self.last)
+        )
+        return (draft < 0) | ((first <= number) & (number <= last))
+
+    @property
+    def is_shared(self) -> bool:
+        return isinstance(self.offset.values, int)
+
+    def uniform(self, tile: Tile) -> bool | None:
+        if tile.positions is not None:
+            return None
+        offset = tile.slice_integers(self.offset)
+        if tile.columns.stop <= offset.least + tile.grid.position:
+            return True
+        return None if self.key_range(tile) else False
+
+    def key_range(self, tile: Tile) -> range:
+        if tile.positions is not None:
+            return tile.columns
+        last = tile.slice_integers(self.offset).most + tile.grid.position + tile.grid.position_spread
+        return range(tile.columns.start, int(min(tile.columns.stop, last + self.count)))
+
+
+def preorder(parents: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return the number of each node in a walk that visits parents first, and that of its last descendant."""
+    sizes = [1] * len(parents)
+    for node in reversed(range(len(parents))):
+        if parents[node] >= 0:
+            sizes[parents[node]] += sizes[node]
+    first, next_child = [0] * len(parents), [0] * (len(parents) + 1)  # the last is the root of all
+    for node, parent in enumerate(parents):
+        first[node] = next_child[parent]
+        next_child[parent] += sizes[node]
+        next_child[node] = first[node] + 1
+    return first, [number + size - 1 for number, size in zip(first, sizes, strict=True)]

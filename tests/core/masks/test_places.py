@@ -1,0 +1,136 @@
+"""Masks of places, trees and blocks: at every border, and how much of a grid their tiles cover."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from calls import draw
+from places import ancestors, neighbours
+
+from sdpa_xp import KVCache, explain, masks, scaled_dot_product_attention, scaled_dot_product_attention_vjp
+
+F = np.float32
+
+
+def dense(mask: masks.Mask, queries: int, keys: int) -> np.ndarray:
+    return np.asarray(masks.to_array(mask, (queries, keys)))
+
+
+def drawn_neighbourhoods(count: int) -> list[tuple[Any, ...]]:
+    """Shapes of one to three axes, with neighbours that fit."""
+    rng, drawn = np.random.default_rng(7), []
+    while len(drawn) < count:
+        axes = int(rng.integers(1, 4))
+        shape = tuple(map(int, rng.integers(1, (30, 8, 5)[axes - 1], axes)))
+        radius, dilation = (tuple(map(int, rng.integers(*most, axes))) for most in ((0, 4), (1, 4)))
+        periodic, borders = tuple(map(bool, rng.random(axes) < 0.3)), str(rng.choice(["shifted", "cut"]))
+        fits = [(2 * r + 1) * d <= n for n, r, d in zip(shape, radius, dilation, strict=True)]
+        if all(fit or (borders == "cut" and not p) for fit, p in zip(fits, periodic, strict=True)):
+            drawn.append((shape, radius, dilation, periodic, borders))
+    return drawn
+
+
+@pytest.mark.parametrize("case", drawn_neighbourhoods(40), ids=str)
+def test_neighbourhood_at_every_border(case: tuple[Any, ...]) -> None:
+    shape, radius, dilation, periodic, borders = case
+    mask = masks.neighbourhood(shape, radius, dilation=dilation, periodic=periodic, borders=borders)
+    expected = neighbours(*case)
+    np.testing.assert_array_equal(dense(mask, *expected.shape), expected)
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize(
+    ("mask", "places"),
+    [
+        (masks.neighbourhood((9, 11), (1, 2)), 99),
+        (masks.neighbourhood((9, 11), 1, dilation=3, borders="cut"), 99),
+        (masks.neighbourhood((9, 11), 1, periodic=(True, False)), 99),
+        (masks.neighbourhood((4, 4, 5), 1, dilation=(1, 1, 1)), 80),
+        (masks.blocks(np.random.default_rng(0).random((7, 9)) < 0.3, (13, 11)), 91),
+        (masks.tree([-1, 0, 0, 1, 1, 4, -1, 6, 2, 3]), 10),
+    ],
+    ids=str,
+)
+def test_tiles_leave_no_pair_out(rng: np.random.Generator, mask: masks.Mask, places: int) -> None:
+    """Output and gradients, whose tiles are asked for keys and for queries, against those of the array."""
+    query, key, value = draw(rng, *[(2, places, 8)] * 3)
+    array = dense(mask, places, places)
+    output, pullback = scaled_dot_product_attention_vjp(query, key, value, mask)
+    expected, expected_pullback = scaled_dot_product_attention_vjp(query, key, value, array)
+    np.testing.assert_allclose(output, expected, atol=1e-5)
+    gradients, expected_gradients = pullback(value), expected_pullback(value)
+    for name in ("query", "key", "value"):
+        np.testing.assert_allclose(gradients[name], expected_gradients[name], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mask", "most"),
+    [
+        # 512 queries are 8 rows of the image and need 14 rows of keys: 4 of 16 tiles of 256 keys.
+        (masks.neighbourhood((64, 64), 3), 4 / 16),
+        (masks.neighbourhood((64, 64), 3, periodic=(False, True)), 4 / 16),
+        (masks.blocks(np.eye(8, dtype=bool)), 2 / 16),
+    ],
+    ids=str,
+)
+def test_tiles_without_pairs_are_skipped(mask: masks.Mask, most: float) -> None:
+    x = np.zeros((1, 4096, 8), F)
+    plan = explain(x, x, x, mask)
+    assert 0 < plan.tiles <= most * plan.total_tiles
+
+
+@pytest.mark.parametrize("context", [0, 1, 300])
+def test_a_tree_stands_behind_what_a_cache_holds(rng: np.random.Generator, context: int) -> None:
+    parents = [-1, -1, 0, 0, 1, 2, 4]
+    keys = context + len(parents)
+    query, key, value = draw(rng, (3, len(parents), 8), (3, keys, 8), (3, keys, 8))
+    drafts = KVCache(key[:, :context], value[:, :context]).append(key[:, context:], value[:, context:])
+    expected = scaled_dot_product_attention(query, key, value, ancestors(parents, context, keys))
+    for result in (
+        drafts.attend(query, attn_mask=masks.tree(parents)),
+        scaled_dot_product_attention(query, key, value, masks.tree(parents, offset=context)),
+        scaled_dot_product_attention(query, key, value, masks.tree(np.asarray(parents), offset="lower_right")),
+    ):
+        np.testing.assert_allclose(result, expected, atol=1e-6)
+
+
+def test_a_table_for_each_head(rng: np.random.Generator) -> None:
+    table = rng.random((4, 3, 5)) < 0.5
+    query, key, value = draw(rng, (2, 4, 9, 8), (2, 2, 10, 8), (2, 2, 10, 8))
+    expected = np.repeat(np.repeat(table, 3, axis=1), 2, axis=2)
+    result = scaled_dot_product_attention(query, key, value, masks.blocks(table))
+    np.testing.assert_allclose(result, scaled_dot_product_attention(query, key, value, expected), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: masks.neighbourhood(5, 1), "`shape` must be the number of places along each axis"),
+        (lambda: masks.neighbourhood((2,) * 4, 0), "`shape` must have 1 to 3 axes"),
+        (lambda: masks.neighbourhood((4, 4), 2), "`shape` must have room for the neighbours"),
+        (lambda: masks.neighbourhood((4, 4), (1, 1, 1)), "`radius` must have one element for each axis"),
+        (lambda: masks.neighbourhood((4,), 1, dilation=0), "`dilation` must be at least 1"),
+        (lambda: masks.neighbourhood((4,), 1, periodic=1), "`periodic` must be True or False"),
+        (lambda: masks.neighbourhood((4,), 1, borders="plain"), "`borders` must be 'shifted' or 'cut'"),
+        (lambda: dense(masks.neighbourhood((4,), 1), 4, 5), "must have a place for each key"),
+        (lambda: dense(masks.neighbourhood((4,), 1), 5, 4), "must have a place for each query"),
+        (lambda: masks.tree(3), "`parents` must be a list of integers"),
+        (lambda: masks.tree([-1, 1]), "`parents[1]` must be below 1"),
+        (lambda: masks.tree([-2]), "`parents[0]` must be at least -1"),
+        (lambda: dense(masks.tree([-1]), 2, 2), "`attn_mask.parents` must have one integer for each token"),
+        (lambda: masks.blocks([[1, 0]]), "`table` must hold booleans"),
+        (lambda: masks.blocks([[]]), "`table` must hold booleans"),
+        (lambda: masks.blocks([[True], [True, False]]), "`table` must have rows of one length"),
+        (lambda: masks.blocks([[True]], 0), "`size` must be at least 1"),
+        (lambda: masks.blocks([[True]], (1, 2, 3)), "`size` must be one number or (queries, keys)"),
+        (lambda: dense(masks.blocks([[True] * 3]), 4, 4), "`attn_mask.table` must divide the S tokens"),
+        (lambda: dense(masks.blocks([[True]], 3), 4, 3), "`attn_mask.table` must divide the L tokens"),
+        (lambda: dense(masks.blocks(np.ones((2, 1, 1), bool)), 4, 4), "must have one table, or one for each"),
+    ],
+)
+def test_refusals(make: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
+        make()
