@@ -16,7 +16,6 @@ from sdpa_xp.masks.algebra import Mask
 from sdpa_xp.masks.patterns import Pattern
 
 T = TypeVar("T")
-Borders = Literal["shifted", "cut"]
 NAME = "neighbourhood"
 
 
@@ -27,7 +26,7 @@ def neighbourhood(
     *,
     dilation: int | Sequence[int] = 1,
     periodic: bool | Sequence[bool] = False,
-    borders: Borders = "shifted",
+    borders: Literal["shifted", "cut"] = "shifted",
 ) -> Mask:
     """Return a mask of neighbours in space: a token attends to those around it, in 1, 2 or 3 dimensions.
 
@@ -117,7 +116,7 @@ class Neighbourhood(Mask, Pattern):
     radius: tuple[int, ...]
     dilation: tuple[int, ...] = (1,)
     periodic: tuple[bool, ...] = (False,)
-    borders: Borders = "shifted"
+    borders: Literal["shifted", "cut"] = "shifted"
 
     def bind(self, grid: ScoreGrid) -> Pattern:
         places = math.prod(self.shape)

@@ -118,7 +118,7 @@ def test_a_table_for_each_head(rng: np.random.Generator) -> None:
         (lambda: dense(masks.neighbourhood((4,), 1), 4, 5), "must have a place for each key"),
         (lambda: dense(masks.neighbourhood((4,), 1), 5, 4), "must have a place for each query"),
         (lambda: masks.tree(3), "`parents` must be a list of integers"),
-        (lambda: masks.tree([-1, 1]), "`parents[1]` must be below 1"),
+        (lambda: masks.tree([-1, 1]), "`parents[1]` must be below 1: a draft stands behind its parent"),
         (lambda: masks.tree([-2]), "`parents[0]` must be at least -1"),
         (lambda: dense(masks.tree([-1]), 2, 2), "`attn_mask.parents` must have one integer for each token"),
         (lambda: masks.blocks([[1, 0]]), "`table` must hold booleans"),
@@ -131,6 +131,22 @@ def test_a_table_for_each_head(rng: np.random.Generator) -> None:
         (lambda: dense(masks.blocks(np.ones((2, 1, 1), bool)), 4, 4), "must have one table, or one for each"),
     ],
 )
-def test_refusals(make: Any, message: str) -> None:
+def test_bad_arguments_are_refused(make: Any, message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=re.escape(message)):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (masks.blocks, "`table` must have known values"),
+        (
+            masks.tree,
+            "`parents` must be a list of integers, or an array of them with one axis and known values",
+        ),
+    ],
+)
+def test_lazy_arrays_are_refused(make: Any, message: str) -> None:
+    lazy = pytest.importorskip("dask.array").zeros((2, 2), dtype=bool)
+    with pytest.raises(TypeError, match=message):
+        make(lazy)
