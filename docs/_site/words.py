@@ -52,8 +52,8 @@ if __name__ == "__main__":
     counts = {
         path.parent.relative_to(site).as_posix(): words(path.read_text()) for path in site.rglob("index.html")
     }
-    changelog = counts["project/changelog"]
-    total = sum(counts.values()) - changelog
+    del counts["project/changelog"]
+    total = sum(counts.values())
     print(f"site: {len(counts)} pages, {total:,} words beside the changelog")
     if len(counts) > MOST_PAGES or total > MOST_WORDS:
         sys.exit(f"the site has more than {MOST_PAGES} pages or {MOST_WORDS:,} words")
