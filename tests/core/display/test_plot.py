@@ -88,6 +88,16 @@ def test_cells_of_small_masks_are_squares_of_one_size(mask: masks.Mask, shape: t
         np.testing.assert_allclose(panel, [0.32 * shape[-1], 0.32 * shape[-2]], rtol=1e-3)
 
 
+def test_no_room_is_left_around_squares() -> None:
+    figure = plot.mask(masks.causal(), (2, 1, 3, 6))
+    for axes in panels(figure):
+        axes.set_aspect("auto")  # fill what the layout gives to a panel
+    agg.FigureCanvasAgg(figure).draw()
+    for axes in panels(figure):
+        size = axes.get_position().size * figure.get_size_inches()
+        np.testing.assert_allclose(size, [0.32 * 6, 0.32 * 3], rtol=1e-3)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_weights_are_drawn_as_they_are(library: Library, dtype: str) -> None:
     library.needs(dtype)

@@ -47,6 +47,17 @@ def test_without_values(function: Callable[..., Any]) -> None:
     assert rules["attn_mask"] is mask
 
 
+@pytest.mark.parametrize(
+    "function",
+    [sdpa_xp.scaled_dot_product_attention_jvp, sdpa_xp.scaled_dot_product_attention_laplacian],
+)
+def test_along_directions(function: Callable[..., Any]) -> None:
+    answering, x, tangents = Answering(), np.ones((2, 4)), {"query": "as it came"}
+    answer, name, arrays, rules = function(x, answering, x, tangents, is_causal=True)
+    assert (answer, name, list(arrays)) == (answering, function.__name__, ["query", "key", "value"])
+    assert (rules["tangents"], rules["is_causal"]) == (tangents, True)
+
+
 def test_the_base_of_the_logarithm() -> None:
     *_, rules = sdpa_xp.attention_state(Answering(), Answering(), Answering(), lse_base=2)  # type: ignore[type-var]
     assert rules["lse_base"] == 2
