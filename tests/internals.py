@@ -161,6 +161,7 @@ PLACES = {
     "parse": "sdpa_xp_export._call.text:parse",
     "PathArgument": "sdpa_xp_export._files.paths:PathArgument",
     "peak_above": "sdpa_xp_export._runtime.engine:peak_above",
+    "peak_bytes": "sdpa_xp_export._runtime.child:_peak_bytes",
     "plan": "sdpa_xp._tiles.plan",
     "plan_full_rows": "sdpa_xp._tiles.plan:plan_full_rows",
     "plan_ring": "sdpa_xp._many.schedule:plan_ring",

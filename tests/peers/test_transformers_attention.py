@@ -103,3 +103,21 @@ def test_what_cannot_be_computed_is_refused(keyword: str, said: str) -> None:
     with pytest.raises(ValueError, match=message):
         attend(*arrays(), **{keyword: object()})
     attend(*arrays(), **{keyword: None})
+
+
+def test_layers_drop_other_weights() -> None:
+    """Of 200 layers no two have one seed."""
+    import torch
+
+    inputs, drawn = arrays(), list[int]()
+
+    class Noted(torch.Generator):
+        def manual_seed(self, seed: int) -> torch.Generator:
+            drawn.append(seed)
+            return super().manual_seed(seed)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "Generator", Noted)
+        for _ in range(200):
+            attend(*inputs, training=True, dropout=0.5)
+    assert len({*drawn}) == 200

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hostile_models as hostile
@@ -17,7 +18,7 @@ import numpy as np
 import onnx
 import pytest
 from command import refused, run
-from internals import ModelFailedError, process
+from internals import ModelFailedError, peak_bytes, process
 
 from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
 
@@ -336,3 +337,11 @@ def test_limits_that_are_none(limit: dict[str, Any], error: type[Exception]) -> 
         verify(hostile.honest(), **limit)
     with pytest.raises(error, match=f"^verify_layer: `{name}` must be "):
         verify_layer(layer, lambda x: x * 2, **limit)
+
+
+@pytest.mark.parametrize(("platform", "expected"), [("darwin", 3), ("freebsd", 3 * 1024)])
+def test_the_unit_of_the_peak_of_memory(platform: str, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """macOS counts bytes, and other systems kilobytes."""
+    monkeypatch.setattr("sys.platform", platform)
+    monkeypatch.setattr("resource.getrusage", lambda _: SimpleNamespace(ru_maxrss=3))
+    assert peak_bytes() == expected
