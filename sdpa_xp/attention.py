@@ -272,7 +272,13 @@ def compute_state(
         return cast(AttentionState[A], result)
     call = prepare(function, inputs, options, queries_at_end=queries_at_end)
     with call.computing():
-        output, lse = _attend_portably(call, with_lse=True)
+        if not call.grid.access.is_writeable and _is_differentiated(call, None):
+            from sdpa_xp import recorded  # few programs need it
+
+            output, column = recorded.attend_with_lse(call, options)
+            lse: Array | None = column[..., 0]
+        else:
+            output, lse = _attend_portably(call, with_lse=True)
         lse = call.remove_head_axis(to_base(cast(Array, lse), base))
         state = AttentionState(cast(A, call.result(output)), cast(A, lse))
     call.checked(state.output)

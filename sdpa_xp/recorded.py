@@ -24,9 +24,11 @@ from sdpa_xp._checks.arrays import HLE
 from sdpa_xp._core.backward import Forward
 from sdpa_xp._core.dropout import DrawnSeed
 from sdpa_xp._kernels import Kernel
-from sdpa_xp._libraries import FLOATING, access_of, dtype_name
+from sdpa_xp._libraries import FLOATING, access_of, astype_if_needed, dtype_name
 from sdpa_xp._libraries.capabilities import Autograd
 from sdpa_xp._libraries.protocols import Access, Array
+from sdpa_xp._tiles.tile import is_masked
+from sdpa_xp.biases.algebra import ArrayBias, Sum, as_bias
 from sdpa_xp.forward_mode import jvp
 from sdpa_xp.gradients import Derivable, derive, pull_back, restore, second_order
 
@@ -39,20 +41,60 @@ def attend(call: PreparedCall, options: CallOptions, kernel: Kernel | None) -> A
 
     A vendor's `kernel` has first derivatives of its own. `options` are those that the call was prepared with.
     """
-    autograd, of_options = cast(Autograd, call.grid.library.autograd), call.options.arrays()
-    arrays = [*call.arrays.values(), *of_options]
+    output = None if kernel is None else kernel.attend(call)
+    if output is None:
+        return _run(call, options)[0]
+    autograd, arrays = cast(Autograd, call.grid.library.autograd), call.options.arrays()
+    return autograd.differentiable_again(_operation(call, options), output, [*call.arrays.values(), *arrays])
 
-    def operation_of() -> OutputOperation:
+
+def attend_with_lse(call: PreparedCall, options: CallOptions) -> tuple[Array, Array]:
+    """Return what `attend` returns without a kernel, and the log-sum-exp, (..., Hq, L, 1).
+
+    The log-sum-exp of an operation is a constant, c. Its derivatives are those of c + log(sum exp(s - c)), for
+    any constant c. With a sink of 0 and values of 1, attention over the scores s - c is K / (K + 1), where K is
+    this sum, so that no other derivatives are needed than those of attention.
+    """
+    xp, grid, sinks = call.grid.xp, call.grid, call.options.sinks
+    output, parts = _run(call, options)
+    m, log_l = parts[..., 0:1], parts[..., 1:2]
+    shift = xp.where(is_masked(m), 0.0, m)
+    # One after the other: their sum would lose digits of large scores.
+    shifts = (ArrayBias(-shift), ArrayBias(-log_l))
+    bias = Sum((*([] if options.bias is None else [as_bias(grid.function, options.bias)]), *shifts))
+    shape = (*call.arrays["value"].shape[:-1], 1)
+    ones = xp.full(shape, 1.0, dtype=grid.input_dtype, device=grid.device)
+    zeros = xp.zeros((grid.heads,), dtype=grid.dtype, device=grid.device)
+    changes: Any = {"sinks": zeros, "dropout_p": 0.0, "rng": None}
+    of_sum = call._replace(
+        grid=replace(grid, is_2d=False),
+        arrays={**call.arrays, "value": ones},
+        options=call.options._replace(biases=(*call.options.biases, *shifts), **changes),
+        derived={},
+    )
+    share = _run(of_sum, options._replace(bias=bias, **changes))[0]
+    total = share / (-share + 1.0)
+    if sinks is not None:
+        sink = astype_if_needed(xp, xp.expand_dims(xp.expand_dims(sinks, axis=-1), axis=-1), grid.dtype)
+        total = total + xp.exp(sink - shift - log_l)
+    # The sum is 1, or 0 in a row without keys.
+    return output, m + log_l + xp.log(xp.where(is_masked(m), 1.0, total))
+
+
+def _run(call: PreparedCall, options: CallOptions) -> tuple[Array, ...]:
+    """Return the results of `OutputOperation`."""
+    arrays = [*call.arrays.values(), *call.options.arrays()]
+    if (dropout := call.draw_dropout()) is not None:
+        arrays.append(dropout.seed)
+    return cast(Autograd, call.grid.library.autograd).differentiable(_operation(call, options), arrays)
+
+
+def _operation(call: PreparedCall, options: CallOptions) -> OutputOperation:
+    def operation() -> OutputOperation:
         return OutputOperation(recorded(call, options))
 
     # Kept with a call that has arrays, it would keep these alive until the next collection of garbage.
-    operation = operation_of() if of_options else call.cached("recorded", operation_of)
-    output = None if kernel is None else kernel.attend(call)
-    if output is not None:
-        return autograd.differentiable_again(operation, output, arrays)
-    if (dropout := call.draw_dropout()) is not None:
-        arrays.append(dropout.seed)
-    return autograd.differentiable(operation, arrays)[0]
+    return operation() if call.options.arrays() else call.cached("recorded", operation)
 
 
 @dataclass(frozen=True, slots=True)

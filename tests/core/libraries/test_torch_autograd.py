@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sdpa_xp import biases, masks, scaled_dot_product_attention
+from sdpa_xp import attention_state, biases, masks, scaled_dot_product_attention
 
 torch: Any = pytest.importorskip("torch")
 func = torch.func
@@ -173,6 +173,52 @@ def test_only_gradients_that_are_needed_are_computed(name: str, order: int) -> N
     every, products_of_all = gradient({*arrays})
     torch.testing.assert_close(one, every, rtol=1e-12, atol=1e-12)
     assert products_of_one < products_of_all
+
+
+def state(*inputs: Any, **rules: Any) -> tuple[Any, Any]:
+    """Both results of `attention_state`, without the log-sum-exp of rows that have no key."""
+    output, lse = attention_state(*inputs, **rules)
+    return output, lse.masked_fill(lse == -math.inf, 0.0)
+
+
+STATES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "empty row": (lambda *x: state(*x, attn_mask=HOLES), ()),
+    "2-D": (lambda *x: state(*(part[0, 0] for part in x), is_causal=True), ()),
+    "no keys": (lambda q, k, v: state(q, k[..., :0, :], v[..., :0, :], is_causal=True), ()),
+    "sinks": (lambda *x: state(*x[:3], HOLES, sinks=x[3], lse_base=2), (MORE["sinks"],)),
+    "dropout": (lambda *x: state(*x, HOLES, dropout_p=0.4, rng=torch.Generator().manual_seed(1)), ()),
+    "slopes": (lambda *x: state(*x[:3], bias=biases.alibi(x[3]), attn_mask=x[4]), (MORE["slopes"], draw(4, 5))),
+}
+
+
+@pytest.mark.parametrize(("call", "more"), STATES.values(), ids=STATES)
+def test_finite_differences_of_a_state(call: Callable[..., Any], more: tuple[Any, ...]) -> None:
+    inputs = [x.clone().requires_grad_() for x in (QUERY, KEY, VALUE, *more)]
+    with torch.no_grad():
+        plain = call(*inputs)
+    torch.testing.assert_close(call(*inputs), plain, rtol=1e-14, atol=1e-14)
+    assert torch.autograd.gradcheck(call, inputs, check_forward_ad=True, fast_mode=True)
+    assert torch.autograd.gradgradcheck(call, inputs, check_fwd_over_rev=True, fast_mode=True)
+
+
+def test_a_masked_nan_adds_nothing_to_the_gradients_of_a_state() -> None:
+    def gradients(change: float) -> Any:
+        key = KEY.clone()
+        key[..., 4, 0] = change
+        leaves = [QUERY.clone().requires_grad_(), key.requires_grad_()]
+        output, lse = attention_state(*leaves, VALUE, torch.arange(5) < 4)
+        return torch.autograd.grad(output.square().sum() + lse.square().sum(), leaves)
+
+    torch.testing.assert_close(gradients(math.nan), gradients(0.0), rtol=0, atol=1e-12)
+
+
+def test_large_scores_keep_the_derivative_of_their_log_sum_exp() -> None:
+    """In float32, 1e8 and the logarithm of 5 are not one number, and the derivative is the mean of the keys."""
+    query = torch.full((1, 2), 1e4).requires_grad_()
+    key = torch.full((5, 2), 5e3)
+    lse = attention_state(query, key, key, torch.ones(1, 5, dtype=torch.bool), scale=1).lse
+    (gradient,) = torch.autograd.grad(lse, query)
+    torch.testing.assert_close(gradient, torch.full((1, 2), 5e3), rtol=1e-6, atol=0)
 
 
 def test_memory_of_a_backward_pass_is_linear() -> None:
