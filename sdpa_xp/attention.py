@@ -109,9 +109,8 @@ def scaled_dot_product_attention(
         are (`"torch"`, and `"native"` on CUDA) also round the weights. A masked pair has no effect, even if its
         key or value is NaN or inf. If a key or value that is not masked is NaN, the rows that attend to it show
         the NaN, and no other row does. Inside a jit or a lazy graph, and with torch's kernel on a GPU, this is
-        true only for keys that no query attends to (padding). It is true for results, and for gradients from
-        `scaled_dot_product_attention_vjp` and from torch's autograd. If JAX or MLX computes the gradients and a
-        masked key or value is NaN, all gradients may be NaN, including the gradient of the query.
+        true only for keys that no query attends to (padding). It is true for results, for gradients from
+        `scaled_dot_product_attention_vjp`, and for derivatives that torch's autograd, JAX or MLX computes.
 
         A score of -inf has weight 0. If all scores of a row are -inf, its output is 0, as for a row without
         keys. torch.autocast changes neither the dtype of a result nor its accuracy. Run the backward pass

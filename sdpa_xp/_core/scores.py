@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import NamedTuple, cast
 
+from sdpa_xp._core.differentiable import differentiable_product
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.products import CallBuffers, KeyValueSource, key_leading_slice, matmul_grouped
 from sdpa_xp._libraries import LARGEST, astype_if_needed, dtype_name
+from sdpa_xp._libraries.capabilities import TangentRules
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp._tiles.plan import Plan
 from sdpa_xp._tiles.score_grid import ScoreGrid
@@ -130,6 +134,12 @@ class Scores(NamedTuple):
         return self.grid.xp
 
     @property
+    def tangent_rules(self) -> TangentRules | None:
+        """What gives products derivatives of their own; None if the library does not differentiate the call."""
+        rules = self.grid.library.tangent_rules
+        return rules if rules is not None and rules.may_record(self.grid) else None
+
+    @property
     def group(self) -> int:
         """The number of query heads for each key head."""
         return self.query.shape[-3] // (self.key.heads or 1)
@@ -205,7 +215,7 @@ class Scores(NamedTuple):
         keys, has_biases = self.key.slices(self.grid, transposed=True), len(self.options.biases) > 0
         for tile, allowed in self.tiles(rows, plan, trims=leaves_mask):
             part = query if tile.rows == rows else query[rows_within(tile, rows)]
-            s = capped = self.products(part, keys(tile.columns))
+            s = capped = self.products(part, keys(tile.columns), allowed)
             attends: Allowed = True if leaves_mask else allowed
             if has_biases or attends is not True:
                 s, attends = self.with_biases(tile, capped, attends)
@@ -220,13 +230,28 @@ class Scores(NamedTuple):
         query = astype_if_needed(self.xp, tile.slice_queries(self.query), self.grid.dtype)
         if isinstance(scale, float):
             return query * scale
-        return query * self.xp.astype(tile.slice(scale), self.grid.dtype, copy=False)
+        scale = self.xp.astype(tile.slice(scale), self.grid.dtype, copy=False)
+        if self.tangent_rules is None or not self.options.may_mask:
+            return query * scale
+        return differentiable_product(self.tangent_rules, self.xp, operator.mul, query, scale)
 
-    def products(self, query: Array, transposed_keys: Array) -> Array:
+    def products(self, query: Array, transposed_keys: Array, allowed: Allowed = True) -> Array:
         """Return the soft-capped products of a `scaled_query` with keys (..., H, E, columns)."""
         xp, softcap = self.grid.xp, self.options.softcap
         buffer = None if self.buffers is None else self.buffers.scores
-        scores = matmul_grouped(xp, query, transposed_keys, buffer)
+        if self.tangent_rules is None or not self.options.may_mask:
+            scores = matmul_grouped(xp, query, transposed_keys, buffer)
+        else:
+            has_slope = self.options.has_slope or self.options.has_functions
+            scores = differentiable_product(
+                self.tangent_rules,
+                xp,
+                partial(matmul_grouped, xp),
+                query,
+                transposed_keys,
+                allowed if has_slope else True,
+                drops_nonfinite=has_slope and any(bias.can_mask for bias in self.options.biases),
+            )
         if softcap is None:
             return scores
         if buffer is None:

@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import reduce
 from typing import NamedTuple, TypeAlias, cast
 
+from sdpa_xp._core.differentiable import weigh_differentiably
 from sdpa_xp._core.products import (
     Buffer,
     CallBuffers,
@@ -104,7 +105,10 @@ def attend_with_running_shift(
         # Dropout comes after the sum: the weights are normalised before some are dropped.
         kept = p if dropout is None else dropout.apply(tile, p)
         # No name for the values: a copy from a paged cache would live until the next copy has been made.
-        yield weigh(xp, kept, values(tile.columns), allowed, guard, memory)
+        if scores.tangent_rules is None or isinstance(allowed, bool) or guard == "none":
+            yield weigh(xp, kept, values(tile.columns), allowed, guard, memory)
+        else:
+            yield weigh_differentiably(scores.tangent_rules, xp, kept, values(tile.columns), allowed, guard)
 
     start = None if scores.options.sinks is None else sums_without_keys(scores, query, 2)
     m, (l, o) = running_sums(scores, query, plan, rows, summands, start) or sums_without_keys(scores, query, 2)
@@ -140,6 +144,8 @@ def running_sums(
             m = xp.max(s, axis=-1, keepdims=True)
             if state is not None and state[0] is not None:
                 m = xp.maximum(state[0], m)
+            # The result does not depend on m, and its derivative would be a pass over the tile.
+            m = m if scores.tangent_rules is None else scores.tangent_rules.constant(m)
             shift = finite_shift(xp, m)
             p = _exp(buffers, xp, s, shift)
             if state is not None and state[0] is not None:

@@ -64,6 +64,8 @@ class Library:
     """Its copies of rows."""
     autograd: ClassVar[capabilities.Autograd | None] = None
     """What records operations for gradients, if arrays themselves are recorded."""
+    tangent_rules: ClassVar[capabilities.TangentRules | None] = None
+    """Its operations with derivatives of their own, which it transposes and differentiates again."""
     settings: ClassVar[capabilities.Settings | None] = None
     """What a user may have set, if that refuses operations or results."""
     module: ClassVar[str] = ""

@@ -136,6 +136,28 @@ class Autograd(Protocol):
         """
 
 
+class TangentRules(Protocol):
+    """What gives an operation derivatives of its own."""
+
+    def may_record(self, grid: Any) -> bool:
+        """Return whether the operations of a call on this `ScoreGrid` may be differentiated."""
+
+    def constant(self, array: Array) -> Array:
+        """Return `array`, whose derivative is 0."""
+
+    def define(
+        self,
+        compute: Callable[..., Array],
+        tangent: Callable[[Sequence[Array], Array, Sequence[Array | None]], Array],
+        *arrays: Array,
+    ) -> Array:
+        """Return `compute(*arrays)`, whose derivative is `tangent(arrays, output, tangents)`.
+
+        The tangent is a linear function of the tangents of the arrays, of which None is 0. Functions read no
+        other arrays, since those may belong to another transformation.
+        """
+
+
 class Settings(Protocol):
     """What a user may have set for all operations of a library."""
 

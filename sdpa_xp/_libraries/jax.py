@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, cast
 
@@ -55,6 +55,34 @@ class JaxSettings:
                 raise FloatingPointError(f"{function}: `{name}` must have no {kind}, since {setting} is set")
 
 
+class JaxTangentRules:
+    """The derivatives of `jax.custom_jvp`, which JAX transposes."""
+
+    def may_record(self, grid: Any) -> bool:
+        return bool(grid.is_traced)
+
+    def constant(self, array: Array) -> Array:
+        return cast(Array, sys.modules["jax"].lax.stop_gradient(array))
+
+    def define(
+        self,
+        compute: Callable[..., Array],
+        tangent: Callable[[Sequence[Array], Array, Sequence[Array | None]], Array],
+        *arrays: Array,
+    ) -> Array:
+        jax = sys.modules["jax"]
+        function: Any = jax.custom_jvp(compute)
+        symbolic_zero = jax.custom_derivatives.SymbolicZero
+
+        def rule(primals: Sequence[Array], tangents: Sequence[Array]) -> tuple[Array, Array]:
+            output = function(*primals)  # not `compute`, so that the next derivative has this rule too
+            moved = [None if isinstance(t, symbolic_zero) else t for t in tangents]
+            return output, tangent(primals, output, moved)
+
+        function.defjvp(rule, symbolic_zeros=True)
+        return cast(Array, function(*arrays))
+
+
 class Jax(Library):
     name = "jax"
     generators = JaxKeys()
@@ -62,7 +90,7 @@ class Jax(Library):
     conversion = "jax.numpy.asarray"
     cast_code = ASTYPE
     multiplies_halves = compiles_shapes = True
-    loops, meshes, settings = Loops(), Meshes(), JaxSettings()
+    loops, meshes, settings, tangent_rules = Loops(), Meshes(), JaxSettings(), JaxTangentRules()
     needs_context = True
 
     def owns(self, array: object) -> bool:

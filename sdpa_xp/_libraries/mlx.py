@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any, cast
@@ -33,6 +33,45 @@ class MlxKeys(Generators):
         return cast(Array, xp.random.uniform(shape=(count,), key=rng))
 
 
+class MlxTangentRules:
+    """The derivatives of `mx.custom_function`. Reverse mode is that of the tangent, which is linear."""
+
+    def may_record(self, _grid: Any) -> bool:
+        return True  # MLX does not show whether it differentiates
+
+    def constant(self, array: Array) -> Array:
+        return cast(Array, sys.modules["mlx.core"].stop_gradient(array))
+
+    def define(
+        self,
+        compute: Callable[..., Array],
+        tangent: Callable[[Sequence[Array], Array, Sequence[Array | None]], Array],
+        *arrays: Array,
+    ) -> Array:
+        core = sys.modules["mlx.core"]
+        function: Any = core.custom_function(compute)
+
+        def push(primals: Sequence[Array], tangents: Sequence[Array | None]) -> Array:
+            return tangent(primals, function(*primals), tangents)
+
+        def pull(primals: Sequence[Array], cotangent: Array, output: Array) -> list[Array]:
+            moves = [core.issubdtype(x.dtype, core.floating) for x in primals]
+            zeros = [core.zeros_like(x) for x in primals]
+
+            def linear(*tangents: Array) -> Array:
+                return tangent(
+                    primals,
+                    output,
+                    [t if is_moved else None for t, is_moved in zip(tangents, moves, strict=True)],
+                )
+
+            return cast(list[Array], core.vjp(linear, zeros, [cotangent])[1])
+
+        function.jvp(push)
+        function.vjp(pull)
+        return cast(Array, function(*arrays))
+
+
 class Mlx(Library):
     name = "mlx"
     generators = MlxKeys()
@@ -40,6 +79,7 @@ class Mlx(Library):
     conversion = "mlx.core.array"
     cast_code = ("{array}.astype({dtype})", "mlx.core.{name}")
     multiplies_halves = True
+    tangent_rules = MlxTangentRules()
 
     def owns(self, array: object) -> bool:
         core = sys.modules.get("mlx.core")
@@ -61,11 +101,12 @@ class Mlx(Library):
         """Return True inside mx.compile and mx.vmap. Inside mx.grad values can be read.
 
         MLX shows it only by refusing to evaluate an array. `async_eval` does not wait for the result, but MLX
-        refuses it inside mx.grad too, so `eval` is tried after it.
+        refuses it inside mx.grad too, so `eval` is tried after it. It refuses with a RuntimeError what mx.jvp
+        computes inside mx.compile.
         """
         core = sys.modules["mlx.core"]
         for evaluate in (core.async_eval, core.eval):
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RuntimeError):
                 evaluate(array)
                 return False
         return True
@@ -90,6 +131,9 @@ class MlxNamespace:
         self.bool: Dtype = core.bool_
         for name in ("arange", "asarray", "full", "zeros"):
             setattr(self, name, _without_device(getattr(core, name)))
+        self._select: Any = core.custom_function(core.where)
+        self._select.jvp(self._select_tangent)
+        self._select.vjp(self._select_gradients)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._core, name)
@@ -98,6 +142,15 @@ class MlxNamespace:
         """Convert to a dtype. `copy` is ignored, because arrays are not written to in place."""
         del copy
         return self._core.astype(x, dtype)
+
+    def where(self, condition: Array, x: Any, y: Any, /) -> Any:
+        """Select elements. Derivatives of `mx.where` are products with the condition, and 0 * NaN is NaN."""
+        core = self._core
+        dtypes = [a.dtype for a in (x, y) if isinstance(a, core.array)]
+        if not any(core.issubdtype(dtype, core.floating) for dtype in dtypes):
+            return core.where(condition, x, y)
+        arrays = (a if isinstance(a, core.array) else core.array(a, dtypes[0]) for a in (x, y))
+        return self._select(*core.broadcast_arrays(condition, *arrays))
 
     def exp(self, x: Array, /) -> Any:
         """Return exp. MLX computes exp of float64 in float32, but powers in float64.
@@ -114,6 +167,15 @@ class MlxNamespace:
     def sin(self, x: Array, /) -> Any:
         """Return sin; see `cos`."""
         return self._core.sin(self._within_one_turn(x))
+
+    def _select_tangent(self, primals: Any, tangents: Any) -> Any:
+        moved = zip(primals[1:], tangents[1:], strict=True)
+        return self.where(primals[0], *(self._core.zeros_like(x) if t is None else t for x, t in moved))
+
+    def _select_gradients(self, primals: Any, cotangent: Any, _output: Any) -> Any:
+        condition = primals[0]
+        of_x, of_y = self.where(condition, cotangent, 0.0), self.where(condition, 0.0, cotangent)
+        return self._core.zeros_like(condition), of_x, of_y
 
     def _within_one_turn(self, x: Array) -> Any:
         if x.dtype != self._core.float64:

@@ -1,0 +1,257 @@
+"""The derivatives that JAX and MLX compute themselves: in any order, and beside a masked NaN."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import autograd
+import numpy as np
+import pytest
+from autograd import Call
+from differentiable_calls import CALLS, FEW, HOLES, MANY
+from libraries import Library
+
+from sdpa_xp import scaled_dot_product_attention as attend
+
+Function = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _of_jax_and_mlx(library: Library) -> None:
+    if library.name not in ("jax-x64", "mlx"):
+        pytest.skip("it computes no derivatives, or has tests of its own")
+
+
+class Transformations:
+    """Those of a library, of functions of several arrays that return several."""
+
+    def __init__(self, library: Library) -> None:
+        self.is_jax = library.name.startswith("jax")
+
+    def vjp(self, function: Function, arrays: Sequence[Any], cotangents: Sequence[Any]) -> Sequence[Any]:
+        if self.is_jax:
+            import jax
+
+            return list(jax.vjp(function, *arrays)[1](tuple(cotangents)))
+        import mlx.core as mx
+
+        return list(mx.vjp(function, list(arrays), list(cotangents))[1])
+
+    def jvp(self, function: Function, arrays: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+        if self.is_jax:
+            import jax
+
+            return list(jax.jvp(function, tuple(arrays), tuple(tangents))[1])
+        import mlx.core as mx
+
+        return list(mx.jvp(function, list(arrays), list(tangents))[1])
+
+    def vmap(self, function: Function) -> Function:
+        if self.is_jax:
+            import jax
+
+            return jax.vmap(function)
+        import mlx.core as mx
+
+        mapped: Function = mx.vmap(function)
+        return mapped
+
+    def compiled(self, function: Function) -> Function:
+        if self.is_jax:
+            import jax
+
+            return jax.jit(function)
+        import mlx.core as mx
+
+        compiled: Function = mx.compile(function)
+        return compiled
+
+
+def derivatives(
+    library: Library,
+    function: Function,
+    arrays: Sequence[Any],
+    tangents: Sequence[Any],
+    cotangent: Any,
+    *,
+    compiles: bool,
+) -> dict[str, list[np.ndarray]]:
+    """By the order in which they are computed. The second ones are the Hessian times the tangents."""
+    by, count = Transformations(library), len(arrays)
+
+    def gradients(*arrays: Any) -> Any:
+        return tuple(by.vjp(function, arrays, [cotangent]))
+
+    def tangent(*arrays: Any) -> Any:
+        return tuple(by.jvp(function, arrays, tangents))
+
+    orders: dict[str, Function] = {
+        "reverse": lambda *x: list(gradients(*x)),
+        "forward": lambda *x: list(tangent(*x)),
+        "forward over reverse": lambda *x: by.jvp(gradients, x, tangents),
+        "reverse over reverse": lambda *x: by.vjp(gradients, x, tangents),
+        "reverse over forward": lambda *x: by.vjp(tangent, x, [cotangent]),
+        "reverse, mapped": lambda *x: by.vmap(gradients)(*(y[None] for y in x)),
+    }
+
+    def all_of(*arrays: Any) -> list[Any]:
+        return [x for order in orders.values() for x in order(*arrays)]
+
+    with library.guard():
+        computed = iter([library.get(x) for x in (by.compiled(all_of) if compiles else all_of)(*arrays)])
+    counts = {name: 1 if name == "forward" else count for name in orders}
+    by_order = {name: [next(computed) for _ in range(n)] for name, n in counts.items()}
+    by_order["reverse, mapped"] = [x[0] for x in by_order["reverse, mapped"]]
+    return by_order
+
+
+def of_call(call: Call, library: Library) -> tuple[dict[str, np.ndarray], Function, list[Any]]:
+    """The arrays of a call, and the call as a function of them."""
+    arrays = autograd.arrays(call, np.random.default_rng(3), np.float64)
+    with library.guard():
+        placed = {name: library.put(x) for name, x in arrays.items()}
+
+    def function(*leaves: Any) -> Any:
+        named = dict(zip(arrays, leaves, strict=True))
+        rules = {k: library.put(x) if isinstance(x, np.ndarray) else x for k, x in call.rules.items()}
+        keywords = autograd.keywords(call._replace(rules=rules), named)
+        return (attend(*(named[name] for name in autograd.INPUTS), implementation="xp", **keywords),)
+
+    return arrays, function, [*placed.values()]
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "2-D",
+        "batches broadcast",
+        "causal",
+        "padding of both",
+        "bias of each pair",
+        "biases of several kinds",
+        "relative",
+        "scale of each query",
+        "softcap",
+        "sinks of each entry, and an empty row",
+        "all",
+    ],
+)
+def test_any_order_agrees_with_the_textbook(library: Library, name: str) -> None:
+    if (library.name, name) == ("mlx", "relative"):
+        pytest.skip("MLX has no forward mode of the gradient of a table")
+    call = CALLS[name]
+    arrays, function, placed = of_call(call, library)
+    rng = np.random.default_rng(4)
+    moved = {n: rng.standard_normal(x.shape) for n, x in arrays.items()}
+    shape = autograd.output_and_weights(call, arrays, "float64")[0].shape
+    cotangent = rng.standard_normal(shape)
+    with library.guard():
+        tangents, placed_cotangent = [library.put(x) for x in moved.values()], library.put(cotangent)
+    by_order = derivatives(
+        library, function, placed, tangents, placed_cotangent, compiles=library.name != "mlx"
+    )
+    first = autograd.gradients(call, arrays, cotangent)
+    second = autograd.second_order(call, arrays, moved, (cotangent, np.zeros_like(cotangent)))
+    expected = {
+        order: [second[n] for n in arrays] if "over" in order else [first[n] for n in arrays]
+        for order in by_order
+    } | {"forward": [autograd.jvp(call, arrays, moved)]}
+    for order, results in by_order.items():
+        for result, wanted in zip(results, expected[order], strict=True):
+            bound = 1e-12 * max(1.0, np.abs(wanted).max())
+            np.testing.assert_allclose(result, wanted, rtol=0, atol=bound, err_msg=order)
+
+
+MASKED: dict[str, dict[str, Any]] = {
+    "boolean mask": {"attn_mask": HOLES},
+    "with a soft cap": {"attn_mask": HOLES, "softcap": 2.0},
+    "bias of -inf": {"bias": np.where(HOLES, 0.5, -math.inf)},
+    "bias of -inf with a soft cap": {"bias": np.where(HOLES, 0.5, -math.inf), "softcap": 2.0},
+    "learned scale and sinks": {
+        "attn_mask": HOLES,
+        "scale": np.linspace(0.1, 0.5, FEW)[:, None],
+        "sinks": np.linspace(-1, 1, 4),
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("rules", MASKED.values(), ids=MASKED)
+def test_masked_nan_adds_nothing(library: Library, rules: dict[str, Any]) -> None:
+    """To any derivative: of a key and a value that no query attends to, and of a query without keys."""
+    rng = np.random.default_rng(5)
+    empty, unseen = HOLES.any(axis=1).tolist().index(False), HOLES.any(axis=0).tolist().index(False)
+    clean = [rng.standard_normal(shape) for shape in ((2, 4, FEW, 8), (2, 2, MANY, 8), (2, 2, MANY, 5))]
+    bad = [x.copy() for x in clean]
+    bad[0][..., empty, :], bad[1][..., unseen, :], bad[2][..., unseen, :] = math.nan, math.inf, math.nan
+    more = [rules[name] for name in ("scale", "sinks") if name in rules]
+    tangents = [rng.standard_normal(x.shape) for x in (*clean, *more)]
+    cotangent = rng.standard_normal((2, 4, FEW, 5))
+    compiles = library.name != "mlx"
+
+    def computed(inputs: Sequence[np.ndarray]) -> dict[str, list[np.ndarray]]:
+        with library.guard():
+            arrays, moved = ([library.put(x) for x in part] for part in ((*inputs, *more), tangents))
+            fixed = {k: library.put(x) if isinstance(x, np.ndarray) else x for k, x in rules.items()}
+            placed_cotangent = library.put(cotangent)
+
+        def function(query: Any, key: Any, value: Any, *more: Any) -> Any:
+            learned = dict(zip(("scale", "sinks"), more, strict=bool(more)))
+            return (attend(query, key, value, implementation="xp", **fixed | learned),)
+
+        return derivatives(library, function, arrays, moved, placed_cotangent, compiles=compiles)
+
+    expected = computed(clean)
+    for order, results in computed(bad).items():
+        for result, wanted in zip(results, expected[order], strict=True):
+            np.testing.assert_allclose(result, wanted, rtol=0, atol=1e-12, err_msg=order)
+
+
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_a_nan_shows_where_it_is_attended(library: Library, softcap: float | None) -> None:
+    """Rows before the fifth key do not attend to it, and the keys after the last row are attended by none."""
+    rng = np.random.default_rng(6)
+    arrays = [rng.standard_normal((2, length, 4)) for length in (7, 9, 9)]
+    arrays[1][:, 4] = math.nan
+    by = Transformations(library)
+
+    def function(*inputs: Any) -> Any:
+        output = attend(*inputs, is_causal=True, softcap=softcap, implementation="xp")
+        return (output * output,)
+
+    with library.guard():
+        cotangent = library.put(np.ones((2, 7, 4)))
+        gradients = [library.get(x) for x in by.vjp(function, [library.put(x) for x in arrays], [cotangent])]
+    bad_rows, bad_keys = [False] * 4 + [True] * 3, [True] * 7 + [False] * 2
+    for gradient, is_bad in zip(gradients, (bad_rows, bad_keys, bad_keys), strict=True):
+        np.testing.assert_array_equal(np.isnan(gradient).any(axis=(0, 2)), is_bad)
+
+
+def test_hessians(library: Library) -> None:
+    """Each order of the Jacobians gives the Hessian, of which a direction is the product above."""
+    if library.name == "mlx":
+        pytest.skip("MLX has no Jacobians")
+    import jax
+
+    rng = np.random.default_rng(7)
+    query, key, value, moved = (rng.standard_normal((2, length, 3)) for length in (3, 4, 4, 4))
+    call = Call({"query": query.shape, "key": key.shape, "value": value.shape}, {"is_causal": True})
+    call = call._replace(allowed=lambda i, j: j <= i)
+    arrays = {"query": query, "key": key, "value": value}
+    ones = np.ones((2, 3, 3))
+    directions = {name: np.zeros_like(x) for name, x in arrays.items()} | {"key": moved}
+    expected = autograd.second_order(call, arrays, directions, (ones, 0 * ones))["key"]
+
+    def loss(key: Any) -> Any:
+        return attend(query_of, key, value_of, is_causal=True).sum()
+
+    with library.guard():
+        query_of, key_of, value_of = (library.put(x) for x in (query, key, value))
+        for hessian in (jax.hessian(loss), jax.jacrev(jax.jacfwd(loss)), jax.jacrev(jax.jacrev(loss))):
+            computed = library.get(jax.jit(hessian)(key_of))
+            np.testing.assert_allclose(np.tensordot(computed, moved, 3), expected, rtol=0, atol=1e-12)
