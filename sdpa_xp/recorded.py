@@ -28,7 +28,7 @@ from sdpa_xp._libraries import FLOATING, access_of, astype_if_needed, dtype_name
 from sdpa_xp._libraries.capabilities import Autograd
 from sdpa_xp._libraries.protocols import Access, Array
 from sdpa_xp._tiles.tile import is_masked
-from sdpa_xp.biases.algebra import ArrayBias, Sum, as_bias
+from sdpa_xp.biases.algebra import ArrayBias, as_bias
 from sdpa_xp.forward_mode import jvp
 from sdpa_xp.gradients import Derivable, derive, pull_back, restore, second_order
 
@@ -57,11 +57,10 @@ def attend_with_lse(call: PreparedCall, options: CallOptions) -> tuple[Array, Ar
     """
     xp, grid, sinks = call.grid.xp, call.grid, call.options.sinks
     output, parts = _run(call, options)
-    m, log_l = parts[..., 0:1], parts[..., 1:2]
-    shift = xp.where(is_masked(m), 0.0, m)
-    # One after the other: their sum would lose digits of large scores.
-    shifts = (ArrayBias(-shift), ArrayBias(-log_l))
-    bias = Sum((*([] if options.bias is None else [as_bias(grid.function, options.bias)]), *shifts))
+    m = parts[..., 0:1]
+    constant = xp.where(is_masked(m), 0.0, m) + parts[..., 1:2]
+    of_constant = ArrayBias(-constant)
+    bias = of_constant if options.bias is None else as_bias(grid.function, options.bias) + of_constant
     shape = (*call.arrays["value"].shape[:-1], 1)
     ones = xp.full(shape, 1.0, dtype=grid.input_dtype, device=grid.device)
     zeros = xp.zeros((grid.heads,), dtype=grid.dtype, device=grid.device)
@@ -69,16 +68,16 @@ def attend_with_lse(call: PreparedCall, options: CallOptions) -> tuple[Array, Ar
     of_sum = call._replace(
         grid=replace(grid, is_2d=False),
         arrays={**call.arrays, "value": ones},
-        options=call.options._replace(biases=(*call.options.biases, *shifts), **changes),
+        options=call.options._replace(biases=(*call.options.biases, of_constant), **changes),
         derived={},
     )
     share = _run(of_sum, options._replace(bias=bias, **changes))[0]
     total = share / (-share + 1.0)
     if sinks is not None:
         sink = astype_if_needed(xp, xp.expand_dims(xp.expand_dims(sinks, axis=-1), axis=-1), grid.dtype)
-        total = total + xp.exp(sink - shift - log_l)
-    # The sum is 1, or 0 in a row without keys.
-    return output, m + log_l + xp.log(xp.where(is_masked(m), 1.0, total))
+        total = total + xp.exp(sink - constant)
+    # The sum is about 1, or 0 in a row without keys.
+    return output, xp.where(is_masked(m), m, constant + xp.log(xp.where(is_masked(m), 1.0, total)))
 
 
 def _run(call: PreparedCall, options: CallOptions) -> tuple[Array, ...]:
