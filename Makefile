@@ -178,8 +178,9 @@ false-alarms: $(VENV)/test $(RELEASES:%=$(VENV)/onnxruntime/%/installed)
 	set -e; for path in tests $(RELEASES:%=$(VENV)/onnxruntime/%:tests); do \
 		PYTHONPATH=$$path $(BIN)/python -m quality.faults.false_alarms --part $(PART); done
 
-runtimes: $(VENV)/test $(RELEASES:%=$(VENV)/onnxruntime/%/installed)
+runtimes: $(VENV)/test $(RELEASES:%=$(VENV)/onnxruntime/%/installed) $(VENV)/webgpu/installed $(VENV)/site/installed
 	PYTHONPATH=tests $(BIN)/python -m quality.runtime.matrix
+	PYTHONPATH=tests $(BIN)/python -m quality.runtime.browsers
 	PYTHONPATH=tests $(BIN)/python -m quality.runtime.standard
 
 # data-apis' tests of the array API, each function of which is exported and run. They are in no registry, so name a

@@ -176,6 +176,7 @@ PLACES = {
     "PROBE_SIDE": "sdpa_xp._core.gradient_sums:PROBE_SIDE",
     "products": "sdpa_xp._core.products",
     "PROVIDERS": "sdpa_xp_export._runtime.releases:PROVIDERS",
+    "probe": "sdpa_xp_export._runtime.session:probe",
     "providers": "sdpa_xp_export._runtime.session:providers",
     "publish": "sdpa_xp_export._files.atomic:publish",
     "random_inputs": "sdpa_xp_export._verify.inputs:random_inputs",

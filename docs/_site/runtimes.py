@@ -55,6 +55,34 @@ def forms() -> str:
     return _table(["onnxruntime", *names, "wrong"], rows)
 
 
+def browsers() -> str:
+    """Return the table of the forms on WebAssembly and on WebGPU: how many calls are right, and are refused."""
+    results = _read("browsers.json")
+    header = ["form"]
+    for name, adapter in (("wasm", ""), ("webgpu", " on a software adapter")):
+        measured = results[name]
+        header.append(
+            f"`{name}`{adapter}, {measured['program']}: {measured['calls']} calls in {measured['dtypes']}"
+        )
+    rows = []
+    for form in results["wasm"]["forms"]:
+        counts = [results[name]["forms"][form] for name in ("wasm", "webgpu")]
+        rows.append([f"`{form}`", *(_shown(count) for count in counts)])
+    return _table(header, rows)
+
+
+def _shown(form: dict[str, Any]) -> str:
+    wrong, refused = len(form["wrong"]), sum(form["refused"].values())
+    counts = {"right": form["right"], "refused": refused, "**wrong**": wrong}
+    shown = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    on_webgpu = form["nodes"].get("WebGpuExecutionProvider")
+    return (
+        shown
+        if on_webgpu is None
+        else f"{shown}; {on_webgpu:.0%} of the nodes ran on WebGPU, the others on the CPU"
+    )
+
+
 def calls() -> int:
     """Return the number of calls that were run."""
     return int(_read("runtimes.json")["calls"])

@@ -43,7 +43,7 @@ class Form:
     """Returns the default opset of a call, if calls have different ones."""
     wrong_on: Mapping[TargetProvider, str] = field(default_factory=dict)
     """Why a provider computes the form wrong. On WebGPU, outputs of two forms are off by 0.1 to 1.5 in 1.30 and
-    1.31 if its FlashAttention uses the subgroups of an adapter; quality/runtime/webgpu.py runs the others."""
+    1.31 if its FlashAttention uses the subgroups of an adapter; quality/runtime/browsers.py runs the others."""
     quadratic_on_cuda: Callable[[ExportCall, int | None], str | None] | None = None
     """Returns why CUDA's kernel for a call in an opset holds an array of L x S, if some do."""
 

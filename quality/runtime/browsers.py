@@ -1,0 +1,144 @@
+"""`python -m quality.runtime.browsers [PROVIDER...]`: forms on wasm and webgpu, into results/browsers.json.
+
+Each graph is written for the provider that runs it. WebAssembly is onnxruntime-web in Node.js, and WebGPU is
+onnxruntime's plugin on SwiftShader: tests/browsers.py says what must be installed. WebAssembly runs all calls.
+WebGPU takes a second for each graph and runs our list of features in float32, since SwiftShader has no float16
+and WebGPU no float64.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from browsers import MODULES, PLUGIN, adapter
+from feature_calls import features
+from internals import PROVIDERS, ExportCall, Runtime, checked_call, engine, nodes_of_profile, probe, run_session
+
+from quality.runtime.jobs import Job, jobs, jobs_of_features
+from sdpa_xp import masks
+from sdpa_xp_export import TensorSpec
+from sdpa_xp_export.export import export_call
+from sdpa_xp_export.forms.choice import FORMS, check_tensors, unsupported_reason
+
+RESULTS = Path(__file__).parents[2] / "results" / "browsers.json"
+NAMES = ("wasm", "webgpu")
+RELEASE = "1.30"
+"""Graphs are written for this release, the newest of onnxruntime-web."""
+LENGTHS = (5, 31, 32, 33, 100, 300)
+"""The tokens of a call; kernels of attention change at 32."""
+
+
+def main(names: list[str]) -> int:
+    """Run the providers of these names, or both, and write what came; 1 if something is wrong."""
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name in names or NAMES:
+        results[name] = measured(name, calls_of(name))
+        RESULTS.write_text(json.dumps(results, indent=2) + "\n")
+    return int(any(form["wrong"] for result in results.values() for form in result["forms"].values()))
+
+
+def calls_of(name: str) -> list[Job]:
+    """The calls that a provider computes, and calls of more tokens."""
+    run = jobs() if name == "wasm" else jobs_of_features(features("float32"), "float32")
+    return [*run, *by_length()]
+
+
+def measured(name: str, calls: list[Job]) -> dict[str, Any]:
+    """Return what the provider computes of all calls, in each form."""
+    if name == "webgpu":
+        sys.path.insert(0, str(PLUGIN))
+    facts = engine.about([PROVIDERS[name]], probe())
+    if PROVIDERS[name] not in facts["started"]:
+        raise RuntimeError(f"{name} does not start: {facts['why_not']}")
+    program = "onnxruntime-web" if name == "wasm" else "onnxruntime"
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "program": f"{program} {facts['version']}",
+        "plugin": facts["note"],
+        "dtypes": ", ".join(dict.fromkeys(job.call.query.dtype for job in calls)),
+        "calls": len(calls),
+        "forms": {form: form_results(name, form, calls) for form in FORMS},
+    }
+
+
+def form_results(name: str, form: str, calls: list[Job]) -> dict[str, Any]:
+    """Run all calls that are not refused in a form."""
+    ran, wrong = Counter[str](), {}
+    accepted = [job for job in calls if reason(name, form, job.call) is None]
+    for job in accepted:
+        if fault := computed(name, form, job, ran):
+            wrong[job.name] = fault
+            print(f"{name}, {form}: {job.name}: {fault}", flush=True)
+    print(f"{name}, {form}: {len(accepted) - len(wrong)} right, {len(wrong)} wrong", flush=True)
+    return {
+        "right": len(accepted) - len(wrong),
+        "refused": dict(sorted(refusals(name, form, calls).items())),
+        "wrong": wrong,
+        "nodes": {provider: round(count / ran.total(), 3) for provider, count in sorted(ran.items())},
+    }
+
+
+def refusals(name: str, form: str, calls: list[Job]) -> Counter[str]:
+    """Return why the exporter refuses the form for this provider, and how many of the calls."""
+    return Counter(filter(None, (reason(name, form, job.call) for job in calls)))
+
+
+def reason(name: str, form: str, call: ExportCall) -> str | None:
+    """Return why the exporter refuses a call; None if it does not."""
+    target = Runtime.parse("runtime", f"onnxruntime>={RELEASE};{name}")
+    try:
+        check_tensors("runtime", call, target)
+    except TypeError:
+        return "onnxruntime's JavaScript API has no tensor of bfloat16"
+    return unsupported_reason(form, call, target)
+
+
+def by_length() -> Iterator[Job]:
+    """Calls of each of `LENGTHS`, with equal and with grouped heads."""
+    rules: dict[str, dict[str, Any]] = {
+        "all pairs": {},
+        "causal": {"is_causal": True},
+        "window": {"is_causal": True, "attn_mask": masks.sliding_window(20, 0)},
+        "padding": {"attn_mask": masks.padding(TensorSpec("int64", (1,)))},
+    }
+    for length in LENGTHS:
+        query, shared = (TensorSpec("float32", (1, heads, length, 64)) for heads in (4, 2))
+        calls: dict[str, ExportCall] = {}
+        for name, rule in rules.items():
+            for key in (query, shared):
+                what = f"{length} tokens, {name}, {key.shape[1]} key heads"
+                calls[what] = checked_call("runtime.webgpu", query, key, key, **rule)
+        yield from jobs_of_features(calls, "float32")
+
+
+def computed(name: str, form: str, job: Job, ran: Counter[str]) -> str | None:
+    """Run a graph; return what is wrong with its outputs. `ran` counts its nodes by their provider."""
+    model = export_call(job.call, form=form, runtime=f"onnxruntime>={RELEASE};{name}").SerializeToString()
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            session = engine.start_session(model, PROVIDERS[name], PROVIDERS["cpu"], Path(folder) / "profile")
+            runs = [run_session(session, feeds) for feeds in job.feeds]
+        except Exception as error:  # those of onnxruntime have no common base
+            return str(error).splitlines()[0]
+        if (
+            PROVIDERS[name] not in session.get_providers()
+        ):  # without an adapter it silently falls back to the CPU
+            raise RuntimeError(f"{name} found no adapter")
+        ran.update(provider for *_, provider in nodes_of_profile(Path(session.end_profiling())))
+    return job.fault(runs)
+
+
+if __name__ == "__main__":
+    wanted = {"NODE_PATH": str(MODULES)} | adapter()
+    if not wanted.items() <= os.environ.items():  # the system reads the path of libraries when a process starts
+        command = [sys.executable, "-m", "quality.runtime.browsers", *sys.argv[1:]]
+        os.execve(sys.executable, command, os.environ | wanted)
+    sys.exit(main(sys.argv[1:]))
