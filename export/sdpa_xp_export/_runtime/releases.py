@@ -65,6 +65,8 @@ OLDEST_OPENVINO = (2026, 4)
 """The oldest release of OpenVINO that graphs were run in."""
 NEWEST_OPENVINO = "2026.4.1"
 """The newest one."""
+NEWEST_ELSEWHERE = {"openvino": NEWEST_OPENVINO, "wasm": "1.30.0", "webgpu": "1.31.1", "web": "1.30.0"}
+"""The newest release that graphs were run in, if not `NEWEST_TRIED`: onnxruntime-web has 1.30.0 so far."""
 
 DEFAULT_RUNTIME = "onnxruntime>=1.28;cpu"
 OPENVINO_RUNTIME = "openvino>=2026.4;cpu"
@@ -175,7 +177,7 @@ class Runtime:
     @property
     def untried_note(self) -> str:
         """That no graph was run in this release or a later one; empty if one was."""
-        newest = NEWEST_OPENVINO if self.provider == "openvino" else NEWEST_TRIED
+        newest = NEWEST_ELSEWHERE.get(self.provider, NEWEST_TRIED)
         return f"the newest release tried is {newest}" if _is_untried(self.release, newest) else ""
 
     def check_dtype(self, function: str, name: str, dtype: str) -> None:

@@ -176,6 +176,16 @@ def test_a_release_beyond_the_newest_that_was_tried_is_told(form: str, release: 
     assert ("the newest release tried" in metadata_of(layer)["sdpa_xp.forms"]) is untried
 
 
+@pytest.mark.parametrize(
+    ("runtime", "newest"), [("1.31;wasm", "1.30.0"), ("1.31;web", "1.30.0"), ("1.32;webgpu", "1.31.1")]
+)
+def test_browsers_were_tried_with_other_releases(runtime: str, newest: str) -> None:
+    reason = metadata_of(export_attention(FIXED, FIXED, FIXED, runtime=f"onnxruntime>={runtime}"))[
+        "sdpa_xp.reason"
+    ]
+    assert reason.endswith(f"; the newest release tried is {newest}")
+
+
 def test_the_newest_release_that_was_tried_has_results() -> None:
     results = json.loads((Path(__file__).parents[3] / "results" / "runtimes.json").read_text())
     assert [*results["releases"]][-1] == NEWEST_TRIED
