@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from internals import (
     LARGE,
     PROVIDERS,
+    READERS,
     ExportCall,
     Setting,
     TimedRun,
@@ -73,30 +75,42 @@ def assert_right(model: onnx.ModelProto, *, seed: int = 0, session: Any = None, 
 class UntimedSession:
     """A session that runs once, and does not say where: other tests ask for times and places."""
 
-    def __init__(self, session: Any) -> None:
-        self.session, self.placements, self.math_mode = session, (), engine.math_mode(session)
+    def __init__(self, run: Callable[[Any], Any], math_mode: str) -> None:
+        self.run, self.placements, self.math_mode = run, (), math_mode
 
     def timed(self, feeds: Any, *, frees: bool = False) -> TimedRun:
         del frees
-        return TimedRun(run_session(self.session, feeds), 0.0, None)
+        return TimedRun(self.run(feeds), 0.0, None)
 
 
 class UntimedRuntime:
-    """onnxruntime in the process of the tests, for models that are trusted."""
+    """An engine in the process of the tests, for models that are trusted."""
 
-    version = property(lambda _: version())
-    providers = staticmethod(providers)
     notes = ()
     element_types = staticmethod(engine.element_types)
 
+    def __init__(self, name: str) -> None:
+        self.engine, self.reader = name, READERS.get(name)
+        self.version = version() if self.reader is None else self.reader.version()
+
+    def providers(self, requested: str | None) -> list[str]:
+        return providers(requested) if self.reader is None else [self.reader.label]
+
     @contextmanager
     def session(self, model: Any, provider: str) -> Iterator[UntimedSession]:
-        yield UntimedSession(open_session(model, provider))
+        if self.reader is None:
+            opened = open_session(model, provider)
+            yield UntimedSession(partial(run_session, opened), engine.math_mode(opened))
+        else:
+            read = self.reader(model.SerializeToString(), [output.name for output in model.graph.output])
+            yield UntimedSession(read.run, read.math_mode)
 
 
 @contextmanager
-def untimed_runtime(*_arguments: object, **_limits: object) -> Iterator[UntimedRuntime]:
-    yield UntimedRuntime()
+def untimed_runtime(
+    *_arguments: object, engine: str = "onnxruntime", **_limits: object
+) -> Iterator[UntimedRuntime]:
+    yield UntimedRuntime(engine)
 
 
 def run_models_by(monkeypatch: pytest.MonkeyPatch, runtime: Callable[..., Any]) -> None:
@@ -125,7 +139,8 @@ def one_process() -> Iterator[Callable[..., Any]]:
         def runtime(
             model: Any, timeout: float = process.TIMEOUT, memory: Any = None, **more: Any
         ) -> Iterator[Any]:
-            if memory is not None or timeout != process.TIMEOUT:
+            of_another = more.get("engine", "onnxruntime") != "onnxruntime"
+            if memory is not None or timeout != process.TIMEOUT or of_another:
                 with fresh(model, timeout, memory, **more) as own_process:
                     yield own_process
                 return

@@ -109,7 +109,7 @@ class LayerReport(Immutable):
     reason: str
     """Why the exporter chose that form."""
     onnxruntime: str
-    """The release of onnxruntime that ran the model."""
+    """The release of onnxruntime that ran the model; empty if another engine ran it."""
     notes: tuple[str, ...]
     """What may explain a failure: an onnxruntime that is older than the model's, or newer than all releases
     that were tried; a provider that is not the model's; another call; missing arguments; or why the reference
@@ -121,6 +121,8 @@ class LayerReport(Immutable):
     left_out: tuple[str, ...]
     """What was not tested, with the reason: lengths for which a layer raised an error, or numbers of a call for
     which a longer run would have too many scores."""
+    engine: str = field(default="", kw_only=True)
+    """What ran the model, and its release, such as `onnxruntime 1.31.1`."""
     runtime: str = field(default="", kw_only=True)
     """The runtime that the model is for, from its metadata; empty if they have none."""
     seed: int = field(default=0, kw_only=True)
@@ -128,7 +130,8 @@ class LayerReport(Immutable):
     reference: str = field(default="float64", kw_only=True)
     """The dtype of the reference: float64, or the dtype of a layer that has no other. Then a note says why."""
     math_mode: str = field(default="no TF32", kw_only=True)
-    """How products of float32 were computed: `no TF32`, or `TF32`, which rounds their factors to 10 bits."""
+    """How products of float32 were computed: `no TF32`, or `TF32`, which rounds their factors to 10 bits. Of
+    OpenVINO, the precision that was asked for, and its default on this CPU."""
 
     @property
     def agrees(self) -> bool:
@@ -168,7 +171,7 @@ class LayerReport(Immutable):
 
     def __repr__(self) -> str:
         verdict = "agrees" if self.agrees else "DISAGREES"
-        facts = f"{self.form} {verdict} in {len(self.runs)} runs on onnxruntime {self.onnxruntime}"
+        facts = f"{self.form} {verdict} in {len(self.runs)} runs on {self.engine}"
         return f"<{type(self).__name__}: {facts}, seed={self.seed}>"
 
     def __str__(self) -> str:
@@ -180,7 +183,7 @@ class LayerReport(Immutable):
         fallen = ", ".join(placed.node for placed in self.fell_back)
         facts = "; ".join(
             [
-                f"{self.form}: {verdict} in {len(self.runs)} runs on onnxruntime {self.onnxruntime} "
+                f"{self.form}: {verdict} in {len(self.runs)} runs on {self.engine} "
                 f"({compared:,} of {rows:,} rows compared)",
                 *self.notes,
                 *([self.smallest_failure] if self.failing else []),
@@ -204,7 +207,7 @@ class LayerReport(Immutable):
             ("verdict", "agrees" if self.agrees else "DISAGREES"),
             ("runs", f"{len(self.runs)}, in {sum(run.seconds for run in self.runs):.2g} s"),
             ("rows", f"{compared:,} of {rows:,} compared"),
-            ("ran on", f"onnxruntime {self.onnxruntime}: {self.nodes}"),
+            ("ran on", f"{self.engine}: {self.nodes}"),
             ("math mode", self.math_mode),
             ("seed", str(self.seed)),
             *[("note", note) for note in self.notes],

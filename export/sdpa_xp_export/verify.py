@@ -21,7 +21,8 @@ from sdpa_xp_export._call.mask_analysis import constants
 from sdpa_xp_export._files.model import Model
 from sdpa_xp_export._runtime.limits import TIMEOUT, check_limits, check_time, deadline
 from sdpa_xp_export._runtime.process import RemoteSession, runtime_process
-from sdpa_xp_export._runtime.releases import ProviderName
+from sdpa_xp_export._runtime.releases import EngineName, ProviderName
+from sdpa_xp_export._runtime.session import check_engine
 from sdpa_xp_export._verify.expected import heads_first, row_axis, stated_dtype
 from sdpa_xp_export._verify.inputs import seed_of
 from sdpa_xp_export._verify.judging import Compared, judge_copies, judge_rows
@@ -51,6 +52,7 @@ def verify(
     *,
     call: Mapping[str, Any] | None = None,
     provider: ProviderName | None = None,
+    engine: EngineName = "onnxruntime",
     seed: int | None = None,
     attn_mask: Mask | None = None,
     bias: Bias | None = None,
@@ -59,7 +61,7 @@ def verify(
     timeout: float = TIMEOUT,
     memory: int | None = None,
 ) -> Report:
-    """Run `model` in onnxruntime, and compare its outputs with the float64 reference.
+    """Run `model` in onnxruntime or another engine, and compare its outputs with the float64 reference.
 
     The inputs are random. Lengths and batches are 1 to 9; the lengths on both sides of each number in a mask or
     a bias and of each block of the graph; and longer ones of up to 2,053 tokens, 34 of them random, if a run
@@ -75,6 +77,9 @@ def verify(
             and also CUDA if it starts on this machine. On CUDA the session has `use_tf32=0`. `"wasm"` runs
             onnxruntime-web, a package of npm, in Node.js. `"webgpu"` runs onnxruntime's plugin
             onnxruntime-ep-webgpu on a GPU, or on a software adapter, which the report then says.
+        engine: What runs the model: `"onnxruntime"`, `"openvino"`, or `"reference"`, ONNX's own evaluator in
+            NumPy, which computes what the standard says and is slow. OpenVINO computes in float32 then, and the
+            report says which precision is its default on this CPU.
         seed: The seed of the random inputs and of the random lengths. By default, each verification draws one,
             and the report names it. Pass it to repeat these runs.
         attn_mask: The mask that the model was exported with. Pass it if it contains a `from_function` or
@@ -118,6 +123,7 @@ def verify(
         products is bounded relative to the sum of their sizes.
     """
     functions = {name: value for name, value in (("attn_mask", attn_mask), ("bias", bias)) if value is not None}
+    check_engine("verify", engine, provider)
     _check_arguments(call, functions, thorough, watch)
     check_limits("verify", timeout, memory)
     seed = seed_of("verify", seed)
@@ -131,7 +137,7 @@ def verify(
         scores = max(math.prod(scores_shape(stated, setting.lengths)) for setting in settings)
         runs: list[Run] = []
         sessions: dict[str, RemoteSession] = {}
-        with runtime_process(loaded, timeout, memory, scores=scores) as runtime:
+        with runtime_process(loaded, timeout, memory, scores=scores, engine=engine) as runtime:
             with limit.paused():  # the start of Python is no fault of the model
                 on_providers = runtime.providers(provider)
             computed_in = computed_dtype(loaded, stated, runtime.element_types)

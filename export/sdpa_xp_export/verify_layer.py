@@ -20,7 +20,8 @@ from sdpa_xp_export._layer.layer import bound_arguments, with_arrays
 from sdpa_xp_export._runtime.engine import TimedRun
 from sdpa_xp_export._runtime.limits import TIMEOUT, check_limits
 from sdpa_xp_export._runtime.process import RemoteSession, runtime_process
-from sdpa_xp_export._runtime.releases import ProviderName
+from sdpa_xp_export._runtime.releases import EngineName, ProviderName
+from sdpa_xp_export._runtime.session import check_engine
 from sdpa_xp_export._verify.inputs import seed_of
 from sdpa_xp_export._verify.judging import EPS, judge_integers, judge_together
 from sdpa_xp_export._verify.layer import BothLayers, LayerCase, words_of
@@ -48,6 +49,7 @@ def verify_layer(
     *,
     draw: Mapping[str, Draw] | None = None,
     provider: ProviderName | None = None,
+    engine: EngineName = "onnxruntime",
     seed: int | None = None,
     thorough: bool = False,
     timeout: float = TIMEOUT,
@@ -78,6 +80,7 @@ def verify_layer(
             lengths and ids that a mask accepts; others are between 0 and the longest length, and in some runs
             negative or large. Values from `draw` are used as they are.
         provider: As for `verify`.
+        engine: As for `verify`.
         seed: The seed of the random inputs and lengths, as for `verify`.
         thorough: If True, try each length up to 17, five lengths around each number, and up to 1,030 with
             each other name.
@@ -113,6 +116,7 @@ def verify_layer(
     if len(exported := exported_models(loaded)) == 1 and "sdpa_xp.call" in exported[0]:
         rule = "`model` is a call that export_attention wrote; use verify(model)"
         raise ArgumentValueError("verify_layer", rule, {"metadata": sorted(exported[0])})
+    check_engine("verify_layer", engine, provider)
     check_flag("verify_layer", "thorough", thorough)
     check_limits("verify_layer", timeout, memory)
     specs, draws = input_specs(loaded), dict(draw or {})
@@ -133,7 +137,7 @@ def verify_layer(
     runs: list[Run] = []
     sessions: dict[str, RemoteSession] = {}
     scores = max((math.prod(call.sizes(case.lengths)) for call in calls for case in tried.cases), default=0)
-    with runtime_process(loaded, timeout, memory, scores=scores) as process:
+    with runtime_process(loaded, timeout, memory, scores=scores, engine=engine) as process:
         for name in process.providers(provider):
             with process.session(loaded, name) as sessions[name]:
                 timed = [sessions[name].timed(case.inputs) for case in tried.cases]

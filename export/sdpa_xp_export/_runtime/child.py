@@ -80,7 +80,7 @@ def _end_without_a_trace() -> None:
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     """Read the requests in a thread: the input ends even while a run does not."""
-    from sdpa_xp_export._runtime import engine, frames
+    from sdpa_xp_export._runtime import engine, frames, readers
 
     waiting: queue.SimpleQueue[frames.Frame] = queue.SimpleQueue()
 
@@ -95,7 +95,7 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
             os._exit(1)
 
     threading.Thread(target=read, daemon=True).start()
-    worker = _Worker(engine)
+    worker = _Worker(engine, readers)
     while True:
         facts, arrays = waiting.get()
         try:
@@ -113,13 +113,19 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
 class _Worker:
     """What the other process can ask for. Each request returns facts and arrays."""
 
-    def __init__(self, engine: Any) -> None:
-        self.engine = engine
+    def __init__(self, engine: Any, readers: Any) -> None:
+        self.engine, self.readers = engine, readers.READERS
+        self.reader: Any = None
+        """The class of the sessions, if they are not of onnxruntime."""
         self.session: Any = None
         self.limited = False
 
-    def start(self, wanted: list[str], arrays: Any) -> tuple[dict[str, Any], Any]:
-        """Import onnxruntime; say its release, which providers it offers, and which that are wanted start."""
+    def start(self, engine: str, wanted: list[str], arrays: Any) -> tuple[dict[str, Any], Any]:
+        """Import the engine; say its release, which providers it offers, and which that are wanted start."""
+        self.reader = self.readers.get(engine)
+        if self.reader is not None:
+            offered = [self.reader.label]
+            return {"version": self.reader.version(), "offered": offered, "started": offered}, None
         return self.engine.about(wanted, arrays["probe"].tobytes()), None
 
     def load(
@@ -130,6 +136,7 @@ class _Worker:
         hard: bool,
         file: str | None,
         profile: str | None,
+        outputs: list[str],
         arrays: Any,
     ) -> tuple[dict[str, Any], Any]:
         """Start a session of the model in a file, or of the bytes in `arrays`."""
@@ -137,6 +144,9 @@ class _Worker:
         self.engine.limit_memory(provider, memory)
         self.session = None
         source = arrays["model"].tobytes() if file is None else file
+        if self.reader is not None:
+            self.session = self.reader(source, outputs)
+            return {"providers": [self.reader.label], "math_mode": self.session.math_mode}, None
         started = self.engine.start_session(source, provider, fallback, Path(profile) if profile else None)
         self.session = started
         return {"providers": started.get_providers(), "math_mode": self.engine.math_mode(started)}, None
@@ -151,11 +161,17 @@ class _Worker:
 
     def run(self, frees: bool, arrays: Any) -> tuple[dict[str, Any], Any]:
         """Run the model."""
-        timed = self.engine.timed(self.session, arrays, frees=frees)
+        if self.reader is not None:
+            timed = self.engine.timed_twice(*[lambda: self.session.run(arrays)] * 2)
+        else:
+            timed = self.engine.timed(self.session, arrays, frees=frees)
         return {"seconds": timed.seconds, "peak_bytes": timed.peak_bytes}, timed.outputs
 
     def placements(self, **_: Any) -> tuple[dict[str, Any], Any]:
         """End the session; return where its nodes ran."""
+        if self.reader is not None:
+            nodes, self.session = self.session.nodes(), None
+            return {"nodes": nodes[: self.engine.MOST_NODES]}, None
         profile = Path(self.session.end_profiling())
         self.session = None
         return {"nodes": self.engine.nodes_of_profile(profile)}, None

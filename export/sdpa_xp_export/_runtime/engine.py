@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from io import StringIO
 from pathlib import Path
@@ -191,13 +191,20 @@ def timed(session: Any, feeds: Mapping[str, NDArray[Any]], *, frees: bool = Fals
     A session keeps the memory of each length for the next run. `frees` gives it back, so that runs of many
     long lengths take no more memory than the longest; the next run takes longer.
     """
+    measured = timed_twice(partial(run, session, feeds, frees=frees), partial(run, session, feeds))
+    return measured if session.get_providers() == [CPU] else replace(measured, peak_bytes=None)
+
+
+def timed_twice(
+    first: Callable[[], dict[str, NDArray[Any]]], again: Callable[[], dict[str, NDArray[Any]]]
+) -> TimedRun:
+    """Return the outputs and the peak of memory of `first`, and the time of `again`, or of a long `first`."""
     start = time.perf_counter()
-    outputs, peak = peak_above(partial(run, session, feeds, frees=frees))
-    peak = peak if session.get_providers() == [CPU] else None
+    outputs, peak = peak_above(first)
     seconds = time.perf_counter() - start
     if seconds < LONG_RUN:
         start = time.perf_counter()
-        outputs = run(session, feeds)
+        outputs = again()
         seconds = time.perf_counter() - start
     return TimedRun(outputs, seconds, peak)
 

@@ -21,7 +21,7 @@ TIMEOUT = 3600.0
 
 
 class ModelFailedError(ValueError):
-    """onnxruntime cannot load or run a model: a fault of the model or of the release, not of the arguments."""
+    """An engine cannot load or run a model: a fault of the model or of the release, not of the arguments."""
 
 
 def check_limits(function: str, timeout: object, memory: object) -> None:
@@ -91,9 +91,11 @@ def time_left() -> float:
     return math.inf if present is None else present.left
 
 
-def failed(doing: str, reason: object, function: str = "verify") -> ModelFailedError:
-    """Return the error of a model that onnxruntime does not load or run; its errors have no common base."""
-    rule = f"onnxruntime must {doing} `model`"
+def failed(
+    doing: str, reason: object, function: str = "verify", engine: str = "onnxruntime"
+) -> ModelFailedError:
+    """Return the error of a model that an engine does not load or run; its errors have no common base."""
+    rule = f"{engine} must {doing} `model`"
     return ModelFailedError(Message(function, rule, {"its error": reason}))
 
 

@@ -25,7 +25,7 @@ from sdpa_xp_export._runtime import child
 from sdpa_xp_export._runtime.engine import TimedRun
 from sdpa_xp_export._runtime.frames import Frame, TooLargeError, receive, send
 from sdpa_xp_export._runtime.limits import TIMEOUT, ModelFailedError, failed, shown_limit, time_left
-from sdpa_xp_export._runtime.releases import PLUGINS, PROVIDERS, short_provider
+from sdpa_xp_export._runtime.releases import ENGINES, PLUGINS, PROVIDERS, EngineName, short_provider
 from sdpa_xp_export._runtime.session import (
     check_installed,
     check_started,
@@ -48,7 +48,7 @@ OUTPUTS = 4
 FOR_A_SCORE = 64
 """Bytes of a run for each score: a graph may hold eight arrays of them, in float64."""
 START = 120.0
-"""Seconds that onnxruntime may take to be imported."""
+"""Seconds that the engine may take to be imported."""
 POLL = 0.1
 """Seconds. A wait without an end cannot be interrupted on Windows."""
 
@@ -68,10 +68,11 @@ def default_memory(model: Model, scores: int) -> int:
 
 
 class RuntimeProcess:
-    """The process; it starts at once, and can be asked when onnxruntime is there."""
+    """The process; it starts at once, and can be asked when the engine is there."""
 
-    def __init__(self, timeout: float, memory: int, folder: Path) -> None:
+    def __init__(self, timeout: float, memory: int, folder: Path, engine: EngineName = "onnxruntime") -> None:
         self._timeout, self._memory, self._folder = timeout, memory, folder
+        self.engine: EngineName = engine
         self._left = timeout
         # A thread of its own reads the pipe, since a read cannot be given up when the time is over.
         self._talk = futures.ThreadPoolExecutor(1)
@@ -95,12 +96,19 @@ class RuntimeProcess:
 
     @property
     def version(self) -> str:
-        """The release of onnxruntime."""
+        """The release of the engine."""
         return str(self._about()["version"])
+
+    @property
+    def _shown(self) -> str:
+        return ENGINES[self.engine]
 
     def providers(self, requested: str | None) -> list[str]:
         """Return the providers to run on: the one asked for, or CUDA if it starts here and the CPU."""
         about = self._about(requested)
+        if self.engine != "onnxruntime":
+            self._chosen = about["offered"]
+            return self._chosen
         self._chosen = chosen_providers(requested, about["offered"], about["started"], about["why_not"])
         if requested is None:
             self.notes = not_started_notes(about["offered"], about["started"])
@@ -112,15 +120,20 @@ class RuntimeProcess:
         if self._hello is None:
             try:
                 arrays = {"probe": np.frombuffer(probe(), np.uint8)}
-                answer = self._answer({"do": "start", "wanted": wanted(requested)}, arrays, START)
+                answer = self._answer(
+                    {"do": "start", "engine": self.engine, "wanted": wanted(requested)}, arrays, START
+                )
             except (EOFError, TimeoutError, ValueError) as error:
                 words = self._last_words()
-                rule, got = "Python must start another process, in which onnxruntime runs", {"it": self._end()}
+                rule, got = (
+                    f"Python must start another process, in which {self._shown} runs",
+                    {"it": self._end()},
+                )
                 raise RuntimeError(Message("verify", rule, got, words)) from error
             if reason := answer.facts.get("error"):
-                raise not_installed(reason.partition(": ")[2] or reason)
+                raise not_installed(reason.partition(": ")[2] or reason, engine=self.engine)
             self._hello = answer.facts
-            loaded = sys.modules.get("onnxruntime")
+            loaded = sys.modules.get("onnxruntime") if self.engine == "onnxruntime" else None
             if loaded and short_provider(requested) not in PLUGINS:  # where this process has it, it is the same
                 offered = loaded.get_available_providers()
                 self._hello |= {"version": loaded.__version__, "offered": offered}
@@ -133,7 +146,10 @@ class RuntimeProcess:
         return {str(name): int(number) for name, number in types.items()}
 
     def _limiting(self) -> dict[str, object]:
-        return {"memory": self._memory, "hard": self._chosen == [PROVIDERS["cpu"]]}
+        return {
+            "memory": self._memory,
+            "hard": self._chosen == [PROVIDERS["cpu"]] or self.engine != "onnxruntime",
+        }
 
     @contextmanager
     def session(self, model: Model, provider: str) -> Iterator[RemoteSession]:
@@ -142,6 +158,7 @@ class RuntimeProcess:
             source = source_of(model, Path(folder))
             load: dict[str, object] = {"provider": provider, "fallback": PROVIDERS["cpu"]}
             load["profile"] = str(Path(folder) / "profile")
+            load["outputs"] = [output.name for output in model.graph.output]
             load["file"] = source if isinstance(source, str) else None
             arrays = {"model": np.frombuffer(source, np.uint8)} if isinstance(source, bytes) else {}
             facts = self.ask("load", "load", load | self._limiting(), arrays).facts
@@ -159,7 +176,7 @@ class RuntimeProcess:
         try:
             yield
         except ModelFailedError as error:
-            if notes := runtime_notes(model, self.version, [provider]):
+            if notes := runtime_notes(model, self.version, [provider], self.engine):
                 raise ModelFailedError(f"{error} {'; '.join(notes)}.") from error
             raise
 
@@ -176,18 +193,18 @@ class RuntimeProcess:
             answer = self._answer({"do": what, **facts}, arrays, min(self._left, time_left()))
         except TimeoutError:
             self.close()
-            raise _met(doing, "time", {"timeout": shown_limit(self._timeout)}) from None
+            raise self._met(doing, "time", {"timeout": shown_limit(self._timeout)}) from None
         except TooLargeError:
             self.close()
-            raise _met(doing, "memory", {"memory": self._memory}) from None
+            raise self._met(doing, "memory", {"memory": self._memory}) from None
         except (EOFError, OSError, ValueError, KeyError, TypeError) as error:
             raise self._ended(doing) from error
         finally:
             self._left -= time.monotonic() - start
         if reason := answer.facts.get("error"):
             if answer.facts.get("over_memory"):
-                raise _met(doing, "memory", {"memory": self._memory})
-            raise failed(doing, reason)
+                raise self._met(doing, "memory", {"memory": self._memory})
+            raise failed(doing, reason, engine=self._shown)
         return answer
 
     def _answer(self, facts: Mapping[str, object], arrays: Mapping[str, Any], seconds: float) -> Frame:
@@ -211,12 +228,20 @@ class RuntimeProcess:
         """Return the error of a process that ended by itself."""
         how = self._end()
         if self._process.returncode == child.OVER_MEMORY:
-            return _met(doing, "memory", {"memory": self._memory})
+            return self._met(doing, "memory", {"memory": self._memory})
         hint = ""
         if how.endswith(("SIGKILL", "SIGABRT")):
             hint = f"So it may end when memory is short; its limit was {self._memory} bytes."
-        rule = f"onnxruntime must {doing} `model` to the end"
+        rule = f"{self._shown} must {doing} `model` to the end"
         return ModelFailedError(Message("verify", rule, {"its process": how}, hint))
+
+    def _met(self, doing: str, limit: str, got: Mapping[str, object]) -> ModelFailedError:
+        """Return the error of a model that met a limit."""
+        (name,) = got
+        rule = f"{self._shown} must {doing} `model` within the limit of {limit}"
+        return ModelFailedError(
+            Message("verify", rule, got, f"If you trust the model, pass a larger `{name}`.")
+        )
 
     def _end(self) -> str:
         """End the process; return how it had ended, if it had."""
@@ -262,21 +287,19 @@ class RemoteSession:
 
 @contextmanager
 def runtime_process(
-    model: Model, timeout: float = TIMEOUT, memory: int | None = None, *, scores: int = 0
+    model: Model,
+    timeout: float = TIMEOUT,
+    memory: int | None = None,
+    *,
+    scores: int = 0,
+    engine: EngineName = "onnxruntime",
 ) -> Iterator[RuntimeProcess]:
     """Start a process for a model, and end it when the block ends. The largest run has that many `scores`."""
     most = default_memory(model, scores) if memory is None else int(memory)
-    check_installed()
+    check_installed(engine)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        process = RuntimeProcess(float(timeout), most, Path(folder))
+        process = RuntimeProcess(float(timeout), most, Path(folder), engine)
         try:
             yield process
         finally:
             process.close()
-
-
-def _met(doing: str, limit: str, got: Mapping[str, object]) -> ModelFailedError:
-    """Return the error of a model that met a limit."""
-    (name,) = got
-    rule = f"onnxruntime must {doing} `model` within the limit of {limit}"
-    return ModelFailedError(Message("verify", rule, got, f"If you trust the model, pass a larger `{name}`."))

@@ -68,6 +68,10 @@ NEWEST_OPENVINO = "2026.4.1"
 NEWEST_ELSEWHERE = {"openvino": NEWEST_OPENVINO, "wasm": "1.30.0", "webgpu": "1.31.1", "web": "1.30.0"}
 """The newest release that graphs were run in, if not `NEWEST_TRIED`: onnxruntime-web has 1.30.0 so far."""
 
+EngineName: TypeAlias = Literal["onnxruntime", "openvino", "reference"]
+"""A program in which `verify` can run models."""
+ENGINES = {"onnxruntime": "onnxruntime", "openvino": "OpenVINO", "reference": "ONNX's reference evaluator"}
+"""What reports call each of them."""
 DEFAULT_RUNTIME = "onnxruntime>=1.28;cpu"
 OPENVINO_RUNTIME = "openvino>=2026.4;cpu"
 STANDARD_RUNTIME = "onnx"
@@ -85,12 +89,13 @@ def short_provider(name: object) -> str | None:
     return next((short for short, full in PROVIDERS.items() if name in (short, full)), None)
 
 
-def newer_note(installed: str) -> str:
+def newer_note(installed: str, engine: EngineName = "onnxruntime") -> str:
     """Return that the installed release is newer than every release that was tried; empty if it is not."""
+    newest = {"onnxruntime": NEWEST_TRIED, "openvino": NEWEST_OPENVINO}.get(engine)
     release = _major_minor(installed)
-    if release is None or not _is_untried(release):
+    if release is None or newest is None or not _is_untried(release, newest):
         return ""
-    return f"onnxruntime {installed} is newer than {NEWEST_TRIED}, the newest release that was tried"
+    return f"{ENGINES[engine]} {installed} is newer than {newest}, the newest release that was tried"
 
 
 def _major_minor(release: str) -> tuple[int, int] | None:
@@ -157,17 +162,24 @@ class Runtime:
         """Return whether the graph is for an onnxruntime that is older than that release."""
         return self.is_onnxruntime and self.release < release
 
-    def older_note(self, installed: str) -> str:
-        """Return that the installed onnxruntime is older than this one; empty if it is not."""
-        release = _major_minor(installed)
-        if release is None or not self.is_onnxruntime or release >= self.release:
+    @property
+    def engine(self) -> EngineName | None:
+        """The engine that the graph is for; None if it is for all of them."""
+        return None if self.provider == "onnx" else "onnxruntime" if self.is_onnxruntime else "openvino"
+
+    def older_note(self, installed: str, engine: EngineName = "onnxruntime") -> str:
+        """Return that the installed engine is older than this one, or another one; empty if it is neither."""
+        if self.engine is None:
             return ""
-        return f"onnxruntime {installed} is older than the file's {self}"
+        if engine != self.engine:
+            return f"the file is for {self}, and not for {ENGINES[engine]}"
+        release = _major_minor(installed)
+        if release is None or release >= self.release:
+            return ""
+        return f"{ENGINES[engine]} {installed} is older than the file's {self}"
 
     def other_provider_note(self, ran_on: Iterable[str]) -> str:
         """Return that a provider with other kernels than this one ran the graph; empty if none did."""
-        if self.provider == "onnx":
-            return ""
         right = {PROVIDERS[name] for name in self.right_on if name in PROVIDERS}
         if not right.isdisjoint(SAME_KERNELS):
             right |= SAME_KERNELS
@@ -184,15 +196,17 @@ class Runtime:
         """Check that a program can pass tensors of a dtype to the runtime, and that it computes in it."""
         # The types of a tensor in onnxruntime-common 1.30 have no bfloat16. OpenVINO 2026.4 computes float64 in
         # float32 on the CPU, whatever precision it is asked for.
-        why = ""
+        why, instead = "", "float32 or float16"
         if self.is_for_browsers and dtype == "bfloat16":
             why = "onnxruntime's JavaScript API has no such tensor"
         if self.provider == "openvino" and dtype == "float64":
             why = "OpenVINO computes it in float32 on the CPU"
+        if self.provider == "openvino" and dtype == "int64" and name in ("query_ids.dtype", "key_ids.dtype"):
+            why, instead = "OpenVINO compares its integers in 32 bits", "int32"
         if why:
             rule = f"`{name.removesuffix('.dtype')}` must not be {dtype} for {self.provider}, since {why}"
             got = {name: dtype, "runtime": self}
-            raise ArgumentTypeError(function, rule, got, "Pass it in float32 or float16.")
+            raise ArgumentTypeError(function, rule, got, f"Pass it in {instead}.")
 
     @property
     def right_on(self) -> tuple[TargetProvider, ...]:
@@ -210,6 +224,11 @@ class Runtime:
         Before 1.24 it also returns 0 for a row of the most negative finite numbers, which do not mask.
         """
         return "webgpu" in self.right_on
+
+    @property
+    def exp_hides_nan(self) -> bool:
+        """Whether Exp of NaN is a number: OpenVINO 2026.4 returns inf, and its ReduceMax leaves NaN out."""
+        return self.provider == "openvino"
 
     def __str__(self) -> str:
         if self.provider == "onnx":

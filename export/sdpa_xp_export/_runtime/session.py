@@ -14,20 +14,25 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
-from sdpa_xp._checks.messages import install_hint
+from sdpa_xp._checks.messages import install_hint, nearest_hint
 from sdpa_xp.errors import ArgumentValueError, Message
 from sdpa_xp_export._files.model import EXTERNAL_ABOVE, Model, exported_models, initializer_bytes
 from sdpa_xp_export._runtime import engine
 from sdpa_xp_export._runtime.limits import failed
 from sdpa_xp_export._runtime.releases import (
+    ENGINES,
     OPSETS,
     PLUGINS,
     PROVIDERS,
+    EngineName,
     Runtime,
     newer_note,
     short_provider,
 )
 from sdpa_xp_export.save import write_model
+
+MODULES: dict[EngineName, str] = {"onnxruntime": "onnxruntime", "openvino": "openvino", "reference": "onnx"}
+"""The module of each engine."""
 
 
 def installed_runtime(function: str = "verify") -> Any:
@@ -39,21 +44,37 @@ def installed_runtime(function: str = "verify") -> Any:
     return onnxruntime
 
 
-def check_installed() -> None:
-    """Check that onnxruntime can be found, and do not import it."""
+def check_engine(function: str, engine: object, provider: object) -> None:
+    """Check the engine that a caller names, and that it has the provider."""
+    if not isinstance(engine, str) or engine not in ENGINES:
+        hint = nearest_hint(engine, ENGINES)
+        raise ArgumentValueError(
+            function, f"`engine` must be {', '.join(ENGINES)}", {"engine": repr(engine)}, hint
+        )
+    if engine != "onnxruntime" and provider not in (None, "cpu"):
+        rule = f"`provider` must be None or 'cpu' if `engine` is {engine!r}"
+        raise ArgumentValueError(function, rule, {"provider": repr(provider)})
+
+
+def check_installed(engine: EngineName = "onnxruntime") -> None:
+    """Check that the engine can be found, and do not import it."""
+    module = MODULES[engine]
     try:
         # `find_spec` raises ValueError for a loaded module without a spec, such as one that a test put there.
-        is_there = "onnxruntime" in sys.modules or find_spec("onnxruntime") is not None
+        is_there = module in sys.modules or find_spec(module) is not None
     except ImportError as error:
-        raise not_installed(error) from error
+        raise not_installed(error, engine=engine) from error
     if not is_there:
-        raise not_installed("No module named 'onnxruntime'")
+        raise not_installed(f"No module named {module!r}", engine=engine)
 
 
-def not_installed(why: object, function: str = "verify") -> ModuleNotFoundError:
-    """Return the error of an onnxruntime that cannot be imported."""
-    rule, hint = "onnxruntime must be installed", install_hint("export")
-    return ModuleNotFoundError(Message(function, rule, {"its error": why}, hint), name="onnxruntime")
+def not_installed(
+    why: object, function: str = "verify", engine: EngineName = "onnxruntime"
+) -> ModuleNotFoundError:
+    """Return the error of an engine that cannot be imported."""
+    rule = f"{MODULES[engine]} must be installed"
+    hint = install_hint("openvino" if engine == "openvino" else "export")
+    return ModuleNotFoundError(Message(function, rule, {"its error": why}, hint), name=MODULES[engine])
 
 
 def open_session(model: Model, provider: str, function: str = "verify", *, spins: bool = False) -> Any:
@@ -114,17 +135,20 @@ def stated_runtime(model: Model) -> Runtime | None:
     return max(stated, key=lambda runtime: runtime.release, default=None)
 
 
-def runtime_notes(model: Model, installed: str, ran_on: Iterable[str]) -> tuple[str, ...]:
+def runtime_notes(
+    model: Model, installed: str, ran_on: Iterable[str], engine: EngineName = "onnxruntime"
+) -> tuple[str, ...]:
     """Return how the installed release and the providers differ from the model's runtime.
 
     Also that the release is newer than all that were tried.
     """
     stated = stated_runtime(model)
-    notes = [newer_note(installed)]
+    notes = [newer_note(installed, engine)]
     if stated:
-        older = stated.older_note(installed)
+        older = stated.older_note(installed, engine)
         unsure = f"{older}: results are not promised" if older else ""
-        notes = [unsure, stated.other_provider_note(ran_on), *notes]
+        other = stated.other_provider_note(ran_on) if engine == stated.engine == "onnxruntime" else ""
+        notes = [unsure, other, *notes]
     return tuple(filter(None, notes))
 
 

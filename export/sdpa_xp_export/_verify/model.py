@@ -29,6 +29,7 @@ from sdpa_xp_export._files.model import (
 )
 from sdpa_xp_export._runtime.limits import ModelFailedError
 from sdpa_xp_export._runtime.process import RemoteSession, RuntimeProcess
+from sdpa_xp_export._runtime.releases import ENGINES
 from sdpa_xp_export._runtime.session import runtime_notes, stated_runtime
 from sdpa_xp_export._verify.expected import stated_dtype
 from sdpa_xp_export._verify.lengths import MOST_NUMBERS, count_of, least_lengths
@@ -279,8 +280,9 @@ def facts_of_run(
     return {
         "form": form,
         "reason": reason,
-        "onnxruntime": runtime.version,
-        "notes": (*runtime.notes, *runtime_notes(model, runtime.version, sessions)),
+        "onnxruntime": runtime.version if runtime.engine == "onnxruntime" else "",
+        "engine": f"{ENGINES[runtime.engine]} {runtime.version}",
+        "notes": (*runtime.notes, *runtime_notes(model, runtime.version, sessions, runtime.engine)),
         "placements": tuple(placed for session in sessions.values() for placed in session.placements),
         "runtime": str(stated_runtime(model) or ""),
         "math_mode": " and ".join(dict.fromkeys(session.math_mode for session in sessions.values())),

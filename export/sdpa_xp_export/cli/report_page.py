@@ -75,7 +75,7 @@ def page(report: Report, model: str, failures: Sequence[str] = ()) -> str:
         verdict = "agrees, but not as required"
     facts = {
         "form": f"{report.form} ({report.reason})",
-        "onnxruntime": report.onnxruntime,
+        "ran on": report.engine,
         **({"note": report.notes} if report.notes else {}),
         **({"smallest failing run": described_failure(report.failing[0])} if report.failing else {}),
         "nodes that ran": report.nodes,

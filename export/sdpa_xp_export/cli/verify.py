@@ -16,7 +16,14 @@ from sdpa_xp_export._files.atomic import publish
 from sdpa_xp_export._files.loading import data_files
 from sdpa_xp_export._files.paths import PathArgument, free_target
 from sdpa_xp_export._runtime.limits import TIMEOUT
-from sdpa_xp_export._runtime.releases import PROVIDERS, ProviderName, Runtime, short_provider
+from sdpa_xp_export._runtime.releases import (
+    ENGINES,
+    PROVIDERS,
+    EngineName,
+    ProviderName,
+    Runtime,
+    short_provider,
+)
 from sdpa_xp_export.cli import DISAGREES
 from sdpa_xp_export.cli import report_page as page
 from sdpa_xp_export.cli.export import CALL, export_arguments, read
@@ -51,6 +58,12 @@ def run_verify(
         typer.Option(help="A TOML file with the call, as for export --config. Default: the model's metadata."),
     ] = None,
     provider: Provider = None,
+    engine: Annotated[
+        str,
+        typer.Option(
+            help=f"What runs the model: {', '.join(ENGINES)}.", autocompletion=completed_from(ENGINES)
+        ),
+    ] = "onnxruntime",
     require_provider: Annotated[
         str | None,
         typer.Option(
@@ -118,6 +131,7 @@ def run_verify(
             model,
             call=stated,
             provider=requested,
+            engine=cast(EngineName, engine),
             seed=seed,
             thorough=thorough,
             watch=lambda _done, total, shown: steps.end(shown, total),
@@ -126,7 +140,8 @@ def run_verify(
         )
     flags = {"thorough": "--thorough", "memory": "--memory"}  # what was left out names keywords of `verify`
     report = replace(report, left_out=tuple(renamed(line, flags) for line in report.left_out))
-    failures = _failures(report, on_provider=require_provider is not None, on_runtime=require_runtime)
+    on_engine = cast(EngineName, engine) if require_runtime else None
+    failures = _failures(report, on_provider=require_provider is not None, on_engine=on_engine)
     if html:
         publish(page.page(report, model.name, failures).encode(), html, HTML, overwrite=force)
     if as_json:
@@ -169,7 +184,7 @@ def _check(provider: str | None, required: str | None) -> None:
         raise ArgumentValueError("verify", "`provider` and `require_provider` must be the same", got)
 
 
-def _failures(report: Report, *, on_provider: bool, on_runtime: bool) -> list[str]:
+def _failures(report: Report, *, on_provider: bool, on_engine: EngineName | None) -> list[str]:
     """Return a line for each thing that failed: a run, a node on the wrong provider, an old runtime."""
     failures = [
         f"{_named(run)}: error {run.agreement.absolute:.2g}, bound {run.agreement.bound:.2g}"
@@ -180,10 +195,11 @@ def _failures(report: Report, *, on_provider: bool, on_runtime: bool) -> list[st
             f"node {placed.node} ({placed.op}) ran on {placed.provider}, not on {placed.requested}"
             for placed in report.fell_back
         ]
-    if on_runtime and not report.runtime:
+    if on_engine and not report.runtime:
         failures.append("the file does not state the onnxruntime that it is for")
-    elif on_runtime:
-        older = Runtime.parse("verify", report.runtime).older_note(report.onnxruntime)
+    elif on_engine:
+        release = report.engine.rpartition(" ")[2]
+        older = Runtime.parse("verify", report.runtime).older_note(release, on_engine)
         failures += [older] if older else []
     return failures
 
@@ -196,6 +212,7 @@ def _facts(report: Report, failures: list[str]) -> dict[str, object]:
         "form": report.form,
         "reason": report.reason,
         "onnxruntime": report.onnxruntime,
+        "engine": report.engine,
         "runtime": report.runtime,
         "notes": report.notes,
         "smallest_failure": report.smallest_failure,
@@ -216,7 +233,7 @@ def _show(report: Report, *, thorough: bool) -> None:
     closest = report.worst
     agreement = closest.agreement
     verdict = "agrees" if report.agrees else "DISAGREES"
-    say(f"{report.form}: {verdict} in {len(report.runs)} runs on onnxruntime {report.onnxruntime}")
+    say(f"{report.form}: {verdict} in {len(report.runs)} runs on {report.engine}")
     for line in (*report.notes, report.smallest_failure):
         if line:
             say(line)

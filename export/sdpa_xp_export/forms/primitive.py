@@ -18,8 +18,7 @@ def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphV
     inputs = read_inputs(graph, call, call.accumulation_dtype)
     tile = whole_tile(inputs.lengths, inputs.key)
     query = scale_query(tile, inputs.query)
-    # A Softmax that hides NaN would hide it in a row that attends it, too.
-    results = attend_tile(tile, query, inputs.key, inputs.value, explicit_softmax=runtime.softmax_hides_nan)
+    results = attend_tile(tile, query, inputs.key, inputs.value, runtime)
     return finished_outputs(inputs, results)
 
 

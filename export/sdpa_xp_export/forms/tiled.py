@@ -59,8 +59,7 @@ def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphV
 
     def step(body: Graph, number: GraphValue) -> tuple[GraphValue, list[GraphValue]]:
         tile = _QueryBlock(whole, body, number, inputs, columns.length, key_mask)
-        # A Softmax that hides NaN would hide it in a row that attends it, too.
-        results = _attend_block(tile, inputs, even=even, explicit_softmax=runtime.softmax_hides_nan)
+        results = _attend_block(tile, inputs, runtime, even=even)
         return tile.start > 0, [results[name] for name in names]
 
     # Under the diagonal, the last block has the most keys: what it takes is enough for all that follow.
@@ -107,7 +106,7 @@ def _rows(lengths: GraphLengths) -> GraphValue:
 
 
 def _attend_block(
-    tile: _QueryBlock, inputs: FormInputs, *, even: bool, explicit_softmax: bool
+    tile: _QueryBlock, inputs: FormInputs, runtime: Runtime, *, even: bool
 ) -> dict[str, GraphValue]:
     """A block of queries -> attention over the keys that the block may attend."""
     body, bounds = tile.graph, tile.row_range.bounds
@@ -126,7 +125,7 @@ def _attend_block(
         key, value = (ops.cut(array, keys, -2, "columns") for array in (key, value))
         if tile.key_mask is not None:
             tile.key_mask = KeyMask(tile.cut(tile.key_mask.allowed), tile.cut(tile.key_mask.added))
-    return attend_tile(tile, query, key, value, explicit_softmax=explicit_softmax)
+    return attend_tile(tile, query, key, value, runtime)
 
 
 def _padded(query: GraphValue, missing: GraphValue) -> GraphValue:

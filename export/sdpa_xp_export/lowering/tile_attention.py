@@ -11,6 +11,7 @@ from sdpa_xp_export._call.mask_analysis import has_empty_rows, is_only_causal
 from sdpa_xp_export._call.operands import Initializer, Input
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.lengths import joint_shape
+from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.lowering.biases import add_biases
 from sdpa_xp_export.lowering.masks import AllowedPairs, all_allowed, both_allow
 from sdpa_xp_export.lowering.tile import GraphTile
@@ -26,22 +27,24 @@ def scale_query(tile: GraphTile, query: GraphValue) -> GraphValue:
 
 
 def attend_tile(
-    tile: GraphTile, query: GraphValue, key: GraphValue, value: GraphValue, *, explicit_softmax: bool = False
+    tile: GraphTile, query: GraphValue, key: GraphValue, value: GraphValue, runtime: Runtime
 ) -> dict[str, GraphValue]:
     """query from `scale_query`, key, value -> the outputs of the call, by name.
 
-    With `explicit_softmax`, exponentials and their sum are written instead of a Softmax.
+    Exponentials and their sum are written instead of a Softmax where that has no room for sinks, returns no
+    log-sum-exp, or hides NaN, which would hide it in a row that attends it, too.
     """
     call = tile.call
-    # A Softmax node has no room for sinks, and returns no log-sum-exp.
-    explicit_softmax = explicit_softmax or call.sinks is not None or "lse" in call.outputs
+    explicit_softmax = runtime.softmax_hides_nan or call.sinks is not None or "lse" in call.outputs
+    if runtime.exp_hides_nan:  # in its Softmax, too, if that is not one kernel with the products
+        explicit_softmax = explicit_softmax or call.outputs != ("output",)
     # A query that is inf or NaN makes the scores of masked keys NaN. A Softmax node returns NaN for its row in
     # any case, unless the row has no key; but a soft cap and an explicit softmax may return numbers.
     may_add = not explicit_softmax and call.softcap is None
     scores, allowed = masked_scores(tile, query, key, may_add=may_add)
     # Weights and scores have the whole batch, of which the values alone may have an axis.
     scores = scores if call.outputs == ("output",) else _expand_to_batch(tile, scores)
-    weights, lse = _explicit_softmax(tile, scores) if explicit_softmax else (_softmax(scores), None)
+    weights, lse = _explicit_softmax(tile, scores, runtime) if explicit_softmax else (_softmax(scores), None)
     if isinstance(allowed, GraphValue) and tile.hides_keys:
         # The weight of a masked pair is 0, but 0 * NaN is NaN: what no query attends becomes 0 first.
         value = xp.where(is_attended(allowed, int(value.dims[-3])), value, 0.0)
@@ -99,7 +102,9 @@ def _softmax(scores: GraphValue) -> GraphValue:
     return scores.graph.add("Softmax", scores, dtype=scores.elem_type, shape=scores.dims, axis=-1)
 
 
-def _explicit_softmax(tile: GraphTile, scores: GraphValue) -> tuple[GraphValue, GraphValue | None]:
+def _explicit_softmax(
+    tile: GraphTile, scores: GraphValue, runtime: Runtime
+) -> tuple[GraphValue, GraphValue | None]:
     """scores -> exp(s - m) / l and, if the call asks for it, m + log(l); sinks count in m and in l."""
     call = tile.call
     m = ops.reduce("ReduceMax", scores)
@@ -109,6 +114,8 @@ def _explicit_softmax(tile: GraphTile, scores: GraphValue) -> tuple[GraphValue, 
         m = xp.maximum(m, sinks)
     shift = xp.where(xp.is_masked(m), 0.0, m)  # -inf - -inf would be NaN
     p = xp.exp(scores - shift)
+    if runtime.exp_hides_nan:
+        p = xp.where(xp.isnan(scores), scores, p)
     l = ops.reduce("ReduceSum", p)
     if sinks is not None:
         l = l + xp.exp(sinks - shift)

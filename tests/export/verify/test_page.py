@@ -128,7 +128,7 @@ def test_says_what_the_report_says(report: Report) -> None:
     assert facts["query"] == "float32[3,2,5,16]"
     assert facts["attn_mask"] == "causal(offset='lower_right')"
     assert facts["outputs"] == "output, lse"
-    assert facts["onnxruntime"] == report.onnxruntime
+    assert facts["ran on"] == report.engine == f"onnxruntime {report.onnxruntime}"
     assert facts["form"] == f"{report.form} ({report.reason})"
     assert (parsed.all("h1")[0][1], parsed.all("span")[0][1]) == ("a.onnx: ", "agrees")
     assert " ".join(str(report).split()) in [text for _, text in parsed.all("p")]
@@ -167,7 +167,9 @@ def test_what_a_model_says_is_no_markup(report: Report) -> None:
     placed = Placement(EVIL, EVIL, EVIL, "another")
     runs = tuple(replace(run, inputs=EVIL, provider=EVIL, output=EVIL) for run in report.runs)
     runs = (*runs, replace(runs[0], provider="another", output="another"))
-    evil = replace(report, form=EVIL, reason=EVIL, onnxruntime=EVIL, runs=runs, placements=(placed,))
+    evil = replace(
+        report, form=EVIL, reason=EVIL, onnxruntime=EVIL, engine=EVIL, runs=runs, placements=(placed,)
+    )
     text = page(evil, EVIL, [EVIL])
     parsed = Parsed(text)
     assert parsed.all("script") == []

@@ -1,0 +1,152 @@
+"""Other engines than onnxruntime: what `verify` runs in them, and how it says what they cannot do."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from command import refused, run
+from feature_calls import features
+from internals import override
+
+from sdpa_xp import masks, scaled_dot_product_attention
+from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
+from sdpa_xp_export.export import export_call
+
+X = TensorSpec("float32", ("B", 2, "L", 8))
+RUNTIMES = {"reference": "onnx", "openvino": "openvino>=2026.4;cpu"}
+ENGINES = ["reference", pytest.param("openvino", marks=pytest.mark.needs("openvino"))]
+# Calls whose graphs have something that one of the engines was seen to compute wrong. All are run, with fewer
+# kinds of inputs, by quality/runtime/test_onnx_reference.py and test_openvino.py.
+CALLS = [
+    ("mask: padding and causal", "bfloat16"),
+    ("lse, padding, sinks", "float32"),
+    ("weights", "float32"),
+    ("bias: alibi", "float16"),
+    ("long, window", "float32"),
+]
+
+
+@pytest.mark.usefixtures("short_verify")
+@pytest.mark.parametrize(("name", "dtype"), CALLS)
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_graph_for_the_engine_is_right_there(engine: str, name: str, dtype: str) -> None:
+    report = verify(export_call(features(dtype)[name], runtime=RUNTIMES[engine]), engine=engine)
+    assert report.agrees, str(report)
+    assert not report.notes
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_report_names_the_engine(engine: str) -> None:
+    """In a process of its own, as a user has it."""
+    model = export_attention(X, X, X, is_causal=True, runtime=RUNTIMES[engine])
+    report = verify(model, engine=engine, seed=0)
+    assert report.agrees
+    name = {"reference": f"ONNX's reference evaluator {onnx.__version__}", "openvino": "OpenVINO 2026."}[engine]
+    assert report.engine.startswith(name)
+    assert f"runs on {name}" in " ".join(str(report).split())
+    assert report.onnxruntime == ""
+    assert report.placements
+    assert not report.fell_back
+    if engine == "openvino":
+        assert report.math_mode.startswith(
+            "float32 (OpenVINO: INFERENCE_PRECISION_HINT=f32, its default here is "
+        )
+
+
+@pytest.mark.usefixtures("short_verify")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_wrong_model_disagrees(engine: str) -> None:
+    model = export_attention(X, X, X, runtime=RUNTIMES[engine])
+    for node in model.graph.node:
+        if node.op_type == "Softmax":
+            node.attribute[0].i = -2
+    for loop in model.graph.node:
+        for body in (attribute.g for attribute in loop.attribute if attribute.name == "body"):
+            for node in body.node:
+                if node.op_type == "Softmax":
+                    node.attribute[0].i = -2
+    assert not verify(model, engine=engine).agrees
+
+
+@pytest.mark.usefixtures("short_verify")
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_layer(engine: str) -> None:
+    def layer(x: Any) -> Any:
+        return scaled_dot_product_attention(x * 2, x, x, is_causal=True)
+
+    report = verify_layer(to_onnx(layer, X, runtime=RUNTIMES[engine]), layer, engine=engine)
+    assert report.agrees, str(report)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_form_that_the_engine_cannot_read_is_one_line(engine: str) -> None:
+    fixed = TensorSpec("float32", (1, 2, 16, 8))
+    model = export_attention(fixed, fixed, fixed, is_causal=True, form="grouped_query")
+    with pytest.raises(ValueError, match=r"^verify: .* must load `model`; .*GroupQueryAttention") as caught:
+        verify(model, engine=engine)
+    assert "\n" not in str(caught.value)
+    assert "the file is for onnxruntime>=1.28;cpu, and not for" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (
+            {"engine": "openvine"},
+            r"`engine` must be onnxruntime, openvino, reference; got .*The nearest is 'openvino'",
+        ),
+        ({"engine": None}, "`engine` must be onnxruntime, openvino, reference; got engine=None"),
+        ({"engine": ["reference"]}, "`engine` must be onnxruntime, openvino, reference"),
+        (
+            {"engine": "reference", "provider": "cuda"},
+            "`provider` must be None or 'cpu' if `engine` is 'reference'; got provider='cuda'",
+        ),
+    ],
+)
+def test_what_is_no_engine_is_refused_before_the_model_is_read(said: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=f"^verify: {words}"):
+        verify("no such file.onnx", **said)
+
+
+def test_an_engine_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "openvino", raising=False)
+    override(monkeypatch, "find_spec", lambda _name: None)
+    words = r"^verify: openvino must be installed; .* pip install '\.\[openvino\]'"
+    with pytest.raises(ModuleNotFoundError, match=words):
+        verify(export_attention(X, X, X), engine="openvino")
+
+
+def test_ids_of_64_bits_are_refused_for_openvino() -> None:
+    def ids(dtype: str) -> TensorSpec:
+        return TensorSpec(dtype, ("B", "L"))
+
+    words = r"`query_ids` must not be int64 for openvino, .* in 32 bits; .*\. Pass it in int32\."
+    with pytest.raises(TypeError, match=f"^export_attention: {words}"):
+        export_attention(X, X, X, masks.document(ids("int64")), runtime=RUNTIMES["openvino"])
+    export_attention(X, X, X, masks.document(ids("int32")), runtime=RUNTIMES["openvino"])
+
+
+@pytest.mark.parametrize("form", ["attention", "multi_head", "grouped_query"])
+def test_forms_that_openvino_computes_wrong_are_refused(form: str) -> None:
+    with pytest.raises(
+        ValueError, match=rf"`form` cannot be '{form}': OpenVINO.*`form='auto'` chooses 'primitive'"
+    ):
+        export_attention(X, X, X, form=form, runtime=RUNTIMES["openvino"])
+
+
+def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = save(export_attention(X, X, X, runtime="onnx"), tmp_path / "a.onnx")
+    code, out, _ = run(capsys, "verify", path, "--engine", "reference", "--require-runtime")
+    assert code == 0
+    assert f"runs on ONNX's reference evaluator {onnx.__version__}\n" in out
+    other = save(export_attention(X, X, X, form="primitive"), tmp_path / "b.onnx")
+    code, out, _ = run(capsys, "verify", other, "--engine", "reference", "--require-runtime")
+    assert code == 1
+    assert "FAILS: the file is for onnxruntime>=1.28;cpu, and not for ONNX's reference evaluator" in out
+    assert "`--engine` must be onnxruntime, openvino, reference" in refused(
+        capsys, "verify", path, "--engine", "tract"
+    )
