@@ -213,9 +213,12 @@ class Scores(NamedTuple):
         The scores may lie in buffers, which the next tile uses again.
         """
         keys, has_biases = self.key.slices(self.grid, transposed=True), len(self.options.biases) > 0
+        rules = self.tangent_rules
+        if rules is not None and not self.options.may_mask:
+            rules = None
         for tile, allowed in self.tiles(rows, plan, trims=leaves_mask):
             part = query if tile.rows == rows else query[rows_within(tile, rows)]
-            s = capped = self.products(part, keys(tile.columns), allowed)
+            s = capped = self.products(part, keys(tile.columns), allowed, rules)
             attends: Allowed = True if leaves_mask else allowed
             if has_biases or attends is not True:
                 s, attends = self.with_biases(tile, capped, attends)
@@ -235,16 +238,22 @@ class Scores(NamedTuple):
             return query * scale
         return differentiable_product(self.tangent_rules, self.xp, operator.mul, query, scale)
 
-    def products(self, query: Array, transposed_keys: Array, allowed: Allowed = True) -> Array:
+    def products(
+        self,
+        query: Array,
+        transposed_keys: Array,
+        allowed: Allowed = True,
+        rules: TangentRules | None = None,
+    ) -> Array:
         """Return the soft-capped products of a `scaled_query` with keys (..., H, E, columns)."""
         xp, softcap = self.grid.xp, self.options.softcap
         buffer = None if self.buffers is None else self.buffers.scores
-        if self.tangent_rules is None or not self.options.may_mask:
+        if rules is None:
             scores = matmul_grouped(xp, query, transposed_keys, buffer)
         else:
             has_slope = self.options.has_slope or self.options.has_functions
             scores = differentiable_product(
-                self.tangent_rules,
+                rules,
                 xp,
                 partial(matmul_grouped, xp),
                 query,

@@ -99,16 +99,17 @@ def attend_with_running_shift(
 ) -> RowResult:
     """Return the attention of a `scaled_query`, with the largest score of each row as m."""
     xp, dropout, values = scores.grid.xp, scores.options.dropout, value.slices(scores.grid)
+    rules = scores.tangent_rules
 
     def summands(tile: Tile, p: Array, allowed: Allowed, _: Array, memory: Buffer | None) -> Iterator[Array]:
         yield xp.sum(p, axis=-1, keepdims=True)
         # Dropout comes after the sum: the weights are normalised before some are dropped.
         kept = p if dropout is None else dropout.apply(tile, p)
         # No name for the values: a copy from a paged cache would live until the next copy has been made.
-        if scores.tangent_rules is None or isinstance(allowed, bool) or guard == "none":
+        if rules is None or isinstance(allowed, bool) or guard == "none":
             yield weigh(xp, kept, values(tile.columns), allowed, guard, memory)
         else:
-            yield weigh_differentiably(scores.tangent_rules, xp, kept, values(tile.columns), allowed, guard)
+            yield weigh_differentiably(rules, xp, kept, values(tile.columns), allowed, guard)
 
     start = None if scores.options.sinks is None else sums_without_keys(scores, query, 2)
     m, (l, o) = running_sums(scores, query, plan, rows, summands, start) or sums_without_keys(scores, query, 2)
@@ -134,7 +135,7 @@ def running_sums(
     `start` are those of the sinks, if there are some. Without, rows that meet no key have no sums. With
     `has_fixed_shift`, which needs buffers, m is 0: check the result with `is_accurate`.
     """
-    xp, buffers, state = scores.grid.xp, scores.buffers, start
+    xp, buffers, state, rules = scores.grid.xp, scores.buffers, start, scores.tangent_rules
     for tile, s, allowed, products in scores.computed_tiles(rows, plan, query, keeps_products=keeps_products):
         m: Array | None = None
         rescale: Array | None = None
@@ -145,7 +146,7 @@ def running_sums(
             if state is not None and state[0] is not None:
                 m = xp.maximum(state[0], m)
             # The result does not depend on m, and its derivative would be a pass over the tile.
-            m = m if scores.tangent_rules is None else scores.tangent_rules.constant(m)
+            m = m if rules is None else rules.constant(m)
             shift = finite_shift(xp, m)
             p = _exp(buffers, xp, s, shift)
             if state is not None and state[0] is not None:

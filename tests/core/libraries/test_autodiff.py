@@ -219,9 +219,11 @@ def test_a_nan_shows_where_it_is_attended(library: Library, softcap: float | Non
     arrays = [rng.standard_normal((2, length, 4)) for length in (7, 9, 9)]
     arrays[1][:, 4] = math.nan
     by = Transformations(library)
+    with library.guard():
+        mask = library.put(np.tri(7, 9, dtype=bool))
 
     def function(*inputs: Any) -> Any:
-        output = attend(*inputs, is_causal=True, softcap=softcap, implementation="xp")
+        output = attend(*inputs, mask, softcap=softcap, implementation="xp")
         return (output * output,)
 
     with library.guard():
