@@ -91,7 +91,7 @@ WORDS = {
     "how-to/export-a-layer/#use-torchs-exporter": "torch.onnx.export dynamo",
     "how-to/frameworks/#flax": "flax equinox keras",
     "tutorials/train-in-numpy/#a-second-order-step": "newton hessian conjugate second order optimizer",
-    "how-to/log-sum-exp/": "logsumexp lse loss losses kernel kernels",
+    "how-to/log-sum-exp/": "logsumexp loss losses",
     "how-to/log-sum-exp/#cross-entropy-over-many-classes": "cross entropy vocabulary softmax loss linear fused",
     "how-to/log-sum-exp/#contrastive-losses": "infonce clip simclr contrastive loss",
     "how-to/log-sum-exp/#kernel-density": "kde density mean-shift meanshift",
