@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from command import QKV, run
 from edits import changed_output
-from internals import comparison, program
+from internals import comparison, program, say_table
 
 from sdpa_xp_export import TensorSpec, export_attention, save
 from sdpa_xp_export.cli import main
@@ -204,3 +204,15 @@ def test_shell_completion(
 
 def test_completion_can_be_installed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--install-completion" in run(capsys, "--help")[1]
+
+
+def test_a_number_is_not_broken_on_a_narrow_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two halves of one would read as two numbers; words are broken instead."""
+    for name, text in {"COLUMNS": "24", "TERM": "xterm", "FORCE_COLOR": "1"}.items():
+        monkeypatch.setenv(name, text)
+    say_table(["form", "error"], [["grouped_query, tiled", "1.2345678e-07"]])
+    printed = capsys.readouterr().out
+    assert "1.2345678e-07" in printed
+    assert "grouped_query, tiled" not in printed
