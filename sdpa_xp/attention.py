@@ -275,7 +275,7 @@ def compute_state(
             from sdpa_xp import recorded  # few programs need it
 
             output, column = recorded.attend_with_lse(call, options)
-            lse: Array | None = column[..., 0]
+            lse: Array | None = call.connected_lse(column)
         else:
             output, lse = _attend_portably(call, with_lse=True)
         lse = call.remove_head_axis(to_base(cast(Array, lse), base))
