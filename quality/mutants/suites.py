@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, groupby
 from pathlib import Path
-
-import coverage
+from typing import TYPE_CHECKING
 
 from quality.mutants.sites import Mutant
+
+if TYPE_CHECKING:
+    import coverage
 
 SUITES = {
     "numpy": ["tests/core", "--backends=numpy"],
@@ -134,6 +136,8 @@ class Recording:
 
     @cached_property
     def data(self) -> coverage.CoverageData:
+        import coverage  # the tests have no need of it
+
         data = coverage.CoverageData(str(self.folder / f"{self.suite}.coverage"))
         data.read()
         return data
