@@ -5,14 +5,14 @@ Imported when torch first differentiates a call, as the classes derive from torc
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from itertools import zip_longest
 from typing import Any
 
 from sdpa_xp._libraries.capabilities import Operation
 
-torch: Any = sys.modules["torch"]
+torch: Any = import_module("torch")
 MOST_SCORES_AT_ONCE = 2**20
 """The scores of all entries of a `vmap` that plain operations compute at once; more are computed one by one."""
 
