@@ -3,8 +3,7 @@
 A mask is a lightweight object that says which pairs may attend. Bound to the grid of a call it becomes a
 pattern (`patterns.py`).
 
-To add a mask, write a file with a function, a `Mask` whose fields are the arguments of the function, and a
-`Pattern`; and import the function in `__init__.py`.
+docs/project/extending.md says how to add one.
 """
 
 from __future__ import annotations

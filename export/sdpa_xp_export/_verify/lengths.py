@@ -163,7 +163,7 @@ def _with_room(call: ExportCall, lengths: Lengths) -> Lengths:
 
 
 def lengths_beside(numbers: Sequence[int], *, thorough: bool) -> Iterator[int]:
-    """Yield the lengths on each side of numbers, which rise; by default of the smallest alone."""
+    """Yield the lengths on each side of numbers, which rise; by default of the first few alone."""
     for number in numbers if thorough else numbers[:MOST_CONSTANTS]:
         yield from (number + side for side in ((-1, 0, 1, 2, 3) if thorough else (0, 2)))
 
