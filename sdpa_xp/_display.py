@@ -209,6 +209,12 @@ def _shape(value: ScoreModifier) -> Shape:
             queries = size
         elif name == "key_ids":
             keys = size
+        elif name == "parents":  # as many keys of context as the drafts leave room for
+            queries, keys = size, max(size, LEAST)
+        elif name == "table" and isinstance(argument, tuple):
+            of_block = getattr(value, "size", None) or (2, 2)
+            queries, keys = len(argument[0]) * of_block[0], len(argument[0][0]) * of_block[1]
+            leading = (1, len(argument))
         elif name in ("boolean", "array") and is_array(argument):
             *leading_axes, queries, keys = (1, 1, *argument.shape)[-max(len(argument.shape), 2) :]
             leading = tuple(leading_axes)

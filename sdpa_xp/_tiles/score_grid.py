@@ -28,6 +28,7 @@ from sdpa_xp._libraries import are_consecutive, is_array, library_of, rows_at
 from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.protocols import Access, Array, Device, Dtype, Namespace, Shape
 from sdpa_xp._tiles.on_device import SIDE, BlockBounds, PaddedLengths, Questions, ask_block_bounds, put_once
+from sdpa_xp.errors import ArgumentValueError
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -215,9 +216,13 @@ class ScoreGrid:
         if self.input_dtype is not None:
             check_added_dtype(self.function, name, array, self.input_dtype, self.dtype)
 
-    def lengths(self, _name: str) -> tuple[int, int]:
-        """Return how far the positions of the queries and of the keys go; a graph may not know it."""
-        return self.queries + self.position + self.position_spread, self.keys
+    def lengths(self, name: str, letters: str = "LS") -> list[int]:
+        """Return how far the places of the queries and of the keys go; a graph may not know it."""
+        if self.position < 0:
+            rule = f"`{name}` must be used with at most as many queries as keys in a cache"
+            raise ArgumentValueError(self.function, rule, {"L": self.queries, "S": self.keys})
+        ends = {"L": self.queries + self.position + self.position_spread, "S": self.keys}
+        return [ends[letter] for letter in letters]
 
     def put(self, numbers: Sequence[float], dtype: Dtype) -> Array:
         """Return a list of numbers as an array; a device that has to be waited for gets each list once."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, cast
 
 from sdpa_xp._checks.keywords import check_integer, explains_keywords
 from sdpa_xp._checks.messages import shown
-from sdpa_xp._libraries import is_array, library_of
+from sdpa_xp._libraries import has_override, is_array, library_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, Tile
@@ -37,7 +37,7 @@ def blocks(table: Sequence[Sequence[object]] | AnyArray, size: int | tuple[int, 
         table: Booleans (rows, columns), or (Hq, rows, columns) with a table for each query head: nested lists
             or a boolean array. A row is for a block of queries, a column for a block of keys.
         size: The tokens of a block, or its (queries, keys); the last block may be shorter. None
-            divides the L queries and the S keys equally, rounded up. With a cache, i and j are positions.
+            divides the L queries and the S keys equally, rounded up. In a cache, i and j count its tokens.
 
     Returns:
         The mask. It stores the table alone; tiles in which no block attends are skipped.
@@ -78,7 +78,7 @@ def _tables(table: object) -> tuple[Table, ...]:
     rule = "`table` must hold booleans, (rows, columns) or (Hq, rows, columns)"
     if is_array(table):
         library = library_of(table)
-        if library.is_traced(table):
+        if has_override(table) or library.is_traced(table):
             hint = "Pass nested lists, or an array that is made outside of the jit."
             raise ArgumentTypeError("blocks", "`table` must have known values", {"table": shown(table)}, hint)
         table = library.to_list(table)
@@ -106,6 +106,7 @@ class Blocks(Mask):
     """Made by `blocks`."""
 
     name = "blocks"
+    counts = "slots"
     table: tuple[Table, ...]
     size: tuple[int, int] | None = None
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from sdpa_xp._checks.keywords import check_choice, check_flag, check_integer, explains_keywords
+from sdpa_xp._libraries import has_override, is_array, is_traced, library_of
 from sdpa_xp._libraries.protocols import Array, Namespace
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, Tile, both
@@ -42,8 +43,8 @@ def neighbourhood(
 
     Args:
         shape: The number of places along each axis, such as (height, width) of an image or (time, height,
-            width) of a video. The tokens lie in C order: the last axis changes fastest. With a cache, they are
-            the first places.
+            width) of a video. The tokens lie in C order: the last axis changes fastest. With a cache, its
+            tokens are the first places.
         radius: How far a token sees along each axis, on either side, at least 0: 3 is a window of 7. One number
             for all axes, or one for each.
         dilation: The distance between neighbours along each axis, at least 1.
@@ -59,8 +60,8 @@ def neighbourhood(
     Raises:
         TypeError: An argument is not of the types above.
         ValueError: `shape` has not 1 to 3 axes, an argument has not one element for each axis, or the
-            neighbours do not fit an axis: (2 * radius + 1) * dilation must be at most its length, unless
-            `borders` is "cut". When a call uses the mask: it has more tokens than `shape` has places.
+            neighbours do not fit an axis: (2 * radius + 1) * dilation must be at most its length, unless the
+            window is cut there. When a call uses the mask: it has more tokens than `shape` has places.
 
     Examples:
         >>> from sdpa_xp import masks
@@ -75,6 +76,7 @@ def neighbourhood(
         Hassani et al., "Neighborhood Attention Transformer", arXiv 2204.07143, section 3.1; with `dilation`,
         Hassani and Shi, arXiv 2209.15001, section 3.1.
     """
+    shape = _listed(shape)
     if not isinstance(shape, tuple | list):
         rule = "`shape` must be the number of places along each axis, such as (height, width)"
         raise ArgumentTypeError(NAME, rule, {"shape": repr(shape)})
@@ -92,12 +94,21 @@ def neighbourhood(
         if axis.kind != "cut" and axis.window * axis.step > axis.length:
             rule = "`shape` must have room for the neighbours of a token: (2 * radius + 1) * dilation places"
             got = {"shape": shape, "radius": radius, "dilation": dilation}
-            raise ArgumentValueError(NAME, rule, got, 'borders="cut" leaves out neighbours that lie outside.')
+            is_shifted = axis.kind == "shifted"
+            hint = 'borders="cut" leaves out neighbours that lie outside.' if is_shifted else ""
+            raise ArgumentValueError(NAME, rule, got, hint)
     return mask
+
+
+def _listed(value: Any) -> Any:
+    """Return an array of numbers as a list."""
+    has_axis = is_array(value) and not has_override(value) and value.ndim == 1 and not is_traced(value)
+    return library_of(value).to_list(value) if has_axis else value
 
 
 def _of_axes(name: str, value: T | Sequence[T], count: int) -> Sequence[T]:
     """Return one value for each axis."""
+    value = _listed(value)
     if not isinstance(value, tuple | list):
         return (cast(T, value),) * count
     if len(value) != count:
@@ -111,6 +122,7 @@ class Neighbourhood(Mask, Pattern):
     """Made by `neighbourhood`."""
 
     name = NAME
+    counts = "slots"
     ignores_heads = True
     shape: tuple[int, ...]
     radius: tuple[int, ...]

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from sdpa_xp._checks.integers import Integers, IntegersLike, check_offset
 from sdpa_xp._checks.keywords import check_integer, explains_keywords
-from sdpa_xp._libraries import is_array, library_of
+from sdpa_xp._libraries import has_override, is_array, library_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, Tile
@@ -37,7 +37,8 @@ def tree(parents: Sequence[int] | AnyArray, *, offset: IntegersLike | Literal["l
         parents: The number of the draft that each draft follows, below its own; -1 for those that follow the
             context. A list of L integers, or an integer array of them.
         offset: The position of the first draft among the keys, as for `causal`. "lower_right" is S - L: the
-            drafts are the last keys. A cache sets the position itself.
+            drafts are the last keys. In a cache they stand behind all tokens before them, whatever their
+            positions.
 
     Returns:
         The mask. It stores a few numbers for each draft. Keys behind the drafts are not attended to.
@@ -62,7 +63,7 @@ def tree(parents: Sequence[int] | AnyArray, *, offset: IntegersLike | Literal["l
     """
     if is_array(parents):
         library = library_of(parents)
-        if library.is_traced(parents) or parents.ndim != 1:
+        if has_override(parents) or library.is_traced(parents) or parents.ndim != 1:
             rule = "`parents` must be a list of integers, or an array of them with one axis and known values"
             raise ArgumentTypeError("tree", rule, {"parents.shape": parents.shape})
         parents = library.to_list(parents)
@@ -83,12 +84,13 @@ class DraftTree(Mask):
     """Made by `tree`."""
 
     name = "tree"
-    counts = "distances"
+    counts = "slots"
     ignores_heads = True
     parents: tuple[int, ...]
     offset: IntegersLike | Literal["lower_right"] = 0
 
     def bind(self, grid: ScoreGrid) -> Pattern:
+        grid.lengths("attn_mask.parents", "L")  # a graph with a cache is refused
         offset = grid.check_offset("attn_mask.offset", self.offset)
         first, last = preorder(self.parents)
         entered = grid.check_ids("attn_mask.parents", first, grid.queries, "L")

@@ -112,12 +112,13 @@ class FormulaGrid:
     def check_dtype(self, name: str, array: Any) -> None:
         check_added_dtype(self.function, name, array, cast(Any, self.input_dtype), cast(Any, self.dtype))
 
-    def lengths(self, name: str) -> tuple[int, int]:
-        sizes, position = self.tile.call.sizes, self.tile.lengths.position
-        if not (isinstance(sizes.queries, int) and isinstance(sizes.keys, int) and isinstance(position, int)):
+    def lengths(self, name: str, letters: str = "LS") -> list[int]:
+        sizes = {"L": self.tile.call.sizes.queries, "S": self.tile.call.sizes.keys}
+        known = [size for letter, size in sizes.items() if letter in letters and isinstance(size, int)]
+        if len(known) < len(letters) or self.tile.call.cached:
             rule = f"`{name}` must be used without a cache, and with lengths that are numbers and not names"
-            raise ArgumentTypeError(self.function, rule, {"L": sizes.queries, "S": sizes.keys})
-        return sizes.queries + position, sizes.keys
+            raise ArgumentTypeError(self.function, rule, sizes)
+        return known
 
     def put(self, numbers: Sequence[float], dtype: Dtype) -> GraphValue:
         return self.tile.graph.constant(numbers, str(dtype))

@@ -97,6 +97,27 @@ def test_a_tree_stands_behind_what_a_cache_holds(rng: np.random.Generator, conte
         np.testing.assert_allclose(result, expected, atol=1e-6)
 
 
+def test_drafts_that_share_positions_are_told_apart_by_their_places(rng: np.random.Generator) -> None:
+    """Also behind tokens that stand far apart."""
+    parents = [-1, -1, 0, 1]
+    query, key, value = draw(rng, (2, 4, 8), (2, 24, 8), (2, 24, 8))
+    held = KVCache(key[:, :20], value[:, :20], positions=[*range(10), *range(90, 100)])
+    drafts = held.append(key[:, 20:], value[:, 20:], positions=[100, 100, 101, 101])
+    expected = scaled_dot_product_attention(query, key, value, ancestors(parents, 20, 24))
+    np.testing.assert_allclose(drafts.attend(query, attn_mask=masks.tree(parents)), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("mask", [masks.neighbourhood((4, 4), 1), masks.blocks(np.eye(4, dtype=bool), 4)])
+def test_places_are_those_in_a_cache_whatever_the_positions(rng: np.random.Generator, mask: masks.Mask) -> None:
+    query, key, value = draw(rng, (1, 3, 4), (1, 12, 4), (1, 12, 4))
+    caches = KVCache(key, value), KVCache(key, value, first_position=100)
+    results = [cache.attend(query, attn_mask=mask, is_causal=False) for cache in caches]
+    np.testing.assert_array_equal(*results)
+    short = KVCache(key[:, :2], value[:, :2])
+    with pytest.raises(ValueError, match="must be used with at most as many queries as keys in a cache"):
+        short.attend(query, attn_mask=mask, is_causal=False)
+
+
 def test_a_table_for_each_head(rng: np.random.Generator) -> None:
     table = rng.random((4, 3, 5)) < 0.5
     query, key, value = draw(rng, (2, 4, 9, 8), (2, 2, 10, 8), (2, 2, 10, 8))
