@@ -130,6 +130,11 @@ def _signed(function: str, name: str, array: Array) -> Array:
     return xp.astype(array, dtype)
 
 
+def has_values(array: Any) -> bool:
+    """Return whether the elements of an array can be read now; a spec of the exporter has none."""
+    return not has_override(array) and hasattr(array, "__getitem__") and not is_traced(array)
+
+
 def frozen(value: Any) -> Any:
     """Return a list as a tuple, an array as a copy and a NumPy integer as an int: their owner is immutable."""
     if isinstance(value, numbers.Integral) and not isinstance(value, bool):

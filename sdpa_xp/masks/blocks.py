@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
+from sdpa_xp._checks.integers import has_values
 from sdpa_xp._checks.keywords import check_integer, explains_keywords
 from sdpa_xp._checks.messages import shown
-from sdpa_xp._libraries import has_override, is_array, library_of
+from sdpa_xp._libraries import is_array, library_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, Tile
@@ -77,11 +78,10 @@ def _tables(table: object) -> tuple[Table, ...]:
     """Check the table, and return one for each head, or one for all."""
     rule = "`table` must hold booleans, (rows, columns) or (Hq, rows, columns)"
     if is_array(table):
-        library = library_of(table)
-        if has_override(table) or library.is_traced(table):
+        if not has_values(table):
             hint = "Pass nested lists, or an array that is made outside of the jit."
             raise ArgumentTypeError("blocks", "`table` must have known values", {"table": shown(table)}, hint)
-        table = library.to_list(table)
+        table = library_of(table).to_list(table)
     shape, inner = [], table
     while isinstance(inner, tuple | list):
         shape.append(len(inner))

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
+from sdpa_xp._checks.integers import has_values
 from sdpa_xp._checks.keywords import check_choice, check_flag, check_integer, explains_keywords
-from sdpa_xp._libraries import has_override, is_array, is_traced, library_of
+from sdpa_xp._libraries import is_array, library_of
 from sdpa_xp._libraries.protocols import Array, Namespace
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, Tile, both
@@ -102,8 +103,8 @@ def neighbourhood(
 
 def _listed(value: Any) -> Any:
     """Return an array of numbers as a list."""
-    has_axis = is_array(value) and not has_override(value) and value.ndim == 1 and not is_traced(value)
-    return library_of(value).to_list(value) if has_axis else value
+    is_listed = is_array(value) and has_values(value) and value.ndim == 1
+    return library_of(value).to_list(value) if is_listed else value
 
 
 def _of_axes(name: str, value: T | Sequence[T], count: int) -> Sequence[T]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from sdpa_xp._checks.integers import Integers, IntegersLike, check_offset
+from sdpa_xp._checks.integers import Integers, IntegersLike, check_offset, has_values
 from sdpa_xp._checks.keywords import check_integer, explains_keywords
-from sdpa_xp._libraries import has_override, is_array, library_of
+from sdpa_xp._libraries import is_array, library_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, Tile
@@ -62,11 +62,10 @@ def tree(parents: Sequence[int] | AnyArray, *, offset: IntegersLike | Literal["l
         section 2.1.2.
     """
     if is_array(parents):
-        library = library_of(parents)
-        if has_override(parents) or library.is_traced(parents) or parents.ndim != 1:
+        if not has_values(parents) or parents.ndim != 1:
             rule = "`parents` must be a list of integers, or an array of them with one axis and known values"
             raise ArgumentTypeError("tree", rule, {"parents.shape": parents.shape})
-        parents = library.to_list(parents)
+        parents = library_of(parents).to_list(parents)
     if not isinstance(parents, tuple | list):
         raise ArgumentTypeError("tree", "`parents` must be a list of integers", {"parents": repr(parents)})
     numbers = tuple(

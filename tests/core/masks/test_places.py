@@ -101,8 +101,8 @@ def test_drafts_that_share_positions_are_told_apart_by_their_places(rng: np.rand
     """Also behind tokens that stand far apart."""
     parents = [-1, -1, 0, 1]
     query, key, value = draw(rng, (2, 4, 8), (2, 24, 8), (2, 24, 8))
-    held = KVCache(key[:, :20], value[:, :20], positions=[*range(10), *range(90, 100)])
-    drafts = held.append(key[:, 20:], value[:, 20:], positions=[100, 100, 101, 101])
+    context = KVCache(key[:, :20], value[:, :20], positions=[*range(10), *range(90, 100)])
+    drafts = context.append(key[:, 20:], value[:, 20:], positions=[100, 100, 101, 101])
     expected = scaled_dot_product_attention(query, key, value, ancestors(parents, 20, 24))
     np.testing.assert_allclose(drafts.attend(query, attn_mask=masks.tree(parents)), expected, atol=1e-6)
 
