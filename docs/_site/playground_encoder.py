@@ -202,7 +202,8 @@ def verified() -> str:
     """Verify all graphs; return a sentence with the result. A graph that disagrees stops the build."""
     runs = 0
     for name, (layer, model) in layers().items():
-        report = verify_layer(model, layer, draw={"x": _vectors_of_any_length})
+        # One seed, so that a site is built as it was before.
+        report = verify_layer(model, layer, draw={"x": _vectors_of_any_length}, seed=0)
         if not report.agrees:
             raise ValueError(f"{name}: {report}")
         runs += len(report.runs)

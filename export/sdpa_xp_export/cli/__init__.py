@@ -91,7 +91,8 @@ def _code(arguments: list[str]) -> int:
     except ImportError as error:
         extra = "demo" if arguments[:1] == ["demo"] else "cli,export"
         missing = error.__cause__ or error  # the error itself has a hint for those who import the package
-        code, failure = BAD_ARGUMENTS, f"{missing}. {install_hint(extra)}"
+        hint = "" if "pip install" in str(missing) else f". {install_hint(extra)}"
+        code, failure = BAD_ARGUMENTS, f"{missing}{hint}"
     except ModelFailedError as error:
         code, failure = DISAGREES, str(error)
     except (ValueError, TypeError, OSError) as error:

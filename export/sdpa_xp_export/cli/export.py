@@ -169,7 +169,18 @@ def export(
         say(f"opset: {facts['opset']}")
         say(f"runtime: {facts['runtime']}")
         file = path if str(target).startswith("-") else target  # a name that is no flag
-        say(f"next: sdpa-xp verify {shlex.quote(str(file))}")
+        say(f"next: sdpa-xp verify {shlex.quote(str(file))}{_where(str(facts['runtime']))}")
+
+
+def _where(runtime: str) -> str:
+    """Return the flags by which `verify` runs a model in what it was written for."""
+    program, _, provider = runtime.partition(";")
+    if program == STANDARD_RUNTIME:
+        return " --engine reference"
+    if program.startswith("openvino"):
+        return " --engine openvino"
+    in_browsers = {"wasm": "wasm", "webgpu": "webgpu", "web": "wasm"}
+    return f" --provider {in_browsers[provider]}" if provider in in_browsers else ""
 
 
 def _facts(model: Model, path: Path) -> dict[str, object]:

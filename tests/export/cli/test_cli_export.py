@@ -50,6 +50,24 @@ def test_prints_what_was_chosen_and_why(capsys: pytest.CaptureFixture[str], tmp_
     assert onnx.load(path).opset_import[0].version == 18
 
 
+@pytest.mark.parametrize(
+    ("runtime", "flags"),
+    [
+        ("onnx", " --engine reference"),
+        ("openvino>=2026.4;cpu", " --engine openvino"),
+        ("onnxruntime>=1.30;wasm", " --provider wasm"),
+        ("onnxruntime>=1.30;webgpu", " --provider webgpu"),
+        ("onnxruntime>=1.30;web", " --provider wasm"),
+        ("onnxruntime>=1.28;cuda", ""),
+    ],
+)
+def test_the_next_command_verifies_in_the_program_that_a_model_is_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, runtime: str, flags: str
+) -> None:
+    _, out, _ = run(capsys, "export", *QKV, "--runtime", runtime, "-o", tmp_path / "a.onnx")
+    assert out.endswith(f"next: sdpa-xp verify {tmp_path / 'a.onnx'}{flags}\n")
+
+
 def test_keys_are_those_of_self_attention(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
