@@ -91,7 +91,8 @@ def _code(arguments: list[str]) -> int:
     except ImportError as error:
         extra = "demo" if arguments[:1] == ["demo"] else "cli,export"
         missing = error.__cause__ or error  # the error itself has a hint for those who import the package
-        hint = "" if "pip install" in str(missing) else f". {install_hint(extra)}"
+        names_extras = install_hint("").partition("[")[0] in str(missing)
+        hint = "" if names_extras else f". {install_hint(extra)}"
         code, failure = BAD_ARGUMENTS, f"{missing}{hint}"
     except ModelFailedError as error:
         code, failure = DISAGREES, str(error)
