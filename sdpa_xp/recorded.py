@@ -23,6 +23,7 @@ from sdpa_xp._call.prepared_call import Derived, PreparedCall
 from sdpa_xp._checks.arrays import HLE
 from sdpa_xp._core.backward import Forward
 from sdpa_xp._core.dropout import DrawnSeed
+from sdpa_xp._derivatives import Derivable, derive, pull_back, restore, second_order
 from sdpa_xp._kernels import Kernel
 from sdpa_xp._libraries import FLOATING, access_of, astype_if_needed, dtype_name
 from sdpa_xp._libraries.capabilities import Autograd
@@ -30,7 +31,6 @@ from sdpa_xp._libraries.protocols import Access, Array
 from sdpa_xp._tiles.tile import is_masked
 from sdpa_xp.biases.algebra import ArrayBias, as_bias
 from sdpa_xp.forward_mode import jvp
-from sdpa_xp.gradients import Derivable, derive, pull_back, restore, second_order
 
 INPUTS = ("query", "key", "value")
 Parts = Sequence[Array | None]

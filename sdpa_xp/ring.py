@@ -12,7 +12,7 @@ from sdpa_xp._checks.arrays import Layout
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
 from sdpa_xp._checks.messages import shown
 from sdpa_xp._libraries import astype_if_needed, library_of
-from sdpa_xp._libraries.capabilities import DeviceRing
+from sdpa_xp._libraries.meshes import DeviceRing
 from sdpa_xp._libraries.protocols import TRACED, AnyArray, Array, Dtype, Rng
 from sdpa_xp._many import walks
 from sdpa_xp._many.blocks import take_arrays

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar, cast
 import array_api_compat as compat
 
 from sdpa_xp._libraries import capabilities
+from sdpa_xp._libraries.meshes import Meshes
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace
 
 A = TypeVar("A")
@@ -54,7 +55,7 @@ class Library:
     """How its arrays are cut into chunks, if they are lazy: their values are computed later, by tasks."""
     loops: ClassVar[capabilities.Loops | None] = None
     """The loops that its compiler keeps. Other compilers write each pass into the graph."""
-    meshes: ClassVar[capabilities.Meshes | None] = None
+    meshes: ClassVar[Meshes | None] = None
     """Its meshes of devices, if devices run one program and send each other arrays."""
     diagonals: ClassVar[capabilities.Diagonals | None] = None
     """Its views of one number for each diagonal, if arrays may have negative strides."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from sdpa_xp._checks.arrays import slice_of_axis
-from sdpa_xp._libraries.capabilities import DeviceRing
+from sdpa_xp._libraries.meshes import DeviceRing
 from sdpa_xp._libraries.protocols import Array, Namespace
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 from sdpa_xp._core.scores import BoundOptions
 from sdpa_xp._core.softmax import finite_shift
 from sdpa_xp._libraries import FLOATING, astype_if_needed, dtype_name
-from sdpa_xp._libraries.capabilities import DeviceRing
+from sdpa_xp._libraries.meshes import DeviceRing
 from sdpa_xp._libraries.protocols import Array, Part
 from sdpa_xp._many.blocks import Axis, put_blocks
 from sdpa_xp._many.schedule import Schedule

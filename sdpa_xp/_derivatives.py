@@ -1,0 +1,140 @@
+"""The derivatives of a prepared call: `gradients.py` returns them to a caller, `recorded.py` to a library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
+from typing import NamedTuple, cast
+
+from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.prepared_call import PreparedCall
+from sdpa_xp._call.tangents import bind_tangents, refuse_chunks
+from sdpa_xp._checks.arrays import swap_heads_and_length
+from sdpa_xp._core import streaming
+from sdpa_xp._core.backward import Forward, gradients
+from sdpa_xp._core.gradient_sums import gradient_targets, try_functions
+from sdpa_xp._core.products import ArraySource
+from sdpa_xp._core.second_order import gradient_tangents
+from sdpa_xp._libraries import astype_if_needed, is_traced
+from sdpa_xp._libraries.protocols import Array
+from sdpa_xp._many import graph_call
+from sdpa_xp._tiles.tile import GradientTarget
+
+
+class Derivable(NamedTuple):
+    """The output of a call, and what its gradients are computed with."""
+
+    output: Array
+    """(..., Hq, L, Ev), in the accumulation dtype."""
+    targets: Mapping[str, GradientTarget]
+    gradients: Callable[[Array], dict[str, Array]]
+    """Returns the gradient of each target from the cotangent of the output."""
+    forward: Forward | None = None
+    """What the second derivatives are computed from; None for arrays in chunks, which have none."""
+
+    def only(self, names: Collection[str]) -> Derivable:
+        """Return what the gradients of some arrays are computed with, of a call without chunks."""
+        forward = cast(Forward, self.forward).only(names)
+        return Derivable(self.output, forward.targets, partial(gradients, forward), forward)
+
+
+def derive(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
+    """Compute the output of a prepared call, and return all that the derivatives of its `arrays` need.
+
+    `arrays` are the `floating_arrays` of the call, in the caller's layout.
+    """
+    cut = graph_call(call) if call.grid.library.chunks is not None else None
+    # Before the output, so that a call that has no gradients is refused at once, and not by its pullback.
+    if call.options.biases and not call.is_empty:
+        try_functions(call.scores_without_dropout() if cut is None else cut.readable_scores())
+    scores = call.scores() if cut is None else call.scores_without_dropout()
+    if cut is None:
+        scores = call.search_inputs(scores)
+    value = ArraySource(call.arrays["value"])
+    targets, bias_names = gradient_targets(scores, call.arrays["key"], value.array, arrays)
+    if cut is not None:
+        output, lse = cut.attend(call.grid.dtype, in_parts=True)
+        return Derivable(output, targets, partial(cut.gradients, output, lse, targets, arrays))
+    plan = call.plan()
+    output, lse_parts = streaming.attend(scores, value, plan, call.grid.dtype, in_parts=True)
+    forward = Forward(scores, value, output, cast(Array, lse_parts), targets, bias_names, plan)
+    return Derivable(output, targets, partial(gradients, forward), forward)
+
+
+def pull_back(
+    call: PreparedCall, forward: Derivable, arrays: Mapping[str, Array], cotangent: Array
+) -> dict[str, Array]:
+    """Return the gradient of each target, in the shape, layout and dtype of the caller's array."""
+    if call.is_empty:
+        return {name: call.grid.xp.zeros_like(arrays[name]) for name in forward.targets}
+    computed = forward.gradients(_heads_first(call, cotangent))
+    return _in_caller_form(call, forward.targets, arrays, computed)
+
+
+def restore(call: PreparedCall, arrays: Mapping[str, Array], output: Array, lse: Array) -> Derivable:
+    """Return `derive(call, arrays)` from its output and log-sum-exp, without computing these again."""
+    scores = call.search_inputs(call.scores())
+    value = ArraySource(call.arrays["value"])
+    targets, bias_names = gradient_targets(scores, call.arrays["key"], value.array, arrays)
+    forward = Forward(scores, value, output, lse, targets, bias_names, call.plan())
+    return Derivable(output, targets, partial(gradients, forward), forward)
+
+
+def second_order(
+    call: PreparedCall,
+    options: CallOptions,
+    derivable: Derivable,
+    arrays: Mapping[str, Array],
+    cotangent: Array,
+    tangents: Mapping[str, Array],
+    cotangent_tangent: Array | None,
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Return the gradients of a prepared call and their derivatives, in the caller's shapes and dtypes.
+
+    `options` are those that the call was prepared with, `derivable` is its `derive`, of the same `arrays`, and
+    the cotangents and tangents have passed `check_cotangent` and `check_tangents`.
+    """
+    forward = derivable.forward
+    if forward is None:
+        refuse_chunks(call)
+    if call.is_empty or forward is None:
+        zeros = {name: call.grid.xp.zeros_like(arrays[name]) for name in derivable.targets}
+        return zeros, dict(zeros)
+    moved = None if cotangent_tangent is None else _heads_first(call, cotangent_tangent)
+    scores = forward.scores._replace(tangents=(bind_tangents(call, options, tangents),))
+    changes = [cotangent, *tangents.values(), *([] if moved is None else [moved])]
+    computed = gradient_tangents(
+        forward._replace(scores=scores),
+        _heads_first(call, cotangent),
+        moved,
+        is_traced=call.grid.is_traced or any(map(is_traced, changes)),
+    )
+    of_arrays, of_tangents = (_in_caller_form(call, derivable.targets, arrays, part) for part in computed)
+    return of_arrays, of_tangents
+
+
+def _heads_first(call: PreparedCall, cotangent: Array) -> Array:
+    """Return a cotangent of the caller's output as (..., Hq, L, Ev)."""
+    xp = call.grid.xp
+    if call.sizes.is_2d:
+        return xp.expand_dims(cotangent, axis=0)
+    return swap_heads_and_length(xp, cotangent, call.layout)
+
+
+def _in_caller_form(
+    call: PreparedCall,
+    targets: Mapping[str, GradientTarget],
+    arrays: Mapping[str, Array],
+    computed: dict[str, Array],
+) -> dict[str, Array]:
+    """Return the gradient of each target in the shape, layout and dtype of the caller's array."""
+    xp = call.grid.xp
+    for name in targets.keys() & call.arrays:
+        gradient = computed[name]
+        is_2d = arrays[name].ndim == 2
+        computed[name] = gradient[0, ...] if is_2d else swap_heads_and_length(xp, gradient, call.layout)
+    return {
+        name: astype_if_needed(xp, targets[name].in_caller_shape(xp, computed[name], array.shape), array.dtype)
+        for name, array in arrays.items()
+        if name in targets
+    }
