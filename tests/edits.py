@@ -21,6 +21,11 @@ def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
                 yield from graphs(attribute.g)
 
 
+def nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """The nodes of a graph, and of the bodies of its loops."""
+    return [node for part in graphs(graph) for node in part.node]
+
+
 def add_constant(model: onnx.ModelProto, name: str, value: Any, dtype: Any) -> str:
     """Give the model a number of that name; returns the name."""
     if all(tensor.name != name for tensor in model.graph.initializer):

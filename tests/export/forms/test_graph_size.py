@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import onnx
 import pytest
+from edits import nodes
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx
@@ -35,15 +35,6 @@ MOST = {
 }
 """Nodes for each of the rules: to be lowered when there are fewer, not to be raised."""
 FUSED = {("multi_head", False): 9, ("multi_head", True): 9, ("grouped_query", True): 36}
-
-
-def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """Those of a graph, and of the graphs in it."""
-    for node in graph.node:
-        yield node
-        for node_attribute in node.attribute:
-            if node_attribute.type == onnx.AttributeProto.GRAPH:
-                yield from nodes(node_attribute.g)
 
 
 def counted(model: onnx.ModelProto) -> Counter[str]:

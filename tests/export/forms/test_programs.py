@@ -5,11 +5,9 @@ tests/export/runtime/test_engines.py and quality/runtime/test_onnx_reference.py 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
-import onnx
 import pytest
+from edits import nodes
 from feature_calls import features
 from internals import Runtime, metadata_of, runtime_notes
 from short_runs import assert_right
@@ -20,15 +18,6 @@ from sdpa_xp_export.export import export_call
 
 OPENVINO = "openvino>=2026.4;cpu"
 X = TensorSpec("float32", ("B", 4, "L", 16))
-
-
-def nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    """With those of the bodies of loops."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            if attribute.type == onnx.AttributeProto.GRAPH:
-                yield from nodes(attribute.g)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
