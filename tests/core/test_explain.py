@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,13 @@ import pytest
 from internals import kernels, products, softmax, threads
 from threadpoolctl import threadpool_limits
 
-from sdpa_xp import explain, masks, scaled_dot_product_attention
+from sdpa_xp import (
+    explain,
+    masks,
+    scaled_dot_product_attention,
+    scaled_dot_product_attention_jvp,
+    scaled_dot_product_attention_vjp,
+)
 
 CALLS = [
     {},
@@ -51,6 +58,30 @@ def test_tiles_are_those_that_are_computed(
     assert explained.tiles == len(weighed)
     assert explained.total_tiles % (6 * 4) == 0  # ranges of queries and of keys
     assert (explained.tiles < explained.total_tiles) == ("is_causal" in rules or "attn_mask" in rules)
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("rules", [{}, {"attn_mask": masks.causal() & masks.sliding_window(200, 0)}], ids=str)
+def test_multiplications_are_those_of_the_products(rules: dict[str, Any]) -> None:
+    """As torch counts them; without a mask, derivatives take the times that `print` names."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    x = torch.randn(4, 600, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    _, pullback = scaled_dot_product_attention_vjp(x, x, x, **rules)
+    tangents = dict.fromkeys(("query", "key", "value"), x)
+    calls: list[tuple[float, Callable[[], object]]] = [
+        (1, lambda: scaled_dot_product_attention(x, x, x, implementation="xp", **rules)),
+        (2.5, lambda: pullback(x)),
+        (3, lambda: scaled_dot_product_attention_jvp(x, x, x, tangents, **rules)),
+        (6.5, lambda: pullback.jvp(x, tangents)),
+    ]
+    expected = explain(x, x, x, implementation="xp", **rules).multiplications
+    for times, call in calls[:1] if rules else calls:
+        with FlopCounterMode(display=False) as counter:
+            call()
+        # It counts an addition for each multiplication. Sums over rows are products too.
+        assert counter.get_total_flops() / 2 / expected == pytest.approx(times, rel=0.03)
 
 
 def test_a_tile_is_no_larger_than_the_call(call: tuple[np.ndarray, ...]) -> None:

@@ -200,9 +200,9 @@ def test_a_plan_shows_its_tiles() -> None:
     assert plan.total_tiles == 2 * len(drawn)
     assert plan.tile_map[0].startswith("+")
     assert plan.tile_map[-1].startswith("#")
-    first, second = str(plan).splitlines()
+    first, *others = str(plan).splitlines()
     assert first == "xp, the tiles of sdpa_xp: the call asks for it"
-    assert [line.text for line in well_formed(plan._repr_html_()).iter("code")] == [first, second]
+    assert [line.text for line in well_formed(plan._repr_html_()).iter("code")] == [first, *others]
     assert repr(plan) == repr(plan._replace(tile_map=()))  # which has a character for each tile
     assert repr(plan).startswith("Explanation(implementation='xp', reason='the call asks for it', tile=(")
     whole = explain(x, x, x, implementation="xp").tile_map
