@@ -133,6 +133,11 @@ def cos(value: GraphValue) -> GraphValue:
 def erf(value: GraphValue) -> GraphValue:
     """Return the error function, which the standard lacks."""
     number = admitted("erf", "floating", value)
+    if number.elem_type == "float64":
+        # onnxruntime 1.31 has no kernel; OpenVINO 2026.4 and the evaluator of onnx 1.23.2 compute in float32.
+        rule = "`erf` must not be of a float64, since no program that was tried computes it in float64"
+        got = {"dtype": number.elem_type}
+        raise ArgumentTypeError(number.graph.function, rule, got, "Convert the array with `astype`.")
     result = unary("Erf", "erf", "floating", number)
     # onnxruntime before 1.28 returns 1 for NaN.
     return result if number.graph.erf_keeps_nan else where(equal(number, number), result, number)

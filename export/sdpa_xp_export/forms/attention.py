@@ -27,14 +27,17 @@ LEAST_ON_CPU = float(np.nextafter(np.finfo("float32").min, np.float32(0)))
 """The CPU returns 0 for a row whose scores are all the most negative number."""
 
 
-def _unsupported_reason(call: ExportCall, _runtime: Runtime) -> str | None:
+def _unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
     specs = (call.query, call.key, call.value)
     if max(spec.ndim for spec in specs) > RANK:
         return "ai.onnx Attention takes at most 4 axes"
     if len({spec.shape[:-3] for spec in specs}) > 1:
         return "ai.onnx Attention does not broadcast the batch of query, key and value"
-    if call.accumulation_dtype == "float64":
+    is_double = call.accumulation_dtype == "float64"
+    if is_double and runtime.is_onnxruntime:
         return "onnxruntime computes a float64 Attention to float32 accuracy"
+    if is_double and call.softcap and float(np.float32(call.softcap)) != call.softcap:
+        return "ai.onnx Attention has a float32 `softcap`, and this one is no float32"
     if missing := FORM.missing_option(call):
         return missing
     if call.outputs != ("output",):
@@ -66,7 +69,9 @@ def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphV
     """query, key, value -> Attention(query, key, value, mask, past, lengths), its inputs mended as below."""
     # On the CPU the scores of a half dtype overflow in the kernel, so it computes in float32. So it does where
     # two biases have to be added.
-    dtype = call.query.dtype if runtime.provider == "cuda" and len(call.biases) < 2 else "float32"
+    dtype = "float64" if call.accumulation_dtype == "float64" else "float32"
+    if runtime.provider == "cuda" and len(call.biases) < 2:
+        dtype = call.query.dtype
     if only_appends(call):
         return _with_past(graph, call, dtype)
     inputs = read_inputs(graph, call, dtype, RANK, in_place=graph.opset >= 24)
@@ -77,14 +82,15 @@ def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphV
     # is_causal of the node begins at the upper left; with a cache the diagonal is part of the mask.
     diagonal = [] if call.cached else [mask for mask in call.masks if is_causal(mask)]
     allowed = all_allowed(tile, [mask for mask in call.masks if mask not in diagonal])
-    # The sum begins in float32, since CUDA compares no bfloat16.
-    total, allowed = add_biases(call.biases, tile, graph.constant(0.0, "float32"), allowed)
+    # The sum begins in float32 or float64, since CUDA compares no bfloat16.
+    zero = graph.constant(0.0, call.accumulation_dtype)
+    total, allowed = add_biases(call.biases, tile, zero, allowed)
     on_cuda, reachable = runtime.provider == "cuda", allowed
     if hides_keys(call) or (on_cuda and call.biases):
         reachable = both_allow(allowed, all_allowed(tile, diagonal))
     mask = _mask_on_cuda(call, total, reachable if call.biases else allowed, dtype) if on_cuda else allowed
     if call.biases and not on_cuda:
-        mask = _masked(xp.maximum(total, LEAST_ON_CPU), allowed)
+        mask = _masked(total if dtype == "float64" else xp.maximum(total, LEAST_ON_CPU), allowed)
     if hides_keys(call) and isinstance(reachable, GraphValue):
         # The operator adds -inf to masked scores, so a NaN in a key that no query attends would leak.
         attended = is_attended(reachable, int(key.dims[-3]))
@@ -158,10 +164,15 @@ def _node(
 
 
 def _positive_scale(tile: GraphTile, query: GraphValue) -> tuple[GraphValue, float]:
-    """query, scale -> a query and a positive scale: the runtime takes its root, and refuses 0 and below."""
+    """query, scale -> a query and a positive scale: the runtime takes its root, and refuses 0 and below.
+
+    The attribute is a float32, so that a float64 query is multiplied itself.
+    """
     scale = tile.call.scale
     if not isinstance(scale, float):
         return query * tile.operand(scale).astype(query.elem_type), 1.0
+    if query.elem_type == "float64":
+        return query * scale, 1.0
     if scale > 0:
         return query, scale
     return query * (-1.0 if scale else 0.0), -scale or 1.0

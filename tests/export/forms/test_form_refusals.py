@@ -94,6 +94,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("attention", ONE_KEY_BATCH, "ai.onnx Attention does not broadcast the batch of query, key and value"),
     ("attention", self_attention(dtype="float64"), "onnxruntime computes a float64 Attention to float32 accuracy"),
     ("attention", self_attention() | {"softmax_dtype": "float64"}, "onnxruntime computes a float64 Attention to float32 accuracy"),
+    ("attention", self_attention(dtype="float64") | {"softcap": 0.1, "runtime": "onnx"}, "ai.onnx Attention has a float32 `softcap`, and this one is no float32"),
     ("attention", self_attention() | {"sinks": np.ones(4, np.float32)}, "ai.onnx Attention has no sinks"),
     *(
         (
