@@ -1,4 +1,4 @@
-"""Run a model in onnxruntime, and compare it with the float64 reference of its call."""
+"""Run a model in an engine, such as onnxruntime, and compare it with the float64 reference of its call."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def verify(
         watch: A function to show the progress. It is called after each run with the number of runs so far, the
             number of all runs, and the lengths and the provider of the run.
         timeout: The most seconds that `verify` may take, all runs together, beside the start of Python and
-            onnxruntime. The model runs in a process of its own, which ends when it meets a limit, or with
+            the engine. The model runs in a process of its own, which ends when it meets a limit, or with
             Ctrl-C. The reference is computed in yours, which may end some seconds late.
         memory: The most bytes that the model may take there. By default, 8 GiB and four times the model, and
             more if a run has more than 117 million scores. If you pass `memory`, the inputs and the reference
@@ -107,7 +107,7 @@ def verify(
         ValueError: The file is not an ONNX model; the model has no metadata or those of several that were
             merged, or its numbers have changed since the export; its inputs or outputs do not fit its call,
             or have more than 268 million numbers in the smallest run; a model in memory refers to external
-            data; or onnxruntime does not offer the provider, or cannot start it here. Also if onnxruntime
+            data; or onnxruntime does not offer the provider, or cannot start it here. Also if the engine
             cannot load or run the model, or if the model meets a limit or crashes its process; the message says
             which.
         FileNotFoundError: The file does not exist.

@@ -1,4 +1,4 @@
-"""Run the model of a layer in onnxruntime, and compare it with the layer itself in float64 NumPy."""
+"""Run the model of a layer in an engine, and compare it with the layer itself in float64 NumPy."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def verify_layer(
         seed: The seed of the random inputs and lengths, as for `verify`.
         thorough: If True, try each length up to 17, five lengths around each number, and up to 1,030 with
             each other name.
-        timeout: The most seconds that onnxruntime may take to load and to run the model, all runs together. The
+        timeout: The most seconds that the engine may take to load and to run the model, all runs together. The
             calls of the layer have no limit.
         memory: As for `verify`. The calls of the layer have no limit.
         keywords: The keyword arguments of the layer, as for `to_onnx`. A `TensorSpec` in them, also within a
@@ -99,7 +99,7 @@ def verify_layer(
         ValueError: `layer` returns something else if it is called again with the same inputs; onnxruntime does
             not offer the provider, or cannot start it here; a name in `draw` or a spec in `keywords` is not an
             input; the file is not an ONNX model; or a model in memory refers to external data. Also if
-            onnxruntime cannot load or run the model, or if the model meets a limit or crashes its process.
+            the engine cannot load or run the model, or if the model meets a limit or crashes its process.
         FileNotFoundError: The file does not exist.
 
     Examples:

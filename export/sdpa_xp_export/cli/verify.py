@@ -61,7 +61,9 @@ def run_verify(
     engine: Annotated[
         str,
         typer.Option(
-            help=f"What runs the model: {', '.join(ENGINES)}.", autocompletion=completed_from(ENGINES)
+            metavar="<engine>",
+            help=f"What runs the model: {', '.join(ENGINES)}.",
+            autocompletion=completed_from(ENGINES),
         ),
     ] = "onnxruntime",
     require_provider: Annotated[
@@ -76,7 +78,7 @@ def run_verify(
         bool,
         typer.Option(
             "--require-runtime",
-            help="Exit 1 if the installed onnxruntime is older than the release that the model is for.",
+            help="Exit 1 if the model is for another engine, or for a newer release of it.",
         ),
     ] = False,
     thorough: Annotated[
@@ -94,7 +96,7 @@ def run_verify(
         float,
         typer.Option(
             metavar="<seconds>",
-            help="The most seconds for the reference and for onnxruntime, all runs together.",
+            help="The most seconds for the reference and for the engine, all runs together.",
         ),
     ] = TIMEOUT,
     memory: Annotated[
@@ -112,7 +114,7 @@ def run_verify(
     ] = None,
     force: Force = False,
 ) -> None:
-    """Check a model in onnxruntime against the reference.
+    """Check a model in an engine against the reference.
 
     The reference is computed in float64.
     """
@@ -196,11 +198,12 @@ def _failures(report: Report, *, on_provider: bool, on_engine: EngineName | None
             for placed in report.fell_back
         ]
     if on_engine and not report.runtime:
-        failures.append("the file does not state the onnxruntime that it is for")
+        failures.append("the file does not state the runtime that it is for")
     elif on_engine:
         release = report.engine.rpartition(" ")[2]
-        older = Runtime.parse("verify", report.runtime).older_note(release, on_engine)
-        failures += [older] if older else []
+        parts = [Runtime.parse("verify", stated) for stated in report.runtime.split(", ")]
+        file = "the file" if len(parts) == 1 else "a part of the file"
+        failures += filter(None, (stated.older_note(release, on_engine, file) for stated in parts))
     return failures
 
 

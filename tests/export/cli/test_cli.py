@@ -278,10 +278,20 @@ def test_as_a_module() -> None:
     assert done.stderr == "sdpa-xp: No such option: --fast\n"
 
 
+@pytest.mark.parametrize("command", ["export", "verify", "agree", "demo", "backends"])
+def test_the_help_says_what_each_flag_takes(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    """Its value, not its type in Python; and in `verify`, nothing of onnxruntime that is so in any engine."""
+    text = " ".join(run(capsys, command, "--help")[1].split())
+    assert not {"<str>", "<float>", "<int>"} & {*text.split()}
+    if command == "verify":
+        assert "--engine <engine>" in text
+        assert text.count("onnxruntime") == 2  # an engine, and the default
+
+
 def test_the_exit_codes_are_the_same_everywhere() -> None:
     fails = (
-        "a result disagrees, onnxruntime fails to run a model, a node did not run on the required provider, "
-        "or the installed onnxruntime is older than required"
+        "a result disagrees, the engine fails to run a model, a node did not run on the required provider, "
+        "or the engine is another one or older than required"
     )
     wrong = "an argument is wrong, a file is missing, or the provider is not offered"
     docs = Path(__file__).parents[3] / "docs"
