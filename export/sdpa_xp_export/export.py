@@ -112,13 +112,13 @@ def export_attention(
             `"onnxruntime>=1.28;cpu"`. Every later release that was tried computes it correctly, too. The
             provider is `cpu` or `cuda`; or in a browser `wasm` (WebAssembly), `webgpu`, or `web`, which is
             correct on both. onnxruntime's own names such as `CPUExecutionProvider` work, too. The oldest
-            release is 1.23, and 1.28.2 counts as 1.28. The newest release that was tried is 1.32.0; the
-            exporter assumes that newer releases compute the same, and the metadata say so. On `cuda` no graph
+            release is 1.23, and the newest that was tried is 1.32.0; the exporter assumes that newer releases
+            compute the same, and the metadata say so. A patch such as 1.28.2 may be named. On `cuda` no graph
             was run; open its session with `{"use_tf32": "0"}`, or float32 products have 10 bits. In browsers,
             onnxruntime has no bfloat16. Half precision is computed in float32; a fused kernel on `cuda` has its
             own accumulation. `"openvino>=2026.4;cpu"` is for OpenVINO, which has no float64 on the CPU; compile
             the model with `INFERENCE_PRECISION_HINT="f32"`. `"onnx"` is for any program with ONNX's operators:
-            no node is of com.microsoft.
+            no node is of com.microsoft. Not each is right: onnxruntime computes a float64 Attention in float32.
 
     Returns:
         The model, which has passed the full onnx.checker. Arrays in masks, biases, `scale` or `sinks` become

@@ -52,7 +52,7 @@ class Agreement(Immutable):
 
 @dataclass(frozen=True, slots=True)
 class Placement(Immutable):
-    """A node that ran, after onnxruntime's optimisation, and the provider that it ran on."""
+    """A node that ran, after the optimisation of the engine, and the provider that it ran on."""
 
     node: str
     op: str
@@ -111,9 +111,9 @@ class LayerReport(Immutable):
     onnxruntime: str
     """The release of onnxruntime that ran the model; empty if another engine ran it."""
     notes: tuple[str, ...]
-    """What may explain a failure: an onnxruntime that is older than the model's, or newer than all releases
+    """What may explain a failure: an engine that is not the model's, is older, or is newer than all releases
     that were tried; a provider that is not the model's; another call; missing arguments; or why the reference
-    is not in float64. Also a provider that was left out, because it did not start."""
+    is not in float64. Also a provider that was left out, because it did not start or was not asked for."""
     runs: tuple[Run, ...]
     """One entry for each output of each run."""
     placements: tuple[Placement, ...]
@@ -124,7 +124,8 @@ class LayerReport(Immutable):
     engine: str = field(default="", kw_only=True)
     """What ran the model, and its release, such as `onnxruntime 1.31.1`."""
     runtime: str = field(default="", kw_only=True)
-    """The runtime that the model is for, from its metadata; empty if they have none."""
+    """The runtime that the model is for, from its metadata, or several with commas between them if models were
+    merged; empty if they have none."""
     seed: int = field(default=0, kw_only=True)
     """The seed of the random inputs and lengths. Pass it to repeat these runs."""
     reference: str = field(default="float64", kw_only=True)

@@ -31,10 +31,11 @@ def install_hint(extras: str) -> str:
     return f"In the source folder of sdpa_xp, run: pip install '.[{extras}]'"
 
 
-def nearest_hint(name: object, names: Iterable[str]) -> str:
+def nearest_hint(name: object, names: Iterable[str], likeness: float = 0.6) -> str:
     """Return the one of `names` that is most like an unknown name, as a hint; "" if none is like it."""
-    near = get_close_matches(name, [*names], n=1) if isinstance(name, str) else []
-    return f"The nearest is {near[0]!r}." if near else ""
+    known = {one.lower(): one for one in names}
+    near = get_close_matches(name.lower(), known, 1, likeness) if isinstance(name, str) else []
+    return f"The nearest is {known[near[0]]!r}." if near else ""
 
 
 def type_name(value: object) -> str:

@@ -30,6 +30,22 @@ def test_a_runtime_with_the_name_that_onnxruntime_has() -> None:
     assert Runtime.parse("test", runtime) == Runtime.parse("test", "onnxruntime>=1.28;cpu")
 
 
+def test_a_patch_release_is_kept() -> None:
+    """A note compares all of it; that no graph was tried does not, since patches are taken to compute the same."""
+    runtime = Runtime.parse("test", "openvino>=2026.4.2;cpu")
+    assert str(runtime) == "openvino>=2026.4.2;cpu"
+    assert runtime.untried_note == ""
+    runtime = Runtime.parse("test", "onnxruntime>=1.28.1;cpu")
+    assert [bool(runtime.older_note(release)) for release in ("1.27.5", "1.28.0", "1.28.1", "1.29.0")] == [
+        True,
+        True,
+        False,
+        False,
+    ]
+    assert [runtime.is_before(release) for release in ((1, 28), (1, 29))] == [False, True]
+    assert Runtime.parse("test", "onnxruntime>=1.28.0;cpu") == Runtime.parse("test", "onnxruntime>=1.28;cpu")
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
@@ -75,6 +91,12 @@ def test_a_runtime_with_the_name_that_onnxruntime_has() -> None:
         ({"runtime": "tensorrt"}, ValueError, "`runtime` must be 'onnxruntime>=RELEASE;PROVIDER', the provider cpu, cuda, wasm, webgpu, web; 'openvino>=RELEASE;cpu'; or 'onnx'; got runtime='tensorrt'"),
         ({"runtime": "openvino>=2026.4;gpu"}, ValueError, "'openvino>=RELEASE;cpu'; or 'onnx'; got runtime='openvino>=2026.4;gpu'"),
         ({"runtime": "openvino>=2025.1;cpu"}, ValueError, "a release that was tried, openvino>=2026.4 or later"),
+        ({"runtime": "opnvino>=2026.4;cpu"}, ValueError, r"got runtime='opnvino>=2026\.4;cpu'\. The nearest is 'openvino'\.$"),
+        ({"runtime": "Onnx"}, ValueError, r"The nearest is 'onnx'\.$"),
+        ({"runtime": "onnxruntime>=1.30;wsm"}, ValueError, r"The nearest is 'wasm'\.$"),
+        ({"runtime": "openvino>=2026.4;CPU"}, ValueError, r"The nearest is 'cpu'\.$"),
+        ({"runtime": "onnxruntime>=1.28;gpu"}, ValueError, r"As in 'onnxruntime>=1\.28;cpu'\. Other providers"),
+        ({"runtime": "onnxruntime==1.28;cpu"}, ValueError, r"As in 'onnxruntime>=1\.28;cpu'"),
         ({"runtime": "onnx>=1.23"}, ValueError, "'openvino>=RELEASE;cpu'; or 'onnx'; got"),
         ({"runtime": "onnx", "form": "multi_head"}, ValueError, "MultiHeadAttention is no operator of the standard, and `runtime` is onnx"),
         ({"runtime": "onnx", "form": "grouped_query"}, ValueError, "GroupQueryAttention is no operator of the standard, .*chooses 'tiled'"),

@@ -258,7 +258,7 @@ def check_arrays(function: str, call: LayerCall, arrays: Sequence[Any], target: 
             raise ArgumentValueError(function, rule, {f"{name}.requires_grad": True}, hint)
         if target.provider == "cpu" and library.is_accelerator(device := library.device(array)):
             rule = f"`{name}` must be on the CPU, as `runtime` is"
-            hint = f"Move it, or pass runtime='onnxruntime>={target.release[0]}.{target.release[1]};cuda'."
+            hint = f"Move it, or pass runtime='{str(target).removesuffix('cpu')}cuda'."
             raise ArgumentValueError(function, rule, {f"{name}.device": device, "runtime": target}, hint)
     _, checked = check_one_library(function, named)
     check_one_device(function, checked)

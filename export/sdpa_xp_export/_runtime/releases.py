@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
+from sdpa_xp._checks.messages import nearest_hint
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 ProviderName: TypeAlias = Literal[
@@ -68,6 +69,8 @@ NEWEST_OPENVINO = "2026.4.1"
 NEWEST_ELSEWHERE = {"openvino": NEWEST_OPENVINO, "wasm": "1.30.0", "webgpu": "1.31.1", "web": "1.30.0"}
 """The newest release that graphs were run in, if not `NEWEST_TRIED`: onnxruntime-web has 1.30.0 so far."""
 
+Release: TypeAlias = tuple[int, ...]
+"""Major and minor number, and the patch if it is not 0."""
 EngineName: TypeAlias = Literal["onnxruntime", "openvino", "reference"]
 """A program in which `verify` can run models."""
 ENGINES = {"onnxruntime": "onnxruntime", "openvino": "OpenVINO", "reference": "ONNX's reference evaluator"}
@@ -75,7 +78,9 @@ ENGINES = {"onnxruntime": "onnxruntime", "openvino": "OpenVINO", "reference": "O
 DEFAULT_RUNTIME = "onnxruntime>=1.28;cpu"
 OPENVINO_RUNTIME = "openvino>=2026.4;cpu"
 STANDARD_RUNTIME = "onnx"
-_RUNTIME = re.compile(r"(onnxruntime|openvino)>=(\d+)\.(\d+)(?:\.\d+)?;(\w+)")
+PROGRAMS = {"onnxruntime": TARGETS, "openvino": ("cpu",), STANDARD_RUNTIME: ()}
+"""What graphs are written for, and the providers of each."""
+_RUNTIME = re.compile(r"(onnxruntime|openvino)>=(\d+(?:\.\d+){1,2});(\w+)")
 
 
 def runtime_text(provider: str, release: str) -> str:
@@ -92,25 +97,48 @@ def short_provider(name: object) -> str | None:
 def newer_note(installed: str, engine: EngineName = "onnxruntime") -> str:
     """Return that the installed release is newer than every release that was tried; empty if it is not."""
     newest = {"onnxruntime": NEWEST_TRIED, "openvino": NEWEST_OPENVINO}.get(engine)
-    release = _major_minor(installed)
-    if release is None or newest is None or not _is_untried(release, newest):
+    if newest is None or not _is_untried(_numbers(installed), newest):
         return ""
     return f"{ENGINES[engine]} {installed} is newer than {newest}, the newest release that was tried"
 
 
-def _major_minor(release: str) -> tuple[int, int] | None:
-    match = re.match(r"(\d+)\.(\d+)", release)
-    return None if match is None else (int(match[1]), int(match[2]))
+def _numbers(release: str) -> Release:
+    """Return the numbers of a release, without a patch of 0; () if the text is none."""
+    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", release)
+    if match is None:
+        return ()
+    major, minor, patch = (int(number or 0) for number in match.groups())
+    return (major, minor, patch) if patch else (major, minor)
 
 
-def _is_untried(release: tuple[int, int], newest_tried: str = NEWEST_TRIED) -> bool:
+def _is_untried(release: Release, newest_tried: str) -> bool:
     """Return whether a release is newer than the newest that was tried, patch releases aside."""
-    newest = _major_minor(newest_tried)
-    return newest is not None and release > newest
+    return release[:2] > _numbers(newest_tried)[:2]
 
 
-def _text(release: tuple[int, int]) -> str:
+def _text(release: Release) -> str:
     return ".".join(map(str, release))
+
+
+def _unread_hint(text: str) -> str:
+    """Return what to write instead of a text that is no runtime."""
+    if text == "onnxruntime":  # the shell took the rest of `onnxruntime>=1.28;cpu`
+        return f"In a shell, quote it, as in '{DEFAULT_RUNTIME}': without quotes, > writes to a file."
+    program, _, provider = text.replace(" ", "").partition(";")
+    program = re.split(r"[^\w-]", program)[0]
+    near = nearest_provider(provider, PROGRAMS.get(program, ()))
+    if program not in PROGRAMS:
+        near = nearest_hint(program, PROGRAMS)
+    return near or (
+        f"As in '{DEFAULT_RUNTIME}'. Other providers were not tried: '{STANDARD_RUNTIME}' writes "
+        "standard operators alone."
+    )
+
+
+def nearest_provider(name: object, providers: Iterable[str]) -> str:
+    """Return the provider that is most like an unknown name, as a hint; "" if none is, or if it is known."""
+    providers = [*providers]
+    return "" if name in providers else nearest_hint(name, providers, likeness=0.7)  # "gpu" is not like "cpu"
 
 
 def _target(program: str, provider: str) -> TargetProvider | None:
@@ -120,11 +148,17 @@ def _target(program: str, provider: str) -> TargetProvider | None:
     return next((name for name in TARGETS if name == (short_provider(provider) or provider)), None)
 
 
+def _same_kernels(provider: TargetProvider) -> set[str]:
+    """Return the full names of the providers that compute with the kernels of this one."""
+    full = PROVIDERS.get(provider, provider)
+    return SAME_KERNELS if full in SAME_KERNELS else {full}
+
+
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """The program that a graph is for, in its oldest release, and the provider that it is meant to run on."""
 
-    release: tuple[int, int]
+    release: Release
     """(0, 0) for any program that follows the standard."""
     provider: TargetProvider
 
@@ -134,20 +168,16 @@ class Runtime:
         if text == STANDARD_RUNTIME:
             return cls((0, 0), "onnx")
         match = _RUNTIME.fullmatch(text.replace(" ", "")) if isinstance(text, str) else None
-        provider = None if match is None else _target(match[1], match[4])
+        provider = None if match is None else _target(match[1], match[3])
         if match is None or provider is None:
             rule = (
                 f"`runtime` must be 'onnxruntime>=RELEASE;PROVIDER', the provider {', '.join(TARGETS)}; "
                 f"'openvino>=RELEASE;cpu'; or '{STANDARD_RUNTIME}'"
             )
-            hint = (
-                f"As in '{DEFAULT_RUNTIME}'. Other providers were not tried: '{STANDARD_RUNTIME}' writes "
-                "standard operators alone."
+            raise ArgumentValueError(
+                function, rule, {"runtime": repr(text)}, _unread_hint(text if isinstance(text, str) else "")
             )
-            if text == "onnxruntime":  # the shell took the rest of `onnxruntime>=1.28;cpu`
-                hint = f"In a shell, quote it, as in '{DEFAULT_RUNTIME}': without quotes, > writes to a file."
-            raise ArgumentValueError(function, rule, {"runtime": repr(text)}, hint)
-        release = (int(match[2]), int(match[3]))
+        release = _numbers(match[2])
         if release < (oldest := OLDEST_OPENVINO if provider == "openvino" else OLDEST):
             rule = f"`runtime` must be a release that was tried, {match[1]}>={_text(oldest)} or later"
             hint = "Older releases were not tried with any form."
@@ -167,24 +197,32 @@ class Runtime:
         """The engine that the graph is for; None if it is for all of them."""
         return None if self.provider == "onnx" else "onnxruntime" if self.is_onnxruntime else "openvino"
 
-    def older_note(self, installed: str, engine: EngineName = "onnxruntime") -> str:
-        """Return that the installed engine is older than this one, or another one; empty if it is neither."""
+    def older_note(self, installed: str, engine: EngineName = "onnxruntime", file: str = "the file") -> str:
+        """Return that the installed engine is older than this one, or another one; empty if it is neither.
+
+        `file` is what the note calls the graph, which may be a part of one.
+        """
         if self.engine is None:
             return ""
         if engine != self.engine:
-            return f"the file is for {self}, and not for {ENGINES[engine]}"
-        release = _major_minor(installed)
-        if release is None or release >= self.release:
+            return f"{file} is for {self}, and not for {ENGINES[engine]}"
+        release = _numbers(installed)
+        if not release or release >= self.release:
             return ""
-        return f"{ENGINES[engine]} {installed} is older than the file's {self}"
+        return f"{ENGINES[engine]} {installed} is older than {file}'s {self}"
 
-    def other_provider_note(self, ran_on: Iterable[str]) -> str:
+    def other_provider_note(self, ran_on: Iterable[str], file: str = "the file") -> str:
         """Return that a provider with other kernels than this one ran the graph; empty if none did."""
-        right = {PROVIDERS[name] for name in self.right_on if name in PROVIDERS}
-        if not right.isdisjoint(SAME_KERNELS):
-            right |= SAME_KERNELS
+        right = {kernels for name in self.right_on for kernels in _same_kernels(name)}
         others = [name for name in ran_on if name not in right]
-        return f"the file is for {self}: results on {' and '.join(others)} are not promised" if others else ""
+        return f"{file} is for {self}: results on {' and '.join(others)} are not promised" if others else ""
+
+    def not_run_note(self, ran_on: Collection[str], file: str = "the file") -> str:
+        """Return that a provider, of several that the graph is for, did not run it; empty if all did."""
+        if len(self.right_on) < 2:
+            return ""
+        missing = [name for name in self.right_on if _same_kernels(name).isdisjoint(ran_on)]
+        return f"{file} is for {self}, and was not run on {' and '.join(missing)}" if missing else ""
 
     @property
     def untried_note(self) -> str:

@@ -26,6 +26,7 @@ from sdpa_xp_export._runtime.releases import (
     PROVIDERS,
     EngineName,
     Runtime,
+    nearest_provider,
     newer_note,
     short_provider,
 )
@@ -47,11 +48,11 @@ def installed_runtime(function: str = "verify") -> Any:
 def check_engine(function: str, engine: object, provider: object) -> None:
     """Check the engine that a caller names, and that it has the provider."""
     if not isinstance(engine, str) or engine not in ENGINES:
-        hint = nearest_hint(engine, ENGINES)
+        hint = "ONNX's evaluator is 'reference'." if engine == "onnx" else nearest_hint(engine, ENGINES)
         raise ArgumentValueError(
             function, f"`engine` must be {', '.join(ENGINES)}", {"engine": repr(engine)}, hint
         )
-    if engine != "onnxruntime" and provider not in (None, "cpu"):
+    if engine != "onnxruntime" and provider is not None and short_provider(provider) != "cpu":
         rule = f"`provider` must be None or 'cpu' if `engine` is {engine!r}"
         raise ArgumentValueError(function, rule, {"provider": repr(provider)})
 
@@ -126,30 +127,48 @@ def version() -> str:
     return str(installed_runtime().__version__)
 
 
-def stated_runtime(model: Model) -> Runtime | None:
-    """Return the newest runtime that a model was written for; None if its metadata have none."""
-    stated = []
+def stated_runtimes(model: Model) -> tuple[Runtime, ...]:
+    """Return the runtimes that a model was written for: one, or none, or those of the parts that were merged.
+
+    Of several releases of a provider, the newest counts.
+    """
+    newest: dict[str, Runtime] = {}
     for exported in exported_models(model):
         with suppress(ValueError):  # anyone may have written the file
-            stated.append(Runtime.parse("verify", exported.get("sdpa_xp.runtime", "")))
-    return max(stated, key=lambda runtime: runtime.release, default=None)
+            stated = Runtime.parse("verify", exported.get("sdpa_xp.runtime", ""))
+            known = newest.setdefault(stated.provider, stated)
+            newest[stated.provider] = max(known, stated, key=lambda runtime: runtime.release)
+    return tuple(newest.values())
 
 
 def runtime_notes(
     model: Model, installed: str, ran_on: Iterable[str], engine: EngineName = "onnxruntime"
 ) -> tuple[str, ...]:
-    """Return how the installed release and the providers differ from the model's runtime.
+    """Return how the installed release and the providers differ from the model's runtimes.
 
     Also that the release is newer than all that were tried.
     """
-    stated = stated_runtime(model)
-    notes = [newer_note(installed, engine)]
-    if stated:
-        older = stated.older_note(installed, engine)
-        unsure = f"{older}: results are not promised" if older else ""
-        other = stated.other_provider_note(ran_on) if engine == stated.engine == "onnxruntime" else ""
-        notes = [unsure, other, *notes]
-    return tuple(filter(None, notes))
+    notes, names = [], [*ran_on]
+    file, runtimes = _named_runtimes(model)
+    for stated in runtimes:
+        older = stated.older_note(installed, engine, file)
+        notes.append(f"{older}: results are not promised" if older else "")
+        if engine == stated.engine == "onnxruntime":
+            notes.append(stated.other_provider_note(names, file))
+    return tuple(filter(None, [*notes, newer_note(installed, engine)]))
+
+
+def not_run_notes(model: Model, ran_on: Iterable[str]) -> tuple[str, ...]:
+    """Return which providers of the model's runtimes did not run it, if a runtime stands for several."""
+    names = [*ran_on]
+    file, runtimes = _named_runtimes(model)
+    return tuple(filter(None, (stated.not_run_note(names, file) for stated in runtimes)))
+
+
+def _named_runtimes(model: Model) -> tuple[str, tuple[Runtime, ...]]:
+    """Return what notes call the graph of each of a model's runtimes, and the runtimes."""
+    runtimes = stated_runtimes(model)
+    return "the file" if len(runtimes) == 1 else "a part of the file", runtimes
 
 
 def providers(requested: str | None = None) -> list[str]:
@@ -189,7 +208,7 @@ def chosen_providers(
     if short is None or PROVIDERS[short] not in offered:
         rule = "`provider` must be one that onnxruntime offers here"
         known = [f"{name} ({full})" for name, full in PROVIDERS.items() if full in offered]
-        hint = f"It may be {', '.join(PROVIDERS)}."
+        hint = f"It may be {', '.join(PROVIDERS)}. {nearest_provider(requested, PROVIDERS)}".rstrip()
         if short == "cuda":
             hint = f"onnxruntime-gpu offers cuda: pip uninstall onnxruntime. {install_hint('export-gpu')}"
         got = {"provider": repr(requested), "offered": ", ".join(known)}

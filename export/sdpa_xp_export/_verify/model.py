@@ -30,7 +30,7 @@ from sdpa_xp_export._files.model import (
 from sdpa_xp_export._runtime.limits import ModelFailedError
 from sdpa_xp_export._runtime.process import RemoteSession, RuntimeProcess
 from sdpa_xp_export._runtime.releases import ENGINES
-from sdpa_xp_export._runtime.session import runtime_notes, stated_runtime
+from sdpa_xp_export._runtime.session import not_run_notes, runtime_notes, stated_runtimes
 from sdpa_xp_export._verify.expected import stated_dtype
 from sdpa_xp_export._verify.lengths import MOST_NUMBERS, count_of, least_lengths
 from sdpa_xp_export.forms import tiled
@@ -277,14 +277,17 @@ def facts_of_run(
 ) -> dict[str, Any]:
     """Return what a report says of a model, and of the runtime that ran it in a session for each provider."""
     form, reason = stated_forms(model)
+    notes = runtime_notes(model, runtime.version, sessions, runtime.engine)
+    if runtime.engine == "onnxruntime":
+        notes += not_run_notes(model, sessions)
     return {
         "form": form,
         "reason": reason,
         "onnxruntime": runtime.version if runtime.engine == "onnxruntime" else "",
         "engine": f"{ENGINES[runtime.engine]} {runtime.version}",
-        "notes": (*runtime.notes, *runtime_notes(model, runtime.version, sessions, runtime.engine)),
+        "notes": (*runtime.notes, *notes),
         "placements": tuple(placed for session in sessions.values() for placed in session.placements),
-        "runtime": str(stated_runtime(model) or ""),
+        "runtime": ", ".join(map(str, stated_runtimes(model))),
         "math_mode": " and ".join(dict.fromkeys(session.math_mode for session in sessions.values())),
     }
 

@@ -39,12 +39,13 @@ def test_a_window_that_releases_count_otherwise_is_refused(release: str) -> None
     """GroupQueryAttention with a window: no graph is right on onnxruntime 1.23 and on 1.24."""
     call: dict[str, Any] = {"form": "grouped_query", "is_causal": True}
     near = call | {"attn_mask": masks.sliding_window(7, 0)}
-    words = "right from 1.24 on at the earliest, and `runtime` is onnxruntime>=1.23;cpu.*`form='auto'` chooses"
+    runtime = f"onnxruntime>={release};cpu"
+    words = f"right from 1.24 on at the earliest, and `runtime` is {runtime}.*`form='auto'` chooses"
     with pytest.raises(ValueError, match=f"^export_attention: `form` cannot be 'grouped_query': .*{words}"):
-        export_attention(FIXED, FIXED, FIXED, **near, runtime=f"onnxruntime>={release};cpu")
+        export_attention(FIXED, FIXED, FIXED, **near, runtime=runtime)
     assert form_of(FIXED, FIXED, FIXED, **near, runtime="onnxruntime>=1.24;cpu") == "grouped_query"
     for open_window in (call, call | {"attn_mask": masks.sliding_window(None, 0)}):
-        form = form_of(FIXED, FIXED, FIXED, **open_window, runtime=f"onnxruntime>={release};cpu")
+        form = form_of(FIXED, FIXED, FIXED, **open_window, runtime=runtime)
         assert form == "grouped_query"
 
 

@@ -115,6 +115,17 @@ def test_which_files_are_promised_on_which_providers() -> None:
             assert runtime.other_provider_note([name]) == ("" if name in right else why)
 
 
+@pytest.mark.usefixtures("short_verify")
+def test_a_provider_that_did_not_run_a_file_for_both_is_named() -> None:
+    """The CPU stands for WebAssembly, and for nothing else."""
+    note = "the file is for onnxruntime>=1.28;web, and was not run on webgpu"
+    assert note in verify(exported("1.28;web")).notes
+    web, wasm = (Runtime.parse("verify", f"onnxruntime>=1.28;{name}") for name in ("web", "wasm"))
+    assert web.not_run_note([WEBGPU]).endswith("was not run on wasm")
+    assert web.not_run_note([WEBGPU, CPU]) == web.not_run_note([WEBGPU, "wasm"]) == ""
+    assert wasm.not_run_note([CPU]) == wasm.not_run_note([WEBGPU]) == ""
+
+
 def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = exported("1.28;web")
     (tmp_path / "onnxruntime_ep_webgpu.py").write_text("raise ImportError('No module of that name')")
@@ -140,4 +151,6 @@ def test_node_without_the_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_other_providers_are_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"It may be cpu, cuda, wasm, webgpu\.$"):
-        verify(exported("1.28;web"), provider=cast(Any, "webgl"))
+        verify(exported("1.28;web"), provider=cast(Any, "gpu"))
+    with pytest.raises(ValueError, match=r"It may be .*, webgpu\. The nearest is 'wasm'\.$"):
+        verify(exported("1.28;web"), provider=cast(Any, "wsm"))

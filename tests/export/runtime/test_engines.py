@@ -100,6 +100,8 @@ def test_a_form_that_the_engine_cannot_read_is_one_line(engine: str) -> None:
             r"`engine` must be onnxruntime, openvino, reference; got .*The nearest is 'openvino'",
         ),
         ({"engine": None}, "`engine` must be onnxruntime, openvino, reference; got engine=None"),
+        ({"engine": "onnx"}, r"`engine` must be .*; got engine='onnx'\. ONNX's evaluator is 'reference'\.$"),
+        ({"engine": "REFERENCE"}, r".*The nearest is 'reference'\.$"),
         ({"engine": ["reference"]}, "`engine` must be onnxruntime, openvino, reference"),
         (
             {"engine": "reference", "provider": "cuda"},
@@ -110,6 +112,38 @@ def test_a_form_that_the_engine_cannot_read_is_one_line(engine: str) -> None:
 def test_what_is_no_engine_is_refused_before_the_model_is_read(said: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=f"^verify: {words}"):
         verify("no such file.onnx", **said)
+
+
+@pytest.mark.usefixtures("short_verify")
+def test_the_cpu_by_its_full_name() -> None:
+    model = export_attention(X, X, X, runtime="onnx")
+    assert verify(model, engine="reference", provider="CPUExecutionProvider").agrees
+
+
+@pytest.mark.usefixtures("short_verify")
+def test_float64_as_the_standard_has_it() -> None:
+    """onnxruntime computes a float64 Attention to float32 accuracy."""
+    double, half = TensorSpec("float64", ("B", 2, "L", 8)), TensorSpec("float16", ("B", 2, "L", 8))
+    bias = TensorSpec("float64", ("B", 1, "L", "L"))
+    window = masks.sliding_window(3, 0) & masks.padding(TensorSpec("int64", ("B",)))
+    for said in (
+        {"is_causal": True, "scale": 0.3, "softcap": 2.0},
+        {"attn_mask": window},
+        {"bias": bias, "scale": -0.7},
+    ):
+        report = verify(
+            export_attention(double, double, double, **said, form="attention", runtime="onnx"),
+            engine="reference",
+        )
+        assert (report.form, report.computed_in, report.agrees) == ("attention", "float64", True), str(report)
+    said = {"softmax_dtype": "float64", "form": "attention"}
+    assert verify(export_attention(half, half, half, **said, runtime="onnx"), engine="reference").agrees
+    with pytest.raises(
+        ValueError, match="has a float32 `softcap`, and this one is no float32; got form=attention"
+    ):
+        export_attention(double, double, double, softcap=0.1, form="attention", runtime="onnx")
+    with pytest.raises(ValueError, match="onnxruntime computes a float64 Attention to float32 accuracy"):
+        export_attention(double, double, double, form="attention")
 
 
 def test_an_engine_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
