@@ -185,9 +185,9 @@ def models(calls: list[int]) -> Iterator[str]:
     keras.utils.set_random_seed(0)
     theirs, ours = model(), model()
     ours.set_weights(theirs.get_weights())
-    ours.predict(np.ones((BATCH, LENGTH)), verbose=0)  # compiled before its attention is replaced
-    replace_attention(replace_attention(ours))
     tokens = np.array([[1, 2, 3, 4, 5], [6, 7, 0, 0, 0]])
+    ours.predict(tokens, verbose=0)  # JAX compiles the model, for this shape and this dtype
+    replace_attention(replace_attention(ours))
     calls[0] = 0
     ours.predict(tokens, verbose=0)
     if calls[0] != 2:
