@@ -174,9 +174,6 @@ class _CallOperation:
     def push(self, _arrays: Sequence[Array], _results: Sequence[Array], _tangents: Parts) -> Parts | None:
         return None
 
-    def trusts_library(self, _cotangent: Array) -> bool:
-        return False
-
     def _split(self, arrays: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         count = len(arrays) - len(self.recorded.names)
         return arrays[:count], arrays[count:]

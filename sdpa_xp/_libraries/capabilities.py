@@ -102,8 +102,12 @@ class Operation(Protocol):
     ) -> Sequence[Array | None] | None:
         """Return the tangents of the results that have derivatives, or None as above."""
 
+
+class KernelOperation(Operation, Protocol):
+    """An operation whose results a kernel computes, for which the library has first derivatives."""
+
     def trusts_library(self, cotangent: Array, /) -> bool:
-        """Return whether first derivatives that the library has for the same results are right."""
+        """Return whether these derivatives are right."""
 
 
 class Autograd(Protocol):
@@ -121,7 +125,7 @@ class Autograd(Protocol):
     def differentiable(self, operation: Operation, arrays: Sequence[Array]) -> tuple[Array, ...]:
         """Return the results of an operation that has derivatives of its own."""
 
-    def differentiable_again(self, operation: Operation, output: Array, arrays: Sequence[Array]) -> Array:
+    def differentiable_again(self, operation: KernelOperation, output: Array, arrays: Sequence[Array]) -> Array:
         """Return the output of an operation that the library has recorded, but cannot differentiate twice."""
 
     def detach(self, array: Any) -> Any:

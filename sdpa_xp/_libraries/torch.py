@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import array_api_compat as compat
 
 from sdpa_xp._libraries.base import Addresses, Library, has_repeats
-from sdpa_xp._libraries.capabilities import Generators, Operation
+from sdpa_xp._libraries.capabilities import Generators, KernelOperation, Operation
 from sdpa_xp._libraries.protocols import Array, Device, Namespace
 
 A = TypeVar("A")
@@ -93,7 +93,7 @@ class TorchAutograd:
 
         return torch_function.apply(operation, arrays)
 
-    def differentiable_again(self, operation: Operation, output: Any, arrays: Sequence[Any]) -> Any:
+    def differentiable_again(self, operation: KernelOperation, output: Any, arrays: Sequence[Any]) -> Any:
         from sdpa_xp._libraries import torch_function
 
         return torch_function.DifferentiableAgain.apply(operation, output, *arrays)

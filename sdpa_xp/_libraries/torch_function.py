@@ -10,11 +10,12 @@ from importlib import import_module
 from itertools import zip_longest
 from typing import Any
 
-from sdpa_xp._libraries.capabilities import Operation
+from sdpa_xp._libraries.capabilities import KernelOperation, Operation
+from sdpa_xp._libraries.torch_entries import by_new_vmap, map_entries, without_old_vmap
 
 torch: Any = import_module("torch")
 MOST_SCORES_AT_ONCE = 2**20
-"""The scores of all entries of a `vmap` that plain operations compute at once; more are computed one by one."""
+"""The scores of all entries of a `vmap` that are computed at once; more are computed one by one."""
 
 
 def apply(operation: Operation, arrays: Sequence[Any]) -> tuple[Any, ...]:
@@ -29,24 +30,30 @@ class Derivatives(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> tuple[Any, ...]:
-        saved, operation = ctx.saved_tensors, ctx.operation
-        arrays, results, of_results = saved[: ctx.count], saved[ctx.count :], cotangents[: operation.returned]
-        gradients = None
-        # `is_grads_batched` of torch.autograd.grad has a vmap of its own, which knows no rule of a function.
-        if not _is_batched(of_results):
-            gradients = operation.pull(arrays, results, of_results, ctx.needs_input_grad[1:])
-        if gradients is None:
-            gradients = _pull_through(operation, arrays, of_results)
-        return None, *gradients
+        operation, needed = ctx.operation, ctx.needs_input_grad[1:]
+
+        def pull(arrays: Sequence[Any], results: Sequence[Any], of_results: Sequence[Any]) -> Sequence[Any]:
+            gradients = operation.pull(arrays, results, of_results, needed)
+            return _pull_through(operation, arrays, of_results) if gradients is None else gradients
+
+        # A cotangent or a tangent may be of the older vmap, which knows no rule of a function.
+        return None, *by_new_vmap(pull, *_kept(ctx), cotangents[: operation.returned])
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Any) -> tuple[Any, ...]:
-        saved, operation = ctx.saved_tensors, ctx.operation
-        arrays, results = saved[: ctx.count], saved[ctx.count :]
-        computed = operation.push(arrays, results, tangents)
-        if computed is None:
-            computed = _push_through(operation, arrays, tangents)[: operation.returned]
-        return *computed, *[None] * (ctx.results - operation.returned)
+        operation = ctx.operation
+
+        def push(arrays: Sequence[Any], results: Sequence[Any], of_arrays: Sequence[Any]) -> Sequence[Any]:
+            computed = operation.push(arrays, results, of_arrays)
+            return _push_through(operation, arrays, of_arrays) if computed is None else computed
+
+        # torch turns forward mode off here. Then each torch.func.jvp around this one would get tangents of 0,
+        # without an error. The arrays that are kept must lack the tangents of this one.
+        forward_ad = torch.autograd.forward_ad
+        with forward_ad._set_fwd_grad_enabled(True):
+            kept = [[forward_ad.unpack_dual(x).primal for x in group] for group in _kept(ctx)]
+            computed = by_new_vmap(push, *kept, tangents)
+        return *computed[: operation.returned], *[None] * (ctx.results - operation.returned)
 
 
 class Differentiable(Derivatives):
@@ -76,7 +83,7 @@ class Transformed(Derivatives):
         _, *axes = in_dims
         entries = info.batch_size
         if entries * operation.scores <= MOST_SCORES_AT_ONCE:
-            results = torch.func.vmap(lambda *parts: operation.run(parts), tuple(axes))(*arrays)
+            results = apply(OfEntries(operation, axes, entries), arrays)
         else:
             parts = [
                 [x if axis is None else x.select(axis, n) for x, axis in zip(arrays, axes, strict=True)]
@@ -87,11 +94,51 @@ class Transformed(Derivatives):
         return results, (0,) * len(results)
 
 
+class OfEntries:
+    """An operation of the entries of a batch, all at once.
+
+    Its derivatives are those of the operation. Those of the operations of torch that compute it multiply the
+    NaN of a masked key with 0.
+    """
+
+    def __init__(self, operation: Operation, axes: Sequence[int | None], entries: int) -> None:
+        self.operation, self.axes = operation, axes
+        self.scores = entries * operation.scores
+        self.returned, self.keeps_results = operation.returned, operation.keeps_results
+
+    def run(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        return (*(map_entries(self.operation.run, [self.axes], arrays) or ()),)
+
+    def pull(
+        self, arrays: Sequence[Any], results: Sequence[Any], cotangents: Sequence[Any], needed: Sequence[bool]
+    ) -> Sequence[Any] | None:
+        axes = [self.axes, [0] * len(results), [0] * len(cotangents)]
+
+        def pull(
+            arrays: Sequence[Any], results: Sequence[Any], cotangents: Sequence[Any]
+        ) -> Sequence[Any] | None:
+            return self.operation.pull(arrays, results, cotangents, needed)
+
+        gradients = map_entries(pull, axes, arrays, results, cotangents)
+        if gradients is None:
+            return None
+        return [
+            x if x is None else x.sum(0) if axis is None else x.movedim(0, axis)
+            for x, axis in zip(gradients, self.axes, strict=True)
+        ]
+
+    def push(
+        self, arrays: Sequence[Any], results: Sequence[Any], tangents: Sequence[Any]
+    ) -> Sequence[Any] | None:
+        axes = [self.axes, [0] * len(results), self.axes]
+        return map_entries(self.operation.push, axes, arrays, results, tangents)
+
+
 class DifferentiableAgain(torch.autograd.Function):  # type: ignore[misc]
-    """The output of a kernel of torch, which has first derivatives only."""
+    """An output that is recorded by torch, which has first derivatives only."""
 
     @staticmethod
-    def forward(ctx: Any, operation: Operation, output: Any, *arrays: Any) -> Any:
+    def forward(ctx: Any, operation: KernelOperation, output: Any, *arrays: Any) -> Any:
         ctx.operation = operation
         ctx.save_for_backward(*arrays)
         return output.detach()  # an input that is returned as it is could not be written to
@@ -99,11 +146,12 @@ class DifferentiableAgain(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
     def backward(ctx: Any, cotangent: Any) -> tuple[Any, ...]:
         arrays, operation = ctx.saved_tensors, ctx.operation
-        if not torch.is_grad_enabled() and (_is_batched([cotangent]) or operation.trusts_library(cotangent)):
+        ((plain,), _) = without_old_vmap([cotangent])
+        if not torch.is_grad_enabled() and operation.trusts_library(plain):
             return None, cotangent, *[None] * len(arrays)
-        if _is_batched([cotangent]):
-            return None, None, *_pull_through(operation, arrays, [cotangent])
-        return None, None, *operation.pull(arrays, (), [cotangent], ctx.needs_input_grad[2:])
+        needed = ctx.needs_input_grad[2:]
+        gradients = by_new_vmap(lambda *groups: operation.pull(*groups, needed), arrays, (), [cotangent])
+        return None, None, *gradients
 
 
 def _keep(ctx: Any, operation: Operation, arrays: Sequence[Any], results: Sequence[Any]) -> None:
@@ -116,8 +164,10 @@ def _keep(ctx: Any, operation: Operation, arrays: Sequence[Any], results: Sequen
     ctx.save_for_forward(*kept)
 
 
-def _is_batched(tensors: Sequence[Any]) -> bool:
-    return any(torch._C._functorch.is_legacy_batchedtensor(x) for x in tensors if x is not None)
+def _kept(ctx: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Return the arrays and the results that are kept."""
+    saved = ctx.saved_tensors
+    return saved[: ctx.count], saved[ctx.count :]
 
 
 def _of_floating(operation: Operation, arrays: Sequence[Any]) -> tuple[list[int], Callable[..., Any]]:
@@ -140,8 +190,16 @@ def _pull_through(operation: Operation, arrays: Sequence[Any], cotangents: Seque
     return [gradients.get(n) for n in range(len(arrays))]
 
 
-def _push_through(operation: Operation, arrays: Sequence[Any], tangents: Sequence[Any]) -> Any:
-    """Return the tangents of an operation by those of the operations of torch that it consists of."""
+def _push_through(operation: Operation, arrays: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+    """Return the tangents of an operation by those of the operations of torch that it consists of.
+
+    Reverse mode is linear in the cotangents, and its own reverse mode is forward mode. torch.func.jvp refuses
+    to compute that inside of a `dual_level`.
+    """
     places, run = _of_floating(operation, arrays)
-    moved = tuple(torch.zeros_like(arrays[n]) if tangents[n] is None else tangents[n] for n in places)
-    return torch.func.jvp(run, tuple(arrays[n] for n in places), moved)[1]
+    results, pull = torch.func.vjp(run, *(arrays[n] for n in places))
+    _, push = torch.func.vjp(lambda *cotangents: pull(cotangents), *map(torch.zeros_like, results))
+    moved: Sequence[Any] = push(
+        tuple(torch.zeros_like(arrays[n]) if tangents[n] is None else tangents[n] for n in places)
+    )
+    return moved

@@ -56,8 +56,8 @@ def test_finite_differences_of_both_orders(call: Callable[..., Any], more: tuple
     inputs = [x.clone().requires_grad_() for x in (QUERY, KEY, VALUE, *more)]
     # Along random directions: an entry at a time takes ten times as long.
     is_batched = call is not with_dropout
-    by = {"fast_mode": True, "check_batched_grad": is_batched}
-    assert torch.autograd.gradcheck(call, inputs, check_forward_ad=True, **by)
+    by = {"check_batched_grad": is_batched, "check_batched_forward_grad": is_batched}
+    assert torch.autograd.gradcheck(call, inputs, check_forward_ad=True, fast_mode=True, **by)
     assert torch.autograd.gradgradcheck(call, inputs, check_fwd_over_rev=True, fast_mode=True)
 
 
@@ -70,6 +70,14 @@ def textbook(query: Any) -> Any:
     return (scores.softmax(-1) @ VALUE).square().sum()
 
 
+def times(f: Callable[[Any], Any], count: int) -> Callable[[Any], Any]:
+    """A derivative along a direction, `count` times by forward mode."""
+    for _ in range(count):
+        f = partial(lambda f, x: func.jvp(f, (x,), (QUERY + 1,))[1], f)
+    return f
+
+
+FORWARD = {"vectorize": True, "strategy": "forward-mode"}
 TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "grad": lambda f: func.grad(f)(QUERY),
     "jvp": lambda f: func.jvp(f, (QUERY,), (QUERY,))[1],
@@ -80,6 +88,12 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "jacrev of jacfwd": lambda f: func.jacrev(func.jacfwd(f))(QUERY),
     "jacfwd of jacfwd": lambda f: func.jacfwd(func.jacfwd(f))(QUERY),
     "functional.hessian": lambda f: torch.autograd.functional.hessian(f, QUERY, vectorize=True),
+    "functional.jacobian by forward mode": lambda f: torch.autograd.functional.jacobian(f, QUERY, **FORWARD),
+    "functional.hessian by forward mode": lambda f: torch.autograd.functional.hessian(
+        f, QUERY, vectorize=True, outer_jacobian_strategy="forward-mode"
+    ),
+    "forward mode twice": lambda f: times(f, 2)(QUERY),
+    "forward mode thrice": lambda f: times(f, 3)(QUERY),
     "third": lambda f: func.jvp(lambda x: func.jvp(func.grad(f), (x,), (QUERY,))[1], (QUERY,), (QUERY,))[1],
 }
 
@@ -92,6 +106,21 @@ def test_transforms(transform: Callable[[Any], Any], at_once: bool, monkeypatch:
 
         monkeypatch.setattr(torch_function, "MOST_SCORES_AT_ONCE", 0)
     torch.testing.assert_close(transform(loss), transform(textbook), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("rules", [{"is_causal": True}, {"bias": HOLES.double()}, {"attn_mask": HOLES}])
+def test_reverse_over_forward_mode_in_an_open_level(rules: dict[str, Any]) -> None:
+    """torch computes how the gradient moves, too."""
+
+    def call(query: Any) -> Any:
+        return scaled_dot_product_attention(query, KEY, VALUE, **rules).square().sum()
+
+    forward_ad, x = torch.autograd.forward_ad, QUERY.clone().requires_grad_()
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(call(forward_ad.make_dual(x, QUERY + 1))).tangent
+        (gradient,) = torch.autograd.grad(tangent, x)
+    expected = func.jvp(func.grad(call), (QUERY,), (QUERY + 1,))[1]
+    torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-11)
 
 
 def test_third_derivatives_of_autograd() -> None:
@@ -130,6 +159,66 @@ def test_a_masked_nan_adds_nothing(name: str, bad: float) -> None:
 
     for gradient, clean in zip(gradients(bad), gradients(None), strict=True):
         torch.testing.assert_close(gradient, clean, rtol=0, atol=1e-12)
+
+
+def batched(f: Callable[[Any], Any], *, again: bool = False) -> Any:
+    """The gradients of all elements of f(x) or, if `again`, those of all elements of a gradient."""
+    x = QUERY.clone().requires_grad_()
+    y = torch.autograd.grad(f(x).square().sum(), x, create_graph=True)[0] if again else f(x)
+    cotangents = torch.eye(y.numel(), dtype=y.dtype).reshape(-1, *y.shape)
+    return torch.autograd.grad(y, x, cotangents, is_grads_batched=True)[0]
+
+
+def squared(f: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda x: f(x).square().sum()
+
+
+MANY_AT_ONCE: dict[str, Callable[[Any], Any]] = {
+    "is_grads_batched": batched,
+    "is_grads_batched of a gradient": partial(batched, again=True),
+    "jacobian": lambda f: torch.autograd.functional.jacobian(f, QUERY, vectorize=True),
+    "jacobian by forward mode": lambda f: torch.autograd.functional.jacobian(f, QUERY, **FORWARD),
+    "hessian": lambda f: torch.autograd.functional.hessian(squared(f), QUERY, vectorize=True),
+    "hessian by forward mode": lambda f: torch.autograd.functional.hessian(
+        squared(f), QUERY, vectorize=True, outer_jacobian_strategy="forward-mode"
+    ),
+    "jacrev of jacrev": lambda f: func.jacrev(func.jacrev(squared(f)))(QUERY),
+    "grad of vmap": lambda f: func.grad(squared(func.vmap(f)))(torch.stack([QUERY, 2 * QUERY])),
+    "grad of vmap of grad": lambda f: func.grad(squared(func.vmap(func.grad(squared(f)), -1)))(
+        torch.stack([QUERY, 2 * QUERY], -1)
+    ),
+}
+PADDED = torch.arange(5) < 4
+PADDINGS: dict[str, dict[str, Any]] = {
+    "boolean": {"attn_mask": PADDED},
+    "float": {"attn_mask": torch.zeros(4, 5, dtype=torch.float64).masked_fill(~PADDED, -math.inf)},
+    "bias": {"bias": torch.zeros(4, 5, dtype=torch.float64).masked_fill(~PADDED, -math.inf), "softcap": 2.0},
+    "mask": {"attn_mask": masks.from_array(PADDED.expand(4, 5)), "implementation": "xp"},
+}
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "one by one"])
+@pytest.mark.parametrize("transform", MANY_AT_ONCE.values(), ids=MANY_AT_ONCE)
+def test_masked_nan_adds_nothing_to_many_derivatives(
+    transform: Callable[[Any], Any], at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not at_once:
+        from internals import torch_function
+
+        monkeypatch.setattr(torch_function, "MOST_SCORES_AT_ONCE", 0)
+
+    def derivatives(bad: float, rules: dict[str, Any]) -> Any:
+        key, value = KEY.clone(), VALUE.clone()
+        key[..., 4, :] = value[..., 4, :] = bad
+
+        def both(query: Any) -> Any:
+            output, lse = attention_state(query, key, value, **rules)
+            return scaled_dot_product_attention(query, key, value, **rules) + output + lse[..., None]
+
+        return transform(both)
+
+    for rules in [*PADDINGS.values()] if at_once else [PADDINGS["boolean"]]:
+        torch.testing.assert_close(derivatives(math.nan, rules), derivatives(0, rules), rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("implementation", [None, "xp"])
