@@ -76,7 +76,9 @@ def _weigh_tangent(xp: Namespace, p: Array, value_tangent: Array, allowed: Array
     has_key = xp.any(allowed, axis=-1, keepdims=True) if allowed.ndim else allowed
     p = xp.where(allowed, xp.where(is_bad, math.nan, p), 0.0)
     product = matmul_grouped(xp, p, value_tangent)
-    return xp.where(has_key & ~is_bad, product, xp.where(has_key, math.nan, xp.zeros_like(product)))
+    return xp.where(
+        xp.logical_and(has_key, ~is_bad), product, xp.where(has_key, math.nan, xp.zeros_like(product))
+    )
 
 
 def _finite(xp: Namespace, array: Array) -> Array:

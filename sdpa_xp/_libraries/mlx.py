@@ -67,9 +67,40 @@ class MlxTangentRules:
 
             return cast(list[Array], core.vjp(linear, zeros, [cotangent])[1])
 
+        def batch(arrays: Sequence[Array], axes: Sequence[int | None]) -> tuple[Array, int]:
+            return _of_entries(self.define, compute, tangent, arrays, axes), 0
+
         function.jvp(push)
         function.vjp(pull)
+        function.vmap(batch)  # without it, MLX maps `compute`, and the derivatives here are lost
         return cast(Array, function(*arrays))
+
+
+def _of_entries(
+    define: Callable[..., Array],
+    compute: Callable[..., Array],
+    tangent: Callable[[Sequence[Array], Array, Sequence[Array | None]], Array],
+    arrays: Sequence[Array],
+    axes: Sequence[int | None],
+) -> Array:
+    """Return `define` for the entries of a batch, which lie along `axes` of the arrays."""
+    core = sys.modules["mlx.core"]
+
+    def of_all(*arrays: Array) -> Array:
+        return cast(Array, core.vmap(compute, in_axes=axes)(*arrays))
+
+    def tangent_of_all(arrays: Sequence[Array], output: Array, tangents: Sequence[Array | None]) -> Array:
+        moves = [t is not None for t in tangents]
+        of_moved = [axis for axis, moved in zip(axes, moves, strict=True) if moved]
+
+        def of_entry(output: Array, *parts: Array) -> Array:
+            rest = iter(parts[len(axes) :])
+            return tangent(parts[: len(axes)], output, [next(rest) if moved else None for moved in moves])
+
+        mapped = core.vmap(of_entry, in_axes=(0, *axes, *of_moved))
+        return cast(Array, mapped(output, *arrays, *(t for t in tangents if t is not None)))
+
+    return define(of_all, tangent_of_all, *arrays)
 
 
 class Mlx(Library):
@@ -134,6 +165,7 @@ class MlxNamespace:
         self._select: Any = core.custom_function(core.where)
         self._select.jvp(self._select_tangent)
         self._select.vjp(self._select_gradients)
+        self._select.vmap(self._select_of_entries)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._core, name)
@@ -176,6 +208,11 @@ class MlxNamespace:
         condition = primals[0]
         of_x, of_y = self.where(condition, cotangent, 0.0), self.where(condition, 0.0, cotangent)
         return self._core.zeros_like(condition), of_x, of_y
+
+    def _select_of_entries(self, arrays: Any, axes: Any) -> Any:
+        core, pairs = self._core, zip(arrays, axes, strict=True)
+        moved = [core.expand_dims(x, 0) if axis is None else core.moveaxis(x, axis, 0) for x, axis in pairs]
+        return self.where(*moved), 0
 
     def _within_one_turn(self, x: Array) -> Any:
         if x.dtype != self._core.float64:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
 from sdpa_xp._checks.integers import Integers
-from sdpa_xp._libraries import is_traced, library_of
+from sdpa_xp._libraries import is_traced, library_of, namespace_of
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp._tiles.score_grid import ScoreGrid
 
@@ -229,14 +229,21 @@ def both(left: Allowed, right: Allowed) -> Allowed:
     """Return the pairs that are in both answers."""
     if left is True or right is False:
         return right
-    return left if right is True or left is False else left & right
+    if right is True or left is False:
+        return left
+    # In a vmap, MLX 0.32 computes `&` and `|` wrong if one array has fewer axes than the other.
+    is_alike = left.ndim == right.ndim
+    return left & right if is_alike else namespace_of(left).logical_and(left, right)
 
 
 def either(left: Allowed, right: Allowed) -> Allowed:
     """Return the pairs that are in one of the answers, or in both."""
     if left is False or right is True:
         return right
-    return left if right is False or left is True else left | right
+    if right is False or left is True:
+        return left
+    is_alike = left.ndim == right.ndim  # as in `both`
+    return left | right if is_alike else namespace_of(left).logical_or(left, right)
 
 
 def is_masked(scores: Array) -> Array:

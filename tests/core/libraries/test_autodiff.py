@@ -58,6 +58,20 @@ class Transformations:
         mapped: Function = mx.vmap(function)
         return mapped
 
+    def of_two(self, function: Function, arrays: Sequence[Any]) -> Any:
+        """The results for two equal queries, mapped at once, with the same other arrays."""
+        query, *others = arrays
+        return self.vmap(lambda query: function(query, *others))(self.stack([query, query]))
+
+    def stack(self, arrays: Sequence[Any]) -> Any:
+        if self.is_jax:
+            import jax
+
+            return jax.numpy.stack(arrays)
+        import mlx.core as mx
+
+        return mx.stack(list(arrays))
+
     def compiled(self, function: Function) -> Function:
         if self.is_jax:
             import jax
@@ -94,6 +108,10 @@ def derivatives(
         "reverse over reverse": lambda *x: by.vjp(gradients, x, tangents),
         "reverse over forward": lambda *x: by.vjp(tangent, x, [cotangent]),
         "reverse, mapped": lambda *x: by.vmap(gradients)(*(y[None] for y in x)),
+        "reverse, two mapped": lambda *x: by.of_two(gradients, x),
+        "reverse of two mapped": lambda *x: by.vjp(
+            lambda *x: by.of_two(function, x), x, [by.stack([0.25 * cotangent, 0.75 * cotangent])]
+        ),
     }
 
     def all_of(*arrays: Any) -> list[Any]:
@@ -103,7 +121,8 @@ def derivatives(
         computed = iter([library.get(x) for x in (by.compiled(all_of) if compiles else all_of)(*arrays)])
     counts = {name: 1 if name == "forward" else count for name in orders}
     by_order = {name: [next(computed) for _ in range(n)] for name, n in counts.items()}
-    by_order["reverse, mapped"] = [x[0] for x in by_order["reverse, mapped"]]
+    for name in ("reverse, mapped", "reverse, two mapped"):
+        by_order[name] = [x[0] for x in by_order[name]]
     return by_order
 
 

@@ -11,7 +11,7 @@ from calls import draw_named, gradients, tracer_of, vmap_of
 from internals import reference
 from libraries import Library
 
-from sdpa_xp import attention_state, attention_weights, scaled_dot_product_attention
+from sdpa_xp import attention_state, attention_weights, masks, scaled_dot_product_attention
 
 F = np.float32
 
@@ -76,6 +76,25 @@ def test_vmap(library: Library, call: dict[str, np.ndarray], rules: dict[str, An
     mapped = vmap_of(library)(lambda q, k, v: scaled_dot_product_attention(q, k, v, **rules))
     expected = reference.attention(q, k, v, **rules)[0]
     np.testing.assert_allclose(library.get(library.call(mapped, q, k, v)), expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.leaves_out("torch-cuda-rules")
+@pytest.mark.parametrize("joins", [False, True])
+def test_vmap_of_masks_with_fewer_axes(library: Library, call: dict[str, np.ndarray], joins: bool) -> None:
+    """MLX 0.32 maps `&` and `|` of arrays with unlike numbers of axes wrong."""
+    q, k, v = (library.put(call[name]) for name in ("query", "key", "value"))
+    keys = np.asarray([[1, 0, 1, 1, 0, 0], [0, 1, 1, 0, 0, 1]], bool)
+
+    def attend(allowed: Any) -> Any:
+        mask = masks.from_array(allowed)
+        return scaled_dot_product_attention(q, k, v, masks.causal() | mask if joins else masks.causal() & mask)
+
+    causal = np.tri(3, 6, dtype=bool)
+    allowed = (causal | keys[:, None, None, :]) if joins else (causal & keys[:, None, None, :])
+    both = {name: np.stack([call[name]] * 2) for name in ("query", "key", "value")}
+    expected = reference.attention(**both, attn_mask=np.broadcast_to(allowed, (2, 4, 3, 6)))[0]
+    mapped = library.get(library.call(vmap_of(library)(attend), keys))
+    np.testing.assert_allclose(mapped, expected, rtol=0, atol=2e-6)
 
 
 def test_padding_by_a_bias_in_a_traced_call(library: Library, call: dict[str, np.ndarray]) -> None:
