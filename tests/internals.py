@@ -207,6 +207,7 @@ PLACES = {
     "SMALLEST_SIDE": "sdpa_xp._tiles.plan:SMALLEST_SIDE",
     "softmax": "sdpa_xp._core.softmax",
     "Squares": "sdpa_xp._display:Squares",
+    "spreads": "sdpa_xp_export._verify.reference:spreads",
     "stages": "sdpa_xp_export._verify.reference:stages",
     "start_session": "sdpa_xp_export._runtime.engine:start_session",
     "stated_call": "sdpa_xp_export._verify.model:stated_call",

@@ -23,7 +23,7 @@ from sdpa_xp_export._call.operands import Initializer, Input, kind_of, with_oper
 from sdpa_xp_export._dtypes.dtype import numpy_dtype
 from sdpa_xp_export._runtime.limits import check_time
 from sdpa_xp_export._verify.judging import ExpectedRows
-from sdpa_xp_export._verify.reference import Floats, attention_and_scores, magnitudes, stages
+from sdpa_xp_export._verify.reference import Floats, attention_and_scores, magnitudes, spreads, stages
 
 Arrays: TypeAlias = dict[str, Any]
 """NumPy arrays by the name of the argument, or of the input of a graph."""
@@ -62,6 +62,7 @@ def expected_rows(
         if computed_in == "float64":
             textbook = _double_precision(arguments, exact, textbook)
         sizes, sums = magnitudes(arguments, exact["lse"], exact["weights"])
+        errors = spreads(arguments["value"], exact)
         # A product of matrices adds 0 times NaN for a masked pair. So only keys and values that no query
         # attends are without effect in every graph; that is what `poison` tries.
         unmasked = _reference(arguments | {"attn_mask": None, "bias": ()}) if leaks else {}
@@ -69,8 +70,10 @@ def expected_rows(
 
     def rows(name: str) -> ExpectedRows:
         # The weights have the batch of the values too, and so have what is computed without them.
-        one, size, term = (np.broadcast_to(x[name], exact[name].shape) for x in (textbook, sizes, terms))
-        return ExpectedRows(exact[name], one, size, term, np.isnan(unmasked[name]) if leaks else None)
+        one, size, term, spread = (
+            np.broadcast_to(x[name], exact[name].shape) for x in (textbook, sizes, terms, errors)
+        )
+        return ExpectedRows(exact[name], one, size, term, spread, np.isnan(unmasked[name]) if leaks else None)
 
     return {name: rows(name) for name in call.outputs}
 

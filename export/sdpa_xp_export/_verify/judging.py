@@ -9,6 +9,9 @@ In the runs of a model each element has a second bound, relative to its magnitud
 the textbook formula, plus a few rounding errors. Without it, a large element would hide an error in a small
 one, in the same run or in another run. The textbook formula is computed there in the dtype of scores and sums.
 If the output has a narrower dtype, each element may have one more rounding error.
+
+There the first bound is relative to the largest sum of sizes plus the spread of the element, since the textbook
+formula may add the terms of its worst row in a lucky order.
 """
 
 from __future__ import annotations
@@ -102,14 +105,17 @@ def _check_shapes(result: NDArray[Any], reference: NDArray[np.float64]) -> None:
 
 
 def textbook_error(
-    reference: NDArray[np.float64], textbook: NDArray[Any], largest: float | None = None
+    reference: NDArray[np.float64], textbook: NDArray[Any], sizes: Floats | float | None = None
 ) -> float:
-    """Return the error of the textbook formula divided by the largest value; 0 if it overflows."""
-    largest = largest_of(reference) if largest is None else largest
-    error = float(
-        np.max(_errors(np.where(np.isfinite(reference), textbook, reference), reference), initial=0.0)
-    )
-    return error / largest if largest and math.isfinite(error) else 0.0
+    """Return the largest error of the textbook formula over `sizes`; 0 if it overflows.
+
+    `sizes` is a number for all elements or one for each, by default the largest value.
+    """
+    sizes = largest_of(reference) if sizes is None else sizes
+    errors = _errors(np.where(np.isfinite(reference), textbook, reference), reference)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error = float(np.max(np.where(np.equal(sizes, 0), 0.0, errors / sizes), initial=0.0))
+    return error if math.isfinite(error) else 0.0
 
 
 def largest_of(reference: NDArray[np.float64]) -> float:
@@ -128,6 +134,8 @@ class ExpectedRows:
     """The size of the numbers whose rounding causes the error of each element."""
     terms: Floats
     """The sum of the sizes of the terms of each element; the element itself if it is no sum."""
+    spread: Floats
+    """The standard deviation of the error of the sum over the keys, in units of epsilon; 0 if there is none."""
     leaks: NDArray[np.bool_] | None = None
     """Where a masked NaN may make the output NaN; None if it must not do so anywhere."""
 
@@ -146,9 +154,14 @@ class ExpectedRows:
         return largest_of(self.terms)
 
     @property
+    def size_of_errors(self) -> Floats:
+        """What the error of each element is relative to: the largest sum of sizes, and its spread."""
+        return self.largest + np.where(np.isfinite(self.spread), self.spread, 0.0)
+
+    @property
     def textbook_error(self) -> float:
-        """The error of the textbook formula divided by the largest value; 0 if it overflows."""
-        return textbook_error(self.reference, self.textbook, self.largest)
+        """The largest error of the textbook formula over `size_of_errors`; 0 if it overflows."""
+        return textbook_error(self.reference, self.textbook, self.size_of_errors)
 
     @property
     def textbook_ratio(self) -> float:
@@ -186,13 +199,15 @@ def judge_rows(runs: Sequence[Compared], dtype: str, computed_in: str) -> list[A
     by_kind = {}
     for size, extreme in {(run.size, run.extreme) for run in runs}:
         errors = [run.expected.textbook_error for run in runs if (run.size, run.extreme) == (size, extreme)]
-        by_kind[size, extreme] = 2 * max(errors) + ROUNDINGS * size * EPS[computed_in] + own_rounding
+        by_kind[size, extreme] = 2 * max(errors), ROUNDINGS * size * EPS[computed_in] + own_rounding
     agreements = []
     for run in runs:
         expected = run.expected
         values = np.abs(np.where(np.isfinite(expected.reference), expected.reference, 0))
         sharp = (2 * ratio + ROUNDINGS * EPS[computed_in]) * expected.magnitude + own_rounding * values
-        bound = np.minimum(sharp, by_kind[run.size, run.extreme] * expected.largest) + smallest(dtype)
+        relative, roundings = by_kind[run.size, run.extreme]
+        whole = relative * expected.size_of_errors + roundings * expected.largest
+        bound = np.minimum(sharp, whole) + smallest(dtype)
         agreements.append(closest(run.result, expected.reference, bound))
     return agreements
 

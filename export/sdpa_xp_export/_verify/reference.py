@@ -9,6 +9,10 @@ The magnitude of an element is the size of the numbers whose rounding causes its
 every score is off by one part in 2**n, then to first order an element is off by at most one part in 2**n of its
 magnitude. So a bound relative to magnitudes is as strict for a small element as for the largest one, for scores
 of any size.
+
+The spread of an element is the standard deviation of the rounding errors of its sum over the keys, in units of
+epsilon: the sum may be rounded once for each key. It grows with the number of keys where one large term is
+among many small ones, since it may be the first.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ from sdpa_xp_export._runtime.limits import check_time
 Floats: TypeAlias = NDArray[np.float64]
 STEP = 2.0**-20
 """The step of the finite difference that approximates the derivative of a function of the scores."""
+UNIFORM = 1 / math.sqrt(12)
+"""The standard deviation of a rounding error, which is uniform, over its range."""
 Addend: TypeAlias = NDArray[Any] | Callable[..., Any]
 """An array that is added, or score_mod(score, batch, head, query_index, key_index) -> score."""
 
@@ -222,6 +228,28 @@ def magnitudes(arguments: Mapping[str, Any], lse: Floats, weights: Floats) -> tu
         {"output": of_weights @ sizes, "lse": of_lse, "weights": of_weights, "scores": scores},
         np.asarray(weights @ sizes),
     )
+
+
+def spreads(value: NDArray[Any], exact: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Return the spreads of `output`, `lse`, `weights` and `scores`; a score has none.
+
+    Args:
+        value: The values, in any dtype.
+        exact: What the reference returned, by name.
+    """
+    both = (np.asarray(x, np.float64) for x in (exact["weights"], value))
+    weights, value = (np.where(np.isfinite(x), x, 0.0) for x in both)
+    if value.ndim > 2:
+        value = _with_heads(np, value, weights.shape[-3])
+    of_sum = UNIFORM * np.sqrt(np.count_nonzero(weights, axis=-1, keepdims=True))
+    # In any order of the terms, partial sums are about as large as the largest term, or as the whole sum.
+    partial = np.sqrt(np.square(exact["output"]) + np.square(weights) @ np.square(value))
+    return {
+        "output": of_sum * partial,
+        "lse": of_sum[..., 0],
+        "weights": of_sum * weights,
+        "scores": np.zeros(()),
+    }
 
 
 def _of_scores(arguments: Mapping[str, Any], query: Floats, key: Floats) -> Floats:

@@ -21,6 +21,7 @@ from internals import (
     random_inputs,
     reference,
     reference_inputs,
+    spreads,
     stages,
 )
 
@@ -104,3 +105,16 @@ def test_axes(ranks: tuple[int, int, int]) -> None:
     np.testing.assert_allclose(result["output"], output, rtol=0, atol=1e-14)
     np.testing.assert_allclose(np.broadcast_to(result["lse"], lse.shape), lse, rtol=0, atol=1e-14)
     np.testing.assert_allclose(np.broadcast_to(result["weights"], weights.shape), weights, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("first", [0.8, 1 / 2000], ids=["one large weight", "equal weights"])
+def test_the_spread_is_that_of_a_sum_in_order(first: float) -> None:
+    """Of 2,000 terms that are added one by one: a large one that comes first is rounded with each."""
+    weights = np.full(2000, (1 - first) / 1999)
+    weights[0] = first
+    value = np.random.default_rng(0).standard_normal((2000, 400))
+    exact = {"weights": weights[None], "output": weights[None] @ value}
+    spread = spreads(value, exact)["output"]
+    in_order = np.cumsum((weights[:, None] * value).astype(np.float32), axis=0, dtype=np.float32)[-1]
+    error = np.sqrt(np.mean((in_order - exact["output"]) ** 2)) / EPS["float32"]
+    assert 0.25 < error / np.sqrt(np.mean(spread**2)) < 1

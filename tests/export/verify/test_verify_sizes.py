@@ -85,7 +85,7 @@ def test_pieces_are_what_is_computed_at_once(rules: dict[str, Any], monkeypatch:
     override(monkeypatch, "SAMPLED_SCORES_AT_ONCE", 500)
     for one, other in zip(whole, drawn(), strict=True):
         for name, expected in one.expected.items():
-            for field in ("reference", "textbook", "magnitude", "terms"):
+            for field in ("reference", "textbook", "magnitude", "terms", "spread"):
                 same = getattr(expected, field), getattr(other.expected[name], field)
                 np.testing.assert_allclose(*same, rtol=1e-5, atol=1e-5)  # BLAS sums in another order
             leaks = expected.leaks, other.expected[name].leaks
