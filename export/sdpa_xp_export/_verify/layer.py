@@ -29,6 +29,8 @@ FLIPS = 0.005
 """The fraction of integers that rounding errors may decide, beside those that are measured."""
 OWN_ERROR = 2.0
 """The distance from a reference in the dtype of the inputs is multiplied by that: it has an error itself."""
+DRAWS_AGAIN = 8
+"""How often a layer is called again, with other rounding errors, if a result is a little beyond its bound."""
 WHOLE = 256
 """The whole numbers up to this one are exact in every dtype."""
 
@@ -94,7 +96,7 @@ class BothLayers:
         if exact is None:
             return LayerCase(lengths, arrays, _in_float64(direct), direct, refused=refused)
         if self.double:
-            direct = self._double_precision(exact, arrays)
+            direct = self._double_precision(exact, _single(arrays))
         return LayerCase(lengths, arrays, exact, direct)
 
     def ordinary_case(self, lengths: Lengths, arrays: Arrays, rng: np.random.Generator) -> LayerCase:
@@ -148,13 +150,30 @@ class BothLayers:
                 return LayerCase(lengths, large, computed.exact, direct, LARGE_TOKENS)
         return None
 
+    def with_more_errors(self, case: LayerCase) -> LayerCase:
+        """Return the case with the largest errors of several more calls: those so far may be small by luck."""
+        drawn = (self._with_other_errors(case) for _ in range(DRAWS_AGAIN))
+        usable = [off for off in drawn if not _overflows(case.exact, off)]
+        furthest = _furthest(case.exact, case.direct, *usable)
+        # Each call flips other integers: those of all calls together are more than rounding errors decide.
+        direct = {name: x if x.dtype.kind in "iub" else furthest[name] for name, x in case.direct.items()}
+        return replace(case, direct=direct)
+
+    def _with_other_errors(self, case: LayerCase) -> Outputs:
+        """Return the results with rounding errors in the inputs and weights, other ones at each call."""
+        if self.double:
+            return self._double_precision(case.exact, _perturbed(_single(case.inputs), self.rng))
+        off = self._called(self.moved_again(), _perturbed(case.inputs, self.rng))
+        return {name: _further(x, off[name]) for name, x in case.exact.items()} if case.is_own else off
+
     def _copy(self, way: Way) -> None:
         copy, self.context = way
         # The first copy changes no number: it only has arrays of NumPy, where the original may have others.
-        self.layer, self.wide, self.moved, self.narrow = (
-            copy(self.called, change)
-            for change in (lambda x: x, _widened, lambda x: _moved(x, self.rng), _narrowed)
+        self.layer, self.wide, self.narrow = (
+            copy(self.called, change) for change in (lambda x: x, _widened, _narrowed)
         )
+        self.moved_again = partial(copy, self.called, lambda x: _moved(x, self.rng))
+        self.moved = self.moved_again()
 
     def _own_case(self, case: LayerCase, rng: np.random.Generator) -> LayerCase:
         narrow = case.narrow if case.narrow is not None else self._called(self.layer, case.inputs)
@@ -177,12 +196,12 @@ class BothLayers:
             outputs = named_outputs(layer.func(*layer.args, **left, **keywords))
             return {name: np.asarray(x) for name, x in outputs.items()}
 
-    def _double_precision(self, exact: Outputs, arrays: Arrays) -> Outputs:
+    def _double_precision(self, exact: Outputs, single: Arrays) -> Outputs:
         """Return `exact` with the error that float64 has.
 
-        There is no wider dtype to measure it with. So it is the error of float32, 2**29 times smaller.
+        There is no wider dtype to measure it with. So it is the error of float32 for the inputs `single`, 2**29
+        times smaller.
         """
-        single = {name: _narrowed(x) for name, x in arrays.items()}
         right = self._called(self.wide, _in_float64(single))
         off = self._called(self.narrow, single)
         return {
@@ -300,6 +319,10 @@ def _widened(x: NDArray[Any]) -> NDArray[Any]:
 def _narrowed(x: NDArray[Any]) -> NDArray[Any]:
     """Return float64 as float32, and any other array unchanged."""
     return x.astype(np.float32) if x.dtype == np.float64 else x
+
+
+def _single(arrays: Arrays) -> Arrays:
+    return {name: _narrowed(x) for name, x in arrays.items()}
 
 
 def _further(exact: NDArray[Any], direct: NDArray[Any]) -> NDArray[Any]:

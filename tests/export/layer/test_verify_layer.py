@@ -218,6 +218,31 @@ def test_the_smallest_failure_of_a_layer_is_where_it_is() -> None:
     assert report.smallest_failure == "smallest failing run: x[1,2,6,8], output[0, 1, 4, 3] (error 1)"
 
 
+@pytest.mark.parametrize("seed", [22, 31, 41])
+def test_a_lucky_call_of_the_layer_is_no_bound(seed: int) -> None:
+    """One number has all rounding errors, and the first calls of the layer are nearly exact there."""
+
+    def layer(x: Any) -> Any:
+        return (x / 3) * 3000 - 999 * x
+
+    def in_another_order(x: Any) -> Any:
+        return (x / 7) * 7000 - 999 * x
+
+    def wrong(x: Any) -> Any:
+        return (x / 7) * 7000 - 998.998 * x
+
+    def one_number(rng: np.random.Generator, shape: tuple[int, ...], lengths: dict[str, int]) -> Any:
+        x = np.zeros(shape, np.float32)
+        if lengths["L"] == 33:
+            x[0] = rng.uniform(1, 2)
+        return x
+
+    for function, agrees in ((in_another_order, True), (wrong, False)):
+        model = to_onnx(function, TensorSpec("float32", ("L",)))
+        report = verify_layer(model, layer, draw={"x": one_number}, seed=seed)
+        assert report.agrees is agrees, str(report)
+
+
 def test_a_layer_that_differs_at_each_call() -> None:
     """Its graph is only one of the results, so that no comparison with it says anything."""
     rng = np.random.default_rng(0)
