@@ -191,9 +191,7 @@ class _CallOperation:
         self, call: PreparedCall, arrays: Mapping[str, Array], kept: Sequence[Array], names: Sequence[str]
     ) -> Derivable:
         """Return what the gradients of `names` are computed from: what the call has kept, or computed anew."""
-        # Plain operations, which a traced call consists of, must not take what follows from x for a constant.
-        has_kept = len(kept) > 0 and not call.grid.is_traced
-        derivable = restore(call, arrays, *kept) if has_kept else derive(call, arrays)
+        derivable = restore(call, arrays, *kept) if kept else derive(call, arrays)
         return derivable.only(names)
 
 
@@ -325,7 +323,9 @@ class SecondOperation(_CallOperation):
         moved = changes[-1] if self.is_moved else None
         tangents = dict(zip(self.directions, changes, strict=False))
         with call.computing():
-            derivable = self._derivable(call, floating, kept, self.names)
+            # The library derives the plain operations of a traced call, which must not take what follows from x
+            # for a constant.
+            derivable = self._derivable(call, floating, () if call.grid.is_traced else kept, self.names)
             computed = second_order(
                 call, self.recorded.options, derivable, floating, cotangent, tangents, moved
             )

@@ -265,6 +265,17 @@ def test_only_gradients_that_are_needed_are_computed(name: str, order: int) -> N
     assert products_of_one < products_of_all
 
 
+def test_the_gradient_of_mapped_calls_reads_their_outputs() -> None:
+    """Two products are those of the output, five those of the gradients, and three look for a NaN."""
+
+    def attend(x: Any) -> Any:
+        return scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    with Products() as products:
+        func.grad(squared(func.vmap(attend)))(torch.stack([QUERY, QUERY]))
+    assert products.count <= 10
+
+
 def state(*inputs: Any, **rules: Any) -> tuple[Any, Any]:
     """Both results of `attention_state`, without the log-sum-exp of rows that have no key."""
     output, lse = attention_state(*inputs, **rules)
