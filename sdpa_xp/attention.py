@@ -47,74 +47,64 @@ def scaled_dot_product_attention(
 
     $$\mathrm{softmax}(q k^T \cdot scale + bias)\,v$$
 
-    Outside a trace or a lazy graph, memory grows linearly with L + S, because the scores are computed tile by
-    tile.
+    Outside a trace or a lazy graph, memory grows linearly with L + S: the scores are computed tile by tile.
 
     Shapes:
         `L` queries, `S` keys, `E` width of a query or key, `Ev` width of a value, `Hq` query heads,
         `H` key heads, `...` leading axes, which broadcast. 2-D inputs are one head without a batch.
 
-        With `layout="...LHE"`, the head axis of query, key, value and the result comes after the length.
-
     Args:
         query: (..., Hq, L, E); float16, bfloat16, float32 or float64.
         key: (..., H, S, E), with the library, device and dtype of the query. Hq is a multiple of H: query head
             h attends to key head h // (Hq // H). Keys and values are not copied.
-        value: (..., H, S, Ev), with the same library, device and dtype. Ev may differ from E.
+        value: (..., H, S, Ev), likewise.
         attn_mask: A mask of `sdpa_xp.masks`, which builds no L x S array, or an array that broadcasts to (...,
-            Hq, L, S). A boolean array is True where a query may attend to a key. A floating array is added to
-            the scores, like `bias`.
-        bias: A bias of `sdpa_xp.biases`, or an array that broadcasts to (..., Hq, L, S), in the dtype of the
-            query or of the scores, or in a narrower one. It is added to the scores after `softcap`. -inf masks
-            its pair; the most negative finite number does not.
+            Hq, L, S): boolean, True = may attend; or floating, added to the scores like `bias`.
+        bias: A bias of `sdpa_xp.biases`, or a floating array that broadcasts to (..., Hq, L, S) and is not
+            wider than the scores. It is added after `softcap`. -inf masks its pair; the most negative finite
+            number does not.
         is_causal: Query i attends to key j only if j <= i, counted from the upper left even if L != S. If you
             also pass a mask, both apply.
         scale: The factor of the products: a finite number, or an array that broadcasts to (..., Hq, L, 1), in
-            the same dtypes as `bias`. An array of shape () may have any floating dtype. Default 1 / sqrt(E).
+            the dtypes of `bias`, or of shape () and any floating dtype. Default 1 / sqrt(E).
         softcap: If not None or 0, scores become softcap * tanh(score / softcap) after `scale`.
         sinks: (..., Hq), or (): for each head, a logit that joins the sum of the softmax but has no value, so
             that the weights of a row may sum to less than 1. It is neither scaled nor capped.
-        dropout_p: The probability with which a weight is dropped, from 0 to 1; the others are divided by
-            1 - dropout_p.
-        rng: The source of randomness, required if dropout_p > 0: a torch.Generator, a cupy.random.Generator or
-            a key of JAX or MLX for arrays of these libraries, and a numpy.random.Generator for arrays of all
-            others. The same state drops the same weights, also in `attention_weights`.
-        softmax_dtype: float32 or float64. Scores and sums are computed in this dtype if it is wider than the
-            accumulation dtype.
+        dropout_p: From 0 to 1. A weight is dropped with this probability; others are divided by 1 - dropout_p.
+        rng: Required if dropout_p > 0: a torch.Generator, a cupy.random.Generator or a key of JAX or MLX for
+            arrays of these libraries, a numpy.random.Generator for all others. The same state drops the same
+            weights, also in `attention_weights`.
+        softmax_dtype: float32 or float64, for scores and sums, if it is wider than the accumulation dtype.
         layout: "...HLE" is (..., heads, length, width), as in torch and ONNX; "...LHE" is (..., length, heads,
-            width), as in JAX, Keras and flash-attention. Arguments that broadcast to (..., Hq, L, S) have these
-            axes in both layouts.
-        implementation: `"xp"` is the portable implementation, written in array-API calls. `"native"` is the
-            fused kernel of the arrays' library, and `"torch"` is torch's kernel for NumPy arrays, which it
-            reads without a copy; an error is raised if that kernel does not compute this call as documented,
-            or if torch is not installed. With None, sdpa_xp uses the kernel of the arrays' library only if it
-            computes the call as documented, and only for these calls: torch tensors on the CPU and in
-            torch.export and torch.onnx.export, short calls on JAX arrays on the CPU outside a jit, and short
-            calls without masks on MLX arrays on the CPU. All other calls use the portable implementation.
+            width), as in JAX, Keras and flash-attention, for query, key, value and the result. What broadcasts
+            to (..., Hq, L, S) has these axes in both.
+        implementation: `"xp"` is the portable implementation, in array-API calls; `"native"` the fused kernel
+            of the arrays' library; `"torch"` torch's kernel for NumPy arrays, which it reads without a copy. If
+            a kernel is missing, or does not compute this call as documented, an error is raised. None takes
+            the library's kernel, if it computes the call as documented, for torch tensors on the CPU and in
+            torch.export and torch.onnx.export, for short calls on JAX arrays on the CPU outside a jit, and for
+            short calls without masks on MLX arrays on the CPU; else `"xp"`.
 
     Returns:
-        (..., Hq, L, Ev) in the layout of the inputs, or (L, Ev) for 2-D inputs, with the library, device and
-            dtype of the query. The row of a query whose keys are all masked is 0.
+        (..., Hq, L, Ev), or (L, Ev) for 2-D inputs, with the library, device and dtype of the query. The row
+            of a query whose keys are all masked is 0.
 
     Raises:
-        TypeError: The arrays have several libraries or dtypes, integer or complex data, or a class that changes
-            what arithmetic means; a mask has integers; or a keyword has the wrong type. The message names the
-            argument.
-        ValueError: Shapes do not fit, arrays are on several devices, or a keyword is out of its range. The
-            message names the argument and the axis.
+        TypeError: Arrays of several libraries or dtypes, integer or complex data, a class that changes what
+            arithmetic means, or a keyword of another type.
+        ValueError: Shapes that do not fit, arrays on several devices, or a keyword out of its range.
 
     Numerics:
-        The accumulation dtype is float64 for float64 inputs, and float32 for all others. Scores, normalisation
-        and sums are computed in it, and the result is rounded once; only the kernels that take halves as they
-        are (`"torch"`, and `"native"` on CUDA) also round the weights. A masked pair has no effect, even if its
-        key or value is NaN or inf. If a key or value that is not masked is NaN, the rows that attend to it show
-        the NaN, and no other row does. Inside a jit or a lazy graph, and with torch's kernel on a GPU, this is
-        true only for keys that no query attends to (padding). It is true for results, for gradients from
-        `scaled_dot_product_attention_vjp`, and for derivatives that torch's autograd, JAX or MLX computes.
+        Scores, normalisation and sums have the accumulation dtype: float64 for float64 inputs, float32 for all
+        others. The result is rounded once; only kernels that take halves as they are (`"torch"`, and `"native"`
+        on CUDA) also round the weights. torch.autocast changes neither the dtype nor the accuracy of a result;
+        run the backward pass outside of it, as torch recommends.
 
-        A score of -inf has weight 0. If all scores of a row are -inf, its output is 0, as for a row without
-        keys. torch.autocast changes neither the dtype of a result nor its accuracy. Run the backward pass
-        outside torch.autocast, as torch recommends.
+        A masked pair has no effect, even if its key or value is NaN or inf. A NaN that is not masked shows in
+        the rows that attend to it, and in no other row. Inside a jit or a lazy graph, and with torch's kernel
+        on a GPU, this is true only for keys that no query attends to (padding). It is true for results and for
+        gradients from `scaled_dot_product_attention_vjp`; the page "The contract" says for which derivatives of
+        torch, JAX and MLX. A score of -inf has weight 0. If all scores of a row are -inf, its output is 0.
 
     Examples:
         >>> import numpy as np
@@ -158,37 +148,19 @@ def attention_state(
 ) -> AttentionState[A]:
     r"""Compute attention and the log-sum-exp of its scores.
 
-    The log-sum-exp of query i is $\log \sum_j \exp(s_{ij})$ over the scores $s_{ij}$ of its keys j. States over
-    disjoint parts of the keys merge to the state over all keys: see `merge_states`.
-
-    Shapes:
-        As for `scaled_dot_product_attention`.
+    The log-sum-exp of query i is $\log \sum_j \exp(s_{ij})$ over the scores $s_{ij}$ of its keys j.
+    `merge_states` merges states over disjoint parts of the keys to the state over all keys.
 
     Args:
-        query: (..., Hq, L, E). All arguments are as in `scaled_dot_product_attention`.
-        key: (..., H, S, E).
-        value: (..., H, S, Ev).
-        attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
-        bias: A bias, or an array that broadcasts to (..., Hq, L, S).
-        is_causal: Query i attends to key j only if j <= i.
-        scale: A number, or an array that broadcasts to (..., Hq, L, 1).
-        softcap: A positive number; None or 0 is off.
+        query: (..., Hq, L, E). All other arguments and errors are as in `scaled_dot_product_attention`.
         sinks: (..., Hq). The log-sum-exp includes them, so pass them to only one of the states that you merge.
-        dropout_p: From 0 to 1.
-        rng: Required if dropout_p > 0. Dropout does not change the log-sum-exp.
-        softmax_dtype: float32, float64 or None.
-        layout: "...HLE" or "...LHE".
+        rng: Dropout does not change the log-sum-exp.
         lse_base: None for the natural logarithm; 2 for base 2, as in FlashInfer.
-        implementation: `"xp"` or None.
 
     Returns:
         `output`, (..., Hq, L, Ev), in the dtype of the query, and `lse`, (..., Hq, L), in the dtype of the
-            scores: the accumulation dtype, or `softmax_dtype`. A row whose keys are all masked has output 0
-            and lse -inf.
-
-    Raises:
-        TypeError: As for `scaled_dot_product_attention`.
-        ValueError: As for `scaled_dot_product_attention`.
+            scores: the accumulation dtype, or `softmax_dtype`. Of a row whose keys are all masked, they are 0
+            and -inf.
 
     Examples:
         >>> import numpy as np

@@ -46,11 +46,11 @@ def dot_product_attention(
         `B` batch, `T` queries, `S` keys, `N` query heads, `K` key heads, `H` width, as JAX names them.
 
     Args:
-        query: (B, T, N, H), or (T, N, H) without a batch.
+        query: (B, T, N, H), or (T, N, H) without a batch. Errors are as in `scaled_dot_product_attention`.
         key: (B, S, K, H).
         value: (B, S, K, H).
-        bias: Broadcasts to (B, N, T, S), or a bias of `sdpa_xp.biases`.
-        mask: A boolean array that broadcasts to (B, N, T, S), or a mask of `sdpa_xp.masks`.
+        bias: A bias of `sdpa_xp.biases`, or an array that broadcasts to (B, N, T, S).
+        mask: A mask of `sdpa_xp.masks`, or a boolean array that broadcasts to (B, N, T, S).
         scale: A number; default 1 / sqrt(H).
         is_causal: Query i attends to key j only if j <= i.
         query_seq_lengths: (B,): the number of real queries among the T; the others give 0.
@@ -62,11 +62,6 @@ def dot_product_attention(
 
     Returns:
         (B, T, N, H), with the library, device and dtype of the query.
-
-    Raises:
-        TypeError: As for `scaled_dot_product_attention`.
-        ValueError: As for `scaled_dot_product_attention`; or `return_residual` is True, because no flag changes
-            the type of a result here.
 
     Examples:
         >>> import numpy as np

@@ -45,13 +45,13 @@ class Explanation(NamedTuple):
     multiplications: int = 0
     """The multiplications of the portable implementation: E + Ev for each pair in a tile that it computes.
 
-    With E = Ev and without a mask, gradients take 2.5 times as many, a tangent of query, key and value 3 times,
-    and a Hessian-vector product 6.5 times. 0 if the arrays are cut into chunks: these are not counted.
+    Without a mask, if E = Ev, gradients take 2.5 times as many, a tangent of query, key and value 3 times, and
+    a Hessian-vector product 6.5 times. 0 if the arrays are cut into chunks.
     """
     tile_map: tuple[str, ...] = ()
-    """One line for each range of queries, with one character for each tile: "#" is computed without a mask, "+"
-    is computed with a mask, and "." is skipped. If batch entries or heads are computed one by one, only the
-    first is shown."""
+    """The tiles of the first head, one line for each range of queries: "#" is computed without a mask, "+" with
+    one, and "." is skipped.
+    """
 
     def __repr__(self) -> str:
         """Return all but the map, which has a character for each tile."""
@@ -102,34 +102,13 @@ def explain(
     """Return which implementation `scaled_dot_product_attention` would choose for a call, and its tiles.
 
     Attention is not computed: only the masks are evaluated, to find the tiles that are skipped. Nothing is
-    drawn from `rng`. If an array has a method `__sdpa_xp__`, it is not called: the result describes what
-    sdpa_xp itself would compute.
-
-    Shapes:
-        As for `scaled_dot_product_attention`.
+    drawn from `rng`, and no method `__sdpa_xp__` of an array is called.
 
     Args:
-        query: (..., Hq, L, E). All arguments are as in `scaled_dot_product_attention`.
-        key: (..., H, S, E).
-        value: (..., H, S, Ev).
-        attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
-        bias: A bias, or an array that broadcasts to (..., Hq, L, S).
-        is_causal: Query i attends to key j only if j <= i.
-        scale: A number, or an array that broadcasts to (..., Hq, L, 1).
-        softcap: A positive number; None or 0 is off.
-        sinks: (..., Hq).
-        dropout_p: From 0 to 1.
-        rng: Required if dropout_p > 0.
-        softmax_dtype: float32, float64 or None.
-        layout: "...HLE" or "...LHE".
-        implementation: `"xp"`, `"native"`, `"torch"` or None.
+        query: (..., Hq, L, E). All other arguments and errors are as in `scaled_dot_product_attention`.
 
     Returns:
         The implementation, the reason for the choice, and the tiles of the portable implementation.
-
-    Raises:
-        TypeError: As for `scaled_dot_product_attention`.
-        ValueError: As for `scaled_dot_product_attention`.
 
     Examples:
         >>> import numpy as np

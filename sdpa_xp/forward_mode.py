@@ -47,47 +47,27 @@ def scaled_dot_product_attention_jvp(
 
     If the inputs move by a small number times `tangents`, the output moves by this number times the tangent.
     With the weights $p$ of a row and the tangents $s'$ of its scores, the tangent of the row is
-    $\sum_j p_j (s'_j v_j + v'_j) - (\sum_j p_j s'_j) (\sum_j p_j v_j)$.
-
-    All sums are computed in one pass over the keys, so memory grows with L + S.
-
-    Shapes:
-        As for `scaled_dot_product_attention`.
+    $\sum_j p_j (s'_j v_j + v'_j) - (\sum_j p_j s'_j) (\sum_j p_j v_j)$, which takes one pass over the keys, and
+    memory that grows with L + S.
 
     Args:
-        query: (..., Hq, L, E). All arguments but `tangents` are as in `scaled_dot_product_attention`.
-        key: (..., H, S, E).
-        value: (..., H, S, Ev).
+        query: (..., Hq, L, E). All other arguments and errors are as in `scaled_dot_product_attention`.
         tangents: The direction: a dict of arrays, each with the shape and dtype of the argument of its name.
             The names are those of the gradients of `scaled_dot_product_attention_vjp`, such as "query", "scale"
             or "bias.slopes". Arguments without a tangent do not move.
-        attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
-        bias: A bias, or an array that broadcasts to (..., Hq, L, S). The function of `biases.from_function`
-            may only add to the score.
-        is_causal: Query i attends to key j only if j <= i.
-        scale: A number, or an array that broadcasts to (..., Hq, L, 1).
-        softcap: A positive number; None or 0 is off.
-        sinks: (..., Hq).
-        dropout_p: From 0 to 1.
-        rng: Required if dropout_p > 0. The output and its tangent drop the same weights.
-        softmax_dtype: float32, float64 or None.
-        layout: "...HLE" or "...LHE".
+        bias: A function in it (`biases.from_function`) may only add to the score.
         implementation: `"xp"` or None.
 
     Returns:
         The output and its tangent, both (..., Hq, L, Ev) in the dtype of the query.
 
     Raises:
-        TypeError: As for `scaled_dot_product_attention`; or a tangent has another library or dtype than its
-            argument, or the arrays are lazy arrays in chunks.
-        ValueError: As for `scaled_dot_product_attention`; or a tangent has another shape or device than its
-            argument, or a name that no floating argument of the call has; or the function of a bias does more
-            than add.
+        TypeError: A tangent has another library or dtype than its argument, or arrays are in lazy chunks.
+        ValueError: A tangent has another shape or device than its argument, or a name that no floating argument
+            of the call has.
 
     Numerics:
-        Sums in the accumulation dtype, rounded once. A row whose keys are all masked has the tangent 0. A
-        masked pair adds nothing, even if its key, value or a tangent is NaN or inf. Inside a jit, a NaN is
-        without effect only if no query attends to its key.
+        As for `scaled_dot_product_attention_vjp`: a row whose keys are all masked has the tangent 0.
 
     Examples:
         >>> import numpy as np
@@ -137,49 +117,22 @@ def scaled_dot_product_attention_laplacian(
 ) -> tuple[A, A, A]:
     r"""Compute attention, its derivatives along directions, and its Laplacian: the sum of second derivatives.
 
-    Along direction n, the inputs $x$ move as $x + t \, x'_n$. The Laplacian of the output is
-    $\sum_n \partial_t^2 O(x + t \, x'_n)$ at $t = 0$. If the inputs are functions of other coordinates, as in a
+    Along direction n of N, the inputs $x$ move as $x + t \, x'_n$. The Laplacian of the output is
+    $\sum_n \partial_t^2 O(x + t \, x'_n)$ at $t = 0$. If the inputs are functions of coordinates, as in a
     network for a wavefunction, their derivatives by each coordinate are the tangents, and their own
-    `laplacians` add the derivative of the output along them. So each layer of the network passes on its value,
-    derivatives and Laplacian: this is the forward Laplacian.
-
-    All sums are computed in one pass over the keys, so memory grows with L + S.
-
-    Shapes:
-        As for `scaled_dot_product_attention`; N is the number of directions.
+    `laplacians` add the derivative of the output along them: this is the forward Laplacian. Memory grows with L
+    + S.
 
     Args:
-        query: (..., Hq, L, E). All arguments but `tangents` and `laplacians` are as in
-            `scaled_dot_product_attention`.
-        key: (..., H, S, E).
-        value: (..., H, S, Ev).
+        query: (..., Hq, L, E). All other arguments and errors are as in `scaled_dot_product_attention_jvp`.
         tangents: The directions: a dict of arrays, each with the dtype and the shape of the argument of its
-            name, behind one axis of length N. The names are those of `scaled_dot_product_attention_jvp`.
-        attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
+            name, behind one axis of length N, at least 1.
         laplacians: The Laplacians of the inputs: a dict of arrays, each with the shape and dtype of the
             argument of its name. Those without one are 0.
-        bias: A bias, or an array that broadcasts to (..., Hq, L, S). The function of `biases.from_function`
-            may only add to the score.
-        is_causal: Query i attends to key j only if j <= i.
-        scale: A number, or an array that broadcasts to (..., Hq, L, 1).
-        softcap: A positive number; None or 0 is off.
-        sinks: (..., Hq).
-        dropout_p: From 0 to 1.
-        rng: Required if dropout_p > 0. All results drop the same weights.
-        softmax_dtype: float32, float64 or None.
-        layout: "...HLE" or "...LHE".
-        implementation: `"xp"` or None.
 
     Returns:
         The output, (..., Hq, L, Ev); its tangents, (N, ..., Hq, L, Ev), one for each direction; and its
             Laplacian, (..., Hq, L, Ev), all in the dtype of the query.
-
-    Raises:
-        TypeError: As for `scaled_dot_product_attention_jvp`.
-        ValueError: As for `scaled_dot_product_attention_jvp`; or there is no direction.
-
-    Numerics:
-        As for `scaled_dot_product_attention_jvp`.
 
     Examples:
         >>> import numpy as np

@@ -45,30 +45,14 @@ def scaled_dot_product_attention_vjp(
     layout: Layout = "...HLE",
     implementation: Implementation | None = None,
 ) -> tuple[A, Pullback[A]]:
-    r"""Compute attention, and return a function that computes the gradients of the inputs.
+    r"""Compute attention, and return a function that computes the gradients of the inputs, in any library.
 
-    You need no framework with automatic differentiation, so you can train with NumPy. Memory grows linearly
-    with L + S, because the scores are not stored: the returned function, the pullback, computes them again,
-    tile by tile.
-
-    Shapes:
-        As for `scaled_dot_product_attention`.
+    Memory grows linearly with L + S, because the scores are not stored: the returned function, the pullback,
+    computes them again, tile by tile.
 
     Args:
-        query: (..., Hq, L, E). All arguments are as in `scaled_dot_product_attention`.
-        key: (..., H, S, E).
-        value: (..., H, S, Ev).
-        attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
-        bias: A bias, or an array that broadcasts to (..., Hq, L, S). The function of `biases.from_function`
-            may only add to the score.
-        is_causal: Query i attends to key j only if j <= i.
-        scale: A number, or an array that broadcasts to (..., Hq, L, 1).
-        softcap: A positive number; None or 0 is off.
-        sinks: (..., Hq).
-        dropout_p: From 0 to 1.
-        rng: Required if dropout_p > 0. Each pullback drops the weights that the output dropped.
-        softmax_dtype: float32, float64 or None.
-        layout: "...HLE" or "...LHE".
+        query: (..., Hq, L, E). All other arguments and errors are as in `scaled_dot_product_attention`.
+        bias: A function in it (`biases.from_function`) may only add to the score.
         implementation: `"xp"` or None.
 
     Returns:
@@ -80,18 +64,11 @@ def scaled_dot_product_attention_vjp(
             has the shape and dtype of its array. You can call `pullback` several times. It reads the inputs and
             the output again, so do not write to them before its last call.
 
-    Raises:
-        TypeError: As for `scaled_dot_product_attention`. `pullback` raises it for its `cotangent`.
-        ValueError: As for `scaled_dot_product_attention`; or the function of a bias does more than add.
-            `pullback` raises it for a `cotangent` of another shape or device.
-
     Numerics:
         Gradients are summed in the accumulation dtype and rounded once. A row whose keys are all masked has
-        gradient 0. A masked pair adds nothing, even if its query, key, value or cotangent is NaN or inf. If a
-        key or value that is not masked is NaN, the NaN appears only in the gradients of the rows that attend to
-        it, and of the keys and values that these rows attend to. Inside a jit, a NaN is without effect only if
-        no query attends to its key. All pairs are one tile there, so the compiler decides how much memory is
-        needed. Dask arrays are computed chunk by chunk.
+        gradient 0. A masked pair adds nothing, even if its query, key, value or cotangent is NaN or inf; inside
+        a jit, only if no query attends to its key. All pairs are one tile there, so the compiler decides how
+        much memory is needed. Dask arrays are computed chunk by chunk.
 
     Examples:
         >>> import numpy as np
@@ -124,10 +101,7 @@ def scaled_dot_product_attention_vjp(
 
 @explains_keywords
 class Pullback(Generic[A]):
-    """The function from the gradient of the output to the gradients of the inputs, by name.
-
-    `scaled_dot_product_attention_vjp` returns it.
-    """
+    """The function that `scaled_dot_product_attention_vjp` returns."""
 
     def __init__(
         self,
@@ -164,10 +138,9 @@ class Pullback(Generic[A]):
         r"""Return the gradients, and their derivatives along a direction: a Hessian-vector product.
 
         If the inputs move by a small number times `tangents`, and the cotangent by this number times
-        `cotangent_tangent`, each gradient moves by the number times its derivative. So for a fixed cotangent c,
-        the derivatives are the Hessian of $\langle c, O \rangle$ times the tangents. Double backward is this
-        function too: the Hessian is symmetric, and the derivative with respect to the cotangent is that of
-        `scaled_dot_product_attention_jvp`. Memory grows with L + S.
+        `cotangent_tangent`, each gradient moves by the number times its derivative. For a fixed cotangent c,
+        the derivatives are the Hessian of $\langle c, O \rangle$ times the tangents, as in double backward.
+        Memory grows with L + S.
 
         Args:
             cotangent: The gradient of a loss with respect to the output, with the output's shape.
@@ -180,10 +153,9 @@ class Pullback(Generic[A]):
             The gradients and their derivatives, both by name, as the pullback returns gradients.
 
         Raises:
-            TypeError: A tangent or a cotangent has another library or dtype than its array, or the arrays are
-                lazy arrays in chunks.
-            ValueError: A tangent or a cotangent has another shape or device than its array, or a tangent has a
-                name that no floating array of the call has.
+            TypeError: An array has another library or dtype than its input, or is a lazy array in chunks.
+            ValueError: An array has another shape or device than its input, or a tangent has a name that no
+                floating array of the call has.
 
         Examples:
             >>> import numpy as np

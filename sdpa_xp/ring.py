@@ -58,19 +58,14 @@ def ring_attention(
     sequence. Keys and values travel around the ring of devices, and each device merges the attention states of
     its queries. No device ever holds more than two parts of the keys. Call the function inside of `jax.jit`.
 
-    Steps in which no device may attend are skipped: with a sliding window, keys travel only as far as the
-    window reaches. With a causal mask, the devices would have unequal amounts of work. The call then uses
-    zig-zag order if L and S are multiples of 2 n: it cuts the sequence into 2 n pieces, moves the pieces d and
-    2 n - 1 - d to device d, and moves the output back. This changes nothing for you: the output has the order
-    of the query, and masks and biases count i and j in that order.
-
-    Shapes:
-        As for `scaled_dot_product_attention`. L and S are multiples of n.
+    Steps in which no device may attend are skipped: with a sliding window, keys travel only as far as it
+    reaches. For a causal mask, pieces of the sequence are moved in zig-zag order, and back, so that all devices
+    have the same work, if L and S are multiples of 2 n.
 
     Args:
-        query: (..., Hq, L, E), a JAX array, divided along L among the devices along `axis_name`. Arrays that
-            are not divided in this way are moved. Batch and heads may be divided along other axes of the mesh;
-            that does not change.
+        query: (..., Hq, L, E), a JAX array, divided along L among the devices along `axis_name`; other arrays
+            are moved. Batch and heads may be divided along other axes of the mesh. L and S are multiples of n.
+            All other arguments and errors are as in `scaled_dot_product_attention`.
         key: (..., H, S, E), divided along S.
         value: (..., H, S, Ev), divided along S.
         attn_mask: A mask of `sdpa_xp.masks`, or an array that broadcasts to (..., Hq, L, S), of which each
@@ -79,29 +74,19 @@ def ring_attention(
         mesh: A jax.sharding.Mesh.
         axis_name: The axis of `mesh` along which the keys are divided.
         bias: A bias, or an array that broadcasts to (..., Hq, L, S), divided as `attn_mask`.
-        is_causal: Query i attends to key j only if j <= i.
-        scale: A number, or an array that broadcasts to (..., Hq, L, 1).
-        softcap: A positive number; None or 0 is off.
-        sinks: (..., Hq).
-        dropout_p: From 0 to 1. The same weights are dropped as without a mesh.
-        rng: A key of JAX, required if dropout_p > 0.
-        softmax_dtype: float32, float64 or None.
-        layout: "...HLE" or "...LHE".
+        rng: A key of JAX. It drops the same weights as without a mesh.
         implementation: `"xp"` or None.
 
     Returns:
         (..., Hq, L, Ev), divided as `query`, with its dtype. A row whose keys are all masked is 0.
 
     Raises:
-        TypeError: As for `scaled_dot_product_attention`; or the arrays are not JAX arrays, or `mesh` is not a
-            jax.sharding.Mesh.
-        ValueError: As for `scaled_dot_product_attention`; or `mesh` does not have the axis, or L or S is not a
-            multiple of its length.
+        TypeError: The arrays are not JAX arrays, or `mesh` is not a jax.sharding.Mesh.
+        ValueError: `mesh` does not have the axis, or L or S is not a multiple of its length.
 
     Numerics:
-        Keys and values are sent in their own dtype. Scores, states and sums of gradients have the accumulation
-        dtype. For gradients (jax.grad), keys and values go around the ring a second time and scores are
-        computed again, so that no device keeps the keys of others. Forward mode (jax.jvp) is not available.
+        For gradients (jax.grad), keys and values go around the ring a second time and scores are computed
+        again, so that no device keeps the keys of others. Forward mode (jax.jvp) is not available.
 
     Examples:
         >>> import jax

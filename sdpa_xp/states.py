@@ -39,10 +39,8 @@ class AttentionState(NamedTuple, Generic[A]):
     output: A
     """The output over these keys, (..., Hq, L, Ev), in the dtype of the query."""
     lse: A
-    """The logarithm of the sum of exp(score), (..., Hq, L), in the dtype of the scores.
-
-    It is the natural logarithm; with `lse_base=2` it has base 2. The scores are float64 for float64 inputs or
-    `softmax_dtype=float64`, and float32 otherwise.
+    """The logarithm of the sum of exp(score), (..., Hq, L), in the dtype of the scores; with `lse_base=2` to
+    base 2.
     """
 
     def __repr__(self) -> str:
@@ -68,27 +66,21 @@ def merge_states(
 
     $o = \sum_i e^{lse_i - lse}\,o_i$ with $lse = \log \sum_i e^{lse_i}$.
 
-    Shapes:
-        As for `attention_state`. All states have the same shapes.
-
     Args:
-        states: The results of `attention_state` for the same queries and disjoint parts of the keys.
-        lse_base: The base of `lse`: None for natural logarithms, or 2 for logarithms to base 2, as in
-            FlashInfer. The result has the same base.
-        layout: The layout of the outputs, as for `attention_state`: "...HLE" or "...LHE". `lse` is
-            (..., Hq, L) in both.
+        states: The results of `attention_state` for the same queries and disjoint parts of the keys, all of the
+            same shapes.
+        lse_base: None for natural logarithms, or 2 for `lse` to base 2, as in FlashInfer, also in the result.
+        layout: "...HLE" or "...LHE", of the outputs. `lse` is (..., Hq, L) in both.
         key_ranges: The keys of each state, to check that no key counts twice: a `range` or (start, stop), or a
-            list of these for a state that was merged from others. If two states share a key, an error is
-            raised.
-        keys: The number of all keys, to check that none is missing in `key_ranges`. If one is, an error is
-            raised.
+            list of these for a state that was merged from others.
+        keys: The number of all keys, to check that none is missing in `key_ranges`.
 
     Returns:
         The state over all these keys, in the dtypes of the first state.
 
     Raises:
         TypeError: An item is not an AttentionState, or the states have several libraries or dtypes.
-        ValueError: `states` is empty, the shapes or devices of the states differ, or a key is in two of
+        ValueError: There is no state, the shapes or devices of the states differ, or a key is in two of
             `key_ranges` or in none of them.
 
     Examples:

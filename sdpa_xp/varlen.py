@@ -46,50 +46,45 @@ def varlen_attention(
     layout: Layout = "...LHE",
     implementation: Implementation | None = None,
 ) -> A:
-    r"""Compute attention of N sequences that are packed into one array; each attends only to itself.
+    """Compute attention of N sequences that are packed into one array; each attends only to itself.
 
     The queries of sequence n are rows cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1 of `query`. `cu_seqlens_k`
-    gives its keys and values in the same way. A NaN in one sequence has no effect on the others.
-
-    On the CPU nothing is padded. On a GPU, sequences of unlike lengths are padded and computed together if that
-    costs less than the launches of another call; memory stays linear in T + U.
+    gives its keys and values in the same way. A NaN in one sequence has no effect on the others. Nothing is
+    padded, but on a GPU sequences of unlike lengths, if that costs less than the launches of another call;
+    memory stays linear in T + U.
 
     Shapes:
         `T` queries and `U` keys of all sequences together, `N` sequences, `E` width of a query or key, `Ev`
         width of a value, `Hq` query heads, `H` key heads.
 
     Args:
-        query: (T, Hq, E), as flash-attention packs it; (Hq, T, E) with `layout="...HLE"`.
+        query: (T, Hq, E), as flash-attention packs it; (Hq, T, E) with `layout="...HLE"`. All other arguments
+            and errors are as in `scaled_dot_product_attention`.
         key: (U, H, E).
         value: (U, H, Ev).
         cu_seqlens_q: The cumulative numbers of queries: N + 1 integers from 0 to T that do not decrease, as a
-            list or an integer array of any library. Sequences of 2 and 3 queries have [0, 2, 5]. Inside a jit
-            they must be static, because the shapes depend on them.
+            list or an integer array of any library, static inside a jit. Sequences of 2 and 3 queries have
+            [0, 2, 5].
         cu_seqlens_k: The cumulative numbers of keys, from 0 to U.
         attn_mask: A mask, which applies within each sequence: i and j count from the first query and key of the
             sequence, and "lower_right" aligns its last query and key. The sequences are the batch, so lengths
-            and other arrays in a mask have 1 or N batch entries. If you pass an array instead of a mask, it
-            must broadcast to (N, Hq, 1, 1), because sequences may have different L and S.
-        bias: A bias or an array, which applies within each sequence too.
+            and other arrays in a mask have 1 or N batch entries. An array must broadcast to (N, Hq, 1, 1),
+            because sequences may have different L and S.
+        bias: A bias or an array, likewise.
         is_causal: Query i of a sequence attends to its key j only if j <= i. flash-attention aligns the last
             query and key instead: use `attn_mask=masks.causal("lower_right")`.
         scale: A number, or an array that broadcasts to (N, Hq, 1, 1).
-        softcap: A positive number; None or 0 is off.
         sinks: (Hq,), or (N, Hq).
-        dropout_p: From 0 to 1.
-        rng: Required if dropout_p > 0.
-        softmax_dtype: float32, float64 or None.
-        layout: The layout of query, key, value and the result.
+        layout: "...LHE" or "...HLE", of query, key, value and the result.
         implementation: `"xp"` or None.
 
     Returns:
         (T, Hq, Ev), with the library, device and dtype of the query. A sequence without keys has output 0.
 
     Raises:
-        TypeError: As for `scaled_dot_product_attention`; or the lengths are not integers, or are not static
-            inside a jit.
-        ValueError: As for `scaled_dot_product_attention`; or the cumulative lengths do not begin with 0, do not
-            end with T or U (slice off the rows after the last sequence), or decrease.
+        TypeError: The lengths are not integers, or are not static inside a jit.
+        ValueError: The cumulative lengths do not begin with 0, do not end with T or U (slice off the rows after
+            the last sequence), or decrease.
 
     Examples:
         >>> import numpy as np
@@ -98,7 +93,7 @@ def varlen_attention(
         array([2., 2., 5.])
 
     References:
-        Dao, "FlashAttention-2", arXiv 2307.08691; `flash_attn_varlen_func` of its code.
+        Dao, "FlashAttention-2", arXiv 2307.08691; flash_attn_varlen_func of its code.
     """
     options = CallOptions(
         attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
@@ -137,36 +132,14 @@ def varlen_attention_state(
     `merge_states(..., layout=)` merges states over disjoint parts of the keys, such as a prefix that all
     sequences share and the keys of each sequence.
 
-    Shapes:
-        As for `varlen_attention`.
-
     Args:
-        query: (T, Hq, E). All arguments are as in `varlen_attention`.
-        key: (U, H, E).
-        value: (U, H, Ev).
-        cu_seqlens_q: The cumulative numbers of queries, from 0 to T.
-        cu_seqlens_k: The cumulative numbers of keys, from 0 to U.
-        attn_mask: A mask, which applies within each sequence, or an array that broadcasts to (N, Hq, 1, 1).
-        bias: A bias or an array, which applies within each sequence too.
-        is_causal: Query i of a sequence attends to its key j only if j <= i.
-        scale: A number, or an array that broadcasts to (N, Hq, 1, 1).
-        softcap: A positive number; None or 0 is off.
-        sinks: (Hq,), or (N, Hq). The log-sum-exp includes them, so pass them to only one of the states that you
-            merge.
-        dropout_p: From 0 to 1.
-        rng: Required if dropout_p > 0. Dropout does not change the log-sum-exp.
-        softmax_dtype: float32, float64 or None.
-        layout: The layout of query, key, value and the output.
+        query: (T, Hq, E). All other arguments and errors are as in `varlen_attention`.
+        sinks: (Hq,), or (N, Hq). The log-sum-exp includes them, so pass them to only one of the states.
         lse_base: None for the natural logarithm; 2 for base 2, as in FlashInfer.
-        implementation: `"xp"` or None.
 
     Returns:
         `output`, (T, Hq, Ev), as from `varlen_attention`, and `lse`, (Hq, T) in both layouts, in the dtype of
             the scores. A query without keys has output 0 and lse -inf.
-
-    Raises:
-        TypeError: As for `varlen_attention`.
-        ValueError: As for `varlen_attention`; or `lse_base` is no base of a logarithm.
 
     Examples:
         >>> import numpy as np

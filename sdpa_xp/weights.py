@@ -38,35 +38,14 @@ def attention_weights(
     layout: Layout = "...HLE",
     implementation: Implementation | None = None,
 ) -> A:
-    """Compute the attention weights, softmax(q k^T * scale + bias).
-
-    This builds an L x S array; `scaled_dot_product_attention` does not.
-
-    Shapes:
-        As for `scaled_dot_product_attention`.
+    """Compute the attention weights, softmax(q k^T * scale + bias). This builds an L x S array.
 
     Args:
-        query: (..., Hq, L, E). All arguments are as in `scaled_dot_product_attention`.
-        key: (..., H, S, E).
-        attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
-        bias: A bias, or an array that broadcasts to (..., Hq, L, S).
-        is_causal: Query i attends to key j only if j <= i.
-        scale: A number, or an array that broadcasts to (..., Hq, L, 1).
-        softcap: A positive number; None or 0 is off.
-        sinks: (..., Hq).
-        dropout_p: From 0 to 1.
-        rng: Required if dropout_p > 0. The result has the weights after dropout.
-        softmax_dtype: float32, float64 or None.
-        layout: "...HLE" or "...LHE".
-        implementation: `"xp"` or None.
+        query: (..., Hq, L, E). All other arguments and errors are as in `scaled_dot_product_attention`.
 
     Returns:
-        (..., Hq, L, S), or (L, S) for 2-D inputs, in the dtype of the query. A masked pair has weight 0. Each
-            row sums to 1; with a sink it sums to less, and to 0 if all its keys are masked.
-
-    Raises:
-        TypeError: As for `scaled_dot_product_attention`.
-        ValueError: As for `scaled_dot_product_attention`.
+        (..., Hq, L, S), or (L, S) for 2-D inputs, in the dtype of the query, after dropout. A masked pair has
+            weight 0. Each row sums to 1; with a sink it sums to less, and to 0 if all its keys are masked.
 
     Examples:
         >>> import numpy as np
@@ -97,34 +76,14 @@ def attention_scores(
     layout: Layout = "...HLE",
     implementation: Implementation | None = None,
 ) -> A:
-    """Compute the scores before the softmax, softcap(q k^T * scale) + bias, -inf where masked.
-
-    This builds an L x S array; `scaled_dot_product_attention` does not.
-
-    Shapes:
-        As for `scaled_dot_product_attention`.
+    """Compute the scores before the softmax, softcap(q k^T * scale) + bias. This builds an L x S array.
 
     Args:
-        query: (..., Hq, L, E). All arguments are as in `scaled_dot_product_attention`.
-        key: (..., H, S, E).
-        attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
-        bias: A bias, or an array that broadcasts to (..., Hq, L, S).
-        is_causal: Query i attends to key j only if j <= i.
-        scale: A number, or an array that broadcasts to (..., Hq, L, 1).
-        softcap: A positive number; None or 0 is off.
-        softmax_dtype: float32, float64 or None.
-        layout: "...HLE" or "...LHE".
-        implementation: `"xp"` or None.
+        query: (..., Hq, L, E). All other arguments and errors are as in `scaled_dot_product_attention`.
 
     Returns:
-        (..., Hq, L, S), or (L, S) for 2-D inputs, in the dtype of the query.
-
-    Numerics:
-        Scores are computed in the accumulation dtype and rounded once. A score beyond 65504 is inf in float16.
-
-    Raises:
-        TypeError: As for `scaled_dot_product_attention`.
-        ValueError: As for `scaled_dot_product_attention`.
+        (..., Hq, L, S), or (L, S) for 2-D inputs, in the dtype of the query; -inf where masked. In float16, a
+            score beyond 65504 is inf.
 
     Examples:
         >>> import numpy as np

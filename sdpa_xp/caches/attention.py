@@ -44,29 +44,15 @@ class CacheAttention(CachedTokens[A]):
         """Return the attention of the last L tokens of the cache over all its tokens.
 
         Args:
-            query: (..., Hq, L, E).
-            attn_mask: A mask or an array. This argument and the next ones are as in
-                `scaled_dot_product_attention`. A query has the position of its token, also for masks and
-                biases: `sliding_window(255, 0)` means the last 256 positions.
+            query: (..., Hq, L, E). All other arguments and errors are as in `scaled_dot_product_attention`.
+            attn_mask: A mask or an array. A query has the position of its token, also for masks and biases:
+                `sliding_window(255, 0)` means the last 256 positions.
             positions: The positions of the queries, if these are not the last tokens of the cache: the position
                 of the first query, or L integers, or an integer array (..., L). Pass `is_causal=False` too.
-            bias: A bias, or an array that broadcasts to (..., Hq, L, S).
             is_causal: Query i attends to key j only if j <= i + S - L.
-            scale: A number, or an array that broadcasts to (..., Hq, L, 1).
-            softcap: A positive number; None or 0 is off.
-            sinks: (..., Hq).
-            dropout_p: From 0 to 1.
-            rng: Required if dropout_p > 0.
-            softmax_dtype: float32, float64 or None.
-            implementation: `"xp"` or None.
 
         Returns:
             (..., Hq, L, Ev), with the query's library, device and dtype.
-
-        Raises:
-            TypeError: As for `scaled_dot_product_attention`.
-            ValueError: As for `scaled_dot_product_attention`; or there are more queries than tokens, unless
-                `is_causal` is False.
         """
         mask, layout = attn_mask, self._layout
         options = CallOptions(
@@ -97,19 +83,14 @@ class CacheAttention(CachedTokens[A]):
         """Return what `attend` returns, and the log-sum-exp of the scores.
 
         `merge_states(..., layout=)` merges it with states over other keys, such as a prompt that texts share.
-        The log-sum-exp includes the `sinks`, so pass them to only one of the states that you merge. Dropout
-        does not change it.
+        The log-sum-exp includes the sinks, so pass them to only one of the states.
 
         Args:
-            query: (..., Hq, L, E). This argument and all others but `lse_base` are as in `attend`.
+            query: (..., Hq, L, E). All other arguments and errors are as in `attend`.
             lse_base: None for the natural logarithm; 2 for base 2, as in FlashInfer.
 
         Returns:
             `output`, as from `attend`, and `lse`, (..., Hq, L), in the dtype of the scores.
-
-        Raises:
-            TypeError: As for `attend`.
-            ValueError: As for `attend`; or `lse_base` is neither None nor 2.
         """
         mask, layout = attn_mask, self._layout
         options = CallOptions(
@@ -151,11 +132,10 @@ class PagedAttention(PagedTokens[A]):
 
         Args:
             query: (N, Hq, L, E). With `cu_seqlens_q` the queries of all sequences are packed, (Hq, T, E), or
-                (T, Hq, E) with `layout="...LHE"`.
-            attn_mask: A mask, or an array that broadcasts to (N, Hq, L, 1), or to (N, Hq, 1, 1) if the queries
-                are packed: sequences may have different S. This argument and the next ones are as in
-                `scaled_dot_product_attention`. A query has the position of its token, also for masks and
-                biases.
+                (T, Hq, E) with `layout="...LHE"`. All other arguments and errors are as in
+                `scaled_dot_product_attention`.
+            attn_mask: A mask, which counts positions as in `KVCache`, or an array that broadcasts to (N, Hq, L,
+                1), or to (N, Hq, 1, 1) if the queries are packed: sequences may have different S.
             cu_seqlens_q: The cumulative numbers of queries: N + 1 integers from 0 to T, as for
                 `varlen_attention`. A sequence may have no query.
             positions: The positions of the queries, if these are not the last tokens of their sequences: that
@@ -164,20 +144,10 @@ class PagedAttention(PagedTokens[A]):
             bias: A bias, or an array that broadcasts like one as `attn_mask`.
             is_causal: Query i attends to key j only if j <= i + length - L.
             scale: A number, or an array that broadcasts like one as `attn_mask`.
-            softcap: A positive number; None or 0 is off.
             sinks: (N, Hq) or (Hq,).
-            dropout_p: From 0 to 1.
-            rng: Required if dropout_p > 0.
-            softmax_dtype: float32, float64 or None.
-            implementation: `"xp"` or None.
 
         Returns:
             (N, Hq, L, Ev), or packed like the query, with the query's library, device and dtype.
-
-        Raises:
-            TypeError: As for `scaled_dot_product_attention`.
-            ValueError: As for `scaled_dot_product_attention`; or there are more queries than tokens in a
-                sequence, unless `is_causal` is False; or `cu_seqlens_q` does not fit the query or the cache.
         """
         mask, layout = attn_mask, self._layout
         options = CallOptions(
@@ -207,23 +177,15 @@ class PagedAttention(PagedTokens[A]):
         lse_base: float | None = None,
         implementation: Implementation | None = None,
     ) -> AttentionState[A]:
-        """Return what `attend` returns, and the log-sum-exp of the scores.
-
-        `merge_states(..., layout=)` merges states over disjoint parts of the keys, such as a prefix that all
-        sequences share and the blocks of each sequence. The log-sum-exp includes the `sinks`, so pass them to
-        only one of the states that you merge. Dropout does not change it.
+        """Return what `attend` returns, and the log-sum-exp of the scores, as in `KVCache.attend_state`.
 
         Args:
-            query: (N, Hq, L, E), or packed. This argument and all others but `lse_base` are as in `attend`.
+            query: (N, Hq, L, E), or packed. All other arguments and errors are as in `attend`.
             lse_base: None for the natural logarithm; 2 for base 2, as in FlashInfer.
 
         Returns:
             `output`, as from `attend`, and `lse`, (N, Hq, L), or (Hq, T) if the queries are packed, in the
                 dtype of the scores.
-
-        Raises:
-            TypeError: As for `attend`.
-            ValueError: As for `attend`; or `lse_base` is neither None nor 2.
         """
         mask, layout = attn_mask, self._layout
         options = CallOptions(

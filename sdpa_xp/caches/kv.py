@@ -37,29 +37,25 @@ A = TypeVar("A", bound=AnyArray)
 class KVCache(CacheAttention[A]):
     """The keys and values of the tokens so far, for decoding one token after the other.
 
-    `append` returns a cache with more tokens; a cache itself does not change. `attend` computes the attention
-    of the last tokens over all tokens in the cache. A loop of single steps gives the same result as one causal
-    call over all tokens.
+    A cache does not change: `append` returns one with more tokens. `attend` computes the attention of the last
+    tokens over all tokens in the cache. A loop of single steps gives the same result as one causal call.
 
     Shapes:
         `S` tokens in the cache, `n` new ones, `L` queries, `Hq` query heads, `H` key heads, `E` and `Ev`
         widths, `...` batch.
 
     Args:
-        key: (..., H, S, E): the keys of the prompt. S may be 0. Without `capacity`, keys and values are not
-            copied.
+        key: (..., H, S, E): the keys of the prompt. S may be 0. Without `capacity`, arrays are not copied.
         value: (..., H, S, Ev).
         capacity: The number of tokens to reserve memory for, so that `append(..., in_place=True)` copies only
             the new tokens. It needs writeable arrays (NumPy, CuPy, torch).
-        layout: The layout of all inputs and outputs: "...HLE", or "...LHE" with heads after the length.
-        rotary: A `positional.Rotary` or `positional.RotaryTables`. The cache then rotates the keys of the
-            prompt, keys when they are appended, and queries when they attend, each by its position.
-        rotated: Whether `key` is rotated already, such as the `key` of another cache with a `rotary`. If tokens
-            are missing in front of it, also pass the `first_position`.
-        first_position: The position of the first token in its sequence: 0 if the cache has the whole sequence,
-            and the number of dropped tokens if it has the end of one. Or one position for each batch entry, as
-            a list or an integer array that broadcasts to (...): -p for a text with p tokens of padding on its
-            left.
+        layout: "...HLE", or "...LHE" with heads after the length, of all inputs and outputs.
+        rotary: A `positional.Rotary` or `positional.RotaryTables`, which rotates the keys of the prompt, keys
+            when they are appended, and queries when they attend, each by its position.
+        rotated: Whether `key` is rotated already, such as the `key` of another cache with a rotary.
+        first_position: The position of the first token in its sequence, not 0 if tokens are missing in front of
+            it: one, or one for each batch entry, as a list or an integer array that broadcasts to (...). -p for
+            a text with p tokens of padding on its left.
         positions: The position of each token, if they do not follow one another: S integers, or an integer
             array (..., S), such as the `positions` of another cache.
 
@@ -72,7 +68,7 @@ class KVCache(CacheAttention[A]):
 
     Raises:
         TypeError: The arrays have several libraries or dtypes, or are not writeable although there is a
-            capacity; or the positions are not integers.
+            `capacity`; or the positions are not integers.
         ValueError: The shapes do not fit, the arrays are on several devices, or the capacity is below S.
 
     Examples:
@@ -149,14 +145,13 @@ class KVCache(CacheAttention[A]):
     def append(
         self, key: A, value: AnyArray, *, positions: TokenPositionsLike | None = None, in_place: bool = False
     ) -> KVCache[A]:
-        """Return a cache with `n` more tokens.
+        """Return a cache with n more tokens.
 
         Args:
             key: (..., H, n, E), with the cache's library, device and dtype.
             value: (..., H, n, Ev).
-            positions: The positions of the tokens, if they do not follow the last token: the position of the
-                first, if the others follow one by one; or n integers, or an integer array (..., n). The tokens
-                of a draft that branches have them.
+            positions: The positions of the tokens, if they do not follow the last token, as in a draft that
+                branches: the position of the first, or n integers, or an integer array (..., n).
             in_place: Write into the memory that `capacity` reserved, instead of copying the cache. This cache
                 does not change, but you cannot append to it in place a second time, and torch can no longer
                 differentiate attention that was computed from it. If False, the new cache is a copy without
@@ -166,9 +161,9 @@ class KVCache(CacheAttention[A]):
             The new cache. With `in_place`, it shares its arrays with this one.
 
         Raises:
-            TypeError: As for the cache.
-            ValueError: As for the cache; or, with `in_place`, the tokens exceed the capacity, or tokens were
-                appended to this cache in place before.
+            TypeError: The tokens have another library or dtype than the cache.
+            ValueError: The shapes or devices do not fit, the memory is too small, or this cache was appended to
+                in place already.
         """
         function, length, axis = "KVCache.append", self._slots.length, self._slots.buffers.axis
         old = self._slots.arrays()
@@ -186,18 +181,13 @@ class KVCache(CacheAttention[A]):
         return self._copied({name: xp.concat([old[name], new[name]], axis=axis) for name in new}, joined)
 
     def drop_first(self, count: int) -> KVCache[A]:
-        """Return a cache without its first `count` tokens. The other tokens keep their positions.
+        """Return a cache without its first `count` tokens. The others keep their positions.
 
-        Nothing is copied. Appended in place, `cache.append(...).drop_first(1)` rolls: when the memory behind
-        the tokens is full, they move to its front, so that a `capacity` of twice the tokens is enough for any
-        number of steps.
+        Nothing is copied. If you append in place, `cache.append(...).drop_first(1)` rolls: when the memory
+        behind the tokens is full, they move to its front, so that a capacity of twice the tokens is enough.
 
         Args:
             count: From 0 to S.
-
-        Raises:
-            TypeError: `count` is not an integer.
-            ValueError: `count` is negative, or more than S.
         """
         return self._without(self._counted("drop_first", count), 0)
 
@@ -205,36 +195,22 @@ class KVCache(CacheAttention[A]):
         """Return a cache without its last `count` tokens, such as a draft that was rejected.
 
         Nothing is copied. If you append to the new cache in place, the dropped tokens are overwritten, also in
-        arrays that you read from this cache before; caches that have these tokens raise an error when they are
-        used.
+        arrays that you read from this cache before; caches that have these tokens raise an error when used.
 
         Args:
             count: From 0 to S.
-
-        Raises:
-            TypeError: `count` is not an integer.
-            ValueError: `count` is negative, or more than S.
         """
         return self._without(0, self._counted("drop_last", count))
 
     @memory.in_context_of_keys
     def take_tokens(self, slots: Sequence[int] | AnyArray) -> KVCache[A]:
-        """Return a cache of some tokens, which keep their positions.
+        """Return a copy of some tokens, which keep their positions, without reserved memory.
 
         Use it to evict tokens, or to keep the accepted path of a draft that branches.
 
         Args:
             slots: The numbers of the tokens, from 0 to S - 1: n integers, as a list, a range or an integer
-                array. A cache with one batch axis also takes an array (B, n), with one row for each batch
-                entry.
-
-        Returns:
-            The new cache, a copy without reserved memory.
-
-        Raises:
-            TypeError: The numbers are not integers, or are an array of another library.
-            ValueError: A number is negative, or S or more, as far as they can be read; or the shape does not
-                fit.
+                array. A cache with one batch axis also takes an array (B, n), one row for each batch entry.
         """
         function = "KVCache.take_tokens"
         array, axis = self._slots.tokens("key"), self._slots.buffers.axis
@@ -251,17 +227,10 @@ class KVCache(CacheAttention[A]):
 
     @memory.in_context_of_keys
     def take_entries(self, entries: Sequence[int] | AnyArray) -> KVCache[A]:
-        """Return a cache of some batch entries, in any order and also repeatedly, as a beam search needs.
+        """Return a copy of some batch entries, in any order and also repeatedly, as a beam search needs.
 
         Args:
             entries: The numbers of the entries on the first axis: a list, a range or an integer array.
-
-        Returns:
-            The new cache, a copy without reserved memory.
-
-        Raises:
-            TypeError: The numbers are not integers, or are an array of another library.
-            ValueError: A number is not one of an entry, as far as they can be read; or the cache has no batch.
         """
         function = "KVCache.take_entries"
         key = self._slots.tokens("key")

@@ -28,17 +28,14 @@ class PagedKVCache(PagedAttention[A]):
     """The keys and values of N sequences of different lengths, in blocks of a shared pool.
 
     Token t of sequence n is in block `block_table[n][t // size]`, at place `t % size`. You keep track of the
-    free blocks: to give a sequence its next block, create a new cache over the same pool.
-
-    `append` and `attend` take the same number of tokens for each sequence, or packed tokens: see their
-    arguments `cu_seqlens_k` and `cu_seqlens_q`.
+    free blocks: to give a sequence its next block, create a new cache over the same pool. `append` and `attend`
+    take the same number of tokens for each sequence, or packed tokens (`cu_seqlens_k` and `cu_seqlens_q`).
 
     `attend` copies some blocks at a time. On a GPU, sequences of unlike lengths are computed together, as in
     `varlen_attention`. In NumPy, and in torch on the CPU without autograd, large decoding
-    calls read the blocks without copies. These are calls without a mask, a bias or dropout whose queries attend
-    to all tokens. Their blocks hold at least 8 tokens, are not shared between sequences, and contain only
-    finite numbers, also in unused places. No sequence is empty, and together the sequences fill at least half
-    of the blocks between their first and their last block.
+    calls without a mask, a bias or dropout, whose queries attend to all tokens, read the blocks without copies,
+    if no sequence is empty, blocks hold at least 8 tokens, are not shared, contain only finite numbers, also in
+    unused places, and fill at least half of the pool between the first and the last of them.
 
     Shapes:
         `P` blocks in the pool, `size` tokens in a block, `N` sequences, `n` new tokens, `L` queries, `Hq` query
@@ -47,14 +44,12 @@ class PagedKVCache(PagedAttention[A]):
     Args:
         key_blocks: (P, H, size, E), or (P, size, H, E) with `layout="...LHE"`, as in flash-attention.
         value_blocks: (P, H, size, Ev), or (P, size, H, Ev) with `layout="...LHE"`.
-        block_table: (N, blocks of a sequence): a list of lists, or an integer array of any library. Only the
-            blocks that a sequence needs are read. The table must be static inside a jit.
+        block_table: (N, blocks of a sequence): a list of lists, or an integer array of any library, static
+            inside a jit. Only the blocks that a sequence needs are read.
         lengths: The number of tokens of each sequence: N integers, in a list or an array, static like the
             table.
         layout: The layout of all inputs and outputs.
-        rotary: A `positional.Rotary` or `positional.RotaryTables`. The cache then rotates keys when they are
-            appended, and queries when they attend, each by its position in its sequence. The keys in the pool
-            must be rotated already.
+        rotary: As in `KVCache`, but the keys in the pool must be rotated already.
         first_position: The position of the first token that the cache has of each sequence: one integer, or N.
             It is not 0 if older blocks were given back. See `KVCache` for what counts positions.
         positions: The position of each token, if they do not follow one another: N lists of integers.
@@ -155,28 +150,23 @@ class PagedKVCache(PagedAttention[A]):
         positions: int | Sequence[int] | Sequence[Sequence[int]] | AnyArray | None = None,
         in_place: bool = False,
     ) -> PagedKVCache[A]:
-        """Return a cache with `n` more tokens in each sequence; with `cu_seqlens_k` each gets its own number.
+        """Return a cache with n more tokens in each sequence; with `cu_seqlens_k` each gets its own number.
 
         Args:
             key: (N, H, n, E), with the pool's library, device and dtype. With `cu_seqlens_k` the new tokens of
                 all sequences are packed, (H, U, E), or (U, H, E) with `layout="...LHE"`.
             value: (N, H, n, Ev), or packed like the keys.
-            cu_seqlens_k: The cumulative numbers of new tokens: N + 1 integers from 0 to U, as for
-                `varlen_attention`. [0, 5, 5, 6] appends 5 tokens to the first sequence, none to the second, and
-                one to the third.
+            cu_seqlens_k: The cumulative numbers of new tokens: N + 1 integers from 0 to U. [0, 5, 5, 6] appends
+                5 tokens to the first sequence, none to the second, and one to the third.
             positions: The positions of the tokens, if they do not follow the last token of their sequence: that
                 of the first, n integers, or (N, n) integers, static like the table. Of packed tokens: that of
                 the first of each sequence, U integers, or N lists.
             in_place: Write into the pool instead of copying it. Other caches over the same pool see the
                 change. The pools of keys and values must not share memory.
 
-        Returns:
-            The new cache.
-
         Raises:
-            TypeError: As for the cache; or, with `in_place`, the pool is not writeable.
-            ValueError: As for the cache; or a sequence has too few blocks for its tokens, or a block that is
-                written to belongs to several sequences.
+            TypeError: The tokens have another library or dtype than the pool, or the pool is not writeable.
+            ValueError: The shapes do not fit, a sequence has too few blocks, or two would write to one block.
         """
         function, pools = "PagedKVCache.append", self._pools()
         batch = (len(self._lengths),) if cu_seqlens_k is None else ()
@@ -209,16 +199,12 @@ class PagedKVCache(PagedAttention[A]):
         return self._with(self._table, joined, pools)
 
     def drop_first(self, count: int | Sequence[int] | AnyArray) -> PagedKVCache[A]:
-        """Return a cache without the first tokens of its sequences. The other tokens keep their positions.
+        """Return a cache without the first tokens of its sequences. The others keep their positions.
 
         Nothing is copied. The blocks that are no longer in the `block_table` are free.
 
         Args:
             count: The number of tokens, a multiple of `block_size`: one integer, or one for each sequence.
-
-        Raises:
-            TypeError: The numbers are not integers.
-            ValueError: A number is negative, no multiple of the block size, or more than the sequence has.
         """
         counts = self._counted("drop_first", count)
         for dropped in counts:
@@ -238,10 +224,6 @@ class PagedKVCache(PagedAttention[A]):
 
         Args:
             count: The number of tokens: one integer, or one for each sequence.
-
-        Raises:
-            TypeError: The numbers are not integers.
-            ValueError: A number is negative, or more than the sequence has.
         """
         kept = zip(self._positions, self._counted("drop_last", count), strict=True)
         return self._with(self._table, tuple(blocks.part_of_row(row, 0, len(row) - n) for row, n in kept))
@@ -254,10 +236,6 @@ class PagedKVCache(PagedAttention[A]):
 
         Args:
             entries: The numbers of the sequences: a list, a range or an integer array.
-
-        Raises:
-            TypeError: The numbers are not integers, or not static.
-            ValueError: A number is not that of a sequence, or there are none.
         """
         function, most = "PagedKVCache.take_entries", len(self._lengths) - 1
         numbers = check_integer_list(function, "entries", entries, most=most)
