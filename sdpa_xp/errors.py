@@ -47,7 +47,7 @@ class Message(str):
 
     @property
     def argument(self) -> str:
-        """The argument that the rule names first, such as `bias.slopes`; empty if it names none."""
+        """The argument that the rule names first, such as `bias.slopes`; may be empty."""
         match = _NAME.search(self.rule)
         return match[1] + (match[2] or "").partition("=")[0] if match else ""
 
@@ -82,7 +82,7 @@ class _ArgumentError(Exception):
     function: str
     """The public function that was called."""
     argument: str
-    """The argument that must be mended, such as `bias.slopes`; empty if the rule names none."""
+    """The argument that must be mended, such as `bias.slopes`; may be empty."""
     rule: str
     """What must hold."""
     got: dict[str, str]

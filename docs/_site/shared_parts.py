@@ -15,20 +15,22 @@ from griffe import DocstringSectionKind, Extension, Function, Module, Object
 REFERS = re.compile(r" ?All other arguments(?: and errors)? are as in `(\w+)`\.")
 
 
+COMMON = ("TypeError", "ValueError")
+"""Errors of every function. The page of errors says when they are raised, and `help()` what for."""
+
+
 class SharedParts(Extension):
-    """Give the templates what `REFERS` names; leave the errors of methods to `help()`."""
+    """Give the templates what `REFERS` names, and leave out the errors that are common."""
 
     def on_package(self, *, pkg: Module, **_: Any) -> None:
-        for function in _functions(pkg):
-            sections = function.docstring.parsed if function.docstring else []
-            if function.parent is not None and function.parent.is_class:
-                # The page of errors has the messages, and methods are folded.
-                sections[:] = [
-                    section for section in sections if section.kind is not DocstringSectionKind.raises
-                ]
+        for described in _described(pkg):
+            sections = described.docstring.parsed if described.docstring else []
             for section in sections:
-                if section.kind is DocstringSectionKind.parameters:
-                    _share(function, section.value, pkg)
+                if section.kind is DocstringSectionKind.raises:
+                    section.value = [error for error in section.value if str(error.annotation) not in COMMON]
+                if section.kind is DocstringSectionKind.parameters and isinstance(described, Function):
+                    _share(described, section.value, pkg)
+            sections[:] = [section for section in sections if section.value]
 
 
 def _share(function: Function, arguments: list[Any], package: Module) -> None:
@@ -43,13 +45,13 @@ def _share(function: Function, arguments: list[Any], package: Module) -> None:
             function.extra["shared"] |= {"names": names, "explained_by": path}
 
 
-def _functions(parent: Object) -> Iterator[Function]:
-    """Yield every function and method that a package defines and that has a docstring."""
+def _described(parent: Object) -> Iterator[Object]:
+    """Yield everything that a package defines and that has a docstring."""
     for member in parent.members.values():
-        if isinstance(member, Function) and member.docstring:
-            yield member
         if isinstance(member, Object):
-            yield from _functions(member)
+            if member.docstring:
+                yield member
+            yield from _described(member)
 
 
 def _path(function: Function, name: str, package: Module) -> str:

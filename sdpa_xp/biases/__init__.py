@@ -1,6 +1,8 @@
-"""Biases: what is added to the scores. They combine with `+`.
+"""Biases: what is added to the scores. They combine with `+`, also with floating arrays.
 
-Pass any of them as `bias`. A bias computes one tile of the scores at a time, so no L x S array is built.
+Pass any of them as `bias`. A bias computes one tile of the scores at a time, so no L x S array is built. Arrays
+and offsets are checked when a call uses the bias. Unlike a mask, a bias does not copy its arrays, so that they
+get gradients: it follows what you write to them.
 """
 
 from sdpa_xp.biases.algebra import Bias

@@ -62,9 +62,7 @@ class Term(ABC):
 class Bias(ScoreModifier, ABC):
     """A bias: a number for each pair of a query and a key, which is added to its score.
 
-    The functions of `sdpa_xp.biases` return biases; pass them as `bias`. They combine with `+`, also with
-    floating arrays. They are immutable, and build no L x S array. Unlike a mask, a bias does not copy its
-    arrays, so that they get gradients: it follows what you write to them.
+    The functions of `sdpa_xp.biases` return biases, which are immutable.
 
     Examples:
         >>> from sdpa_xp import biases

@@ -22,12 +22,7 @@ from sdpa_xp.biases.algebra import AddedByDistance, Bias, Term
 def alibi(
     slopes: int | Sequence[float] | AnyArray, *, offset: IntegersLike | Literal["lower_right"] = 0
 ) -> Bias:
-    r"""Return the bias of ALiBi, which falls with the distance: -slope * |i + offset - j|.
-
-    It is $-slope_h \cdot |i + offset - j|$ for query i and key j in head h.
-
-    Shapes:
-        `Hq` query heads, `L` queries, `S` keys, `...` batch.
+    """Return the bias of ALiBi, which falls with the distance: -slope[h] * |i + offset - j| in head h.
 
     Args:
         slopes: The number of query heads, which gives the slopes of the paper; or the slopes themselves, as a
@@ -40,10 +35,8 @@ def alibi(
         The bias.
 
     Raises:
-        TypeError: The slopes are not numbers; when a call uses the bias, the offset is not an integer, or an
-            array belongs to another library.
-        ValueError: The number of heads is below 1, or the offset is a string other than "lower_right"; when a
-            call uses the bias, the slopes do not fit its heads.
+        TypeError: The slopes are not numbers, the offset is not an integer, or an array has another library.
+        ValueError: The number of heads is below 1, the offset is another string, or the slopes do not fit.
 
     Examples:
         >>> from sdpa_xp import biases
@@ -67,21 +60,16 @@ def alibi(
 
 @explains_keywords
 def alibi_slopes(heads: int) -> tuple[float, ...]:
-    r"""Return the slopes of ALiBi for n heads.
-
-    They are $2^{-8/n}, 2^{-16/n}, \dots$
+    r"""Return the slopes of ALiBi for n heads: $2^{-8/n}, 2^{-16/n}, \dots$
 
     If n is not a power of two, they are the slopes of the next lower power of two, followed by every other
     slope of the next higher one, as in the authors' code.
-
-    Shapes:
-        One number for each head.
 
     Args:
         heads: The number of query heads.
 
     Returns:
-        The slopes. `biases.alibi(heads)` uses the same numbers.
+        The slopes, one for each head. `biases.alibi(heads)` uses the same numbers.
 
     Raises:
         TypeError: `heads` is not an integer.

@@ -26,20 +26,18 @@ ROUNDING = {"float32": 2.0**-20, "float64": 2.0**-49}
 
 @explains_keywords
 def from_array(array: AnyArray) -> Bias:
-    """Convert a floating array to a bias, which combines with other biases.
-
-    Shapes:
-        `Hq` query heads, `L` queries, `S` keys, `...` batch.
+    """Convert a floating array to a bias, which combines with other biases. `bias` and `+` also take the array
+    itself.
 
     Args:
         array: A floating array that broadcasts to (..., Hq, L, S); -inf masks a pair.
 
     Returns:
-        The bias. `bias` and `+` also take the array itself.
+        The bias.
 
     Raises:
         TypeError: `array` is not a floating array.
-        ValueError: When a call uses the bias: the shape does not broadcast to (..., Hq, L, S).
+        ValueError: The shape does not broadcast to (..., Hq, L, S) of a call.
 
     Examples:
         >>> import numpy as np
@@ -56,26 +54,22 @@ def from_array(array: AnyArray) -> Bias:
 
 @explains_keywords
 def from_function(score_mod: ScoreFunction) -> Bias:
-    """Return the bias of a function, which changes a score s to score_mod(s, b, h, i, j).
-
-    Here i is the query, j the key, h the head and b the batch entry of the score.
-
-    Shapes:
-        `Hq` query heads, `L` queries, `S` keys, `...` batch.
+    """Return the bias of a function, which changes the score s of query i and key j to score_mod(s, b, h, i,
+    j).
 
     Args:
-        score_mod: A function with the signature of FlexAttention's `score_mod`. It is called once for each
+        score_mod: A function with the signature of FlexAttention's score_mod. It is called once for each
             tile, with the scores after scale and soft cap, (..., Hq, rows, columns) in the accumulation dtype,
-            and int32 arrays that broadcast to them. It returns the new scores; -inf masks a pair. In a sum of
-            biases, it gets the scores to which the biases before it were added. For NumPy arrays, several
-            threads call the function at the same time.
+            and int32 arrays that broadcast to them, of batch entries, heads, queries and keys. It returns the
+            new scores; -inf masks a pair. In a sum of biases, it gets the scores after the biases before it.
+            For NumPy arrays, several threads call it at the same time.
 
     Returns:
         The bias.
 
     Raises:
-        TypeError: `score_mod` cannot be called; when a call uses the bias, its result is not floating.
-        ValueError: When a call uses the bias: the result does not have the shape of the scores.
+        TypeError: `score_mod` cannot be called, or its result is not floating.
+        ValueError: The result does not have the shape of the scores.
 
     Examples:
         >>> from sdpa_xp import biases
@@ -97,24 +91,19 @@ def from_function(score_mod: ScoreFunction) -> Bias:
 def to_array(bias: Bias, shape: tuple[int, ...], *, rows: range | None = None, like: Any = None) -> Any:
     """Convert a bias to an array: the scores after the bias, if all scores before it are 0.
 
-    Shapes:
-        `Hq` query heads, `L` queries, `S` keys, `...` batch.
-
     Args:
         bias: A bias.
-        shape: (L, S), or (..., Hq, L, S) if the bias differs between batch entries or heads.
-        rows: The queries to convert, as a range with step 1; by default all of them. A few rows of a long bias
-            need little memory.
-        like: An array with the library and the device of the result. By default the first array in the bias, or
-            NumPy if there is none.
+        shape: (L, S), or (..., Hq, L, S) if the bias differs between batch entries or heads. `shape`, `rows`
+            and `like` are as in `masks.to_array`.
+        rows: A range of queries, or None for all.
+        like: An array of the library and device of the result, or None.
 
     Returns:
-        A floating array of `shape`, with `len(rows)` instead of L; float64 if the device has it, else float32.
+        A floating array of `shape`, with len(rows) instead of L; float64 if the device has it, else float32.
 
     Raises:
         TypeError: `bias` is not a bias, its arrays belong to another library, or `rows` is not a range.
-        ValueError: `shape` has fewer than two axes, the bias does not fit it, or `rows` are not among the L
-            queries.
+        ValueError: The bias does not fit the `shape`, or `rows` are not among the L queries.
 
     Examples:
         >>> from sdpa_xp import biases

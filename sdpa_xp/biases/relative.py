@@ -27,14 +27,10 @@ def relative(
     max_distance: int = 128,
     offset: int | Literal["lower_right"] = 0,
 ) -> Bias:
-    r"""Return T5's relative position bias: `table[bucket(j - i - offset), h]` for query i and key j in head h.
+    """Return T5's relative position bias: table[bucket(j - i - offset), h] for query i and key j in head h.
 
-    The table has one row for each bucket of distances. In each direction, the first half of the buckets hold
-    one distance each. The others widen logarithmically up to `max_distance`, and all larger distances share the
-    last bucket.
-
-    Shapes:
-        `Hq` query heads, `L` queries, `S` keys.
+    In each direction, the first half of the buckets hold one distance each. The others widen logarithmically up
+    to `max_distance`, and all larger distances share the last bucket.
 
     Args:
         table: (buckets, Hq), floating, such as `relative_attention_bias.weight` of a T5 model.
@@ -49,9 +45,8 @@ def relative(
 
     Raises:
         TypeError: `table` is not a floating array, or `max_distance` or the offset is not an integer.
-        ValueError: `table` is not (buckets, Hq) or has too few buckets, the offset is a string other than
-            "lower_right", or the buckets of one distance each already reach `max_distance`; when a call uses
-            the bias, `table` is for another number of heads.
+        ValueError: `table` is not (buckets, Hq) of the call or has too few buckets, the offset is another
+            string, or the buckets of one distance each already reach `max_distance`.
 
     Examples:
         >>> import numpy as np

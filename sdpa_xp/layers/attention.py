@@ -76,10 +76,7 @@ class Attention(Layer):
 
     @property
     def attention_options(self) -> dict[str, Any]:
-        """The keywords that the layer adds to a call: `scale` and `sinks`, if they are not the default.
-
-        For your own call, write `scaled_dot_product_attention(query, key, value, **layer.attention_options)`.
-        """
+        """`scale` and `sinks`, if they are not the default, as keywords for a call of your own."""
         sinks = getattr(self, "sinks", None)
         return self._scaling() | ({} if sinks is None else {"sinks": sinks})
 
@@ -100,15 +97,10 @@ class Attention(Layer):
             attn_mask: A mask of `sdpa_xp.masks`, or an array that broadcasts to (..., Hq, L, S); True = may
                 attend.
             keywords: Those of `scaled_dot_product_attention` except `layout`; `scale` and `sinks` replace those
-                of the layer.
+                of the layer. Errors are as there.
 
         Returns:
             (..., L, out_dim).
-
-        Raises:
-            TypeError: As for `scaled_dot_product_attention`, also for the arrays of the layer.
-            ValueError: As for `scaled_dot_product_attention`; or the width of an input is not the width that
-                the layer takes.
         """
         heads = self.project(query, key, value)
         output: A = scaled_dot_product_attention(*heads, attn_mask, **self._options(keywords))
@@ -124,11 +116,11 @@ class Attention(Layer):
     ) -> AttentionState[A]:
         """Return the output of each head before `combine`, and the log-sum-exp of its scores.
 
-        All arguments are as in a call of the layer. If you split the keys, `merge_states` merges the states of
-        the parts, and `combine(state.output)` is what a call with all keys returns.
+        All arguments are as in a call of the layer. `merge_states` merges states over parts of the keys, and
+        `combine(state.output)` is what a call with all keys returns.
 
         Returns:
-            An `AttentionState` with `output`, (..., Hq, L, Ev), and `lse`, (..., Hq, L).
+            `output`, (..., Hq, L, Ev), and `lse`, (..., Hq, L).
         """
         heads = self.project(query, key, value)
         return attention_state(*heads, attn_mask, **self._options(keywords))
@@ -143,7 +135,7 @@ class Attention(Layer):
         """Return how much each query attends to each key. All arguments are as in a call of the layer.
 
         Returns:
-            (..., Hq, L, S), or (..., L, S) for a `SingleHeadAttention`, which has no axis of heads.
+            (..., Hq, L, S), or (..., L, S) for a `SingleHeadAttention`.
         """
         q, k = self._heads({"query": query, "key": query if key is None else key})
         weights = cast(Array, attention_weights(q, k, attn_mask=attn_mask, **self._options(keywords)))
@@ -197,10 +189,6 @@ class Attention(Layer):
         Returns:
             (..., L, out_dim).
 
-        Raises:
-            TypeError: As for a call.
-            ValueError: As for a call; or the cache has the layout "...LHE".
-
         Examples:
             >>> import numpy as np
             >>> from sdpa_xp import KVCache
@@ -217,13 +205,13 @@ class Attention(Layer):
         return self.combine(cache.attend(cast(A, heads), attn_mask, **self._options(keywords)))
 
     def combine(self, heads: A) -> A:
-        """Return the output of the layer, from the outputs of the heads.
+        """Return the output of the layer, from the outputs of the heads: side by side, projected by `out`.
 
         Args:
             heads: (..., Hq, L, Ev).
 
         Returns:
-            (..., L, out_dim): the heads side by side, projected by `out` if the layer has one.
+            An array (..., L, out_dim).
         """
         check_plain_array(f"{type(self).__name__}.combine", "heads", heads)
         xp = namespace_of(heads)

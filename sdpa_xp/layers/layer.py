@@ -55,9 +55,6 @@ class Layer(Tree, Immutable):
         Args:
             parameters: New arrays, by their names in `parameters`.
 
-        Returns:
-            Another layer. This one does not change.
-
         Raises:
             TypeError: A value is not an array, or the arrays have several libraries or dtypes.
             ValueError: A name is not in `parameters`, or the shapes do not fit.

@@ -79,7 +79,7 @@ class Linear(Layer):
             object.__setattr__(self, name, array)
 
     def __call__(self, x: A) -> A:
-        """Return $x W^T + b$ for each row of `x`.
+        r"""Return $x W^T + b$ for each row of `x`.
 
         Args:
             x: (..., in), with the library, device and dtype of the map.
@@ -132,16 +132,11 @@ class Linear(Layer):
         """Create a map with random weights by Xavier's rule, and a bias of 0.
 
         Args:
-            rng: The generator that the weights are drawn from: a numpy.random.Generator,
-                cupy.random.Generator, torch.Generator, or key of JAX or MLX.
+            rng: The generator that the weights are drawn from, as for `MultiHeadAttention.init`.
             in_dim: The width of the input.
             out_dim: The width of the output.
             bias: Whether there is a bias.
-            like: An array with the library, device and dtype of the new map. None means float32, in the library
-                of `rng`.
-
-        Returns:
-            The map.
+            like: An array like the new ones. None means float32, in the library of `rng`.
 
         Raises:
             TypeError: `rng` is not a generator, or a width is not an integer.
@@ -157,11 +152,8 @@ class Linear(Layer):
         """Create a map from the arrays called `prefix` + "weight" and, if there is one, `prefix` + "bias".
 
         Args:
-            mapping: Arrays by name, such as the arrays of a safetensors file.
+            mapping: Arrays by name, such as the arrays of a safetensors file. They are not copied.
             prefix: The beginning of the names.
-
-        Returns:
-            The map. Its arrays are not copied.
 
         Raises:
             TypeError: `mapping` is not a mapping, or `prefix` is not a string.

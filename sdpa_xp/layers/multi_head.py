@@ -32,24 +32,18 @@ class MultiHeadAttention(Attention):
     r"""Multi-head attention: project the inputs, attend in each head, then join and project the outputs.
 
     The output is $\mathrm{concat}(head_1, \ldots, head_{Hq})\,W_o$. Each head attends with its part of the
-    projected queries, keys and values.
-
-    Shapes:
-        `L` queries, `S` keys, `Hq` query heads, `H` key heads, `E` and `Ev` widths of a head, `...` batch. The
-        drawing at the top of `sdpa_xp.layers` shows each array.
+    projected queries, keys and values, as the drawing at the top of `sdpa_xp.layers` shows.
 
     Args:
         query: The projection of the queries to Hq heads, a `Linear`.
-        key: The projection of the keys to H heads, which have the same width as the heads of the queries.
+        key: The projection of the keys to H heads of the same width.
         value: The projection of the values to H heads.
         out: The projection of all heads together. With None, the output is the heads side by side.
         num_heads: Hq, the number of query heads.
-        num_kv_heads: H, the number of key heads. Hq must be a multiple of H: query head h attends to key head
-            h // (Hq // H). None means Hq.
+        num_kv_heads: H, the number of key heads, of which Hq is a multiple. None means Hq.
         scale: The factor of the products q k^T: a number, or an array of shape () or (Hq,), which can be
             learned. Default 1 / sqrt(E).
-        temperature: The divisor of the scale, a number or an array like `scale`. A higher temperature makes the
-            weights more equal.
+        temperature: The divisor of the scale, like `scale`. A higher one makes the weights more equal.
         sinks: (Hq,): for each head, a logit that joins the sum of the softmax; or None.
 
     Raises:
@@ -111,13 +105,9 @@ class MultiHeadAttention(Attention):
             like: An array with the library, device and dtype of the new layer. None means float32, in the
                 library of `rng`.
 
-        Returns:
-            The layer.
-
         Raises:
             TypeError: `rng` is not a generator, or a width is not an integer.
-            ValueError: A number is below 1, `num_heads` is not a multiple of `num_kv_heads`, or `head_dim` is
-                None and `query_dim` is not a multiple of `num_heads`.
+            ValueError: A number is below 1, or not a multiple of another where it has to be.
         """
         function = "MultiHeadAttention.init"
         heads = check_integer(function, "num_heads", num_heads, least=1)
@@ -151,10 +141,10 @@ class MultiHeadAttention(Attention):
         num_kv_heads: int | None = None,
         names: Mapping[str, str] | None = None,
     ) -> Self:
-        """Create a layer from arrays by name, such as the arrays of a safetensors file.
+        """Create a layer from arrays by name, such as the arrays of a safetensors file. They are not copied.
 
         The mapping has the names of `parameters`, the names that `names` gives, or the names of
-        torch.nn.MultiheadAttention.
+        torch.nn.MultiheadAttention. Without an `out.weight`, the output of the layer is the heads side by side.
 
         Args:
             mapping: Arrays by name. It may contain more arrays than the layer needs.
@@ -162,9 +152,6 @@ class MultiHeadAttention(Attention):
             num_heads: Hq, the number of query heads.
             num_kv_heads: H, the number of key heads. None means Hq.
             names: The names of `query`, `key`, `value` and `out` in the mapping: {"query": "q_proj", ...}.
-
-        Returns:
-            The layer. Its arrays are not copied. Without an `out.weight`, its output is the heads side by side.
 
         Raises:
             TypeError: `mapping` or `names` is not a mapping, or `prefix` is not a string.
@@ -194,9 +181,6 @@ class MultiHeadAttention(Attention):
 
         Args:
             module: The module. `add_zero_attn` becomes `sinks` of 0, and the weights do not include its column.
-
-        Returns:
-            The layer, with torch tensors. `to` copies it to another library.
 
         Raises:
             TypeError: `module` is not a torch.nn.MultiheadAttention.

@@ -16,13 +16,11 @@ from sdpa_xp.layers.multi_head import check_heads
 @explains_keywords
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class SingleHeadAttention(Attention):
-    r"""Attention with one head: $\mathrm{softmax}(XW_q\,(YW_k)^T \cdot scale)\;YW_v$.
+    r"""Attention with one head: $\mathrm{softmax}(XW_q\,(YW_k)^T \cdot scale)\;YW_v$, without a projection at
+    the end.
 
-    X is the input of the queries, and Y the input of keys and values; in self-attention both are the same.
-    There is no projection at the end.
-
-    Shapes:
-        `L` queries, `S` keys, `...` batch. A mask has an axis of length 1 for the head: (..., 1, L, S).
+    X is the input of the queries, and Y the input of keys and values; in self-attention both are the same. A
+    mask has an axis of length 1 for the head: (..., 1, L, S).
 
     Args:
         query: The projection of the queries, a `Linear`.
@@ -30,8 +28,7 @@ class SingleHeadAttention(Attention):
         value: The projection of the values, to any width.
         scale: The factor of the products q k^T: a number, or an array of shape () or (1,), which can be
             learned. Default 1 / sqrt(attention_dim).
-        temperature: The divisor of the scale, a number or an array like `scale`. A higher temperature makes the
-            weights more equal.
+        temperature: The divisor of the scale, like `scale`. A higher one makes the weights more equal.
 
     Raises:
         TypeError: A projection is not a `Linear`, or the arrays have several libraries or dtypes.
@@ -68,20 +65,16 @@ class SingleHeadAttention(Attention):
         bias: bool = False,
         like: AnyArray | None = None,
     ) -> Self:
-        """Create a layer with random weights by Xavier's rule, and biases of 0.
+        """Create a layer with random weights, as `MultiHeadAttention.init` does.
 
         Args:
-            rng: The generator that the weights are drawn from, as for `MultiHeadAttention.init`.
+            rng: The generator that the weights are drawn from.
             embedding_dim: The width of the input queries.
             attention_dim: The width of queries, keys and values after the projections.
             key_dim: The width of the input keys. None means `embedding_dim`.
             value_dim: The width of the input values. None means `key_dim`.
             bias: Whether the projections have biases.
-            like: An array with the library, device and dtype of the new layer. None means float32, in the
-                library of `rng`.
-
-        Returns:
-            The layer.
+            like: An array like the new ones. None means float32, in the library of `rng`.
 
         Raises:
             TypeError: `rng` is not a generator, or a width is not an integer.
@@ -98,19 +91,12 @@ class SingleHeadAttention(Attention):
     def from_mapping(
         cls, mapping: Mapping[str, AnyArray], prefix: str = "", *, names: Mapping[str, str] | None = None
     ) -> Self:
-        """Create a layer from arrays by name, such as the arrays of a safetensors file.
+        """Create a layer from arrays by name, as `MultiHeadAttention.from_mapping` does.
 
         Args:
-            mapping: Arrays by name, as for `MultiHeadAttention.from_mapping`.
+            mapping: Arrays by name.
             prefix: The beginning of the names.
             names: The names of `query`, `key` and `value` in the mapping.
-
-        Returns:
-            The layer. Its arrays are not copied.
-
-        Raises:
-            TypeError: `mapping` or `names` is not a mapping, or `prefix` is not a string.
-            ValueError: A weight is missing in the mapping, or the shapes do not fit.
         """
         function, fields = "SingleHeadAttention.from_mapping", ("query", "key", "value", "scale", "temperature")
         return cls(**read_fields(function, mapping, prefix, names, fields))

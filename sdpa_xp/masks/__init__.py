@@ -1,7 +1,8 @@
-"""Masks: which query may attend to which key. They combine with `&`, `|` and `~`.
+"""Masks: which query may attend to which key. They combine with `&`, `|` and `~`, also with boolean arrays.
 
-Pass any of them as `attn_mask`. Masks are lightweight objects; no L x S array is built. Fully masked tiles are
-skipped, and fully allowed tiles need no mask.
+Pass any of them as `attn_mask`, for any `L` queries and `S` keys. Masks are lightweight objects; no L x S array
+is built. Fully masked tiles are skipped, and fully allowed tiles need no mask. Lengths, offsets and ids are
+checked when a call uses the mask: they are integers, or integer arrays of the library of the call, that fit it.
 
     masks.sliding_window(255, 0, offset="lower_right")  # the last queries of S keys; a cache needs no offset
     masks.causal() & masks.padding(key_lengths=[3, 7])  # a ragged batch

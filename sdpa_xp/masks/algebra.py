@@ -30,8 +30,7 @@ DEEPEST = 150
 class Mask(ScoreModifier, ABC):
     """A mask: which query may attend to which key.
 
-    The functions of `sdpa_xp.masks` return masks; pass them as `attn_mask`. They combine with `&`, `|` and `~`,
-    also with boolean arrays. They are immutable: arrays in them are copied. They build no L x S array.
+    The functions of `sdpa_xp.masks` return masks. They are immutable: arrays in them are copied.
 
     Examples:
         >>> from sdpa_xp import masks

@@ -22,22 +22,18 @@ def causal(offset: IntegersLike | Literal["lower_right"] = 0) -> Mask:
             1 1 0 0 0             1 1 1 1 0
             1 1 1 0 0             1 1 1 1 1
 
-    Shapes:
-        `L` queries, `S` keys, `...` batch.
-
     Args:
         offset: The position of the first query among the keys. 0 aligns the upper left corner, as
             `is_causal=True` does. "lower_right" is S - L: the last query attends to all keys, as if the queries
-            continued a cache. Pass another integer for another position, or one for each batch entry as a list
-            or an integer array that broadcasts to (...).
+            continued a cache. Or any integer, or one for each batch entry, as a list or an integer array that
+            broadcasts to (...).
 
     Returns:
-        The mask. It works for any length and never builds an L x S array.
+        The mask.
 
     Raises:
-        TypeError: When a call uses the mask: the offset is not an integer, or belongs to another library.
-        ValueError: The offset is a string other than "lower_right"; when a call uses the mask, the offset does
-            not fit the batch.
+        TypeError: The offset is not an integer.
+        ValueError: The offset is another string, or does not fit the batch.
 
     Examples:
         >>> import numpy as np
@@ -63,21 +59,17 @@ def sliding_window(
             1 1 0 0 0             1 1 1 0 0
             0 1 1 0 0             0 1 1 1 0
 
-    Shapes:
-        `L` queries, `S` keys, `...` batch.
-
     Args:
         left: The number of keys before its own position that a query attends to. None means all of them.
-        right: The number of keys after its own position. None means all of them; 0 gives a causal window.
+        right: The number of keys after its own position, or None; 0 gives a causal window.
         offset: The position of the first query among the keys, as for `causal`.
 
     Returns:
         The mask. Tiles outside the window are skipped, so the work grows linearly with L.
 
     Raises:
-        TypeError: `left` or `right` is not an integer; when a call uses the mask, the offset is not an integer.
-        ValueError: `left` or `right` is negative, or the offset is a string other than "lower_right"; when a
-            call uses the mask, the offset does not fit the batch.
+        TypeError: `left`, `right` or the offset is not an integer.
+        ValueError: `left` or `right` is negative, or the offset does not fit, as for `causal`.
 
     Examples:
         >>> from sdpa_xp import masks
@@ -103,9 +95,6 @@ def chunked(size: int) -> Mask:
             0 0 1 1 0             0 0 1 0 0
             0 0 1 1 0             0 0 1 1 0
             0 0 0 0 1             0 0 0 0 1
-
-    Shapes:
-        `L` queries, `S` keys.
 
     Args:
         size: The number of keys in a chunk, at least 1. Query 0 and key 0 begin the first chunk. With a cache,
@@ -139,9 +128,6 @@ def dilated(step: int) -> Mask:
             1 0 1 0 1             1 0 1 0 0
             0 1 0 1 0             0 1 0 1 0
             1 0 1 0 1             1 0 1 0 1
-
-    Shapes:
-        `L` queries, `S` keys.
 
     Args:
         step: The distance between keys attended to, at least 1. 1 attends to every key.

@@ -31,9 +31,6 @@ def blocks(table: Sequence[Sequence[object]] | AnyArray, size: int | tuple[int, 
                                1 1 1 1
                                1 1 1 1
 
-    Shapes:
-        `Hq` query heads, `L` queries, `S` keys.
-
     Args:
         table: Booleans (rows, columns), or (Hq, rows, columns) with a table for each query head: nested lists
             or a boolean array. A row is for a block of queries, a column for a block of keys.
@@ -45,9 +42,8 @@ def blocks(table: Sequence[Sequence[object]] | AnyArray, size: int | tuple[int, 
 
     Raises:
         TypeError: `table` does not hold booleans, or is not known inside a jit, or `size` is not an integer.
-        ValueError: `table` has no elements, rows of unlike lengths, or other axes than those above; `size` is
-            below 1. When a call uses the mask: the blocks do not cover the queries and keys, one of them is
-            empty, or there is not one table for each head.
+        ValueError: `table` is empty or not rectangular, `size` is below 1, the blocks do not cover the queries
+            and keys, one of them is empty, or there is not one table for each head.
 
     Examples:
         >>> from sdpa_xp import masks
@@ -59,7 +55,7 @@ def blocks(table: Sequence[Sequence[object]] | AnyArray, size: int | tuple[int, 
                [1, 1, 1, 1]])
 
     References:
-        Dong et al., "Flex Attention", arXiv 2412.05496, section 3.2, `BlockMask`. Zaheer et al., "Big Bird",
+        Dong et al., "Flex Attention", arXiv 2412.05496, section 3.2, BlockMask. Zaheer et al., "Big Bird",
         arXiv 2007.14062, section 2.
     """
     tables = _tables(table)

@@ -30,20 +30,18 @@ _REWORDED: dict[type[Exception], Any] = {
 
 @explains_keywords
 def from_array(boolean: AnyArray) -> Mask:
-    """Convert a boolean array to a mask, which combines with other masks.
-
-    Shapes:
-        `Hq` query heads, `L` queries, `S` keys, `...` batch.
+    """Convert a boolean array to a mask, which combines with other masks. `attn_mask`, `&` and `|` also take
+    the array.
 
     Args:
         boolean: A boolean array that broadcasts to (..., Hq, L, S); True = may attend.
 
     Returns:
-        The mask. `attn_mask`, `&` and `|` also take the array itself.
+        The mask.
 
     Raises:
-        TypeError: `boolean` is not an array, or not a boolean one.
-        ValueError: When a call uses the mask: the shape does not broadcast to (..., Hq, L, S).
+        TypeError: `boolean` is not a boolean array.
+        ValueError: The shape does not broadcast to (..., Hq, L, S) of a call.
 
     Examples:
         >>> import numpy as np
@@ -58,29 +56,24 @@ def from_array(boolean: AnyArray) -> Mask:
 
 @explains_keywords
 def from_function(mask_mod: MaskFunction) -> Mask:
-    """Return the mask of a function: query i attends to key j if mask_mod(b, h, i, j) is True.
-
-    Here h is the head and b the batch entry.
-
-    Shapes:
-        `Hq` query heads, `L` queries, `S` keys, `...` batch.
+    """Return the mask of a function: query i of head h and batch entry b attends to key j if mask_mod(b, h, i,
+    j).
 
     Args:
-        mask_mod: A function with the signature of FlexAttention's `mask_mod`. It is called once for each tile,
-            with int32 arrays of shape (..., 1, 1, 1), (Hq, 1, 1), (rows, 1) and (1, columns). It returns a
-            boolean array or a bool. Because it gets arrays, combine conditions with `&` and `|`, not with `and`
-            and `or`. If the batch has several axes, b counts through all of them. With a cache, i and j are
-            positions. They also have axes for the batch, (..., 1, rows, 1) and (..., 1, 1, columns), if tokens
-            were dropped, or if a GPU computes sequences of unlike lengths. For NumPy arrays, several threads
-            call the function at the same time.
+        mask_mod: A function with the signature of FlexAttention's mask_mod. It is called once for each tile,
+            with int32 arrays of shape (..., 1, 1, 1), (Hq, 1, 1), (rows, 1) and (1, columns), and returns a
+            boolean array or a bool. Combine conditions with `&` and `|`, not with `and` and `or`. If the batch
+            has several axes, b counts through all of them. With a cache, i and j are positions, and may have
+            axes for the batch, (..., 1, rows, 1) and (..., 1, 1, columns), as on a GPU for sequences of unlike
+            lengths. For NumPy arrays, several threads call the function at the same time.
 
     Returns:
         The mask. Tiles in which the function is False everywhere are skipped, except on a GPU, which would have
             to be waited for.
 
     Raises:
-        TypeError: `mask_mod` cannot be called; when a call uses the mask, its result is not boolean.
-        ValueError: When a call uses the mask: the result does not broadcast to the tile.
+        TypeError: `mask_mod` cannot be called, or its result is not boolean.
+        ValueError: The result does not broadcast to the tile.
 
     Examples:
         >>> from sdpa_xp import masks
@@ -103,24 +96,19 @@ def from_function(mask_mod: MaskFunction) -> Mask:
 def to_array(mask: Mask, shape: tuple[int, ...], *, rows: range | None = None, like: Any = None) -> Any:
     """Convert a mask to a boolean array.
 
-    Shapes:
-        `Hq` query heads, `L` queries, `S` keys, `...` batch.
-
     Args:
         mask: A mask.
         shape: (L, S), or (..., Hq, L, S) if the mask differs between batch entries or heads.
-        rows: The queries to convert, as a range with step 1; by default all of them. A few rows of a long mask
-            need little memory.
+        rows: The queries to convert, as a range with step 1; by default all. A few rows need little memory.
         like: An array with the library and the device of the result. By default the first array in the mask, or
             NumPy if there is none.
 
     Returns:
-        A boolean array of `shape`, with `len(rows)` instead of L; True = may attend.
+        A boolean array of `shape`, with len(rows) instead of L; True = may attend.
 
     Raises:
         TypeError: `mask` is not a mask, its arrays belong to another library, or `rows` is not a range.
-        ValueError: `shape` has fewer than two axes, the mask does not fit it, or `rows` are not among the L
-            queries.
+        ValueError: The mask does not fit the `shape`, or `rows` are not among the L queries.
 
     Examples:
         >>> from sdpa_xp import masks

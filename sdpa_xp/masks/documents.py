@@ -27,9 +27,6 @@ def document(query_ids: Sequence[int] | AnyArray, key_ids: Sequence[int] | AnyAr
             0 0 1 1 1
             0 0 1 1 1
 
-    Shapes:
-        `L` queries, `S` keys, `...` batch.
-
     Args:
         query_ids: The number of the document that each query belongs to: a list of L integers, or an integer
             array (..., L).
@@ -40,9 +37,8 @@ def document(query_ids: Sequence[int] | AnyArray, key_ids: Sequence[int] | AnyAr
             different documents are skipped. `varlen_attention` computes the same from cumulative lengths.
 
     Raises:
-        TypeError: When a call uses the mask: the ids are not integers, or belong to another library.
-        ValueError: When a call uses the mask: the ids have another length than L (or S), or do not fit the
-            batch.
+        TypeError: The ids are not integers, or belong to another library.
+        ValueError: The ids have another length than L (or S), or do not fit the batch.
 
     Examples:
         >>> from sdpa_xp import masks

@@ -18,14 +18,10 @@ def padding(key_lengths: IntegersLike | None, query_lengths: IntegersLike | None
 
         key_lengths=[3, 5], S=5:  entry 0   1 1 1 0 0      entry 1   1 1 1 1 1
 
-    Shapes:
-        `L` queries, `S` keys, `...` batch.
-
     Args:
-        key_lengths: The number of real keys among the S; the keys after them are padding. Pass one integer for
-            each batch entry, as a list or an integer array that broadcasts to (...), or one integer for all.
-            0 is allowed. None means that all keys are real. With a cache, count all real tokens in it, past and
-            new ones together.
+        key_lengths: The number of real keys among the S; the keys after them are padding. One integer for
+            each batch entry, as a list or an integer array that broadcasts to (...), or one for all. 0 is
+            allowed. None means that all keys are real. With a cache, count past and new tokens together.
         query_lengths: The number of real queries among the L, in the same forms. The queries after them attend
             to no key, so their output is 0.
 
@@ -33,9 +29,8 @@ def padding(key_lengths: IntegersLike | None, query_lengths: IntegersLike | None
         The mask. Padding may hold any values, including NaN.
 
     Raises:
-        TypeError: When a call uses the mask: the lengths are not integers, or belong to another library.
-        ValueError: When a call uses the mask: a length is negative or beyond S (or L), or the lengths do not
-            fit the batch.
+        TypeError: The lengths are not integers, or belong to another library.
+        ValueError: A length is negative or beyond S (or L), or the lengths do not fit the batch.
 
     Examples:
         >>> from sdpa_xp import masks
@@ -44,7 +39,7 @@ def padding(key_lengths: IntegersLike | None, query_lengths: IntegersLike | None
                [1, 1, 1]])
 
     References:
-        `key_value_seq_lengths` of jax.nn.dot_product_attention; `nonpad_kv_seqlen` of ONNX Attention-24.
+        key_value_seq_lengths of jax.nn.dot_product_attention; nonpad_kv_seqlen of ONNX Attention-24.
     """
     return Padding(frozen(key_lengths), frozen(query_lengths))
 
@@ -61,9 +56,6 @@ def prefix(length: IntegersLike) -> Mask:
             1 1 1 0
             1 1 1 1
 
-    Shapes:
-        `L` queries, `S` keys, `...` batch.
-
     Args:
         length: The number of keys in the prefix, which may exceed S. Pass one integer, or one for each batch
             entry as a list or an integer array that broadcasts to (...). With a cache, j is the position of a
@@ -73,8 +65,8 @@ def prefix(length: IntegersLike) -> Mask:
         The mask.
 
     Raises:
-        TypeError: When a call uses the mask: the length is not an integer, or belongs to another library.
-        ValueError: When a call uses the mask: the length is negative, or does not fit the batch.
+        TypeError: The length is not an integer, or belongs to another library.
+        ValueError: The length is negative, or does not fit the batch.
 
     Examples:
         >>> from sdpa_xp import masks

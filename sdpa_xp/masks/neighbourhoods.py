@@ -39,18 +39,14 @@ def neighbourhood(
             0 0 1 1 1               0 0 1 1 1          0 0 1 1 1
             0 0 1 1 1               0 0 0 1 1          1 0 0 1 1
 
-    Shapes:
-        `L` queries, `S` keys: at most one for each place of `shape`.
-
     Args:
         shape: The number of places along each axis, such as (height, width) of an image or (time, height,
-            width) of a video. The tokens lie in C order: the last axis changes fastest. With a cache, its
-            tokens are the first places.
+            width) of a video. L and S are at most their product. The tokens lie in C order: the last axis
+            changes fastest. With a cache, its tokens are the first places.
         radius: How far a token sees along each axis, on either side, at least 0: 3 is a window of 7. One number
             for all axes, or one for each.
-        dilation: The distance between neighbours along each axis, at least 1.
-        periodic: Whether the last place of an axis lies beside its first, as longitudes do. One bool for all
-            axes, or one for each.
+        dilation: The distance between neighbours, at least 1, likewise.
+        periodic: Whether the last place of an axis lies beside its first, as longitudes do, likewise.
         borders: What happens at the ends of an axis that is not periodic. "shifted" moves the window inwards,
             so that each token has 2 * radius + 1 neighbours along the axis, as in NATTEN. "cut" leaves out what
             would lie outside.
@@ -60,9 +56,8 @@ def neighbourhood(
 
     Raises:
         TypeError: An argument is not of the types above.
-        ValueError: `shape` has not 1 to 3 axes, an argument has not one element for each axis, or the
-            neighbours do not fit an axis: (2 * radius + 1) * dilation must be at most its length, unless the
-            window is cut there. When a call uses the mask: it has more tokens than `shape` has places.
+        ValueError: `shape` has not 1 to 3 axes, an argument has not one element for each axis, there are more
+            tokens than places, or (2 * radius + 1) * dilation is above the length of an axis that is not cut.
 
     Examples:
         >>> from sdpa_xp import masks
@@ -74,7 +69,7 @@ def neighbourhood(
                [0, 0, 0, 0]])
 
     References:
-        Hassani et al., "Neighborhood Attention Transformer", arXiv 2204.07143, section 3.1; with `dilation`,
+        Hassani et al., "Neighborhood Attention Transformer", arXiv 2204.07143, section 3.1; with dilation,
         Hassani and Shi, arXiv 2209.15001, section 3.1.
     """
     shape = _listed(shape)

@@ -21,17 +21,14 @@ from sdpa_xp.masks.patterns import Pattern
 def tree(parents: Sequence[int] | AnyArray, *, offset: IntegersLike | Literal["lower_right"] = 0) -> Mask:
     """Return a mask of a tree of drafts: query i attends to the context, to its ancestors, and to itself.
 
-    The queries are L tokens that a small model has drafted, as alternatives for what follows the context. In
-    speculative decoding, one call checks all of them.
+    In speculative decoding, a small model drafts L tokens, as alternatives for what follows the context. One
+    call checks all of them.
 
         parents 0: -1   tree(parents, offset=2), 2 keys of context
                 1: 0        1 1  1 0 0 0
                 2: 0        1 1  1 1 0 0
                 3: 1        1 1  1 0 1 0
                             1 1  1 1 0 1
-
-    Shapes:
-        `L` queries, `S` keys, `...` batch.
 
     Args:
         parents: The number of the draft that each draft follows, below its own; -1 for those that follow the
@@ -44,10 +41,9 @@ def tree(parents: Sequence[int] | AnyArray, *, offset: IntegersLike | Literal["l
         The mask. It stores a few numbers for each draft. Keys behind the drafts are not attended to.
 
     Raises:
-        TypeError: `parents` are not integers, or not known inside a jit; when a call uses the mask, the offset
-            is not an integer.
-        ValueError: A parent is below -1 or not before its draft, or the offset is a string other than
-            "lower_right"; when a call uses the mask, there is not one parent for each query.
+        TypeError: `parents` or the offset are not integers, or `parents` are not known inside a jit.
+        ValueError: A parent is below -1 or not before its draft, or there is not one for each query; or the
+            offset does not fit.
 
     Examples:
         >>> from sdpa_xp import masks

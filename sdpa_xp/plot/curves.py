@@ -43,18 +43,15 @@ def saturation(
 ) -> Figure:
     """Draw why scores are divided by the square root of E: else one key gets almost all of the weight.
 
-    Queries and keys are drawn from N(0, 1). The left panel shows the variance of their scores: it is E without
-    the scale, and 1 with it. The right panel shows the largest weight of a query, averaged over 200 queries. It
-    comes close to 1 for large E without the scale: the softmax saturates.
-
-    Shapes:
-        `E` width of a query or key, `S` keys.
+    Queries and keys are drawn from N(0, 1). The left panel shows the variance of their scores: E without the
+    scale, 1 with it. The right panel shows the largest weight of a query, averaged over 200 queries: without
+    the scale it comes close to 1 for large E, as the softmax saturates.
 
     Args:
         widths: The widths E to simulate.
         rng: A numpy.random.Generator, which draws the queries and keys.
         keys: The number of keys S, at least 2.
-        theme: "light" or "dark", for the page that shows the figure.
+        theme: "light" or "dark".
 
     Returns:
         A Matplotlib figure.
@@ -133,18 +130,14 @@ def memory(
 ) -> Figure:
     """Draw the memory of all L x S scores of one head, and of the scores that are in memory at one time.
 
-    The number of keys S is equal to the number of queries L. The scores in memory at one time are one tile for
-    each thread, as `explain` reports for the portable implementation. A third line shows the memory that every
-    implementation needs: query, key, value and output.
-
-    Shapes:
-        `E` width of queries, keys and values, `L` queries, `S` keys.
+    S is equal to L. The scores in memory at one time are one tile for each thread, as `explain` reports. A
+    third line shows what every implementation needs: query, key, value and output.
 
     Args:
         lengths: The lengths L to draw.
         width: The width E.
         like: An array with the library, dtype and device of the call. Default: float32 of NumPy.
-        theme: "light" or "dark", for the page that shows the figure.
+        theme: "light" or "dark".
 
     Returns:
         A Matplotlib figure with two logarithmic axes.

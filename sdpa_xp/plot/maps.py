@@ -41,23 +41,18 @@ def attention(
 ) -> Figure:
     """Draw attention weights: rows are queries, columns are keys, and each head has a panel.
 
-    All panels share one scale of colours.
-
-    Shapes:
-        `Hq` query heads, `L` queries, `S` keys.
-
     Args:
         weights: (L, S) or (Hq, L, S), as `attention_weights` returns them; any library, any floating dtype.
         query_tokens: A name for each of the L queries. Without names, the axis has numbers.
-        key_tokens: A name for each of the S keys. If the names need too much room, some are left out. A name of
-            more than 24 letters is cut.
+        key_tokens: A name for each of the S keys. If the names need too much room, some are left out, and names
+            of more than 24 letters are cut.
         mask: A mask, or a boolean array that broadcasts to the weights; True = may attend. Masked pairs are
             hatched.
         heads: The heads to draw, one number or several, counted from 0. Default: all.
-        theme: "light" or "dark", for the page that shows the figure.
+        theme: "light" or "dark".
 
     Returns:
-        A Matplotlib figure.
+        A Matplotlib figure. All panels share one scale of colours.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -115,16 +110,13 @@ def attention(
 def mask(mask: Mask, shape: tuple[int, ...], *, like: Any = None, theme: ThemeName = "light") -> Figure:
     """Draw which pairs may attend: rows are queries, columns are keys, and filled cells may attend.
 
-    Cells have the same size in all small masks, whatever their shape, so you can show them side by side.
-
-    Shapes:
-        `Hq` query heads, `L` queries, `S` keys, `...` batch.
+    Cells of all small masks have the same size, so you can show them side by side.
 
     Args:
         mask: A mask.
         shape: (L, S), or (..., Hq, L, S), with one panel for each batch entry and head.
         like: An array with the library and the device to compute the mask with, as for `masks.to_array`.
-        theme: "light" or "dark", for the page that shows the figure.
+        theme: "light" or "dark".
 
     Returns:
         A Matplotlib figure.

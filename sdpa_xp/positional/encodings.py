@@ -23,12 +23,6 @@ def sinusoidal(positions: PositionsLike | int, width: int, *, base: float = 1000
 
     At position p, $PE_{2i} = \sin(p\,base^{-2i/width})$ and $PE_{2i+1} = \cos(p\,base^{-2i/width})$.
 
-    To get from the encoding of p to that of p + k, rotate each pair of elements by an angle that depends only
-    on k.
-
-    Shapes:
-        `L` tokens, `...` batch.
-
     Args:
         positions: The integer L, for the first L positions; or the positions as a range, a list or an array of
             any shape (...).
@@ -70,11 +64,8 @@ def sinusoidal(positions: PositionsLike | int, width: int, *, base: float = 1000
 def learned(table: A, positions: PositionsLike | int) -> A:
     """Return the row `table[p]` for each position p.
 
-    Shapes:
-        `P` positions in the table, `L` tokens, `...` batch.
-
     Args:
-        table: (P, width), floating.
+        table: (P, width), floating, for P positions.
         positions: The integer L, for the first L rows; or the positions as a range, a list or an integer array
             of any shape (...).
 
@@ -83,8 +74,8 @@ def learned(table: A, positions: PositionsLike | int) -> A:
 
     Raises:
         TypeError: The positions are not integers, or are an array of another library than the table.
-        ValueError: The table does not have 2 axes, or a position is beyond its last row. Inside a jit,
-            positions cannot be checked; the library decides what a position beyond the table gives.
+        ValueError: The table does not have 2 axes, or a position is beyond its last row. Inside a jit, the
+            library decides what such a position gives.
 
     Examples:
         >>> import numpy as np

@@ -28,9 +28,8 @@ class Rotary(Rotation):
 
     At position p, pair i is rotated by the angle $p f_i$:
     $(x_1, x_2) \to (x_1 \cos p f_i - x_2 \sin p f_i,\; x_1 \sin p f_i + x_2 \cos p f_i)$.
-
-    The score of a rotated query and a rotated key depends on the distance between their positions, not on the
-    positions themselves. `KVCache` and `PagedKVCache` take a `Rotary` and rotate keys and queries themselves.
+    So scores depend on the distance between positions alone. `KVCache` and `PagedKVCache` take a `Rotary` and
+    rotate keys and queries themselves.
 
     Args:
         width: The number of elements of a query or key that are rotated, an even number. The elements after
@@ -46,25 +45,16 @@ class Rotary(Rotation):
         ValueError: The width is odd, or the base is 1 or less.
 
     Numerics:
-        Angles are computed in float64 if the device has it. Their sines and cosines are rounded to the dtype of
-        the rotation: float64 for float64 input, else float32. Without float64 (JAX without x64) the relative
-        error of an angle is up to 6e-8.
+        Angles are computed in float64 if the device has it, and their sines and cosines are rounded to float64
+        for float64 input, else to float32. Without float64 (JAX without x64) the relative error of an angle is
+        up to 6e-8.
 
     Examples:
         >>> import numpy as np
-        >>> from sdpa_xp import positional
-        >>> rotary = positional.Rotary(2)
-        >>> rotary.apply(np.asarray([[1.0, 0.0]] * 3), 0).round(2)
-        array([[ 1.  ,  0.  ],
-               [ 0.54,  0.84],
-               [-0.42,  0.91]])
-
-        Rotate query and key, and attend; 0 is the position of the first token:
-
-        >>> from sdpa_xp import scaled_dot_product_attention
+        >>> from sdpa_xp import positional, scaled_dot_product_attention
         >>> query = key = value = np.ones((1, 4, 6, 64))
         >>> rotary = positional.Rotary(64)
-        >>> query, key = rotary.apply(query, 0), rotary.apply(key, 0)
+        >>> query, key = rotary.apply(query, 0), rotary.apply(key, 0)  # the position of the first token
         >>> scaled_dot_product_attention(query, key, value, is_causal=True).shape
         (1, 4, 6, 64)
 
@@ -100,22 +90,15 @@ class Rotary(Rotation):
 @explains_keywords
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class RotaryTables(Rotation):
-    r"""A rotary embedding by your own cosines and sines, one row for each position.
+    """A rotary embedding by your own cosines and sines, one row for each position.
 
-    At position p, pair i is rotated by row p of the tables:
-    $(x_1, x_2) \to (x_1 \cos_{pi} - x_2 \sin_{pi},\; x_1 \sin_{pi} + x_2 \cos_{pi})$.
-
-    Use it wherever a `Rotary` is used, also in `KVCache` and `PagedKVCache`.
-
-    Shapes:
-        `P` positions in the tables, `...` batch.
+    It is used like a `Rotary`, also in `KVCache` and `PagedKVCache`.
 
     Args:
-        cos: (P, width / 2), floating. Tables with one row of each batch entry are (..., P, width / 2). If your
-            tables have the whole width, with each number twice, pass one of the two halves.
+        cos: (P, width / 2), floating, for P positions; with one row of each batch entry, (..., P, width / 2).
+            If your tables have the whole width, with each number twice, pass one of the two halves.
         sin: The same shape.
-        interleaved: Whether the elements of pair i are neighbours, 2i and 2i + 1. If not, they are i and
-            i + width / 2.
+        interleaved: As for `Rotary`.
 
     Raises:
         TypeError: The tables are not floating arrays of one library and one dtype.

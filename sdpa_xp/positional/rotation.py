@@ -31,11 +31,7 @@ Positions: TypeAlias = Consecutive | Array
 
 @explains_keywords
 class Rotation(Tree, Immutable, ABC):
-    """The base class of rotary embeddings: `Rotary` computes its angles, `RotaryTables` takes them from you.
-
-    At a position with the cosines c_i and the sines s_i, pair i of the elements is rotated:
-    (x_1, x_2) becomes (x_1 c_i - x_2 s_i, x_1 s_i + x_2 c_i).
-    """
+    """The base class of rotary embeddings: `Rotary` computes its angles, `RotaryTables` takes them from you."""
 
     __slots__ = ()
     width: int
@@ -73,24 +69,16 @@ class Rotation(Tree, Immutable, ABC):
         return cast(A, self._rotated(f"{type(self).__name__}.apply", x, positions, layout))
 
     def inverse(self, x: A, positions: PositionsLike | int, *, layout: Layout = "...HLE") -> A:
-        """Return queries or keys as they were before `apply` rotated them.
+        """Return queries or keys as they were before `apply` rotated them, up to the rounding of their dtype.
 
-        If the rotation also multiplies, as `YaRNScaling` does, the result is divided by the same number (NaN,
-        if a table of your own has 0 for both the cosine and the sine). To move a rotated key to another
-        position, apply the inverse at its old position, then `apply` at the new.
+        If the rotation also multiplies, as `YaRNScaling` does, the result is divided by the same number. To
+        move a rotated key to another position, apply the inverse at its old position, then `apply` at the new.
 
         Args:
-            x: (..., H, L, E), or (L, E): rotated tokens.
-            positions: The positions at which they were rotated, as for `apply`.
-            layout: The layout of `x`.
+            x: (..., H, L, E), or (L, E): rotated tokens. All other arguments and errors are as in `apply`.
 
         Returns:
-            An array with the shape, library, device and dtype of `x`. `inverse` after `apply` gives `x` again,
-                up to the rounding of its dtype.
-
-        Raises:
-            TypeError: As for `apply`.
-            ValueError: As for `apply`.
+            An array like `x`; NaN where a table of your own has 0 for both the cosine and the sine.
         """
         return cast(A, self._rotated(f"{type(self).__name__}.inverse", x, positions, layout, back=True))
 
@@ -100,8 +88,7 @@ class Rotation(Tree, Immutable, ABC):
         Args:
             positions: A range, a list or an array of any shape (...).
             like: An array with the library, device and dtype of the result. By default these are those of your
-                own tables. For a `Rotary`, the library and device are those of `positions`, or NumPy's, and the
-                dtype is float64 if the device has it, else float32.
+                own tables, or, for a `Rotary`, as in `sinusoidal`.
 
         Returns:
             Cosines and sines, each (..., width / 2), multiplied by the `magnitude` of the scaling.

@@ -38,10 +38,7 @@ def _check_above(function: str, name: str, value: object, limit: float) -> float
 
 
 class Scaling(Tree, Immutable, ABC):
-    """The base class of scalings, which lower the frequencies of a `Rotary`.
-
-    A subclass defines `frequencies`.
-    """
+    """The base class of scalings, which lower the `frequencies` of a `Rotary`."""
 
     @abstractmethod
     def frequencies(self, width: int, base: float, /) -> Frequencies:
@@ -160,16 +157,15 @@ class Llama3Scaling(Scaling):
 class YaRNScaling(Scaling):
     """A scaling that divides low frequencies by `factor` and sharpens the weights, flattened by more keys.
 
-    High frequencies stay, as in `Llama3Scaling`. Between low and high frequencies, the interpolation is linear
-    in the number of the pair.
+    High frequencies stay, as in `Llama3Scaling`; between them, the interpolation is linear in the number of the
+    pair.
 
     Args:
         factor: The length of the sequences, divided by the length in training.
         original_length: The length of the sequences in training.
         beta_fast: A frequency stays if it makes at least this number of turns within `original_length`.
         beta_slow: A frequency is divided if it makes at most this number of turns.
-        attention_factor: The factor by which rotated queries and keys are multiplied. None means
-            0.1 ln(factor) + 1.
+        attention_factor: The `magnitude`. None means 0.1 ln(factor) + 1.
         truncate: Whether the interpolation begins and ends at whole pairs, as in the authors' code.
 
     Examples:

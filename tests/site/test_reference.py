@@ -136,14 +136,21 @@ def test_what_another_function_explains_is_named_once() -> None:
     assert "are as in" not in str([section.value for section in parsed(states)])
 
 
-def test_errors_of_a_method_are_left_to_help() -> None:
+def test_common_errors_are_left_to_help() -> None:
     objects = loaded(SharedParts)
-    raising = [
-        path
-        for path in ("sdpa_xp.KVCache", "sdpa_xp.merge_states", "sdpa_xp.KVCache.append")
-        if any(section.kind is griffe.DocstringSectionKind.raises for section in parsed(objects[path]))
-    ]
-    assert raising == ["sdpa_xp.KVCache", "sdpa_xp.merge_states"]
+    raised = {
+        path: {str(error.annotation) for section in parsed(objects[path]) for error in errors_of(section)}
+        for path in ("sdpa_xp.merge_states", "sdpa_xp.plot.mask", "sdpa_xp_export.save")
+    }
+    assert raised == {
+        "sdpa_xp.merge_states": set(),
+        "sdpa_xp.plot.mask": {"ModuleNotFoundError"},
+        "sdpa_xp_export.save": {"FileExistsError", "FileNotFoundError", "OSError"},
+    }
+
+
+def errors_of(section: Any) -> list[Any]:
+    return section.value if section.kind is griffe.DocstringSectionKind.raises else []
 
 
 def test_shared_arguments_of_a_method_lead_to_another_method_of_its_class() -> None:
