@@ -50,8 +50,7 @@ class Explanation(NamedTuple):
     """
     tile_map: tuple[str, ...] = ()
     """The tiles of the first head, one line for each range of queries: "#" is computed without a mask, "+" with
-    one, and "." is skipped.
-    """
+    one, and "." is skipped."""
 
     def __repr__(self) -> str:
         """Return all but the map, which has a character for each tile."""

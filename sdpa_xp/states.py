@@ -40,8 +40,7 @@ class AttentionState(NamedTuple, Generic[A]):
     """The output over these keys, (..., Hq, L, Ev), in the dtype of the query."""
     lse: A
     """The logarithm of the sum of exp(score), (..., Hq, L), in the dtype of the scores; with `lse_base=2` to
-    base 2.
-    """
+    base 2."""
 
     def __repr__(self) -> str:
         return f"AttentionState(output={brief(self.output)}, lse={brief(self.lse)})"

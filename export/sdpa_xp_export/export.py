@@ -61,9 +61,9 @@ def export_attention(
     """Return the ONNX graph that computes `sdpa_xp.scaled_dot_product_attention` of the same arguments.
 
     The inputs of the graph have the names of the arguments, and its output is `output`. The graph follows the
-    same rules as the library: a query whose keys are all masked has output 0, and a NaN or inf in a key or
-    value that no query attends to has no effect. A NaN that any query attends to may reach all rows of its
-    head and batch entry.
+    rules of the library: a query whose keys are all masked has output 0, and a NaN or inf in a key or value
+    that no query attends to has no effect. A NaN that any query attends to may reach all rows of its head and
+    batch entry.
 
     Shapes:
         `L` queries, `S` keys, `E` width of a query or key, `Ev` width of a value, `Hq` query heads,
@@ -74,63 +74,56 @@ def export_attention(
         query: float16, bfloat16, float32 or float64, (..., Hq, L, E).
         key: The same dtype, (..., H, S, E).
         value: The same dtype, (..., H, S, Ev).
-        attn_mask: A mask of `sdpa_xp.masks`, with specs instead of arrays. A few nodes compute it from the
-            lengths of a run, and its specs become inputs with the names of its arguments. Or pass a spec that
-            broadcasts to (..., Hq, L, S): "bool" (True = may attend) or the query's dtype (added to the
-            scores).
+        attn_mask: A mask of `sdpa_xp.masks`, with specs instead of arrays, which become inputs with the names
+            of its arguments; a few nodes compute it from the lengths of a run. Or a spec that broadcasts to
+            (..., Hq, L, S): "bool" (True = may attend) or the query's dtype (added to the scores).
         bias: A bias of `sdpa_xp.biases`, with specs instead of arrays; or a spec that broadcasts to (..., Hq,
             L, S).
-        is_causal: Query i attends to key j only if j <= i; with a cache, j <= i + S - L; with `past_lengths`
-            and L new tokens, j <= i + past_lengths[b].
+        is_causal: Query i attends to key j only if j <= i; with a cache, j <= i + S - L; with `past_lengths`,
+            j <= i + past_lengths[b].
         scale: A finite number, default 1 / sqrt(E); or a spec that broadcasts to (..., Hq, L, 1).
         softcap: A positive number; None or 0 turns it off.
         sinks: A spec of (..., Hq).
         dropout_p: Must be 0, since a graph draws no random numbers.
-        softmax_dtype: None, or `"float64"` to compute float32 inputs in float64.
-        layout: `"...HLE"`, or `"...LHE"` with the head axis after the length.
+        softmax_dtype: None, or "float64" to compute float32 inputs in float64.
+        layout: "...HLE", or "...LHE" with the head axis after the length.
         past_key: A cache, (..., H, P, E), to which the new keys are appended. S is then the length of both,
-            named `"P+L"`, and the queries are the last L tokens, as in `KVCache`. The graph returns the joined
+            named "P+L", and the queries are the last L tokens, as in `KVCache`. The graph returns the joined
             cache as `present_key`. P may be 0 in a run, so one graph computes both the prompt and the steps.
         past_value: (..., H, P, Ev). The graph returns the joined cache as `present_value`.
-        past_lengths: An integer spec, (B,), for a cache with free space: the number of tokens in the cache. S
-            is then P, the capacity, and `present_key` has P rows. The new tokens are written after the tokens
-            in the cache; the rest of the cache may have any values. After a run, add to each entry of
-            `past_lengths` its number of new real tokens. A graph does not check lengths. On the CPU, a run
-            fails if the new tokens do not fit, but a negative length may give a wrong result without an error.
-            In a mask, a negative length counts as 0 and a length above S as S; with `padding` alone,
-            `"attention"` at opset 24 fails instead.
-        outputs: The outputs of the graph: some of `"output"`, `"lse"`, `"weights"` and `"scores"`.
-        form: The operators of the graph. `"auto"` chooses the best form for the call and the runtime, among the
-            forms that are correct on this release and on every later one that was tried. On `cuda` nothing was
-            run: the choice follows the documented kernels. `"attention"` is ai.onnx Attention; `"multi_head"`
-            and `"grouped_query"` are MultiHeadAttention and GroupQueryAttention of com.microsoft; `"tiled"` is
-            MatMul and Softmax in a Loop over blocks of queries, in memory linear in S; `"primitive"` is MatMul
-            and Softmax.
-        opset: 23 or 24 for `"attention"`, 17 to 24 for the others. The default is 23 for `"attention"` (24 with
+        past_lengths: An integer spec, (B,), for a cache with free space: the number of tokens in it. S is then
+            P, the capacity, and `present_key` has P rows, with the new tokens after those in the cache; the
+            rest may have any values. After a run, add the number of new real tokens. A graph does not check
+            lengths: on the CPU, a run fails if the new tokens do not fit, but a negative length may give a
+            wrong result. In a mask, lengths count as at least 0 and at most S; with `padding` alone,
+            "attention" at opset 24 fails instead.
+        outputs: The outputs of the graph: some of "output", "lse", "weights" and "scores".
+        form: The operators of the graph. "auto" chooses the best form for the call among those that are correct
+            on the runtime and on every later release that was tried. "attention" is ai.onnx Attention;
+            "multi_head" and "grouped_query" are MultiHeadAttention and GroupQueryAttention of com.microsoft;
+            "tiled" is MatMul and Softmax in a Loop over blocks of queries, in memory linear in S; "primitive"
+            is MatMul and Softmax.
+        opset: 23 or 24 for "attention", 17 to 24 for the others. The default is 23 for "attention" (24 with
             key lengths) and 18 for the others.
-        runtime: The oldest onnxruntime that will run the file, and its provider, such as
-            `"onnxruntime>=1.28;cpu"`. Every later release that was tried computes it correctly, too. The
-            provider is `cpu` or `cuda`; or in a browser `wasm` (WebAssembly), `webgpu`, or `web`, which is
-            correct on both. onnxruntime's own names such as `CPUExecutionProvider` work, too. The oldest
-            release is 1.23, and the newest that was tried is 1.32.0; the exporter assumes that newer releases
-            compute the same, and the metadata say so. A patch such as 1.28.2 may be named. On `cuda` no graph
-            was run; open its session with `{"use_tf32": "0"}`, or float32 products have 10 bits. In browsers,
-            onnxruntime has no bfloat16. Half precision is computed in float32; a fused kernel on `cuda` has its
-            own accumulation. `"openvino>=2026.4;cpu"` is for OpenVINO, which has no float64 on the CPU; compile
-            the model with `INFERENCE_PRECISION_HINT="f32"`. `"onnx"` is for any program with ONNX's operators:
-            no node is of com.microsoft. Not each is right: onnxruntime computes a float64 Attention in float32.
+        runtime: The oldest onnxruntime that will run the file, from 1.23 on, and its provider, such as
+            "onnxruntime>=1.28;cpu": cpu, cuda, or in a browser wasm (WebAssembly), webgpu, or web, which is
+            correct on both; also onnxruntime's own names. The newest release that was tried is 1.32.0; newer
+            ones are assumed to compute the same. On cuda no graph was run: the choice of the form follows the
+            documented kernels; open a session with {"use_tf32": "0"}, or float32 products have 10 bits. In
+            browsers there is no bfloat16. Half precision is computed in float32; a fused kernel on cuda has its
+            own accumulation. "openvino>=2026.4;cpu" is for OpenVINO, without float64; compile the model with
+            INFERENCE_PRECISION_HINT="f32". "onnx" is for any program with ONNX's operators, and has no node
+            of com.microsoft. Not each is right: onnxruntime computes a float64 Attention in float32.
 
     Returns:
         The model, which has passed the full onnx.checker. Arrays in masks, biases, `scale` or `sinks` become
-            initializers. With more than 1.75 GiB of initializers, the result is a LargeModel. The metadata
-            contain the call, which `verify` reads, a SHA-256 digest of the call and of the numbers in it, the
-            form, the reason for the form, and the runtime.
+            initializers. With more than 1.75 GiB of initializers, the result is a `LargeModel`. The metadata
+            contain the call, which `verify` reads, its digest, the form with the reason, and the runtime.
 
     Raises:
         TypeError: An argument has a wrong type or dtype, or a function of the indices cannot be traced to ONNX.
-            The message names the argument.
         ValueError: Shapes do not fit, or the form, the opset or the runtime cannot compute the call. The
-            message names the argument, and the form or release that can compute it.
+            message names the form or release that can.
 
     Examples:
         >>> from sdpa_xp import masks

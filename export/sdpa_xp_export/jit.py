@@ -56,27 +56,21 @@ def jit(
 ) -> JittedLayer:
     """Return a function that computes `layer` in onnxruntime, on arrays of the caller's library.
 
-    The first call with a signature writes the graph of the layer, as `to_onnx` does, opens a session of it, and
-    keeps the session. Later calls with this signature only run it. A signature consists of the dtypes and the
-    axes of the arrays, the lengths that are equal to each other, the fixed lengths, and all arguments that are
-    not arrays.
-
-    A length stays open if the layer allows it, so that one session computes any length of at least 1. A layer
-    that uses a length as a Python number gets a session for each. A length of 1 in the first call stays 1,
-    because it may broadcast. The heads and the width of attention stay fixed.
+    The first call with a signature writes the graph of the layer, as `to_onnx` does, and opens a session, which
+    later calls run. A signature consists of the dtypes and the axes of the arrays, the lengths that are equal
+    to each other, the fixed lengths, and all arguments that are not arrays. A length stays open if the layer
+    allows it; one that it uses as a Python number, a length of 1 in the first call, and the heads and the width
+    of attention are fixed.
 
     The graph contains the weights as they are at the first call. If the layer later holds other arrays or
     numbers, in an attribute, a closure, a global or a container, the next call writes the graphs again. A
     number that is written into a NumPy array of the layer is not noticed: call `jit` again. torch counts such
     writes, so they are noticed.
 
-    Shapes:
-        The shapes of the layer.
-
     Args:
         layer: A function, a method or a layer in array-API code, as for `to_onnx`. It returns an array, a
             tuple, a list, a NamedTuple or a mapping of arrays.
-        runtime: As for `export_attention`: the oldest onnxruntime that will run `model`, with `cpu` or `cuda`.
+        runtime: As for `export_attention`: the oldest onnxruntime that will run `model`, with cpu or cuda.
             The onnxruntime that is installed must be this release or a later one.
         form: As for `to_onnx`.
         opset: As for `to_onnx`.
@@ -107,7 +101,7 @@ def jit(
         1
 
     References:
-        The Python array API standard 2024.12; onnxruntime's Python API.
+        The Python array API standard 2025.12; onnxruntime's Python API.
     """
     if not callable(layer):
         raise ArgumentTypeError(FUNCTION, "`layer` must be callable", {"layer": type(layer).__name__})
@@ -175,12 +169,11 @@ class JittedLayer:
         """Return what the layer returns.
 
         Args:
-            args: The positional arguments of the layer. Arrays are of one library and on one device. They may
-                also stand in tuples, lists, dictionaries, masks and biases, and are inputs of the graph there
-                too, as are lists of integers in masks. Numbers, text, None and dtypes are part of the
-                signature. Pass the `key` and `value` of a `KVCache`, and make the cache in the layer.
-                NumPy arrays and tensors of torch on the CPU are not copied, unless their elements are not in
-                order side by side. JAX, MLX and array-api-strict work too.
+            args: The positional arguments of the layer: arrays of one library and on one device, also in
+                tuples, lists, dictionaries, masks and biases; lists of integers in masks are inputs of the
+                graph, too. Numbers, text, None and dtypes are part of the signature. Pass the `key` and `value`
+                of a `KVCache`, and make the cache in the layer. NumPy arrays and tensors of torch on the CPU
+                are not copied if they are contiguous. JAX, MLX and array-api-strict work too.
             keywords: The keyword arguments of the layer.
 
         Returns:

@@ -111,28 +111,27 @@ class LayerReport(Immutable):
     onnxruntime: str
     """The release of onnxruntime that ran the model; empty if another engine ran it."""
     notes: tuple[str, ...]
-    """What may explain a failure: an engine that is not the model's, is older, or is newer than all releases
-    that were tried; a provider that is not the model's; another call; missing arguments; or why the reference
-    is not in float64. Also a provider that was left out, because it did not start or was not asked for."""
+    """What may explain a failure: another engine, release or provider than the model's; another call; missing
+    arguments; why the reference is not in float64; or a provider that was left out."""
     runs: tuple[Run, ...]
     """One entry for each output of each run."""
     placements: tuple[Placement, ...]
     """The nodes that ran."""
     left_out: tuple[str, ...]
-    """What was not tested, with the reason: lengths for which a layer raised an error, or numbers of a call for
-    which a longer run would have too many scores."""
+    """What was not tested, with the reason: lengths for which a layer raised an error, or a run would have too
+    many scores."""
     engine: str = field(default="", kw_only=True)
     """What ran the model, and its release, such as `onnxruntime 1.31.1`."""
     runtime: str = field(default="", kw_only=True)
-    """The runtime that the model is for, from its metadata, or several with commas between them if models were
-    merged; empty if they have none."""
+    """The runtime that the model is for, from its metadata; several if models were merged; empty if they
+    have none."""
     seed: int = field(default=0, kw_only=True)
-    """The seed of the random inputs and lengths. Pass it to repeat these runs."""
+    """The seed of the random inputs and lengths, to repeat these runs."""
     reference: str = field(default="float64", kw_only=True)
-    """The dtype of the reference: float64, or the dtype of a layer that has no other. Then a note says why."""
+    """The dtype of the reference: float64, or the dtype of a layer that has no other."""
     math_mode: str = field(default="no TF32", kw_only=True)
-    """How products of float32 were computed: `no TF32`, or `TF32`, which rounds their factors to 10 bits. Of
-    OpenVINO, the precision that was asked for, and its default on this CPU."""
+    """How products of float32 were computed: `no TF32`, or `TF32`, which rounds their factors to 10 bits; for
+    OpenVINO, its precision, and the default on this CPU."""
 
     @property
     def agrees(self) -> bool:
@@ -142,7 +141,7 @@ class LayerReport(Immutable):
 
     @property
     def worst(self) -> Run:
-        """The run that came closest to its bound or, if some fail, went furthest beyond it."""
+        """The run that came closest to its bound or went furthest beyond it."""
         return max(self.runs, key=lambda run: run.agreement.share)
 
     @property
@@ -153,7 +152,7 @@ class LayerReport(Immutable):
 
     @property
     def smallest_failure(self) -> str:
-        """The smallest run that does not agree, the place and the size of its error; empty if all agree."""
+        """The first of `failing`, with the place and the size of its error; empty if all agree."""
         return f"smallest failing run: {described_failure(self.failing[0])}" if self.failing else ""
 
     @property

@@ -52,9 +52,9 @@ def save(
     """Write `model` to `path`, completely or not at all.
 
     A model of up to 2 GiB, the limit of protobuf, is one file. The initializers of a larger model are written
-    to a second file in the same folder, `<name>.<32 hex digits>.data`, with a unique name. If a save is
-    interrupted, the old model and its data are unchanged, and the next save there removes what is left.
-    When a model is replaced, its old data file is removed. The new files get the permissions of the old one.
+    to a second file in the same folder, `<name>.<32 hex digits>.data`. If a save is interrupted, the old model
+    and its data are unchanged, and the next save there removes what is left. When a model is replaced, its old
+    data file is removed, and the new files get its permissions.
 
     Args:
         model: The result of `export_attention` or `to_onnx`; it is not changed.
@@ -68,13 +68,12 @@ def save(
         The path of the model file, with links resolved.
 
     Raises:
-        TypeError: `model` is neither a ModelProto nor a LargeModel, `path` is not a path, `overwrite` is not a
-            bool, or `external_above` is not an integer.
+        TypeError: An argument has a wrong type.
         ValueError: `model` refers to external data itself, its graph alone is over 2 GiB, or an array that a
-            LargeModel refers to was written to; `path` holds what no file system can name.
-        FileExistsError: A file is at `path` and `overwrite` is False. Or `path` is not a regular file, such as
-            a folder. Or it is a link to another folder, and the file that it leads to does not exist. Or it is
-            the data file of a model, or a file that an array of a LargeModel is mapped from.
+            `LargeModel` refers to was written to; `path` holds what no file system can name.
+        FileExistsError: A file is at `path` and `overwrite` is False. Or `path` is not a regular file, a link
+            to a file in another folder that does not exist, the data file of a model, or a file that an array
+            of a `LargeModel` is mapped from.
         FileNotFoundError: The folder of `path` does not exist.
         OSError: The disk is full, or the folder cannot be written to.
 

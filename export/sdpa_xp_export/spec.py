@@ -41,10 +41,10 @@ class TensorSpec(Immutable):
     """The dtype and the shape of an input of the graph. Pass it wherever the library takes an array.
 
     Args:
-        dtype: `"float16"`, `"bfloat16"`, `"float32"`, `"float64"`, `"int8"` to `"int64"`, `"uint8"` to
-            `"uint64"`, or `"bool"`; or a dtype of an array library that has one of these names.
+        dtype: "float16", "bfloat16", "float32", "float64", "int8" to "int64", "uint8" to
+            "uint64", or "bool"; or a dtype of an array library that has one of these names.
         shape: A length is an integer, or a name for a length that is known only when the graph runs. The same
-            name stands for the same length everywhere in the call. `"P+L"` is a sum of names.
+            name stands for the same length everywhere in the call. "P+L" is a sum of names.
 
     Raises:
         TypeError: A length is neither an integer nor a name.
@@ -52,11 +52,8 @@ class TensorSpec(Immutable):
             identifier nor a sum of identifiers.
 
     Examples:
-        >>> TensorSpec("float32", ("B", 8, "L", 64))
-        TensorSpec(dtype='float32', shape=('B', 8, 'L', 64))
-        >>> TensorSpec.parse("float32[B,8,L,64]") == TensorSpec(
-        ...     "float32", ("B", 8, "L", 64)
-        ... )
+        >>> spec = TensorSpec("float32", ("B", 8, "L", 64))
+        >>> spec == TensorSpec.parse("float32[B,8,L,64]")
         True
     """
 

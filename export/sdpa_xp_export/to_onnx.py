@@ -44,37 +44,28 @@ def to_onnx(
 ) -> Model:
     """Return the ONNX graph of a layer, or of any function in array-API code, with the attention that it calls.
 
-    The layer is called once, with a value of the graph instead of each spec. Each operation on a value becomes
-    a node. If an operation combines a value with an array of any library, the array becomes an initializer,
-    with the numbers that it contains at that moment. Calls of `sdpa_xp.scaled_dot_product_attention`,
-    `attention_state`, `attention_weights`, `attention_scores`, `dot_product_attention` and `KVCache.attend` are
-    written as by `export_attention`. A `KVCache` of values supports `append` (not in place), `attend` and
-    `attend_state`, also with a rotary. Return its `key` and `value` for the next step. A past may have no
-    tokens.
+    The layer is called once, with a value of the graph instead of each spec, and each operation on a value
+    becomes a node. An array of any library becomes an initializer, with the numbers that it contains at that
+    moment. Calls of sdpa_xp's attention functions are written as by `export_attention`. A `KVCache` of values
+    supports `append` (not in place), `attend` and `attend_state`, also with a `rotary`. Return its `key` and
+    `value` for the next step. A past may have no tokens.
 
     Dtypes follow the array API standard 2025.12. A Python scalar gets the dtype of the array that it is
     combined with, two scalars get the default dtypes (int64, float32), and integers stay exact. Two kinds of
     dtypes, such as int64 and float32, raise an error: convert one of them with `astype`. If onnxruntime's CPU
     provider has no kernel for a dtype, the graph computes in a wider dtype and converts the result back.
 
-    `x += y` assigns the sum to the name `x`. The sum must have the dtype and the shape of `x`. No array is
-    changed, so `x` may also be a NumPy array, such as the result of `zeros`.
-
-    Shapes:
-        The shapes of the layer. An entry of a spec may be a name, which is then an entry of `x.shape`. You can
-        use it in a shape, an index or a slice, compute with it (`L // 2`, `x / L**0.5`), and pass it to
-        `arange` and `asarray`. Python cannot use it as a number: `int()`, `range()` and `math` refuse it.
-        It is equal to itself; any other comparison raises an error, since a branch on it would be the same in
-        each run.
+    A name in a spec is an entry of `x.shape`. You can use it in a shape, an index or a slice, compute with it
+    (`L // 2`, `x / L**0.5`), and pass it to `arange` and `asarray`. Python cannot use it as a number: `int()`,
+    `range()` and `math` refuse it, and so do comparisons, because a branch would be the same in each run.
 
     Args:
-        layer: A function, a method or a layer. Its namespace is `x.__array_namespace__()`, which has the
-            functions of the standard but those of complex numbers, and `erf`. If the layer has `parameters`, a
-            mapping of arrays by name, the initializers have these names. If it also has `with_parameters`, like
-            a `sdpa_xp.layers.Layer`, the file contains each array unchanged, even if the layer transposes it or
-            computes with it.
-        inputs: The positional arguments of the layer, with a spec for each array. A mask or a bias may contain
-            specs. Arguments without specs are passed unchanged.
+        layer: A function, a method or a layer. Its namespace is `x.__array_namespace__()`. If the layer has
+            `parameters`, a mapping of arrays by name, the initializers have these names. If it also has
+            `with_parameters`, like a `sdpa_xp.layers.Layer`, the file contains each array unchanged, even if
+            the layer transposes it or computes with it.
+        inputs: The positional arguments of the layer, with a spec for each array, also within a mask or a bias.
+            Arguments without specs are passed unchanged.
         form: The form of each attention, as for `export_attention`.
         opset: 17 to 24. The default is the newest opset for which the release of `runtime` supports every form,
             because each attention in the graph may get another one.
@@ -85,12 +76,12 @@ def to_onnx(
         The model, which has passed the full onnx.checker. Its inputs have the names of the layer's arguments.
             Its output is `output`. If the layer returns a tuple, the outputs are `output_0`, `output_1` and so
             on; a NamedTuple or a mapping gives their names. The metadata contain the form of each attention,
-            the reason for it, and the runtime. With more than 1.75 GiB of weights, the result is a LargeModel,
-            which refers to the arrays until `save` writes them.
+            the reason for it, and the runtime. With more than 1.75 GiB of weights, the result is a
+            `LargeModel`.
 
     Raises:
         TypeError: The layer is not callable; it uses a function that is not in the array API (as a torch module
-            does: use `torch.onnx.export`); or it needs a number that is known only in a run.
+            does: use torch.onnx.export); or it needs a number that is known only in a run.
         ValueError: Shapes do not fit; the form, the opset or the runtime cannot compute a call; or the layer
             changes a large array after the graph has used it.
 

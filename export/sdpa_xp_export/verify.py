@@ -64,52 +64,49 @@ def verify(
     """Run `model` in onnxruntime or another engine, and compare its outputs with the float64 reference.
 
     The inputs are random. Lengths and batches are 1 to 9; the lengths on both sides of each number in a mask or
-    a bias and of each block of the graph; and longer ones of up to 2,053 tokens, 34 of them random, if a run
-    has at most 38 million scores. Some runs have large scores, extreme integers, rows without keys, or NaN. In
-    a long run, only a sample of the rows is compared. The guide to verifying a deployment has the whole list.
+    a bias and of each block of the graph; and longer ones of up to 2,053 tokens, if a run has at most 38
+    million scores. Some runs have large scores, extreme integers, rows without keys, or NaN. In a long run,
+    only a sample of the rows is compared. The guide to verifying a deployment has the whole list.
 
     Args:
         model: The result of `export_attention`, or the path of its file, which may have external data.
-        call: The arguments of `export_attention` that you expect the model to compute, by name. By default the
-            call is read from the model's metadata, which may describe a different call. With `call`, the
-            metadata are not used.
-        provider: `"cpu"`, `"cuda"`, `"wasm"`, `"webgpu"`, or the full name of a provider. By default, the CPU,
-            and also CUDA if it starts on this machine. On CUDA the session has `use_tf32=0`. `"wasm"` runs
-            onnxruntime-web, a package of npm, in Node.js. `"webgpu"` runs onnxruntime's plugin
-            onnxruntime-ep-webgpu on a GPU, or on a software adapter, which the report then says.
-        engine: What runs the model: `"onnxruntime"`, `"openvino"`, or `"reference"`, ONNX's own evaluator in
-            NumPy, which computes what the standard says and is slow. OpenVINO computes in float32 then, and the
-            report says which precision is its default on this CPU.
-        seed: The seed of the random inputs and of the random lengths. By default, each verification draws one,
-            and the report names it. Pass it to repeat these runs.
+        call: The arguments of `export_attention` that you expect the model to compute, by name. By default they
+            are read from the model's metadata, which may describe a different call.
+        provider: "cpu", "cuda", "wasm", "webgpu", or the full name of a provider. By default, the CPU,
+            and also CUDA, with `use_tf32=0`, if it starts on this machine. "wasm" runs onnxruntime-web, a
+            package of npm, in Node.js. "webgpu" runs onnxruntime's plugin `onnxruntime-ep-webgpu` on a GPU, or
+            on a software adapter, which the report then says.
+        engine: What runs the model: "onnxruntime", "openvino" (in float32; the report says which precision is
+            its default on this CPU), or "reference", ONNX's own evaluator in NumPy, which computes what the
+            standard says and is slow.
+        seed: The seed of the random inputs and lengths. By default, each verification draws one, and the report
+            names it. Pass it to repeat these runs.
         attn_mask: The mask that the model was exported with. Pass it if it contains a `from_function` or
             a class of your own, which cannot be written to the metadata.
-        bias: The bias that the model was exported with. Likewise.
+        bias: The bias that the model was exported with, likewise.
         thorough: If True, `verify` takes minutes: it tries every length up to 17, five lengths around each
             number, large scores at all of them, longer runs, and more rows of each run.
         watch: A function to show the progress. It is called after each run with the number of runs so far, the
             number of all runs, and the lengths and the provider of the run.
-        timeout: The most seconds that `verify` may take, all runs together, beside the start of Python and
-            the engine. The model runs in a process of its own, which ends when it meets a limit, or with
-            Ctrl-C. The reference is computed in yours, which may end some seconds late.
-        memory: The most bytes that the model may take there. By default, 8 GiB and four times the model, and
-            more if a run has more than 117 million scores. If you pass `memory`, the inputs and the reference
-            in your process stay below it too, unless it is less than 100 MB or the lengths of the call are
-            fixed; a call is refused if its smallest run has more than `memory` / 4 numbers. Without `memory`,
-            a file may make your process take some GB. It does not limit the memory of a GPU.
+        timeout: The most seconds for all runs together, beside the start of Python and the engine. The model
+            runs in a process of its own, which ends when it meets a limit, or with Ctrl-C. The reference is
+            computed in yours, which may end some seconds late.
+        memory: The most bytes that the model may take there, not on a GPU. By default, 8 GiB and four times the
+            model, and more if a run has more than 117 million scores. If you pass it, the inputs and the
+            reference in your process stay below it too, unless it is less than 100 MB or the lengths of the
+            call are fixed; a call is refused if its smallest run has more than memory / 4 numbers. Otherwise a
+            file may make your process take some GB.
 
     Returns:
         A report, with the error and the bound of each output of each run, the provider that each node ran on,
             and what was not tested.
 
     Raises:
-        TypeError: An argument has a wrong type. The message names the argument.
+        TypeError: An argument has a wrong type.
         ValueError: The file is not an ONNX model; the model has no metadata or those of several that were
             merged, or its numbers have changed since the export; its inputs or outputs do not fit its call,
             or have more than 268 million numbers in the smallest run; a model in memory refers to external
-            data; or onnxruntime does not offer the provider, or cannot start it here. Also if the engine
-            cannot load or run the model, or if the model meets a limit or crashes its process; the message says
-            which.
+            data; or the engine does not offer the provider, cannot load or run the model, or meets a limit.
         FileNotFoundError: The file does not exist.
 
     Examples:

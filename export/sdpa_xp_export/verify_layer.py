@@ -61,30 +61,29 @@ def verify_layer(
     """Run the model that `to_onnx` made of `layer`, and compare its outputs with `layer` in float64.
 
     The layer is called with NumPy arrays: in float64 for the reference, and in the dtypes of the model's inputs
-    for the bound, which is twice the error of that call, or of several if few runs are beyond it. Each named
-    length is tried with 1 to 9 and with 33, with 130 together with each other name, on both sides of each
-    number in the masks and biases of its calls of attention, and with random lengths. A length that occurs only
-    in inputs with "past" in their name is also tried with 0. In some runs a quarter of the tokens is multiplied
-    by a large number, so that a mask that adds -1e4 instead of -inf gives wrong results. The guide to verifying
-    a deployment has the whole list.
+    for the bound, which is twice the error of that call, or of several if few runs are beyond it. The named
+    lengths are 1 to 9, 33, 130 for all together, random ones, and those on both sides of each number in the
+    masks and biases of its attention; 0 if only inputs with "past" in their name have them. In some runs a
+    quarter of the tokens is multiplied by a large number, so that a mask that adds -1e4 instead of -inf gives
+    wrong results. The guide to verifying a deployment has the whole list.
 
     The layer must accept the lengths of the first three runs, which are at most 9. The report lists other
     lengths for which the layer or `draw` raised an error.
 
     Args:
         model: The result of `to_onnx`, or the path of its file, which may have external data.
-        layer: The layer that the model was exported from: any function, method or object. Its weights may be
-            arrays of any library. Copies of those in attributes, lists, dictionaries, closures, defaults,
-            globals and partials are converted to float64 for the reference. If the layer has no result in
-            float64, the reference is the layer in its own dtype, and a note in the report says why.
+        layer: The layer that the model was exported from: any function, method or object, with weights of any
+            library. Copies of those in attributes, lists, dictionaries, closures, defaults, globals and
+            partials are converted to float64 for the reference. If the layer has no result in float64, the
+            reference is the layer in its own dtype, and a note in the report says why.
         draw: Functions by the name of an input. `draw[name](rng, shape)` returns the values of this input, and
             `draw[name](rng, shape, lengths)` also gets the lengths of the run by name. By default floats are
             normal, three of four booleans are True, and integers fit their use: valid rows of a table, or
             lengths and ids that a mask accepts; others are between 0 and the longest length, and in some runs
-            negative or large. Values from `draw` are used as they are.
+            negative or large.
         provider: As for `verify`.
         engine: As for `verify`.
-        seed: The seed of the random inputs and lengths, as for `verify`.
+        seed: As for `verify`.
         thorough: If True, try each length up to 17, five lengths around each number, and up to 1,030 with
             each other name.
         timeout: The most seconds that the engine may take to load and to run the model, all runs together. The
@@ -98,11 +97,9 @@ def verify_layer(
         A report, as of `verify`. It also lists lengths for which the layer raised an error, with the error.
 
     Raises:
-        TypeError: `model` has a wrong type, or the inputs and `keywords` do not fit the layer.
-        ValueError: `layer` returns something else if it is called again with the same inputs; onnxruntime does
-            not offer the provider, or cannot start it here; a name in `draw` or a spec in `keywords` is not an
-            input; the file is not an ONNX model; or a model in memory refers to external data. Also if
-            the engine cannot load or run the model, or if the model meets a limit or crashes its process.
+        TypeError: `model` has a wrong type, or the inputs and keywords do not fit the layer.
+        ValueError: As for `verify`; `layer` returns something else if it is called again with the same inputs;
+            or a name in `draw` or a spec in `keywords` is not an input.
         FileNotFoundError: The file does not exist.
 
     Examples:

@@ -125,8 +125,7 @@ class LargeModel(ModelContainer):
     """A model with more than 1.75 GiB of initializers, which may not fit into one ONNX file of 2 GiB.
 
     `save`, `verify` and `verify_layer` take it like an onnx.ModelProto. The initializers of 1024 bytes or more
-    are not part of the graph: they are the caller's arrays, which must not be written to before the model is
-    saved. `save` refuses a model whose arrays were written to.
+    are the caller's arrays, which must not be written to before the model is saved; `save` refuses it then.
 
     Args:
         proto: The model without the numbers of its large initializers.
