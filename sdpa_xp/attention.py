@@ -47,7 +47,7 @@ def scaled_dot_product_attention(
 
     $$\mathrm{softmax}(q k^T \cdot scale + bias)\,v$$
 
-    Outside a trace or a lazy graph, memory grows linearly with L + S: the scores are computed tile by tile.
+    Memory grows linearly with L + S outside of a trace or a lazy graph.
 
     Shapes:
         `L` queries, `S` keys, `E` width of a query or key, `Ev` width of a value, `Hq` query heads,
@@ -79,11 +79,11 @@ def scaled_dot_product_attention(
             width), as in JAX, Keras and flash-attention, for query, key, value and the result. What broadcasts
             to (..., Hq, L, S) has these axes in both.
         implementation: `"xp"` is the portable implementation, in array-API calls; `"native"` the fused kernel
-            of the arrays' library; `"torch"` torch's kernel for NumPy arrays, which it reads without a copy. If
-            a kernel is missing, or does not compute this call as documented, an error is raised. None takes
-            the library's kernel, if it computes the call as documented, for torch tensors on the CPU and in
-            torch.export and torch.onnx.export, for short calls on JAX arrays on the CPU outside a jit, and for
-            short calls without masks on MLX arrays on the CPU; else `"xp"`.
+            of the arrays' library; `"torch"` torch's kernel for NumPy arrays, which it reads without a copy. A
+            kernel that is missing, or does not compute this call as documented, is an error. None takes the
+            library's kernel, if it computes the call as documented, for torch on the CPU, in torch.export and
+            in torch.onnx.export; on the CPU outside a jit for short calls in JAX, and without masks in MLX;
+            else `"xp"`.
 
     Returns:
         (..., Hq, L, Ev), or (L, Ev) for 2-D inputs, with the library, device and dtype of the query. The row
@@ -97,14 +97,14 @@ def scaled_dot_product_attention(
     Numerics:
         Scores, normalisation and sums have the accumulation dtype: float64 for float64 inputs, float32 for all
         others. The result is rounded once; only kernels that take halves as they are (`"torch"`, and `"native"`
-        on CUDA) also round the weights. torch.autocast changes neither the dtype nor the accuracy of a result;
-        run the backward pass outside of it, as torch recommends.
+        on CUDA) also round the weights. torch.autocast changes no result; run the backward pass outside of it,
+        as torch recommends.
 
         A masked pair has no effect, even if its key or value is NaN or inf. A NaN that is not masked shows in
-        the rows that attend to it, and in no other row. Inside a jit or a lazy graph, and with torch's kernel
-        on a GPU, this is true only for keys that no query attends to (padding). It is true for results and for
-        gradients from `scaled_dot_product_attention_vjp`; the page "The contract" says for which derivatives of
-        torch, JAX and MLX. A score of -inf has weight 0. If all scores of a row are -inf, its output is 0.
+        the rows that attend to it alone. Inside a jit or a lazy graph, and with torch's kernel on a GPU, this
+        is true only for keys that no query attends to (padding). It is true for results and for gradients from
+        `scaled_dot_product_attention_vjp`; the page "The contract" says for which derivatives of torch, JAX and
+        MLX. A score of -inf has weight 0, and a row of them output 0.
 
     Examples:
         >>> import numpy as np

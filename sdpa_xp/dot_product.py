@@ -46,18 +46,16 @@ def dot_product_attention(
         `B` batch, `T` queries, `S` keys, `N` query heads, `K` key heads, `H` width, as JAX names them.
 
     Args:
-        query: (B, T, N, H), or (T, N, H) without a batch. Errors are as in `scaled_dot_product_attention`.
+        query: (B, T, N, H), or (T, N, H) without a batch. All other arguments and errors are as in
+            `scaled_dot_product_attention`.
         key: (B, S, K, H).
         value: (B, S, K, H).
         bias: A bias of `sdpa_xp.biases`, or an array that broadcasts to (B, N, T, S).
         mask: A mask of `sdpa_xp.masks`, or a boolean array that broadcasts to (B, N, T, S).
-        scale: A number; default 1 / sqrt(H).
-        is_causal: Query i attends to key j only if j <= i.
         query_seq_lengths: (B,): the number of real queries among the T; the others give 0.
         key_value_seq_lengths: (B,): the number of real keys among the S.
         local_window_size: The number of keys before and after its own position that a query attends to: one
             number for both, or (left, right).
-        implementation: `"xp"`, `"native"`, `"torch"` or None.
         return_residual: False. `attention_state` returns the log-sum-exp.
 
     Returns:

@@ -46,9 +46,8 @@ def scaled_dot_product_attention_jvp(
     r"""Compute attention, and its derivative along a direction: the Jacobian-vector product.
 
     If the inputs move by a small number times `tangents`, the output moves by this number times the tangent.
-    With the weights $p$ of a row and the tangents $s'$ of its scores, the tangent of the row is
-    $\sum_j p_j (s'_j v_j + v'_j) - (\sum_j p_j s'_j) (\sum_j p_j v_j)$, which takes one pass over the keys, and
-    memory that grows with L + S.
+    With the weights $p$ of a row and the tangents $s'$ of its scores, the tangent is $\sum_j p_j (s'_j v_j +
+    v'_j) - (\sum_j p_j s'_j) (\sum_j p_j v_j)$, in memory that grows with L + S.
 
     Args:
         query: (..., Hq, L, E). All other arguments and errors are as in `scaled_dot_product_attention`.
@@ -118,10 +117,9 @@ def scaled_dot_product_attention_laplacian(
     r"""Compute attention, its derivatives along directions, and its Laplacian: the sum of second derivatives.
 
     Along direction n of N, the inputs $x$ move as $x + t \, x'_n$. The Laplacian of the output is
-    $\sum_n \partial_t^2 O(x + t \, x'_n)$ at $t = 0$. If the inputs are functions of coordinates, as in a
-    network for a wavefunction, their derivatives by each coordinate are the tangents, and their own
-    `laplacians` add the derivative of the output along them: this is the forward Laplacian. Memory grows with L
-    + S.
+    $\sum_n \partial_t^2 O(x + t \, x'_n)$ at $t = 0$, and the derivative of the output along the `laplacians`
+    of the inputs, if these are functions of coordinates: this is the forward Laplacian. Memory grows with L +
+    S.
 
     Args:
         query: (..., Hq, L, E). All other arguments and errors are as in `scaled_dot_product_attention_jvp`.

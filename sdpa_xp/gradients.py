@@ -56,19 +56,17 @@ def scaled_dot_product_attention_vjp(
         implementation: `"xp"` or None.
 
     Returns:
-        The output, (..., Hq, L, Ev), and the function `pullback`. Call `pullback(cotangent)`, where `cotangent`
-            is the gradient of your loss with respect to the output, with the output's shape, dtype, library and
-            device. It returns the gradients of the loss by name: "query", "key", "value", and each of
-            "attn_mask", "bias", "scale" and "sinks" that is a floating array. The arrays of a bias are named as
-            in messages: "bias.array", "bias.slopes" of ALiBi, "bias.table" of relative positions. Each gradient
-            has the shape and dtype of its array. You can call `pullback` several times. It reads the inputs and
-            the output again, so do not write to them before its last call.
+        The output, (..., Hq, L, Ev), and the function `pullback`. `pullback(cotangent)`, with the gradient of
+            your loss with respect to the output, an array like it, returns the gradients by name: "query",
+            "key", "value", each of "attn_mask", "bias", "scale" and "sinks" that is a floating array, and the
+            arrays of a bias: "bias.array", "bias.slopes" of ALiBi, "bias.table" of relative positions. Each has
+            the shape and dtype of its array. You can call `pullback` several times. It reads the inputs and the
+            output again, so do not write to them before its last call.
 
     Numerics:
         Gradients are summed in the accumulation dtype and rounded once. A row whose keys are all masked has
         gradient 0. A masked pair adds nothing, even if its query, key, value or cotangent is NaN or inf; inside
-        a jit, only if no query attends to its key. All pairs are one tile there, so the compiler decides how
-        much memory is needed. Dask arrays are computed chunk by chunk.
+        a jit, only if no query attends to its key. There, the compiler decides about memory.
 
     Examples:
         >>> import numpy as np
@@ -137,17 +135,14 @@ class Pullback(Generic[A]):
     ) -> tuple[dict[str, A], dict[str, A]]:
         r"""Return the gradients, and their derivatives along a direction: a Hessian-vector product.
 
-        If the inputs move by a small number times `tangents`, and the cotangent by this number times
-        `cotangent_tangent`, each gradient moves by the number times its derivative. For a fixed cotangent c,
-        the derivatives are the Hessian of $\langle c, O \rangle$ times the tangents, as in double backward.
-        Memory grows with L + S.
+        For a fixed cotangent c, the derivatives are the Hessian of $\langle c, O \rangle$ times the tangents,
+        as in double backward. Memory grows with L + S.
 
         Args:
             cotangent: The gradient of a loss with respect to the output, with the output's shape.
             tangents: The direction, as for `scaled_dot_product_attention_jvp`.
-            cotangent_tangent: How the cotangent moves, with its shape; None if it does not. For the Hessian of
-                a loss that is not linear in the output, it is the Hessian of the loss times the tangent of the
-                output.
+            cotangent_tangent: How the cotangent moves, with its shape, or None: of a loss that is not linear in
+                the output, the Hessian of the loss times the tangent of the output.
 
         Returns:
             The gradients and their derivatives, both by name, as the pullback returns gradients.

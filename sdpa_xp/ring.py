@@ -54,13 +54,10 @@ def ring_attention(
 ) -> A:
     r"""Compute `scaled_dot_product_attention` of sequences that are divided among the devices of a JAX mesh.
 
-    Each of the n devices along `axis_name` holds L / n queries and S / n keys and values, in the order of the
-    sequence. Keys and values travel around the ring of devices, and each device merges the attention states of
-    its queries. No device ever holds more than two parts of the keys. Call the function inside of `jax.jit`.
-
-    Steps in which no device may attend are skipped: with a sliding window, keys travel only as far as it
-    reaches. For a causal mask, pieces of the sequence are moved in zig-zag order, and back, so that all devices
-    have the same work, if L and S are multiples of 2 n.
+    Each of the n devices along `axis_name` holds L / n queries and S / n keys, in their order. Keys and values
+    travel around the ring of devices, so that no device holds more than two parts of them; steps in which no
+    device may attend are skipped. With a causal mask, devices exchange pieces in zig-zag order to have the same
+    work, if L and S are multiples of 2 n. Call the function inside of `jax.jit`.
 
     Args:
         query: (..., Hq, L, E), a JAX array, divided along L among the devices along `axis_name`; other arrays
@@ -85,8 +82,7 @@ def ring_attention(
         ValueError: `mesh` does not have the axis, or L or S is not a multiple of its length.
 
     Numerics:
-        For gradients (jax.grad), keys and values go around the ring a second time and scores are computed
-        again, so that no device keeps the keys of others. Forward mode (jax.jvp) is not available.
+        For jax.grad, keys and values go around the ring again. There is no forward mode (jax.jvp).
 
     Examples:
         >>> import jax

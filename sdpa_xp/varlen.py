@@ -48,10 +48,9 @@ def varlen_attention(
 ) -> A:
     """Compute attention of N sequences that are packed into one array; each attends only to itself.
 
-    The queries of sequence n are rows cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1 of `query`. `cu_seqlens_k`
-    gives its keys and values in the same way. A NaN in one sequence has no effect on the others. Nothing is
-    padded, but on a GPU sequences of unlike lengths, if that costs less than the launches of another call;
-    memory stays linear in T + U.
+    The queries of sequence n are rows cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1 of `query`; `cu_seqlens_k`
+    gives its keys and values. A NaN in one sequence has no effect on the others. On a GPU, sequences of unlike
+    lengths are padded and computed together if that costs less; memory stays linear in T + U.
 
     Shapes:
         `T` queries and `U` keys of all sequences together, `N` sequences, `E` width of a query or key, `Ev`
@@ -66,10 +65,9 @@ def varlen_attention(
             list or an integer array of any library, static inside a jit. Sequences of 2 and 3 queries have
             [0, 2, 5].
         cu_seqlens_k: The cumulative numbers of keys, from 0 to U.
-        attn_mask: A mask, which applies within each sequence: i and j count from the first query and key of the
-            sequence, and "lower_right" aligns its last query and key. The sequences are the batch, so lengths
-            and other arrays in a mask have 1 or N batch entries. An array must broadcast to (N, Hq, 1, 1),
-            because sequences may have different L and S.
+        attn_mask: A mask, which applies within each sequence: i and j count from its first query and key, and
+            "lower_right" aligns its last ones. Lengths and other arrays in a mask have 1 or N batch entries. An
+            array must broadcast to (N, Hq, 1, 1).
         bias: A bias or an array, likewise.
         is_causal: Query i of a sequence attends to its key j only if j <= i. flash-attention aligns the last
             query and key instead: use `attn_mask=masks.causal("lower_right")`.

@@ -57,15 +57,13 @@ def jit(
     """Return a function that computes `layer` in onnxruntime, on arrays of the caller's library.
 
     The first call with a signature writes the graph of the layer, as `to_onnx` does, and opens a session, which
-    later calls run. A signature consists of the dtypes and the axes of the arrays, the lengths that are equal
-    to each other, the fixed lengths, and all arguments that are not arrays. A length stays open if the layer
-    allows it; one that it uses as a Python number, a length of 1 in the first call, and the heads and the width
-    of attention are fixed.
+    later calls run. A signature has the dtypes and axes of the arrays, which lengths are equal or fixed, and
+    all arguments that are not arrays. A length stays open if the layer allows it; one that it uses as a Python
+    number, a length of 1 in the first call, and the heads and the width of attention are fixed.
 
-    The graph contains the weights as they are at the first call. If the layer later holds other arrays or
-    numbers, in an attribute, a closure, a global or a container, the next call writes the graphs again. A
-    number that is written into a NumPy array of the layer is not noticed: call `jit` again. torch counts such
-    writes, so they are noticed.
+    The graph contains the weights. If the layer later holds other arrays or numbers, in an attribute, a
+    closure, a global or a container, the next call writes the graphs again. Writes into a torch tensor of the
+    layer are noticed, those into a NumPy array are not: call `jit` again.
 
     Args:
         layer: A function, a method or a layer in array-API code, as for `to_onnx`. It returns an array, a

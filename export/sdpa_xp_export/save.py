@@ -51,10 +51,9 @@ def save(
 ) -> Path:
     """Write `model` to `path`, completely or not at all.
 
-    A model of up to 2 GiB, the limit of protobuf, is one file. The initializers of a larger model are written
-    to a second file in the same folder, `<name>.<32 hex digits>.data`. If a save is interrupted, the old model
-    and its data are unchanged, and the next save there removes what is left. When a model is replaced, its old
-    data file is removed, and the new files get its permissions.
+    A model of up to 2 GiB, the limit of protobuf, is one file. The initializers of a larger model are in a
+    second file beside it, `<name>.<32 hex digits>.data`. If a save is interrupted, the old model and its data
+    are unchanged, and the next save there removes what is left. New files get the permissions of the old ones.
 
     Args:
         model: The result of `export_attention` or `to_onnx`; it is not changed.

@@ -47,13 +47,12 @@ def to_onnx(
     The layer is called once, with a value of the graph instead of each spec, and each operation on a value
     becomes a node. An array of any library becomes an initializer, with the numbers that it contains at that
     moment. Calls of sdpa_xp's attention functions are written as by `export_attention`. A `KVCache` of values
-    supports `append` (not in place), `attend` and `attend_state`, also with a `rotary`. Return its `key` and
-    `value` for the next step. A past may have no tokens.
+    supports `append` (not in place), `attend` and `attend_state`; return its `key` and `value` for the next
+    step.
 
-    Dtypes follow the array API standard 2025.12. A Python scalar gets the dtype of the array that it is
-    combined with, two scalars get the default dtypes (int64, float32), and integers stay exact. Two kinds of
-    dtypes, such as int64 and float32, raise an error: convert one of them with `astype`. If onnxruntime's CPU
-    provider has no kernel for a dtype, the graph computes in a wider dtype and converts the result back.
+    Dtypes follow the array API standard 2025.12: two kinds of them, such as int64 and float32, raise an error.
+    If onnxruntime's CPU provider has no kernel for a dtype, the graph computes in a wider one and converts the
+    result.
 
     A name in a spec is an entry of `x.shape`. You can use it in a shape, an index or a slice, compute with it
     (`L // 2`, `x / L**0.5`), and pass it to `arange` and `asarray`. Python cannot use it as a number: `int()`,

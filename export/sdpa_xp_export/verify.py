@@ -63,19 +63,17 @@ def verify(
 ) -> Report:
     """Run `model` in onnxruntime or another engine, and compare its outputs with the float64 reference.
 
-    The inputs are random. Lengths and batches are 1 to 9; the lengths on both sides of each number in a mask or
-    a bias and of each block of the graph; and longer ones of up to 2,053 tokens, if a run has at most 38
-    million scores. Some runs have large scores, extreme integers, rows without keys, or NaN. In a long run,
-    only a sample of the rows is compared. The guide to verifying a deployment has the whole list.
+    The inputs are random; some runs have large scores, extreme integers, rows without keys, or NaN. Lengths are
+    1 to 9, those on both sides of each number in the call, and longer ones: the guide to verifying a deployment
+    has the whole list.
 
     Args:
         model: The result of `export_attention`, or the path of its file, which may have external data.
         call: The arguments of `export_attention` that you expect the model to compute, by name. By default they
-            are read from the model's metadata, which may describe a different call.
+            are read from the model's metadata.
         provider: "cpu", "cuda", "wasm", "webgpu", or the full name of a provider. By default, the CPU,
-            and also CUDA, with `use_tf32=0`, if it starts on this machine. "wasm" runs onnxruntime-web, a
-            package of npm, in Node.js. "webgpu" runs onnxruntime's plugin `onnxruntime-ep-webgpu` on a GPU, or
-            on a software adapter, which the report then says.
+            and also CUDA, with `use_tf32=0`, if it starts on this machine. "wasm" runs onnxruntime-web in
+            Node.js, "webgpu" the plugin `onnxruntime-ep-webgpu` on a GPU or a software adapter.
         engine: What runs the model: "onnxruntime", "openvino" (in float32; the report says which precision is
             its default on this CPU), or "reference", ONNX's own evaluator in NumPy, which computes what the
             standard says and is slow.
@@ -84,18 +82,16 @@ def verify(
         attn_mask: The mask that the model was exported with. Pass it if it contains a `from_function` or
             a class of your own, which cannot be written to the metadata.
         bias: The bias that the model was exported with, likewise.
-        thorough: If True, `verify` takes minutes: it tries every length up to 17, five lengths around each
-            number, large scores at all of them, longer runs, and more rows of each run.
-        watch: A function to show the progress. It is called after each run with the number of runs so far, the
-            number of all runs, and the lengths and the provider of the run.
+        thorough: If True, try many more lengths, scores and rows, which takes minutes.
+        watch: A function to show the progress, called after each run with the numbers of runs so far and of all
+            runs, and the lengths and the provider of the run.
         timeout: The most seconds for all runs together, beside the start of Python and the engine. The model
             runs in a process of its own, which ends when it meets a limit, or with Ctrl-C. The reference is
             computed in yours, which may end some seconds late.
-        memory: The most bytes that the model may take there, not on a GPU. By default, 8 GiB and four times the
-            model, and more if a run has more than 117 million scores. If you pass it, the inputs and the
-            reference in your process stay below it too, unless it is less than 100 MB or the lengths of the
-            call are fixed; a call is refused if its smallest run has more than memory / 4 numbers. Otherwise a
-            file may make your process take some GB.
+        memory: The most bytes that the model may take there, not on a GPU: by default 8 GiB and four times the
+            model, and more if a run has more than 117 million scores. If you pass it, inputs and reference in
+            your process stay below it too, unless it is less than 100 MB or the lengths of the call are fixed,
+            and a call is refused if its smallest run has more than memory / 4 numbers.
 
     Returns:
         A report, with the error and the bound of each output of each run, the provider that each node ran on,

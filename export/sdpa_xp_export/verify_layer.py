@@ -61,14 +61,9 @@ def verify_layer(
     """Run the model that `to_onnx` made of `layer`, and compare its outputs with `layer` in float64.
 
     The layer is called with NumPy arrays: in float64 for the reference, and in the dtypes of the model's inputs
-    for the bound, which is twice the error of that call, or of several if few runs are beyond it. The named
-    lengths are 1 to 9, 33, 130 for all together, random ones, and those on both sides of each number in the
-    masks and biases of its attention; 0 if only inputs with "past" in their name have them. In some runs a
-    quarter of the tokens is multiplied by a large number, so that a mask that adds -1e4 instead of -inf gives
-    wrong results. The guide to verifying a deployment has the whole list.
-
-    The layer must accept the lengths of the first three runs, which are at most 9. The report lists other
-    lengths for which the layer or `draw` raised an error.
+    for the bound, which is twice the error of that call. Inputs and lengths are chosen as in `verify`: the
+    guide to verifying a deployment has the whole list. The layer must accept the lengths of the first three
+    runs, which are at most 9; the report lists others for which the layer or `draw` raised an error.
 
     Args:
         model: The result of `to_onnx`, or the path of its file, which may have external data.
@@ -84,8 +79,7 @@ def verify_layer(
         provider: As for `verify`.
         engine: As for `verify`.
         seed: As for `verify`.
-        thorough: If True, try each length up to 17, five lengths around each number, and up to 1,030 with
-            each other name.
+        thorough: As for `verify`.
         timeout: The most seconds that the engine may take to load and to run the model, all runs together. The
             calls of the layer have no limit.
         memory: As for `verify`. The calls of the layer have no limit.
@@ -94,7 +88,7 @@ def verify_layer(
             an argument of `verify_layer`, use `functools.partial`.
 
     Returns:
-        A report, as of `verify`. It also lists lengths for which the layer raised an error, with the error.
+        A report, as of `verify`.
 
     Raises:
         TypeError: `model` has a wrong type, or the inputs and keywords do not fit the layer.

@@ -37,8 +37,8 @@ A = TypeVar("A", bound=AnyArray)
 class KVCache(CacheAttention[A]):
     """The keys and values of the tokens so far, for decoding one token after the other.
 
-    A cache does not change: `append` returns one with more tokens. `attend` computes the attention of the last
-    tokens over all tokens in the cache. A loop of single steps gives the same result as one causal call.
+    A cache does not change: `append` returns one with more tokens. A loop of single steps gives the same result
+    as one causal call.
 
     Shapes:
         `S` tokens in the cache, `n` new ones, `L` queries, `Hq` query heads, `H` key heads, `E` and `Ev`
@@ -60,11 +60,9 @@ class KVCache(CacheAttention[A]):
             array (..., S), such as the `positions` of another cache.
 
     Positions:
-        A token keeps its position when other tokens are dropped. `rotary`, and masks and biases with a formula
-        of i and j, count positions: `sliding_window`, `chunked`, `dilated`, `prefix`, `causal`,
-        `from_function`, `alibi`, `relative`. What holds a number for each token counts tokens as they lie in
-        the cache: arrays, `from_array`, `document` and `padding`. `is_causal` lets a query attend to the tokens
-        before it in the cache, and to itself.
+        A token keeps its position when others are dropped. `rotary`, and masks and biases with a formula of i
+        and j, count positions. What holds a number for each token (arrays, `from_array`, `document`,
+        `padding`), and `is_causal`, count tokens as they lie in the cache.
 
     Raises:
         TypeError: The arrays have several libraries or dtypes, or are not writeable although there is a
@@ -152,10 +150,9 @@ class KVCache(CacheAttention[A]):
             value: (..., H, n, Ev).
             positions: The positions of the tokens, if they do not follow the last token, as in a draft that
                 branches: the position of the first, or n integers, or an integer array (..., n).
-            in_place: Write into the memory that `capacity` reserved, instead of copying the cache. This cache
-                does not change, but you cannot append to it in place a second time, and torch can no longer
-                differentiate attention that was computed from it. If False, the new cache is a copy without
-                reserved memory.
+            in_place: Write into the memory that `capacity` reserved. This cache does not change, but you cannot
+                append to it in place again, and torch can no longer differentiate attention that was computed
+                from it. If False, the new cache is a copy without reserved memory.
 
         Returns:
             The new cache. With `in_place`, it shares its arrays with this one.
@@ -194,8 +191,8 @@ class KVCache(CacheAttention[A]):
     def drop_last(self, count: int) -> KVCache[A]:
         """Return a cache without its last `count` tokens, such as a draft that was rejected.
 
-        Nothing is copied. If you append to the new cache in place, the dropped tokens are overwritten, also in
-        arrays that you read from this cache before; caches that have these tokens raise an error when used.
+        Nothing is copied. Appending in place overwrites the dropped tokens, also in arrays that you read
+        before; caches that have these tokens raise an error when used.
 
         Args:
             count: From 0 to S.

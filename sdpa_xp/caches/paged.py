@@ -31,11 +31,10 @@ class PagedKVCache(PagedAttention[A]):
     free blocks: to give a sequence its next block, create a new cache over the same pool. `append` and `attend`
     take the same number of tokens for each sequence, or packed tokens (`cu_seqlens_k` and `cu_seqlens_q`).
 
-    `attend` copies some blocks at a time. On a GPU, sequences of unlike lengths are computed together, as in
-    `varlen_attention`. In NumPy, and in torch on the CPU without autograd, large decoding
+    `attend` copies some blocks at a time. In NumPy, and in torch on the CPU without autograd, large decoding
     calls without a mask, a bias or dropout, whose queries attend to all tokens, read the blocks without copies,
-    if no sequence is empty, blocks hold at least 8 tokens, are not shared, contain only finite numbers, also in
-    unused places, and fill at least half of the pool between the first and the last of them.
+    if these are not shared, hold at least 8 tokens and only finite numbers, and fill half of their part of the
+    pool.
 
     Shapes:
         `P` blocks in the pool, `size` tokens in a block, `N` sequences, `n` new tokens, `L` queries, `Hq` query

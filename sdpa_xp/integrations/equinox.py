@@ -10,10 +10,10 @@ M = TypeVar("M")
 
 
 def replace_attention(model: M) -> M:
-    r"""Return the model with attention computed by sdpa_xp in each of its `equinox.nn.MultiheadAttention`.
+    """Return the model with attention computed by sdpa_xp in each of its `equinox.nn.MultiheadAttention`.
 
-    A model is any pytree, also a single layer. Parameters and other layers do not change, and the new layers
-    are instances of `equinox.nn.MultiheadAttention` too:
+    Parameters and other layers do not change, and the new layers are instances of
+    `equinox.nn.MultiheadAttention` too:
 
         model = replace_attention(model)
 
@@ -21,7 +21,7 @@ def replace_attention(model: M) -> M:
     an array of any dtype, of shape (L, S) or (H, L, S), in which 0 masks, or a mask of `sdpa_xp.masks`.
 
     Args:
-        model: A model, or a layer. It is not changed.
+        model: Any pytree, also a single layer. It is not changed.
 
     Returns:
         A copy that shares all arrays with `model`.

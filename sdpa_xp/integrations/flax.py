@@ -32,7 +32,7 @@ def nnx_attention(
     promote_dtype: Any = None,
     is_causal: bool = False,
 ) -> Any:
-    r"""Compute what `flax.nnx.dot_product_attention` computes, with memory linear in the length.
+    """Compute what `flax.nnx.dot_product_attention` computes, with memory linear in the length.
 
     Pass it to a layer, whose parameters do not change:
 
@@ -41,33 +41,17 @@ def nnx_attention(
     Flax computes the call itself if dropout is active, if the weights are sown (`module`), if `precision` is
     given, or if the shapes do not fit.
 
-    Shapes:
-        `...` batch, `L` queries, `S` keys, `Hq` and `H` heads, `E` and `Ev` widths.
-
     Args:
-        query: (..., L, Hq, E).
+        query: (..., L, Hq, E). All other arguments and errors are as in Flax.
         key: (..., S, H, E).
         value: (..., S, H, Ev).
         bias: Broadcasts to (..., Hq, L, S) and is added to the scores; or a bias of `sdpa_xp.biases`.
         mask: An array of any dtype that broadcasts to (..., Hq, L, S): 0 masks, and any other number lets a
             query attend. Or a mask of `sdpa_xp.masks`.
-        broadcast_dropout: As in Flax.
-        dropout_rng: As in Flax.
-        dropout_rate: As in Flax.
-        deterministic: As in Flax.
-        dtype: As in Flax.
-        precision: As in Flax.
-        module: As in Flax.
-        promote_dtype: As in Flax.
-        is_causal: As in Flax: query i attends to key j only if j <= i.
 
     Returns:
         (..., L, Hq, Ev), in the dtype to which Flax promotes. If a mask that is an array leaves a query without
             keys, its row is the mean of the values, as in Flax.
-
-    Raises:
-        TypeError: As Flax, or as `scaled_dot_product_attention`.
-        ValueError: As Flax, or as `scaled_dot_product_attention`.
 
     Numerics:
         As for `scaled_dot_product_attention`. In half precision, scores and sums are computed in float32.
@@ -112,45 +96,22 @@ def linen_attention(
     qk_attn_weights_einsum: Any = None,
     attn_weights_value_einsum: Any = None,
 ) -> Any:
-    r"""Compute what `flax.linen.dot_product_attention` computes, with memory linear in the length.
-
-    Pass it to a layer, whose parameters do not change:
+    """Compute what `flax.linen.dot_product_attention` computes, as `nnx_attention` does.
 
         linen.MultiHeadDotProductAttention(..., attention_fn=linen_attention)
 
-    Flax computes the call itself if dropout is active, if the weights are sown (`module`), if `precision` or an
-    einsum of your own is given, or if the shapes do not fit.
-
-    Shapes:
-        `...` batch, `L` queries, `S` keys, `H` heads, `E` and `Ev` widths.
+    Flax also computes the call itself if an einsum of your own is given.
 
     Args:
-        query: (..., L, H, E).
+        query: (..., L, H, E). All other arguments and errors are as in Flax.
         key: (..., S, H, E).
         value: (..., S, H, Ev).
         bias: As in `nnx_attention`.
         mask: As in `nnx_attention`.
-        broadcast_dropout: As in Flax.
-        dropout_rng: As in Flax.
-        dropout_rate: As in Flax.
-        deterministic: As in Flax.
-        dtype: As in Flax.
-        precision: As in Flax.
-        module: As in Flax.
         force_fp32_for_softmax: As in Flax: the result has at least the precision of float32.
-        einsum_dot_general: As in Flax.
-        qk_attn_weights_einsum: As in Flax.
-        attn_weights_value_einsum: As in Flax.
 
     Returns:
         (..., L, H, Ev), as in `nnx_attention`.
-
-    Raises:
-        TypeError: As Flax, or as `scaled_dot_product_attention`.
-        ValueError: As Flax, or as `scaled_dot_product_attention`.
-
-    Numerics:
-        As for `nnx_attention`.
 
     References:
         Flax, `flax.linen.MultiHeadDotProductAttention`, https://flax-linen.readthedocs.io.

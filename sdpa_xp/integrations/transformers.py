@@ -11,23 +11,21 @@ __all__ = ["register", "uses_sdpa_xp"]
 
 
 def register() -> str:
-    r"""Register sdpa_xp as an attention implementation of transformers, and return its name.
+    """Register sdpa_xp as an attention implementation of transformers, and return its name.
 
-    Pass the name as `attn_implementation`. Every model of transformers that lets you choose its attention can
-    then run on `scaled_dot_product_attention`:
+    Every model of transformers that lets you choose its attention can then run on
+    `scaled_dot_product_attention`:
 
         model = AutoModel.from_pretrained(..., attn_implementation=register())
 
     Causal masks, sliding windows, chunks, packed sequences and padding become masks of `sdpa_xp.masks`, so no
-    L x S array is built for them.
+    L x S array is built for them. From then on, transformers tells you about models with attention code of
+    their own: there is a warning if such a model is created with this name, or an error if its code does not
+    allow other names.
 
     Shapes:
-        `B` batch, `L` queries, `S` keys, `Hq` query heads. A mask that you pass to the model yourself is
-        (B, L), with 1 or True for real tokens, or (B, 1 or Hq, L, S): boolean with True = may attend, or
-        floating and added to the scores.
-
-    From then on, transformers tells you about models with attention code of their own: there is
-    a warning if such a model is created with this name, or an error if its code does not allow other names.
+        A mask that you pass to the model yourself is (B, L), with 1 or True for real tokens, or (B, 1 or Hq, L,
+        S): boolean with True = may attend, or floating and added to the scores.
 
     Returns:
         `"xp_attention"`. Calling `register` again changes nothing.
@@ -64,16 +62,15 @@ def register() -> str:
 
 
 def uses_sdpa_xp(model: Any) -> bool:
-    """Return whether a model of transformers computes attention with sdpa_xp.
+    """Return whether at least one layer of a model of transformers computes attention with sdpa_xp.
 
-    `model.config` may have the name although the code of the model never asks for it. This function looks at
-    the code of each layer.
+    This function looks at the code of each layer: `model.config` may have the name although it is never used.
 
     Args:
         model: A model of transformers, or a torch module that contains one.
 
     Returns:
-        True if at least one layer calls sdpa_xp.
+        A bool.
 
     Raises:
         TypeError: `model` is not a torch module.

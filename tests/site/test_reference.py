@@ -17,7 +17,7 @@ CALLABLES = dict(callables())
 REST = re.compile(r":(?:[a-z]+:)?[a-z]+:`|^\s*\.\. [a-z-]+::", re.MULTILINE)
 """A role or a directive of reStructuredText, of which Markdown makes nothing."""
 
-ELSEWHERE = re.compile(r"All arguments are as in a call of the layer\.|`\w+` returns it")
+ELSEWHERE = re.compile(r"rguments (?:and errors )?are as in (?:a call of the layer|Flax)\.|`\w+` returns it")
 """A call of the layer explains the arguments, or a function makes the object."""
 
 
