@@ -79,10 +79,11 @@ def page() -> str:
     notes = Notes("form-note")
     header = ["", *(f"`{runtime}`" for runtime in RUNTIMES)]
     calls = [features(size) for size in SIZES]
-    rows = [
-        [name, *(cell(notes, [by_name[name] for by_name in calls], runtime) for runtime in RUNTIMES)]
-        for name in calls[0]
-    ]
+    names: dict[tuple[str, ...], list[str]] = {}  # by the cells of a row
+    for name in calls[0]:
+        cells = (cell(notes, [by_name[name] for by_name in calls], runtime) for runtime in RUNTIMES)
+        names.setdefault(tuple(cells), []).append(name)
+    rows = [["; ".join(features), *cells] for cells, features in names.items()]
     return f"{table(header, rows)}\n\n{notes.html()}"
 
 

@@ -18,13 +18,13 @@ WORDS = {
     "how-to/deploy/#keep-the-cache-on-the-device": "iobinding io_binding ortvalue kv cache gpu device",
     "how-to/deploy/#on-a-cpu": "sessionoptions  cpu",
     "how-to/verify/#read-the-report": "read report huge",
-    "explanation/testing/#libraries": "array-api-strict strict",
-    "explanation/testing/#mutation-testing": "mutation testing mutants",
-    "explanation/testing/#what-was-not-run": "gpu cuda cupy rocm amd untested limits limitations",
+    "project/#tested-libraries": "array-api-strict strict",
+    "project/#mutation-testing": "mutation testing mutants",
+    "project/#what-was-not-run": "gpu cuda cupy rocm amd untested limits limitations",
     "explanation/runtimes/#five-ways-to-write-a-call": (
         "ai.onnx operators forms groupqueryattention multiheadattention"
     ),
-    "explanation/testing/": (
+    "project/#how-it-is-tested": (
         "float64 reference mutation mutants float64 float64 reference reference trust tested mypy py.typed "
         "hypothesis property invariants"
     ),
@@ -62,12 +62,12 @@ WORDS = {
         "intra_op_num_threads latency threads concurrent throughput p95 intra_op op"
     ),
     "how-to/export/": "export onnx",
-    "how-to/files/#run-other-tools-on-the-file": "simplify quantize_dynamic extract_model merge_models prefix",
+    "how-to/export/#run-other-tools-on-the-file": "simplify quantize_dynamic extract_model merge_models prefix",
     "how-to/deploy/#other-providers-and-languages": (
         "tensorrt directml coreml openvino c++ cpp c# java rust language languages other provider providers "
         "trtexec rocm amd csharp"
     ),
-    "how-to/files/#bfloat16": "onnx bf16",
+    "how-to/export/#bfloat16": "onnx bf16",
     "how-to/deploy/#choose-the-runtime-not-the-form": (
         "groupqueryattention choose chosen opset form runtime onnxruntime version older"
     ),
@@ -76,14 +76,14 @@ WORDS = {
     "how-to/export-a-layer/#export-a-whole-layer": (
         "export layer custom function weights onnx load own pretrained state_dict checkpoint safetensors"
     ),
-    "how-to/files/#files-over-2-gib": "2gb 2gib protobuf larger external data exceeds maximum",
+    "how-to/export/#files-over-2-gib": "2gb 2gib protobuf larger external data exceeds maximum",
     "how-to/export-a-layer/#export-a-whole-block-norm-attention-mlp": "transformerencoderlayer block norm mlp",
-    "how-to/files/#float16": "export float16 half fp16 onnx",
+    "how-to/export/#float16": "export float16 half fp16 onnx",
     "how-to/export/#leave-lengths-open": "dynamic open batch size 0 length zero empty input",
     "how-to/export/#prompts-of-different-lengths": (
         "prompt prompts ragged padded batch cache different lengths past_lengths"
     ),
-    "how-to/files/#put-the-graph-into-a-larger-model": (
+    "how-to/export/#put-the-graph-into-a-larger-model": (
         "merge compose combine subgraph larger existing existing insert models"
     ),
     "how-to/export/#save-it-and-run-it-in-python": "save model inferencesession session",
@@ -102,10 +102,10 @@ WORDS = {
     "how-to/long-sequences/": "long out oom memory complexity quadratic",
     "how-to/long-sequences/#drop-tokens-and-take-them-back": "beam search speculative decoding drafts rejected",
     "how-to/long-sequences/#long-sequences-in-a-graph": "graph exported onnx long memory sequence",
-    "how-to/many-machines/": "distributed cluster machines parallel",
+    "how-to/long-sequences/#many-machines": "distributed cluster machines parallel",
     "how-to/install/": (
-        "install installation setup pip quickstart python dependencies optional extras download github pypi "
-        "big package venv virtual environment"
+        "install installation setup pip quickstart python python version dependencies optional extras download "
+        "github pypi big package venv virtual environment"
     ),
     "how-to/masks/": "mask mask",
     "how-to/masks/#an-array": "np.tril tril boolean nothing floating",
@@ -191,8 +191,7 @@ WORDS = {
     "reference/layers/#sdpa_xp.positional.Rotary": "rope rotary",
     "reference/support/": "support matrix supported libraries support",
     "reference/support/#the-forms": "opset opsets each form",
-    "tutorials/": "started beginner tutorial notebook notebooks colab",
-    "tutorials/#examples": (
+    "how-to/install/#examples": (
         "example layernorm norm block block block transformer transformer rnn lstm cnn convolution"
     ),
     "tutorials/decoder-with-a-cache/": "decoding",
@@ -200,7 +199,10 @@ WORDS = {
     "tutorials/decoder-with-a-cache/#generate": (
         "generate generation text sampling sample greedy temperature top-k top"
     ),
-    "tutorials/first-attention-map/": "attention map heatmap visualize visualise self cross attend attends",
+    "tutorials/first-attention-map/": (
+        "started beginner tutorial notebook notebooks colab attention map heatmap visualize visualise self "
+        "cross attend attends"
+    ),
     "tutorials/first-attention-map/#three-words": "row color colour mean weights sum sum",
     "tutorials/formula-to-layer/#heads": "embed_dim num_heads dim head heads",
     "tutorials/first-attention-map/#what-attention-changes": "same word different meaning",

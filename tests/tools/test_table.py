@@ -1,4 +1,4 @@
-"""The table of docs/how-to/files.md: what a tool breaks, and that the way around is right.
+"""The table of docs/how-to/export.md: what a tool breaks, and that the way around is right.
 
 A test that no longer raises says that a tool was mended: then its row goes.
 """

@@ -20,7 +20,7 @@ UPSTREAM = {
     ("float16 of onnxruntime", "tiled, two outputs"),
     ("float16 of onnxruntime", "arrays, tiled"),
 }
-"""What a tool makes invalid: a row of the table in docs/how-to/files.md, and a test in test_table.py."""
+"""What a tool makes invalid: a row of the table in docs/how-to/export.md, and a test in test_table.py."""
 CASES = [
     pytest.param(tool, name, marks=[pytest.mark.needs(NEEDS[tool])] if tool in NEEDS else [])
     for tool in TOOLS
