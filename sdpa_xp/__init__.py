@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from sdpa_xp.gradients import scaled_dot_product_attention_vjp
     from sdpa_xp.ring import ring_attention
     from sdpa_xp.states import AttentionState, merge_states
+    from sdpa_xp.statistics import AttentionStatistics, attention_statistics
     from sdpa_xp.varlen import varlen_attention, varlen_attention_state
     from sdpa_xp.weights import attention_scores, attention_weights
 
@@ -32,12 +33,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AttentionState",
+    "AttentionStatistics",
     "Explanation",
     "KVCache",
     "PagedKVCache",
     "__version__",
     "attention_scores",
     "attention_state",
+    "attention_statistics",
     "attention_weights",
     "biases",
     "dot_product_attention",
@@ -56,11 +59,13 @@ __all__ = [
 
 _MODULES = {
     "AttentionState": "states",
+    "AttentionStatistics": "statistics",
     "Explanation": "explanation",
     "KVCache": "caches.kv",
     "PagedKVCache": "caches.paged",
     "attention_scores": "weights",
     "attention_state": "attention",
+    "attention_statistics": "statistics",
     "attention_weights": "weights",
     "biases": "biases",
     "dot_product_attention": "dot_product",

@@ -18,6 +18,7 @@ from sdpa_xp.masks.custom import MaskFunction
 from sdpa_xp.positional.positions import PositionsLike
 from sdpa_xp.positional.rotation import Rotation
 from sdpa_xp.states import KeyRanges
+from sdpa_xp.statistics import StatisticName
 
 __all__ = [
     "Array",
@@ -32,6 +33,7 @@ __all__ = [
     "Rng",
     "Rotation",
     "ScoreFunction",
+    "StatisticName",
     "TokenPositionsLike",
 ]
 

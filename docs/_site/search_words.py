@@ -152,6 +152,7 @@ WORDS = {
     "reference/attention/#sdpa_xp.attention_scores": "scores",
     "reference/attention/#sdpa_xp.attention_state": "lse logsumexp log sum exp",
     "reference/attention/#sdpa_xp.attention_weights": "weights",
+    "reference/attention/#sdpa_xp.attention_statistics": "statistics entropy topk key_sums row_max max_logit",
     "reference/attention/#sdpa_xp.ring_attention": "ring",
     "reference/attention/#sdpa_xp.explain": "explain reason",
     "reference/attention/#sdpa_xp.merge_states": "merge states",

@@ -42,6 +42,8 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (attention_state, CALL),
     (sdpa_xp.attention_weights, {"query": Q, "key": K}),
     (sdpa_xp.attention_scores, {"query": Q, "key": K}),
+    (sdpa_xp.attention_statistics, {"query": Q, "key": K, "of": "top_keys", "top_k": 1}),
+    (sdpa_xp.attention_statistics, {"query": Q, "key": K, "of": "block_sums", "block_size": 2}),
     (sdpa_xp.explain, CALL),
     (sdpa_xp.varlen_attention, PACKED),
     (sdpa_xp.varlen_attention_state, PACKED),
@@ -102,7 +104,16 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
 ]
 
 
-WITHOUT = ("AttentionState", "Explanation", "Mask", "Bias", "Rotation", "Scaling", "Layer")
+WITHOUT = (
+    "AttentionState",
+    "AttentionStatistics",
+    "Explanation",
+    "Mask",
+    "Bias",
+    "Rotation",
+    "Scaling",
+    "Layer",
+)
 """What is returned, or what one's own is derived from."""
 
 

@@ -98,6 +98,10 @@ def as_scaling(scaling: Any, x: Any) -> Any:
     return positional.Rotary(8, scaling=scaling).apply(x, positions=range(2, 7))
 
 
+def as_statistics(statistics: Any, x: Any) -> Any:
+    return statistics.entropy[..., None] * x
+
+
 def as_state(state: Any, x: Any) -> Any:
     return sdpa_xp.merge_states([state, sdpa_xp.attention_state(x, x, x)]).output
 
@@ -146,6 +150,7 @@ USED: dict[str, tuple[Any, Use]] = {
     "Llama3Scaling": (positional.Llama3Scaling(factor=8.0, original_length=64), as_scaling),
     "YaRNScaling": (ROTARY.scaling, as_scaling),
     "AttentionState": (sdpa_xp.attention_state(X, X, X), as_state),
+    "AttentionStatistics": (sdpa_xp.attention_statistics(X, X, of=("entropy",)), as_statistics),
 }
 by_name = pytest.mark.parametrize("name", USED)
 

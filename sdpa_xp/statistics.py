@@ -1,0 +1,239 @@
+"""Statistics of the attention weights, without an L x S array."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args
+
+from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.prepared_call import PreparedCall, prepare
+from sdpa_xp._checks.arrays import Layout
+from sdpa_xp._checks.keywords import Implementation, check_integer, explains_keywords
+from sdpa_xp._checks.messages import brief, nearest_hint, shown
+from sdpa_xp._core.statistics import Request, Results, statistics
+from sdpa_xp._libraries import overridden
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype
+from sdpa_xp._tiles.plan import plan_tiles
+from sdpa_xp.biases import Bias
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+from sdpa_xp.masks import Mask
+
+A = TypeVar("A", bound=AnyArray)
+FUNCTION = "attention_statistics"
+StatisticName: TypeAlias = Literal["row_max", "entropy", "key_sums", "top_keys", "block_sums"]
+NAMES: tuple[StatisticName, ...] = get_args(StatisticName)
+
+
+class TopKeys(NamedTuple, Generic[A]):
+    """The keys with the largest weights of each query, the largest first."""
+
+    weights: A
+    """(..., Hq, L, top_k); 0 if a query has fewer keys."""
+    indices: A
+    """(..., Hq, L, top_k), integers; -1 if a query has fewer keys."""
+
+    def __repr__(self) -> str:
+        return f"TopKeys(weights={brief(self.weights)}, indices={brief(self.indices)})"
+
+
+class AttentionStatistics(NamedTuple, Generic[A]):
+    """The statistics that `of` names; the others are None. They have the dtype of the scores."""
+
+    row_max: A | None = None
+    """The largest score of each query, (..., Hq, L); -inf without keys."""
+    entropy: A | None = None
+    """The entropy of the weights of each query in nats, (..., Hq, L); 0 without keys."""
+    key_sums: A | None = None
+    """The sum of the weights of each key over all queries, (..., Hq, S)."""
+    top_keys: TopKeys[A] | None = None
+    """The `top_k` keys with the largest weights of each query."""
+    block_sums: A | None = None
+    """The sum of the weights in each block, (..., Hq, blocks of queries, blocks of keys)."""
+
+    def __repr__(self) -> str:
+        fields = {name: value for name, value in self._asdict().items() if value is not None}
+        texts = [f"{name}={x if isinstance(x, TopKeys) else brief(x)}" for name, x in fields.items()]
+        return f"AttentionStatistics({', '.join(texts)})"
+
+
+@explains_keywords
+def attention_statistics(
+    query: A,
+    key: AnyArray,
+    *,
+    of: StatisticName | Sequence[StatisticName],
+    top_k: int | None = None,
+    block_size: int | tuple[int, int] | None = None,
+    attn_mask: Mask | AnyArray | None = None,
+    bias: Bias | AnyArray | None = None,
+    is_causal: bool = False,
+    scale: float | AnyArray | None = None,
+    softcap: float | None = None,
+    sinks: AnyArray | None = None,
+    softmax_dtype: Dtype | None = None,
+    layout: Layout = "...HLE",
+    implementation: Implementation | None = None,
+) -> AttentionStatistics[A]:
+    r"""Compute statistics of the scores and of the attention weights, without an L x S array.
+
+    "row_max" is $\max_j s_{ij}$, "entropy" is $-\sum_j w_{ij} \log w_{ij}$, and "key_sums" is $\sum_i w_{ij}$,
+    of the scores $s_{ij}$ and the weights $w_{ij}$ of query i and key j. They equal the reductions of
+    `attention_scores` and `attention_weights`.
+
+    Shapes:
+        As for `scaled_dot_product_attention`.
+
+    Args:
+        query: (..., Hq, L, E). All arguments but the next three are as in `scaled_dot_product_attention`.
+        key: (..., H, S, E).
+        of: What to compute: one or several of "row_max", "entropy", "key_sums", "top_keys" and "block_sums".
+        top_k: The number of keys to find for each query; required for "top_keys". The time grows with it.
+        block_size: The queries and keys of a block, or one number for both; required for "block_sums".
+        attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
+        bias: A bias, or an array that broadcasts to (..., Hq, L, S).
+        is_causal: Query i attends to key j only if j <= i.
+        scale: A number, or an array that broadcasts to (..., Hq, L, 1).
+        softcap: A positive number; None or 0 is off.
+        sinks: (..., Hq). They change the weights, but are no keys: `row_max` and `entropy` leave them out.
+        softmax_dtype: float32, float64 or None.
+        layout: "...HLE" or "...LHE". The results have the heads first in both.
+        implementation: `"xp"` or None.
+
+    Returns:
+        The statistics as attributes; see `AttentionStatistics` for their shapes. Of equal weights, the one
+            with the lower index comes first.
+
+    Raises:
+        TypeError: As for `scaled_dot_product_attention`; or an array in chunks is asked for "top_keys" or
+            "block_sums".
+        ValueError: As for `scaled_dot_product_attention`; or `of` has an unknown name.
+
+    Numerics:
+        A row whose keys are all masked has maximum -inf and entropy 0. If a row attends to a NaN, its
+        statistics are NaN, and its indices are -1. The scores are computed once, and a second time for sums
+        over queries. Outside a trace, memory grows with L + S.
+
+    Examples:
+        >>> import numpy as np
+        >>> query, key = np.zeros((2, 4)), np.ones((2, 4))
+        >>> statistics = attention_statistics(query, key, of=("key_sums", "entropy"), is_causal=True)
+        >>> statistics.key_sums, statistics.entropy.round(3)
+        (array([1.5, 0.5]), array([0.   , 0.693]))
+        >>> attention_statistics(query, key, of="top_keys", top_k=1).top_keys.indices
+        array([[0],
+               [0]])
+
+    References:
+        Kimi Team, "Kimi K2", arXiv 2507.20534, section 2.1, for the largest score (QK-clip).
+        Zhai et al., "Preventing Attention Entropy Collapse", arXiv 2303.06296, section 3, for the entropy.
+        Zhang et al., "H2O", arXiv 2306.14048, section 4, for the sums of keys.
+    """
+    request = _check_request(of, top_k, block_size)
+    dropout_p, rng = 0.0, None
+    options = CallOptions(
+        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
+    )
+    inputs = {"query": query, "key": key}
+    others = {"of": of, "top_k": top_k, "block_size": block_size}
+    result = overridden(FUNCTION, inputs, lambda: options._asdict() | others)
+    if result is not NotImplemented:
+        return cast(AttentionStatistics[A], result)
+    call = prepare(FUNCTION, inputs, options)
+    with call.computing():
+        return cast(AttentionStatistics[A], _in_caller_form(call, _compute(call, request)))
+
+
+def _compute(call: PreparedCall, request: Request) -> Results:
+    if call.grid.library.chunks is not None:
+        from sdpa_xp._many import graph_call  # few programs need it
+
+        if request.top_k or request.block_size:
+            rule = "`of` must have neither 'top_keys' nor 'block_sums' for arrays in chunks"
+            hint = "Compute the query and the key first."
+            raise ArgumentTypeError(FUNCTION, rule, {"query": shown(call.arrays["query"])}, hint)
+        if (cut := graph_call(call)) is not None:
+            return _reductions(call, request, cut.scores, cut.weights)
+    plan = plan_tiles(call.grid, call.sizes.group, call.sizes.width)
+    return statistics(call.scores(), plan, request)
+
+
+def _reductions(
+    call: PreparedCall, request: Request, scores: Callable[[Dtype], Array], weights: Callable[[Dtype], Array]
+) -> Results:
+    """Return reductions of lazy scores and weights, whose chunks are never all in memory."""
+    xp, dtype, results = call.grid.xp, call.grid.dtype, Results()
+    if request.row_max:
+        results["row_max"] = xp.max(scores(dtype), axis=-1, keepdims=True)
+    if request.entropy or request.key_sums:
+        w = weights(dtype)
+        information = xp.where(w > 0, -xp.log(xp.where(w > 0, w, 1.0)), w)  # of a NaN: NaN
+        results["entropy"] = xp.sum(w * information, axis=-1, keepdims=True)
+        results["key_sums"] = xp.sum(w, axis=-2, keepdims=True)
+    return {name: results[name] for name in results if getattr(request, name)}
+
+
+def _in_caller_form(call: PreparedCall, results: Results) -> AttentionStatistics[Array]:
+    """Return results with the axes of the caller, and indices of the library's default integer."""
+
+    def finished(name: str) -> Array | None:
+        if name not in results:
+            return None
+        array = call.remove_head_axis(results[name])
+        if name in ("row_max", "entropy"):
+            array = array[..., 0]
+        elif name == "key_sums":
+            array = array[..., 0, :]
+        return call.attach_zero_gradient(array, call.options.sinks)
+
+    weights = finished("top_weights")
+    top = None
+    if weights is not None:
+        grid = call.grid
+        keys = call.remove_head_axis(results["top_indices"])
+        if grid.library.has_dtype(FUNCTION, grid.xp, grid.device, "int64"):
+            keys = grid.xp.astype(keys, grid.xp.int64)
+        top = TopKeys(weights, keys)
+    return AttentionStatistics(
+        finished("row_max"), finished("entropy"), finished("key_sums"), top, finished("block_sums")
+    )
+
+
+def _check_request(of: object, top_k: object, block_size: object) -> Request:
+    """Check the names in `of`, and the arguments that some of them need."""
+    names = [of] if isinstance(of, str) else of
+    if not isinstance(names, Sequence) or not names:
+        rule = f"`of` must be one or several of {', '.join(map(repr, NAMES))}"
+        kind = ArgumentValueError if isinstance(names, Sequence) else ArgumentTypeError
+        raise kind(FUNCTION, rule, {"of": shown(of)})
+    for name in names:
+        if name not in NAMES:
+            rule = f"`of` must have no other names than {', '.join(map(repr, NAMES))}"
+            raise ArgumentValueError(FUNCTION, rule, {"of": shown(name)}, nearest_hint(name, NAMES))
+    _check_needed("top_k", top_k, "top_keys", names)
+    _check_needed("block_size", block_size, "block_sums", names)
+    count = 0 if top_k is None else check_integer(FUNCTION, "top_k", top_k, least=1)
+    return Request(
+        "row_max" in names, "entropy" in names, "key_sums" in names, count, _check_block_size(block_size)
+    )
+
+
+def _check_needed(name: str, value: object, statistic: str, names: Sequence[object]) -> None:
+    if (value is None) != (statistic in names):
+        return
+    rule = f"`{name}` is required for {statistic!r}"
+    if value is not None:
+        rule = f"`{name}` needs {statistic!r} in `of`"
+    raise ArgumentValueError(FUNCTION, rule, {name: shown(value), "of": shown([*names])})
+
+
+def _check_block_size(value: object) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    if not isinstance(value, Sequence):
+        size = check_integer(FUNCTION, "block_size", value, least=1)
+        return size, size
+    if len(value) != 2:
+        rule = "`block_size` must be one number, or (queries, keys)"
+        raise ArgumentValueError(FUNCTION, rule, {"block_size": shown(value)})
+    queries, keys = (check_integer(FUNCTION, f"block_size[{n}]", size, least=1) for n, size in enumerate(value))
+    return queries, keys
