@@ -154,13 +154,12 @@ def attention_state(
     Args:
         query: (..., Hq, L, E). All other arguments and errors are as in `scaled_dot_product_attention`.
         sinks: (..., Hq). The log-sum-exp includes them, so pass them to only one of the states that you merge.
-        rng: Dropout does not change the log-sum-exp.
         lse_base: None for the natural logarithm; 2 for base 2, as in FlashInfer.
 
     Returns:
         `output`, (..., Hq, L, Ev), in the dtype of the query, and `lse`, (..., Hq, L), in the dtype of the
-            scores: the accumulation dtype, or `softmax_dtype`. Of a row whose keys are all masked, they are 0
-            and -inf.
+            scores, without dropout: the accumulation dtype, or `softmax_dtype`. Of a row whose keys are all
+            masked, they are 0 and -inf.
 
     Examples:
         >>> import numpy as np

@@ -31,9 +31,6 @@ def alibi(
             "lower_right" for S - L, as in flash-attention. If no query may attend to a key after its position,
             the offset changes no output, because it shifts all scores of a row by the same number.
 
-    Returns:
-        The bias.
-
     Raises:
         TypeError: The slopes are not numbers, the offset is not an integer, or an array has another library.
         ValueError: The number of heads is below 1, the offset is another string, or the slopes do not fit.

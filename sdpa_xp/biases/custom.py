@@ -32,9 +32,6 @@ def from_array(array: AnyArray) -> Bias:
     Args:
         array: A floating array that broadcasts to (..., Hq, L, S); -inf masks a pair.
 
-    Returns:
-        The bias.
-
     Raises:
         TypeError: `array` is not a floating array.
         ValueError: The shape does not broadcast to (..., Hq, L, S) of a call.
@@ -63,9 +60,6 @@ def from_function(score_mod: ScoreFunction) -> Bias:
             and int32 arrays that broadcast to them, of batch entries, heads, queries and keys. It returns the
             new scores; -inf masks a pair. In a sum of biases, it gets the scores after the biases before it.
             For NumPy arrays, several threads call it at the same time.
-
-    Returns:
-        The bias.
 
     Raises:
         TypeError: `score_mod` cannot be called, or its result is not floating.

@@ -196,7 +196,6 @@ class BlockWrite(NamedTuple):
     token_offset: int
     """The place of the first token among the new tokens: of its sequence, or of all if they are packed."""
     tokens: int
-    """The number of tokens."""
 
 
 def split_into_blocks(

@@ -28,9 +28,6 @@ def causal(offset: IntegersLike | Literal["lower_right"] = 0) -> Mask:
             continued a cache. Or any integer, or one for each batch entry, as a list or an integer array that
             broadcasts to (...).
 
-    Returns:
-        The mask.
-
     Raises:
         TypeError: The offset is not an integer.
         ValueError: The offset is another string, or does not fit the batch.

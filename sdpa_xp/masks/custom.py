@@ -36,9 +36,6 @@ def from_array(boolean: AnyArray) -> Mask:
     Args:
         boolean: A boolean array that broadcasts to (..., Hq, L, S); True = may attend.
 
-    Returns:
-        The mask.
-
     Raises:
         TypeError: `boolean` is not a boolean array.
         ValueError: The shape does not broadcast to (..., Hq, L, S) of a call.

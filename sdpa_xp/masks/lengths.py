@@ -61,9 +61,6 @@ def prefix(length: IntegersLike) -> Mask:
             entry as a list or an integer array that broadcasts to (...). With a cache, j is the position of a
             key, so `~prefix(0)` hides padding at negative positions.
 
-    Returns:
-        The mask.
-
     Raises:
         TypeError: The length is not an integer, or belongs to another library.
         ValueError: The length is negative, or does not fit the batch.

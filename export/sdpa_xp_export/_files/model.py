@@ -65,14 +65,7 @@ class Weight:
         return self.array.nbytes
 
     def chunks(self, function: str) -> Iterator[memoryview]:
-        """Yield the numbers in order, little-endian; each part reuses the memory of the one before.
-
-        Args:
-            function: The function that messages name.
-
-        Raises:
-            ValueError: At the end, if the array was written to since this was made.
-        """
+        """Yield the numbers in order, little-endian, in memory that is used again; at the end, check them."""
         checksum = 0
         for chunk in self._read():
             checksum = zlib.crc32(chunk, checksum)
@@ -122,10 +115,9 @@ class Weight:
 
 
 class LargeModel(ModelContainer):
-    """A model with more than 1.75 GiB of initializers, which may not fit into one ONNX file of 2 GiB.
+    """A model with more than 1.75 GiB of initializers, which `save`, `verify` and `verify_layer` take.
 
-    `save`, `verify` and `verify_layer` take it like an onnx.ModelProto. The initializers of 1024 bytes or more
-    are the caller's arrays, which must not be written to before the model is saved; `save` refuses it then.
+    Initializers of 1024 bytes or more are the caller's arrays: do not write to them before you save it.
 
     Args:
         proto: The model without the numbers of its large initializers.

@@ -54,10 +54,7 @@ POLL = 0.1
 
 
 def default_memory(model: Model, scores: int) -> int:
-    """Return more bytes than an honest model takes, if a run has that many scores.
-
-    A file may state any number of scores. Beyond `MEMORY`, they count up to the memory of the machine.
-    """
+    """Return more bytes than an honest model takes. Scores beyond `MEMORY` count up to that of the machine."""
     of_model = TIMES_MODEL * initializer_bytes(model)
     least, wanted = MEMORY + of_model, 2**30 + FOR_A_SCORE * scores + of_model
     try:
@@ -183,11 +180,7 @@ class RuntimeProcess:
     def ask(
         self, doing: str, what: str, facts: Mapping[str, object], arrays: Mapping[str, NDArray[Any]]
     ) -> Frame:
-        """Return an answer, within the limits.
-
-        Raises:
-            ModelFailedError: The model does not load or run, it meets a limit, or its process ended.
-        """
+        """Return an answer. A ModelFailedError says that the model, its process or a limit ended it."""
         start = time.monotonic()
         try:
             answer = self._answer({"do": what, **facts}, arrays, min(self._left, time_left()))

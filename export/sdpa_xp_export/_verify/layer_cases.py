@@ -1,7 +1,5 @@
 """The cases that a layer is tried with, and their inputs.
 
-Inputs are ordinary at many lengths, integers within what attention calls and tables accept, and large tokens.
-
 A mask that adds -1e4 instead of -inf works as long as scores are ordinary. So some tokens are multiplied by a
 number so large that their scores are far beyond 1e4. If a mask hides them, other tokens must not change.
 """
@@ -57,12 +55,7 @@ REPEATED = 12
 
 
 class CaseList:
-    """Draws the inputs of each case, and computes what the layer returns for them.
-
-    Attributes:
-        cases: The cases, those of each kind behind each other.
-        left_out: A line for everything that was not tried.
-    """
+    """Draws the inputs of each case, and computes what the layer returns; `left_out` has what was not tried."""
 
     def __init__(self, both: BothLayers, inputs: LayerInputs, chosen: LayerLengths, seed: int) -> None:
         self.both, self.inputs, self.chosen, self.seed = both, inputs, chosen, seed

@@ -46,13 +46,7 @@ HINT = "Pass `call` to say what the model should compute; `verify` then trusts n
 
 
 def loaded_model(function: str, model: object, rule: str) -> Model:
-    """Return a model, or read it from the file of that path.
-
-    Raises:
-        TypeError: Neither a model nor a path; the message has `rule`.
-        ValueError: The file is no ONNX model, or the model refers to external data.
-        FileNotFoundError: No such file.
-    """
+    """Return a model, or read it from the file of that path; `rule` is for anything else."""
     if isinstance(model, LargeModel):
         return model
     if isinstance(model, onnx.ModelProto):
@@ -169,11 +163,7 @@ def check_interface(model: Model, call: ExportCall) -> None:
 
 
 def check_size(call: ExportCall, most: int = MOST_NUMBERS) -> None:
-    """Refuse a call whose smallest run would hold more than `most` numbers.
-
-    Raises:
-        ValueError: With the number.
-    """
+    """Refuse a call whose smallest run would hold more than `most` numbers."""
     lengths, scores = least_lengths(call), call.sizes.scores_shape
     of_output = {"output": (*scores[:-1], call.value.shape[-1]), "lse": scores[:-1]}
     shapes = [spec.shape for spec in call.inputs.values()]
