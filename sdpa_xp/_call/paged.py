@@ -11,6 +11,7 @@ from sdpa_xp._call.padded import RaggedBatch, equal_lengths, gather_sequences, p
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._core.pool_order import attend_in_pool_order, plan_pool
 from sdpa_xp._core.products import ArraySource, PagedSource
+from sdpa_xp._core.quantised import source_of
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.plan import Plan, plan_pages
@@ -43,7 +44,7 @@ class PagedCall(NamedTuple):
     @property
     def widths(self) -> tuple[int, int]:
         """E and Ev."""
-        return self.call.sizes.width, self.call.arrays["value_blocks"].shape[-1]
+        return self.call.sizes.width, source_of(self.call.arrays, "value_blocks").width
 
     def query_of(self, group: ragged.Group) -> Array:
         """Return the queries of a group, (n, Hq, L, E)."""
@@ -67,7 +68,11 @@ def attend(paged: PagedCall, *, with_lse: bool) -> tuple[Array, Array | None]:
     def arrays_of(group: ragged.Group, _buffers: object) -> ragged.GroupArrays:
         rows = [paged.block_table[entry] for entry in group.entries]
         tables = rows if group.tables is None else group.tables.blocks
-        key, value = (PagedSource(call.arrays[name], tables) for name in ("key_blocks", "value_blocks"))
+
+        def in_blocks(pool: Array) -> PagedSource:
+            return PagedSource(pool, tables)
+
+        key, value = (source_of(call.arrays, name, in_blocks) for name in ("key_blocks", "value_blocks"))
         return ragged.GroupArrays(paged.query_of(group), key, value)
 
     if starts is not None:
@@ -104,6 +109,8 @@ def _attend_in_pool_order(paged: PagedCall) -> tuple[Array, Array] | None:
     """
     call, counts = paged.call, {*paged.queries}
     if not call.grid.is_writeable or call.options.biases or call.options.dropout_p or len(counts) > 1:
+        return None
+    if "key_scale" in call.arrays:  # the blocks are widened, which makes copies of them anyway
         return None
     (queries,) = counts
     for mask in call.options.masks:

@@ -236,7 +236,7 @@ def prepare(
         inputs: The query and the key, and the value if the function has one.
         options: The keyword arguments.
         queries_at_end: Whether the queries are the last tokens of a cache.
-        cache_shapes: The shapes that the keys and values of a paged cache would have as arrays.
+        cache_shapes: The shapes that the keys and values of a paged or quantised cache would have as arrays.
         has_kernels: Whether vendors have kernels for the function.
         has_entries: Whether batch entries have different lengths. Then the options are not bound here, but to
             the grid of each entry.
@@ -275,9 +275,11 @@ def _validated(
         options = with_arrays(options, partial(chunks.as_lazy, like=inputs["query"]))
     xp, arrays = check_one_library(function, {**inputs, **dict(arrays_of(options))})
     tensors = {name: arrays[name] for name in inputs}
-    for name, array in tensors.items():
+    # The keys and values of a cache have been checked, and those of a quantised one are integers.
+    floating = tensors if cache_shapes is None else {"query": tensors["query"]}
+    for name, array in floating.items():
         check_floating(function, name, array)
-    check_one_dtype(function, tensors)  # masks and biases may have others
+    check_one_dtype(function, floating)  # masks and biases may have others
     check_one_device(function, arrays)
     query = tensors["query"]
     other_shapes = [array.shape for name, array in tensors.items() if name != "query"]

@@ -39,6 +39,8 @@ MOST_COPIED = 2**20
 """The number of elements of keys and values that are copied from the blocks of a paged cache for a tile."""
 MOST_COPIED_ON_DEVICE = 2**26
 """The same for all sequences of a call on a device, where a tile costs launches: 256 MiB of float32."""
+LEAST_WIDENED, MOST_TILES = 1024, 16
+"""Keys in a tile of a quantised cache inside a compiled graph, which grows with its tiles, and the tiles."""
 MOST_STACKED = 2**18
 """The number of elements of sequences of a packed batch that are stacked: too few for threads, so that threads
 share the stacks."""
@@ -205,6 +207,19 @@ def plan_pages(grid: ScoreGrid, group: int, widths: int, block_size: int) -> Pla
         sequences = max(1, MOST_COPIED // (key_heads * widths * min(columns, grid.keys)))
         leading_slices = _leading_slices(grid.leading_shape, group, key_heads * sequences)
     return replace(plan, columns=columns, leading_slices=leading_slices, align=block_size)
+
+
+def plan_widened(grid: ScoreGrid, group: int, widths: int) -> Plan:
+    """Choose the tiles of a call whose keys and values are quantised, which are widened for each tile."""
+    plan = plan_tiles(grid, group, widths)
+    if plan.is_empty or not isinstance(plan.keys, int):  # a compiler may know a length by its symbol alone
+        return plan
+    if grid.is_traced:
+        return replace(plan, columns=min(plan.columns, max(LEAST_WIDENED, -(-plan.keys // MOST_TILES))))
+    heads = map(len, plan.leading_slices[0]) if plan.leading_slices else grid.leading_shape
+    most_copied = MOST_COPIED_ON_DEVICE if grid.waits else MOST_COPIED
+    most_columns = most_copied * group // (math.prod(heads) * max(1, widths))
+    return replace(plan, columns=min(plan.columns, max(SMALLEST_SIDE, most_columns)))
 
 
 def plan_full_rows(queries: int, keys: int, heads: int, *, is_traced: bool) -> Plan:

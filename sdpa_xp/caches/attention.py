@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar, cast
 
+from sdpa_xp._call import quantised
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.paged import attend
+from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords
+from sdpa_xp._libraries import library_of
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp.attention import compute_output, compute_state
 from sdpa_xp.biases import Bias
+from sdpa_xp.caches.paged_tokens import PagedTokens
 from sdpa_xp.caches.positions import TokenPositionsLike
-from sdpa_xp.caches.tokens import CachedTokens, PagedTokens
+from sdpa_xp.caches.quantisation import Quantisation
+from sdpa_xp.caches.tokens import CachedTokens
 from sdpa_xp.masks import Mask
 from sdpa_xp.states import AttentionState, to_base
 
@@ -60,6 +65,9 @@ class CacheAttention(CachedTokens[A]):
         )
         function = "KVCache.attend"
         rotated, options = self._placed(function, query, positions, options)
+        if self._widens_tiles():
+            call, output, _ = self._widened_attention(function, rotated, options, with_lse=False)
+            return call.checked(cast(A, output))
         # With `queries_at_end` the causal mask counts from the last token, as the queries are the last ones.
         return compute_output(function, cast(A, rotated), self.key, self.value, options, queries_at_end=True)
 
@@ -98,8 +106,29 @@ class CacheAttention(CachedTokens[A]):
         )
         function = "KVCache.attend_state"
         rotated, options = self._placed(function, query, positions, options)
+        if self._widens_tiles():
+            base = check_lse_base(function, lse_base)
+            call, output, lse = self._widened_attention(function, rotated, options, with_lse=True)
+            with call.computing():
+                lse = call.remove_head_axis(to_base(cast(Array, lse), base))
+            return AttentionState(call.checked(cast(A, output)), cast(A, lse))
         arrays = cast(A, rotated), self.key, self.value
         return compute_state(function, *arrays, options, lse_base=lse_base, queries_at_end=True)
+
+    def _widens_tiles(self) -> bool:
+        """Return whether quantised tokens are widened tile by tile. Arrays in chunks are widened by tasks."""
+        key = self._slots.buffers.arrays["key"]
+        return self._quantisation is not None and library_of(key).chunks is None
+
+    def _widened_attention(
+        self, function: str, query: AnyArray, options: CallOptions, *, with_lse: bool
+    ) -> tuple[PreparedCall, Array, Array | None]:
+        """Return the checked call, its output as the caller gets it, and the log-sum-exp (..., Hq, L)."""
+        quantisation = cast(Quantisation, self._quantisation)
+        call = quantisation.call(function, query, self._slots.arrays(), options)
+        with call.computing():
+            output, lse = quantised.attend(call, with_lse=with_lse)
+            return call, call.result(output), lse
 
 
 @explains_keywords

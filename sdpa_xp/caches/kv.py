@@ -27,6 +27,7 @@ from sdpa_xp.caches.positions import (
     positions_without,
     shown_positions,
 )
+from sdpa_xp.caches.quantisation import kinds
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.positional.rotation import Positions, Rotation, check_fits_rotation, check_rotary, rotate
 
@@ -97,6 +98,7 @@ class KVCache(CacheAttention[A]):
         positions: TokenPositionsLike | None = None,
     ) -> None:
         function = "KVCache"
+        self._quantisation = None
         check_layout(function, layout)
         check_rotary(function, rotary)
         self._layout, self._rotary, axis = layout, rotary, -2 if layout == HLE else -3
@@ -118,12 +120,14 @@ class KVCache(CacheAttention[A]):
 
     def __repr__(self) -> str:
         length, buffers = self._slots.length, self._slots.buffers
-        shown = {"key": brief(self.key), "value": brief(self.value)}
+        shown = {name: self._shown(name, brief) for name in ("key", "value")}
         # The arrays of a caller have no room, and may be anything in a tree. A length of a graph may be a name.
         if not buffers.are_of_caller and isinstance(length, int) and buffers.capacity > length:
             shown = {"tokens": f"{length:,} of {buffers.capacity:,}", **shown}
         shown |= {} if self._layout == HLE else {"layout": repr(self._layout)}
         shown |= shown_positions(self._positions)
+        if self._quantisation is not None:
+            shown["per"] = repr(self._quantisation.per)
         return f"KVCache({', '.join(f'{name}={text}' for name, text in shown.items())})"
 
     def _repr_html_(self) -> str:
@@ -132,11 +136,13 @@ class KVCache(CacheAttention[A]):
         room = "" if buffers.are_of_caller or buffers.capacity == length else f" of {buffers.capacity:,}"
         rows = [
             ("tokens", f"{length:,}{room}"),
-            ("key", array_facts(self.key)),
-            ("value", array_facts(self.value)),
+            ("key", self._shown("key", array_facts)),
+            ("value", self._shown("value", array_facts)),
             ("layout", self._layout),
             *shown_positions(self._positions).items(),
         ]
+        if self._quantisation is not None:
+            rows.append(("bytes", self._quantisation.shown_bytes(self.nbytes, self._slots.arrays())))
         return table("KVCache", rows if self._rotary is None else [*rows, ("rotary", str(self._rotary))])
 
     @memory.in_context_of_keys
@@ -163,8 +169,9 @@ class KVCache(CacheAttention[A]):
                 in place already.
         """
         function, length, axis = "KVCache.append", self._slots.length, self._slots.buffers.axis
-        old = self._slots.arrays()
-        new = memory.check_new_tokens(function, {"key": key, "value": value}, old, None, axis)
+        old, targets = self._slots.arrays(), [self._shape(name) for name in ("key", "value")]
+        passed: dict[str, AnyArray] = {"key": key, "value": value}
+        new = memory.check_new_tokens(function, passed, kinds(self._quantisation, old), targets, axis)
         count = new["key"].shape[axis]
         # A key is rotated once, when it comes, and not at each step that attends to it.
         added: Positions = positions_after(self._positions, length)
@@ -172,6 +179,8 @@ class KVCache(CacheAttention[A]):
             added = check_positions(function, positions, count, new["key"].shape[:-3], new["key"])
         new["key"] = rotate(self._rotary, function, "key", new["key"], lambda _: added, self._layout)
         joined = joined_positions(function, new["key"], self._positions, length, added, count)
+        if self._quantisation is not None:
+            new = self._quantisation.stored(new, axis)
         if check_flag(function, "in_place", in_place):
             return self._with(self._slots.append(function, new), joined)
         xp = namespace_of(new["key"])
@@ -214,7 +223,7 @@ class KVCache(CacheAttention[A]):
         index = check_slots(function, "slots", slots, self._slots.length, "S", array)
         if index.ndim > 1 and (index.ndim != 2 or array.ndim != 4 or index.shape[0] != array.shape[0]):
             rule = "`slots` must be (n,), or (B, n) with one row for each entry of one batch axis"
-            got = {"slots.shape": index.shape, "cache.key.shape": array.shape}
+            got = {"slots.shape": index.shape, "cache.key.shape": self._shape("key")}
             raise ArgumentValueError(function, rule, got)
         if index.shape[-1] == 0:  # the position of the next token is left, which no index would say
             return self._without(self._slots.length, 0)
@@ -233,12 +242,15 @@ class KVCache(CacheAttention[A]):
         key = self._slots.tokens("key")
         if key.ndim < 4:
             rule = "the cache must have batch entries, on an axis before the heads"
-            raise ArgumentValueError(function, rule, {"cache.key.shape": key.shape})
+            raise ArgumentValueError(function, rule, {"cache.key.shape": self._shape("key")})
         index = check_slots(function, "entries", entries, key.shape[0], "B", key)
         if index.ndim != 1:
             raise ArgumentValueError(function, "`entries` must have one axis", {"entries.shape": index.shape})
         arrays = {name: elements_at(tokens, index, 0) for name, tokens in self._slots.arrays().items()}
-        return self._copied(arrays, positions_of_entries(self._positions, index, key.shape[:-3]))
+        cache = self._copied(arrays, positions_of_entries(self._positions, index, key.shape[:-3]))
+        if self._quantisation is not None:
+            cache._quantisation = self._quantisation.of_entries(lambda array: elements_at(array, index, 0))
+        return cache
 
     def _counted(self, method: str, count: int) -> int:
         function, length = f"KVCache.{method}", self._slots.length
@@ -264,6 +276,6 @@ class KVCache(CacheAttention[A]):
 
     def _with(self, slots: memory.TokenSlots, positions: Positions) -> KVCache[A]:
         cache = object.__new__(KVCache)  # what it is made of has been checked
-        cache._layout, cache._rotary = self._layout, self._rotary
+        cache._layout, cache._rotary, cache._quantisation = self._layout, self._rotary, self._quantisation
         cache._slots, cache._positions = slots, positions
         return cache

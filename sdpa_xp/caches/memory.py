@@ -6,7 +6,7 @@ A cache has slots in two buffers, which caches that are appended to in place sha
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
@@ -23,10 +23,10 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class Buffers:
-    """Two arrays, and what was written into them."""
+    """The arrays of keys and values, and what was written into them."""
 
     arrays: Mapping[str, Array]
-    """The keys and the values, by the names "key" and "value"."""
+    """The keys and the values, by the names "key" and "value"; of a quantised cache with their scales."""
     axis: int
     """The axis of the tokens, -2 or -3."""
     tokens: int
@@ -71,7 +71,7 @@ class TokenSlots:
             return array[slice_of_axis(axis, self.start, self.start + self.length)]
 
     def arrays(self) -> dict[str, Array]:
-        return {name: self.tokens(name) for name in ("key", "value")}
+        return {name: self.tokens(name) for name in self.buffers.arrays}
 
     def without(self, first: int, last: int) -> TokenSlots:
         """Return the slots without those of the first and of the last tokens."""
@@ -165,17 +165,17 @@ def check_same_but_width(function: str, shapes: Mapping[str, Shape]) -> None:
 
 
 def check_new_tokens(
-    function: str, new: Mapping[str, AnyArray], cached: Mapping[str, Array], leading: Shape | None, axis: int
+    function: str, new: Mapping[str, AnyArray], cached: Mapping[str, Array], targets: Sequence[Shape], axis: int
 ) -> dict[str, Array]:
-    """Return the key and the value that are appended; they differ from the `cached` in their length on `axis`.
+    """Return the key and the value that are appended: arrays of the kind of the `cached`.
 
-    They have the axes `leading` in place of the first axis of what is cached; None is that axis.
+    They differ from the shapes `targets` in their length on `axis`.
     """
     named = {f"cache.{name}": array for name, array in cached.items()}
     _, arrays = check_one_kind(function, {**new, **named})
     tokens = {name: arrays[name] for name in new}
-    for (name, array), old in zip(tokens.items(), cached.values(), strict=True):
-        shape, target = array.shape, old.shape if leading is None else (*leading, *old.shape[1:])
+    for (name, array), target in zip(tokens.items(), targets, strict=True):
+        shape = array.shape
         other_axes = [n for n in range(-len(shape), 0) if n != axis]
         if len(shape) != len(target) or any(shape[n] != target[n] for n in other_axes):
             rule = f"`{name}` must have the shape of the cache, except for the length (axis {axis})"

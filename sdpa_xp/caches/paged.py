@@ -10,11 +10,13 @@ from sdpa_xp._checks.integers import check_integer_list, check_integer_rows, che
 from sdpa_xp._checks.keywords import check_flag, check_integer, check_layout, explains_keywords
 from sdpa_xp._checks.messages import brief
 from sdpa_xp._display import table as html_table
-from sdpa_xp._libraries import dtype_name, is_array, is_number, library_of, share_memory
+from sdpa_xp._libraries import computing, dtype_name, is_array, is_number, library_of, share_memory
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.caches import blocks
 from sdpa_xp.caches.attention import PagedAttention
 from sdpa_xp.caches.memory import check_new_tokens, check_same_but_width, check_writeable, refuse_graph_values
+from sdpa_xp.caches.quantisation import kinds
+from sdpa_xp.caches.stored import QUANTISED_NAMES
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.positional.rotation import Rotation, check_fits_rotation, check_rotary
 
@@ -89,6 +91,7 @@ class PagedKVCache(PagedAttention[A]):
         positions: Sequence[Sequence[int]] | AnyArray | None = None,
     ) -> None:
         function = "PagedKVCache"
+        self._quantisation, self._scales = None, {}
         check_layout(function, layout)
         pools = {"key_blocks": key_blocks, "value_blocks": value_blocks}
         refuse_graph_values(function, "a pool of blocks", pools)
@@ -99,14 +102,20 @@ class PagedKVCache(PagedAttention[A]):
         if rotary is not None:
             check_fits_rotation(function, "key_blocks", arrays["key_blocks"].shape, rotary.width)
         self._layout, self._token_axis, self._rotary = layout, -2 if layout == HLE else -3, rotary
-        # Both at once, so that a device is waited for once.
-        block_table, lengths = read_together(arrays["key_blocks"], block_table, lengths)
-        self._table = check_integer_rows(function, "block_table", block_table, least=-1)  # -1 is no block
-        token_counts = check_integer_list(function, "lengths", lengths)
-        check_same_length(function, {"block_table": self._table, "lengths": token_counts})
         # The caller's arrays, not copies: all caches over a pool see what `append` writes in place.
         self._key_blocks = arrays["key_blocks"]
         self._value_blocks = arrays["value_blocks"]
+        self._set_sequences(function, block_table, lengths, first_position, positions)
+
+    def _set_sequences(
+        self, function: str, block_table: object, lengths: object, first_position: object, positions: object
+    ) -> None:
+        """Check the sequences of a cache over its pool, and set them."""
+        # Both at once, so that a device is waited for once.
+        block_table, lengths = read_together(self._key_blocks, block_table, lengths)
+        self._table = check_integer_rows(function, "block_table", block_table, least=-1)  # -1 is no block
+        token_counts = check_integer_list(function, "lengths", lengths)
+        check_same_length(function, {"block_table": self._table, "lengths": token_counts})
         self._lengths = tuple(token_counts)
         self._positions = blocks.check_start_rows(function, first_position, positions, token_counts)
         blocks.check_pool_not_empty(function, len(token_counts), self.block_size)
@@ -115,8 +124,10 @@ class PagedKVCache(PagedAttention[A]):
         )
 
     def __repr__(self) -> str:
-        shown = {"key_blocks": brief(self.key_blocks), "lengths": self.lengths}
-        shown |= blocks.shown_rows(self._positions)
+        quantisation, pool = self._quantisation, self._key_blocks
+        shown = {"key_blocks": brief(pool) if quantisation is None else quantisation.shown(pool)}
+        shown |= {"lengths": str(self.lengths), **blocks.shown_rows(self._positions)}
+        shown |= {} if quantisation is None else {"per": repr(quantisation.per)}
         return f"PagedKVCache({', '.join(f'{name}={text}' for name, text in shown.items())})"
 
     def _repr_html_(self) -> str | None:
@@ -126,6 +137,9 @@ class PagedKVCache(PagedAttention[A]):
         size = self.block_size
         device = library_of(pool).device(pool)
         facts = f"{pool.shape[0]:,} blocks of {size} tokens, {dtype_name(pool.dtype)}, {device}"
+        if self._quantisation is not None:
+            pools = dict(zip(QUANTISED_NAMES, self._pools().values(), strict=True))
+            facts = f"{facts}; bytes: {self._quantisation.shown_bytes(self.nbytes, pools)}"
         header = ["sequence", "tokens", "blocks"]
         sequences = [
             [str(number), f"{length:,}", ", ".join(map(str, row[: -(-length // size)]))]
@@ -168,8 +182,10 @@ class PagedKVCache(PagedAttention[A]):
             ValueError: The shapes do not fit, a sequence has too few blocks, or two would write to one block.
         """
         function, pools = "PagedKVCache.append", self._pools()
-        batch = (len(self._lengths),) if cu_seqlens_k is None else ()
-        new = check_new_tokens(function, {"key": key, "value": value}, pools, batch, self._token_axis)
+        targets = self._block_shapes((len(self._lengths),) if cu_seqlens_k is None else ())
+        passed: dict[str, AnyArray] = {"key": key, "value": value}
+        like = kinds(self._quantisation, pools)
+        new = check_new_tokens(function, passed, like, targets, self._token_axis)
         counts, starts, positions = self._new_tokens(function, "cu_seqlens_k", cu_seqlens_k, positions, new)
         lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
         blocks.check_block_table(function, self._table, lengths, self.block_size, self._key_blocks.shape[0])
@@ -183,6 +199,9 @@ class PagedKVCache(PagedAttention[A]):
         if positions is not None:
             added = blocks.check_rows(function, positions, counts, starts)
         new["key"] = self._rotated(function, "key", new["key"], added, starts)
+        if self._quantisation is not None:
+            with computing(new["key"]):
+                new = self._quantisation.stored(new, self._token_axis)
         if check_flag(function, "in_place", in_place):
             check_writeable(function, "`in_place=True`", pools)
             if share_memory(self._key_blocks, self._value_blocks):  # interleaved views share no element
@@ -196,6 +215,30 @@ class PagedKVCache(PagedAttention[A]):
             pools = dict(zip(pools, copied, strict=True))
         joined = tuple(map(blocks.join_rows, self._positions, added))
         return self._with(self._table, joined, pools)
+
+    def with_table(
+        self,
+        block_table: Sequence[Sequence[int]] | AnyArray,
+        lengths: Sequence[int] | AnyArray,
+        *,
+        first_position: int | Sequence[int] | AnyArray = 0,
+        positions: Sequence[Sequence[int]] | AnyArray | None = None,
+    ) -> PagedKVCache[A]:
+        """Return a cache of other sequences over the same pool. Nothing is copied.
+
+        Args:
+            block_table: All arguments are as for the cache.
+            lengths: N integers.
+            first_position: One integer, or N.
+            positions: N lists of integers.
+
+        Raises:
+            TypeError: As for the cache.
+            ValueError: As for the cache.
+        """
+        cache = self._with(self._table, self._positions)
+        cache._set_sequences("PagedKVCache.with_table", block_table, lengths, first_position, positions)
+        return cache
 
     def drop_first(self, count: int | Sequence[int] | AnyArray) -> PagedKVCache[A]:
         """Return a cache without the first tokens of its sequences. The others keep their positions.
@@ -264,5 +307,7 @@ class PagedKVCache(PagedAttention[A]):
         cache = object.__new__(PagedKVCache)  # what it is made of has been checked
         cache._layout, cache._token_axis, cache._rotary = self._layout, self._token_axis, self._rotary
         cache._table, cache._positions, cache._lengths = table, positions, tuple(map(len, positions))
-        cache._key_blocks, cache._value_blocks = (pools or self._pools()).values()
+        pools = {**(pools or self._pools())}
+        cache._key_blocks, cache._value_blocks = pools.pop("key_blocks"), pools.pop("value_blocks")
+        cache._quantisation, cache._scales = self._quantisation, pools
         return cache

@@ -167,6 +167,22 @@ def test_a_step_copies_no_cache(rng: np.random.Generator) -> None:
     assert peak(lambda: paged.attend(token)) < x.nbytes / 4
 
 
+@pytest.mark.parametrize(("dtype", "per"), [("int8", "channel"), ("int4", "token")])
+def test_a_step_widens_no_copy_of_a_quantised_cache(rng: np.random.Generator, dtype: Any, per: Any) -> None:
+    x = rng.standard_normal((1, 65536, 64)).astype(F)
+    pages = x.reshape(256, 1, 256, 64)
+    caches = [KVCache(x, x, capacity=65600).quantised(dtype, per=per)]
+    paged = PagedKVCache(pages, pages, [list(range(256))], [65536]).quantised(dtype, per=per)
+
+    def step() -> None:
+        caches.append(caches[-1].append(x[:, :1], x[:, :1], in_place=True))
+        caches[-1].attend(x[:, :1])
+
+    for function in (step, lambda: caches[-1].attend(x[:, :256]), lambda: paged.attend(x[None, :, :1])):
+        assert peak(function) < x.nbytes / 4
+    assert peak(lambda: KVCache(x, x).quantised(dtype, per=per)) < 4 * x.nbytes
+
+
 def test_many_heads_share_one_budget(rng: np.random.Generator) -> None:
     """The tile shrinks with the number of heads: 512 heads of 128 x 128 make no 32 MB of scores."""
     x = rng.standard_normal((64, 8, 128, 16)).astype(F)

@@ -1,0 +1,163 @@
+"""How the tokens of a cache are stored as small integers: the checks, the arrays, and their text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.prepared_call import PreparedCall, prepare
+from sdpa_xp._checks.arrays import check_one_kind
+from sdpa_xp._checks.keywords import check_choice
+from sdpa_xp._checks.messages import Immutable, brief
+from sdpa_xp._core.quantised import channel_magnitudes, quantise, widen
+from sdpa_xp._libraries import (
+    astype_if_needed,
+    computing,
+    dtype_name,
+    has_override,
+    is_array,
+    library_of,
+    namespace_of,
+)
+from sdpa_xp._libraries.jax_trees import Tree
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Shape
+from sdpa_xp.caches.memory import refuse_graph_values
+from sdpa_xp.errors import ArgumentValueError
+
+BITS = {"int8": 8, "int4": 4}
+BYTES = {"int8": 1, "uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Quantisation(Tree, Immutable):
+    """The numbers that tokens are stored with, and what the cache was before."""
+
+    bits: int
+    dtype: Dtype
+    """The dtype of the keys and values that are appended, and of the queries."""
+    key_channels: Array | None = None
+    """The magnitudes of the channels of keys, of which an entry is (..., H, 1, E) in the default layout."""
+
+    @property
+    def per(self) -> str:
+        return "token" if self.key_channels is None else "channel"
+
+    def stored(self, tokens: Mapping[str, Array], axis: int) -> dict[str, Array]:
+        """Return the codes of keys and values, and their scales, by name; the `axis` may be cut into parts."""
+        codes, scales = {}, {}
+        for name, array in tokens.items():
+            codes[name], scales[f"{name}_scale"] = quantise(array, self._channels(name), self.bits, axis)
+        return codes | scales
+
+    def widened(self, name: str, codes: Array, scale: Array) -> Array:
+        """Return the keys or the values that codes stand for, a copy."""
+        with computing(codes):
+            wide = widen(codes, scale, self._channels(name), scale.dtype)
+            return astype_if_needed(namespace_of(wide), wide, self.dtype)
+
+    def like(self, codes: Array) -> Array:
+        """Return an array without elements that has the dtype of the keys, for checks of what is passed."""
+        library = library_of(codes)
+        with computing(codes):
+            xp = library.namespace(codes)
+            return xp.zeros((0,), dtype=self.dtype, device=library.device(codes))
+
+    def shown(self, codes: object) -> str:
+        """Return the keys or the values for a repr."""
+        if not is_array(codes):  # in a tree of JAX, anything may stand where an array was
+            return brief(codes)
+        return f"<{dtype_name(self.dtype)} {wide_shape(self, codes)} as int{self.bits}>"
+
+    def shown_bytes(self, nbytes: int, stored: Mapping[str, Array]) -> str:
+        """Return how many bytes a cache takes, and how many its tokens took."""
+        numbers = sum(math.prod(wide_shape(self, stored[name])) for name in ("key", "value"))
+        wide = numbers * BYTES[dtype_name(self.dtype)]
+        return f"{nbytes:,}" + (f", {wide / nbytes:.2f} times fewer" if nbytes else "")
+
+    def of_entries(self, take: Callable[[Array], Array]) -> Quantisation:
+        """Return the quantisation of some batch entries, which have channels of their own."""
+        channels = self.key_channels
+        return replace(self, key_channels=None if channels is None else take(channels))
+
+    def call(
+        self, function: str, query: AnyArray, stored: Mapping[str, Array], options: CallOptions
+    ) -> PreparedCall:
+        """Check a call of a query and the tokens that are `stored`."""
+        inputs = {"query": query, **stored, **self.channels_by_name()}
+        shapes = wide_shape(self, stored["key"]), wide_shape(self, stored["value"])
+        return prepare(function, inputs, options, queries_at_end=True, cache_shapes=shapes)
+
+    def channels_by_name(self) -> dict[str, Array]:
+        return {} if self.key_channels is None else {"key_channels": self.key_channels}
+
+    def _channels(self, name: str) -> Array | None:
+        return self.key_channels if name == "key" else None
+
+
+def new_quantisation(
+    function: str,
+    dtype: object,
+    per: object,
+    arrays: Mapping[str, Array],
+    measured: Array,
+    axes: tuple[int, ...],
+) -> Quantisation:
+    """Check the arguments of `quantised`, for the keys and values of a cache, `arrays`.
+
+    The channels are measured on the keys `measured` along `axes`, the tokens among them.
+    """
+    check_choice(function, "dtype", dtype, [*BITS])
+    check_choice(function, "per", per, ["token", "channel"])
+    refuse_graph_values(function, "a quantised cache", arrays)
+    bits, (name_of_keys, key) = BITS[str(dtype)], next(iter(arrays.items()))
+    for name, array in arrays.items():
+        if bits == 4 and array.shape[-1] % 2:
+            rule = f"`cache.{name}` must have an even width (axis -1) for int4, which has two numbers in a byte"
+            raise ArgumentValueError(function, rule, {f"cache.{name}.shape": array.shape})
+    if per == "token":
+        return Quantisation(bits, key.dtype)
+    if 0 in measured.shape:
+        rule = "the cache must have tokens, on which the magnitudes of the channels are measured"
+        hint = "Call it after the prompt, or pass per='token'."
+        raise ArgumentValueError(function, rule, {f"cache.{name_of_keys}.shape": measured.shape}, hint)
+    return Quantisation(bits, key.dtype, channel_magnitudes(measured, axes))
+
+
+def refuse_quantised(function: str, quantisation: Quantisation | None) -> None:
+    """Check that a cache is not quantised yet."""
+    if quantisation is not None:
+        rule = "the cache must not be quantised already"
+        raise ArgumentValueError(function, rule, {"cache": f"int{quantisation.bits} per {quantisation.per}"})
+
+
+def wide_shape(quantisation: Quantisation | None, stored: Array) -> Shape:
+    """Return the shape of the keys or values that are stored."""
+    if quantisation is None:
+        return stored.shape
+    return (*stored.shape[:-1], stored.shape[-1] * 8 // quantisation.bits)
+
+
+def kinds(quantisation: Quantisation | None, stored: Mapping[str, Array]) -> Mapping[str, Array]:
+    """Return arrays that have the library, the dtype and the device of keys and values."""
+    if quantisation is None:
+        return stored
+    return {name: quantisation.like(stored[name]) for name in [*stored][:2]}
+
+
+def bytes_of(*arrays: Array | None) -> int:
+    """Return the bytes of the elements of arrays."""
+    return sum(math.prod(array.shape) * BYTES[dtype_name(array.dtype)] for array in arrays if array is not None)
+
+
+def check_query_of_cache(
+    function: str, query: Array, name: str, cached: Array, quantisation: Quantisation | None
+) -> None:
+    """Check that a query has the library, the dtype and the device of a cache, whose array is called `name`."""
+    device, dtype = library_of(query).device, cached.dtype if quantisation is None else quantisation.dtype
+    if type(query) is type(cached) and query.dtype == dtype and device(query) == device(cached):
+        return  # hot: each step of a decoder comes here
+    if not has_override(query, cached):
+        kind = cached if quantisation is None else quantisation.like(cached)
+        check_one_kind(function, {"query": query, name: kind})
