@@ -11,7 +11,8 @@ from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._call.tangents import bind_tangents, refuse_chunks
 from sdpa_xp._checks.arrays import swap_heads_and_length
 from sdpa_xp._core import streaming
-from sdpa_xp._core.backward import Forward, gradients
+from sdpa_xp._core.backward import gradients
+from sdpa_xp._core.gradient_passes import Forward
 from sdpa_xp._core.gradient_sums import gradient_targets, try_functions
 from sdpa_xp._core.products import ArraySource
 from sdpa_xp._core.second_order import gradient_tangents

@@ -66,7 +66,8 @@ def scaled_dot_product_attention_vjp(
     Numerics:
         Gradients are summed in the accumulation dtype and rounded once. A row whose keys are all masked has
         gradient 0. A masked pair adds nothing, even if its query, key, value or cotangent is NaN or inf; inside
-        a jit, only if no query attends to its key. There, the compiler decides about memory.
+        a jit, only if no query attends to its key. Inside `jax.jit`, memory grows with L + S too; other
+        compilers decide about memory.
 
     Examples:
         >>> import numpy as np

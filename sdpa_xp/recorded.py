@@ -21,8 +21,8 @@ from typing import Any, cast
 from sdpa_xp._call.options import CallOptions, floating_arrays
 from sdpa_xp._call.prepared_call import Derived, PreparedCall
 from sdpa_xp._checks.arrays import HLE
-from sdpa_xp._core.backward import Forward
 from sdpa_xp._core.dropout import DrawnSeed
+from sdpa_xp._core.gradient_passes import Forward
 from sdpa_xp._derivatives import Derivable, derive, pull_back, restore, second_order
 from sdpa_xp._kernels import Kernel
 from sdpa_xp._libraries import FLOATING, access_of, astype_if_needed, dtype_name

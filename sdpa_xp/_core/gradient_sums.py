@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
-from sdpa_xp._tiles.plan import Plan
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import GradientTarget, Tile
 
@@ -58,13 +57,15 @@ def try_functions(scores: Scores) -> None:
 
 
 class GradientAccumulator:
-    """The gradient of one array."""
+    """The gradient of one array, for the queries of `rows` and the keys of `columns`."""
 
-    def __init__(self, target: GradientTarget, plan: Plan, grid: ScoreGrid) -> None:
+    def __init__(
+        self, target: GradientTarget, rows: Iterable[range], columns: Iterable[range], grid: ScoreGrid
+    ) -> None:
         self.target, self.grid = target, grid
         self.pieces = dict[tuple[int, int], Array]()
         """By the first row and the first column of each piece."""
-        cuts = {"rows": [*plan.row_ranges()], "columns": [*plan.column_ranges(range(plan.keys))]}
+        cuts = {"rows": [*rows], "columns": [*columns]}
         self.ranges = [
             cuts[axis] if axis else [range(length)]
             for axis, length in zip(target.axes, target.shape[-2:], strict=True)

@@ -20,13 +20,8 @@ from functools import partial, reduce
 from operator import add
 from typing import NamedTuple, cast
 
-from sdpa_xp._core.backward import (
-    Forward,
-    GradientGuard,
-    guarded_if_nonfinite,
-    guarded_product,
-    sum_over_tiles,
-)
+from sdpa_xp._core.backward import guarded_product
+from sdpa_xp._core.gradient_passes import Forward, GradientGuard, guarded_if_nonfinite, sum_traced
 from sdpa_xp._core.gradient_sums import GradientAccumulator
 from sdpa_xp._core.products import matmul_grouped, matmul_over_group
 from sdpa_xp._core.scores import Scores
@@ -97,7 +92,7 @@ def gradient_tangents(
     forward = forward._replace(scores=forward.scores._replace(known_tiles=None), targets=both)
     cotangents = [cotangent] if cotangent_tangent is None else [cotangent, cotangent_tangent]
     if is_traced:
-        computed = sum_over_tiles(forward.in_one_tile(), cotangents, "all", _add_rows)
+        computed = sum_traced(forward, cotangents, _add_rows)
     else:
         computed = guarded_if_nonfinite(_with_rows_to_keep(forward), cotangents, _add_rows)
     return {n: computed[n] for n in targets}, {n: computed[_of_tangent(n)] for n in targets}
@@ -129,9 +124,7 @@ def _add_rows(
     m, log_l = (row_tile.slice_queries(forward.lse)[..., part : part + 1] for part in range(2))
     is_empty = is_masked(m)
     shift, over_l = xp.where(is_empty, 0.0, m), xp.exp(xp.where(is_empty, 0.0, -log_l))
-    cotangent, *changes = [
-        astype_if_needed(xp, row_tile.slice_queries(array), dtype) * over_l for array in cotangents
-    ]
+    cotangent, *changes = [astype_if_needed(xp, array, dtype) * over_l for array in cotangents]
     query, query_tangent = scores.scaled_query(rows), scores.scaled_query_tangent(rows, tangents)
     operand = scores.tangent_operand(tangents, query, query_tangent)
     inputs = RowTangents(query, query_tangent, operand, cotangent, changes[0] if changes else None, shift)

@@ -181,7 +181,8 @@ def _of_rows(scores: Scores, plan: Plan, rows: range, request: Request) -> Resul
     shape = (*scores.leading_shape, blocks, grid.keys)
     strips: GradientAccumulator | None = None
     if request.sums_queries:
-        strips = GradientAccumulator(GradientTarget(shape, (None, "columns")), plan, grid)
+        columns, target = plan.column_ranges(range(plan.keys)), GradientTarget(shape, (None, "columns"))
+        strips = GradientAccumulator(target, (), columns, grid)
     parts = [_of_few_rows(scores, plan, few, request, strips) for few in _ranges(rows, plan.rows)]
     computed = {name: _joined(xp, name, [part[name] for part in parts]) for name in parts[0]}
     if strips is not None:

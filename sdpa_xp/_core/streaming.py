@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 from sdpa_xp._core import threads
+from sdpa_xp._core.compiled_loops import compute_band, row_bands
 from sdpa_xp._core.forward_mode import attend_with_tangents
 from sdpa_xp._core.laplacian import attend_with_laplacian
 from sdpa_xp._core.products import (
@@ -26,10 +27,9 @@ from sdpa_xp._core.products import (
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.softmax import RowResult, attend_with_fixed_shift, attend_with_running_shift, is_accurate
 from sdpa_xp._libraries import astype_if_needed, computing, is_traced
-from sdpa_xp._libraries.capabilities import Loops
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
 from sdpa_xp._tiles.plan import Plan, Task
-from sdpa_xp._tiles.tile import LeadingSlice, RowBlock
+from sdpa_xp._tiles.tile import LeadingSlice
 
 OfRows: TypeAlias = Callable[[RowResult], Array]
 """What is returned beside the output of some rows: log-sum-exp, (..., Hq, rows, 1 or 2), or derivatives."""
@@ -59,7 +59,7 @@ def attend(
     elif with_lse:
         of_rows = partial(RowResult.lse_parts if in_parts else RowResult.lse, xp=scores.xp)
     if plan.is_loop:
-        return _attend_in_a_loop(scores, value, plan, dtype, of_rows)
+        return _attend_in_loops(scores, value, plan, dtype, of_rows)
     is_small = plan.is_one_tile and not plan.tries_without_maximum
     if is_small or not scores.grid.is_writeable:
         return _attend_and_join(scores, value, plan, dtype, of_rows, checksums)
@@ -233,68 +233,18 @@ def _attend_keys(
     return compute(scores, query, value, plan, rows, guard)
 
 
-def _attend_in_a_loop(
+def _attend_in_loops(
     scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, of_rows: OfRows | None
 ) -> tuple[Array, Array | None]:
-    """Return what `attend` returns, computed in loops over blocks of queries that the compiler keeps.
+    """Return what `attend` returns, computed in loops over blocks of queries that the compiler keeps."""
 
-    A loop has one shape for all of its blocks, so it reads the same keys for each. If a mask leaves the first
-    queries fewer keys than the last ones, each band of queries gets a loop, with the keys of the band alone. On
-    several devices there is one band: a band of queries may lie on one device, and the others would wait.
-    """
-    bands, loops = plan.bands(), cast(Loops, scores.grid.library.loops)
-    has_equal_keys = scores.key_range(bands[0]) == scores.key_range(bands[-1])
-    if has_equal_keys or loops.may_be_shared():
-        bands = [range(plan.queries)]
-    results = [_attend_band(scores, value, plan, dtype, of_rows, loops, band) for band in bands]
-    lses = [lse for _, lse in results if lse is not None]
-    return _joined(scores.xp, [output for output, _ in results], lses)
+    def attend_band(band: range) -> list[Array]:
+        def compute(block: Scores, _: Array | None) -> tuple[tuple[()], list[Array]]:
+            result = _attend_keys(block, block.scaled_query(band), value, plan, band, "columns")
+            output = astype_if_needed(scores.xp, result.output, dtype)
+            return (), [output, *([of_rows(result)] if of_rows else [])]
 
+        return compute_band(scores, plan, band, compute)[1]
 
-def _attend_band(
-    scores: Scores,
-    value: KeyValueSource,
-    plan: Plan,
-    dtype: Dtype,
-    of_rows: OfRows | None,
-    loops: Loops,
-    band: range,
-) -> tuple[Array, Array | None]:
-    """Return output and log-sum-exp of a band of queries, computed in one loop.
-
-    All blocks have the same length, because the compiler needs fixed shapes. If that length divides the number
-    of queries, block n of N has every N-th query from n on, so that each pass uses all devices that hold
-    queries. Otherwise the last block begins early enough to be full.
-    """
-    xp, queries, rows = scores.xp, len(band), min(plan.rows, len(band))
-    passes = -(-queries // rows)
-    step = passes if passes * rows == queries else 1
-
-    def compute(start: Array) -> tuple[Array, Array | None]:
-        block = scores._replace(block=RowBlock(start, rows, step))
-        result = _attend_keys(block, block.scaled_query(band), value, plan, band, "columns")
-        return astype_if_needed(xp, result.output, dtype), of_rows(result) if of_rows else None
-
-    numbers = scores.grid.arange(0, passes)
-    starts = numbers if step > 1 else xp.clip(numbers * rows, 0, queries - rows)
-    outputs, lses = loops.rolled(compute, starts)
-    join = _interleave_blocks if step > 1 else _join_blocks
-    return join(xp, outputs, queries), None if lses is None else join(xp, lses, queries)
-
-
-def _interleave_blocks(xp: Namespace, blocks: Array, queries: int) -> Array:
-    """Return (blocks, ..., rows, width) as (..., L, width), where block n has every N-th row from n on."""
-    *leading, rows, width = range(1, blocks.ndim)
-    shape = blocks.shape
-    return xp.reshape(xp.permute_dims(blocks, (*leading, rows, 0, width)), (*shape[1:-2], queries, shape[-1]))
-
-
-def _join_blocks(xp: Namespace, blocks: Array, queries: int) -> Array:
-    """Return (blocks, ..., rows, width) as (..., L, width), without the rows that the last block repeats."""
-    count, *leading, rows, width = blocks.shape
-    axes = (*range(1, blocks.ndim - 2), 0, blocks.ndim - 2, blocks.ndim - 1)
-    joined = xp.reshape(xp.permute_dims(blocks, axes), (*leading, count * rows, width))
-    repeated, start_of_last = count * rows - queries, (count - 1) * rows
-    if not repeated:
-        return joined
-    return xp.concat([joined[..., :start_of_last, :], joined[..., start_of_last + repeated :, :]], axis=-2)
+    outputs, *lses = zip(*map(attend_band, row_bands(scores, plan)), strict=True)
+    return _joined(scores.xp, outputs, lses[0] if lses else ())

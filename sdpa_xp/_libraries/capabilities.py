@@ -5,12 +5,14 @@ The loops are those of JAX: no other compiler keeps loops.
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Protocol, TypeVar, cast
 
 from sdpa_xp._libraries.protocols import Array, Chunks, Device
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 MOST_ORDERS = 3
@@ -216,8 +218,10 @@ class Loops:
         """Return whether a compiled program may run on several devices, which then share its loops."""
         return bool(sys.modules["jax"].device_count() > 1)
 
-    def rolled(self, body: Callable[[Array], T], starts: Array) -> T:
-        """Return `body` of each of `starts`, with the arrays of the passes stacked on a new first axis.
+    def rolled(
+        self, body: Callable[[Array], tuple[S, T]], numbers: Array, *, has_sums: bool = False
+    ) -> tuple[S, T]:
+        """Return `body` of each of `numbers`: its first arrays summed, and its others stacked on a new axis 0.
 
         Gradients compute each pass again, so that no pass is kept: Chen et al., "Training Deep Nets with
         Sublinear Memory Cost", arXiv 1604.06174.
@@ -226,7 +230,22 @@ class Loops:
         for _ in range(MOST_ORDERS):
             # The compiler cannot merge the two computations of a pass across a loop: no need to prevent CSE.
             body = jax.checkpoint(body, prevent_cse=False)
-        return cast(T, jax.lax.map(body, starts))
+
+        def add(sums: S, number: Array) -> tuple[S, T]:
+            new, others = body(number)
+            return jax.tree.map(operator.add, sums, new), others
+
+        zeros: Any = ()
+        if has_sums:
+            like, _ = jax.eval_shape(body, numbers[0])
+            zeros = jax.tree.map(jax.numpy.zeros_like, like)
+        return cast(tuple[S, T], jax.lax.scan(add, zeros, numbers))
+
+    def most_scores(self, of_a_device: int) -> int:
+        """Return how many scores a pass computes, where a tile of a device has `of_a_device`."""
+        # Inside a jit, arrays name no device. On a CPU, smaller passes took no longer, down to a fourth.
+        is_cpu = sys.modules["jax"].default_backend() == "cpu"
+        return of_a_device // 4 if is_cpu else of_a_device
 
     def rows_from(self, array: Array, start: Array, count: int, step: int) -> Array:
         """Return `count` rows of an array (..., L, width) from `start` on, which is known only in the loop.

@@ -10,7 +10,7 @@ from operator import add
 from typing import NamedTuple, cast
 
 from sdpa_xp._core import threads
-from sdpa_xp._core.backward import Forward, gradients
+from sdpa_xp._core.backward import gradients
 from sdpa_xp._core.full_matrix import (
     RowSums,
     full_scores,
@@ -19,6 +19,7 @@ from sdpa_xp._core.full_matrix import (
     sums_of_sinks,
     weights_of_rows,
 )
+from sdpa_xp._core.gradient_passes import Forward
 from sdpa_xp._core.gradient_sums import gradient_targets
 from sdpa_xp._core.products import ArraySource
 from sdpa_xp._core.scores import BoundOptions, Scores

@@ -127,11 +127,10 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
     if (
         grid.is_traced
         and not is_empty
-        and grid.library.loops is not None
+        and (loops := grid.library.loops) is not None
         and _is_too_many(heads * queries * keys)
     ):
-        # An iteration computes about as many scores as a tile of a device.
-        most_rows = max(SMALLEST_SIDE, DEVICE.scores // (heads * keys))
+        most_rows = max(SMALLEST_SIDE, loops.most_scores(DEVICE.scores) // (heads * keys))
         least = -(-queries // most_rows)
         # Blocks without remainder can have rows from everywhere: see `_attend_band`.
         iterations = next((n for n in range(least, 2 * least) if queries % n == 0), least)

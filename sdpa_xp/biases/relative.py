@@ -200,10 +200,12 @@ class RelativeTerm(AddedByDistance):
 
     def gradient(self, tile: Tile, _scores: Array, gradient: Array) -> Array:
         """Return the sums of the diagonals, each added to the bucket of its distance, (..., Hq, buckets, 1)."""
-        xp, grid = tile.grid.xp, tile.grid
-        sums = diagonals(grid, gradient)
-        first = tile.columns.start - tile.rows.stop - grid.position
-        index = self._index(xp, grid.arange(first, first + sums.shape[-1]))
+        xp, grid, block = tile.grid.xp, tile.grid, tile.block
+        step = 1 if block is None else block.step
+        sums = diagonals(grid, gradient, step)
+        first = tile.columns.start - tile.rows.start - gradient.shape[-2] * step - grid.position
+        distances = grid.arange(first, first + sums.shape[-1])
+        index = self._index(xp, distances if block is None else distances - block.start)
         bucket = grid.in_all_axes(xp.take(self.buckets, index, axis=0))
         numbers = grid.in_all_axes(grid.arange(0, self.count), 1)
         inside = xp.astype((bucket <= numbers) & (bucket >= numbers), grid.dtype)  # (..., buckets, diagonals)
@@ -217,18 +219,20 @@ class RelativeTerm(AddedByDistance):
         return xp.where(distance > self.last, self.last, distance) - self.first
 
 
-def diagonals(grid: ScoreGrid, scores: Array) -> Array:
-    """Sum (..., rows, columns) over each diagonal: (..., rows + columns + 1), from j - i = -rows on.
+def diagonals(grid: ScoreGrid, scores: Array, step: int = 1) -> Array:
+    """Sum (..., rows, columns) over each diagonal j - step * i: (..., step * rows + columns + step).
 
-    If the array is read in rows that are longer by one, each row is shifted to the left by one against the row
-    before, and diagonals become columns.
+    The first is that of -step * rows. If the array is read in rows that are longer by `step`, each row is
+    shifted to the left by `step` against the row before, and diagonals become columns.
     """
     *leading, rows, columns = scores.shape
+    before = step * rows
     xp = grid.xp
 
     def zeros(*shape: int) -> Array:
         return xp.zeros((*leading, *shape), dtype=grid.dtype, device=grid.device)
 
-    shifted = xp.reshape(xp.concat([zeros(rows, rows), scores], axis=-1), (*leading, -1))
-    longer = xp.reshape(xp.concat([shifted, zeros(rows)], axis=-1), (*leading, rows, rows + columns + 1))
+    shifted = xp.reshape(xp.concat([zeros(rows, before), scores], axis=-1), (*leading, -1))
+    shape = (*leading, rows, before + columns + step)
+    longer = xp.reshape(xp.concat([shifted, zeros(before)], axis=-1), shape)
     return xp.sum(longer, axis=-2)

@@ -6,13 +6,16 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import autograd
 import numpy as np
 import pytest
 from calls import draw_named, sloping
+from differentiable_calls import CALLS, calls
 from internals import TileSize, override
 from libraries import Library
 
 from sdpa_xp import attention_state, biases, masks, scaled_dot_product_attention
+from sdpa_xp import scaled_dot_product_attention_vjp as vjp
 
 F = np.float32
 Arrays = dict[str, np.ndarray]
@@ -120,6 +123,46 @@ def test_same_gradients(library: Library, arrays: Arrays, name: str, request: py
         np.testing.assert_allclose(library.get(gradient), wanted, rtol=0, atol=bound)
 
 
+EVEN = calls(8, 17)
+"""Here blocks have equally many queries, and each has some from everywhere; those of `CALLS` repeat some."""
+
+
+@pytest.mark.leaves_out("jax-debug")
+@pytest.mark.parametrize(
+    "call",
+    [EVEN["relative"], CALLS["relative, lower right"], CALLS["window of each entry"], CALLS["all"]],
+    ids=["relative", "relative, repeated", "empty bands", "all"],
+)
+def test_gradients_without_a_framework(
+    library: Library, rng: np.random.Generator, call: autograd.Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sums of a pullback, and of its derivative along a direction, are carried by the loops."""
+    import jax
+
+    def computed(arrays: Any, tangents: Any, first: Any, second: Any) -> Any:
+        xp = jax.numpy if isinstance(first, jax.Array) else np
+        rules = autograd.keywords(call, arrays)
+        rules |= {name: xp.asarray(x) for name, x in rules.items() if isinstance(x, np.ndarray)}
+        _, pullback = vjp(*(arrays[name] for name in autograd.INPUTS), **rules)
+        return pullback(first), *pullback.jvp(first, tangents, second)
+
+    arrays, tangents = (autograd.arrays(call, rng, F) for _ in range(2))
+    shape = vjp(*(arrays[name] for name in autograd.INPUTS))[0].shape
+    cotangents = [rng.standard_normal(shape, F) for _ in range(2)]
+    expected = computed(arrays, tangents, *cotangents)
+    override(monkeypatch, "DEVICE", TileSize(4, 6, 5))
+    override(monkeypatch, "SMALLEST_SIDE", 3)
+    traced = jax.jit(lambda inputs: computed(inputs["arrays"], inputs["tangents"], *inputs["cotangents"]))
+    with library.guard():
+        placed = jax.tree.map(library.put, {"arrays": arrays, "tangents": tangents, "cotangents": cotangents})
+        results = traced(placed)
+        assert "while" in traced.lower(placed).as_text()
+    for part, wanted in zip(results, expected, strict=True):
+        for name, gradient in part.items():
+            bound = 2e-5 * max(1, np.abs(wanted[name]).max())
+            np.testing.assert_allclose(library.get(gradient), wanted[name], rtol=0, atol=bound, err_msg=name)
+
+
 @pytest.mark.leaves_out("jax-debug")
 @pytest.mark.usefixtures("short_blocks")
 def test_same_pairs_are_dropped(library: Library, arrays: Arrays) -> None:
@@ -225,7 +268,12 @@ def test_the_program_does_not_grow_with_the_length(library: Library, function: A
         assert lines(8192) == lines(32768)
 
 
-@pytest.mark.parametrize("function", [causal, slope])
+def pulled(x: Any) -> Any:
+    output, pullback = vjp(x, x, x)
+    return pullback.jvp(output, {"query": x, "key": x}, output)
+
+
+@pytest.mark.parametrize("function", [causal, slope, pulled])
 def test_memory_grows_with_the_length_alone(library: Library, function: Any) -> None:
     """4 times the length takes at most 5 times the memory, and less than a byte a pair."""
     import jax

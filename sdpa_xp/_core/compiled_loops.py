@@ -1,0 +1,76 @@
+"""Long calls inside a jit: loops over blocks of queries, which the compiler keeps.
+
+A loop has one shape for all of its blocks, so it reads the same keys for each. If a mask leaves the first
+queries fewer keys than the last ones, each band of queries gets a loop, with the keys of the band alone. On
+several devices there is one band: a band of queries may lie on one device, and the others would wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypeVar, cast
+
+from sdpa_xp._core.scores import Scores
+from sdpa_xp._libraries.capabilities import Loops
+from sdpa_xp._libraries.protocols import Array, Namespace
+from sdpa_xp._tiles.plan import Plan
+from sdpa_xp._tiles.tile import RowBlock
+
+T = TypeVar("T")
+OfBlock: TypeAlias = Callable[[Scores, Array | None], tuple[T, Sequence[Array]]]
+"""What a pass of a loop computes from the scores of its block: arrays that are summed over the passes, and
+arrays (..., rows, width). It also gets which of its rows no pass before has, (rows, 1); None is all."""
+
+
+def row_bands(scores: Scores, plan: Plan) -> list[range]:
+    """Return the ranges of queries that get a loop each."""
+    bands, loops = plan.bands(), cast(Loops, scores.grid.library.loops)
+    has_equal_keys = scores.key_range(bands[0]) == scores.key_range(bands[-1])
+    return [range(plan.queries)] if has_equal_keys or loops.may_be_shared() else bands
+
+
+def compute_band(
+    scores: Scores, plan: Plan, band: range, compute: OfBlock[T], *, has_sums: bool = False
+) -> tuple[T, list[Array]]:
+    """Return the sums of a band of queries, and the other arrays with all of its rows.
+
+    All blocks have the same length, because the compiler needs fixed shapes. If that length divides the number
+    of queries, block n of N has every N-th query from n on, so that each pass uses all devices that hold
+    queries. Otherwise the last block begins early enough to be full, and repeats rows of the one before.
+    """
+    xp, queries, rows = scores.xp, len(band), min(plan.rows, len(band))
+    passes = -(-queries // rows)
+    is_even = passes * rows == queries
+    step = passes if is_even else 1
+
+    def compute_pass(number: Array) -> tuple[T, list[Array]]:
+        start, is_new = number, None
+        if step == 1:
+            start = xp.clip(number * rows, 0, queries - rows)
+        if has_sums and not is_even:
+            is_new = xp.expand_dims(scores.grid.arange(0, rows) + start >= number * rows, axis=-1)
+        sums, others = compute(scores._replace(block=RowBlock(start, rows, step)), is_new)
+        return sums, [*others]
+
+    loops = cast(Loops, scores.grid.library.loops)
+    sums, blocks = loops.rolled(compute_pass, scores.grid.arange(0, passes), has_sums=has_sums)
+    join = _interleave_blocks if step > 1 else _join_blocks
+    return sums, [join(xp, array, queries) for array in blocks]
+
+
+def _interleave_blocks(xp: Namespace, blocks: Array, queries: int) -> Array:
+    """Return (blocks, ..., rows, width) as (..., L, width), where block n has every N-th row from n on."""
+    *leading, rows, width = range(1, blocks.ndim)
+    shape = blocks.shape
+    return xp.reshape(xp.permute_dims(blocks, (*leading, rows, 0, width)), (*shape[1:-2], queries, shape[-1]))
+
+
+def _join_blocks(xp: Namespace, blocks: Array, queries: int) -> Array:
+    """Return (blocks, ..., rows, width) as (..., L, width), without the rows that the last block repeats."""
+    count, *leading, rows, width = blocks.shape
+    axes = (*range(1, blocks.ndim - 2), 0, blocks.ndim - 2, blocks.ndim - 1)
+    joined = xp.reshape(xp.permute_dims(blocks, axes), (*leading, count * rows, width))
+    repeated, start_of_last = count * rows - queries, (count - 1) * rows
+    if not repeated:
+        return joined
+    return xp.concat([joined[..., :start_of_last, :], joined[..., start_of_last + repeated :, :]], axis=-2)
