@@ -12,7 +12,7 @@ from typing import Any
 
 from griffe import DocstringSectionKind, Extension, Function, Module, Object
 
-REFERS = re.compile(r" ?All other arguments(?: and errors)? are as in `(\w+)`\.")
+REFERS = re.compile(r" ?All other arguments(?: and errors)? are as in `([\w.]+)`\.")
 
 
 COMMON = ("TypeError", "ValueError")
@@ -40,9 +40,9 @@ def _share(function: Function, arguments: list[Any], package: Module) -> None:
         text = " ".join(argument.description.split())
         if refers := REFERS.search(text):
             argument.description = text.replace(refers[0], "").strip()
-            names = [name.name for name in function.parameters if name.name not in (*described, "self")]
+            names = [name.name for name in function.parameters if name.name not in (*described, "self", "cls")]
             path = _path(function, refers[1], package)
-            function.extra["shared"] |= {"names": names, "explained_by": path}
+            function.extra["shared"] |= {"names": names, "explained_by": path, "shown": refers[1]}
 
 
 def _described(parent: Object) -> Iterator[Object]:

@@ -67,11 +67,10 @@ def jit(
 
     Args:
         layer: A function, a method or a layer in array-API code, as for `to_onnx`. It returns an array, a
-            tuple, a list, a NamedTuple or a mapping of arrays.
+            tuple, a list, a NamedTuple or a mapping of arrays. All other arguments and errors are as in
+            `to_onnx`.
         runtime: As for `export_attention`: the oldest onnxruntime that will run `model`, with cpu or cuda.
             The onnxruntime that is installed must be this release or a later one.
-        form: As for `to_onnx`.
-        opset: As for `to_onnx`.
         verify: Whether the first call with each signature also compares the graph with the layer in float64, as
             `verify_layer` does. That takes seconds.
 

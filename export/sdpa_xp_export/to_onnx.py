@@ -65,7 +65,7 @@ def to_onnx(
             the layer transposes it or computes with it.
         inputs: The positional arguments of the layer, with a spec for each array, also within a mask or a bias.
             Arguments without specs are passed unchanged.
-        form: The form of each attention, as for `export_attention`.
+        form: The form of each attention, as in `export_attention`.
         opset: 17 to 24. The default is the newest opset for which the release of `runtime` supports every form,
             because each attention in the graph may get another one.
         runtime: As for `export_attention`.

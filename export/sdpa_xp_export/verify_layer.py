@@ -66,7 +66,8 @@ def verify_layer(
     runs, which are at most 9; the report lists others for which the layer or `draw` raised an error.
 
     Args:
-        model: The result of `to_onnx`, or the path of its file, which may have external data.
+        model: The result of `to_onnx`, or the path of its file. All other arguments and errors are as in
+            `verify`.
         layer: The layer that the model was exported from: any function, method or object, with weights of any
             library. Copies of those in attributes, lists, dictionaries, closures, defaults, globals and
             partials are converted to float64 for the reference. If the layer has no result in float64, the
@@ -76,13 +77,8 @@ def verify_layer(
             normal, three of four booleans are True, and integers fit their use: valid rows of a table, or
             lengths and ids that a mask accepts; others are between 0 and the longest length, and in some runs
             negative or large.
-        provider: As for `verify`.
-        engine: As for `verify`.
-        seed: As for `verify`.
-        thorough: As for `verify`.
-        timeout: The most seconds that the engine may take to load and to run the model, all runs together. The
-            calls of the layer have no limit.
-        memory: As for `verify`. The calls of the layer have no limit.
+        timeout: The most seconds that the engine may take. The calls of the layer have no limit.
+        memory: The most bytes that the engine may take. The calls of the layer have no limit.
         keywords: The keyword arguments of the layer, as for `to_onnx`. A `TensorSpec` in them, also within a
             mask or a bias, stands for the input of that name. If an argument of the layer has the same name as
             an argument of `verify_layer`, use `functools.partial`.
@@ -92,9 +88,8 @@ def verify_layer(
 
     Raises:
         TypeError: `model` has a wrong type, or the inputs and keywords do not fit the layer.
-        ValueError: As for `verify`; `layer` returns something else if it is called again with the same inputs;
+        ValueError: `layer` returns something else if it is called again with the same inputs;
             or a name in `draw` or a spec in `keywords` is not an input.
-        FileNotFoundError: The file does not exist.
 
     Examples:
         >>> from sdpa_xp import scaled_dot_product_attention

@@ -86,18 +86,10 @@ def to_array(bias: Bias, shape: tuple[int, ...], *, rows: range | None = None, l
     """Convert a bias to an array: the scores after the bias, if all scores before it are 0.
 
     Args:
-        bias: A bias.
-        shape: (L, S), or (..., Hq, L, S) if the bias differs between batch entries or heads. `shape`, `rows`
-            and `like` are as in `masks.to_array`.
-        rows: A range of queries, or None for all.
-        like: An array of the library and device of the result, or None.
+        bias: A bias. All other arguments and errors are as in `masks.to_array`.
 
     Returns:
         A floating array of `shape`, with len(rows) instead of L; float64 if the device has it, else float32.
-
-    Raises:
-        TypeError: `bias` is not a bias, its arrays belong to another library, or `rows` is not a range.
-        ValueError: The bias does not fit the `shape`, or `rows` are not among the L queries.
 
     Examples:
         >>> from sdpa_xp import biases

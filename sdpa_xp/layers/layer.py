@@ -75,10 +75,9 @@ class Layer(Tree, Immutable):
             device: A device of that library. None means the device of the array, or the library's default.
 
         Returns:
-            Another layer. Each array keeps its dtype if the library has it. If not, it becomes float32, such as
-                bfloat16 in NumPy, and float64 in MLX and in JAX without x64. Arrays on a GPU go through the CPU
-                only if the other library does not take them there. What torch has recorded for gradients is not
-                copied.
+            Another layer. Each array keeps its dtype if the library has it, or becomes float32. Arrays on a GPU
+                go through the CPU only if the other library does not take them there. What torch has recorded
+                for gradients is not copied.
 
         Raises:
             TypeError: `like` is neither a module of arrays nor an array.

@@ -132,15 +132,9 @@ class Linear(Layer):
         """Create a map with random weights by Xavier's rule, and a bias of 0.
 
         Args:
-            rng: The generator that the weights are drawn from, as for `MultiHeadAttention.init`.
-            in_dim: The width of the input.
+            in_dim: The width of the input. All other arguments and errors are as in
+                `layers.MultiHeadAttention.init`.
             out_dim: The width of the output.
-            bias: Whether there is a bias.
-            like: An array like the new ones. None means float32, in the library of `rng`.
-
-        Raises:
-            TypeError: `rng` is not a generator, or a width is not an integer.
-            ValueError: A width is below 1.
         """
         function = "Linear.init"
         in_width, out_width = check_widths(function, in_dim=in_dim, out_dim=out_dim)
@@ -152,12 +146,8 @@ class Linear(Layer):
         """Create a map from the arrays called `prefix` + "weight" and, if there is one, `prefix` + "bias".
 
         Args:
-            mapping: Arrays by name, such as the arrays of a safetensors file. They are not copied.
-            prefix: The beginning of the names.
-
-        Raises:
-            TypeError: `mapping` is not a mapping, or `prefix` is not a string.
-            ValueError: The weight is missing in the mapping.
+            mapping: Arrays by name. All other arguments and errors are as in
+                `layers.MultiHeadAttention.from_mapping`.
         """
         function = "Linear.from_mapping"
         check_prefixed(function, mapping, prefix)

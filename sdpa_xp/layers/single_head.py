@@ -65,20 +65,13 @@ class SingleHeadAttention(Attention):
         bias: bool = False,
         like: AnyArray | None = None,
     ) -> Self:
-        """Create a layer with random weights, as `MultiHeadAttention.init` does.
+        """Create a layer with random weights by Xavier's rule, and biases of 0.
 
         Args:
-            rng: The generator that the weights are drawn from.
-            embedding_dim: The width of the input queries.
+            embedding_dim: The width of the input queries. All other arguments and errors are as in
+                `layers.MultiHeadAttention.init`.
             attention_dim: The width of queries, keys and values after the projections.
             key_dim: The width of the input keys. None means `embedding_dim`.
-            value_dim: The width of the input values. None means `key_dim`.
-            bias: Whether the projections have biases.
-            like: An array like the new ones. None means float32, in the library of `rng`.
-
-        Raises:
-            TypeError: `rng` is not a generator, or a width is not an integer.
-            ValueError: A width is below 1.
         """
         function = "SingleHeadAttention.init"
         check_widths(function, embedding_dim=embedding_dim, attention_dim=attention_dim)
@@ -91,12 +84,11 @@ class SingleHeadAttention(Attention):
     def from_mapping(
         cls, mapping: Mapping[str, AnyArray], prefix: str = "", *, names: Mapping[str, str] | None = None
     ) -> Self:
-        """Create a layer from arrays by name, as `MultiHeadAttention.from_mapping` does.
+        """Create a layer from arrays by name, such as the arrays of a safetensors file. They are not copied.
 
         Args:
-            mapping: Arrays by name.
-            prefix: The beginning of the names.
-            names: The names of `query`, `key` and `value` in the mapping.
+            mapping: Arrays by name. All other arguments and errors are as in
+                `layers.MultiHeadAttention.from_mapping`.
         """
         function, fields = "SingleHeadAttention.from_mapping", ("query", "key", "value", "scale", "temperature")
         return cls(**read_fields(function, mapping, prefix, names, fields))

@@ -113,9 +113,8 @@ def mask(mask: Mask, shape: tuple[int, ...], *, like: Any = None, theme: ThemeNa
     Cells of all small masks have the same size, so you can show them side by side.
 
     Args:
-        mask: A mask.
-        shape: (L, S), or (..., Hq, L, S), with one panel for each batch entry and head.
-        like: An array with the library and the device to compute the mask with, as for `masks.to_array`.
+        mask: A mask. All other arguments and errors are as in `masks.to_array`.
+        shape: (L, S), or (..., Hq, L, S), with one panel for each batch entry and head; no length is 0.
         theme: "light" or "dark".
 
     Returns:
@@ -123,8 +122,6 @@ def mask(mask: Mask, shape: tuple[int, ...], *, like: Any = None, theme: ThemeNa
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
-        TypeError: As for `masks.to_array`.
-        ValueError: As for `masks.to_array`; or the shape has an axis of length 0.
 
     Examples:
         >>> from sdpa_xp import masks, plot

@@ -69,10 +69,10 @@ class Rotation(Tree, Immutable, ABC):
         return cast(A, self._rotated(f"{type(self).__name__}.apply", x, positions, layout))
 
     def inverse(self, x: A, positions: PositionsLike | int, *, layout: Layout = "...HLE") -> A:
-        """Return queries or keys as they were before `apply` rotated them, up to the rounding of their dtype.
+        """Return queries or keys as they were before `apply` rotated and multiplied them, up to rounding.
 
-        If the rotation also multiplies, as `YaRNScaling` does, the result is divided by the same number. To
-        move a rotated key to another position, apply the inverse at its old position, then `apply` at the new.
+        To move a rotated key to another position, apply the inverse at its old position, then `apply` at the
+        new.
 
         Args:
             x: (..., H, L, E), or (L, E): rotated tokens. All other arguments and errors are as in `apply`.

@@ -58,7 +58,7 @@ class Scaling(Tree, Immutable, ABC):
 @explains_keywords
 @dataclass(frozen=True, slots=True)
 class LinearScaling(Scaling):
-    """A scaling that divides all positions by `factor`, so that they stay within the positions of the training.
+    """A scaling that divides all positions by `factor`, so that they stay within those of the training.
 
     Args:
         factor: The length of the sequences, divided by the length in training.
@@ -163,8 +163,8 @@ class YaRNScaling(Scaling):
     Args:
         factor: The length of the sequences, divided by the length in training.
         original_length: The length of the sequences in training.
-        beta_fast: A frequency stays if it makes at least this number of turns within `original_length`.
-        beta_slow: A frequency is divided if it makes at most this number of turns.
+        beta_fast: As `high_freq_factor` of `Llama3Scaling`.
+        beta_slow: As `low_freq_factor` of `Llama3Scaling`.
         attention_factor: The `magnitude`. None means 0.1 ln(factor) + 1.
         truncate: Whether the interpolation begins and ends at whole pairs, as in the authors' code.
 

@@ -52,7 +52,7 @@ def referred(path: str) -> list[str]:
     refers = REFERS.search(text_of(CALLABLES[path]))
     if not refers:
         return []
-    beside = f"{path.rpartition('.')[0]}.{refers[1]}"
+    beside = f"{path.rpartition('.')[0]}.{refers[1]}"  # a method of its class
     other = beside if beside in CALLABLES else f"{path.partition('.')[0]}.{refers[1]}"
     return [*arguments(CALLABLES[other]), *referred(other)]
 
