@@ -77,36 +77,22 @@ def attention_statistics(
     r"""Compute statistics of the scores and of the attention weights, without an L x S array.
 
     "row_max" is $\max_j s_{ij}$, "entropy" is $-\sum_j w_{ij} \log w_{ij}$, and "key_sums" is $\sum_i w_{ij}$,
-    of the scores $s_{ij}$ and the weights $w_{ij}$ of query i and key j. They equal the reductions of
-    `attention_scores` and `attention_weights`.
-
-    Shapes:
-        As for `scaled_dot_product_attention`.
+    of the scores $s_{ij}$ and the weights $w_{ij}$ of query i and key j.
 
     Args:
-        query: (..., Hq, L, E). All arguments but the next three are as in `scaled_dot_product_attention`.
-        key: (..., H, S, E).
+        query: (..., Hq, L, E). All other arguments and errors are as in `scaled_dot_product_attention`.
         of: What to compute: one or several of "row_max", "entropy", "key_sums", "top_keys" and "block_sums".
         top_k: The number of keys to find for each query; required for "top_keys". The time grows with it.
         block_size: The queries and keys of a block, or one number for both; required for "block_sums".
-        attn_mask: A mask, or an array that broadcasts to (..., Hq, L, S).
-        bias: A bias, or an array that broadcasts to (..., Hq, L, S).
-        is_causal: Query i attends to key j only if j <= i.
-        scale: A number, or an array that broadcasts to (..., Hq, L, 1).
-        softcap: A positive number; None or 0 is off.
         sinks: (..., Hq). They change the weights, but are no keys: `row_max` and `entropy` leave them out.
-        softmax_dtype: float32, float64 or None.
-        layout: "...HLE" or "...LHE". The results have the heads first in both.
-        implementation: `"xp"` or None.
 
     Returns:
         The statistics as attributes; see `AttentionStatistics` for their shapes. Of equal weights, the one
             with the lower index comes first.
 
     Raises:
-        TypeError: As for `scaled_dot_product_attention`; or an array in chunks is asked for "top_keys" or
-            "block_sums".
-        ValueError: As for `scaled_dot_product_attention`; or `of` has an unknown name.
+        TypeError: An array in chunks is asked for "top_keys" or "block_sums".
+        ValueError: `of` has an unknown name.
 
     Numerics:
         A row whose keys are all masked has maximum -inf and entropy 0. If a row attends to a NaN, its
