@@ -152,18 +152,6 @@ class Pullback(Generic[A]):
             TypeError: An array has another library or dtype than its input, or is a lazy array in chunks.
             ValueError: An array has another shape or device than its input, or a tangent has a name that no
                 floating array of the call has.
-
-        Examples:
-            >>> import numpy as np
-            >>> query, key, value = np.zeros((1, 2)), np.eye(2), np.asarray([[1.0], [3.0]])
-            >>> output, pullback = scaled_dot_product_attention_vjp(
-            ...     query, key, value, scale=1
-            ... )
-            >>> gradients, moved = pullback.jvp(
-            ...     np.ones_like(output), {"key": np.asarray([[1.0, 0.0], [0.0, 0.0]])}
-            ... )
-            >>> moved["query"]
-            array([[-0.5,  0. ]])
         """
         array = check_cotangent(cotangent, self._arrays["query"], self._output)
         moved = None

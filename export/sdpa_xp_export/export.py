@@ -74,8 +74,8 @@ def export_attention(
         key: The same dtype, (..., H, S, E).
         value: The same dtype, (..., H, S, Ev).
         attn_mask: A mask of `sdpa_xp.masks`, with specs instead of arrays, which become inputs with the names
-            of its arguments; a few nodes compute it from the lengths of a run. Or a spec that broadcasts to
-            (..., Hq, L, S): "bool" (True = may attend) or the query's dtype (added to the scores).
+            of its arguments; or a spec that broadcasts to (..., Hq, L, S): "bool" (True = may attend) or the
+            query's dtype (added to the scores).
         bias: A bias of `sdpa_xp.biases`, with specs instead of arrays; or a spec that broadcasts to (..., Hq,
             L, S).
         is_causal: Query i attends to key j only if j <= i; with a cache, j <= i + S - L; with `past_lengths`,
@@ -88,8 +88,8 @@ def export_attention(
         layout: "...HLE", or "...LHE" with the head axis after the length.
         past_key: A cache, (..., H, P, E), to which the new keys are appended. S is then the length of both,
             named "P+L", and the queries are the last L tokens, as in `KVCache`. The graph returns the joined
-            cache as `present_key`. P may be 0 in a run, so one graph computes both the prompt and the steps.
-        past_value: (..., H, P, Ev). The graph returns the joined cache as `present_value`.
+            cache as `present_key`. P may be 0 in a run.
+        past_value: (..., H, P, Ev). Joined in `present_value`.
         past_lengths: An integer spec, (B,), for a cache with free space: the number of tokens in it. S is then
             P, the capacity, and `present_key` has P rows, with the new tokens after those in the cache; the
             rest may have any values. After a run, add the number of new real tokens. A graph does not check
@@ -112,9 +112,9 @@ def export_attention(
             node of com.microsoft. Not each is right: onnxruntime computes a float64 Attention in float32.
 
     Returns:
-        The model, which has passed the full onnx.checker. Arrays in masks, biases, `scale` or `sinks` become
-            initializers. With more than 1.75 GiB of initializers, the result is a `LargeModel`. The metadata
-            contain the call, which `verify` reads, its digest, the form with the reason, and the runtime.
+        The model, which has passed the full onnx.checker; a `LargeModel` with more than 1.75 GiB of
+            initializers, which arrays become. The metadata contain the call, which `verify` reads, the form
+            with the reason, and the runtime.
 
     Raises:
         TypeError: An argument has a wrong type or dtype, or a function of the indices cannot be traced to ONNX.

@@ -25,8 +25,7 @@ WIDTH = 76
 class Agreement(Immutable):
     """The error of a result against the float64 reference, and its bound.
 
-    In `verify` each element has its own bound. Then the error and the bound belong to the element that is
-    closest to its bound, or furthest beyond it.
+    In `verify` they belong to the element that is closest to its bound, or furthest beyond it.
     """
 
     absolute: float
@@ -75,10 +74,10 @@ class Run(Immutable):
     output: str
     agreement: Agreement
     seconds: float
-    """The time of the run. If it is short, another run warms up first, which is not timed."""
+    """The time of the run. If it is short, another one warms up first."""
     peak_bytes: int | None
-    """Memory of the process above its memory before the first run; None on CUDA, whose memory is not measured,
-    or if the system does not report it."""
+    """Memory of the process above that before the first run; None on CUDA, or if the system does not report
+    it."""
     longest: int
     """The larger of the numbers of queries and keys; for a layer, the largest of all lengths."""
     compared: int

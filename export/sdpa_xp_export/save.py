@@ -57,9 +57,8 @@ def save(
 
     Args:
         model: The result of `export_attention` or `to_onnx`; it is not changed.
-        path: The file; its folder must exist. If it is a link, the file that it points to is written, and the
-            link is kept. onnxruntime looks for external data in the folder of the path that you pass to it, so
-            open such a model with the path that `save` returns.
+        path: The file; its folder must exist. If it is a link, the file that it points to is written; open a
+            model with external data with the path that `save` returns.
         overwrite: Whether an existing file may be replaced.
         external_above: The largest size of initializers, in bytes, that are written to the model file itself.
 

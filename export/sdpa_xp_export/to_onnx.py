@@ -44,11 +44,10 @@ def to_onnx(
 ) -> Model:
     """Return the ONNX graph of a layer, or of any function in array-API code, with the attention that it calls.
 
-    The layer is called once, with a value of the graph instead of each spec, and each operation on a value
-    becomes a node. An array of any library becomes an initializer, with the numbers that it contains at that
-    moment. Calls of sdpa_xp's attention functions are written as by `export_attention`. A `KVCache` of values
-    supports `append` (not in place), `attend` and `attend_state`; return its `key` and `value` for the next
-    step.
+    The layer is called once, with a value of the graph instead of each spec. Each operation on a value becomes
+    a node, and an array of any library an initializer. Calls of sdpa_xp's attention functions are written as by
+    `export_attention`. A `KVCache` of values supports `append` (not in place), `attend` and `attend_state`;
+    return its `key` and `value` for the next step.
 
     Dtypes follow the array API standard 2025.12: two kinds of them, such as int64 and float32, raise an error.
     If onnxruntime's CPU provider has no kernel for a dtype, the graph computes in a wider one and converts the
@@ -61,22 +60,18 @@ def to_onnx(
     Args:
         layer: A function, a method or a layer. Its namespace is `x.__array_namespace__()`. If the layer has
             `parameters`, a mapping of arrays by name, the initializers have these names. If it also has
-            `with_parameters`, like a `sdpa_xp.layers.Layer`, the file contains each array unchanged, even if
-            the layer transposes it or computes with it.
+            `with_parameters`, like a `sdpa_xp.layers.Layer`, the file contains each array unchanged.
         inputs: The positional arguments of the layer, with a spec for each array, also within a mask or a bias.
             Arguments without specs are passed unchanged.
         form: The form of each attention, as in `export_attention`.
-        opset: 17 to 24. The default is the newest opset for which the release of `runtime` supports every form,
-            because each attention in the graph may get another one.
+        opset: 17 to 24. The default is the newest opset for which the release of `runtime` supports every form.
         runtime: As for `export_attention`.
         keywords: The keyword arguments of the layer, with specs as in `inputs`.
 
     Returns:
-        The model, which has passed the full onnx.checker. Its inputs have the names of the layer's arguments.
-            Its output is `output`. If the layer returns a tuple, the outputs are `output_0`, `output_1` and so
-            on; a NamedTuple or a mapping gives their names. The metadata contain the form of each attention,
-            the reason for it, and the runtime. With more than 1.75 GiB of weights, the result is a
-            `LargeModel`.
+        The model, as from `export_attention`. Its inputs have the names of the layer's arguments. Its output is
+            `output`; of a tuple, the outputs are `output_0`, `output_1` and so on, and a NamedTuple or a
+            mapping gives their names.
 
     Raises:
         TypeError: The layer is not callable; it uses a function that is not in the array API (as a torch module

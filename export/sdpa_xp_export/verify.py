@@ -86,12 +86,12 @@ def verify(
         watch: A function to show the progress, called after each run with the numbers of runs so far and of all
             runs, and the lengths and the provider of the run.
         timeout: The most seconds for all runs together, beside the start of Python and the engine. The model
-            runs in a process of its own, which ends when it meets a limit, or with Ctrl-C. The reference is
-            computed in yours, which may end some seconds late.
+            runs in a process of its own, which ends at a limit, or with Ctrl-C; the reference in yours may end
+            some seconds late.
         memory: The most bytes that the model may take there, not on a GPU: by default 8 GiB and four times the
-            model, and more if a run has more than 117 million scores. If you pass it, inputs and reference in
-            your process stay below it too, unless it is less than 100 MB or the lengths of the call are fixed,
-            and a call is refused if its smallest run has more than memory / 4 numbers.
+            model, and more if a run has more than 117 million scores. If you pass at least 100 MB, inputs and
+            reference in your process stay below it too, unless the lengths of the call are fixed, and a call
+            whose smallest run has more than memory / 4 numbers is refused.
 
     Returns:
         A report, with the error and the bound of each output of each run, the provider that each node ran on,

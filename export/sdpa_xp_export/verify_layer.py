@@ -69,14 +69,12 @@ def verify_layer(
         model: The result of `to_onnx`, or the path of its file. All other arguments and errors are as in
             `verify`.
         layer: The layer that the model was exported from: any function, method or object, with weights of any
-            library. Copies of those in attributes, lists, dictionaries, closures, defaults, globals and
-            partials are converted to float64 for the reference. If the layer has no result in float64, the
-            reference is the layer in its own dtype, and a note in the report says why.
+            library. Copies of them are converted to float64 for the reference. If the layer has no result in
+            float64, the reference has its own dtype, and a note in the report says why.
         draw: Functions by the name of an input. `draw[name](rng, shape)` returns the values of this input, and
             `draw[name](rng, shape, lengths)` also gets the lengths of the run by name. By default floats are
-            normal, three of four booleans are True, and integers fit their use: valid rows of a table, or
-            lengths and ids that a mask accepts; others are between 0 and the longest length, and in some runs
-            negative or large.
+            normal, three of four booleans are True, and integers fit their use, such as rows of a table or
+            lengths that a mask accepts; others are small, and in some runs negative or large.
         timeout: The most seconds that the engine may take. The calls of the layer have no limit.
         memory: The most bytes that the engine may take. The calls of the layer have no limit.
         keywords: The keyword arguments of the layer, as for `to_onnx`. A `TensorSpec` in them, also within a

@@ -168,8 +168,8 @@ class PagedAttention(PagedTokens[A]):
             cu_seqlens_q: The cumulative numbers of queries: N + 1 integers from 0 to T, as for
                 `varlen_attention`. A sequence may have no query.
             positions: The positions of the queries, if these are not the last tokens of their sequences: that
-                of the first, L integers, or (N, L) integers, static like the table. Of packed queries: that of
-                the first of each sequence, T integers, or N lists. Pass `is_causal=False` too.
+                of the first, or L or (N, L) integers, static like the table; of packed queries, N or T
+                integers, or N lists. Pass `is_causal=False` too.
             bias: A bias, or an array that broadcasts like one as `attn_mask`.
             is_causal: Query i attends to key j only if j <= i + length - L.
             scale: A number, or an array that broadcasts like one as `attn_mask`.

@@ -172,8 +172,8 @@ class PagedKVCache(PagedAttention[A]):
             cu_seqlens_k: The cumulative numbers of new tokens: N + 1 integers from 0 to U. [0, 5, 5, 6] appends
                 5 tokens to the first sequence, none to the second, and one to the third.
             positions: The positions of the tokens, if they do not follow the last token of their sequence: that
-                of the first, n integers, or (N, n) integers, static like the table. Of packed tokens: that of
-                the first of each sequence, U integers, or N lists.
+                of the first, or n or (N, n) integers, static like the table; of packed tokens, N or U integers,
+                or N lists.
             in_place: Write into the pool instead of copying it. Other caches over the same pool see the
                 change. The pools of keys and values must not share memory.
 

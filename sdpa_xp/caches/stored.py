@@ -68,16 +68,14 @@ class StoredTokens(Tree, Generic[A]):
     def quantised(self, dtype: Literal["int8", "int4"], *, per: Literal["token", "channel"] = "token") -> Self:
         r"""Return a cache that stores its tokens, and those appended to it, as integers.
 
-        int8 takes 1 byte for a number and int4 half a byte, and each token 4 bytes for the scale of its key and
-        4 for that of its value: of float32 with E = Ev = 64, 3.76 and 7.1 times fewer bytes; with 128, 3.88 and
-        7.5 times. Everything else is as before. A step widens a tile at a time, and never the whole cache.
-        Tokens are rotated before they are stored, so a token is rounded once.
+        int8 takes 1 byte for a number and int4 half a byte, and each token 8 bytes for its scales. A step
+        widens a tile at a time, and never the whole cache. Tokens are rotated before they are stored.
 
         Args:
             dtype: "int8", or "int4" with two numbers in a byte, which needs an even E and Ev.
             per: "token" gives each token one step, its largest magnitude / 127 (/ 7 for int4). "channel" also
-                divides keys by the magnitudes of their channels, because a few channels of keys are often much
-                larger than the others. They are measured now, so call it after the prompt.
+                divides keys by the magnitudes of their channels, which are measured now: call it after the
+                prompt.
 
         Returns:
             The new cache, a copy with the same capacity.
@@ -111,9 +109,7 @@ class StoredTokens(Tree, Generic[A]):
             True
 
         References:
-            Liu et al., "KIVI", arXiv 2402.02750, section 3, for keys by channel and values by token. Its groups
-            of tokens have a scale for each channel; here the product of two scales lets a single token be
-            appended, dropped or taken.
+            Liu et al., "KIVI", arXiv 2402.02750, section 3, for keys by channel and values by token.
         """
         function, slots, buffers = "KVCache.quantised", self._slots, self._slots.buffers
         refuse_quantised(function, self._quantisation)

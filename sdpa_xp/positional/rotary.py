@@ -45,9 +45,8 @@ class Rotary(Rotation):
         ValueError: The width is odd, or the base is 1 or less.
 
     Numerics:
-        Angles are computed in float64 if the device has it, and their sines and cosines are rounded to float64
-        for float64 input, else to float32. Without float64 (JAX without x64) the relative error of an angle is
-        up to 6e-8.
+        Angles are computed in float64 if the device has it, and their sines and cosines rounded to the
+        accumulation dtype. Without float64 (JAX without x64), angles have a relative error of up to 6e-8.
 
     Examples:
         >>> import numpy as np
