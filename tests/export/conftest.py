@@ -29,5 +29,6 @@ def few_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 2 queries, the last of them smaller."""
+    """Blocks of 2 queries, the last of them smaller, and of the heads of 20 scores."""
     monkeypatch.setattr("sdpa_xp_export.forms.tiled.ROWS", 2)
+    monkeypatch.setattr("sdpa_xp_export.lowering.head_parts.SCORES_OF_A_STEP", 20)

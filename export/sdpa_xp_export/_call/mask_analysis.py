@@ -77,6 +77,23 @@ def is_only_causal(masks: Sequence[Mask], biases: Iterable[Bias]) -> bool:
     return bool(masks) and all(map(is_causal, masks)) and not any(map(may_mask, biases))
 
 
+def heads_share_masks(call: ExportCall) -> bool:
+    """Return whether all heads have the same masks, which take little time for each block of queries.
+
+    Windows are not among them: their blocks meet few keys. Nor are a cache, which meets few queries, and arrays
+    of pairs.
+    """
+    has_others = call.cached or call.biases or call.sinks is not None or not isinstance(call.scale, float | int)
+    return not has_others and all(map(_is_of_keys, call.masks))
+
+
+def _is_of_keys(mask: Mask) -> bool:
+    if mask.parts:
+        return all(map(_is_of_keys, mask.parts))
+    is_array_of_keys = kind_of(mask) == "from_array" and mask.hides_whole_keys
+    return kind_of(mask) in ("causal", "padding", "prefix") or is_array_of_keys
+
+
 def unmasked(call: ExportCall) -> bool:
     """Return whether every pair may attend, whatever numbers the inputs hold."""
     return not call.masks and call.past_lengths is None and not any(map(may_mask, call.biases))

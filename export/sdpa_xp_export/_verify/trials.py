@@ -51,6 +51,7 @@ from sdpa_xp_export._verify.lengths import (
     shown_lengths,
     shown_shapes,
 )
+from sdpa_xp_export.lowering.head_parts import SCORES_OF_A_STEP
 from sdpa_xp_export.spec import evaluated
 
 HUGE = {"float16": 8e3, "bfloat16": 3e4, "float32": 3e4, "float64": 3e4}
@@ -168,6 +169,9 @@ def _at_numbers(
     wanted += [(2 * number + 3, 2 * number + 5) for number in numbers[-1:]]
     for queries, keys in (*wanted, *lengths_of_blocks(blocks)):
         yield chosen(queries, keys)
+    for block in blocks:  # so many scores that heads are cut, of few queries if they have a length of their own
+        keys = SCORES_OF_A_STEP // (block * chosen.heads) + 9
+        yield chosen(keys if call.sizes.queries == call.sizes.keys else block + 9, keys)
 
 
 def _longest(call: ExportCall, chosen: LengthsOfCall, *, thorough: bool) -> Iterator[Lengths]:

@@ -1,5 +1,7 @@
 """Primitives in a Loop over blocks of queries: no more than a block of scores exists, with any mask.
 
+On a CPU, a block of many scores is cut into parts of its heads, which stay in the caches of a core.
+
 The body of the Loop uses values of the graph around it. Tools that cut, join or rename graphs
 (`onnx.utils.extract_model`, `onnx.compose`) follow the inputs of nodes, and do not look for what a body
 captures. Keys and values as states of the loop would show them, but onnxruntime copies the states of a Scan in
@@ -29,6 +31,7 @@ from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.forms.form import Form, FormInputs, finished_outputs, read_inputs
 from sdpa_xp_export.lowering.graph_lengths import GraphLengths, LengthsAsData, LengthsInBody
+from sdpa_xp_export.lowering.head_parts import HeadPart, HeadParts, head_parts
 from sdpa_xp_export.lowering.masks import all_allowed, key_range
 from sdpa_xp_export.lowering.tile import GraphTile, KeyMask, TileRange, whole_tile
 from sdpa_xp_export.lowering.tile_attention import attend_tile, scale_query
@@ -55,16 +58,19 @@ def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphV
     key, value, columns, key_mask = _hide_keys(inputs.lengths, inputs.key, inputs.value)
     inputs = replace(inputs, key=key, value=value)
     whole = whole_tile(LengthsAsData(inputs.lengths), key)
+    parts = head_parts(inputs.lengths, ROWS, runtime)
     names = [name for name in OUTPUTS if name in call.outputs]
 
     def step(body: Graph, number: GraphValue) -> tuple[GraphValue, list[GraphValue]]:
-        tile = _QueryBlock(whole, body, number, inputs, columns.length, key_mask)
-        results = _attend_block(tile, inputs, runtime, even=even)
-        return tile.start > 0, [results[name] for name in names]
+        part = None if parts is None else HeadPart(body, parts, number)
+        tile = _QueryBlock(whole, body, part.block if part else number, inputs, columns.length, key_mask)
+        results = _attend_block(tile, inputs, runtime, part, even=even)
+        left = tile.start if part is None else xp.maximum(tile.start, part.left, exact=False)
+        return left > 0, [results[name] for name in names]
 
     # Under the diagonal, the last block has the most keys: what it takes is enough for all that follow.
     blocks = loop_over_steps(graph, step)
-    joined = {name: _joined(inputs, stacked, even) for name, stacked in zip(names, blocks, strict=True)}
+    joined = {name: _joined(inputs, stacked, parts, even) for name, stacked in zip(names, blocks, strict=True)}
     return finished_outputs(inputs, joined)
 
 
@@ -106,7 +112,7 @@ def _rows(lengths: GraphLengths) -> GraphValue:
 
 
 def _attend_block(
-    tile: _QueryBlock, inputs: FormInputs, runtime: Runtime, *, even: bool
+    tile: _QueryBlock, inputs: FormInputs, runtime: Runtime, part: HeadPart | None, *, even: bool
 ) -> dict[str, GraphValue]:
     """A block of queries -> attention over the keys that the block may attend."""
     body, bounds = tile.graph, tile.row_range.bounds
@@ -114,15 +120,19 @@ def _attend_block(
     first, stop = bounds
     # A block is cut and scaled here, because copies of all queries would take more memory.
     real = GraphTile(tile.lengths, body, tile.row_range, tile.column_range)
-    query = scale_query(real, real.cut_queries(body.here(inputs.query)))
+    query = real.cut_queries(body.here(inputs.query))
+    query = scale_query(real, query if part is None else part.cut_query(query))
     if not even:
         query = _padded(query, first - tile.start)
     body.declare(query)
     key, value = body.here(inputs.key), body.here(inputs.value)
     keys = key_range(tile, first, stop - 1)
+    if part is not None:
+        key, value = part.cut_keys(key, value, keys)
+    elif keys is not None:
+        key, value = (ops.cut(array, keys, -2, "columns") for array in (key, value))
     if keys is not None:
         tile.column_range = TileRange("keys", "columns", keys)
-        key, value = (ops.cut(array, keys, -2, "columns") for array in (key, value))
         if tile.key_mask is not None:
             tile.key_mask = KeyMask(tile.cut(tile.key_mask.allowed), tile.cut(tile.key_mask.added))
     return attend_tile(tile, query, key, value, runtime)
@@ -189,8 +199,8 @@ class _QueryBlock(GraphTile):
         return self._cut(value, -1, columns)
 
 
-def _joined(inputs: FormInputs, blocks: GraphValue, even: bool) -> GraphValue:
-    """(blocks, ..., rows, ...), the last block first -> (..., L, ...), without the missing rows."""
+def _joined(inputs: FormInputs, blocks: GraphValue, parts: HeadParts | None, even: bool) -> GraphValue:
+    """(steps, ..., rows, ...), the last block first -> (..., L, ...), without the missing rows."""
     graph, axis, lengths = blocks.graph, inputs.query.ndim - 1, inputs.lengths
     before, rest = blocks.dims[1:axis], blocks.dims[axis + 1 :]
     length = inputs.call.sizes.queries
@@ -198,10 +208,17 @@ def _joined(inputs: FormInputs, blocks: GraphValue, even: bool) -> GraphValue:
     # The count of blocks is at least 1, as without a query.
     count = xp.maximum(xp.floor_divide(queries + (rows - 1), rows, exact=False), 1, exact=False)
     # The standard stacks what a loop returns. ONNX's evaluator joins it, but the numbers have the same order.
-    outer, inner = ([lengths.length(name) for name in names] for names in (before, rest))
-    blocks = xp.reshape(blocks, xp.concat([count, *outer, rows, *inner]), dims=blocks.dims)
-    blocks = xp.permute_dims(ops.reverse(blocks), [*range(1, axis), 0, *range(axis, blocks.ndim)])
-    target = graph.constant([*[0] * len(before), -1, *rest], "int64")
+    steps, dims, moved, kept = [count], blocks.dims, list(range(1, axis)), [0] * len(before)
+    outer = [lengths.length(name) for name in before[: -1 if parts else None]]
+    if parts is not None:
+        kept[-1] = heads = inputs.call.sizes.query_heads
+        outer.append(parts.count if heads == parts.heads else parts.count * (heads // parts.heads))
+        steps, dims, moved = [count, parts.number], ("blocks", "parts", *dims[1:]), [*range(2, axis), 1, axis]
+        before = (*before[:-1], heads)
+    shape = [*steps, *outer, rows, *(lengths.length(name) for name in rest)]
+    blocks = ops.reverse(xp.reshape(blocks, xp.concat(shape), dims=dims))
+    blocks = xp.permute_dims(blocks, [*moved, 0, *range(len(moved) + 1, blocks.ndim)])
+    target = graph.constant([*kept, -1, *rest], "int64")
     joined = xp.reshape(blocks, target, dims=(*before, length if even else "padded", *rest))
     if even:
         return joined

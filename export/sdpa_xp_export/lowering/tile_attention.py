@@ -47,7 +47,7 @@ def attend_tile(
     weights, lse = _explicit_softmax(tile, scores, runtime) if explicit_softmax else (_softmax(scores), None)
     if isinstance(allowed, GraphValue) and tile.hides_keys:
         # The weight of a masked pair is 0, but 0 * NaN is NaN: what no query attends becomes 0 first.
-        value = xp.where(is_attended(allowed, int(value.dims[-3])), value, 0.0)
+        value = xp.where(is_attended(allowed, call.sizes.heads), value, 0.0)
     results = {"output": matmul_grouped(weights, value), "weights": weights, "scores": scores}
     if lse is not None:
         results["lse"] = lse
@@ -146,11 +146,18 @@ def matmul_grouped(rows: GraphValue, shared: GraphValue) -> GraphValue:
     shape = (*batch, heads, rows.dims[-2], shared.dims[-1])
     if heads == groups:
         return rows @ shared
-    assert isinstance(groups, int)
-    assert isinstance(heads, int)
     folded = (*rows.dims[:-3], groups, "rows", rows.dims[-1])
-    rows = xp.reshape(rows, [0] * (rows.ndim - 3) + [groups, -1, 0], dims=folded)
-    return xp.reshape(rows @ shared, [0] * len(batch) + [heads, -1, 0], dims=shape)
+    to_groups, to_heads = _with_heads_of(shared, rows.ndim - 3), _with_heads_of(rows, len(batch))
+    return xp.reshape(xp.reshape(rows, to_groups, dims=folded) @ shared, to_heads, dims=shape)
+
+
+def _with_heads_of(value: GraphValue, before: int) -> list[int] | GraphValue:
+    """Return the shape for a Reshape to the heads of `value`, behind so many axes that stay as they are."""
+    heads, zeros = value.dims[-3], [0] * before
+    if isinstance(heads, int):
+        return [*zeros, heads, -1, 0]
+    kept, rest = (value.graph.constant(numbers, "int64") for numbers in (zeros, [-1, 0]))
+    return xp.concat([*([kept] if zeros else []), ops.length_of(value, value.ndim - 3), rest])
 
 
 def has_allowed_key(allowed: GraphValue) -> GraphValue:

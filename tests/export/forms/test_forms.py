@@ -13,6 +13,8 @@ import onnx.numpy_helper
 import pytest
 from graphs import run
 from internals import metadata_of
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 from short_runs import assert_right
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
@@ -49,6 +51,37 @@ def test_float16_does_not_overflow(form: str) -> None:
     x = np.full((1, 2, 3, 64), 250, np.float16)
     x[..., 1, :] *= -1
     np.testing.assert_array_equal(run(model, {"query": x, "key": x, "value": x})["output"], x)
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+@pytest.mark.parametrize(
+    ("heads", "key_heads", "length", "parts"),
+    [(8, 8, 1024, 1), (8, 8, 1025, 2), (6, 6, 2800, 3), (8, 2, 4096, 2), (8, 1, 4096, 1), (5, 5, 2048, 5)],
+)
+def test_heads_are_cut_where_a_block_has_many_scores(
+    heads: int, key_heads: int, length: int, parts: int, is_open: bool
+) -> None:
+    """Into as many parts as divide the key heads, so that a step has at most 2**20 scores if one can."""
+    shapes: list[tuple[int, ...]] = []
+
+    class Softmax(OpRun):
+        op_domain = ""
+
+        def _run(self, x: np.ndarray, axis: int) -> tuple[np.ndarray]:
+            del axis
+            shapes.append(x.shape)
+            return (np.zeros_like(x),)
+
+    specs = [TensorSpec("float32", (1, count, "S" if is_open else length, 1)) for count in (heads, key_heads)]
+    model = export_attention(specs[0], specs[1], specs[1], is_causal=True, form="tiled")
+    feeds = {
+        name: np.zeros((1, count, length, 1), np.float32)
+        for name, count in (("query", heads), ("key", key_heads), ("value", key_heads))
+    }
+    (output,) = ReferenceEvaluator(model, new_ops=[Softmax]).run(None, feeds)
+    assert output.shape == (1, heads, length, 1)
+    assert len(shapes) == parts * -(-length // 128)
+    assert {shape[:3] for shape in shapes} == {(1, heads // parts, 128)}
 
 
 def names(model: onnx.ModelProto) -> list[str]:
