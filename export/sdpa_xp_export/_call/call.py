@@ -55,13 +55,10 @@ _PAST = Option("spec", checked.spec, "A cache, dtype[length,...], such as float3
 
 @dataclass(frozen=True, slots=True, eq=False)  # equal numbers in two calls would be compared as arrays
 class ExportCall:
-    """A call that has passed every check, with the defaults filled in.
+    """A call that has passed every check, with the defaults filled in."""
 
-    The fields with an `Option` are the table of options: checks, the metadata of models, TOML files and the
-    flags of the command are read from it. What else an option needs is its place in the public signature of
-    `export_attention`, and what computes it.
-    """
-
+    # This is the table of options: checks, the metadata of models, TOML files and the flags of the command are
+    # read from it. An option is added here, to the signature of `export_attention`, and where it is computed.
     query: Annotated[
         TensorSpec,
         Option(
