@@ -8,7 +8,7 @@ from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_a
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepared_call import PreparedCall, prepare
 from sdpa_xp._checks.arrays import Layout
-from sdpa_xp._checks.keywords import Implementation, check_integer, explains_keywords
+from sdpa_xp._checks.keywords import Implementation, check_block_size, check_integer, explains_keywords
 from sdpa_xp._checks.messages import brief, nearest_hint, shown
 from sdpa_xp._core.statistics import Request, Results, statistics
 from sdpa_xp._libraries import overridden
@@ -198,9 +198,8 @@ def _check_request(of: object, top_k: object, block_size: object) -> Request:
     _check_needed("top_k", top_k, "top_keys", names)
     _check_needed("block_size", block_size, "block_sums", names)
     count = 0 if top_k is None else check_integer(FUNCTION, "top_k", top_k, least=1)
-    return Request(
-        "row_max" in names, "entropy" in names, "key_sums" in names, count, _check_block_size(block_size)
-    )
+    blocks = None if block_size is None else check_block_size(FUNCTION, block_size)
+    return Request("row_max" in names, "entropy" in names, "key_sums" in names, count, blocks)
 
 
 def _check_needed(name: str, value: object, statistic: str, names: Sequence[object]) -> None:
@@ -210,16 +209,3 @@ def _check_needed(name: str, value: object, statistic: str, names: Sequence[obje
     if value is not None:
         rule = f"`{name}` needs {statistic!r} in `of`"
     raise ArgumentValueError(FUNCTION, rule, {name: shown(value), "of": shown([*names])})
-
-
-def _check_block_size(value: object) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    if not isinstance(value, Sequence):
-        size = check_integer(FUNCTION, "block_size", value, least=1)
-        return size, size
-    if len(value) != 2:
-        rule = "`block_size` must be one number, or (queries, keys)"
-        raise ArgumentValueError(FUNCTION, rule, {"block_size": shown(value)})
-    queries, keys = (check_integer(FUNCTION, f"block_size[{n}]", size, least=1) for n, size in enumerate(value))
-    return queries, keys

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sdpa_xp._checks.arrays import check_floating, check_plain_array
 from sdpa_xp._checks.integers import check_some_integers
-from sdpa_xp._checks.keywords import check_integer
+from sdpa_xp._checks.keywords import check_block_size, check_integer
 from sdpa_xp._checks.messages import shown
 from sdpa_xp._checks.score_arrays import check_boolean, check_broadcasts
 from sdpa_xp._libraries import is_number, library_of, namespace_of
@@ -37,18 +37,22 @@ def attention(
     key_tokens: Sequence[str] | None = None,
     mask: Mask | AnyArray | None = None,
     heads: int | Sequence[int] | None = None,
+    block_size: int | tuple[int, int] | None = None,
     theme: ThemeName = "light",
 ) -> Figure:
     """Draw attention weights: rows are queries, columns are keys, and each head has a panel.
 
     Args:
-        weights: (L, S) or (Hq, L, S), as `attention_weights` returns them; any library, any floating dtype.
+        weights: (L, S) or (Hq, L, S), as `attention_weights` returns them; any library, any floating dtype. Or
+            the `block_sums` of `attention_statistics`, for sequences that are too long for a cell each pair.
         query_tokens: A name for each of the L queries. Without names, the axis has numbers.
         key_tokens: A name for each of the S keys. If the names need too much room, some are left out, and names
             of more than 24 letters are cut.
         mask: A mask, or a boolean array that broadcasts to the weights; True = may attend. Masked pairs are
             hatched.
         heads: The heads to draw, one number or several, counted from 0. Default: all.
+        block_size: The queries and keys of a block, as for `attention_statistics`, if `weights` are sums of
+            blocks. The axes then count tokens.
         theme: "light" or "dark".
 
     Returns:
@@ -59,7 +63,7 @@ def attention(
         TypeError: The weights are not a floating array, or are inside a jit; the mask is not boolean; or a
             token is not a string.
         ValueError: The weights have another shape, are empty or are below 0; or tokens, mask or heads do not
-            fit the weights.
+            fit the weights; or a mask or tokens are passed with `block_size`.
 
     Examples:
         >>> import numpy as np
@@ -82,12 +86,17 @@ def attention(
     numbers = _check_weights(weights)
     shape = weights.shape
     queries, keys = shape[-2:]
+    sizes = (1, 1) if block_size is None else check_block_size("plot.attention", block_size)
+    for name, value in {"query_tokens": query_tokens, "key_tokens": key_tokens, "mask": mask}.items():
+        if block_size is not None and value is not None:
+            rule = f"`{name}` cannot be given with `block_size`, because a cell has several tokens"
+            raise ArgumentValueError("plot.attention", rule, {name: shown(value), "block_size": block_size})
     query_tokens = _check_tokens("query_tokens", query_tokens, queries, "L")
     key_tokens = _check_tokens("key_tokens", key_tokens, keys, "S")
     heads_to_draw = _check_heads(heads, len(numbers))
     allowed = None if mask is None else _allowed_pairs(mask, shape)
 
-    axis_labels = labels("query", query_tokens, queries), labels("key", key_tokens, keys)
+    axis_labels = labels("query", query_tokens, queries, sizes[0]), labels("key", key_tokens, keys, sizes[1])
     figure, panels, inches, _ = grid(len(heads_to_draw), *axis_labels, colours)
     finite = [w for head in heads_to_draw for row in numbers[head] for w in row if math.isfinite(w)]
     ramp = LinearSegmentedColormap.from_list("weights", colours.ramp)
@@ -99,7 +108,8 @@ def attention(
             axes.set_title(f"head {head}")
         if allowed is not None:
             _hatch(axes, allowed[head], colours.ink)
-    label = "weight" if mask is None else "weight\n(hatched: masked)"
+    label = "weight" if block_size is None else "sum of weights"
+    label += "" if mask is None else "\n(hatched: masked)"
     width, height = inches
     bar = figure.colorbar(image, ax=panels, label=label, fraction=BAR / width, aspect=height / BAR)
     paint(bar.ax, colours)

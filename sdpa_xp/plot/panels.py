@@ -102,9 +102,10 @@ def require_matplotlib(function: str) -> None:
         raise ModuleNotFoundError(Message(function, rule, {"error": error}, hint), name="matplotlib") from None
 
 
-def labels(name: str, tokens: Sequence[str] | None, count: int) -> Labels:
-    """Return the labels of an axis: the tokens, or numbers from 0."""
-    return Labels(name, [*map(_shorten, map(str, range(count)) if tokens is None else tokens)])
+def labels(name: str, tokens: Sequence[str] | None, count: int, step: int = 1) -> Labels:
+    """Return the labels of an axis: the tokens, or numbers from 0 that grow by `step`."""
+    numbers = map(str, range(0, count * step, step))
+    return Labels(name, [*map(_shorten, numbers if tokens is None else tokens)])
 
 
 def theme_of(function: str, name: str) -> Theme:

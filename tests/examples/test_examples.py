@@ -13,9 +13,9 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OF_ONE = ["after_an_rnn", "in_a_cnn", "in_scikit_learn", "small_library", "unbatched_masks"]
-OF_ANY = ["blocks", "causal_module", "departments", "large_negative", "one_query"]
+OF_ANY = ["blocks", "causal_module", "departments", "evict", "large_negative", "one_query"]
 OF_WEIGHTS = ["minute"]
-ELSEWHERE = ["key_holders", "million_keys", "minilm"]
+ELSEWHERE = ["key_holders", "long_map", "million_keys", "minilm"]
 
 
 def test_each_is_run() -> None:
@@ -52,6 +52,13 @@ def test_on_the_library_that_it_is_for(name: str, capsys: pytest.CaptureFixture[
 def test_memory(capsys: pytest.CaptureFixture[str]) -> None:
     import_module("large_negative").memory(1_000)
     assert "1,000 tokens: scores 4 MB" in capsys.readouterr().out
+
+
+def test_a_map_of_a_long_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    import_module("long_map").main(str(tmp_path / "map.png"), 2_000)
+    assert "2,000 tokens: 16 MB of weights, a map of 500 x 500" in capsys.readouterr().out
+    assert (tmp_path / "map.png").stat().st_size > 1_000
 
 
 def test_bytes_of_a_state(capsys: pytest.CaptureFixture[str]) -> None:

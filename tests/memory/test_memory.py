@@ -13,6 +13,7 @@ from internals import ONE_CORE, TileSize, override, products, second_order
 from sdpa_xp import (
     KVCache,
     PagedKVCache,
+    attention_statistics,
     biases,
     masks,
     scaled_dot_product_attention,
@@ -187,3 +188,21 @@ def test_many_heads_share_one_budget(rng: np.random.Generator) -> None:
     """The tile shrinks with the number of heads: 512 heads of 128 x 128 make no 32 MB of scores."""
     x = rng.standard_normal((64, 8, 128, 16)).astype(F)
     assert peak(lambda: scaled_dot_product_attention(x, x, x)) < 6 * 4 * 2**22
+
+
+def test_statistics_make_no_score_matrix() -> None:
+    """All of them, under a mask and with blocks that are smaller and larger than a tile."""
+
+    def attend(query: Any, key: Any, _value: Any, **options: Any) -> object:
+        names = ("row_max", "entropy", "key_sums", "top_keys", "block_sums")
+        size = len(query) // 16
+        return attention_statistics(query, key, of=names, top_k=3, block_size=(size, 8 * size), **options)
+
+    assert_linear(lambda n: {"attn_mask": masks.sliding_window(n // 2, None)}, attend, more=2)
+
+
+def test_statistics_of_100_000_keys_take_less_than_64_mb() -> None:
+    """Above inputs and outputs. Few queries, since what is held grows with them only by a tile."""
+    x = np.random.default_rng(0).standard_normal((100_000, 64)).astype(F)
+    for options in ({"of": "key_sums"}, {"of": "block_sums", "block_size": 196}):
+        assert peak(lambda options=options: attention_statistics(x[:200], x, **options)) < 64 * 2**20

@@ -14,7 +14,7 @@ import pytest
 from internals import Scores
 from libraries import Library
 
-from sdpa_xp import masks, plot, scaled_dot_product_attention
+from sdpa_xp import attention_statistics, masks, plot, scaled_dot_product_attention
 
 matplotlib = pytest.importorskip("matplotlib")
 agg = pytest.importorskip("matplotlib.backends.backend_agg")
@@ -358,3 +358,21 @@ def test_colours_of_weights_differ_in_lightness(theme: Any) -> None:
     steps = np.diff(np.cbrt(0.2126 * red + 0.7152 * green + 0.0722 * blue))
     steps = steps if theme == "dark" else -steps
     assert 0 < steps.max() < 3 * steps.min()
+
+
+def test_sums_of_blocks_count_tokens(rng: np.random.Generator) -> None:
+    x = rng.standard_normal((70, 4)).astype(np.float32)
+    sums = attention_statistics(x, x, of="block_sums", block_size=(10, 20)).block_sums
+    figure = plot.attention(sums, block_size=(10, 20))
+    axes, bar = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == [str(n) for n in range(0, 70, 10)]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0", "20", "40", "60"]
+    assert bar.get_ylabel() == "sum of weights"
+    np.testing.assert_allclose(np.asarray(axes.images[0].get_array()), sums, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["query_tokens", "key_tokens", "mask"])
+def test_a_block_has_no_name_and_no_mask(name: str) -> None:
+    options = {"query_tokens": ["a", "b"], "key_tokens": ["a", "b"], "mask": masks.causal()}
+    with pytest.raises(ValueError, match=rf"plot.attention: `{name}` cannot be given with `block_size`"):
+        plot.attention(np.ones((2, 2)), block_size=3, **{name: options[name]})
