@@ -30,13 +30,11 @@ class PagedKVCache(PagedAttention[A]):
     """The keys and values of N sequences of different lengths, in blocks of a shared pool.
 
     Token t of sequence n is in block `block_table[n][t // size]`, at place `t % size`. You keep track of the
-    free blocks: to give a sequence its next block, create a new cache over the same pool. `append` and `attend`
-    take the same number of tokens for each sequence, or packed tokens (`cu_seqlens_k` and `cu_seqlens_q`).
+    free blocks; `with_table` gives a sequence its next block. `append` and `attend` take the same number of
+    tokens for each sequence, or packed tokens (`cu_seqlens_k` and `cu_seqlens_q`).
 
     `attend` copies some blocks at a time. In NumPy, and in torch on the CPU without autograd, large decoding
-    calls without a mask, a bias or dropout, whose queries attend to all tokens, read the blocks without copies,
-    if these are not shared, hold at least 8 tokens and only finite numbers, and fill half of their part of the
-    pool.
+    calls without a mask, a bias or dropout copy nothing, if blocks are finite and not shared.
 
     Shapes:
         `P` blocks in the pool, `size` tokens in a block, `N` sequences, `n` new tokens, `L` queries, `Hq` query
@@ -47,8 +45,7 @@ class PagedKVCache(PagedAttention[A]):
         value_blocks: (P, H, size, Ev), or (P, size, H, Ev) with `layout="...LHE"`.
         block_table: (N, blocks of a sequence): a list of lists, or an integer array of any library, static
             inside a jit. Only the blocks that a sequence needs are read.
-        lengths: The number of tokens of each sequence: N integers, in a list or an array, static like the
-            table.
+        lengths: The tokens of each sequence: N integers, in a list or an array, static like the table.
         layout: The layout of all inputs and outputs.
         rotary: As in `KVCache`, but the keys in the pool must be rotated already.
         first_position: The position of the first token that the cache has of each sequence: one integer, or N.
@@ -56,10 +53,8 @@ class PagedKVCache(PagedAttention[A]):
         positions: The position of each token, if they do not follow one another: N lists of integers.
 
     Raises:
-        TypeError: The arrays have several libraries or dtypes; or the table or the lengths are not integers, or
-            are not static inside a jit.
-        ValueError: The shapes do not fit, the arrays are on several devices, the table names a block that the
-            pool does not have, or a sequence has too few blocks.
+        TypeError: Arrays of several libraries or dtypes, or a table or lengths that are not static integers.
+        ValueError: Shapes do not fit, arrays are on several devices, or a sequence has too few or wrong blocks.
 
     Examples:
         >>> import numpy as np
@@ -227,14 +222,7 @@ class PagedKVCache(PagedAttention[A]):
         """Return a cache of other sequences over the same pool. Nothing is copied.
 
         Args:
-            block_table: All arguments are as for the cache.
-            lengths: N integers.
-            first_position: One integer, or N.
-            positions: N lists of integers.
-
-        Raises:
-            TypeError: As for the cache.
-            ValueError: As for the cache.
+            block_table: (N, blocks of a sequence). All other arguments and errors are as in `PagedKVCache`.
         """
         cache = self._with(self._table, self._positions)
         cache._set_sequences("PagedKVCache.with_table", block_table, lengths, first_position, positions)
@@ -273,8 +261,7 @@ class PagedKVCache(PagedAttention[A]):
     def take_entries(self, entries: Sequence[int] | AnyArray) -> PagedKVCache[A]:
         """Return a cache of some sequences, in any order and also repeatedly, as a beam search needs.
 
-        Nothing is copied. A sequence that is taken twice shares its blocks; before you append to it, give one
-        of the two a copy of the block that is written to.
+        Nothing is copied. If you take a sequence twice, copy the block that is written to before you append.
 
         Args:
             entries: The numbers of the sequences: a list, a range or an integer array.
