@@ -139,7 +139,7 @@ def _add_tile(
         accumulators["value"].add(tile, guarded_product(xp, over_group, kept, inputs.cotangent, for_cotangent))
         if len(accumulators) == 1:
             return None
-    dp = matmul_grouped(xp, inputs.cotangent, xp.matrix_transpose(value))
+    dp = scores.derived_product(inputs.cotangent, xp.matrix_transpose(value), for_inputs)
     dp = dp if factor is None else dp * factor
     ds = scores.without_masked(p * (dp - inputs.delta), for_cotangent)
     finite = scores.without_masked(capped, for_inputs) if scores.options.biases else capped
@@ -165,6 +165,9 @@ def guarded_product(
         return product(weights, operand)
     # An attended NaN or inf makes the sum NaN, whatever the others are; so it is enough to count them.
     is_special = ~xp.isfinite(operand)
-    attends = xp.zeros_like(weights) + xp.astype(allowed, weights.dtype)  # on the devices of the weights
+    if is_traced(weights):  # on the devices of the weights, which a trace may ask for
+        attends = xp.zeros_like(weights) + xp.astype(allowed, weights.dtype)
+    else:
+        attends = xp.astype(xp.broadcast_to(allowed, weights.shape), weights.dtype)
     meets = product(attends, xp.astype(is_special, weights.dtype)) > 0.0
     return xp.where(meets, math.nan, product(weights, xp.where(is_special, 0.0, operand)))

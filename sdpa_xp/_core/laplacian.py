@@ -139,13 +139,13 @@ def _score_derivatives(
     curved: list[Array] = []
     changes: list[Array | None] = []
     for tangents, query_tangent, operand in zip(*inputs[:3], strict=True):
-        change = scores.products_tangent(tile, tangents, operand)
+        change = scores.products_tangent(tile, tangents, operand, allowed)
         if len(changes) == len(inputs.tangents) - 1:
             bends += [] if change is None else [change]
             break
         if tangents.key is not None and query_tangent is not None:
             key = tangents.key.slices(scores.grid)(tile.columns)
-            bends.append(matmul_grouped(xp, query_tangent, xp.matrix_transpose(key)) * 2.0)
+            bends.append(scores.derived_product(query_tangent, xp.matrix_transpose(key), allowed) * 2.0)
         if change is not None and slope is not None:
             capped = change * slope
             finite = scores.without_masked(products, allowed)

@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 
 from sdpa_xp._core.differentiable import differentiable_product
 from sdpa_xp._core.dropout import Dropout
-from sdpa_xp._core.products import CallBuffers, KeyValueSource, key_leading_slice, matmul_grouped
+from sdpa_xp._core.products import Buffer, CallBuffers, KeyValueSource, key_leading_slice, matmul_grouped
 from sdpa_xp._libraries import LARGEST, astype_if_needed, dtype_name
 from sdpa_xp._libraries.capabilities import TangentRules
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
@@ -286,7 +286,9 @@ class Scores(NamedTuple):
             return query_tangent if tangents.key is None else query
         return self.xp.concat([query_tangent, query], axis=-1)
 
-    def products_tangent(self, tile: Tile, tangents: Tangents, operand: Array | None) -> Array | None:
+    def products_tangent(
+        self, tile: Tile, tangents: Tangents, operand: Array | None, allowed: Allowed
+    ) -> Array | None:
         """Return the tangent of the products before the softcap, q' k + q k', in one product; None is 0."""
         xp, keys = self.xp, self.key.slices(self.grid)
         if operand is None:
@@ -298,7 +300,19 @@ class Scores(NamedTuple):
             if operand.shape[-1] > key.shape[-1]:
                 key = xp.concat([keys(tile.columns), key], axis=-1)
         buffer = None if self.buffers is None else self.buffers.tangent
-        return matmul_grouped(xp, operand, xp.matrix_transpose(key), buffer)
+        return self.derived_product(operand, xp.matrix_transpose(key), allowed, buffer)
+
+    def derived_product(
+        self, left: Array, right: Array, allowed: Allowed, buffer: Buffer | None = None
+    ) -> Array:
+        """Return the product of rows and keys in a derivative, which is 0 later where a pair may not attend.
+
+        If the library differentiates again, a NaN of a masked pair has no effect.
+        """
+        xp, rules = self.xp, self.tangent_rules
+        if rules is None or not self.options.may_mask:
+            return matmul_grouped(xp, left, right, buffer)
+        return differentiable_product(rules, xp, partial(matmul_grouped, xp), left, right, allowed)
 
     def capped_tangent(
         self, tile: Tile, tangents: Tangents, operand: Array | None, products: Array, allowed: Allowed
@@ -307,7 +321,7 @@ class Scores(NamedTuple):
 
         The `products` are soft-capped; only a call with a softcap needs them.
         """
-        changed = self.products_tangent(tile, tangents, operand)
+        changed = self.products_tangent(tile, tangents, operand, allowed)
         slope = None if changed is None else self.slope(products, allowed)
         return changed if changed is None or slope is None else changed * slope
 

@@ -197,13 +197,14 @@ def _tangents_of_tile(
     (tangents,) = scores.tangents
     guarded: Allowed = allowed if guard == "all" else True
     value = xp.matrix_transpose(forward.value.slices(grid)(tile.columns))
-    dp = matmul_grouped(xp, inputs.cotangent, value)
+    product = partial(scores.derived_product, allowed=guarded)
+    dp = product(inputs.cotangent, value)
     moved = []
     if inputs.cotangent_tangent is not None:
-        moved.append(matmul_grouped(xp, inputs.cotangent_tangent, value))
+        moved.append(product(inputs.cotangent_tangent, value))
     if tangents.value is not None:
         value = xp.matrix_transpose(tangents.value.slices(grid)(tile.columns))
-        moved.append(matmul_grouped(xp, inputs.cotangent, value))
+        moved.append(product(inputs.cotangent, value))
     dp_tangent = reduce(add, moved) if moved else None
     factor = None
     if scores.options.dropout is not None:

@@ -78,15 +78,10 @@ class TorchAutograd:
         return (is_recorded and torch.is_grad_enabled()) or (has_tangents() and torch._C._is_fwd_grad_enabled())
 
     def differentiates(self, arrays: Sequence[Any]) -> bool:
-        # torch.compile and tracers take the plain operations, and a mode of shapes has no values.
-        torch = sys.modules["torch"]
-        if is_compiling() or torch._C._is_tracing() or makes_fakes() or arrays[0].device.type == "meta":
+        if arrays[0].device.type == "meta" or not takes_functions():
             return False
-        if torch._C._functorch.peek_interpreter_stack() is None:
-            return self.records(arrays)
-        # A function has no rule for `torch.func.functionalize`.
-        levels = torch._C._functorch.get_interpreter_stack()
-        return all(level.key() != torch._C._functorch.TransformType.Functionalize for level in levels)
+        is_plain = sys.modules["torch"]._C._functorch.peek_interpreter_stack() is None
+        return self.records(arrays) if is_plain else True
 
     def differentiable(self, operation: Operation, arrays: Sequence[Any]) -> tuple[Any, ...]:
         from sdpa_xp._libraries import torch_function
@@ -117,10 +112,32 @@ class TorchAutograd:
         return output if total is None else output + total
 
 
+class TorchTangentRules:
+    """The derivatives of an `autograd.Function`, for calls that torch itself differentiates."""
+
+    def may_record(self, grid: Any) -> bool:
+        if grid.is_writeable or not takes_functions():
+            return False
+        return bool(sys.modules["torch"].is_grad_enabled() or has_tangents())
+
+    def constant(self, array: Array) -> Array:
+        return cast(Array, cast(Any, array).detach())
+
+    def define(
+        self,
+        compute: Callable[..., Array],
+        tangent: Callable[[Sequence[Array], Array, Sequence[Array | None]], Array],
+        *arrays: Array,
+    ) -> Array:
+        from sdpa_xp._libraries import torch_function
+
+        return cast(Array, torch_function.apply(torch_function.OfTangent(compute, tangent), arrays)[0])
+
+
 class Torch(Library):
     name = "torch"
     generators = TorchGenerators()
-    autograd = TorchAutograd()
+    autograd, tangent_rules = TorchAutograd(), TorchTangentRules()
     module = "torch"
     conversion = "torch.asarray"
     cast_code = ("{array}.to({dtype})", "torch.{name}")
@@ -217,6 +234,19 @@ class Torch(Library):
         kind = self.device(array).type
         available = sys.modules["torch"].amp.is_autocast_available(kind)
         return partial(_without_autocast, kind) if available else nullcontext
+
+
+def takes_functions() -> bool:
+    """Return whether a call may consist of functions of `autograd`, not of plain operations alone."""
+    # torch.compile and tracers take the plain operations, and a mode of shapes has no values.
+    torch = sys.modules["torch"]
+    if is_compiling() or torch._C._is_tracing() or makes_fakes():
+        return False
+    if torch._C._functorch.peek_interpreter_stack() is None:
+        return True
+    # A function has no rule for `torch.func.functionalize`.
+    levels = torch._C._functorch.get_interpreter_stack()
+    return all(level.key() != torch._C._functorch.TransformType.Functionalize for level in levels)
 
 
 def makes_fakes() -> bool:

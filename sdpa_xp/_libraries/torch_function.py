@@ -94,6 +94,36 @@ class Transformed(Derivatives):
         return results, (0,) * len(results)
 
 
+class OfTangent:
+    """An operation with one result, whose tangent is `tangent(arrays, result, tangents)`, which is linear."""
+
+    scores, returned, keeps_results = 0, 1, True
+
+    def __init__(self, compute: Callable[..., Any], tangent: Callable[..., Any]) -> None:
+        self.compute, self.tangent = compute, tangent
+
+    def run(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        return (self.compute(*arrays),)
+
+    def pull(
+        self, arrays: Sequence[Any], results: Sequence[Any], cotangents: Sequence[Any], needed: Sequence[bool]
+    ) -> Sequence[Any]:
+        places = [n for n, is_needed in enumerate(needed) if is_needed]
+
+        def of_needed(*tangents: Any) -> Any:
+            by_place = dict(zip(places, tangents, strict=True))
+            return self.tangent(arrays, results[0], [by_place.get(n) for n in range(len(arrays))])
+
+        if cotangents[0] is None or not places:
+            return [None] * len(arrays)
+        _, pull = torch.func.vjp(of_needed, *(torch.zeros_like(arrays[n]) for n in places))
+        gradients = dict(zip(places, pull(cotangents[0]), strict=True))
+        return [gradients.get(n) for n in range(len(arrays))]
+
+    def push(self, arrays: Sequence[Any], results: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+        return [self.tangent(arrays, results[0], tangents)]
+
+
 class OfEntries:
     """An operation of the entries of a batch, all at once.
 
