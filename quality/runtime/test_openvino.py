@@ -44,7 +44,7 @@ def test_every_call_is_right(form: str, dtype: str, pytestconfig: pytest.Config)
     jobs = [job for job in calls(dtype) if unsupported_reason(form, job.call, TARGET) is None]
     assert len(jobs) > 100
     faults = {}
-    for job in jobs[:: 6 if pytestconfig.getoption("--thin") else 1]:
+    for job in jobs[:: 9 if pytestconfig.getoption("--thin") else 1]:
         model = export_call(job.call, form=form, runtime=RUNTIME)
         names = [output.name for output in model.graph.output]
         reader = READERS["openvino"](model.SerializeToString(), names)
