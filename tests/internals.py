@@ -62,6 +62,7 @@ PLACES = {
     "Dtype": "sdpa_xp_export._dtypes.dtype:Dtype",
     "dtype_name": "sdpa_xp._libraries:dtype_name",
     "engine": "sdpa_xp_export._runtime.engine",
+    "ENGINES": "sdpa_xp_export._runtime.releases:ENGINES",
     "Entries": "sdpa_xp._call.ragged:Entries",
     "EPS": "sdpa_xp_export._verify.judging:EPS",
     "equal_lengths": "sdpa_xp._call.padded:equal_lengths",

@@ -56,18 +56,15 @@ def forms() -> str:
 
 
 def browsers() -> str:
-    """Return the table of the forms on WebAssembly and on WebGPU: how many calls are right, and are refused."""
+    """Return the table of the forms in browsers and other programs: the calls that are right, and refused."""
     results = _read("browsers.json")
     header = ["form"]
-    for name, adapter in (("wasm", ""), ("webgpu", " on a software adapter")):
-        measured = results[name]
-        header.append(
-            f"`{name}`{adapter}, {measured['program']}: {measured['calls']} calls in {measured['dtypes']}"
-        )
+    for name, measured in results.items():
+        place = {"wasm": "`wasm`, ", "webgpu": "`webgpu` on a software adapter, "}.get(name, "")
+        header.append(f"{place}{measured['program']}: {measured['calls']} calls in {measured['dtypes']}")
     rows = []
     for form in results["wasm"]["forms"]:
-        counts = [results[name]["forms"][form] for name in ("wasm", "webgpu")]
-        rows.append([f"`{form}`", *(_shown(count) for count in counts)])
+        rows.append([f"`{form}`", *(_shown(measured["forms"][form]) for measured in results.values())])
     return _table(header, rows)
 
 

@@ -1,9 +1,9 @@
-"""`python -m quality.runtime.browsers [PROVIDER...]`: forms on wasm and webgpu, into results/browsers.json.
+"""`python -m quality.runtime.browsers [NAME...]`: forms in browsers and other programs, into browsers.json.
 
 Each graph is written for the provider that runs it. WebAssembly is onnxruntime-web in Node.js, and WebGPU is
 onnxruntime's plugin on SwiftShader: tests/browsers.py says what must be installed. WebAssembly runs all calls.
 WebGPU takes a second for each graph and runs our list of features in float32, since SwiftShader has no float16
-and WebGPU no float64.
+and WebGPU no float64. OpenVINO and ONNX's reference evaluator run the list in each dtype.
 """
 
 from __future__ import annotations
@@ -15,12 +15,24 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from browsers import MODULES, PLUGIN, adapter
-from feature_calls import features
-from internals import PROVIDERS, ExportCall, Runtime, checked_call, engine, nodes_of_profile, probe, run_session
+from feature_calls import DTYPES, features
+from internals import (
+    ENGINES,
+    PROVIDERS,
+    READERS,
+    ExportCall,
+    Runtime,
+    checked_call,
+    engine,
+    nodes_of_profile,
+    probe,
+    run_session,
+)
 
 from quality.runtime.jobs import Job, jobs, jobs_of_features
 from sdpa_xp import masks
@@ -29,7 +41,8 @@ from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import FORMS, check_tensors, unsupported_reason
 
 RESULTS = Path(__file__).parents[2] / "results" / "browsers.json"
-NAMES = ("wasm", "webgpu")
+READER_RUNTIMES = {"openvino": "openvino>=2026.4;cpu", "reference": "onnx"}
+NAMES = ("wasm", "webgpu", *READER_RUNTIMES)
 RELEASE = "1.30"
 """Graphs are written for this release, the newest of onnxruntime-web."""
 LENGTHS = (5, 31, 32, 33, 100, 300)
@@ -37,16 +50,20 @@ LENGTHS = (5, 31, 32, 33, 100, 300)
 
 
 def main(names: list[str]) -> int:
-    """Run the providers of these names, or both, and write what came; 1 if something is wrong."""
+    """Run the providers and programs of these names, or all, and write what came; 1 if something is wrong."""
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in names or NAMES:
-        results[name] = measured(name, calls_of(name))
+        results[name] = (measured_reader if name in READERS else measured)(name, calls_of(name))
+        results = {known: results[known] for known in NAMES if known in results}
         RESULTS.write_text(json.dumps(results, indent=2) + "\n")
     return int(any(form["wrong"] for result in results.values() for form in result["forms"].values()))
 
 
 def calls_of(name: str) -> list[Job]:
-    """The calls that a provider computes, and calls of more tokens."""
+    """The calls that a provider or a program computes, and calls of more tokens."""
+    if name in READERS:
+        lists = (jobs_of_features(features(dtype), dtype) for dtype in DTYPES)
+        return [*chain.from_iterable(lists), *by_length()]
     run = jobs() if name == "wasm" else jobs_of_features(features("float32"), "float32")
     return [*run, *by_length()]
 
@@ -63,6 +80,18 @@ def measured(name: str, calls: list[Job]) -> dict[str, Any]:
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "program": f"{program} {facts['version']}",
         "plugin": facts["note"],
+        "dtypes": ", ".join(dict.fromkeys(job.call.query.dtype for job in calls)),
+        "calls": len(calls),
+        "forms": {form: form_results(name, form, calls) for form in FORMS},
+    }
+
+
+def measured_reader(name: str, calls: list[Job]) -> dict[str, Any]:
+    """Return what OpenVINO or the reference evaluator computes of all calls, in each form."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "program": f"{ENGINES[name]} {READERS[name].version()}",
+        "plugin": None,
         "dtypes": ", ".join(dict.fromkeys(job.call.query.dtype for job in calls)),
         "calls": len(calls),
         "forms": {form: form_results(name, form, calls) for form in FORMS},
@@ -93,12 +122,17 @@ def refusals(name: str, form: str, calls: list[Job]) -> Counter[str]:
 
 def reason(name: str, form: str, call: ExportCall) -> str | None:
     """Return why the exporter refuses a call; None if it does not."""
-    target = Runtime.parse("runtime", f"onnxruntime>={RELEASE};{name}")
+    target = Runtime.parse("runtime", runtime_of(name))
     try:
         check_tensors("runtime", call, target)
-    except TypeError:
-        return "onnxruntime's JavaScript API has no tensor of bfloat16"
+    except TypeError as error:
+        no_bfloat16 = "onnxruntime's JavaScript API has no tensor of bfloat16"
+        return str(error) if name in READERS else no_bfloat16
     return unsupported_reason(form, call, target)
+
+
+def runtime_of(name: str) -> str:
+    return READER_RUNTIMES.get(name) or f"onnxruntime>={RELEASE};{name}"
 
 
 def by_length() -> Iterator[Job]:
@@ -121,7 +155,14 @@ def by_length() -> Iterator[Job]:
 
 def computed(name: str, form: str, job: Job, ran: Counter[str]) -> str | None:
     """Run a graph; return what is wrong with its outputs. `ran` counts its nodes by their provider."""
-    model = export_call(job.call, form=form, runtime=f"onnxruntime>={RELEASE};{name}").SerializeToString()
+    proto = export_call(job.call, form=form, runtime=runtime_of(name))
+    model = proto.SerializeToString()
+    if name in READERS:
+        try:
+            reader = READERS[name](model, [output.name for output in proto.graph.output])
+            return job.fault([reader.run(feeds) for feeds in job.feeds])
+        except Exception as error:  # each program has errors of its own
+            return str(error).splitlines()[0]
     with tempfile.TemporaryDirectory() as folder:
         try:
             session = engine.start_session(model, PROVIDERS[name], PROVIDERS["cpu"], Path(folder) / "profile")
