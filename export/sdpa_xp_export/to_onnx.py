@@ -47,7 +47,7 @@ def to_onnx(
     The layer is called once, with a value of the graph instead of each spec. Each operation on a value becomes
     a node, and an array of any library an initializer. Calls of sdpa_xp's attention functions are written as by
     `export_attention`. A `KVCache` of values supports `append` (not in place), `attend` and `attend_state`;
-    return its `key` and `value` for the next step.
+    return its `key` and `value`, or what is `stored`, for the next step.
 
     Dtypes follow the array API standard 2025.12: two kinds of them, such as int64 and float32, raise an error.
     If onnxruntime's CPU provider has no kernel for a dtype, the graph computes in a wider one and converts the

@@ -12,7 +12,14 @@ from typing import NamedTuple
 
 from sdpa_xp._checks.arrays import slice_of_axis
 from sdpa_xp._core.products import ArraySource, KeyValueSource
-from sdpa_xp._libraries import accumulation_dtype, astype_if_needed, dtype_name, is_traced, namespace_of
+from sdpa_xp._libraries import (
+    accumulation_dtype,
+    astype_if_needed,
+    dtype_name,
+    has_override,
+    is_traced,
+    namespace_of,
+)
 from sdpa_xp._libraries.protocols import Array, Dtype
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import LeadingSlice, slice_leading
@@ -109,9 +116,9 @@ def quantise(array: Array, channels: Array | None, bits: int, axis: int) -> tupl
 
     A token with a NaN or inf gets the scale NaN, so that all of it is NaN: no code stands for either.
     """
-    length, size = array.shape[axis], math.prod(array.shape)
-    if is_traced(array) or size <= MOST_AT_ONCE:
+    if has_override(array) or is_traced(array) or math.prod(array.shape) <= MOST_AT_ONCE:
         return _codes_and_scale(array, channels, bits)
+    length, size = array.shape[axis], math.prod(array.shape)
     step = max(1, length * MOST_AT_ONCE // size)
     parts = [array[slice_of_axis(axis, n, min(n + step, length))] for n in range(0, length, step)]
     codes, scales = zip(*(_codes_and_scale(part, channels, bits) for part in parts), strict=True)

@@ -10,7 +10,7 @@ from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.paged import attend
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords
-from sdpa_xp._libraries import library_of
+from sdpa_xp._libraries import has_override, library_of
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp.attention import compute_output, compute_state
 from sdpa_xp.biases import Bias
@@ -118,7 +118,7 @@ class CacheAttention(CachedTokens[A]):
     def _widens_tiles(self) -> bool:
         """Return whether quantised tokens are widened tile by tile. Arrays in chunks are widened by tasks."""
         key = self._slots.buffers.arrays["key"]
-        return self._quantisation is not None and library_of(key).chunks is None
+        return self._quantisation is not None and library_of(key).chunks is None and not has_override(key)
 
     def _widened_attention(
         self, function: str, query: AnyArray, options: CallOptions, *, with_lse: bool

@@ -15,8 +15,7 @@ from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.caches import blocks
 from sdpa_xp.caches.attention import PagedAttention
 from sdpa_xp.caches.memory import check_new_tokens, check_same_but_width, check_writeable, refuse_graph_values
-from sdpa_xp.caches.quantisation import kinds
-from sdpa_xp.caches.stored import QUANTISED_NAMES
+from sdpa_xp.caches.quantisation import QUANTISED_NAMES, kinds
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.positional.rotation import Rotation, check_fits_rotation, check_rotary
 

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepared_call import PreparedCall, prepare
-from sdpa_xp._checks.arrays import check_one_kind
+from sdpa_xp._checks.arrays import check_one_device, check_one_kind, check_one_library
 from sdpa_xp._checks.keywords import check_choice
 from sdpa_xp._checks.messages import Immutable, brief
-from sdpa_xp._core.quantised import channel_magnitudes, quantise, widen
+from sdpa_xp._core.quantised import bits_of, channel_magnitudes, quantise, widen
 from sdpa_xp._libraries import (
+    FLOATING,
+    accumulation_dtype,
     astype_if_needed,
     computing,
     dtype_name,
@@ -23,9 +25,10 @@ from sdpa_xp._libraries import (
 )
 from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Shape
-from sdpa_xp.caches.memory import refuse_graph_values
-from sdpa_xp.errors import ArgumentValueError
+from sdpa_xp.caches.memory import check_same_but_width
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
+QUANTISED_NAMES = ("key", "value", "key_scale", "value_scale")
 BITS = {"int8": 8, "int4": 4}
 BYTES = {"int8": 1, "uint8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
@@ -62,6 +65,8 @@ class Quantisation(Tree, Immutable):
         library = library_of(codes)
         with computing(codes):
             xp = library.namespace(codes)
+            if has_override(codes):  # zeros would be no value of the graph, which drops what it does not use
+                return xp.astype(codes, self.dtype)
             return xp.zeros((0,), dtype=self.dtype, device=library.device(codes))
 
     def shown(self, codes: object) -> str:
@@ -110,7 +115,6 @@ def new_quantisation(
     """
     check_choice(function, "dtype", dtype, [*BITS])
     check_choice(function, "per", per, ["token", "channel"])
-    refuse_graph_values(function, "a quantised cache", arrays)
     bits, (name_of_keys, key) = BITS[str(dtype)], next(iter(arrays.items()))
     for name, array in arrays.items():
         if bits == 4 and array.shape[-1] % 2:
@@ -118,11 +122,44 @@ def new_quantisation(
             raise ArgumentValueError(function, rule, {f"cache.{name}.shape": array.shape})
     if per == "token":
         return Quantisation(bits, key.dtype)
-    if 0 in measured.shape:
+    if any(isinstance(length, int) and length == 0 for length in measured.shape):  # others are symbols
         rule = "the cache must have tokens, on which the magnitudes of the channels are measured"
         hint = "Call it after the prompt, or pass per='token'."
         raise ArgumentValueError(function, rule, {f"cache.{name_of_keys}.shape": measured.shape}, hint)
     return Quantisation(bits, key.dtype, channel_magnitudes(measured, axes))
+
+
+def check_stored(
+    function: str, stored: Mapping[str, AnyArray], dtype: Dtype | None, axis: int
+) -> tuple[dict[str, Array], Quantisation]:
+    """Check the arrays of a quantised cache whose tokens lie along `axis`, by their names in `stored`."""
+    if not {*QUANTISED_NAMES} <= {*stored} <= {*QUANTISED_NAMES, "key_channels"}:
+        rule = f"`stored` must have {', '.join(QUANTISED_NAMES)}, and may have key_channels"
+        raise ArgumentValueError(function, rule, {"names": ", ".join(map(str, stored))})
+    _, arrays = check_one_library(function, stored)
+    check_one_device(function, arrays)
+    code_dtypes = {f"{name}.dtype": dtype_name(arrays[name].dtype) for name in ("key", "value")}
+    if [*code_dtypes.values()] not in (["int8"] * 2, ["uint8"] * 2):
+        rule = "the codes of a quantised cache must be int8, or uint8 with two of them in a byte"
+        raise ArgumentTypeError(function, rule, code_dtypes)
+    check_one_kind(function, {name: x for name, x in arrays.items() if name not in ("key", "value")})
+    xp, scale_dtype = namespace_of(arrays["key"]), arrays["key_scale"].dtype
+    wide_dtype = scale_dtype if dtype is None else dtype
+    if dtype_name(wide_dtype) not in FLOATING or accumulation_dtype(xp, wide_dtype) != scale_dtype:
+        rule = "scales must be float64 for keys of float64, and float32 for others"
+        got = {"key_scale.dtype": dtype_name(scale_dtype), "dtype": dtype_name(wide_dtype)}
+        raise ArgumentTypeError(function, rule, got)
+    quantisation = Quantisation(bits_of(arrays["key"]), wide_dtype, arrays.pop("key_channels", None))
+    check_same_but_width(function, {name: arrays[name].shape for name in ("key", "value")})
+    of_channel = [*wide_shape(quantisation, arrays["key"])]
+    of_channel[axis] = 1
+    shapes = {f"{name}_scale": (*arrays[name].shape[:-1], 1) for name in ("key", "value")}
+    for name, shape in {**shapes, "key_channels": tuple(of_channel)}.items():
+        array = arrays.get(name, quantisation.key_channels)
+        if array is not None and array.shape != shape:
+            rule = f"`{name}` must have the shape of its codes, with 1 for the axis that it is shared along"
+            raise ArgumentValueError(function, rule, {f"{name}.shape": array.shape, "needed": shape})
+    return {name: arrays[name] for name in QUANTISED_NAMES}, quantisation
 
 
 def refuse_quantised(function: str, quantisation: Quantisation | None) -> None:

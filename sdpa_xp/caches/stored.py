@@ -11,6 +11,7 @@ from sdpa_xp._libraries.protocols import AnyArray, Array, Shape
 from sdpa_xp.caches.blocks import Row
 from sdpa_xp.caches.memory import Buffers, TokenSlots, in_context_of_keys, with_room
 from sdpa_xp.caches.quantisation import (
+    QUANTISED_NAMES,
     Quantisation,
     bytes_of,
     new_quantisation,
@@ -20,7 +21,6 @@ from sdpa_xp.caches.quantisation import (
 from sdpa_xp.positional.rotation import Positions
 
 A = TypeVar("A", bound=AnyArray)
-QUANTISED_NAMES = ("key", "value", "key_scale", "value_scale")
 
 
 class StoredTokens(Tree, Generic[A]):
@@ -54,6 +54,17 @@ class StoredTokens(Tree, Generic[A]):
         channels = None if self._quantisation is None else self._quantisation.key_channels
         return bytes_of(*self._slots.arrays().values(), channels)
 
+    @property
+    def stored(self) -> dict[str, A]:
+        """The arrays that the tokens are stored in, by name: "key" and "value".
+
+        Those of a quantised cache are int8, or uint8 with two numbers in a byte, beside "key_scale",
+        "value_scale" and, with `per="channel"`, "key_channels": what `from_stored` takes.
+        """
+        quantisation = self._quantisation
+        channels = {} if quantisation is None else quantisation.channels_by_name()
+        return cast(dict[str, A], {**self._slots.arrays(), **channels})
+
     def _wide(self, name: str) -> Array:
         tokens = self._slots.tokens(name)
         if self._quantisation is None or not is_array(tokens):
@@ -81,7 +92,6 @@ class StoredTokens(Tree, Generic[A]):
             The new cache, a copy with the same capacity.
 
         Raises:
-            TypeError: The cache holds values of a graph that is being exported.
             ValueError: `dtype` or `per` is another word, a width is odd, the cache is quantised already, or it
                 has no tokens to measure channels on.
 

@@ -22,8 +22,8 @@ from sdpa_xp.caches.positions import (
     options_at,
     positions_array,
 )
-from sdpa_xp.caches.quantisation import check_query_of_cache
-from sdpa_xp.caches.stored import QUANTISED_NAMES, StoredTokens
+from sdpa_xp.caches.quantisation import QUANTISED_NAMES, check_query_of_cache
+from sdpa_xp.caches.stored import StoredTokens
 from sdpa_xp.positional.positions import Consecutive
 from sdpa_xp.positional.rotation import Positions, Rotation, rotate
 

@@ -276,6 +276,31 @@ def test_the_largest_and_the_smallest_numbers() -> None:
             assert cache.key.dtype == dtype
 
 
+@pytest.mark.sampled(0, on="EAGER_JAX")
+@pytest.mark.parametrize(("dtype", "per"), KINDS)
+def test_a_cache_of_stored_arrays(
+    library: Library, arrays: dict[str, np.ndarray], dtype: Any, per: Any
+) -> None:
+    """It is the cache that stored them, for halves if it is told so."""
+    with library.guard():
+        prompt, new = ([library.put(x) for x in parts(arrays, *ends)] for ends in ((0, 5), (5, 7)))
+        cache = KVCache(*prompt, rotary=Rotary(8), first_position=3).quantised(dtype, per=per)
+        again = KVCache.from_stored(cache.stored, rotary=Rotary(8), first_position=3)
+        query = library.put(arrays["query"][:, :, :2])
+        outputs = [library.get(kind.append(*new).attend(query)) for kind in (cache, again)]
+        assert repr(again) == repr(cache)
+    np.testing.assert_array_equal(*outputs)
+
+
+def test_stored_arrays_of_halves(arrays: dict[str, np.ndarray]) -> None:
+    halves = [x.astype(np.float16) for x in parts(arrays, 0, 5)]
+    cache = KVCache(*halves).quantised("int8")
+    again = KVCache.from_stored(cache.stored, dtype=np.float16)
+    assert again.key.dtype == again.append(*halves).attend(halves[0]).dtype == np.float16
+    assert {*KVCache(*halves).stored} == {"key", "value"}
+    assert KVCache.from_stored(cache.stored).key.dtype == F
+
+
 def test_empty_caches(arrays: dict[str, np.ndarray]) -> None:
     """A cache may begin without tokens, and values may have no width."""
     cache = KVCache(arrays["key"][:, :, :0], arrays["value"][:, :, :0, :0]).quantised("int4")

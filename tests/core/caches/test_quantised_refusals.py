@@ -8,11 +8,20 @@ import numpy as np
 import pytest
 
 from sdpa_xp import KVCache, PagedKVCache
+from sdpa_xp.positional import Rotary
 
 F = np.float32
 EVEN = np.ones((2, 2, 3, 8), F)
 ODD = np.ones((2, 2, 3, 5), F)
 POOL = {"key_blocks": EVEN, "value_blocks": EVEN, "block_table": [[0]]}
+
+
+STORED = KVCache(EVEN, EVEN).quantised("int8", per="channel").stored
+
+
+def restored(**change: Any) -> Any:
+    stored = {name: array for name, array in (STORED | change).items() if array is not None}
+    return KVCache.from_stored(stored)
 
 
 @pytest.mark.parametrize(
@@ -36,6 +45,17 @@ POOL = {"key_blocks": EVEN, "value_blocks": EVEN, "block_table": [[0]]}
         (lambda: PagedKVCache(**POOL, lengths=[2]).quantised("int8").quantised("int8"), "PagedKVCache.quantised: the cache must not be quantised already"),
         (lambda: PagedKVCache(**POOL, lengths=[2]).with_table([[0]], [4]), r"PagedKVCache.with_table: `block_table\[0\]` must have a block for each 3 tokens"),
         (lambda: PagedKVCache(**POOL, lengths=[2]).quantised("int8").attend(EVEN[:1].astype(float)), "PagedKVCache.attend: `query` and `cache.key_blocks` must have one dtype"),
+        (lambda: restored(key_scale=None), "KVCache.from_stored: `stored` must have key, value, key_scale, value_scale, and may have key_channels; got names=key, value, value_scale, key_channels"),
+        (lambda: restored(query=EVEN), "KVCache.from_stored: `stored` must have key, value"),
+        (lambda: restored(key=EVEN), "KVCache.from_stored: the codes of a quantised cache must be int8, or uint8 with two of them in a byte; got key.dtype=float32, value.dtype=int8"),
+        (lambda: restored(value_scale=EVEN.astype(float)), "KVCache.from_stored: `key_scale` and `value_scale` must have one dtype"),
+        (lambda: restored(value_scale=EVEN), r"KVCache.from_stored: `value_scale` must have the shape of its codes, with 1 for the axis that it is shared along; got value_scale.shape=\(2, 2, 3, 8\), needed=\(2, 2, 3, 1\)"),
+        (lambda: restored(key_channels=EVEN), r"KVCache.from_stored: `key_channels` must have the shape of its codes.*needed=\(2, 2, 1, 8\)"),
+        (lambda: restored(value=STORED["value"][:, :, :2]), "KVCache.from_stored: `key` and `value` must have the same shape, except for the width"),
+        (lambda: KVCache.from_stored(STORED, dtype=np.float64), "KVCache.from_stored: scales must be float64 for keys of float64, and float32 for others; got key_scale.dtype=float32, dtype=float64"),
+        (lambda: KVCache.from_stored(STORED, dtype=np.int8), "KVCache.from_stored: scales must be float64 for keys of float64"),
+        (lambda: KVCache.from_stored(STORED, rotary=Rotary(10)), "KVCache.from_stored: `key` must have at least 2 axes, and a width"),
+        (lambda: KVCache.from_stored(STORED, first_position=1.5), "KVCache.from_stored: `first_position` must be an integer"),
     ],
 )  # fmt: skip
 def test_refusals(call: Any, words: str) -> None:
