@@ -28,6 +28,7 @@ import numpy as np
 import plots
 import ragged
 import report
+import summed
 from cells import BY_CALL, BY_TORCH, CELLS, DECODING, HEADS, LENGTHS, TINY, TINY_MASKED, WIDTH, Call
 from contenders import BY_TORCH as NUMPY_BY_TORCH
 from contenders import (
@@ -179,6 +180,7 @@ def sections(longest: int, seconds: float, *, with_others: bool) -> dict[str, li
     ]
     cells["ragged"] = [partial(ragged.packed, seconds), partial(ragged.paged, seconds)]
     cells["biases"] = [partial(biased.rows, length, seconds) for length in lengths if length <= 4096]
+    cells["statistics"] = [partial(summed.rows, length, seconds) for length in lengths if length <= 4096]
     jax_lengths, rounds = ((1024,), 2) if longest <= QUICK else ((1024, 4096), 5)
     cells["first calls"] = [
         partial(first_calls.rows, cell, CELLS[cell](length), rounds)

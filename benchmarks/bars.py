@@ -15,7 +15,7 @@ TO_LOOP = "over a bare loop"
 """Comparable between CPUs; the other ratios depend on how fast the BLAS and torch's kernel are on the CPU."""
 OF_TEXTBOOK = "times as fast as the textbook formula"
 TO_ALL_PAIRS, ABOVE = "over all pairs", "microseconds above the peer"
-TO_BATCH, TO_NO_BIAS = "over one batch", "over no bias"
+TO_BATCH, TO_NO_BIAS, TO_ATTENTION = "over one batch", "over no bias", "over attention"
 MEMORY, ADDED = "MB above inputs and output", "added over import numpy"
 
 

@@ -12,6 +12,7 @@ from bars import (
     MEMORY,
     OF_TEXTBOOK,
     TO_ALL_PAIRS,
+    TO_ATTENTION,
     TO_BATCH,
     TO_LOOP,
     TO_NO_BIAS,
@@ -75,6 +76,7 @@ TABLES = (
     ("packed sequences", "2,000 packed sequences", "Milliseconds, and the time divided by that of one batch."),
     ("paged caches", "64 paged caches", "Milliseconds, and the time divided by that of one batch."),
     ("biases", "Biases", "Milliseconds, and the time divided by that without a bias."),
+    ("statistics", "Statistics of the weights", "Milliseconds, and the time divided by that of attention."),
     (
         "by call",
         "sdpa_xp on NumPy against itself",
@@ -111,6 +113,7 @@ SECOND = (
     TO_ALL_PAIRS,
     TO_BATCH,
     TO_NO_BIAS,
+    TO_ATTENTION,
     ABOVE,
     ADDED,
     TO_FIRST,

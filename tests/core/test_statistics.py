@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import draw_named, gradients, sloping
-from internals import cut_small, device, judge, namespace, override, reference
+from internals import Scores, cut_small, device, judge, namespace, override, reference
 from libraries import Library
 
 from sdpa_xp import (
@@ -381,6 +381,52 @@ def test_the_bits_do_not_depend_on_the_threads(monkeypatch: pytest.MonkeyPatch, 
     again = attention_statistics(q, k, of=("key_sums", "block_sums"), block_size=7, is_causal=True)
     np.testing.assert_array_equal(computed.key_sums, again.key_sums)
     np.testing.assert_array_equal(computed.block_sums, again.block_sums)
+    np.testing.assert_allclose(
+        computed.key_sums, reference.attention(q, k, k, is_causal=True)[2].sum(axis=-2), atol=1e-5
+    )
+
+
+def test_a_function_may_keep_the_scores_that_it_gets(rng: np.random.Generator) -> None:
+    q, k = (rng.standard_normal((9, 4)).astype(F) for _ in range(2))
+    kept: list[Any] = []
+
+    def add(score: Any, *_indices: Any) -> Any:
+        kept.append((score, score.copy()))
+        return score
+
+    attention_statistics(q, k, of=("entropy", "key_sums"), bias=biases.from_function(add))
+    assert len(kept) > 2
+    for score, copy in kept:
+        np.testing.assert_array_equal(score, copy)
+
+
+@pytest.mark.parametrize(
+    ("options", "passes"),
+    [
+        ({"of": "row_max"}, 1),
+        ({"of": ("row_max", "entropy", "top_keys"), "top_k": 2}, 1),
+        ({"of": "key_sums"}, 2),
+        ({"of": OF, "top_k": 2, "block_size": 3}, 2),
+    ],
+)
+def test_the_scores_are_computed_once_or_twice(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], passes: int
+) -> None:
+    """Counted on NumPy; tiles outside of the window are not computed."""
+    computed, products = [0], Scores.products
+
+    def counted(self: Any, *arguments: Any) -> Any:
+        result = products(self, *arguments)
+        computed[0] += result.size
+        return result
+
+    monkeypatch.setattr(Scores, "products", counted)
+    x = np.ones((60, 4), F)
+    attention_statistics(x, x, **options)
+    assert computed[0] == passes * 60 * 60
+    computed[0] = 0
+    attention_statistics(x, x, attn_mask=masks.sliding_window(5, 0), **options)
+    assert computed[0] < passes * 60 * 20
 
 
 @pytest.mark.parametrize(
