@@ -20,6 +20,7 @@ from typing import Any
 
 import bars
 import biased
+import derivatives
 import first_calls
 import imports
 import machine
@@ -181,6 +182,16 @@ def sections(longest: int, seconds: float, *, with_others: bool) -> dict[str, li
     cells["ragged"] = [partial(ragged.packed, seconds), partial(ragged.paged, seconds)]
     cells["biases"] = [partial(biased.rows, length, seconds) for length in lengths if length <= 4096]
     cells["statistics"] = [partial(summed.rows, length, seconds) for length in lengths if length <= 4096]
+    cells["derivatives"] = [
+        part
+        for length in derivatives.LENGTHS
+        if length <= longest
+        for library in derivatives.LIBRARIES
+        for part in (
+            partial(derivatives.rows, library, length, seconds),
+            partial(derivatives.memory, library, length),
+        )
+    ]
     jax_lengths, rounds = ((1024,), 2) if longest <= QUICK else ((1024, 4096), 5)
     cells["first calls"] = [
         partial(first_calls.rows, cell, CELLS[cell](length), rounds)

@@ -16,7 +16,9 @@ TO_LOOP = "over a bare loop"
 OF_TEXTBOOK = "times as fast as the textbook formula"
 TO_ALL_PAIRS, ABOVE = "over all pairs", "microseconds above the peer"
 TO_BATCH, TO_NO_BIAS, TO_ATTENTION = "over one batch", "over no bias", "over attention"
+OVER_CALL, OVER_OWN = "over the call", "over the library's own"
 MEMORY, ADDED = "MB above inputs and output", "added over import numpy"
+PEAK = "MB above the inputs"
 
 
 LONG = (1024, 4096, 16384)

@@ -11,6 +11,9 @@ from bars import (
     BARS,
     MEMORY,
     OF_TEXTBOOK,
+    OVER_CALL,
+    OVER_OWN,
+    PEAK,
     TO_ALL_PAIRS,
     TO_ATTENTION,
     TO_BATCH,
@@ -24,6 +27,7 @@ from bars import (
 )
 from cells import BY_TORCH, DECODING
 from contenders import LOOP, MATMULS, NUMPY, TORCH
+from derivatives import LIBRARIES
 from first_calls import FIRST as FIRST_CALL
 from first_calls import TO_FIRST, TO_JITTED
 from measuring import Row
@@ -77,6 +81,22 @@ TABLES = (
     ("paged caches", "64 paged caches", "Milliseconds, and the time divided by that of one batch."),
     ("biases", "Biases", "Milliseconds, and the time divided by that without a bias."),
     ("statistics", "Statistics of the weights", "Milliseconds, and the time divided by that of attention."),
+    *(
+        (
+            f"derivatives, {library}",
+            f"Derivatives: {library}",
+            "Milliseconds, and the time divided by that of the call, and of the library's own attention.",
+        )
+        for library in LIBRARIES
+    ),
+    *(
+        (
+            f"memory of derivatives, {library}",
+            f"Peak memory of derivatives: {library}",
+            "MB besides the inputs; of JAX, those of the compiled program.",
+        )
+        for library in LIBRARIES
+    ),
     (
         "by call",
         "sdpa_xp on NumPy against itself",
@@ -105,7 +125,7 @@ TABLES = (
 )
 """Cell, title, and a sentence that explains the numbers."""
 
-FIRST = (FIRST_CALL, "milliseconds", "microseconds", MEMORY)
+FIRST = (FIRST_CALL, "milliseconds", "microseconds", MEMORY, PEAK)
 SECOND = (
     TO_TORCH,
     TO_LOOP,
@@ -114,6 +134,8 @@ SECOND = (
     TO_BATCH,
     TO_NO_BIAS,
     TO_ATTENTION,
+    OVER_CALL,
+    OVER_OWN,
     ABOVE,
     ADDED,
     TO_FIRST,
