@@ -50,6 +50,16 @@ def scores_of(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
     return sdpa_xp.attention_scores(**arguments, **PORTABLE)
 
 
+def key_sums_of(xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
+    """Return the weights, as the sums over queries of calls that have one query each."""
+    arguments = _without(library_arguments(call, arrays), "value")
+    query, key = arguments["query"], arguments["key"]
+    queries = xp.permute_dims(query, (2, 0, 1, 3))[..., None, :]  # (L, B, Hq, 1, E)
+    arguments |= {"query": queries, "key": key[None, ...]}
+    sums = sdpa_xp.attention_statistics(**arguments, of="key_sums", **PORTABLE).key_sums
+    return xp.astype(xp.permute_dims(sums, (1, 2, 0, 3)), query.dtype)
+
+
 def merged_halves(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
     """Merge the states over the first half of the keys and over the second."""
     arguments = library_arguments(call, arrays)
@@ -258,10 +268,12 @@ def _outputs(dtype: str) -> dict[str, Feature]:
         return _call(query, key, **rules, outputs=(name,))
 
     merged = "no graph merges states: it gives output and lse of one of them"
+    summed = "no graph computes statistics"
     return {
         "attention_state.lse": Feature(call_for("lse"), lse_of),
         "attention_weights": Feature(call_for("weights"), weights_of),
         "attention_scores": Feature(call_for("scores"), scores_of),
+        "attention_statistics": Feature(call_for("weights"), key_sums_of, summed),
         "merge_states": Feature(_call(query, key, **rules), merged_halves, merged),
     }
 
