@@ -135,6 +135,7 @@ PLACES = {
     "model_files": "sdpa_xp_export.save",
     "ModelFailedError": "sdpa_xp_export._runtime.limits:ModelFailedError",
     "modifier_at": "sdpa_xp.caches.positions:modifier_at",
+    "MOST_AT_ONCE": "sdpa_xp._core.quantised:MOST_AT_ONCE",
     "MOST_BANDS": "sdpa_xp._tiles.plan:MOST_BANDS",
     "MOST_COPIED": "sdpa_xp._tiles.plan:MOST_COPIED",
     "MOST_JAX_SCORES": "sdpa_xp._kernels.jax:MOST_SCORES",

@@ -27,7 +27,7 @@ from sdpa_xp._tiles.tile import LeadingSlice, slice_leading
 LARGEST_CODE = {8: 127, 4: 7}
 """By the bits of a code. The smallest code is its negative, so that a number and its negative are alike."""
 BELOW_ONE = 1.0 - 2.0**-20
-"""A factor of each scale. Without it, the largest code times the scale of the largest float would be inf."""
+"""A factor of each scale. Without it, the largest float, divided and multiplied by its channel, may be inf."""
 MOST_AT_ONCE = 2**22
 """The elements that are quantised at once. Each needs a few numbers of the accumulation dtype meanwhile."""
 ZERO_CODE = 8
@@ -114,7 +114,7 @@ def widen(codes: Array, scale: Array, channels: Array | None, dtype: Dtype, *, i
 def quantise(array: Array, channels: Array | None, bits: int, axis: int) -> tuple[Array, Array]:
     """Return the codes and the scales (..., 1) of tokens (..., width), a part of `axis` after the other.
 
-    A token with a NaN or inf gets the scale NaN, so that all of it is NaN: no code stands for either.
+    A token with a NaN or inf gets codes of 0 and the scale NaN or inf, so that all of it is NaN.
     """
     if has_override(array) or is_traced(array) or math.prod(array.shape) <= MOST_AT_ONCE:
         return _codes_and_scale(array, channels, bits)
@@ -138,7 +138,7 @@ def _codes_and_scale(array: Array, channels: Array | None, bits: int) -> tuple[A
     scale = largest * (BELOW_ONE / LARGEST_CODE[bits])
     # A NaN is converted to no integer, and a token of zeros is not divided by its scale.
     scaled = xp.where(is_finite, wide, 0.0) / xp.where(scale > 0.0, scale, 1.0)
-    codes, scale = xp.round(scaled), xp.where(is_finite, scale, math.nan)
+    codes = xp.round(scaled)
     if bits == 8:
         return xp.astype(codes, xp.int8), scale
     *leading, width = codes.shape

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import assert_agrees, draw, draw_named, moved
-from internals import reference
+from internals import override, reference
 from libraries import Library
 
 from sdpa_xp import KVCache, PagedKVCache, biases, masks
@@ -265,7 +265,30 @@ def test_a_token_that_is_not_finite(
         assert np.isnan(wide).sum() == wide.shape[-1]
 
 
+def test_long_prompts_are_quantised_part_by_part(
+    arrays: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layouts: tuple[Any, ...] = ("...HLE", "...LHE")
+    caches = [KVCache(*parts(arrays, 0, 11, layout), layout=layout) for layout in layouts]
+    pool = arrays["key"].reshape(12, 2, 2, 8)
+    caches.append(PagedKVCache(pool, pool, [[3, 5]], [3]))  # type: ignore[arg-type]
+    stored = [cache.quantised("int4") for cache in caches]
+    override(monkeypatch, "MOST_AT_ONCE", 70)  # two tokens of all heads, or two blocks
+    for cache, expected in zip(caches, stored, strict=True):
+        for name in ("key_blocks",) if isinstance(cache, PagedKVCache) else ("key", "value"):
+            again = cache.quantised("int4")
+            np.testing.assert_array_equal(getattr(again, name), getattr(expected, name))
+
+
 def test_the_largest_and_the_smallest_numbers() -> None:
+    for dtype in (np.float32, np.float64):
+        largest = np.finfo(dtype).max * (1 - np.arange(40, dtype=dtype) * np.finfo(dtype).eps)
+        # Each is an entry of a batch, beside smaller numbers, so that its channel is divided by its magnitude.
+        tokens = np.stack([largest, *(largest * dtype(part) for part in (0.3, 0.1, 0.7))], axis=-1)[
+            :, None, None
+        ]
+        for kind, per in KINDS:
+            assert np.isfinite(KVCache(tokens, tokens).quantised(kind, per=per).key).all()
     for dtype in (np.float16, np.float32, np.float64):
         largest = np.finfo(dtype).max
         tokens = np.asarray([[[largest, -largest], [0.0, 0.0], [np.finfo(dtype).tiny * 2**9, 0.0]]], dtype)
