@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 from encoder import CLOSE, expected, tokens
+from internals import READERS
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, to_onnx, verify_layer
@@ -32,6 +33,21 @@ def test_embeddings(module: str) -> None:
     ids, mask = map(xp.asarray, tokens())
     embeddings = np.asarray(minilm.load(xp.asarray)(ids, mask))
     assert embeddings.dtype == np.float32
+    np.testing.assert_allclose(embeddings, expected(), rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("engine", "runtime"),
+    [
+        ("reference", "onnx"),
+        pytest.param("openvino", "openvino>=2026.4;cpu", marks=pytest.mark.needs("openvino")),
+    ],
+)
+def test_embeddings_in_other_engines(engine: str, runtime: str) -> None:
+    specs = TensorSpec("int64", ("B", "L")), TensorSpec("bool", ("B", "L"))
+    model = to_onnx(minilm.load(), *specs, runtime=runtime)
+    reader = READERS[engine](model.SerializeToString(), [model.graph.output[0].name])
+    (embeddings,) = reader.run(dict(zip((i.name for i in model.graph.input), tokens(), strict=True))).values()
     np.testing.assert_allclose(embeddings, expected(), rtol=0, atol=CLOSE)
 
 
