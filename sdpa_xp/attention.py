@@ -42,6 +42,7 @@ def scaled_dot_product_attention(
     softmax_dtype: Dtype | None = None,
     layout: Layout = "...HLE",
     implementation: Implementation | None = None,
+    reproducible: bool = False,
 ) -> A:
     r"""Compute attention, softmax(q k^T * scale + bias) v, on the arrays of any library.
 
@@ -84,6 +85,9 @@ def scaled_dot_product_attention(
             library's kernel, if it computes the call as documented, for torch on the CPU, in torch.export and
             in torch.onnx.export; on the CPU outside a jit for short calls in JAX, and without masks in MLX;
             else `"xp"`.
+        reproducible: Return the same bits for a query whatever stands beside it (batch invariance): other
+            queries, batch entries, padding, chunks of a prompt, pages, threads. NumPy computes the call, also
+            for arrays of other libraries on the CPU. Refused, with the reason, where that cannot be promised.
 
     Returns:
         (..., Hq, L, Ev), or (L, Ev) for 2-D inputs, with the library, device and dtype of the query. The row
@@ -120,9 +124,11 @@ def scaled_dot_product_attention(
         Gemma Team, "Gemma 2", arXiv 2408.00118, section 2, for the soft cap.
         Xiao et al., "Efficient Streaming Language Models with Attention Sinks", arXiv 2309.17453, section 3,
         and Miller, "Attention is off by one", 2023, for the sinks.
+        He et al., "Defeating Nondeterminism in LLM Inference", Thinking Machines Lab, 2025, for `reproducible`.
     """
+    others = layout, implementation, reproducible
     options = CallOptions(
-        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
+        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, *others
     )
     return compute_output("scaled_dot_product_attention", query, key, value, options)
 
@@ -145,6 +151,7 @@ def attention_state(
     layout: Layout = "...HLE",
     lse_base: float | None = None,
     implementation: Implementation | None = None,
+    reproducible: bool = False,
 ) -> AttentionState[A]:
     r"""Compute attention and the log-sum-exp of its scores.
 
@@ -170,8 +177,9 @@ def attention_state(
     References:
         Dao, "FlashAttention-2", arXiv 2307.08691, section 3.1.
     """
+    others = layout, implementation, reproducible
     options = CallOptions(
-        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
+        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, *others
     )
     return compute_state("attention_state", query, key, value, options, lse_base=lse_base)
 
@@ -296,7 +304,8 @@ def _attend_portably(call: PreparedCall, *, with_lse: bool) -> tuple[Array, Arra
 
         if (in_chunks := many.attend(call)) is not None:
             return in_chunks
-    formula = None if with_lse else call.cached("one_tile", lambda: _one_tile(call))
+    has_formula = not (with_lse or call.grid.is_reproducible)
+    formula = call.cached("one_tile", lambda: _one_tile(call)) if has_formula else None
     query, key, value = call.arrays.values()
     if formula is not None and (output := formula.attend(query, key, value)) is not None:
         return output, None

@@ -97,6 +97,7 @@ def explain(
     softmax_dtype: Dtype | None = None,
     layout: Layout = "...HLE",
     implementation: Implementation | None = None,
+    reproducible: bool = False,
 ) -> Explanation:
     """Return which implementation `scaled_dot_product_attention` would choose for a call, and its tiles.
 
@@ -118,8 +119,9 @@ def explain(
     References:
         Dao, "FlashAttention-2", arXiv 2307.08691, section 3.1, for the tiles.
     """
+    others = layout, implementation, reproducible
     options = CallOptions(
-        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
+        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, *others
     )
     call = prepare("explain", {"query": query, "key": key, "value": value}, options, has_kernels=True)
     choice = choose_kernel(call)

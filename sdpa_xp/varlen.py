@@ -45,6 +45,7 @@ def varlen_attention(
     softmax_dtype: Dtype | None = None,
     layout: Layout = "...LHE",
     implementation: Implementation | None = None,
+    reproducible: bool = False,
 ) -> A:
     """Compute attention of N sequences that are packed into one array; each attends only to itself.
 
@@ -75,6 +76,7 @@ def varlen_attention(
         sinks: (Hq,), or (N, Hq).
         layout: "...LHE" or "...HLE", of query, key, value and the result.
         implementation: `"xp"` or None.
+        reproducible: True or False.
 
     Returns:
         (T, Hq, Ev), with the library, device and dtype of the query. A sequence without keys has output 0.
@@ -93,8 +95,9 @@ def varlen_attention(
     References:
         Dao, "FlashAttention-2", arXiv 2307.08691; flash_attn_varlen_func of its code.
     """
+    others = layout, implementation, reproducible
     options = CallOptions(
-        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
+        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, *others
     )
     inputs = {"query": query, "key": key, "value": value}
     call = _prepare("varlen_attention", inputs, options)
@@ -124,6 +127,7 @@ def varlen_attention_state(
     layout: Layout = "...LHE",
     lse_base: float | None = None,
     implementation: Implementation | None = None,
+    reproducible: bool = False,
 ) -> AttentionState[A]:
     """Compute `varlen_attention` and the log-sum-exp of its scores.
 
@@ -150,15 +154,18 @@ def varlen_attention_state(
         section 2.2.
     """
     function = "varlen_attention_state"
+    others = layout, implementation, reproducible
     options = CallOptions(
-        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
+        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, *others
     )
     base = check_lse_base(function, lse_base)
     inputs = {"query": query, "key": key, "value": value}
     call = _prepare(function, inputs, options)
     with call.computing():
         output, lse = _attend(call, inputs, cu_seqlens_q, cu_seqlens_k, with_lse=True)
-        state = AttentionState(cast(A, call.result(output)), cast(A, to_base(cast(Array, lse), base)))
+        state = AttentionState(
+            cast(A, call.result(output)), cast(A, call.as_caller(to_base(cast(Array, lse), base)))
+        )
     call.checked(state.output)
     return state
 

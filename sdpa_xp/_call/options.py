@@ -57,6 +57,7 @@ class CallOptions(NamedTuple):
     softmax_dtype: object = None
     layout: object = HLE
     implementation: object = None
+    reproducible: object = False
 
 
 class Keywords(TypedDict, total=False):
@@ -71,6 +72,7 @@ class Keywords(TypedDict, total=False):
     rng: Rng | None
     softmax_dtype: Dtype | None
     implementation: Implementation | None
+    reproducible: bool
 
 
 class CheckedOptions(NamedTuple):

@@ -108,7 +108,13 @@ def _attend_in_pool_order(paged: PagedCall) -> tuple[Array, Array] | None:
     All sequences must have the same number of queries.
     """
     call, counts = paged.call, {*paged.queries}
-    if not call.grid.is_writeable or call.options.biases or call.options.dropout_p or len(counts) > 1:
+    if (
+        not call.grid.is_writeable
+        or call.grid.is_reproducible
+        or call.options.biases
+        or call.options.dropout_p
+        or len(counts) > 1
+    ):
         return None
     if "key_scale" in call.arrays:  # the blocks are widened, which makes copies of them anyway
         return None

@@ -19,6 +19,7 @@ from sdpa_xp._call.options import (
     check_softmax_dtype,
     with_arrays,
 )
+from sdpa_xp._call.reproducible import on_host
 from sdpa_xp._checks.arrays import (
     HLE,
     Sizes,
@@ -41,11 +42,13 @@ from sdpa_xp._libraries import (
     accumulation_dtype,
     astype_if_needed,
     computing,
+    from_host,
     is_unknown,
     library_of,
+    namespace_of,
     refuses_unlike_axes,
 )
-from sdpa_xp._libraries.protocols import Array, Dtype, Shape
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Shape
 from sdpa_xp._tiles.on_device import Questions
 from sdpa_xp._tiles.plan import Plan, plan_tiles
 from sdpa_xp._tiles.score_grid import ScoreGrid
@@ -77,6 +80,8 @@ class PreparedCall(NamedTuple):
     derived: dict[Derived, Any]
     """Results that depend only on shapes, dtypes and options; equal calls share them, also in several threads,
     which may compute one twice and store equal results."""
+    converted_from: AnyArray | None = None
+    """The caller's query, if the host library computes the call for its library."""
 
     def cached(self, name: Derived, compute: Callable[[], T]) -> T:
         """Return `compute()`, computed once for all equal calls: if these are kept, it reads no input."""
@@ -188,8 +193,17 @@ class PreparedCall(NamedTuple):
         """Return an output (..., Hq, L, Ev) in the caller's dtype and layout; for 2-D inputs without heads."""
         output = astype_if_needed(self.grid.xp, output, self.result_dtype)
         if self.sizes.is_2d:
-            return output[0, ...]
-        return output if self.is_default_layout else swap_heads_and_length(self.grid.xp, output, self.layout)
+            output = output[0, ...]
+        elif not self.is_default_layout:
+            output = swap_heads_and_length(self.grid.xp, output, self.layout)
+        return output if self.converted_from is None else self.as_caller(output, self.converted_from.dtype)
+
+    def as_caller(self, array: Array, dtype: Dtype = None) -> Array:
+        """Return an array as one of the caller's library and of a dtype, if the host computes the call."""
+        if (query := self.converted_from) is None:
+            return array
+        result = from_host(array, query)
+        return result if dtype is None else astype_if_needed(namespace_of(query), result, dtype)
 
     def checked(self, result: T, name: str = "output") -> T:
         """Return a result, unless the library is set to look for NaN or inf, which `computing` has put off."""
@@ -199,7 +213,7 @@ class PreparedCall(NamedTuple):
 
     def remove_head_axis(self, computed: Array) -> Array:
         """Return (..., Hq, L) or (..., Hq, L, S) as the caller gets it: for 2-D inputs without heads."""
-        return computed[0, ...] if self.sizes.is_2d else computed
+        return self.as_caller(computed[0, ...] if self.sizes.is_2d else computed)
 
     def bind(self, grid: ScoreGrid) -> BoundOptions:
         """Return the options bound to a grid."""
@@ -241,12 +255,19 @@ def prepare(
         has_entries: Whether batch entries have different lengths. Then the options are not bound here, but to
             the grid of each entry.
     """
+    converted_from: AnyArray | None = None
+    # `is not`, so that a wrong type is checked.
+    if options.reproducible is not False and check_flag(function, "reproducible", options.reproducible):
+        query = inputs["query"]
+        inputs, options = on_host(function, inputs, options)
+        converted_from = None if type(inputs["query"]) is type(query) else query
     signature = call_signature(function, inputs, options, (queries_at_end, cache_shapes))
     call = None if signature is None else _CACHE.get(signature)
     if call is not None:
         arrays = inputs if call.is_default_layout else _to_heads_first(call.grid, inputs, call.layout)
         # `arrays` is the second field. `_replace(arrays=arrays)` takes three times as long.
-        return PreparedCall(call[0], arrays, *call[2:])
+        prepared = PreparedCall(call[0], arrays, *call[2:])
+        return prepared if converted_from is None else prepared._replace(converted_from=converted_from)
     with explaining_missing_names(function, inputs["query"], computing(inputs["query"])):
         call = _validated(function, inputs, options, queries_at_end, cache_shapes, has_kernels)
     if not has_entries:
@@ -256,7 +277,7 @@ def prepare(
         if len(_CACHE) >= MOST_CACHED:
             _CACHE.clear()  # all at once: to drop the oldest, each call that is found would have to be moved up
         _CACHE[signature] = call._replace(arrays={})
-    return call
+    return call if converted_from is None else call._replace(converted_from=converted_from)
 
 
 def _validated(
@@ -306,6 +327,7 @@ def _validated(
         is_2d=sizes.is_2d,
         position=sizes.keys - sizes.queries if queries_at_end else 0,
         needs_all_axes=refuses_unlike_axes(library),
+        is_reproducible=bool(options.reproducible),
     )
     if grid.uses_our_threads:
         asked_threads()  # small calls need no threads, but refuse a wrong value too
@@ -318,7 +340,7 @@ def _validated(
         sizes=sizes,
         options=check_options(options, arrays, grid, is_causal=is_causal),
         layout=layout,
-        implementation=implementation,
+        implementation="xp" if options.reproducible else implementation,
         result_dtype=query.dtype,
         derived={},
     )

@@ -10,6 +10,7 @@ from typing import NamedTuple, cast
 
 from sdpa_xp._core.differentiable import differentiable_product
 from sdpa_xp._core.dropout import Dropout
+from sdpa_xp._core.fixed_blocks import multiply_keys
 from sdpa_xp._core.products import Buffer, CallBuffers, KeyValueSource, key_leading_slice, matmul_grouped
 from sdpa_xp._libraries import LARGEST, astype_if_needed, dtype_name
 from sdpa_xp._libraries.capabilities import TangentRules
@@ -249,7 +250,8 @@ class Scores(NamedTuple):
         xp, softcap = self.grid.xp, self.options.softcap
         buffer = None if self.buffers is None else self.buffers.scores
         if rules is None:
-            scores = matmul_grouped(xp, query, transposed_keys, buffer)
+            multiply = multiply_keys if self.grid.is_reproducible else matmul_grouped
+            scores = multiply(xp, query, transposed_keys, buffer)
         else:
             has_slope = self.options.has_slope or self.options.has_functions
             scores = differentiable_product(

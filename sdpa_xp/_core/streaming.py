@@ -24,6 +24,7 @@ from sdpa_xp._core.products import (
     is_finite,
     key_leading_slice,
 )
+from sdpa_xp._core.reproducible import attend_rows as attend_reproducibly
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.softmax import RowResult, attend_with_fixed_shift, attend_with_running_shift, is_accurate
 from sdpa_xp._libraries import astype_if_needed, computing, is_traced
@@ -60,7 +61,7 @@ def attend(
         of_rows = partial(RowResult.lse_parts if in_parts else RowResult.lse, xp=scores.xp)
     if plan.is_loop:
         return _attend_in_loops(scores, value, plan, dtype, of_rows)
-    is_small = plan.is_one_tile and not plan.tries_without_maximum
+    is_small = plan.is_one_tile and not (plan.tries_without_maximum or scores.grid.is_reproducible)
     if is_small or not scores.grid.is_writeable:
         return _attend_and_join(scores, value, plan, dtype, of_rows, checksums)
     xp, grid, shape = scores.xp, scores.grid, scores.grid.shape[:-1]
@@ -148,7 +149,9 @@ def _attend_in_tasks(
     scores = scores.for_tiles()
     scores = scores._replace(known_tiles={} if scores.options.mask.is_shared else None)
     has_buffers = scores.buffers is not None and not grid.is_traced
-    shortcut = _Shortcut(plan.tries_without_maximum and has_buffers and scores.options.sinks is None)
+    tries = plan.tries_without_maximum and not grid.is_reproducible
+    shortcut = _Shortcut(tries and has_buffers and scores.options.sinks is None)
+    attend_task = attend_reproducibly if grid.is_reproducible else attend_rows
 
     @cache  # two threads may compute equal parts at once, of which one is kept
     def part_of(leading: LeadingSlice | None) -> tuple[Scores, KeyValueSource, tuple[object, ...]]:
@@ -167,7 +170,7 @@ def _attend_in_tasks(
             out = output[index] if shortcut.is_open and output.dtype == grid.dtype else None
             result = shortcut.attend(part, values, plan, task, out) if shortcut.is_open else None
             if result is None:
-                result = attend_rows(part, values, plan, task.rows)
+                result = attend_task(part, values, plan, task.rows)
             if result.output is not out:
                 output[index] = astype_if_needed(xp, result.output, output.dtype)
             if lse is not None and of_rows is not None:

@@ -98,6 +98,31 @@ def numpy_array() -> Array:
     return cast(Array, import_module("numpy").empty(0))
 
 
+HOST = "NumPy"
+"""The library that computes reproducible calls for all others, for messages."""
+
+
+def host_library() -> Library:
+    """Return the library `HOST`."""
+    return library_of(numpy_array())
+
+
+def to_host(array: AnyArray) -> Array:
+    """Return an array as one of the host library, in the same memory if it can read that."""
+    return cast(Array, library_of(array).to_numpy(array))
+
+
+def from_host(array: Array, like: AnyArray) -> Array:
+    """Return an array of the host library as one of the library and the device of `like`."""
+    library = library_of(like)
+    return cast(Array, library.from_numpy(array, library.namespace(like), library.device(like)))
+
+
+def namespace_name(array: AnyArray) -> str:
+    """Return the name of the namespace of `array`, for messages."""
+    return namespace_of(array).__name__.removeprefix("array_api_compat.")
+
+
 def namespace_of(array: AnyArray) -> Namespace:
     """Return the array-API namespace of `array`."""
     return library_of(array).namespace(array)

@@ -176,6 +176,11 @@ class Library:
         """Return an array that NumPy can read."""
         return array
 
+    def in_rows(self, array: A, axis: int) -> A:
+        """Return an array whose rows along an axis lie in memory as a product reads them; a copy if needed."""
+        del axis
+        return array
+
     def to_list(self, array: Any) -> Any:
         """Return the elements as Python numbers in nested lists. A lazy array is computed."""
         if hasattr(array, "tolist"):  # for a constant inside a jit too, where indexing would be traced

@@ -93,6 +93,11 @@ class NumPy(Library):
     def from_numpy(self, array: Any, _xp: Any, _device: Device) -> Any:
         return array
 
+    def in_rows(self, array: Any, axis: int) -> Any:
+        size, step = array.itemsize, array.strides[axis]
+        is_plain = array.strides[-1] == size and step >= size * array.shape[-1] and step % size == 0
+        return array if is_plain and array.flags.aligned else array.copy(order="C")
+
     def addresses(self, array: Any) -> Any:
         return array
 

@@ -48,6 +48,12 @@ share the stacks."""
 MOST_BANDS = 4
 """The loops of a causal call that is compiled. 4 of them compute 5/8 of all pairs. 8 would compute 9/16, and
 take twice as long to compile."""
+ROWS_OF_A_PRODUCT, KEYS_OF_A_PRODUCT = 4, 128
+"""The shape of each product of a reproducible call. With 4 rows, OpenBLAS 0.3.31 takes 1.2 times as long as for
+one large product of 512 queries, and for one query, a row among zeros, 1.9 times as long as for the product of
+a vector (AVX-512, 64 columns, float32). With 2 rows these are 1.3 and 1.1 times; with 8 they are 2.8 and 7."""
+MOST_WIDTHS_OF_ONE_THREAD = 512
+"""The largest E + Ev for which OpenBLAS surely computes such a product in one thread."""
 LEAST_WORK_FOR_THREADS = 2**23
 """Multiplications. Fewer of them take less time than threads lose by taking turns in Python."""
 LEAST_SCORES_WITHOUT_MAXIMUM = 2**16
@@ -158,13 +164,18 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
     # With few keys, queries and outputs are larger than the scores.
     heads_that_fit = size.scores * cores_of_a_tile // (rows * group * max(min(columns, keys), widths // 2, 1))
     heads_of_a_core = key_heads // cores if has_threads else heads_that_fit
+    if grid.is_reproducible:
+        rows = -(-rows // ROWS_OF_A_PRODUCT) * ROWS_OF_A_PRODUCT
+        columns = columns // KEYS_OF_A_PRODUCT * KEYS_OF_A_PRODUCT
+    holds_blas = has_threads or (grid.is_reproducible and widths > MOST_WIDTHS_OF_ONE_THREAD)
     return Plan(
         queries,
         keys,
         rows,
         columns,
         leading_slices=_leading_slices(grid.leading_shape, group, max(1, min(heads_that_fit, heads_of_a_core))),
-        threads=None if has_threads else 1,
+        align=KEYS_OF_A_PRODUCT if grid.is_reproducible else 1,
+        threads=None if holds_blas else 1,
         tries_without_maximum=heads * queries * keys >= LEAST_SCORES_WITHOUT_MAXIMUM,
     )
 
@@ -196,6 +207,8 @@ def plan_pages(grid: ScoreGrid, group: int, widths: int, block_size: int) -> Pla
     if grid.is_traced or is_empty:
         return Plan(grid.queries, grid.keys, DEVICE.rows, block_size, is_empty, align=block_size)
     plan, key_heads = plan_tiles(grid, group, widths), grid.heads // group
+    if grid.is_reproducible:
+        return plan
     most_copied = MOST_COPIED
     if grid.waits:
         most_copied = MOST_COPIED_ON_DEVICE // math.prod(grid.leading_shape[:-1])

@@ -76,6 +76,8 @@ class ScoreGrid:
     """The lengths of the batch entries, if they are padded to `queries` and `keys`."""
     position_spread: int = 0
     """The difference between the largest and the smallest position of a first query."""
+    is_reproducible: bool = False
+    """Whether the bits of a row must not depend on the other rows: see `_core/fixed_blocks.py`."""
     questions: Questions | None = None
     """What masks and biases ask of a device while they are bound; None if they are not to ask."""
 

@@ -45,6 +45,7 @@ class CacheAttention(CachedTokens[A]):
         rng: Rng | None = None,
         softmax_dtype: Dtype | None = None,
         implementation: Implementation | None = None,
+        reproducible: bool = False,
     ) -> A:
         """Return the attention of the last L tokens of the cache over all its tokens.
 
@@ -59,9 +60,9 @@ class CacheAttention(CachedTokens[A]):
         Returns:
             (..., Hq, L, Ev), with the query's library, device and dtype.
         """
-        mask, layout = attn_mask, self._layout
+        mask, others = attn_mask, (self._layout, implementation, reproducible)
         options = CallOptions(
-            mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
+            mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, *others
         )
         function = "KVCache.attend"
         rotated, options = self._placed(function, query, positions, options)
@@ -87,6 +88,7 @@ class CacheAttention(CachedTokens[A]):
         softmax_dtype: Dtype | None = None,
         lse_base: float | None = None,
         implementation: Implementation | None = None,
+        reproducible: bool = False,
     ) -> AttentionState[A]:
         """Return what `attend` returns, and the log-sum-exp of the scores.
 
@@ -100,9 +102,9 @@ class CacheAttention(CachedTokens[A]):
         Returns:
             `output`, as from `attend`, and `lse`, (..., Hq, L), in the dtype of the scores.
         """
-        mask, layout = attn_mask, self._layout
+        mask, others = attn_mask, (self._layout, implementation, reproducible)
         options = CallOptions(
-            mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
+            mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, *others
         )
         function = "KVCache.attend_state"
         rotated, options = self._placed(function, query, positions, options)
@@ -153,6 +155,7 @@ class PagedAttention(PagedTokens[A]):
         rng: Rng | None = None,
         softmax_dtype: Dtype | None = None,
         implementation: Implementation | None = None,
+        reproducible: bool = False,
     ) -> A:
         """Return the attention of the last L tokens of each sequence over all tokens of that sequence.
 
@@ -178,9 +181,9 @@ class PagedAttention(PagedTokens[A]):
         Returns:
             (N, Hq, L, Ev), or packed like the query, with the query's library, device and dtype.
         """
-        mask, layout = attn_mask, self._layout
+        mask, others = attn_mask, (self._layout, implementation, reproducible)
         options = CallOptions(
-            mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
+            mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, *others
         )
         paged = self._call("PagedKVCache.attend", query, positions, options, cu_seqlens_q)
         with paged.call.computing():
@@ -205,6 +208,7 @@ class PagedAttention(PagedTokens[A]):
         softmax_dtype: Dtype | None = None,
         lse_base: float | None = None,
         implementation: Implementation | None = None,
+        reproducible: bool = False,
     ) -> AttentionState[A]:
         """Return what `attend` returns, and the log-sum-exp of the scores, as in `KVCache.attend_state`.
 
@@ -216,15 +220,16 @@ class PagedAttention(PagedTokens[A]):
             `output`, as from `attend`, and `lse`, (N, Hq, L), or (Hq, T) if the queries are packed, in the
                 dtype of the scores.
         """
-        mask, layout = attn_mask, self._layout
+        mask, others = attn_mask, (self._layout, implementation, reproducible)
         options = CallOptions(
-            mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
+            mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, *others
         )
         function = "PagedKVCache.attend_state"
         base = check_lse_base(function, lse_base)
         paged = self._call(function, query, positions, options, cu_seqlens_q)
         with paged.call.computing():
             output, lse = attend(paged, with_lse=True)
-            state = AttentionState(cast(A, paged.call.result(output)), cast(A, to_base(cast(Array, lse), base)))
+            lse = paged.call.as_caller(to_base(cast(Array, lse), base))
+            state = AttentionState(cast(A, paged.call.result(output)), cast(A, lse))
         paged.call.checked(state.output)
         return state

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar, cast
 
 from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.reproducible import check_cache
 from sdpa_xp._checks.arrays import (
     HLE,
     Layout,
@@ -96,6 +97,8 @@ class CachedTokens(StoredTokens[A]):
             return array, options
         is_consecutive = positions is None and isinstance(self._positions, Consecutive)
         has_slots = is_consecutive and cast(Consecutive, self._positions).is_from_zero
+        is_quantised = self._quantisation is not None
+        check_cache(function, options, has_slots=has_slots, is_quantised=is_quantised)
         if has_slots and self._rotary is None:  # most steps of a decoder
             return array, options
         rotated = rotate(self._rotary, function, "query", array, positions_of, self._layout)

@@ -20,7 +20,8 @@ NAMES = "`tangents` must be named like the floating arrays of the call: query, k
 
 def test_it_takes_what_the_forward_pass_takes() -> None:
     ours, theirs = (inspect.signature(f).parameters for f in (jvp, sdpa_xp.scaled_dot_product_attention))
-    assert {name: p for name, p in ours.items() if name != "tangents"} == dict(theirs)
+    mine = {name: p for name, p in ours.items() if name != "tangents"}
+    assert mine == {name: p for name, p in theirs.items() if name != "reproducible"}  # not of derivatives
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, cast
 from sdpa_xp import AttentionState
 from sdpa_xp._checks.arrays import HLE
 from sdpa_xp.biases import Bias
-from sdpa_xp.errors import ArgumentTypeError
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
 from sdpa_xp_export import _arrays as xp
 from sdpa_xp_export._arrays.operators import is_array
@@ -69,6 +69,9 @@ class TracedAttention:
         """Return what the library's `function` would return: a value, or an AttentionState of values."""
         if not isinstance(graph, TracedGraph) or function not in OUTPUTS:
             refuse_attention(graph, function, inputs, rules)
+        if rules.get("reproducible"):
+            rule = "`reproducible` must be False, because each runtime adds in an order of its own"
+            raise ArgumentValueError(graph.function, rule, {"reproducible": True})
         warn_of_zeros_and_ones(graph.function, graph.array_of(rules["attn_mask"]))
         arrays = {name: _value(graph, array) for name, array in inputs.items()}
         cached = function.startswith("KVCache.")

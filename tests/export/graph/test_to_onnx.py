@@ -345,6 +345,11 @@ def test_functions_of_the_standard(name: str) -> None:
             "must be traced of",
         ),
         (lambda x: attending(x, dropout_p=0.5), ValueError, "`dropout_p` must be 0"),
+        (
+            lambda x: attending(x, reproducible=True),
+            ValueError,
+            "`reproducible` must be False, because each runtime",
+        ),
     ],
 )
 def test_what_does_not_trace(layer: Any, error: type[Exception], words: str) -> None:

@@ -1,0 +1,86 @@
+"""Calls with `reproducible=True`: what is refused, and arrays of other libraries as arrays of the host library.
+
+The host library computes these calls for all libraries, so only its products have to give a row the same bits
+everywhere. Most libraries share their memory on the CPU with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sdpa_xp._call.options import CallOptions, arrays_of, with_arrays
+from sdpa_xp._checks.arrays import HLE, check_one_device, check_one_dtype, check_one_library
+from sdpa_xp._libraries import HOST, access_of, host_library, library_of, namespace_name, to_host
+from sdpa_xp._libraries.base import Library
+from sdpa_xp._libraries.protocols import Array
+from sdpa_xp.biases.algebra import Bias
+from sdpa_xp.errors import ArgumentValueError
+from sdpa_xp.masks.algebra import Mask
+
+
+def on_host(
+    function: str, inputs: Mapping[str, Any], options: CallOptions
+) -> tuple[Mapping[str, Any], CallOptions]:
+    """Return the inputs and options of a reproducible call with arrays of the host library.
+
+    Raises:
+        ValueError: The call cannot be reproducible. The message names the reason.
+    """
+    _, arrays = check_one_library(function, {**inputs, **dict(arrays_of(options))})
+    check_one_dtype(function, {name: arrays[name] for name in inputs})
+    check_one_device(function, arrays)
+    library, host = library_of(arrays["query"]), host_library()
+    reason = _refusal(options)
+    if library is not host:
+        reason = reason or _refusal_of_library(library, options, arrays)
+        if not reason:
+            options = with_arrays(options, to_host)._replace(rng=None)
+            arrays = {name: to_host(arrays[name]) for name in inputs}
+    if reason:
+        refuse(function, reason)
+    # A BLAS adds in another order if the elements of a row do not lie side by side.
+    is_default = options.layout == HLE or any(len(arrays[name].shape) < 3 for name in inputs)
+    return {name: host.in_rows(arrays[name], -2 if is_default else -3) for name in inputs}, options
+
+
+def refuse(function: str, reason: str) -> None:
+    """Refuse a call that cannot be reproducible."""
+    rule = f"`reproducible` must be False, because {reason}"
+    raise ArgumentValueError(function, rule, {"reproducible": True})
+
+
+def check_cache(function: str, options: CallOptions, *, has_slots: bool, is_quantised: bool) -> None:
+    """Refuse a reproducible call of a cache whose tiles of keys begin at another token, or are widened."""
+    if options.reproducible is True and is_quantised:
+        refuse(function, "the cache is quantised")
+    if options.reproducible is True and not has_slots:
+        refuse(function, "the tokens or the queries have positions of their own")
+
+
+def _refusal(options: CallOptions) -> str:
+    """Return why no library computes a call reproducibly, or ""."""
+    if options.implementation not in (None, "xp"):
+        return "a kernel adds in an order of its own, so `implementation` must be None or 'xp'"
+    if options.dropout_p:
+        return "`dropout_p` drops the weights of a query by its place in the batch"
+    return ""
+
+
+def _refusal_of_library(library: Library, options: CallOptions, arrays: Mapping[str, Array]) -> str:
+    """Return why the host cannot compute a call for a library, or ""."""
+    name, access = namespace_name(arrays["query"]), access_of(arrays.values())
+    if access.is_traced:
+        return f"{HOST} computes such calls, and arrays of {name} have no values yet"
+    if access.waits:
+        return f"{HOST} computes such calls on the CPU, and arrays of {name} are on another device"
+    if library.autograd is not None and library.autograd.records([*arrays.values()]):
+        return f"{HOST} computes such calls without derivatives, and {name} records the arrays for them"
+    # Where derivatives are computed of arrays that look like all others.
+    rules = library.tangent_rules if library.autograd is None else None
+    if rules is not None and rules.may_record(access):
+        return f"{HOST} computes such calls without derivatives, and {name} does not show whether it needs them"
+    modifiers = [option for option in (options.attn_mask, options.bias) if isinstance(option, Mask | Bias)]
+    if any(modifier.has_code_of_caller() for modifier in modifiers):
+        return f"{HOST} computes such calls, and a function of yours expects arrays of {name}"
+    return ""

@@ -1,0 +1,104 @@
+"""Attention whose bits do not depend on the other queries, on the batch, on padding or on how the keys are cut.
+
+The sums of a row are those of tiles of keys, added in the order of the keys, from key 0 on. A tile where the
+row may attend to no key adds 0, so it may be left out. The shift m is 0 if that keeps all digits of the row,
+and else its largest score; neither depends on the order of the keys. He et al., "Defeating Nondeterminism in
+LLM Inference", Thinking Machines Lab, 2025, call this batch-invariant.
+"""
+
+from __future__ import annotations
+
+from sdpa_xp._core.fixed_blocks import add_sums, add_weighted
+from sdpa_xp._core.products import KeyValueSource, is_finite, weigh
+from sdpa_xp._core.scores import Scores, rows_within
+from sdpa_xp._core.softmax import LEAST_SUM, RowResult, avoid_zero_sum, finite_shift, zero_sums
+from sdpa_xp._libraries import dtype_name
+from sdpa_xp._libraries.protocols import Array
+from sdpa_xp._tiles.plan import Plan
+
+LEAST_OUTPUT = {"float32": 2.0**-74, "float64": 2.0**-900}
+"""Sums over values that have kept their digits, whatever underflows for 2^20 keys, if those of weights are at
+least `LEAST_SUM`."""
+
+
+def attend_rows(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) -> RowResult:
+    """Return the attention of one range of queries."""
+    xp, query = scores.xp, scores.scaled_query(rows)
+    l, o = _sums(scores, query, value, plan, rows, None)
+    m = xp.zeros_like(l)
+    is_exact = _is_exact(scores, l, o)
+    if not bool(xp.all(is_exact)):
+        # The choice is made for each row by its own sums, so that it does not depend on the others.
+        m = xp.where(is_exact, 0.0, _largest_scores(scores, query, plan, rows))
+        shifted = _sums(scores, query, value, plan, rows, finite_shift(xp, m))
+        l, o = (xp.where(is_exact, *pair) for pair in zip((l, o), shifted, strict=True))
+    output = o / avoid_zero_sum(l, LEAST_SUM)
+    # `RowResult` expects sums of at least 1.
+    return RowResult(output, xp.where(l > 0, m + xp.log(l), m), xp.where(l > 0, 1.0, l))
+
+
+def _is_exact(scores: Scores, l: Array, o: Array) -> Array:
+    """Return which rows, (..., Hq, rows, 1), are as exact with m = 0 as with the maximum.
+
+    Rows without keys are not, since they are not worth a rule.
+    """
+    xp, size = scores.xp, scores.xp.abs(o)
+    is_exact = (l >= LEAST_SUM) & (l < float("inf"))
+    if not o.shape[-1]:
+        return is_exact
+    least, most = xp.min(size, axis=-1, keepdims=True), xp.max(size, axis=-1, keepdims=True)
+    return is_exact & (most < float("inf")) & ((l >= 1) | (least >= LEAST_OUTPUT[dtype_name(o.dtype)]))
+
+
+def _largest_scores(scores: Scores, query: Array, plan: Plan, rows: range) -> Array:
+    """Return the largest score of each row, (..., Hq, rows, 1), -inf in a row without keys."""
+    xp, sinks = scores.xp, scores.options.sinks
+    l, _ = zero_sums(scores, len(rows), 0)
+    m = l - float("inf") if sinks is None else l + sinks
+    for _, s, _, _ in scores.computed_tiles(rows, plan, query):
+        m = xp.maximum(m, xp.max(s, axis=-1, keepdims=True))
+    return m
+
+
+def _sums(
+    scores: Scores, query: Array, value: KeyValueSource, plan: Plan, rows: range, shift: Array | None
+) -> tuple[Array, Array]:
+    """Return l and o of each row over its keys, with a shift or without one."""
+    sums = _sums_once(scores, query, value, plan, rows, shift, is_guarded=False)
+    if not scores.options.may_mask or is_finite(scores.xp, sums):
+        return sums
+    return _sums_once(scores, query, value, plan, rows, shift, is_guarded=True)
+
+
+def _sums_once(
+    scores: Scores,
+    query: Array,
+    value: KeyValueSource,
+    plan: Plan,
+    rows: range,
+    shift: Array | None,
+    *,
+    is_guarded: bool,
+) -> tuple[Array, Array]:
+    """Return what `_sums` returns. With a guard, NaN and inf in a value show only in rows that attend to it."""
+    xp, buffers, sinks, values = scores.xp, scores.buffers, scores.options.sinks, value.slices(scores.grid)
+    l, o = zero_sums(scores, len(rows), value.width)
+    if sinks is not None:
+        l += xp.exp(sinks if shift is None else sinks - shift)
+    # The guard asks which pairs the biases mask, too.
+    for tile, s, allowed, _ in scores.computed_tiles(rows, plan, query, leaves_mask=not is_guarded):
+        index = rows_within(tile, rows)
+        if shift is not None:
+            s -= shift[index]
+        p, of_tile = xp.exp(s) if buffers is None else buffers.functions.exp(s, out=s), values(tile.columns)
+        if not isinstance(allowed, bool):
+            if is_guarded:
+                o[index] += weigh(xp, xp.zeros_like(p), of_tile, allowed, "pairs")
+                of_tile = xp.where(xp.isfinite(of_tile), of_tile, 0.0)
+            elif buffers is not None and p.shape[:-2] == scores.leading_shape:
+                p = buffers.functions.multiply(p, allowed, out=p)
+            else:
+                p = p * xp.astype(allowed, p.dtype)
+        add_sums(xp, l[index], p)
+        add_weighted(xp, o[index], p, of_tile, None if buffers is None else buffers.product)
+    return l, o

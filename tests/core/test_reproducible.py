@@ -1,0 +1,331 @@
+"""`reproducible=True`: the bits of a row depend on nothing that stands beside it."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from internals import judge, reference, textbook
+from libraries import Library
+from threadpoolctl import threadpool_limits
+
+from sdpa_xp import (
+    KVCache,
+    PagedKVCache,
+    attention_state,
+    biases,
+    masks,
+    scaled_dot_product_attention,
+    varlen_attention,
+    varlen_attention_state,
+)
+
+attend = partial(scaled_dot_product_attention, reproducible=True)
+DTYPES = ("float32", "float64", "float16")
+
+
+def draw(rng: np.random.Generator, dtype: str = "float32", queries: int = 0) -> list[np.ndarray]:
+    """Query, key and value with as many queries as keys, or `queries`; some rows have large scores."""
+    batch, key_heads, group = (int(rng.integers(1, most)) for most in (4, 3, 4))
+    width, value_width = (int(rng.choice([1, 8, 33, 64])) for _ in range(2))
+    keys = int(rng.choice([1, 3, 40, 127, 128, 129, 300, 700]))
+    query = rng.standard_normal((batch, key_heads * group, queries or keys, width))
+    query *= rng.choice([1.0, 1.0, 60.0], size=query.shape[-2])[:, None]
+    key = rng.standard_normal((batch, key_heads, keys, width))
+    value = rng.standard_normal((batch, key_heads, keys, value_width))
+    return [array.astype(dtype) for array in (query, key, value)]
+
+
+def options(rng: np.random.Generator, query: np.ndarray, keys: int, first: int) -> dict[str, Any]:
+    """Options of queries that begin at `first`: the same seed gives the same options."""
+    heads, rules = query.shape[1], dict[str, Any]()
+    kind = int(rng.integers(6))
+    if kind == 1:
+        rules["attn_mask"] = masks.causal(first)
+    elif kind == 2:
+        left, right = (int(rng.integers(200)) for _ in range(2))
+        rules["attn_mask"] = masks.sliding_window(left, right, offset=first)
+    elif kind == 3:
+        rules["attn_mask"] = masks.causal(first) | masks.prefix(keys // 3)
+    if rng.random() < 0.3:
+        rules["softcap"] = 4.0
+    if rng.random() < 0.3:
+        rules["sinks"] = rng.standard_normal(heads).astype(query.dtype)
+    if rng.random() < 0.3:
+        rules["scale"] = -0.3
+    if rng.random() < 0.3:
+        slopes = rng.random(heads).astype(query.dtype)
+        rules["bias"] = biases.alibi(slopes, offset=first)
+    return rules
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_a_part_of_a_call_has_the_bits_of_the_whole(seed: int) -> None:
+    """One batch entry and some of its queries, alone."""
+    rng = np.random.default_rng(seed)
+    query, key, value = draw(rng, DTYPES[seed % 3])
+    whole = attention_state(
+        query, key, value, **options(np.random.default_rng(seed), query, key.shape[2], 0), reproducible=True
+    )
+    for _ in range(4):
+        entry = int(rng.integers(len(query)))
+        first = int(rng.integers(query.shape[2]))
+        rows = slice(first, first + int(rng.choice([1, 1, 2, 5, 60])))
+        rules = options(np.random.default_rng(seed), query, key.shape[2], first)
+        part = attention_state(query[entry, :, rows], key[entry], value[entry], **rules, reproducible=True)
+        assert part.output.tobytes() == whole.output[entry, :, rows].tobytes()
+        assert part.lse.tobytes() == whole.lse[entry, :, rows].tobytes()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_padding_and_what_it_holds_change_no_bit(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    query, key, value = draw(rng)
+    lengths = [int(n) for n in rng.integers(1, key.shape[2] + 1, size=len(query))]
+    for entry, length in enumerate(lengths):
+        key[entry, :, length:], value[entry, :, length:] = np.nan, np.inf
+    padded = attend(query, key, value, masks.padding(lengths), is_causal=True)
+    for entry, length in enumerate(lengths):
+        alone = attend(*(array[entry, :, :length] for array in (query, key, value)), is_causal=True)
+        assert alone.tobytes() == padded[entry, :, :length].tobytes()
+
+
+def in_pages(rng: np.random.Generator, array: np.ndarray, size: int) -> tuple[np.ndarray, list[list[int]]]:
+    """Return (N, H, S, width) as a pool of blocks in an order of their own, and the table of the blocks."""
+    batch, heads, keys, width = array.shape
+    count = -(-keys // size)
+    padded = np.zeros((batch, heads, count * size, width), array.dtype)
+    padded[:, :, :keys] = array
+    blocks = padded.reshape(batch, heads, count, size, width).swapaxes(1, 2).reshape(-1, heads, size, width)
+    places = rng.permutation(len(blocks))
+    pool = np.empty_like(blocks)
+    pool[places] = blocks
+    return pool, places.reshape(batch, count).tolist()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_prompt_in_chunks_and_a_decoder_have_the_bits_of_one_call(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    query, key, value = draw(rng, DTYPES[seed % 3])
+    whole = attend(query, key, value, is_causal=True)
+    size, first = int(rng.choice([1, 4, 16, 100])), 0
+    cache = KVCache(key[:, :, :0], value[:, :, :0])
+    keys_in_pages, table = in_pages(np.random.default_rng(seed), key, size)
+    values_in_pages, _ = in_pages(np.random.default_rng(seed), value, size)
+    while first < query.shape[2]:
+        last = min(query.shape[2], first + int(rng.choice([1, 1, 7, 130])))
+        tokens = slice(first, last)
+        cache = cache.append(key[:, :, tokens], value[:, :, tokens])
+        paged = PagedKVCache(keys_in_pages, values_in_pages, table, [last] * len(query))
+        expected = whole[:, :, tokens].tobytes()
+        assert cache.attend(query[:, :, tokens], reproducible=True).tobytes() == expected
+        assert paged.attend(query[:, :, tokens], reproducible=True).tobytes() == expected
+        state = paged.attend_state(query[:, :, tokens], reproducible=True)
+        assert state.output.tobytes() == expected
+        assert state.lse.tobytes() == cache.attend_state(query[:, :, tokens], reproducible=True).lse.tobytes()
+        first = last
+
+
+def test_tiles_that_a_mask_skips_change_no_bit(rng: np.random.Generator) -> None:
+    """A window skips the first keys, and its queries begin where no tile does."""
+    query, key, value = (rng.standard_normal((1, 2, 700, 64)).astype("float32") for _ in range(3))
+    whole = attend(query, key, value, masks.sliding_window(150, 0))
+    for first in (170, 451, 699):
+        part = attend(query[:, :, first : first + 5], key, value, masks.sliding_window(150, 0, offset=first))
+        assert part.tobytes() == whole[:, :, first : first + 5].tobytes()
+
+
+def test_a_large_paged_cache_is_not_read_in_the_order_of_its_pool(rng: np.random.Generator) -> None:
+    """That order adds the blocks of all sequences as they lie."""
+    key, value = (rng.standard_normal((3, 4, 640, 64)).astype("float32") for _ in range(2))
+    query = rng.standard_normal((3, 8, 1, 64)).astype("float32")
+    (keys, table), (values, _) = (in_pages(np.random.default_rng(0), array, 16) for array in (key, value))
+    paged = PagedKVCache(keys, values, table, [640, 640, 633])
+    result = paged.attend(query, reproducible=True)
+    for entry, length in enumerate((640, 640, 633)):
+        alone = attend(query[entry], key[entry, :, :length], value[entry, :, :length])
+        assert alone.tobytes() == result[entry].tobytes()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_packed_sequences_have_the_bits_of_each_alone(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = [1, 130, 7, 300, 7, 0, 129]
+    starts = np.cumsum([0, *lengths]).tolist()
+    query, key, value = (rng.standard_normal((starts[-1], n, 33)).astype("float32") for n in (6, 2, 2))
+    packed = varlen_attention(query, key, value, starts, starts, is_causal=True, reproducible=True)
+    state = varlen_attention_state(query, key, value, starts, starts, is_causal=True, reproducible=True)
+    for first, last in pairwise(starts):
+        arrays = (array[first:last] for array in (query, key, value))
+        alone = attention_state(*arrays, is_causal=True, layout="...LHE", reproducible=True)
+        assert alone.output.tobytes() == packed[first:last].tobytes() == state.output[first:last].tobytes()
+        assert alone.lse.tobytes() == state.lse[:, first:last].tobytes()
+
+
+@pytest.mark.parametrize("order", ["keys first", "width apart", "read backwards", "shared rows"])
+def test_the_order_in_memory_changes_no_bit(rng: np.random.Generator, order: str) -> None:
+    query, key, value = (rng.standard_normal((2, 3, 300, 64)).astype("float32") for _ in range(3))
+    if order == "shared rows":
+        key[:] = key[:, :, :1]
+    expected = attend(query, key, value).tobytes()
+
+    def moved(array: np.ndarray) -> np.ndarray:
+        if order == "keys first":
+            return np.ascontiguousarray(array.swapaxes(-1, -2)).swapaxes(-1, -2)
+        if order == "width apart":
+            return np.repeat(array, 2, axis=-1)[..., ::2]
+        return np.ascontiguousarray(array[..., ::-1, :])[..., ::-1, :]
+
+    parts = [moved(array) for array in (query, key, value)]
+    if order == "shared rows":
+        parts = [query, np.broadcast_to(key[:, :, :1], key.shape), value]
+    assert attend(*parts).tobytes() == expected
+
+
+@pytest.mark.parametrize("width", [64, 600])
+def test_threads_change_no_bit(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    query, key, value = (rng.standard_normal((2, 4, 300, width)).astype("float32") for _ in range(3))
+    results = set()
+    for threads in (1, 2, 3):
+        monkeypatch.setenv("SDPA_XP_NUM_THREADS", str(threads))
+        with threadpool_limits(threads, user_api="blas"):
+            whole = attend(query, key, value, is_causal=True)
+            few = attend(query[:, :, -2:], key, value, masks.causal(298))
+        assert few.tobytes() == whole[:, :, -2:].tobytes()
+        results.add(whole.tobytes())
+    assert len(results) == 1
+
+
+REFUSING = {
+    "strict-device1": "on another device",
+    "strict-no_x64": "on another device",
+    "jax-jit": "have no values yet",
+    "dask": "have no values yet",
+    "mlx": "does not show whether it needs them",
+    "cupy": "on another device",
+    "cupy-rules": "on another device",
+    "cupy-rules-device1": "on another device",
+    "torch-cuda": "on another device",
+    "torch-cuda-rules": "on another device",
+}
+"""The libraries that cannot promise it, with a part of the reason."""
+
+
+@pytest.mark.sampled(1)
+def test_each_library_keeps_the_bits_or_refuses_by_name(library: Library, rng: np.random.Generator) -> None:
+    query, key, value = draw(rng)
+    slopes = rng.random(query.shape[1]).astype("float32")
+    mask = rng.random((query.shape[2], key.shape[2])) < 0.8
+
+    def state(*arrays: Any, slopes: Any, mask: Any) -> Any:
+        bias = biases.alibi(slopes)
+        return attention_state(*arrays, mask, bias=bias, is_causal=True, reproducible=True)
+
+    expected = state(query, key, value, slopes=slopes, mask=mask)
+    call = partial(library.call, state, query, key, value, slopes=slopes, mask=mask)
+    if library.name in REFUSING:
+        with pytest.raises(
+            ValueError, match=f"`reproducible` must be False, because .*{REFUSING[library.name]}"
+        ):
+            call()
+        return
+    result = call()
+    for part, wanted in zip(result, expected, strict=True):
+        assert type(part) is type(library.put(query))
+        assert library.get(part).tobytes() == wanted.tobytes()
+
+
+@pytest.mark.sampled(0, on="EAGER_JAX")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_each_library_gets_its_dtype_back(library: Library, rng: np.random.Generator, dtype: str) -> None:
+    if library.name in REFUSING:
+        pytest.skip("it refuses")
+    library.needs(dtype)
+    arrays = dict(zip(("query", "key", "value"), draw(rng), strict=True))
+    halves = {name: array.astype(dtype) for name, array in arrays.items()}
+    result = library.call(attend, **halves)
+    with library.guard():
+        assert result.dtype == library.put(halves["query"]).dtype
+    wide = attend(*(array.astype("float64" if dtype == "float64" else "float32") for array in halves.values()))
+    np.testing.assert_array_equal(library.get(result), wide.astype(dtype))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_numbers_are_as_near_as_those_of_the_formula(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    dtype = DTYPES[seed % 3]
+    query, key, value = draw(rng, dtype)
+    value[..., 0] = 0
+    arrays = {"query": query, "key": key, "value": value}
+    rules = {"is_causal": True, "scale": float(rng.choice([0.1, 1.0, -1.0]))}
+    expected, lse, _ = reference.attention(**arrays, **rules)
+    state = attention_state(**arrays, **rules, reproducible=True)
+    agreement = judge(state.output, expected, textbook(np, **arrays, **rules), dtype)
+    assert agreement.agrees, agreement
+    np.testing.assert_allclose(state.lse, lse, rtol=1e-5)
+
+
+def test_a_nan_shows_in_the_rows_that_attend_to_it(rng: np.random.Generator) -> None:
+    query, key, value = (rng.standard_normal((1, 2, 300, 8)).astype("float32") for _ in range(3))
+    clean = attend(query, key, value, is_causal=True)
+    value[:, :, 140, 3], key[:, 1, 141] = np.inf, np.nan
+    result = attend(query, key, value, is_causal=True)
+    assert result[:, :, :140].tobytes() == clean[:, :, :140].tobytes()
+    assert np.isinf(result[0, 0, 140:, 3]).all()
+    assert np.isnan(result[0, 1, 141:]).all()
+    np.testing.assert_allclose(result[0, 0, :, :3], clean[0, 0, :, :3], rtol=1e-5, atol=1e-6)
+
+
+def test_rows_without_keys(rng: np.random.Generator) -> None:
+    query, key, value = (rng.standard_normal((2, 5, 8)).astype("float32") for _ in range(3))
+    state = attention_state(query, key, value, masks.causal(-2), reproducible=True)
+    assert not state.output[:, :2].any()
+    assert (state.lse[:, :2] == -np.inf).all()
+    assert attend(query, key[:, :0], value[:, :0]).tobytes() == np.zeros_like(query).tobytes()
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a kernel": ({"implementation": "torch"}, "`implementation` must be None or 'xp'"),
+    "dropout": ({"dropout_p": 0.1, "rng": np.random.default_rng(0)}, "`dropout_p` drops"),
+}
+
+
+@pytest.mark.parametrize(("rules", "reason"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_promised_is_refused(rng: np.random.Generator, rules: Any, reason: str) -> None:
+    arrays = draw(rng)
+    with pytest.raises(ValueError, match=f"`reproducible` must be False, because .*{reason}"):
+        attend(*arrays, **rules)
+    with pytest.raises(TypeError, match="`reproducible` must be True or False"):
+        scaled_dot_product_attention(*arrays, reproducible=1)  # type: ignore[arg-type]
+
+
+def test_a_cache_without_its_first_tokens_is_refused(rng: np.random.Generator) -> None:
+    """Its tiles of keys would begin at another token."""
+    query, key, value = (rng.standard_normal((1, 2, 9, 8)).astype("float32") for _ in range(3))
+    cache = KVCache(key, value).drop_first(3)
+    with pytest.raises(
+        ValueError, match=r"`reproducible` must be False, because the tokens .* positions of their own"
+    ):
+        cache.attend(query[:, :, :1], reproducible=True)
+    with pytest.raises(ValueError, match="`reproducible` must be False, because the cache is quantised"):
+        KVCache(key, value).quantised("int8").attend(query[:, :, :1], reproducible=True)
+    paged = PagedKVCache(key, value, [[0]], [9], positions=[[*range(1, 10)]])
+    with pytest.raises(ValueError, match="`reproducible` must be False"):
+        paged.attend(query[:, :, :1], reproducible=True)
+
+
+@pytest.mark.needs("torch")
+def test_derivatives_are_refused_and_a_function_of_the_caller() -> None:
+    import torch
+
+    query = torch.ones(1, 3, 4, requires_grad=True)
+    with pytest.raises(ValueError, match="torch records the arrays"):
+        attend(query, query, query)
+    with torch.no_grad():
+        assert attend(query, query, query).shape == query.shape
+    window = masks.from_function(lambda b, h, i, j: torch.abs(i - j) < 2)
+    with pytest.raises(ValueError, match="a function of yours expects arrays of torch"):
+        attend(*[query.detach()] * 3, window)
