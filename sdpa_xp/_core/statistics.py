@@ -97,6 +97,8 @@ def statistics(scores: Scores, plan: Plan, request: Request) -> Results:
     """Return the statistics that are asked for, in the accumulation dtype; indices of keys are int32."""
     grid, xp = scores.grid, scores.xp
     sizes = request.block_size or (plan.rows, 1)
+    if grid.is_traced:  # one tile: a compiled loop cannot accumulate
+        plan = replace(plan, rows=max(1, plan.queries), columns=max(1, plan.keys), is_loop=False)
     rows_of_a_task = plan.queries if grid.is_traced else _rows_of_a_task(plan, sizes[0])
     units = _ranges(range(plan.queries), rows_of_a_task)
     # The sums over queries of all rows need common borders.

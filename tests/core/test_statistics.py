@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import draw_named, gradients, sloping
-from internals import Scores, cut_small, device, judge, namespace, override, reference
+from internals import DEVICE, Scores, cut_small, device, judge, namespace, override, reference
 from libraries import Library
 
 from sdpa_xp import (
@@ -477,3 +477,22 @@ def test_chunks_have_neither_top_k_nor_block_sums(arguments: dict[str, Any]) -> 
         TypeError, match="`of` must have neither 'top_keys' nor 'block_sums' for arrays in chunks"
     ):
         attention_statistics(x, x, **arguments)
+
+
+@pytest.mark.needs("jax")
+def test_a_traced_call_of_many_scores(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    """Attention has a loop here; statistics have one tile."""
+    import jax
+
+    override(monkeypatch, "DEVICE", DEVICE._replace(scores=64))
+    q, k = (rng.standard_normal((2, n, 4)).astype(F) for n in (150, 20))
+
+    @jax.jit
+    def compute(query: Any, key: Any) -> Any:
+        return attention_statistics(query, key, of=("key_sums", "block_sums"), block_size=7, is_causal=True)
+
+    computed = compute(q, k)
+    weights = reference.attention(q, k, k, is_causal=True)[2]
+    np.testing.assert_allclose(computed.key_sums, weights.sum(axis=-2), atol=1e-5)
+    blocks = np.add.reduceat(np.add.reduceat(weights, np.arange(0, 150, 7), 1), np.arange(0, 20, 7), 2)
+    np.testing.assert_allclose(computed.block_sums, blocks, atol=1e-5)
