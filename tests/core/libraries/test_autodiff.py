@@ -14,6 +14,7 @@ from differentiable_calls import CALLS, FEW, HOLES, MANY
 from libraries import Library
 
 from sdpa_xp import scaled_dot_product_attention as attend
+from sdpa_xp import scaled_dot_product_attention_vjp as vjp
 
 Function = Callable[..., Any]
 
@@ -276,3 +277,31 @@ def test_hessians(library: Library) -> None:
         for hessian in (jax.hessian(loss), jax.jacrev(jax.jacfwd(loss)), jax.jacrev(jax.jacrev(loss))):
             computed = library.get(jax.jit(hessian)(key_of))
             np.testing.assert_allclose(np.tensordot(computed, moved, 3), expected, rtol=0, atol=1e-12)
+
+
+def test_masked_nan_adds_nothing_to_derivatives_of_a_pullback(library: Library) -> None:
+    rng = np.random.default_rng(8)
+    clean = [rng.standard_normal((2, length, 4)) for length in (3, 5, 5)]
+    bad = [x.copy() for x in clean]
+    bad[1][:, 4] = bad[2][:, 4] = math.nan
+    by = Transformations(library)
+    with library.guard():
+        mask = library.put(np.arange(5) < 4)
+
+    def function(*inputs: Any) -> Any:
+        output, pullback = vjp(*inputs, mask, softcap=2.0)
+        gradients, moved = pullback.jvp(output, {"query": inputs[0]})
+        return (gradients["query"], moved["query"], moved["value"])
+
+    def computed(arrays: list[np.ndarray]) -> list[np.ndarray]:
+        with library.guard():
+            placed = [library.put(x) for x in arrays]
+            ones = [library.put(np.ones_like(x)) for x in (clean[0], clean[0], clean[2])]
+
+            def derivatives(*inputs: Any) -> Any:
+                return tuple(by.vjp(function, inputs, ones))
+
+            return [library.get(x) for x in by.compiled(derivatives)(*placed)]
+
+    for gradient, wanted in zip(computed(bad), computed(clean), strict=True):
+        np.testing.assert_allclose(gradient, wanted, rtol=0, atol=1e-12)
