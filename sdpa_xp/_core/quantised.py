@@ -130,7 +130,8 @@ def _codes_and_scale(array: Array, channels: Array | None, bits: int) -> tuple[A
     xp = namespace_of(array)
     wide = astype_if_needed(xp, array, accumulation_dtype(xp, array.dtype))
     if channels is not None:
-        wide = wide / channels
+        # Packed tokens have no axis of sequences, and a pool has the same channels for all blocks.
+        wide = wide / (channels[0, ...] if channels.ndim > array.ndim else channels)
     if array.shape[-1] == 0:
         return xp.astype(wide, xp.int8 if bits == 8 else xp.uint8), xp.sum(wide, axis=-1, keepdims=True)
     largest = xp.max(xp.abs(wide), axis=-1, keepdims=True)

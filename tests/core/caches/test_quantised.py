@@ -105,10 +105,12 @@ def test_blocks_of_a_pool(library: Library, arrays: dict[str, np.ndarray], dtype
                 pool[block] = arrays[name][sequence, :, place * size : (place + 1) * size]
     new = [arrays[name][:, :, 10:12] for name in ("key", "value")]
     with library.guard():
-        cache = PagedKVCache(*(library.put(x) for x in pools.values()), table, lengths).quantised(
-            dtype, per=per
-        )
-        cache = cache.append(*(library.put(x) for x in new), cu_seqlens_k=None)
+        placed = [library.put(x) for x in pools.values()]
+        before = PagedKVCache(*placed, table, lengths).quantised(dtype, per=per)
+        cache = before.append(*(library.put(x) for x in new))
+        packed = [library.put(np.concatenate([*x], axis=1)) for x in new]
+        grown = before.append(*packed, cu_seqlens_k=[0, 2, 4])
+        np.testing.assert_array_equal(library.get(grown.key_blocks), library.get(cache.key_blocks))
         again = cache.with_table([[4, 1, 0], [2, 5, 3]], [11, 8])
         query, sinks = library.put(arrays["query"][:, :, :2]), library.put(SINKS)
         state = again.attend_state(query, masks.sliding_window(6, 0), softcap=1.5, sinks=sinks)
