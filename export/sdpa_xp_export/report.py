@@ -90,13 +90,44 @@ class Run(Immutable):
     @property
     def is_plain(self) -> bool:
         """Whether the inputs are ordinary: no large numbers, no NaN, and random integers."""
-        return "," not in self.inputs
+        return ", " not in self.inputs  # shapes have commas too, without a space
 
 
 def described_failure(run: Run) -> str:
     """Return the inputs of a run, the place of its worst error, and the size of this error."""
     where = f", {run.where}" if run.where else ""
     return f"{run.inputs}{where} (error {run.agreement.absolute:.2g})"
+
+
+def described_error(run: Run) -> str:
+    """Return the error and the bound of a run, and of special inputs, which may be large, the largest value."""
+    agreement, size = run.agreement, _largest_value(run)
+    values = f" on values up to {size}" if size and not run.is_plain else ""
+    return f"error {agreement.absolute:.2g}{values}, bound {agreement.bound:.2g}"
+
+
+def _largest_value(run: Run) -> str:
+    """Return the largest value of the reference, as a report shows it; empty if there is no finite error."""
+    agreement = run.agreement
+    is_finite = 0 < agreement.relative < math.inf
+    return f"{agreement.absolute / agreement.relative:.2g}" if is_finite else ""
+
+
+def closest_runs(report: LayerReport) -> dict[str, Run]:
+    """Return the run that is closest to its bound, or furthest beyond it, by what a report calls it.
+
+    If all agree, it is one with ordinary inputs, and a second one has special inputs if that is closer.
+    """
+    worst = report.worst
+    if not report.agrees:
+        return {"furthest beyond its bound": worst}
+    ordinary = max((run for run in report.runs if run.is_plain), key=_share, default=worst)
+    closer = {"with special inputs": worst} if worst.agreement.share > ordinary.agreement.share else {}
+    return {"closest to its bound": ordinary, **closer}
+
+
+def _share(run: Run) -> float:
+    return run.agreement.share
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -141,7 +172,7 @@ class LayerReport(Immutable):
     @property
     def worst(self) -> Run:
         """The run that came closest to its bound or went furthest beyond it."""
-        return max(self.runs, key=lambda run: run.agreement.share)
+        return max(self.runs, key=_share)
 
     @property
     def failing(self) -> tuple[Run, ...]:
@@ -174,11 +205,12 @@ class LayerReport(Immutable):
         return f"<{type(self).__name__}: {facts}, seed={self.seed}>"
 
     def __str__(self) -> str:
-        closest = self.worst
-        agreement = closest.agreement
         verdict = "agrees" if self.agrees else "DISAGREES"
         compared, rows = (sum(getattr(run, name) for run in self.runs) for name in ("compared", "rows"))
-        beyond = "closest to its bound" if self.agrees else "furthest beyond its bound"
+        closest = [
+            f"{which}: {run.output} of {run.inputs}, {described_error(run)}"
+            for which, run in closest_runs(self).items()
+        ]
         fallen = ", ".join(placed.node for placed in self.fell_back)
         facts = "; ".join(
             [
@@ -186,8 +218,7 @@ class LayerReport(Immutable):
                 f"({compared:,} of {rows:,} rows compared)",
                 *self.notes,
                 *([self.smallest_failure] if self.failing else []),
-                f"{beyond}: {closest.output} of {closest.inputs}, "
-                f"error {agreement.absolute:.2g}, bound {agreement.bound:.2g}",
+                *closest,
                 self.nodes,
                 f"math mode: {self.math_mode}",
                 f"seed={self.seed}",
@@ -214,13 +245,22 @@ class LayerReport(Immutable):
             *[("fell back", placed.node) for placed in self.fell_back],
             *[("not tried", line) for line in self.left_out],
         ]
-        closest = sorted(self.runs, key=lambda run: run.agreement.share, reverse=True)[:CLOSEST]
+        closest = sorted(self.runs, key=_share, reverse=True)[:CLOSEST]
         runs = [
-            (run.inputs, run.output, f"{run.agreement.absolute:.2g}", f"{run.agreement.bound:.2g}")
+            (
+                run.inputs,
+                run.output,
+                f"{run.agreement.absolute:.2g}",
+                f"{run.agreement.bound:.2g}",
+                _largest_value(run),
+            )
             for run in closest
         ]
         title = f"The {len(runs)} runs closest to their bounds"
-        tables = [table(self.reason, facts), table(title, runs, ("inputs", "output", "error", "bound"))]
+        tables = [
+            table(self.reason, facts),
+            table(title, runs, ("inputs", "output", "error", "bound", "values up to")),
+        ]
         return nested(f"{type(self).__name__} of {self.form}", tables)
 
 

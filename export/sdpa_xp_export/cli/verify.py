@@ -40,7 +40,7 @@ from sdpa_xp_export.cli.shared import (
     say_json,
     say_table,
 )
-from sdpa_xp_export.report import Report, Run
+from sdpa_xp_export.report import Report, Run, closest_runs, described_error
 from sdpa_xp_export.verify import verify
 
 HTML = PathArgument("verify", "html")
@@ -233,16 +233,14 @@ def _facts(report: Report, failures: list[str]) -> dict[str, object]:
 
 def _show(report: Report, *, thorough: bool) -> None:
     """Print the verdict, and what stands behind it: a line for each."""
-    closest = report.worst
-    agreement = closest.agreement
     verdict = "agrees" if report.agrees else "DISAGREES"
     say(f"{report.form}: {verdict} in {len(report.runs)} runs on {report.engine}")
     for line in (*report.notes, report.smallest_failure):
         if line:
             say(line)
-    beyond = "closest to its bound" if report.agrees else "furthest beyond its bound"
-    say(f"{beyond}: {closest.output} of {closest.inputs},")
-    say(f"  on {closest.provider}, error {agreement.absolute:.2g}, bound {agreement.bound:.2g}")
+    for which, one_run in closest_runs(report).items():
+        say(f"{which}: {one_run.output} of {one_run.inputs},")
+        say(f"  on {one_run.provider}, {described_error(one_run)}")
     compared, rows = (sum(getattr(run, name) for run in report.runs) for name in ("compared", "rows"))
     more = "" if thorough else "; --thorough compares more"
     why = f" (a sample of each long run{more})" if compared < rows else ""

@@ -307,6 +307,35 @@ def test_the_worst_run_speaks_for_the_report() -> None:
 
 
 @pytest.mark.usefixtures("short_verify")
+def test_ordinary_inputs_come_before_special_ones() -> None:
+    report = plain_report()
+    special, plain = "q[2,3], large tokens", "q[2,3] k[2,4]"
+    runs = [
+        replace(report.runs[0], inputs=inputs, agreement=Agreement(absolute, absolute / 8e6, 1e3))
+        for inputs, absolute in ((plain, 10.0), (special, 800.0))
+    ]
+    assert [one_run.is_plain for one_run in runs] == [True, False]
+    closest = f"closest to its bound: output of {plain}, error 10, bound 1e+03;"
+    beside = f"with special inputs: output of {special}, error 8e+02 on values up to 8e+06, bound 1e+03;"
+    for order in (runs, runs[::-1]):
+        assert f"{closest} {beside}" in " ".join(str(replace(report, runs=tuple(order))).split())
+    calm = replace(runs[1], agreement=Agreement(0.0, 0.0, 1e3))
+    lines = " ".join(str(replace(report, runs=(runs[0], calm))).split())
+    assert closest in lines
+    assert "with special inputs" not in lines
+    alone = " ".join(str(replace(report, runs=(calm,))).split())
+    assert f"closest to its bound: output of {special}, error 0, bound 1e+03;" in alone
+    beyond = replace(runs[1], agreement=Agreement(math.inf, math.inf, 1e3))
+    lines = " ".join(str(replace(report, runs=(runs[0], beyond))).split())
+    assert f"furthest beyond its bound: output of {special}, error inf, bound 1e+03;" in lines
+    *_, table = ElementTree.fromstring(replace(report, runs=tuple(runs))._repr_html_()).iter("tbody")
+    assert [[cell.text for cell in row][2:] for row in table] == [
+        ["8e+02", "1e+03", "8e+06"],
+        ["10", "1e+03", "8e+06"],
+    ]
+
+
+@pytest.mark.usefixtures("short_verify")
 def test_a_notebook_shows_the_verdict_and_the_closest_runs() -> None:
     report = replace(plain_report(), left_out=("P > 3",))
     good, *_ = report.runs
