@@ -116,6 +116,31 @@ def _nearest_dtype(name: str) -> str:
     return f"The nearest is {near[0]!r}." if near else ""
 
 
+def spec_hint(value: object) -> str:
+    """Return which spec to write instead of a value: of an array, of a shape, or of the text of a spec."""
+    if isinstance(value, str):
+        return f"Write TensorSpec.parse({value!r})."
+    if isinstance(value, tuple | list) and value and all(isinstance(length, int | str) for length in value):
+        return f"Write TensorSpec('float32', {tuple(value)})."
+    return array_spec_hint(value)
+
+
+def array_spec_hint(*values: object) -> str:
+    """Return the spec of the first array among values, also in tuples, lists and mappings; "" without one."""
+    for value in values:
+        if isinstance(value, tuple | list | Mapping):
+            nested = value.values() if isinstance(value, Mapping) else value
+            if hint := array_spec_hint(*nested):
+                return hint
+            continue
+        try:
+            spec = TensorSpec(value.dtype, tuple(value.shape))  # type: ignore[attr-defined]  # of any library
+        except (AttributeError, TypeError, ValueError):  # no array, or of a dtype that no spec has
+            continue
+        return f"Describe the array: TensorSpec({spec.dtype!r}, {spec.shape}). {_OPEN}"
+    return ""
+
+
 def _checked_length(length: Any, shape: Sequence[Any]) -> int | str:
     """Return a length as an int, or as a name."""
     got = {"shape": tuple(shape)}

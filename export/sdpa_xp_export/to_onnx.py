@@ -29,7 +29,7 @@ from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, ERF_KEEPS_NAN, Run
 from sdpa_xp_export.export import finished_model
 from sdpa_xp_export.forms.choice import FORMS, check_loaded_opset, check_opset
 from sdpa_xp_export.forms.traced_attention import TracedAttention, operand_sources
-from sdpa_xp_export.spec import TensorSpec
+from sdpa_xp_export.spec import TensorSpec, array_spec_hint
 
 FUNCTION = "to_onnx"
 
@@ -171,7 +171,8 @@ def _traced(
         bound.arguments[name] = with_arrays(argument, name, as_input)
     if not graph.inputs:
         rule = "there must be a TensorSpec among the arguments of `layer`"
-        raise ArgumentTypeError(FUNCTION, rule, {"arguments": [*bound.arguments]})
+        hint = array_spec_hint(bound.arguments)
+        raise ArgumentTypeError(FUNCTION, rule, {"arguments": [*bound.arguments]}, hint)
     traced_layer = with_parameters(layer, lambda _, array: graph.from_array(array))
     with foreign_errors_reworded(FUNCTION, layer, open_lengths=bool(graph.length_sources)):
         result = traced_layer(*bound.args, **bound.kwargs)

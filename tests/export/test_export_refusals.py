@@ -49,7 +49,16 @@ def test_a_patch_release_is_kept() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"query": np.ones((2, 8, 3, 64))}, TypeError, "`query` must be a TensorSpec; got query=ndarray"),
+        (
+            {"query": np.ones((2, 8, 3, 64))},
+            TypeError,
+            r"`query` must be a TensorSpec; got query=ndarray\. "
+            r"Describe the array: TensorSpec\('float64', \(2, 8, 3, 64\)\)\. Write a name, such as 'L', for an open",
+        ),
+        ({"value": np.ones(3, complex)}, TypeError, "`value` must be a TensorSpec; got value=ndarray\\.$"),
+        ({"key": ("B", 8, "S", 64)}, TypeError, r"got key=tuple\. Write TensorSpec\('float32', \('B', 8, 'S', 64\)\)"),
+        ({"past_key": [[1.0]]}, TypeError, "`past_key` must be a TensorSpec; got past_key=list\\.$"),
+        ({"past_value": [np.ones(3, bool)]}, TypeError, r"the array: TensorSpec\('bool', \(3,\)\)"),
         ({"query": TensorSpec("bool", ("B", 8, "L", 64))}, TypeError, "`query` must have a floating dtype"),
         ({"key": TensorSpec("float16", ("B", 2, "S", 64))}, TypeError, "`query` and `key` must have one dtype"),
         ({"attn_mask": np.ones((3, 5), int)}, TypeError, r"got attn_mask.dtype=int64\. Pass `attn_mask != 0` if"),

@@ -24,7 +24,7 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call.operands import GraphOperand, Input, OperandNamer, kind_of
 from sdpa_xp_export._dtypes.dtype import FLOATING, INTEGERS
-from sdpa_xp_export.spec import SymbolicShape, TensorSpec, as_lengths, total
+from sdpa_xp_export.spec import SymbolicShape, TensorSpec, as_lengths, spec_hint, total
 
 OUTPUTS = ("output", "lse", "weights", "scores")
 SPECS = ("query", "key", "value", "past_key", "past_value", "past_lengths")
@@ -186,8 +186,7 @@ def _specs(function: str, passed: Mapping[str, object]) -> dict[str, TensorSpec]
     for name, spec in specs.items():
         if not isinstance(spec, TensorSpec):
             rule = f"`{name}` must be a TensorSpec"
-            hint = f"Write TensorSpec.parse({spec!r})." if isinstance(spec, str) else ""
-            raise ArgumentTypeError(function, rule, {name: type(spec).__name__}, hint)
+            raise ArgumentTypeError(function, rule, {name: type(spec).__name__}, spec_hint(spec))
     return cast(dict[str, TensorSpec], specs)
 
 

@@ -377,8 +377,16 @@ def test_refused_keywords(keywords: dict[str, Any], error: type[Exception], word
 
 
 def test_nothing_to_trace() -> None:
-    with pytest.raises(TypeError, match=r"^to_onnx: there must be a TensorSpec among the arguments"):
+    words = r"^to_onnx: there must be a TensorSpec among the arguments of `layer`; got arguments=\['x'\]\."
+    with pytest.raises(TypeError, match=words + "$"):
         to_onnx(lambda x: x, 3.0)
+    hint = r" Describe the array: TensorSpec\('float32', \(1, 5, 64\)\)\. Write a name, such as 'L',"
+    array = np.ones((1, 5, 64), np.float32)
+    for nested in (array, (3, array), {"x": [array]}):
+        with pytest.raises(TypeError, match=words + hint):
+            to_onnx(lambda x: x, nested)
+    with pytest.raises(TypeError, match=r"got arguments=\['many', 'named'\]\." + hint):
+        to_onnx(lambda *many, **named: many, 3, y=array)
 
 
 def test_a_layer_verifies() -> None:
