@@ -163,34 +163,55 @@ def _auto_hint(call: ExportCall, opset: int | None, target: Runtime) -> str:
 
 def _best(call: ExportCall, opset: int | None, target: Runtime) -> tuple[FormName, str]:
     """Return the first preferred form that computes the call, and why those before it were passed over."""
-    why_not: dict[FormName, str] = {}
-    for form in PREFERRED[target.provider][f"{_kind(call)}, {_size(call)}"]:
-        why = unsupported_reason(form, call, target)
-        if opset is not None and opset not in FORMS[form].opsets:
-            why = f"opset {opset} was asked for"
-        quadratic = FORMS[form].quadratic_on_cuda
-        # An array of L x S is no harm where scores are few, be it for few queries or for few keys.
-        if why is None and quadratic and target.provider == "cuda" and not _size(call).startswith("few"):
-            why = quadratic(call, opset)
-        if why is None:
-            break
-        why_not[form] = why
-    else:
-        raise AssertionError("the primitive form states every call")
+    form, why_not = _first_supported(call, _size(call), opset, target)
     # The operator of that name is the usual one for a cache and for grouped heads, so say why not.
     grouped = call.sizes.query_heads != call.sizes.heads
     if (call.cached or grouped) and (why := unsupported_reason("grouped_query", call, target)):
         why_not.setdefault("grouped_query", why)
     passed_over = (f"not {name}: {why}" for name, why in why_not.items())
-    return form, "; ".join([f"{_in_words(call)}: {_rank(call, target)}", *passed_over])
+    return form, "; ".join([f"{_in_words(call)}: {_rank(call, form, opset, target)}", *passed_over])
 
 
-def _rank(call: ExportCall, target: Runtime) -> str:
+def _first_supported(
+    call: ExportCall, size: str, opset: int | None, target: Runtime
+) -> tuple[FormName, dict[FormName, str]]:
+    """Return the form for a call of that size, and the reason against each form that is preferred to it."""
+    why_not: dict[FormName, str] = {}
+    for form in PREFERRED[target.provider][f"{_kind(call)}, {size}"]:
+        why = unsupported_reason(form, call, target)
+        if opset is not None and opset not in FORMS[form].opsets:
+            why = f"opset {opset} was asked for"
+        quadratic = FORMS[form].quadratic_on_cuda
+        # An array of L x S is no harm where scores are few, be it for few queries or for few keys.
+        if why is None and quadratic and target.provider == "cuda" and not size.startswith("few"):
+            why = quadratic(call, opset)
+        if why is None:
+            return form, why_not
+        why_not[form] = why
+    raise AssertionError("the primitive form states every call")
+
+
+def _rank(call: ExportCall, form: FormName, opset: int | None, target: Runtime) -> str:
     """Return that the form is the best, or why that is only expected."""
     is_prompt = call.cached and not _has_few_queries(call)
     why = UNMEASURED.get(target.provider, "not measured for a prompt with a cache" if is_prompt else None)
     best = f"the best on {target.provider}" if target.is_onnxruntime else f"the best for {target}"
-    return best if why is None else f"expected to be {best}, but {why}"
+    if why is not None:
+        return f"expected to be {best}, but {why}"
+    return best + (_range(call, form, opset, target) if _is_open(call) else "")
+
+
+def _range(call: ExportCall, form: FormName, opset: int | None, target: Runtime) -> str:
+    """Return for how many scores the form is the best, and which form is the best for other numbers."""
+    fewer, more = (_first_supported(call, f"{size} scores", opset, target)[0] for size in ("few", "very many"))
+    few, very_many = (f"{count / 1e6:.2g}" for count in (FEW_SCORES[_kind(call)], VERY_MANY_SCORES))
+    if form == fewer == more:
+        return ""
+    if form == more:
+        return f" above {few} million scores (below: {fewer})"
+    if form == fewer:
+        return f" up to {very_many} million scores (above: {more})"
+    return f" for {few} to {very_many} million scores (below: {fewer}, above: {more})"
 
 
 def _kind(call: ExportCall) -> str:
@@ -215,9 +236,13 @@ def _in_words(call: ExportCall) -> str:
     kind = "causal" if call.masks and all(map(is_causal, call.masks)) else masked
     cache = "a cache with free space" if call.past_lengths is not None else "a cache"
     has = [what for what, it_has in ((cache, call.cached), ("a bias", call.biases)) if it_has]
-    is_open = _score_count(call) is None and not _has_few_queries(call)
-    size = "open lengths" if is_open else _size(call)
+    size = "open lengths" if _is_open(call) else _size(call)
     return " with ".join([kind, " and ".join(has)] if has else [kind]) + f", {size}"
+
+
+def _is_open(call: ExportCall) -> bool:
+    """Return whether a run says how many scores the call has, and its queries may be many."""
+    return _score_count(call) is None and not _has_few_queries(call)
 
 
 def _has_few_queries(call: ExportCall) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import onnx
@@ -51,7 +52,8 @@ def test_how_many_scores(sizes: Any, size: str) -> None:
 @pytest.mark.parametrize("sizes", [("B", 1, 20, 2), (1, 1, "L", 2), (1, 1, 20, "S")])
 def test_a_length_that_is_not_known_counts_as_many_scores(sizes: Any) -> None:
     model = export_attention(*specs(*sizes))
-    assert reason(model).startswith("all pairs, open lengths: the best on cpu; not multi_head")
+    where = "above 17 million scores (below: attention)"
+    assert reason(model).startswith(f"all pairs, open lengths: the best on cpu {where}; not multi_head")
     assert metadata_of(model)["sdpa_xp.form"] == "tiled"
 
 
@@ -138,6 +140,30 @@ def test_a_cache_says_why_it_is_not_the_usual_operator(provider: str, past: dict
     assert why.count("; not grouped_query: ") == 1
     assert words in why
     assert "grouped_query" not in reason(export_attention(*specs(2, 4, 6, 6)))
+
+
+@pytest.mark.parametrize(
+    ("batch", "options", "where"),
+    [
+        (2, {"is_causal": True}, " for 1 to 67 million scores (below: attention, above: grouped_query)"),
+        ("B", {"is_causal": True}, " above 1 million scores (below: attention)"),  # it takes no empty batch
+        (2, {"is_causal": True, "opset": 18}, " up to 67 million scores (above: grouped_query)"),
+        ("B", {"is_causal": True, "opset": 18}, ""),
+        ("B", {"attn_mask": masks.sliding_window(5, 0)}, " above 2.1 million scores (below: primitive)"),
+        (2, {"runtime": "onnxruntime>=1.31;cpu"}, " above 17 million scores (below: attention)"),
+    ],
+)
+def test_open_lengths_say_for_how_many_scores_the_form_is_the_best(
+    batch: int | str, options: dict[str, Any], where: str
+) -> None:
+    model = export_attention(*specs(batch, 4, "L", "L"), **options)
+    kind = "causal" if "is_causal" in options else "masked" if "attn_mask" in options else "all pairs"
+    assert reason(model) == f"{kind}, open lengths: the best on cpu{where}"
+    for other, scores in ((where.partition("below: ")[2], 1e4), (where.partition("above: ")[2], 1e8)):
+        if other:  # and a call that is known to have so many scores gets that form
+            length = int((scores / 8) ** 0.5)
+            sized = export_attention(*specs(2, 4, length, length), **options)
+            assert metadata_of(sized)["sdpa_xp.form"] == re.match(r"\w+", other)[0]
 
 
 @pytest.mark.parametrize(("batch", "is_named"), [("B", True), (2, False)])
