@@ -111,40 +111,51 @@ def nested(title: str, items: Iterable[str]) -> str:
 def sampled_mask(mask: ScoreModifier, allowed_in: Callable[[Tile], Allowed]) -> str | None:
     """Return HTML with the pairs that a mask allows, or None if it cannot tell without a call."""
 
-    def squares(grid: ScoreGrid) -> list[Squares]:
+    def drawn(grid: ScoreGrid) -> tuple[list[Squares], str]:
         panels, title = _panels(grid), f"The pairs that {mask} allows"
         maps = _sampled(grid, panels, allowed_in)
         pictures = {place: _lines(rows, lambda cell: "#" if cell else ".") for place, rows in maps.items()}
-        return [
+        squares = [
             Squares(pictures[place], {"#": ALLOWED}, f"{title}, {label}" if label else title, label)
             for place, label in panels.items()
         ]
+        return squares, "blue: may attend"
 
-    return _shown(mask, squares, [_shape(mask)])
+    return _shown(mask, drawn, [_shape(mask)])
 
 
 def sampled_bias(bias: ScoreModifier, added_in: Callable[[Tile], Array]) -> str | None:
-    """Return HTML with what a bias adds to the scores of its first heads, or None if it cannot tell."""
+    """Return HTML with what a bias adds to the scores of its first heads, or None if it cannot tell.
 
-    def squares(grid: ScoreGrid) -> list[Squares]:
+    Each head has its own shades: the slopes of ALiBi's heads differ by so much that one scale would hide most.
+    """
+
+    def drawn(grid: ScoreGrid) -> tuple[list[Squares], str]:
         first = tuple(0 for _ in grid.batch)
         maps = _sampled(grid, [(*first, head) for head in range(min(grid.heads, PANELS))], added_in)
-        finite = [x for rows in maps.values() for row in rows for x in map(float, row) if math.isfinite(x)]
-        low, high = min(finite, default=0.0), max(finite, default=0.0)
-        colours = {str(number): shade for number, shade in enumerate(SHADES)} | {"x": MASKED_OUT}
-        title = f"What {bias} adds to the scores of head {{}}, from {low:.3g} (light) to {high:.3g}"
-        return [
-            Squares(_lines(rows, lambda x: _shade(float(x), low, high)), colours, title.format(place[-1]))
-            for place, rows in maps.items()
-        ]
+        panels = {place: [[*map(float, row)] for row in rows] for place, rows in maps.items()}
+        others = {x for rows in panels.values() for row in rows for x in row if not math.isfinite(x)}
+        legend = f"orange: {' or '.join(sorted({*map(str, others)}))}" if others else ""
+        title = f"What {bias} adds to the scores"
+        return [_shaded(rows, title, _place(grid, place)) for place, rows in panels.items()], legend
 
     shape = _shape(bias)
     shapes = [shape] if len(shape) > 2 else [(heads, *shape) for heads in _heads(bias)]
-    return _shown(bias, squares, shapes)
+    return _shown(bias, drawn, shapes)
+
+
+def _shaded(rows: list[list[float]], title: str, place: str) -> Squares:
+    """Return a picture of numbers, with its darkest and its lightest number in the label."""
+    finite = [x for row in rows for x in row if math.isfinite(x)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    ends = f"dark: {high:.3g}, light: {low:.3g}" if high > low else f"dark: {high:.3g}" if finite else ""
+    label = "; ".join(filter(None, [place, ends]))
+    colours = {str(number): shade for number, shade in enumerate(SHADES)} | {"x": MASKED_OUT}
+    return Squares(_lines(rows, lambda x: _shade(x, low, high)), colours, f"{title}, {label}", label)
 
 
 def _shown(
-    value: ScoreModifier, squares: Callable[[ScoreGrid], list[Squares]], shapes: Iterable[Shape]
+    value: ScoreModifier, drawn: Callable[[ScoreGrid], tuple[list[Squares], str]], shapes: Iterable[Shape]
 ) -> str | None:
     for shape in shapes:
         try:
@@ -152,8 +163,9 @@ def _shown(
             if grid.is_traced:  # arrays inside of a jit have no numbers to draw
                 return None
             with computing(next((array for _, array in value.arrays()), None)):
-                pictures = squares(grid)
-            return captioned(str(value), pictures, f"{grid.queries} queries (down) x {grid.keys} keys")
+                pictures, legend = drawn(grid)
+            note = f"{grid.queries} queries (down) x {grid.keys} keys"
+            return captioned(str(value), pictures, "; ".join(filter(None, [legend, note])))
         except Exception:  # the shape is a guess, and a value that fits none still shows as text
             continue
     return None
@@ -183,15 +195,19 @@ def _panels(grid: ScoreGrid) -> dict[Shape, str]:
 
     They are the first batch entries, each with its first head; if there is one entry, the first heads.
     """
-    entries = math.prod(grid.batch)
-    heads = range(grid.heads if entries == 1 else 1)
+    heads = range(grid.heads if math.prod(grid.batch) == 1 else 1)
     places = islice(product(*map(range, grid.batch), heads), PANELS)
-    if entries == grid.heads == 1:
-        return dict.fromkeys(places, "")
-    if entries == 1:
-        return {place: f"head {place[-1]} of {grid.heads}" for place in places}
-    head = f", head 0 of {grid.heads}" if grid.heads > 1 else ""
-    return {place: f"entry {number} of {entries}{head}" for number, place in enumerate(places)}
+    return {place: _place(grid, place) for place in places}
+
+
+def _place(grid: ScoreGrid, place: Shape) -> str:
+    """Return the label of an index (batch, head); "" if there is only one entry with one head."""
+    entries, number = math.prod(grid.batch), 0
+    for index, length in zip(place[:-1], grid.batch, strict=True):
+        number = number * length + index
+    entry = f"entry {number} of {entries}" if entries > 1 else ""
+    head = f"head {place[-1]} of {grid.heads}" if grid.heads > 1 else ""
+    return ", ".join(filter(None, [entry, head]))
 
 
 def _places(length: int) -> list[int]:

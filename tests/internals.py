@@ -205,6 +205,7 @@ PLACES = {
     "session": "sdpa_xp_export._runtime.session",
     "Setting": "sdpa_xp_export._verify.trials:Setting",
     "several_lengths": "sdpa_xp_export._verify.lengths:several_lengths",
+    "SHADES": "sdpa_xp._display:SHADES",
     "smallest": "sdpa_xp_export._verify.judging:smallest",
     "SMALLEST_SIDE": "sdpa_xp._tiles.plan:SMALLEST_SIDE",
     "softmax": "sdpa_xp._core.softmax",

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import ALLOWED, CELLS, Squares
+from internals import ALLOWED, CELLS, SHADES, Squares
 from libraries import Library
 
 from sdpa_xp import AttentionState, KVCache, PagedKVCache, attention_state, biases, explain, masks
@@ -59,7 +59,7 @@ def test_a_mask_shows_the_pairs_that_it_allows(name: str) -> None:
     allowed = masks.to_array(mask, shape)
     first = allowed.reshape(-1, *shape[-2:])[0]
     assert area(html, ALLOWED) == pytest.approx(first.mean())
-    assert f"{shape[-2]} queries (down) x {shape[-1]} keys" in html
+    assert f">blue: may attend; {shape[-2]} queries (down) x {shape[-1]} keys<" in html
 
 
 PANELS_OF: dict[str, tuple[Any, tuple[int, ...], list[str]]] = {
@@ -138,6 +138,45 @@ def test_a_bias_shows_its_heads(bias: Any, panels: int) -> None:
     html = bias._repr_html_()
     assert len(well_formed(html).findall(".//{http://www.w3.org/2000/svg}svg")) == panels
     assert len(html) < 40_000
+
+
+@pytest.mark.parametrize(
+    ("bias", "labels", "note"),
+    [
+        (
+            biases.alibi(4),  # slopes 1/4, 1/16, 1/64 and 1/256, over at most 11 tokens
+            [
+                f"head {head} of 4; dark: 0, light: {end}"
+                for head, end in enumerate(["-2.75", "-0.688", "-0.172", "-0.043"])
+            ],
+            "12 queries (down) x 12 keys",
+        ),
+        (biases.from_array(np.eye(6)), ["dark: 1, light: 0"], "6 queries (down) x 6 keys"),
+        (
+            biases.from_array(np.where(np.eye(6) > 0, 2.0, -np.inf)),
+            ["dark: 2"],
+            "orange: -inf; 6 queries (down) x 6 keys",
+        ),
+        (
+            biases.from_array(np.where(np.eye(2) > 0, np.nan, np.inf)),
+            [],
+            "orange: inf or nan; 2 queries (down) x 2 keys",
+        ),
+        (
+            biases.from_array(np.arange(16.0).reshape(2, 2, 2, 2)),
+            [f"entry 0 of 2, head {head} of 2; dark: {4 * head + 3}, light: {4 * head}" for head in range(2)],
+            "2 queries (down) x 2 keys",
+        ),
+    ],
+)
+def test_pictures_of_a_bias_say_what_their_shades_mean(bias: Any, labels: list[str], note: str) -> None:
+    html = bias._repr_html_()
+    shown = [cell.text for cell in well_formed(html).iter("div") if "font-size" in cell.get("style", "")]
+    assert shown == [*labels, note]
+    for picture in re.findall(r"<svg.*?</svg>", html):
+        # Each picture has its own scale: its largest number is dark, and its least is light.
+        shades = {SHADES[-1], SHADES[0]} if "light" in picture else set()
+        assert shades <= {fill for fill, _ in re.findall(r'<path fill="(\S+)" d="(.*?)"', picture)}
 
 
 def test_a_layer_shows_its_parts_and_the_shapes_of_its_arrays() -> None:
