@@ -19,8 +19,13 @@ _NAME = re.compile(r"`(\w+)([.\[=][^`]*)?`")
 """A name in a rule or a hint stands in backticks, alone or with its part or its value."""
 
 
+def _stated(rule: str, got: Mapping[str, str]) -> str:
+    """Return what must hold and what came instead, if anything came."""
+    return "; got ".join(filter(None, [rule, ", ".join(f"{name}={value}" for name, value in got.items())]))
+
+
 class Message(str):
-    """`function: rule; got name=value. hint`, with its parts."""
+    """`function: rule; got name=value. hint`, with its parts; nothing is said of values if there are none."""
 
     function: str
     rule: str
@@ -32,8 +37,7 @@ class Message(str):
 
     def __new__(cls, function: str, rule: str, got: Mapping[str, object], hint: str = "") -> Message:
         shown = {name: str(value) for name, value in got.items()}
-        values = ", ".join(f"{name}={value}" for name, value in shown.items())
-        self = super().__new__(cls, f"{function}: {rule}; got {values}." + (f" {hint}" if hint else ""))
+        self = super().__new__(cls, f"{function}: {_stated(rule, shown)}." + (f" {hint}" if hint else ""))
         self.function, self.rule, self.got, self.hint = function, rule, shown, hint
         return self
 
@@ -54,7 +58,7 @@ class Message(str):
     @property
     def statement(self) -> str:
         """The message without the function and the hint, for a place inside of another message."""
-        return f"{self.rule}; got {', '.join(f'{name}={value}' for name, value in self.got.items())}"
+        return _stated(self.rule, self.got)
 
     def renamed(self, function: str, names: Mapping[str, str]) -> Message:
         """Return the message of another function, whose arguments have other names."""

@@ -6,12 +6,11 @@ import numbers
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, TypeAlias, cast
 
 from sdpa_xp._checks.keywords import explains_keywords
-from sdpa_xp._checks.messages import Immutable
+from sdpa_xp._checks.messages import Immutable, nearest_hint
 from sdpa_xp._libraries import dtype_name
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export import _dtypes
@@ -64,8 +63,7 @@ class TensorSpec(Immutable):
         name = dtype if isinstance(dtype, str) else dtype_name(dtype)
         if name not in DTYPES:
             rule = f"`dtype` must be one of {', '.join(DTYPES)}"
-            hint = _nearest_dtype(dtype) if isinstance(dtype, str) else ""
-            raise ArgumentValueError("TensorSpec", rule, {"dtype": repr(dtype)}, hint)
+            raise ArgumentValueError("TensorSpec", rule, {"dtype": repr(dtype)}, dtype_hint(dtype, DTYPES))
         if isinstance(shape, str) or not isinstance(shape, Sequence):
             rule = "`shape` must be a tuple of integers and names"
             raise ArgumentTypeError("TensorSpec", rule, {"shape": repr(shape)})
@@ -110,10 +108,10 @@ class TensorSpec(Immutable):
         return _dtypes
 
 
-def _nearest_dtype(name: str) -> str:
-    """Return the hint that names the dtype that was probably meant; empty if none is near."""
-    near = [_OTHER_NAMES[name]] if name in _OTHER_NAMES else get_close_matches(name, DTYPES, n=1, cutoff=0.75)
-    return f"The nearest is {near[0]!r}." if near else ""
+def dtype_hint(name: object, names: Collection[str]) -> str:
+    """Return the hint that names the dtype, of `names`, that was probably meant; empty if none is near."""
+    meant = _OTHER_NAMES.get(name, name) if isinstance(name, str) else name
+    return nearest_hint(meant, names, likeness=0.75)
 
 
 def spec_hint(value: object) -> str:

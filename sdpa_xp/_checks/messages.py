@@ -31,11 +31,20 @@ def install_hint(extras: str) -> str:
     return f"In the source folder of sdpa_xp, run: pip install '.[{extras}]'"
 
 
-def nearest_hint(name: object, names: Iterable[str], likeness: float = 0.6) -> str:
-    """Return the one of `names` that is most like an unknown name, as a hint; "" if none is like it."""
-    known = {one.lower(): one for one in names}
+def nearest_hint(name: object, names: Iterable[str], likeness: float = 0.61) -> str:
+    """Return the one of `names` that is most like an unknown name, as a hint; "" if none is like it.
+
+    Names with other digits are not alike: float8 is no slip for float64, but float3 may be one for float32.
+    """
+    digits = _digits(name)
+    # "dask" is like "pandas" by 0.6.
+    known = {one.lower(): one for one in names if digits.startswith(_digits(one)[: len(digits)])}
     near = get_close_matches(name.lower(), known, 1, likeness) if isinstance(name, str) else []
     return f"The nearest is {known[near[0]]!r}." if near else ""
+
+
+def _digits(name: object) -> str:
+    return "".join(filter(str.isdigit, str(name)))
 
 
 def type_name(value: object) -> str:

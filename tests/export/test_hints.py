@@ -138,6 +138,11 @@ def test_an_error_in_a_function_of_the_indices_is_one_message(mask_mod: Any, wor
         ("flaot32", "float32"),
         ("Float32", "float32"),
         ("complex64", None),
+        ("float8", None),
+        ("float128", None),
+        ("int4", None),
+        ("float322", "float32"),
+        ("uint1", "uint16"),
     ],
 )
 def test_the_nearest_dtype(dtype: str, near: str | None) -> None:

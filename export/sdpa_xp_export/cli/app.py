@@ -37,8 +37,8 @@ VALUES = {
 """What a value must be, by what pydantic, which reads the values for typer, finds wrong with it."""
 EXAMPLES = """\b
 Graphs:
-  sdpa-xp export --query 'float32[B,8,L,64]' --key 'float32[B,2,L,64]' --is-causal
-  sdpa-xp verify attention.onnx
+  sdpa-xp export --query 'float32[B,8,L,64]' --is-causal -o causal.onnx --force
+  sdpa-xp verify causal.onnx
 \b
 Libraries on this machine:
   sdpa-xp backends
@@ -46,14 +46,15 @@ Libraries on this machine:
   sdpa-xp demo
 """
 """One example for each command, in groups; after \\b a line stays a line."""
+SUMMARY, _, EXIT_CODES = (__doc__ or "").strip().partition("\n\n")
 
 # Without markup: rich leaves `[length,...]` of a help text out, since it looks like a tag.
 app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help=__doc__,
-    epilog=EXAMPLES,
+    help=SUMMARY,
+    epilog=f"{EXAMPLES}\n{EXIT_CODES}",
 )
 
 

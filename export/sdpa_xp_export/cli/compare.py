@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from sdpa_xp._checks.messages import install_hint, nearest_hint
+from sdpa_xp._checks.messages import install_hint
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export import _demo as demo
 from sdpa_xp_export._agree import backends
@@ -34,6 +34,7 @@ from sdpa_xp_export.cli.shared import (
     say_table,
 )
 from sdpa_xp_export.forms.choice import FORMS
+from sdpa_xp_export.spec import dtype_hint
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 COLUMNS = ("backend", "by", "dtype", "device", "error", "used", "agrees")
@@ -106,7 +107,7 @@ def agree(
     for name in dtypes:
         if name not in DTYPES:
             rule = f"`dtype` must be one of {', '.join(DTYPES)}"
-            raise ArgumentValueError("agree", rule, {"dtype": repr(name)}, nearest_hint(name, DTYPES))
+            raise ArgumentValueError("agree", rule, {"dtype": repr(name)}, dtype_hint(name, DTYPES))
     libraries, offered = backends.find_backends(backend), providers()
     most = _most_rows(dtypes, libraries, offered)
     with progress("agree", steps=most, quiet=as_json, is_timed=False) as steps:

@@ -37,7 +37,7 @@ from sdpa_xp_export.cli.shared import AsJson, Force, check_output, completed_fro
 from sdpa_xp_export.export import export_attention
 from sdpa_xp_export.forms.choice import FORMS
 from sdpa_xp_export.save import save
-from sdpa_xp_export.spec import TensorSpec
+from sdpa_xp_export.spec import TensorSpec, dtype_hint
 
 OUTPUT = PathArgument("export", "output")
 DEFAULT_OUTPUT = "attention.onnx"
@@ -155,9 +155,9 @@ def export(
     model = export_attention(**export_arguments(stated))
     # `save` would name the flag for a path that was passed, but here none was.
     if not has_output and not force and target.is_file():
-        rule = "the default file of `output` must not exist"
-        hint = "Pass `output` with another name, or `overwrite=True` to replace the file."
-        raise FileExistsError(Message("export", rule, {"default": target.resolve()}, hint))
+        rule = f"`output` must be passed, because {DEFAULT_OUTPUT} exists already"
+        hint = "Pass another name, or `overwrite=True` to replace the file."
+        raise FileExistsError(Message("export", rule, {"file": target.resolve()}, hint))
     path = save(model, target, overwrite=force)
     facts = _facts(model, path)
     if as_json:
@@ -258,7 +258,7 @@ def export_arguments(settings: dict[str, Any], source: Source = CONFIG) -> dict[
             arguments[name] = _READERS[option.kind](source, name, arguments[name])
     if "query" not in arguments:
         rule = f"{source.named('query')} must be given"
-        got = {name: repr(value) for name, value in settings.items()} or {"query": "nothing"}
+        got = {name: repr(value) for name, value in settings.items()}
         hint = "Write it as --query 'float32[B,8,L,64]', or pass --config with a file that has it."
         raise ArgumentValueError(source.function, rule, got, hint if source.keys_are_flags else "")
     arguments.setdefault("key", arguments["query"])  # self-attention
@@ -308,7 +308,7 @@ def _with_dtype(source: Source, arguments: dict[str, Any], dtype: str) -> dict[s
     """Return the floating specs of tokens in another dtype; the others stay, and will be refused."""
     if dtype not in FLOATING:
         rule = f"{source.named('dtype')} must be one of {', '.join(FLOATING)}"
-        raise ArgumentValueError(source.function, rule, {"dtype": repr(dtype)})
+        raise ArgumentValueError(source.function, rule, {"dtype": repr(dtype)}, dtype_hint(dtype, FLOATING))
     specs = {
         name: arguments[name] for name, option in OPTIONS.items() if option.kind == "spec" and name in arguments
     }

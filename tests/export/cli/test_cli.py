@@ -62,7 +62,10 @@ def test_help_says_all_of_what_each_command_does(
 ) -> None:
     """In 80 columns, where longer lines end in dots."""
     monkeypatch.setenv("COLUMNS", "80")
-    _, _, commands = run(capsys, "--help")[1].partition("\nCommands:\n")
+    about, _, commands = run(capsys, "--help")[1].partition("\nCommands:\n")
+    assert "exit code" not in about  # the commands and the examples come first
+    assert " sdpa-xp demo\n" in commands.partition("The exit code is 0 on success")[0]
+    assert "and 130 if interrupted" in " ".join(commands.split())
     lines = commands.partition("\n\n")[0].splitlines()
     assert [line.split()[0] for line in lines] == ["export", "verify", "agree", "demo", "backends"]
     assert all(line.endswith(".") and not line.endswith("...") for line in lines)
@@ -76,7 +79,7 @@ def test_help_has_an_example_of_each_command(
     monkeypatch.chdir(tmp_path)
     lines = [shlex.split(line) for line in run(capsys)[1].splitlines() if line.startswith("    sdpa-xp ")]
     assert sorted(line[1] for line in lines) == ["agree", "backends", "demo", "export", "verify"]
-    for _, command, *arguments in lines:
+    for _, command, *arguments in [*lines, *lines]:  # a reader may run them twice
         if command not in ("agree", "demo"):
             assert run(capsys, command, *arguments)[0] == 0
 
@@ -91,6 +94,9 @@ def test_help_has_an_example_of_each_command(
         (["agree", "--backend", "tf"], "; got --backend='tf'."),
         (["agree", "--backend", "numpi"], "The nearest is 'numpy'."),
         (["agree", "--dtype", "float3", "--backend", "numpy"], "The nearest is 'float32'."),
+        (["agree", "--dtype", "fp16", "--backend", "numpy"], "The nearest is 'float16'."),
+        (["agree", "--dtype", "float8", "--backend", "numpy"], "got --dtype='float8'.\n"),
+        (["agree", "--backend", "pandas"], "got --backend='pandas'.\n"),
         (["agree", "--dtype", "int8", "--backend", "numpy"], "agree: `--dtype` must be one of"),
     ],
 )

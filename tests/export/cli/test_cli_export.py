@@ -221,8 +221,8 @@ def test_the_default_name_is_taken(
     path = tmp_path / "attention.onnx"
     path.write_text("mine")
     assert refused(capsys, "export", *QKV) == (
-        "sdpa-xp: export: the default file of `--output` must not exist; "
-        f"got default={path}. Pass `--output` with another name, or `--force` to replace the file.\n"
+        "sdpa-xp: export: `--output` must be passed, because attention.onnx exists already; "
+        f"got file={path}. Pass another name, or `--force` to replace the file.\n"
     )
     assert path.read_text() == "mine"
     assert "`--output` must not exist" in refused(capsys, "export", *QKV, "-o", "attention.onnx")
