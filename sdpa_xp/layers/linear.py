@@ -153,7 +153,10 @@ class Linear(Layer):
         check_prefixed(function, mapping, prefix)
         name = f"{prefix}weight"
         if name not in mapping:
-            hint = "`prefix` is what the names begin with, and `names` says what each map is called."
+            hint = (
+                "`prefix` is what the names begin with, and `names` says what each map is called. "
+                "If one matrix has query, key and value, split it first."
+            )
             got = {"names": ", ".join(sorted(mapping)[:8]) + ", ..." * (len(mapping) > 8) or "none"}
             raise ArgumentValueError(function, f"`mapping` must have {name!r}", got, hint)
         return cls(mapping[name], mapping.get(f"{prefix}bias"))

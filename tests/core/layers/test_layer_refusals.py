@@ -43,6 +43,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "width of x": (lambda: SELF.query(B[:3]), ValueError, "^Linear: `x` must have the width"),
     "name": (lambda: SELF.with_parameters({"query": W}), ValueError, "^MultiHeadAttention.with_parameters: the parameters must be among query.weight.*got name='query'"),
     "mapping": (lambda: MultiHeadAttention.from_mapping({"a.query.weight": W}, num_heads=2), ValueError, "`mapping` must have 'query.weight'; got names=a.query.weight. `prefix` is"),
+    "one matrix for three": (lambda: MultiHeadAttention.from_mapping({"qkv.weight": W}, num_heads=2), ValueError, "If one matrix has query, key and value, split it first"),
     "another module": (lambda: MultiHeadAttention.from_torch(SELF), TypeError, "`module` must be a torch.nn.MultiheadAttention; got module=sdpa_xp.layers"),
     "a list for a mapping": (lambda: Linear.from_mapping([X]), TypeError, "Linear.from_mapping: `mapping` must be a mapping of names; got mapping=a list of length 1"),
     "a number for a prefix": (lambda: Linear.from_mapping({}, 3), TypeError, "Linear.from_mapping: `prefix` must be a string; got prefix=3"),
