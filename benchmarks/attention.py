@@ -30,7 +30,8 @@ import plots
 import ragged
 import report
 import summed
-from cells import BY_CALL, BY_TORCH, CELLS, DECODING, HEADS, LENGTHS, TINY, TINY_MASKED, WIDTH, Call
+import variants
+from cells import BY_CALL, BY_TORCH, CELLS, DECODING, HEADS, LENGTHS, ONE_QUERY, TINY, TINY_MASKED, WIDTH, Call
 from contenders import BY_TORCH as NUMPY_BY_TORCH
 from contenders import (
     CORE,
@@ -182,6 +183,18 @@ def sections(longest: int, seconds: float, *, with_others: bool) -> dict[str, li
     cells["ragged"] = [partial(ragged.packed, seconds), partial(ragged.paged, seconds)]
     cells["biases"] = [partial(biased.rows, length, seconds) for length in lengths if length <= 4096]
     cells["statistics"] = [partial(summed.rows, length, seconds) for length in lengths if length <= 4096]
+    reproducible = [
+        (cell, CELLS[cell](length))
+        for cell in ("all pairs", "causal")
+        for length in (1024, 4096)
+        if length <= longest
+    ]
+    cells["reproducible"] = [
+        partial(variants.reproducible, f"{cell}, reproducible", call, seconds)
+        for cell, call in (*reproducible, ("one query", ONE_QUERY))
+    ]
+    cells["quantised"] = [partial(variants.quantised, seconds)]
+    cells["neighbours"] = [partial(variants.neighbourhood, seconds)]
     cells["derivatives"] = [
         part
         for length in derivatives.LENGTHS

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 
 import bars
+import beside_one
 import numpy as np
 from cells import HEADS, Call
-from contenders import NUMPY
-from measuring import Row, Spread, interleaved, ratios
+from measuring import Row
 
 from sdpa_xp import biases, scaled_dot_product_attention
 
@@ -24,13 +24,4 @@ def rows(length: int, seconds: float) -> list[Row]:
         "biases.alibi": partial(attend, bias=biases.alibi(HEADS)),
         "biases.relative": partial(attend, bias=biases.relative(table)),
     }
-    for run in runs.values():
-        run()
-    timings = interleaved(runs, seconds)
-    table_rows = []
-    for name, times in timings.items():
-        numbers = {"milliseconds": Spread.from_numbers(times, 1e3)}
-        if name != "no bias":
-            numbers[bars.TO_NO_BIAS] = Spread.from_numbers(ratios(times, timings["no bias"]))
-        table_rows.append(Row("biases", length, f"{NUMPY}, {name}", numbers, len(times)))
-    return table_rows
+    return beside_one.rows("biases", length, runs, bars.TO_NO_BIAS, seconds)

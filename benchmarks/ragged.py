@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import bars
+import beside_one
 import numpy as np
 from cells import HEADS, WIDTH
-from contenders import NUMPY
-from measuring import Row, Spread, interleaved, ratios
+from measuring import Row
 
 from sdpa_xp import PagedKVCache, scaled_dot_product_attention, varlen_attention
 
@@ -27,7 +27,7 @@ def packed(seconds: float) -> list[Row]:
         starts = [0, *np.cumsum(lengths).tolist()]
         arrays = [rng.standard_normal((starts[-1], HEADS, WIDTH), np.float32) for _ in range(3)]
         runs[name] = lambda arrays=arrays, starts=starts: varlen_attention(*arrays, starts, starts)
-    return _rows("packed sequences", TOKENS, runs, seconds)
+    return beside_one.rows("packed sequences", TOKENS, runs, bars.TO_BATCH, seconds)
 
 
 def paged(seconds: float) -> list[Row]:
@@ -44,17 +44,4 @@ def paged(seconds: float) -> list[Row]:
     for name, lengths in (("of one length", [CACHED] * CACHES), ("of 256 to 512 tokens", random_lengths)):
         cache = PagedKVCache(*pools, table, lengths)
         runs[name] = lambda cache=cache: cache.attend(query)
-    return _rows("paged caches", CACHED, runs, seconds)
-
-
-def _rows(cell: str, length: int, runs: Mapping[str, Callable[[], object]], seconds: float) -> list[Row]:
-    for run in runs.values():
-        run()
-    timings = interleaved(runs, seconds)
-    rows = []
-    for name, times in timings.items():
-        numbers = {"milliseconds": Spread.from_numbers(times, 1e3)}
-        if name != "one batch":
-            numbers[bars.TO_BATCH] = Spread.from_numbers(ratios(times, timings["one batch"]))
-        rows.append(Row(cell, length, f"{NUMPY}, {name}", numbers, len(times)))
-    return rows
+    return beside_one.rows("paged caches", CACHED, runs, bars.TO_BATCH, seconds)

@@ -15,8 +15,11 @@ from bars import (
     OVER_OWN,
     PEAK,
     TO_ALL_PAIRS,
+    TO_ARRAY,
     TO_ATTENTION,
     TO_BATCH,
+    TO_DEFAULT,
+    TO_FLOAT32,
     TO_LOOP,
     TO_NO_BIAS,
     TO_TORCH,
@@ -83,6 +86,24 @@ TABLES = (
     ("statistics", "Statistics of the weights", "Milliseconds, and the time divided by that of attention."),
     *(
         (
+            f"{cell}, reproducible",
+            f"The same bits in every batch: {cell}",
+            "Milliseconds, and the time divided by that of the default.",
+        )
+        for cell in ("all pairs", "causal", "one query")
+    ),
+    (
+        "quantised caches",
+        "One query of a quantised cache",
+        "Milliseconds, and the time divided by that of a float32 cache.",
+    ),
+    (
+        "neighbours",
+        "Neighbours up to 3 places away, in an image of 64 x 64 tokens",
+        "Milliseconds, and the time divided by that of the same mask as a boolean array.",
+    ),
+    *(
+        (
             f"derivatives, {library}",
             f"Derivatives: {library}",
             "Milliseconds, and the time divided by that of the call, and of the library's own attention.",
@@ -134,6 +155,9 @@ SECOND = (
     TO_BATCH,
     TO_NO_BIAS,
     TO_ATTENTION,
+    TO_DEFAULT,
+    TO_FLOAT32,
+    TO_ARRAY,
     OVER_CALL,
     OVER_OWN,
     ABOVE,

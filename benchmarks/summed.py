@@ -9,9 +9,9 @@ from collections.abc import Callable
 from functools import partial
 
 import bars
+import beside_one
 from cells import Call
-from contenders import NUMPY
-from measuring import Row, Spread, interleaved, ratios
+from measuring import Row
 
 from sdpa_xp import attention_statistics, scaled_dot_product_attention
 
@@ -28,13 +28,4 @@ def rows(length: int, seconds: float) -> list[Row]:
         "top_keys, 8": partial(computed, of="top_keys", top_k=8),
         "block_sums, 64": partial(computed, of="block_sums", block_size=64),
     }
-    for run in runs.values():
-        run()
-    timings = interleaved(runs, seconds)
-    table_rows = []
-    for name, times in timings.items():
-        numbers = {"milliseconds": Spread.from_numbers(times, 1e3)}
-        if name != "attention":
-            numbers[bars.TO_ATTENTION] = Spread.from_numbers(ratios(times, timings["attention"]))
-        table_rows.append(Row("statistics", length, f"{NUMPY}, {name}", numbers, len(times)))
-    return table_rows
+    return beside_one.rows("statistics", length, runs, bars.TO_ATTENTION, seconds)
