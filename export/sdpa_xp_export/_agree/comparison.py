@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export._agree.backends import Backend
-from sdpa_xp_export._agree.features import LENGTHS, LONGER, Compute, attention, features
+from sdpa_xp_export._agree.features import LENGTHS, LONGER, features
+from sdpa_xp_export._agree.library_calls import Compute, attention
 from sdpa_xp_export._call.call import ExportCall, FormName
 from sdpa_xp_export._runtime import session
 from sdpa_xp_export._runtime.releases import Runtime, runtime_text
@@ -120,7 +121,7 @@ def feature_jobs(dtype: str, seed: int = 0) -> dict[str, Job]:
     jobs = {}
     for name, feature in features(dtype).items():
         several = (LENGTHS, *LONGER) if {"L", "S"} & {*feature.call.symbols} else (LENGTHS,)
-        drawn = [random_inputs(feature.call, lengths, rng) for lengths in several]
+        drawn = [feature.adapt(random_inputs(feature.call, lengths, rng)) for lengths in several]
         inputs = tuple(JobInputs(plain, poison(feature.call, plain)) for plain in drawn)
         jobs[name] = Job(feature.call, inputs, feature.compute, feature.no_graph)
     return jobs

@@ -1,19 +1,32 @@
-"""The features of a call, each alone: how sdpa_xp computes it on any arrays, and whether a graph does."""
+"""The features of a call, each alone, and whether a graph computes it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any
 
-import sdpa_xp
 from sdpa_xp import biases, masks
-from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
+from sdpa_xp_export._agree.library_calls import (
+    LARGEST_CODE,
+    Compute,
+    attention,
+    cached,
+    dot_product,
+    key_sums_of,
+    lse_of,
+    merged_halves,
+    paged,
+    quantised,
+    reproducible,
+    scores_of,
+    storable,
+    varlen,
+    weights_of,
+)
 from sdpa_xp_export._call.call import ExportCall, checked_call
-from sdpa_xp_export._call.operands import with_operands
-from sdpa_xp_export._verify.expected import Arrays, numbers
+from sdpa_xp_export._verify.expected import Arrays
 from sdpa_xp_export.spec import TensorSpec
 
 # Numbers of queries and keys that no block divides, and more keys than queries.
@@ -25,124 +38,10 @@ LONGER = (
 """More lengths, for calls with names for them: beyond a block of queries, and many keys for a few queries."""
 QUERY_IDS, KEY_IDS = [0] * 4 + [1] * 9 + [2] * 6, [0] * 10 + [1] * 8 + [2] * 15
 """Documents of a packed row, all of different lengths."""
-Compute: TypeAlias = Callable[[Any, ExportCall, Mapping[str, Any]], Any]
-"""A namespace, a call, and its inputs as arrays of that namespace -> the one output of the call."""
-# Vendors' kernels round in their own way, and a CPU has few of them; their tests are apart.
-PORTABLE: dict[str, Any] = {"implementation": "xp"}
-BLOCK = 4
-"""Tokens in a block of a paged cache."""
-
-
-def attention(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
-    return sdpa_xp.scaled_dot_product_attention(**library_arguments(call, arrays), **PORTABLE)
-
-
-def lse_of(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
-    return sdpa_xp.attention_state(**library_arguments(call, arrays), **PORTABLE).lse
-
-
-def weights_of(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
-    return sdpa_xp.attention_weights(**_without(library_arguments(call, arrays), "value"), **PORTABLE)
-
-
-def scores_of(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
-    arguments = _without(library_arguments(call, arrays), "value", "sinks")
-    return sdpa_xp.attention_scores(**arguments, **PORTABLE)
-
-
-def key_sums_of(xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
-    """Return the weights, as the sums over queries of calls that have one query each."""
-    arguments = _without(library_arguments(call, arrays), "value")
-    query, key = arguments["query"], arguments["key"]
-    queries = xp.permute_dims(query, (2, 0, 1, 3))[..., None, :]  # (L, B, Hq, 1, E)
-    arguments |= {"query": queries, "key": key[None, ...]}
-    sums = sdpa_xp.attention_statistics(**arguments, of="key_sums", **PORTABLE).key_sums
-    return xp.astype(xp.permute_dims(sums, (1, 2, 0, 3)), query.dtype)
-
-
-def merged_halves(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
-    """Merge the states over the first half of the keys and over the second."""
-    arguments = library_arguments(call, arrays)
-    query, key = arguments["query"], arguments["key"]
-    pairs = (*query.shape[:-1], key.shape[-2])
-    allowed = masks.to_array(arguments["attn_mask"], pairs, like=query)
-    states = []
-    # The mask as an array: its lengths are of all keys, and would hide others in the second half.
-    for keys in (slice(0, pairs[-1] // 2), slice(pairs[-1] // 2, pairs[-1])):
-        part = {name: arguments[name][..., keys, :] for name in ("key", "value")}
-        part["attn_mask"] = allowed[..., keys]
-        states.append(sdpa_xp.attention_state(**arguments | part, **PORTABLE))
-    return sdpa_xp.merge_states(states).output
-
-
-def dot_product(xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
-    swapped = {name: xp.permute_dims(arrays[name], (0, 2, 1, 3)) for name in ("query", "key", "value")}
-    rules: dict[str, Any] = {"scale": call.scale, "is_causal": call.is_causal, **PORTABLE}
-    return xp.permute_dims(sdpa_xp.dot_product_attention(**swapped, **rules), (0, 2, 1, 3))
-
-
-def cached(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
-    cache = sdpa_xp.KVCache(arrays["past_key"], arrays["past_value"])
-    return _append_and_attend(cache, call, arrays)
-
-
-def paged(xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
-    """Attend a cache with room, cut into blocks."""
-    entries, heads, room, width = arrays["past_key"].shape
-    count = room // BLOCK
-
-    def blocks(past: Any) -> Any:
-        split = xp.reshape(past, (entries, heads, count, BLOCK, width))
-        return xp.reshape(xp.permute_dims(split, (0, 2, 1, 3, 4)), (entries * count, heads, BLOCK, width))
-
-    # The blocks of each entry in order, which is one of many tables; the pool has no other blocks.
-    table = [[entry * count + number for number in range(count)] for entry in range(entries)]
-    lengths = [int(arrays["past_lengths"][entry]) for entry in range(entries)]
-    pools = blocks(arrays["past_key"]), blocks(arrays["past_value"])
-    return _append_and_attend(sdpa_xp.PagedKVCache(*pools, table, lengths), call, arrays)
-
-
-def varlen(query_ids: Sequence[int], key_ids: Sequence[int]) -> Compute:
-    """Return how packed queries and keys are computed whose documents have these ids, which rise from 0."""
-    starts_q, starts_k = _starts(query_ids), _starts(key_ids)
-
-    def compute(_xp: Any, _call: ExportCall, arrays: Mapping[str, Any]) -> Any:
-        query, key, value = (arrays[name][0, ...] for name in ("query", "key", "value"))
-        rules: dict[str, Any] = {"layout": "...HLE", **PORTABLE}
-        return sdpa_xp.varlen_attention(query, key, value, starts_q, starts_k, **rules)[None, ...]
-
-    return compute
-
-
-def library_arguments(call: ExportCall, arrays: Mapping[str, Any]) -> Arrays:
-    """Convert inputs of the graph to keywords of `sdpa_xp.scaled_dot_product_attention`, without the cache."""
-    arguments = {name: arrays[name] for name in ("query", "key", "value")}
-    operands = ("attn_mask", "bias", "scale", "sinks")
-    arguments |= {name: with_inputs(getattr(call, name), arrays) for name in operands}
-    options = ("is_causal", "softcap", "softmax_dtype", "layout")
-    return arguments | {name: getattr(call, name) for name in options}
-
-
-def with_inputs(value: Any, arrays: Mapping[str, Any]) -> Any:
-    """Return a mask or a bias with the arrays of a run instead of its inputs, and an operand as its array."""
-    if isinstance(value, Mask | Bias):
-        return with_operands(value, lambda _, operand: with_inputs(operand, arrays))
-    return numbers(value, arrays)
-
-
-def _append_and_attend(cache: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
-    """Append the new tokens to the cache, and attend it."""
-    arguments = _without(library_arguments(call, arrays), "key", "value", "layout")
-    return cache.append(arrays["key"], arrays["value"]).attend(**arguments, **PORTABLE)
-
-
-def _starts(ids: Sequence[int]) -> list[int]:
-    """Return where each document begins, and where the last one ends."""
-    return [0, *accumulate(list(ids).count(number) for number in range(max(ids) + 1))]
-
-
-def _without(arguments: Arrays, *names: str) -> Arrays:
-    return {name: value for name, value in arguments.items() if name not in names}
+BLOCK_TABLES = [[[(head + i + j) % 3 > 0 for j in range(5)] for i in range(9)] for head in range(8)]
+"""Which blocks of keys each block of queries attends to, for each head."""
+PARENTS = [-1, 0, 0, 1, 1, -1, 5, 3]
+"""Of each draft in a tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +52,8 @@ class Feature:
     compute: Compute = attention
     no_graph: str = ""
     """Why no graph computes the call; empty if one does."""
+    adapt: Callable[[Arrays], Arrays] = dict
+    """Changes random inputs to those that the feature is compared on."""
 
 
 def features(dtype: str) -> dict[str, Feature]:
@@ -227,10 +128,19 @@ def _masks(dtype: str) -> dict[str, Feature]:
         "masks combined": ~masks.sliding_window(1, 1) & (masks.padding(entry) | masks.chunked(5)),
     }
     all_heads, few_heads = (_tokens(dtype, "L", heads, batch=2) for heads in (8, 2))
-    fused = {"as many keys as queries, causal": _call(all_heads, few_heads, is_causal=True)}
-    return {name: Feature(_call(query, key, attn_mask=mask)) for name, mask in by_name.items()} | {
-        name: Feature(call) for name, call in fused.items()
+    with_lengths: dict[str, tuple[int, int | str, Mask]] = {
+        "masks.neighbourhood": (156, 156, masks.neighbourhood((12, 13), 2, dilation=(1, 2))),
+        "masks.blocks": (130, 141, masks.blocks(BLOCK_TABLES, (16, 32))),
+        "masks.tree": (len(PARENTS), "S", masks.tree(PARENTS, offset="lower_right")),
     }
+    return (
+        {name: Feature(_call(query, key, attn_mask=mask)) for name, mask in by_name.items()}
+        | {"as many keys as queries, causal": Feature(_call(all_heads, few_heads, is_causal=True))}
+        | {
+            name: Feature(_call(_tokens(dtype, queries), _tokens(dtype, keys), attn_mask=mask))
+            for name, (queries, keys, mask) in with_lengths.items()
+        }
+    )
 
 
 def _biases(dtype: str) -> dict[str, Feature]:
@@ -249,6 +159,7 @@ def _rules(dtype: str) -> dict[str, Feature]:
     query, key = _tokens(dtype, "L"), _tokens(dtype, "S")
     swapped = (TensorSpec(dtype, ("B", length, heads, 32)) for length, heads in (("L", 8), ("S", 2)))
     rows, keys = (TensorSpec(dtype, (length, 32)) for length in ("L", "S"))
+    padding = masks.padding(_array("int64", "B"))
     wide = "float64" if dtype == "float64" else "float32"  # scales and sinks may be wider than half tokens
     return {
         "learned scale": Feature(_call(query, key, scale=TensorSpec(wide, (8, 1, 1)))),
@@ -257,6 +168,11 @@ def _rules(dtype: str) -> dict[str, Feature]:
         'layout="...LHE"': Feature(_call(*swapped, is_causal=True, layout="...LHE")),
         "two axes": Feature(_call(rows, keys, is_causal=True)),
         "dot_product_attention": Feature(_call(query, key, is_causal=True, scale=0.3), dot_product),
+        "reproducible=True": Feature(
+            _call(query, key, is_causal=True, attn_mask=padding),
+            reproducible,
+            "each runtime adds in an order of its own",
+        ),
     }
 
 
@@ -284,10 +200,18 @@ def _caches(dtype: str) -> dict[str, Feature]:
     past, room = (
         {f"past_{name}": _tokens(dtype, length, heads=2) for name in ("key", "value")} for length in ("P", "R")
     )
+    tokens, padding = _tokens(dtype, "S", heads=2), masks.padding(_array("int64", "B"))
+    traced = "`export_attention` has no quantised caches; `to_onnx` traces them"
     lengths: dict[str, Any] = {"past_lengths": TensorSpec("int64", ("B",))}
     return {
         "KVCache": Feature(_call(query, new, **past, is_causal=True), cached),
         "PagedKVCache": Feature(_call(query, new, **room, **lengths, is_causal=True), paged),
+        **{
+            f"KVCache.from_stored, {codes}": Feature(
+                _call(query, tokens, attn_mask=padding), quantised(codes), traced, storable(codes)
+            )
+            for codes in LARGEST_CODE
+        },
         "varlen_attention": Feature(
             _call(packed, packed_keys, attn_mask=masks.document(QUERY_IDS, KEY_IDS)),
             varlen(QUERY_IDS, KEY_IDS),
