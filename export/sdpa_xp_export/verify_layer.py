@@ -87,7 +87,7 @@ def verify_layer(
     Raises:
         TypeError: `model` has a wrong type, or the inputs and keywords do not fit the layer.
         ValueError: `layer` returns something else if it is called again with the same inputs;
-            or a name in `draw` or a spec in `keywords` is not an input.
+            or a name in `draw` or a spec in `keywords` is not an input; or outputs have other names.
 
     Examples:
         >>> from sdpa_xp import scaled_dot_product_attention
@@ -120,6 +120,7 @@ def verify_layer(
     both = BothLayers(layer, keywords, np.random.default_rng([seed, 2]), double=_is_double(loaded))
     tried = CaseList(both, inputs, chosen, seed)
     tried.fill()
+    _check_outputs(loaded, tried.cases[0].exact)
 
     runs: list[Run] = []
     sessions: dict[str, RemoteSession] = {}
@@ -168,6 +169,15 @@ def _checked_arguments(
     hint = "Pass the keyword arguments that to_onnx got. The inputs of the model are passed by their names."
     bound_arguments("verify_layer", layer, (), arguments, hint)
     return arguments
+
+
+def _check_outputs(model: Model, exact: Mapping[str, NDArray[Any]]) -> None:
+    """Raise if the outputs of a model are not those of the layer: another exporter may name them."""
+    names = [value.name for value in model.graph.output]
+    if {*names} != {*exact}:
+        rule = "`model` must name its outputs as to_onnx does"
+        got = {"outputs": ", ".join(names), "layer": ", ".join(exact)}
+        raise ArgumentValueError("verify_layer", rule, got)
 
 
 def _traced_numbers(

@@ -185,6 +185,15 @@ def test_missing_keywords_are_named() -> None:
     assert verify_layer(changed(model, -np.inf, -30), partial(LAYER, is_causal=True)).notes == ()
 
 
+def test_outputs_with_names_of_another_exporter_are_refused() -> None:
+    model = to_onnx(LAYER, X)
+    last = next(node for node in model.graph.node if "output" in node.output)
+    last.output[:] = ["y"]
+    model.graph.output[0].name = "y"
+    with pytest.raises(ValueError, match="name its outputs as to_onnx does; got outputs=y, layer=output"):
+        verify_layer(model, LAYER)
+
+
 def test_failures_are_sorted_and_the_smallest_is_named() -> None:
     qkv = TensorSpec("float32", ("B", 4, "L", 16))
     model = export_attention(qkv, qkv, qkv, masks.sliding_window(19, 0), form="primitive")
