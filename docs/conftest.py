@@ -6,7 +6,6 @@ _site/browser/guide.cjs, and `mermaid` is drawn there.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import re
@@ -27,9 +26,6 @@ from sybil.parsers.markdown import SkipParser
 from sybil.parsers.markdown.lexers import RawFencedCodeBlockLexer
 
 from sdpa_xp_export.cli import main
-
-with contextlib.suppress(ImportError):
-    import openvino  # noqa: F401  it forks, of which JAX warns if a page has imported it before
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 ROOT = Path(__file__).parents[1]
