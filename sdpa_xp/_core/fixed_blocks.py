@@ -49,7 +49,9 @@ def add_weighted(
         left = xp.permute_dims(part, (*range(part.ndim - 4), -2, -4, -3, -1))
         shape = (*(broadcast(left.shape[:-4], tiles.shape[:-4]) or ()), *left.shape[-4:-1], width)
         product = _multiply(left, tiles, _memory(xp, weights, shape, buffer), buffer)
-        product = xp.reshape(product, (*product.shape[:-3], -1, width))[..., : heads // key_heads * length, :]
+        # Not -1, which is ambiguous if the width is 0.
+        product = xp.reshape(product, (*product.shape[:-3], product.shape[-3] * ROWS, width))
+        product = product[..., : heads // key_heads * length, :]
         product = xp.reshape(product, (*product.shape[:-2], heads // key_heads, length, width))
         for number in range(count):
             by_group += product[..., number, :, :, :]

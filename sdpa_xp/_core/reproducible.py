@@ -65,7 +65,8 @@ def _sums(
 ) -> tuple[Array, Array]:
     """Return l and o of each row over its keys, with a shift or without one."""
     sums = _sums_once(scores, query, value, plan, rows, shift, is_guarded=False)
-    if not scores.options.may_mask or is_finite(scores.xp, sums):
+    # Without a shift and a mask, a row that is not finite is not exact either, and is computed with a shift.
+    if is_finite(scores.xp, sums) or (shift is None and not scores.options.may_mask):
         return sums
     return _sums_once(scores, query, value, plan, rows, shift, is_guarded=True)
 
@@ -89,16 +90,20 @@ def _sums_once(
     for tile, s, allowed, _ in scores.computed_tiles(rows, plan, query, leaves_mask=not is_guarded):
         index = rows_within(tile, rows)
         if shift is not None:
-            s -= shift[index]
+            s = s - shift[index]  # not in place: the values may have a batch that the scores lack
         p, of_tile = xp.exp(s) if buffers is None else buffers.functions.exp(s, out=s), values(tile.columns)
-        if not isinstance(allowed, bool):
-            if is_guarded:
-                o[index] += weigh(xp, xp.zeros_like(p), of_tile, allowed, "pairs")
-                of_tile = xp.where(xp.isfinite(of_tile), of_tile, 0.0)
-            elif buffers is not None and p.shape[:-2] == scores.leading_shape:
+        if is_guarded:
+            # Also if all pairs may attend: inf times a weight that underflows must be the same with a mask.
+            pairs = xp.asarray([[True]], dtype=xp.bool, device=None) if isinstance(allowed, bool) else allowed
+            o[index] += weigh(xp, xp.zeros_like(p), of_tile, pairs, "pairs")
+            of_tile = xp.where(xp.isfinite(of_tile), of_tile, 0.0)
+        elif not isinstance(allowed, bool):
+            if buffers is not None and p.shape[:-2] == scores.leading_shape:
                 p = buffers.functions.multiply(p, allowed, out=p)
             else:
                 p = p * xp.astype(allowed, p.dtype)
+        # A sum or a product may get the order in memory of a mask or a bias with more batch entries.
+        p = scores.grid.library.in_rows(p, -2)
         add_sums(xp, l[index], p)
         add_weighted(xp, o[index], p, of_tile, None if buffers is None else buffers.product)
     return l, o

@@ -185,6 +185,27 @@ def test_the_order_in_memory_changes_no_bit(rng: np.random.Generator, order: str
     assert attend(*parts).tobytes() == expected
 
 
+@pytest.mark.parametrize("name", ["attn_mask", "bias", "scale", "both"])
+@pytest.mark.parametrize("size", [1, 60])
+def test_values_with_a_batch_of_their_own(rng: np.random.Generator, name: str, size: int) -> None:
+    """Weights get the batch from a mask or a bias, and its order in memory: here the batch lies innermost."""
+    query, key = (size * rng.standard_normal((1, 2, 130, 33), "float32") for _ in range(2))
+    value = rng.standard_normal((5, 2, 130, 8), "float32")
+    allowed, bias = rng.random((130, 130, 2, 5)) < 0.7, rng.standard_normal((130, 130, 2, 5), "float32")
+    rules: dict[str, np.ndarray] = {
+        "attn_mask": np.where(allowed, bias, -np.inf) if name == "both" else allowed,
+        "bias": bias,
+        "scale": rng.random((1, 130, 2, 5), "float32"),
+    }
+    rules = {key: x.T for key, x in rules.items() if name in (key, "both")}
+    whole = attention_state(query, key, value, **rules, reproducible=True)
+    for entry in range(5):
+        alone = {key: x[entry].copy() for key, x in rules.items()}
+        state = attention_state(query[0], key[0], value[entry], **alone, reproducible=True)
+        assert state.output.tobytes() == whole.output[entry].tobytes()
+        assert state.lse.tobytes() == whole.lse[entry].tobytes()
+
+
 @pytest.mark.parametrize("width", [64, 600])
 def test_threads_change_no_bit(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
     query, key, value = (rng.standard_normal((2, 4, 300, width)).astype("float32") for _ in range(3))
@@ -279,12 +300,29 @@ def test_a_nan_shows_in_the_rows_that_attend_to_it(rng: np.random.Generator) -> 
     np.testing.assert_allclose(result[0, 0, :, :3], clean[0, 0, :, :3], rtol=1e-5, atol=1e-6)
 
 
+def test_an_infinite_value_with_a_weight_that_underflows(rng: np.random.Generator) -> None:
+    """It shows in the same way beside a masked key, which has every pair looked at, and alone."""
+    query, key, value = (rng.standard_normal((2, 40, 8)).astype("float32") for _ in range(3))
+    value[:, 3, 5] = np.inf
+    alone, wide = attend(60 * query, key, value), [np.pad(x, ((0, 0), (0, 1), (0, 0))) for x in (key, value)]
+    assert attend(60 * query, *wide, masks.padding(40)).tobytes() == alone.tobytes()
+    assert (alone[..., 5] == np.inf).all()
+
+
 def test_rows_without_keys(rng: np.random.Generator) -> None:
     query, key, value = (rng.standard_normal((2, 5, 8)).astype("float32") for _ in range(3))
     state = attention_state(query, key, value, masks.causal(-2), reproducible=True)
     assert not state.output[:, :2].any()
     assert (state.lse[:, :2] == -np.inf).all()
     assert attend(query, key[:, :0], value[:, :0]).tobytes() == np.zeros_like(query).tobytes()
+
+
+def test_values_without_elements(rng: np.random.Generator) -> None:
+    arrays = [rng.standard_normal((4, 300, 8)) for _ in range(3)]
+    state = attention_state(*arrays, is_causal=True, reproducible=True)
+    empty = attention_state(*arrays[:2], arrays[2][..., :0], is_causal=True, reproducible=True)
+    assert empty.output.shape == (4, 300, 0)
+    assert empty.lse.tobytes() == state.lse.tobytes()
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
