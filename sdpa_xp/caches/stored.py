@@ -97,9 +97,9 @@ class StoredTokens(Tree, Generic[A]):
 
         Numerics:
             A stored number is wrong by at most half a step: $|k_{jc} - k'_{jc}| \le \delta_{jc} / 2$, where
-            $\delta_{jc}$ is the scale of token j, times the magnitude of channel c. So a score is wrong by at
-            most $\epsilon_i = \max_j |scale| \sum_c |q_{ic}| \delta_{jc} / 2$, also after a softcap, and an
-            element of the output, without dropout, by at most
+            $\delta_{jc}$ is the scale of token j, times the magnitude of channel c. So a score, capped or not,
+            is wrong by at most $\epsilon_i = \max_j |scale| \sum_c |q_{ic}| \delta_{jc} / 2$, and an element of
+            the output, without dropout, by at most
 
             $$\max_j \delta^v_j / 2 + \tanh(\epsilon_i / 2) \, (\max_j v_{jc} - \min_j v_{jc})$$
 

@@ -12,7 +12,7 @@ import sdpa_xp
 from sdpa_xp import masks
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._call.call import ExportCall
+from sdpa_xp_export._call.call import OPTIONS, ExportCall
 from sdpa_xp_export._call.operands import with_operands
 from sdpa_xp_export._verify.expected import Arrays, numbers
 
@@ -154,11 +154,9 @@ def varlen(query_ids: Sequence[int], key_ids: Sequence[int]) -> Compute:
 
 def library_arguments(call: ExportCall, arrays: Mapping[str, Any]) -> Arrays:
     """Convert inputs of the graph to keywords of `sdpa_xp.scaled_dot_product_attention`, without the cache."""
-    arguments = {name: arrays[name] for name in ("query", "key", "value")}
-    operands = ("attn_mask", "bias", "scale", "sinks")
-    arguments |= {name: with_inputs(getattr(call, name), arrays) for name in operands}
-    options = ("is_causal", "softcap", "softmax_dtype", "layout")
-    return arguments | {name: getattr(call, name) for name in options}
+    tokens = {name: arrays[name] for name in ("query", "key", "value")}
+    names = (name for name, option in OPTIONS.items() if option.kind not in (None, "spec", "names"))
+    return tokens | {name: with_inputs(getattr(call, name), arrays) for name in names}
 
 
 def with_inputs(value: Any, arrays: Mapping[str, Any]) -> Any:
