@@ -128,6 +128,7 @@ def _attend_block(
     key, value = body.here(inputs.key), body.here(inputs.value)
     keys = key_range(tile, first, stop - 1)
     if part is not None:
+        tile.folds = part.folds
         key, value = part.cut_keys(key, value, keys)
     elif keys is not None:
         key, value = (ops.cut(array, keys, -2, "columns") for array in (key, value))
@@ -212,7 +213,7 @@ def _joined(inputs: FormInputs, blocks: GraphValue, parts: HeadParts | None, eve
     outer = [lengths.length(name) for name in before[: -1 if parts else None]]
     if parts is not None:
         kept[-1] = heads = inputs.call.sizes.query_heads
-        outer.append(parts.count if heads == parts.heads else parts.count * (heads // parts.heads))
+        outer.append(parts.queries)
         steps, dims, moved = [count, parts.number], ("blocks", "parts", *dims[1:]), [*range(2, axis), 1, axis]
         before = (*before[:-1], heads)
     shape = [*steps, *outer, rows, *(lengths.length(name) for name in rest)]

@@ -17,13 +17,29 @@ took 0.92 and 0.87 of the time of whole blocks (onnxruntime 1.31, 2 cores), and 
 
 
 class HeadParts:
-    """The parts that the heads of a block are cut into: their number, and how many key heads each has, (1,)."""
+    """The parts that the heads of a block are cut into: their number, and the heads of each, (1,)."""
 
-    def __init__(self, lengths: GraphLengths, number: GraphValue) -> None:
-        self.heads = lengths.call.sizes.heads
+    def __init__(self, lengths: GraphLengths, number: GraphValue | int) -> None:
+        graph, sizes = lengths.graph, lengths.call.sizes
+        ratio = sizes.query_heads // sizes.heads
+        self.heads = sizes.heads
+        self.folds: tuple[GraphValue, GraphValue] | None = None
+        """The shapes for `matmul_grouped`, if only a run says how many heads a part has."""
+        if isinstance(number, int):
+            heads = sizes.heads // number
+            self.dims: tuple[int | str, int | str] = heads, heads * ratio
+            """The heads of a part as axes of arrays: of the keys, and of the queries."""
+            self.number, self.keys = (graph.constant([count], "int64") for count in (number, heads))
+            self.queries = self.keys if ratio == 1 else graph.constant([heads * ratio], "int64")
+            return
+        self.dims = "part_heads", "part_query_heads" if ratio > 1 else "part_heads"
         self.number = number
-        self.count = xp.floor_divide(lengths.graph.constant([self.heads], "int64"), number, exact=False)
-        self.last = number - 1
+        self.keys = self.queries = xp.floor_divide(graph.constant([sizes.heads], "int64"), number, exact=False)
+        if ratio > 1:
+            self.queries = self.keys * ratio
+            batch = [graph.constant([0] * len(sizes.batch), "int64")] if sizes.batch else []
+            rest = graph.constant([-1, 0], "int64")
+            self.folds = xp.concat([*batch, self.keys, rest]), xp.concat([*batch, self.queries, rest])
 
 
 def head_parts(lengths: GraphLengths, block: int, runtime: Runtime) -> HeadParts | None:
@@ -43,7 +59,7 @@ def head_parts(lengths: GraphLengths, block: int, runtime: Runtime) -> HeadParts
     if isinstance(queries, int) and not names:
         scores = known * min(queries, block)
         number = next((number for number in divisors if number * SCORES_OF_A_STEP >= scores), heads)
-        return HeadParts(lengths, graph.constant([number], "int64")) if number > 1 else None
+        return HeadParts(lengths, number) if number > 1 else None
     count = xp.clip(lengths.length(queries), 1, block, exact=False)
     for name in names:
         count = count * lengths.length(name)
@@ -55,37 +71,39 @@ def head_parts(lengths: GraphLengths, block: int, runtime: Runtime) -> HeadParts
 class HeadPart:
     """The heads of a step, if the steps take the parts of a block in turn."""
 
-    def __init__(self, body: Graph, parts: HeadParts, number: GraphValue) -> None:
-        """The number of a step, (1,) -> the number of its block, and its key heads."""
-        count, self.body, self.heads = body.here(parts.number), body, parts.heads
-        self.block = xp.floor_divide(number, count, exact=False)
-        index = number - self.block * count
-        self.left = body.here(parts.last) - index
-        """How many parts of the block follow, (1,)."""
-        self.first = index * body.here(parts.count)
-        self.stop = self.first + body.here(parts.count)
+    def __init__(self, body: Graph, parts: HeadParts, step: GraphValue) -> None:
+        """The number of a step, (1,) -> the number of its block, and the ranges of its heads."""
+        self.body, self.dims = body, parts.dims
+        number = body.here(parts.number)
+        self.block = xp.floor_divide(step, number, exact=False)
+        index = body.add("Mod", step, number, dtype="int64", shape=(1,))
+
+        def bounds(count: GraphValue) -> tuple[GraphValue, GraphValue]:
+            first = index * body.here(count)
+            return first, first + body.here(count)
+
+        self.key_heads = bounds(parts.keys)
+        self.query_heads = self.key_heads if parts.queries is parts.keys else bounds(parts.queries)
+        self.left = body.constant([parts.heads], "int64") - self.key_heads[1]
+        """How many key heads of the block follow, (1,)."""
+        self.folds = parts.folds and (body.here(parts.folds[0]), body.here(parts.folds[1]))
 
     def cut_query(self, query: GraphValue) -> GraphValue:
         """(..., Hq, rows, E) -> the heads of the part."""
-        heads = query.dims[-3]
-        if heads == self.heads:
-            return ops.cut(query, (self.first, self.stop), -3, "part_heads")
-        assert isinstance(heads, int)
-        ratio = heads // self.heads
-        return ops.cut(query, (self.first * ratio, self.stop * ratio), -3, "part_query_heads")
+        return ops.cut(query, self.query_heads, -3, self.dims[1])
 
     def cut_keys(
         self, key: GraphValue, value: GraphValue, columns: tuple[GraphValue, GraphValue] | None
     ) -> tuple[GraphValue, GraphValue]:
         """key, value -> the heads of the part, and of these the keys in the bounds `columns`."""
-        first, stop, axes = self.first, self.stop, [-3]
+        (first, stop), axes = self.key_heads, [-3]
         if columns is not None:  # with one Slice, because each copies
             first, stop, axes = xp.concat([first, columns[0]]), xp.concat([stop, columns[1]]), [-3, -2]
         bounds = first, stop, self.body.constant(axes, "int64")
 
         def cut(array: GraphValue) -> GraphValue:
             length = array.dims[-2] if columns is None else "columns"
-            shape = (*array.dims[:-3], "part_heads", length, array.dims[-1])
+            shape = (*array.dims[:-3], self.dims[0], length, array.dims[-1])
             return self.body.add("Slice", array, *bounds, dtype=array.elem_type, shape=shape)
 
         return cut(key), cut(value)

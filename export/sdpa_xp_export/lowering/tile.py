@@ -63,6 +63,8 @@ class GraphTile:
     """What is masked apart from `masks`, in keys and values that are 0 there."""
     positions: tuple[GraphValue, GraphValue] | None = None
     """The positions of queries, (..., 1, L, 1), and keys, (..., 1, 1, S), if they are not their numbers."""
+    folds: tuple[GraphValue, GraphValue] | None = None
+    """The shapes for `matmul_grouped`, if only a run says how many heads the tile has."""
 
     def __init__(
         self,

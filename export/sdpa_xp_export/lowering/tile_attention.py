@@ -48,7 +48,7 @@ def attend_tile(
     if isinstance(allowed, GraphValue) and tile.hides_keys:
         # The weight of a masked pair is 0, but 0 * NaN is NaN: what no query attends becomes 0 first.
         value = xp.where(is_attended(allowed, call.sizes.heads), value, 0.0)
-    results = {"output": matmul_grouped(weights, value), "weights": weights, "scores": scores}
+    results = {"output": matmul_grouped(weights, value, tile.folds), "weights": weights, "scores": scores}
     if lse is not None:
         results["lse"] = lse
     if not explicit_softmax and isinstance(allowed, GraphValue) and has_empty_rows(call):
@@ -66,7 +66,7 @@ def masked_scores(
     With `may_add`, the -inf of a `key_mask` is added, which is faster than a Where but leaves NaN what is NaN.
     """
     call = tile.call
-    scores = matmul_grouped(query, xp.matrix_transpose(key))
+    scores = matmul_grouped(query, xp.matrix_transpose(key), tile.folds)
     if call.softcap is not None:
         scores = xp.tanh(scores) * call.softcap
     scores, allowed = add_biases(call.biases, tile, scores, all_allowed(tile, tile.masks))
@@ -135,11 +135,14 @@ def in_layout(value: GraphValue, layout: str) -> GraphValue:
     return value if layout == HLE or value.ndim < 3 else xp.moveaxis(value, -2, -3)
 
 
-def matmul_grouped(rows: GraphValue, shared: GraphValue) -> GraphValue:
+def matmul_grouped(
+    rows: GraphValue, shared: GraphValue, folds: tuple[GraphValue, GraphValue] | None
+) -> GraphValue:
     """rows (..., Hq, L, X), shared (..., H, X, Y) -> (..., Hq, L, Y); head h meets shared head h // G.
 
     The G = Hq // H heads of a group become rows of one product, so `shared` is never repeated:
-    Reshape -> MatMul -> Reshape. With Hq = H it is a MatMul alone.
+    Reshape -> MatMul -> Reshape. With Hq = H it is a MatMul alone. `folds` has the shapes of the two Reshapes,
+    (..., H, -1, X) and (..., Hq, -1, Y), if only a run says H.
     """
     heads, groups = rows.dims[-3], shared.dims[-3]
     batch = joint_shape(rows.dims[:-3], shared.dims[:-3])
@@ -147,17 +150,10 @@ def matmul_grouped(rows: GraphValue, shared: GraphValue) -> GraphValue:
     if heads == groups:
         return rows @ shared
     folded = (*rows.dims[:-3], groups, "rows", rows.dims[-1])
-    to_groups, to_heads = _with_heads_of(shared, rows.ndim - 3), _with_heads_of(rows, len(batch))
+    to_groups, to_heads = folds or (
+        [*[0] * len(before), count, -1, 0] for before, count in ((rows.dims[:-3], groups), (batch, heads))
+    )
     return xp.reshape(xp.reshape(rows, to_groups, dims=folded) @ shared, to_heads, dims=shape)
-
-
-def _with_heads_of(value: GraphValue, before: int) -> list[int] | GraphValue:
-    """Return the shape for a Reshape to the heads of `value`, behind so many axes that stay as they are."""
-    heads, zeros = value.dims[-3], [0] * before
-    if isinstance(heads, int):
-        return [*zeros, heads, -1, 0]
-    kept, rest = (value.graph.constant(numbers, "int64") for numbers in (zeros, [-1, 0]))
-    return xp.concat([*([kept] if zeros else []), ops.length_of(value, value.ndim - 3), rest])
 
 
 def has_allowed_key(allowed: GraphValue) -> GraphValue:
