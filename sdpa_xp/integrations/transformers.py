@@ -19,9 +19,8 @@ def register() -> str:
         model = AutoModel.from_pretrained(..., attn_implementation=register())
 
     Causal masks, sliding windows, chunks, packed sequences and padding become masks of `sdpa_xp.masks`, so no
-    L x S array is built for them. From then on, transformers tells you about models with attention code of
-    their own: there is a warning if such a model is created with this name, or an error if its code does not
-    allow other names.
+    L x S array is built for them. transformers warns if a model with attention code of its own is created with
+    this name.
 
     Shapes:
         A mask that you pass to the model yourself is (B, L), with 1 or True for real tokens, or (B, 1 or Hq, L,
@@ -37,8 +36,7 @@ def register() -> str:
 
     Numerics:
         As for `scaled_dot_product_attention`. The results of real tokens differ from those of
-        `attn_implementation="eager"` by rounding only. A token whose keys are all masked, such as padding on
-        the left, gets output 0, where eager attention gives it the mean of all values.
+        `attn_implementation="eager"` by rounding only.
 
     Examples:
         >>> from sdpa_xp.integrations.transformers import register
