@@ -10,7 +10,8 @@ from sdpa_xp._call.prepared_call import PreparedCall, prepare
 from sdpa_xp._checks.arrays import Layout
 from sdpa_xp._checks.keywords import Implementation, check_block_size, check_integer, explains_keywords
 from sdpa_xp._checks.messages import brief, nearest_hint, shown
-from sdpa_xp._core.statistics import Request, Results, statistics
+from sdpa_xp._core.row_statistics import Request, Results
+from sdpa_xp._core.statistics import statistics
 from sdpa_xp._libraries import overridden
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype
 from sdpa_xp._tiles.plan import plan_tiles

@@ -1,112 +1,44 @@
-"""Statistics of the weights tile by tile: memory grows with L + S, never with L * S.
+"""Statistics of the weights: the queries of a call are divided into tasks, whose results are joined.
 
-The first pass reads the scores s of some queries: m, the largest score of each row, l, the sum of exp(s - m),
-and t, the sum of exp(s - m) (s - m). With the weights w = exp(s - m) / l, the entropy of a row is
-
-    -sum(w log w) = log(l) - t / l
-
-Both terms are at least 0, so no digits cancel, whatever m is. This pass also finds the keys with the largest
-scores. Sums over queries need the weights, so a second pass computes the scores again, with m and l known.
-
-Tiles merge as in the online softmax: Milakov and Gimelshein, arXiv 1805.02867, section 3.1.
+What a task computes, and how, is in `row_statistics.py`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import add
-from typing import NamedTuple, TypeAlias, cast
 
 from sdpa_xp._core import threads
-from sdpa_xp._core.gradient_sums import GradientAccumulator
 from sdpa_xp._core.products import call_buffers
+from sdpa_xp._core.row_statistics import Request, Results, joined, statistics_of_rows
 from sdpa_xp._core.scores import Scores
-from sdpa_xp._core.softmax import avoid_zero_sum, finite_shift
-from sdpa_xp._core.top_keys import LargestScores, top_of_tile
 from sdpa_xp._libraries import computing
-from sdpa_xp._libraries.protocols import Array, Namespace
+from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.plan import Plan
-from sdpa_xp._tiles.tile import GradientTarget, LeadingSlice
+from sdpa_xp._tiles.tile import LeadingSlice
 
-LEAST_DIFFERENCE = -1000.0
-"""exp of less is 0 in float64 too. -inf would not do, because 0 * -inf is NaN."""
 MOST_STRIP = 2**20
 """The elements of the sums over blocks of queries, for each key, that a task holds."""
 SHARES = 8
 """The parts of the queries whose sums over queries are computed at the same time. The number of threads does
 not change it, so the result does not depend on that number."""
 
-Results: TypeAlias = dict[str, Array]
-"""Arrays by name, (..., Hq, L, n) of the rows; "key_sums" (..., Hq, 1, S) and "block_sums" (..., Hq, M, N)."""
-
-
-class Request(NamedTuple):
-    """The statistics that a caller asks for."""
-
-    row_max: bool
-    entropy: bool
-    key_sums: bool
-    top_k: int
-    """The number of keys to find for each query; 0 is none."""
-    block_size: tuple[int, int] | None
-    """The queries and keys of a block, if sums of blocks are asked for."""
-
-    @property
-    def needs_sums(self) -> bool:
-        """Whether the maximum of a row is not enough."""
-        return self.entropy or self.top_k > 0 or self.sums_queries
-
-    @property
-    def sums_queries(self) -> bool:
-        """Whether weights are summed over queries, which takes the second pass."""
-        return self.key_sums or self.block_size is not None
-
-
-class RowStatistics(NamedTuple):
-    """What is known of a range of queries after some of their keys, (..., Hq, rows, 1)."""
-
-    m: Array
-    """The largest score, -inf without keys."""
-    l: Array | None = None
-    """The sum of exp(score - m)."""
-    t: Array | None = None
-    """The sum of exp(score - m) (score - m)."""
-
-    def rescaled(self, xp: Namespace, m: Array) -> RowStatistics:
-        """Return the same sums with a larger `m`."""
-        if self.l is None:
-            return self._replace(m=m)
-        change = _clipped(xp, self.m - finite_shift(xp, m))
-        factor = xp.exp(change)
-        t = None if self.t is None else (self.t + self.l * change) * factor
-        return RowStatistics(m, self.l * factor, t)
-
-    def merged(self, xp: Namespace, other: RowStatistics) -> RowStatistics:
-        """Return the sums over the keys of both."""
-        m = xp.maximum(self.m, other.m)
-        first, second = self.rescaled(xp, m), other.rescaled(xp, m)
-        l = None if first.l is None or second.l is None else first.l + second.l
-        t = None if first.t is None or second.t is None else first.t + second.t
-        return RowStatistics(m, l, t)
-
 
 def statistics(scores: Scores, plan: Plan, request: Request) -> Results:
     """Return the statistics that are asked for, in the accumulation dtype; indices of keys are int32."""
-    grid, xp = scores.grid, scores.xp
-    sizes = request.block_size or (plan.rows, 1)
+    grid = scores.grid
     if grid.is_traced:  # one tile: a compiled loop cannot accumulate
         plan = replace(plan, rows=max(1, plan.queries), columns=max(1, plan.keys), is_loop=False)
-    rows_of_a_task = plan.queries if grid.is_traced else _rows_of_a_task(plan, sizes[0])
-    units = _ranges(range(plan.queries), rows_of_a_task)
+        units = [range(plan.queries)]
+    else:
+        units = [*replace(plan, rows=_rows_of_a_task(plan, request)).row_ranges()]
     # The sums over queries of all rows need common borders.
     plan = replace(plan, rows=max(1, min(plan.rows, len(units[0])))).with_common_borders()
     scores = scores.for_tiles()._replace(known_tiles=None)
     if not grid.is_writeable:
-        parts = [_of_rows(scores, plan, rows, request) for rows in units]
-        return {name: _joined(xp, name, [part[name] for part in parts]) for name in parts[0]}
+        return joined(scores.xp, [statistics_of_rows(scores, plan, rows, request) for rows in units])
     scores = scores._replace(known_tiles={} if scores.options.mask.is_shared else None)
     # A function may keep the scores that it gets: no buffer holds them.
     if scores.options.has_functions:
@@ -115,8 +47,9 @@ def statistics(scores: Scores, plan: Plan, request: Request) -> Results:
         return _in_tasks(scores._replace(buffers=buffers), plan, units, request)
 
 
-def _rows_of_a_task(plan: Plan, block: int) -> int:
+def _rows_of_a_task(plan: Plan, request: Request) -> int:
     """Return the rows of a task: whole blocks of queries, whose sums it can hold."""
+    block = plan.rows if request.block_size is None else request.block_size[0]
     if block > plan.rows:
         return block
     return min(plan.rows // block, max(1, MOST_STRIP // max(1, plan.keys))) * block
@@ -130,17 +63,16 @@ def _in_tasks(scores: Scores, plan: Plan, units: Sequence[range], request: Reque
         shares = min(shares, -(-SHARES // len(slices)) if plan.threads is None else 1)
     # The last queries, which attend most keys under a causal mask, come first.
     tasks = [(leading, share) for share in reversed(range(shares)) for leading in slices]
-    outs: Results = {}
-    sums: dict[tuple[LeadingSlice | None, int], Array] = {}
-    _allocate(scores, plan, request, outs)
+    outs = _empty_results(scores, plan, request)
+    sums = dict[tuple[LeadingSlice | None, int], Array]()
 
     def compute(task: tuple[LeadingSlice | None, int]) -> None:
         leading, share = task
         with computing(scores.query):  # here too: a library may keep this setting for each thread
             part = scores.slice_leading(leading)
-            index = (...,) if leading is None else tuple([slice(r.start, r.stop) for r in leading])
+            index = _leading_index(leading)
             for rows in units[share::shares]:
-                computed = _of_rows(part, plan, rows, request)
+                computed = statistics_of_rows(part, plan, rows, request)
                 if (of_keys := computed.pop("key_sums", None)) is not None:
                     sums[task] = sums[task] + of_keys if task in sums else of_keys
                 for name, array in computed.items():
@@ -151,14 +83,17 @@ def _in_tasks(scores: Scores, plan: Plan, units: Sequence[range], request: Reque
 
     threads.run(compute, tasks, plan.threads)
     for leading in slices if request.key_sums else ():
-        index = (...,) if leading is None else tuple([slice(r.start, r.stop) for r in leading])
         total = reduce(add, (sums[leading, share] for share in range(shares)))
-        outs["key_sums"][(*index, slice(None), slice(None))] = total
+        outs["key_sums"][(*_leading_index(leading), slice(None), slice(None))] = total
     return outs
 
 
-def _allocate(scores: Scores, plan: Plan, request: Request, outs: Results) -> None:
-    """Add an empty array for each statistic."""
+def _leading_index(leading: LeadingSlice | None) -> tuple[object, ...]:
+    return (...,) if leading is None else tuple([slice(r.start, r.stop) for r in leading])
+
+
+def _empty_results(scores: Scores, plan: Plan, request: Request) -> Results:
+    """Return an array without values for each statistic."""
     grid, queries = scores.grid, plan.queries
     shapes = {
         "row_max": (queries, 1) if request.row_max else None,
@@ -169,169 +104,9 @@ def _allocate(scores: Scores, plan: Plan, request: Request, outs: Results) -> No
         "block_sums": request.block_size
         and tuple(-(-n // size) for n, size in zip((queries, plan.keys), request.block_size, strict=True)),
     }
-    for name, shape in shapes.items():
-        if shape is not None:
-            dtype = scores.xp.int32 if name == "top_indices" else grid.dtype
-            shape = (*grid.leading_shape, *shape)
-            outs[name] = scores.xp.empty(shape, dtype=dtype, device=grid.device)
-
-
-def _of_rows(scores: Scores, plan: Plan, rows: range, request: Request) -> Results:
-    """Return the statistics of a range of queries, and what they add to sums over queries."""
-    grid, xp = scores.grid, scores.xp
-    blocks = -(-len(rows) // request.block_size[0]) if request.block_size else 1
-    shape = (*scores.leading_shape, blocks, grid.keys)
-    strips: GradientAccumulator | None = None
-    if request.sums_queries:
-        columns, target = plan.column_ranges(range(plan.keys)), GradientTarget(shape, (None, "columns"))
-        strips = GradientAccumulator(target, (), columns, grid)
-    parts = [_of_few_rows(scores, plan, few, request, strips) for few in _ranges(rows, plan.rows)]
-    computed = {name: _joined(xp, name, [part[name] for part in parts]) for name in parts[0]}
-    if strips is not None:
-        is_empty = 0 in grid.shape
-        strip = xp.zeros(shape, dtype=grid.dtype, device=grid.device) if is_empty else strips.array()
-        if request.key_sums:
-            computed["key_sums"] = xp.sum(strip, axis=-2, keepdims=True)
-        if request.block_size is not None:
-            by_key = xp.matrix_transpose(strip)
-            computed["block_sums"] = xp.matrix_transpose(_sums_of_blocks(xp, by_key, request.block_size[1]))
-    return computed
-
-
-def _of_few_rows(
-    scores: Scores, plan: Plan, rows: range, request: Request, strips: GradientAccumulator | None
-) -> Results:
-    """Return the statistics of queries that are one tile high; add to `strips` what they add to sums."""
-    xp, query, sinks = scores.xp, scores.scaled_query(rows), scores.options.sinks
-    shape = (*scores.leading_shape, len(rows))
-    sums, top = _first_pass(scores, plan, rows, query, request)
-    computed: Results = {}
-    if request.row_max:
-        computed["row_max"] = _as_rows(xp, sums.m, (*shape, 1))
-    if sums.l is None:
-        return computed
-    total = sums.l
-    if sinks is not None:  # they join the sum of the weights, but are no keys
-        sums = sums.rescaled(xp, xp.maximum(sums.m, sinks))
-        total = cast(Array, sums.l) + xp.exp(_clipped(xp, sinks - finite_shift(xp, sums.m)))
-    m, l, t = sums.m, cast(Array, sums.l), sums.t
-    safe, shift = avoid_zero_sum(total), finite_shift(xp, m)
-    if t is not None:
-        computed["entropy"] = _as_rows(xp, l / safe * xp.log(safe) - t / safe, (*shape, 1))
-    if top is not None:
-        weights = xp.exp(top.scores - shift) / safe
-        computed["top_weights"] = _as_rows(xp, weights, (*shape, request.top_k))
-        # Of a row with a NaN nothing is known.
-        known = xp.where(xp.isnan(total), -1, top.keys)
-        computed["top_indices"] = _as_rows(xp, known, (*shape, request.top_k))
-    if strips is not None:
-        _second_pass(scores, plan, rows, query, shift, safe, request, strips)
-    return computed
-
-
-def _first_pass(
-    scores: Scores, plan: Plan, rows: range, query: Array, request: Request
-) -> tuple[RowStatistics, LargestScores | None]:
-    """Return the sums of a `scaled_query` over the keys, without sinks; and the keys of the largest scores."""
-    xp, sums, top = scores.xp, None, None
-    for tile, s, _, _ in scores.computed_tiles(rows, plan, query):
-        m = xp.max(s, axis=-1, keepdims=True)
-        if request.top_k:
-            top = top_of_tile(tile, s, m, request.top_k, top)
-        new = _sums_of_tile(scores, s, m, request)
-        sums = new if sums is None else sums.merged(xp, new)
-    if sums is None:
-        zero = xp.zeros_like(query[..., :1])  # on the device of the query
-        sums = RowStatistics(
-            zero - math.inf, zero if request.needs_sums else None, zero if request.entropy else None
-        )
-    if request.top_k:
-        top = LargestScores.none(scores.grid, query, 1) if top is None else top
-        top = top.padded(xp, request.top_k)
-    return sums, top
-
-
-def _sums_of_tile(scores: Scores, s: Array, m: Array, request: Request) -> RowStatistics:
-    """Return the sums of a tile, whose scores are overwritten if there are buffers."""
-    xp, buffers = scores.xp, scores.buffers
-    if not request.needs_sums:
-        return RowStatistics(m)
-    shift = finite_shift(xp, m)
-    if buffers is None:
-        d = s - shift
-        d = _clipped(xp, d) if request.entropy else d
-        p = xp.exp(d)
-        t = xp.sum(p * d, axis=-1, keepdims=True) if request.entropy else None
-        return RowStatistics(m, xp.sum(p, axis=-1, keepdims=True), t)
-    ones = buffers.ones(s.shape[-1])[: s.shape[-1], :]  # a product with ones is faster than a sum of rows
-    s -= shift
-    if not request.entropy:
-        return RowStatistics(m, buffers.functions.exp(s, out=s) @ ones)
-    s = buffers.functions.clip(s, LEAST_DIFFERENCE, None, out=s)
-    p = buffers.functions.exp(s, out=buffers.tangent.array(s.shape))
-    l = p @ ones
-    p *= s
-    return RowStatistics(m, l, p @ ones)
-
-
-def _second_pass(
-    scores: Scores,
-    plan: Plan,
-    rows: range,
-    query: Array,
-    shift: Array,
-    total: Array,
-    request: Request,
-    strips: GradientAccumulator,
-) -> None:
-    """Add the weights exp(s - shift) / total, summed over blocks of queries, to `strips`."""
-    xp, buffers = scores.xp, scores.buffers
-    block = len(rows) if request.block_size is None else request.block_size[0]
-    for tile, s, allowed, _ in scores.computed_tiles(rows, plan, query):
-        if buffers is None:
-            w = xp.exp(s - shift) / total
-        else:
-            s -= shift
-            w = buffers.functions.exp(s, out=s)
-            w /= total
-        # In a row with a NaN each weight is NaN, but a masked pair has weight 0.
-        summed = _sums_of_blocks(xp, scores.without_masked(w, allowed), block)
-        shape = (*scores.leading_shape, *summed.shape[-2:])
-        strips.add(tile, summed if summed.shape == shape else xp.broadcast_to(summed, shape))
-
-
-def _sums_of_blocks(xp: Namespace, array: Array, block: int) -> Array:
-    """Return the sums of blocks of rows of (..., M, N); the last block may be shorter."""
-    *leading, rows, columns = array.shape
-    whole = rows // block * block
-    if rows == 0:
-        return array
-    if whole == 0 or block == rows:
-        return xp.sum(array, axis=-2, keepdims=True)
-    blocks = xp.reshape(array[..., :whole, :], (*leading, whole // block, block, columns))
-    sums = xp.sum(blocks, axis=-2)
-    if whole == rows:
-        return sums
-    return xp.concat([sums, xp.sum(array[..., whole:, :], axis=-2, keepdims=True)], axis=-2)
-
-
-def _clipped(xp: Namespace, difference: Array) -> Array:
-    """Return a difference of scores, at least `LEAST_DIFFERENCE`; a NaN stays."""
-    return xp.where(difference < LEAST_DIFFERENCE, LEAST_DIFFERENCE, difference)
-
-
-def _as_rows(xp: Namespace, array: Array, shape: tuple[int, ...]) -> Array:
-    return array if array.shape == shape else xp.broadcast_to(array, shape)
-
-
-def _joined(xp: Namespace, name: str, parts: Sequence[Array]) -> Array:
-    """Join the results of ranges of queries; sums over queries are added."""
-    if len(parts) == 1:
-        return parts[0]
-    return reduce(add, parts) if name == "key_sums" else xp.concat([*parts], axis=-2)
-
-
-def _ranges(rows: range, step: int) -> list[range]:
-    """Return `rows` in ranges of `step`; one empty range if there is no row."""
-    firsts = range(rows.start, rows.stop, max(1, step))
-    return [range(first, min(first + step, rows.stop)) for first in firsts] or [rows]
+    xp, dtypes = scores.xp, {"top_indices": scores.xp.int32}
+    return {
+        name: xp.empty((*grid.leading_shape, *shape), dtype=dtypes.get(name, grid.dtype), device=grid.device)
+        for name, shape in shapes.items()
+        if shape is not None
+    }
