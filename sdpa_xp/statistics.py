@@ -127,7 +127,8 @@ def attention_statistics(
         return cast(AttentionStatistics[A], result)
     call = prepare(FUNCTION, inputs, options)
     with call.computing():
-        return cast(AttentionStatistics[A], _in_caller_form(call, _compute(call, request)))
+        # A string, because torch.compile cannot trace the index.
+        return cast("AttentionStatistics[A]", _in_caller_form(call, _compute(call, request)))
 
 
 def _compute(call: PreparedCall, request: Request) -> Results:
@@ -193,7 +194,7 @@ def _check_request(of: object, top_k: object, block_size: object) -> Request:
         kind = ArgumentValueError if isinstance(names, Sequence) else ArgumentTypeError
         raise kind(FUNCTION, rule, {"of": shown(of)})
     for name in names:
-        if name not in NAMES:
+        if not isinstance(name, str) or name not in NAMES:
             rule = f"`of` must have no other names than {', '.join(map(repr, NAMES))}"
             raise ArgumentValueError(FUNCTION, rule, {"of": shown(name)}, nearest_hint(name, NAMES))
     _check_needed("top_k", top_k, "top_keys", names)

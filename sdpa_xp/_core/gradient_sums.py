@@ -63,7 +63,7 @@ class GradientAccumulator:
         self, target: GradientTarget, rows: Iterable[range], columns: Iterable[range], grid: ScoreGrid
     ) -> None:
         self.target, self.grid = target, grid
-        self.pieces = dict[tuple[int, int], Array]()
+        self.pieces: dict[tuple[int, int], Array] = {}  # not dict[...](), which not every compiler traces
         """By the first row and the first column of each piece."""
         cuts = {"rows": [*rows], "columns": [*columns]}
         self.ranges = [

@@ -15,6 +15,7 @@ from sdpa_xp import (
     PagedKVCache,
     attention_scores,
     attention_state,
+    attention_statistics,
     attention_weights,
     biases,
     dot_product_attention,
@@ -67,6 +68,11 @@ CALLS: dict[str, Calls] = {
         q, k, attn_mask=masks.causal(lengths), sinks=slopes
     ),
     "scores": lambda q, k, lengths, **_: attention_scores(q, k, attn_mask=masks.padding(lengths)),
+    "statistics": lambda q, k, **_: (
+        attention_statistics(
+            q, k, of=("row_max", "entropy", "top_keys", "block_sums"), top_k=2, block_size=3
+        ).block_sums
+    ),
     "packed": lambda q, k, v, **_: varlen_attention(
         q[0, ...], k[0, ...], v[0, ...], (0, 4, 8), (0, 7, 12), is_causal=True, layout="...HLE"
     ),
