@@ -28,6 +28,21 @@ def draw_named(
     return dict(zip(shapes, draw(rng, *shapes.values(), dtype=dtype), strict=True))
 
 
+def draw_masked(
+    rng: np.random.Generator, shapes: Mapping[str, tuple[int, ...] | None], dtype: Any = F
+) -> dict[str, np.ndarray]:
+    """Return the arrays of a call: a mask with an empty row where it has rows, a bias with some -inf."""
+    named = {name: shape for name, shape in shapes.items() if shape is not None}
+    arrays = draw_named(rng, named, dtype)
+    if "attn_mask" in named:
+        arrays["attn_mask"] = rng.random(named["attn_mask"]) < 0.7
+        if len(named["attn_mask"]) > 1:
+            arrays["attn_mask"][..., 0, :] = named["attn_mask"][-2] == 1
+    if "bias" in named:
+        arrays["bias"][rng.random(named["bias"]) < 0.2] = -np.inf
+    return arrays
+
+
 def ones(*shape: int, dtype: Any = F) -> np.ndarray:
     return np.ones(shape, dtype)
 

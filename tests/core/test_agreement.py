@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calls import draw_named
+from calls import draw_masked
 from internals import device, judge, namespace, reference, textbook
 from libraries import Library
 
@@ -41,17 +41,8 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 def draw(rng: np.random.Generator, shapes: tuple[Any, ...], dtype: Any) -> dict[str, np.ndarray]:
-    """Arrays of a call: a mask with an empty row where it has rows, a bias with some -inf."""
     names = ("query", "key", "value", "attn_mask", "bias")
-    named = {name: shape for name, shape in zip(names, shapes, strict=True) if shape is not None}
-    arrays = draw_named(rng, named, dtype)
-    if "attn_mask" in named:
-        arrays["attn_mask"] = rng.random(named["attn_mask"]) < 0.7
-        if len(named["attn_mask"]) > 1:
-            arrays["attn_mask"][..., 0, :] = named["attn_mask"][-2] == 1
-    if "bias" in named:
-        arrays["bias"][rng.random(named["bias"]) < 0.2] = -np.inf
-    return arrays
+    return draw_masked(rng, dict(zip(names, shapes, strict=True)), dtype)
 
 
 def expect(arrays: dict[str, np.ndarray], rules: dict[str, Any]) -> tuple[np.ndarray, ...]:

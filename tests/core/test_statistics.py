@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calls import draw_named, gradients, sloping
+from calls import draw_masked, draw_named, gradients, sloping
 from internals import DEVICE, Scores, cut_small, device, judge, namespace, override, reference
 from libraries import Library
 
@@ -83,6 +83,7 @@ def reductions(scores: np.ndarray, weights: np.ndarray) -> Results:
     starts = [np.arange(0, n, size) for n, size in zip(weights.shape[-2:], BLOCK, strict=True)]
     blocks = np.add.reduceat(np.add.reduceat(weights, starts[0], axis=-2), starts[1], axis=-1)
     return {
+        "weights": weights,
         "row_max": np.max(scores, axis=-1),
         "entropy": -np.sum(weights * logarithms, axis=-1),
         "key_sums": np.sum(weights, axis=-2),
@@ -106,14 +107,19 @@ def assert_right(computed: Results, exact: Results, plain: Results, dtype: str =
     for name, result in computed.items():
         assert result.shape == exact[name].shape, name
         if name == "top_indices":
-            continue
+            np.testing.assert_array_equal(result < 0, exact[name] < 0)
+            name, result = "top_weights", weights_at(result, exact)
         empty = np.isneginf(exact[name])
         np.testing.assert_array_equal(np.isneginf(result), empty, err_msg=name)
         finite = [np.where(empty, 0, x) for x in (result, exact[name], plain[name])]
         agreement = judge(finite[0].astype(dtype), finite[1], finite[2].astype(dtype), dtype)
         assert agreement.agrees, (name, agreement)
-    if "top_indices" in computed:
-        np.testing.assert_array_equal(computed["top_indices"] < 0, exact["top_indices"] < 0)
+
+
+def weights_at(indices: np.ndarray, exact: Results) -> np.ndarray:
+    """The exact weights of some keys of each query; 0 at -1."""
+    weights = np.take_along_axis(exact["weights"], np.maximum(indices, 0), axis=-1)
+    return np.where(indices < 0, 0, weights)
 
 
 def assert_like_the_query(library: Library, computed: Any, query: np.ndarray, dtype: str) -> None:
@@ -128,17 +134,8 @@ def assert_like_the_query(library: Library, computed: Any, query: np.ndarray, dt
 
 
 def draw(rng: np.random.Generator, shapes: Sequence[Any], dtype: Any = F) -> dict[str, np.ndarray]:
-    """Arrays of a call: a mask with an empty row where it has rows, a bias with some -inf."""
     names = ("query", "key", "attn_mask", "bias")
-    named = {name: shape for name, shape in zip(names, shapes, strict=True) if shape is not None}
-    arrays = draw_named(rng, named, dtype)
-    if "attn_mask" in named:
-        arrays["attn_mask"] = rng.random(named["attn_mask"]) < 0.7
-        if len(named["attn_mask"]) > 1:
-            arrays["attn_mask"][..., 0, :] = named["attn_mask"][-2] == 1
-    if "bias" in named:
-        arrays["bias"][rng.random(named["bias"]) < 0.2] = -np.inf
-    return arrays
+    return draw_masked(rng, dict(zip(names, shapes, strict=True)), dtype)
 
 
 PAIRS = [
@@ -436,6 +433,7 @@ def test_the_scores_are_computed_once_or_twice(
         ({"of": None}, "`of` must be one or several of 'row_max'"),
         ({"of": 3}, "`of` must be one or several of 'row_max'"),
         ({"of": "entropies"}, "no other names than .*; got of='entropies'. The nearest is 'entropy'"),
+        ({"of": [np.array(["row_max", "entropy"])]}, "no other names than .*; got of=numpy.ndarray"),
         ({"of": ("row_max", "key_sum")}, "got of='key_sum'. The nearest is 'key_sums'"),
         ({"of": "top_keys"}, "`top_k` is required for 'top_keys'; got top_k=None"),
         ({"of": "entropy", "top_k": 3}, "`top_k` needs 'top_keys' in `of`; got top_k=3"),
