@@ -28,6 +28,8 @@ LARGEST_CODE = {8: 127, 4: 7}
 """By the bits of a code. The smallest code is its negative, so that a number and its negative are alike."""
 BELOW_ONE = 1.0 - 2.0**-20
 """A factor of each scale. Without it, the largest float, divided and multiplied by its channel, may be inf."""
+SMALLEST_SCALE = {"float32": 2.0**-126, "float64": 2.0**-1022}
+"""The smallest normal numbers. A subnormal scale has few digits, so that codes might need more bits."""
 MOST_AT_ONCE = 2**22
 """The elements that are quantised at once. Each needs a few numbers of the accumulation dtype meanwhile."""
 ZERO_CODE = 8
@@ -136,9 +138,10 @@ def _codes_and_scale(array: Array, channels: Array | None, bits: int) -> tuple[A
         return xp.astype(wide, xp.int8 if bits == 8 else xp.uint8), xp.sum(wide, axis=-1, keepdims=True)
     largest = xp.max(xp.abs(wide), axis=-1, keepdims=True)
     is_finite = xp.isfinite(largest)
-    scale = largest * (BELOW_ONE / LARGEST_CODE[bits])
-    # A NaN is converted to no integer, and a token of zeros is not divided by its scale.
-    scaled = xp.where(is_finite, wide, 0.0) / xp.where(scale > 0.0, scale, 1.0)
+    scale, least = largest * (BELOW_ONE / LARGEST_CODE[bits]), SMALLEST_SCALE[dtype_name(wide.dtype)]
+    scale = xp.where(scale < least, least, scale)
+    # A NaN is converted to no integer.
+    scaled = xp.where(is_finite, wide, 0.0) / xp.where(is_finite, scale, 1.0)
     codes = xp.round(scaled)
     if bits == 8:
         return xp.astype(codes, xp.int8), scale
