@@ -10,7 +10,7 @@ from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepared_call import PreparedCall, prepare
 from sdpa_xp._checks.arrays import check_one_device, check_one_kind, check_one_library
 from sdpa_xp._checks.keywords import check_choice
-from sdpa_xp._checks.messages import Immutable, brief
+from sdpa_xp._checks.messages import Immutable, brief, type_name
 from sdpa_xp._core.quantised import bits_of, channel_magnitudes, quantise, widen
 from sdpa_xp._libraries import (
     FLOATING,
@@ -24,7 +24,7 @@ from sdpa_xp._libraries import (
     namespace_of,
 )
 from sdpa_xp._libraries.jax_trees import Tree
-from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Shape
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Namespace, Shape
 from sdpa_xp.caches.memory import check_same_but_width
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
@@ -38,8 +38,11 @@ class Quantisation(Tree, Immutable):
     """The numbers that tokens are stored with, and what the cache was before."""
 
     bits: int
-    dtype: Dtype
-    """The dtype of the keys and values that are appended, and of the queries."""
+    dtype: str
+    """The dtype of the keys and values that are appended, and of the queries.
+
+    A name, since MLX cannot copy its dtypes.
+    """
     key_channels: Array | None = None
     """The magnitudes of the channels of keys, of which an entry is (..., H, 1, E) in the default layout."""
 
@@ -58,7 +61,8 @@ class Quantisation(Tree, Immutable):
         """Return the keys or the values that codes stand for, a copy."""
         with computing(codes):
             wide = widen(codes, scale, self._channels(name), scale.dtype)
-            return astype_if_needed(namespace_of(wide), wide, self.dtype)
+            xp = namespace_of(wide)
+            return astype_if_needed(xp, wide, self._dtype(xp))
 
     def like(self, codes: Array) -> Array:
         """Return an array without elements that has the dtype of the keys, for checks of what is passed."""
@@ -66,19 +70,19 @@ class Quantisation(Tree, Immutable):
         with computing(codes):
             xp = library.namespace(codes)
             if has_override(codes):  # zeros would be no value of the graph, which drops what it does not use
-                return xp.astype(codes, self.dtype)
-            return xp.zeros((0,), dtype=self.dtype, device=library.device(codes))
+                return xp.astype(codes, self._dtype(xp))
+            return xp.zeros((0,), dtype=self._dtype(xp), device=library.device(codes))
 
     def shown(self, codes: object) -> str:
         """Return the keys or the values for a repr."""
         if not is_array(codes):  # in a tree of JAX, anything may stand where an array was
             return brief(codes)
-        return f"<{dtype_name(self.dtype)} {wide_shape(self, codes)} as int{self.bits}>"
+        return f"<{self.dtype} {wide_shape(self, codes)} as int{self.bits}>"
 
     def shown_bytes(self, nbytes: int, stored: Mapping[str, Array]) -> str:
         """Return how many bytes a cache takes, and how many its tokens took."""
         numbers = sum(math.prod(wide_shape(self, stored[name])) for name in ("key", "value"))
-        wide = numbers * BYTES[dtype_name(self.dtype)]
+        wide = numbers * BYTES[self.dtype]
         return f"{nbytes:,}" + (f", {wide / nbytes:.2f} times fewer" if nbytes else "")
 
     def of_entries(self, take: Callable[[Array], Array]) -> Quantisation:
@@ -96,6 +100,9 @@ class Quantisation(Tree, Immutable):
 
     def channels_by_name(self) -> dict[str, Array]:
         return {} if self.key_channels is None else {"key_channels": self.key_channels}
+
+    def _dtype(self, xp: Namespace) -> Dtype:
+        return getattr(xp, self.dtype, self.dtype)  # NumPy knows bfloat16 only as a name
 
     def _channels(self, name: str) -> Array | None:
         return self.key_channels if name == "key" else None
@@ -121,20 +128,22 @@ def new_quantisation(
             rule = f"`cache.{name}` must have an even width (axis -1) for int4, which has two numbers in a byte"
             raise ArgumentValueError(function, rule, {f"cache.{name}.shape": array.shape})
     if per == "token":
-        return Quantisation(bits, key.dtype)
+        return Quantisation(bits, dtype_name(key.dtype))
     if any(isinstance(length, int) and length == 0 for length in measured.shape):  # others are symbols
         rule = "the cache must have tokens, on which the magnitudes of the channels are measured"
         hint = "Call it after the prompt, or pass per='token'."
         raise ArgumentValueError(function, rule, {f"cache.{name_of_keys}.shape": measured.shape}, hint)
-    return Quantisation(bits, key.dtype, channel_magnitudes(measured, axes))
+    return Quantisation(bits, dtype_name(key.dtype), channel_magnitudes(measured, axes))
 
 
 def check_stored(
     function: str, stored: Mapping[str, AnyArray], dtype: Dtype | None, axis: int
 ) -> tuple[dict[str, Array], Quantisation]:
     """Check the arrays of a quantised cache whose tokens lie along `axis`, by their names in `stored`."""
+    rule = f"`stored` must have {', '.join(QUANTISED_NAMES)}, and may have key_channels"
+    if not isinstance(stored, Mapping):
+        raise ArgumentTypeError(function, rule, {"stored": type_name(stored)})
     if not {*QUANTISED_NAMES} <= {*stored} <= {*QUANTISED_NAMES, "key_channels"}:
-        rule = f"`stored` must have {', '.join(QUANTISED_NAMES)}, and may have key_channels"
         raise ArgumentValueError(function, rule, {"names": ", ".join(map(str, stored))})
     _, arrays = check_one_library(function, stored)
     check_one_device(function, arrays)
@@ -144,10 +153,10 @@ def check_stored(
         raise ArgumentTypeError(function, rule, code_dtypes)
     check_one_kind(function, {name: x for name, x in arrays.items() if name not in ("key", "value")})
     xp, scale_dtype = namespace_of(arrays["key"]), arrays["key_scale"].dtype
-    wide_dtype = scale_dtype if dtype is None else dtype
-    if dtype_name(wide_dtype) not in FLOATING or accumulation_dtype(xp, wide_dtype) != scale_dtype:
+    wide_dtype = dtype_name(scale_dtype if dtype is None else dtype)
+    if wide_dtype not in FLOATING or accumulation_dtype(xp, wide_dtype) != scale_dtype:
         rule = "scales must be float64 for keys of float64, and float32 for others"
-        got = {"key_scale.dtype": dtype_name(scale_dtype), "dtype": dtype_name(wide_dtype)}
+        got = {"key_scale.dtype": dtype_name(scale_dtype), "dtype": wide_dtype}
         raise ArgumentTypeError(function, rule, got)
     quantisation = Quantisation(bits_of(arrays["key"]), wide_dtype, arrays.pop("key_channels", None))
     check_same_but_width(function, {name: arrays[name].shape for name in ("key", "value")})
@@ -192,8 +201,9 @@ def check_query_of_cache(
     function: str, query: Array, name: str, cached: Array, quantisation: Quantisation | None
 ) -> None:
     """Check that a query has the library, the dtype and the device of a cache, whose array is called `name`."""
-    device, dtype = library_of(query).device, cached.dtype if quantisation is None else quantisation.dtype
-    if type(query) is type(cached) and query.dtype == dtype and device(query) == device(cached):
+    device, dtype = library_of(query).device, query.dtype
+    fits = dtype == cached.dtype if quantisation is None else dtype_name(dtype) == quantisation.dtype
+    if fits and type(query) is type(cached) and device(query) == device(cached):
         return  # hot: each step of a decoder comes here
     if not has_override(query, cached):
         kind = cached if quantisation is None else quantisation.like(cached)

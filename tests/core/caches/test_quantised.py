@@ -301,6 +301,34 @@ def test_the_largest_and_the_smallest_numbers() -> None:
             assert cache.key.dtype == dtype
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("kind", LARGEST)
+def test_subnormal_numbers(kind: Any, dtype: Any) -> None:
+    """They are wrong by half the smallest normal number at most, and keep their sign."""
+    info = np.finfo(dtype)
+    counts = np.asarray([0, 1, 3, 10, 150, 190, 4096, 16000, 2.0**info.nmant - 1])
+    tokens = np.stack([counts, -counts], axis=-1)[None].astype(dtype) * info.smallest_subnormal
+    cache = KVCache(tokens, tokens).quantised(kind)
+    assert (np.abs(cache.key - tokens) <= info.smallest_normal / 2).all()
+    assert (cache.key * np.sign(tokens) >= 0).all()
+
+
+@pytest.mark.sampled(0, on="EAGER_JAX")
+@pytest.mark.parametrize("paged", [False, True])
+def test_copies_of_caches(library: Library, arrays: dict[str, np.ndarray], paged: bool) -> None:
+    """Where the library copies and pickles a cache, it also does when the cache is quantised."""
+    with library.guard():
+        tokens = library.put(arrays["key"])
+        exact: Any = PagedKVCache(tokens, tokens, [[0], [1]], [9, 7]) if paged else KVCache(tokens, tokens)
+        ways = (copy.copy, copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache)))
+        for way in ways:
+            try:
+                way(exact)
+            except TypeError:  # arrays of the library cannot
+                continue
+            assert repr(way(exact.quantised("int8"))) == repr(exact.quantised("int8"))
+
+
 @pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize(("dtype", "per"), KINDS)
 def test_a_cache_of_stored_arrays(
@@ -324,6 +352,16 @@ def test_stored_arrays_of_halves(arrays: dict[str, np.ndarray]) -> None:
     assert again.key.dtype == again.append(*halves).attend(halves[0]).dtype == np.float16
     assert {*KVCache(*halves).stored} == {"key", "value"}
     assert KVCache.from_stored(cache.stored).key.dtype == F
+
+
+@pytest.mark.needs("torch")
+def test_the_dtype_of_another_library_is_known_by_its_name(arrays: dict[str, np.ndarray]) -> None:
+    import torch
+
+    tokens = [torch.from_numpy(x) for x in parts(arrays, 0, 5)]
+    cache = KVCache.from_stored(KVCache(*tokens).quantised("int4").stored, dtype=np.float16)
+    halves = [x.half() for x in tokens]
+    assert cache.append(*halves).attend(halves[0]).dtype == torch.float16
 
 
 def test_empty_caches(arrays: dict[str, np.ndarray]) -> None:

@@ -46,6 +46,8 @@ def restored(**change: Any) -> Any:
         (lambda: PagedKVCache(**POOL, lengths=[2]).with_table([[0]], [4]), r"PagedKVCache.with_table: `block_table\[0\]` must have a block for each 3 tokens"),
         (lambda: PagedKVCache(**POOL, lengths=[2]).quantised("int8").attend(EVEN[:1].astype(float)), "PagedKVCache.attend: `query` and `cache.key_blocks` must have one dtype"),
         (lambda: restored(key_scale=None), "KVCache.from_stored: `stored` must have key, value, key_scale, value_scale, and may have key_channels; got names=key, value, value_scale, key_channels"),
+        (lambda: KVCache.from_stored([*STORED]), "KVCache.from_stored: `stored` must have key, value.*; got stored=list"),
+        (lambda: KVCache.from_stored(None), "KVCache.from_stored: `stored` must have key, value.*; got stored=None"),
         (lambda: restored(query=EVEN), "KVCache.from_stored: `stored` must have key, value"),
         (lambda: restored(key=EVEN), "KVCache.from_stored: the codes of a quantised cache must be int8, or uint8 with two of them in a byte; got key.dtype=float32, value.dtype=int8"),
         (lambda: restored(value_scale=EVEN.astype(float)), "KVCache.from_stored: `key_scale` and `value_scale` must have one dtype"),
