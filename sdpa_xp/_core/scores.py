@@ -263,6 +263,9 @@ class Scores(NamedTuple):
                 allowed if has_slope else True,
                 drops_nonfinite=has_slope and any(bias.can_mask for bias in self.options.biases),
             )
+            if self.options.has_functions:
+                # A function may multiply by an array of the caller, whose gradient a masked NaN would reach.
+                scores = self.without_masked(scores, allowed)
         if softcap is None:
             return scores
         if buffer is None:

@@ -54,6 +54,9 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "function": with_function(lambda s, b, h, i, j: s * 1.5 + i, attn_mask=PADDED),
     "slope of a function": with_function(lambda s, b, h, i, j: s * s, attn_mask=PADDED, softcap=2.0),
     "function that masks": with_function(lambda s, b, h, i, j: torch.where(j < 4, s * 1.5, -math.inf)),
+    "array of a function": lambda q, k, v: with_function(lambda s, b, h, i, j: s * q.sum(), attn_mask=PADDED)(
+        q, k, v
+    ),
     "packed": packed,
     "third derivatives": partial(scaled_dot_product_attention, attn_mask=PADDED),
     "pullback": pulled,
