@@ -48,7 +48,8 @@ class Arguments:
         self.layout = cast(str, passed["layout"])
         self.sizes = _sizes(function, self.specs, self.layout)
         # A wrong `softmax_dtype` is refused in its turn: it changes nothing here.
-        self.accumulation_dtype = "float64" if "float64" in (dtype, passed["softmax_dtype"]) else "float32"
+        self.softmax_dtype = _dtype_name(passed["softmax_dtype"])
+        self.accumulation_dtype = "float64" if "float64" in (dtype, self.softmax_dtype) else "float32"
         self.namer = OperandNamer(function, inputs=dict(self.specs))
 
     def joining(self, name: str, operand: GraphOperand, target: SymbolicShape, letters: str) -> GraphOperand:
@@ -144,11 +145,15 @@ def no_dropout(arguments: Arguments, name: str) -> float:
 
 
 def softmax_dtype(arguments: Arguments, name: str) -> Any:
-    value = arguments.passed[name]
-    if value not in (None, arguments.accumulation_dtype):
+    if arguments.softmax_dtype not in (None, arguments.accumulation_dtype):
         rule = f"`{name}` must be None, or float32 or float64 and no narrower than the scores"
-        raise ArgumentValueError(arguments.function, rule, {name: repr(value)})
-    return value
+        raise ArgumentValueError(arguments.function, rule, {name: repr(arguments.passed[name])})
+    return arguments.softmax_dtype
+
+
+def _dtype_name(dtype: Any) -> str | None:
+    """Return the name of a dtype of any library; it may be the name already."""
+    return dtype if dtype is None or isinstance(dtype, str) else dtype_name(dtype)
 
 
 def layout(arguments: Arguments, _name: str) -> str:

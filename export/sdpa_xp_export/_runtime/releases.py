@@ -165,7 +165,7 @@ class Runtime:
     @classmethod
     def parse(cls, function: str, text: object) -> Runtime:
         """Read the runtime that is written as `onnxruntime>=1.28;cpu`."""
-        if text == STANDARD_RUNTIME:
+        if isinstance(text, str) and text == STANDARD_RUNTIME:
             return cls((0, 0), "onnx")
         match = _RUNTIME.fullmatch(text.replace(" ", "")) if isinstance(text, str) else None
         provider = None if match is None else _target(match[1], match[3])

@@ -127,7 +127,7 @@ def unsupported_reason(form: FormName, call: ExportCall, target: Runtime) -> str
 
 def check_form(function: str, form: object) -> None:
     """Check the name of a form; auto is one, too."""
-    if form not in (*FORMS, "auto"):
+    if not isinstance(form, str) or form not in (*FORMS, "auto"):
         rule, known = f"`form` must be auto, {', '.join(FORMS)}", (*FORMS, "auto")
         raise ArgumentValueError(function, rule, {"form": repr(form)}, nearest_hint(form, known))
 

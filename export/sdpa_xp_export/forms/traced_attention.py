@@ -79,7 +79,12 @@ class TracedAttention:
         adds_head = _is_one_head_each(values, rules)
         specs = {name: _spec(_with_head(value) if adds_head else value) for name, value in values.items()}
         specs.setdefault("value", specs["key"])  # weights and scores are computed without a value
-        options = {name: _with_specs(graph, rules[name], adds_head) for name in OPTIONS if name in rules}
+        options = {
+            # A class such as numpy.float64 looks like an array, so no word is converted.
+            name: rules[name] if option.kind == "word" else _with_specs(graph, rules[name], adds_head)
+            for name, option in OPTIONS.items()
+            if name in rules
+        }
         outputs = OUTPUTS[function]
         options |= specs | {"outputs": outputs, "cached": cached}
         call = checked_call(graph.function, **options)

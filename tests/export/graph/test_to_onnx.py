@@ -29,7 +29,7 @@ from sdpa_xp import (
     masks,
     scaled_dot_product_attention,
 )
-from sdpa_xp_export import TensorSpec, save, to_onnx, verify_layer
+from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify_layer
 
 X = TensorSpec("float32", ("B", "L", 16))
 RNG = np.random.default_rng(11)
@@ -374,6 +374,21 @@ def test_what_does_not_trace(layer: Any, error: type[Exception], words: str) -> 
 def test_refused_keywords(keywords: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=f"^{words}"):
         to_onnx(attending, X, **keywords)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.dtype("float64"), None])
+def test_a_softmax_dtype_is_that_of_any_namespace(dtype: Any) -> None:
+    """As the library takes it; None stands for the namespace of the traced array."""
+
+    def layer(x: Any) -> Any:
+        chosen = x.__array_namespace__().float64 if dtype is None else dtype
+        return scaled_dot_product_attention(x, x, x, softmax_dtype=chosen)
+
+    model = to_onnx(layer, TensorSpec("float32", (1, 2, 5, 8)))
+    passed: Any = "float64" if dtype is None else dtype
+    direct = export_attention(*[TensorSpec("float32", (1, 2, 5, 8))] * 3, softmax_dtype=passed)
+    for graph in (model.graph, direct.graph):
+        assert [node.op_type for node in graph.node].count("Cast") >= 2
 
 
 def test_nothing_to_trace() -> None:
