@@ -11,7 +11,7 @@ from sdpa_xp._checks.keywords import LARGEST_INTEGER, check_flag, check_integer,
 from sdpa_xp._checks.messages import brief
 from sdpa_xp._display import array_facts, table
 from sdpa_xp._libraries import has_override, namespace_of
-from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype
+from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.caches import memory
 from sdpa_xp.caches.attention import CacheAttention
 from sdpa_xp.caches.positions import (
@@ -27,7 +27,7 @@ from sdpa_xp.caches.positions import (
     positions_without,
     shown_positions,
 )
-from sdpa_xp.caches.quantisation import check_stored, kinds, wide_shape
+from sdpa_xp.caches.quantisation import kinds
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.positional.rotation import Positions, Rotation, check_fits_rotation, check_rotary, rotate
 
@@ -117,51 +117,6 @@ class KVCache(CacheAttention[A]):
             memory.check_writeable(function, "`capacity`", arrays)
         buffers = memory.Buffers(arrays, axis, length, are_of_caller=capacity is None)
         self._slots = memory.TokenSlots(buffers, 0, length)
-
-    @classmethod
-    def from_stored(
-        cls,
-        stored: Mapping[str, A],
-        *,
-        dtype: Dtype | None = None,
-        layout: Layout = "...HLE",
-        rotary: Rotation | None = None,
-        first_position: IntegersLike = 0,
-        positions: TokenPositionsLike | None = None,
-    ) -> KVCache[A]:
-        """Return a quantised cache of the arrays that another one has `stored`, from a file or in a graph.
-
-        Args:
-            stored: The arrays by name; they are not copied.
-            dtype: The dtype of queries and of keys that are appended; None is that of the scales.
-            layout: This argument and the others are as for the cache. Keys are stored rotated.
-            rotary: A rotary embedding.
-            first_position: The position of the first token.
-            positions: The position of each token.
-
-        Raises:
-            TypeError: The codes are not int8 or uint8, or a scale has a dtype that does not fit.
-            ValueError: A name is missing or too many, or the shapes do not fit.
-
-        Examples:
-            >>> import numpy as np
-            >>> cache = KVCache(np.ones((2, 3, 8)), np.ones((2, 3, 8))).quantised("int8")
-            >>> KVCache.from_stored(cache.stored)
-            KVCache(key=<float64 (2, 3, 8) as int8>, value=<float64 (2, 3, 8) as int8>, per='token')
-        """
-        function = "KVCache.from_stored"
-        check_layout(function, layout)
-        check_rotary(function, rotary)
-        axis = -2 if layout == HLE else -3
-        arrays, quantisation = check_stored(function, stored, dtype, axis)
-        if rotary is not None:
-            check_fits_rotation(function, "key", wide_shape(quantisation, arrays["key"]), rotary.width)
-        length = arrays["key"].shape[axis]
-        cache = object.__new__(KVCache)
-        cache._layout, cache._rotary, cache._quantisation = layout, rotary, quantisation
-        cache._positions = check_start(function, first_position, positions, length, arrays["key"])
-        cache._slots = memory.TokenSlots(memory.Buffers(arrays, axis, length, are_of_caller=True), 0, length)
-        return cache
 
     def __repr__(self) -> str:
         length, buffers = self._slots.length, self._slots.buffers

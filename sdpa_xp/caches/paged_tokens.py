@@ -12,7 +12,6 @@ from sdpa_xp._call.prepared_call import prepare
 from sdpa_xp._call.ragged import lengths_of
 from sdpa_xp._call.reproducible import check_cache
 from sdpa_xp._checks.arrays import (
-    Layout,
     check_appended,
     check_axes,
     check_plain_array,
@@ -35,9 +34,9 @@ from sdpa_xp.caches.positions import (
     options_at,
 )
 from sdpa_xp.caches.quantisation import check_query_of_cache
-from sdpa_xp.caches.stored import StoredBlocks
+from sdpa_xp.caches.stored_blocks import StoredBlocks
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp.positional.rotation import Rotation, rotate
+from sdpa_xp.positional.rotation import rotate
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -45,14 +44,7 @@ A = TypeVar("A", bound=AnyArray)
 class PagedTokens(StoredBlocks[A]):
     """The tokens of a PagedKVCache."""
 
-    __slots__ = ("_layout", "_rotary")
-    _layout: Layout
-    _rotary: Rotation | None
-
-    @property
-    def layout(self) -> Layout:
-        """The layout of all inputs and outputs."""
-        return self._layout
+    __slots__ = ()
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -192,9 +192,9 @@ def kinds(quantisation: Quantisation | None, stored: Mapping[str, Array]) -> Map
     return {name: quantisation.like(stored[name]) for name in [*stored][:2]}
 
 
-def bytes_of(*arrays: Array | None) -> int:
+def bytes_of(*arrays: AnyArray) -> int:
     """Return the bytes of the elements of arrays."""
-    return sum(math.prod(array.shape) * BYTES[dtype_name(array.dtype)] for array in arrays if array is not None)
+    return sum(math.prod(array.shape) * BYTES[dtype_name(array.dtype)] for array in arrays)
 
 
 def check_query_of_cache(

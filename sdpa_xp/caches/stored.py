@@ -1,34 +1,54 @@
-"""What the tokens of a cache are stored as, and the methods that make them integers."""
+"""What the tokens of a KVCache are stored as, and the methods that make them integers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, Literal, Self, TypeVar, cast
 
-from sdpa_xp._libraries import computing, is_array, rows_at
+from sdpa_xp._checks.arrays import HLE, Layout
+from sdpa_xp._checks.integers import IntegersLike
+from sdpa_xp._checks.keywords import check_layout, explains_keywords
+from sdpa_xp._libraries import is_array
 from sdpa_xp._libraries.jax_trees import Tree
-from sdpa_xp._libraries.protocols import AnyArray, Array, Shape
-from sdpa_xp.caches.blocks import Row
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Shape
 from sdpa_xp.caches.memory import Buffers, TokenSlots, in_context_of_keys, with_room
+from sdpa_xp.caches.positions import TokenPositionsLike, check_start
 from sdpa_xp.caches.quantisation import (
-    QUANTISED_NAMES,
     Quantisation,
     bytes_of,
+    check_stored,
     new_quantisation,
     refuse_quantised,
     wide_shape,
 )
-from sdpa_xp.positional.rotation import Positions
+from sdpa_xp.positional.rotation import Positions, Rotation, check_fits_rotation, check_rotary
 
 A = TypeVar("A", bound=AnyArray)
 
 
-class StoredTokens(Tree, Generic[A]):
+class Cache(Tree, Generic[A]):
+    """What each kind of cache has: how its tokens are laid out, stored and rotated."""
+
+    __slots__ = ("_layout", "_quantisation", "_rotary")
+    _layout: Layout
+    _quantisation: Quantisation | None
+    _rotary: Rotation | None
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of all inputs and outputs."""
+        return self._layout
+
+    def _channels(self) -> dict[str, Array]:
+        return {} if self._quantisation is None else self._quantisation.channels_by_name()
+
+
+@explains_keywords
+class StoredTokens(Cache[A]):
     """The keys and values of a KVCache."""
 
-    __slots__ = ("_positions", "_quantisation", "_slots")
+    __slots__ = ("_positions", "_slots")
     _positions: Positions
-    _quantisation: Quantisation | None
     _slots: TokenSlots
 
     def _with(self, slots: TokenSlots, positions: Positions) -> Any:
@@ -51,8 +71,7 @@ class StoredTokens(Tree, Generic[A]):
     @property
     def nbytes(self) -> int:
         """The bytes of the tokens' keys and values, and of the scales of a quantised cache."""
-        channels = None if self._quantisation is None else self._quantisation.key_channels
-        return bytes_of(*self._slots.arrays().values(), channels)
+        return bytes_of(*self.stored.values())
 
     @property
     def stored(self) -> dict[str, A]:
@@ -61,9 +80,53 @@ class StoredTokens(Tree, Generic[A]):
         Those of a quantised cache are int8, or uint8 with two numbers in a byte, beside "key_scale",
         "value_scale" and, with `per="channel"`, "key_channels": what `from_stored` takes.
         """
-        quantisation = self._quantisation
-        channels = {} if quantisation is None else quantisation.channels_by_name()
-        return cast(dict[str, A], {**self._slots.arrays(), **channels})
+        return cast(dict[str, A], {**self._slots.arrays(), **self._channels()})
+
+    @classmethod
+    def from_stored(
+        cls,
+        stored: Mapping[str, A],
+        *,
+        dtype: Dtype | None = None,
+        layout: Layout = "...HLE",
+        rotary: Rotation | None = None,
+        first_position: IntegersLike = 0,
+        positions: TokenPositionsLike | None = None,
+    ) -> Self:
+        """Return a quantised cache of the arrays that another one has `stored`, from a file or in a graph.
+
+        Args:
+            stored: The arrays by name; they are not copied.
+            dtype: The dtype of queries and of keys that are appended; None is that of the scales.
+            layout: This argument and the others are as for the cache. Keys are stored rotated.
+            rotary: A rotary embedding.
+            first_position: The position of the first token.
+            positions: The position of each token.
+
+        Raises:
+            TypeError: The codes are not int8 or uint8, or a scale has a dtype that does not fit.
+            ValueError: A name is missing or too many, or the shapes do not fit.
+
+        Examples:
+            >>> import numpy as np
+            >>> from sdpa_xp import KVCache
+            >>> cache = KVCache(np.ones((2, 3, 8)), np.ones((2, 3, 8))).quantised("int8")
+            >>> KVCache.from_stored(cache.stored)
+            KVCache(key=<float64 (2, 3, 8) as int8>, value=<float64 (2, 3, 8) as int8>, per='token')
+        """
+        function = "KVCache.from_stored"
+        check_layout(function, layout)
+        check_rotary(function, rotary)
+        axis = -2 if layout == HLE else -3
+        arrays, quantisation = check_stored(function, stored, dtype, axis)
+        if rotary is not None:
+            check_fits_rotation(function, "key", wide_shape(quantisation, arrays["key"]), rotary.width)
+        length = arrays["key"].shape[axis]
+        cache = object.__new__(cls)
+        cache._layout, cache._rotary, cache._quantisation = layout, rotary, quantisation
+        cache._positions = check_start(function, first_position, positions, length, arrays["key"])
+        cache._slots = TokenSlots(Buffers(arrays, axis, length, are_of_caller=True), 0, length)
+        return cache
 
     def _wide(self, name: str) -> Array:
         tokens = self._slots.tokens(name)
@@ -137,108 +200,3 @@ class StoredTokens(Tree, Generic[A]):
     def _shown(self, name: str, show: Callable[[object], str]) -> str:
         tokens = self._slots.tokens(name)
         return show(tokens) if self._quantisation is None else self._quantisation.shown(tokens)
-
-
-class StoredBlocks(Tree, Generic[A]):
-    """The keys and values of a PagedKVCache."""
-
-    __slots__ = (
-        "_key_blocks",
-        "_lengths",
-        "_positions",
-        "_quantisation",
-        "_scales",
-        "_table",
-        "_token_axis",
-        "_value_blocks",
-    )
-    _key_blocks: Array
-    _lengths: tuple[int, ...]
-    _positions: tuple[Row, ...]
-    _quantisation: Quantisation | None
-    _scales: dict[str, Array]
-    """The scales of keys and values in the blocks, (P, H, size, 1), if they are quantised."""
-    _table: list[list[int]]
-    _token_axis: int
-    _value_blocks: Array
-
-    def _with(self, table: list[list[int]], positions: tuple[Row, ...], pools: Mapping[str, Array]) -> Any:
-        """Return a cache with other sequences, or over other pools."""
-        raise NotImplementedError
-
-    @property
-    def block_size(self) -> int:
-        """The number of tokens that fit into a block."""
-        return self._key_blocks.shape[self._token_axis]
-
-    @property
-    def key_blocks(self) -> A:
-        """The keys of all blocks in the pool, (P, H, size, E); of a quantised cache a copy."""
-        return cast(A, self._wide("key", self._key_blocks))
-
-    @property
-    def value_blocks(self) -> A:
-        """The values of all blocks in the pool, (P, H, size, Ev); see `key_blocks`."""
-        return cast(A, self._wide("value", self._value_blocks))
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of all blocks in the pool, and of the scales of a quantised cache."""
-        channels = None if self._quantisation is None else self._quantisation.key_channels
-        return bytes_of(*self._pools().values(), channels)
-
-    def quantised(self, dtype: Literal["int8", "int4"], *, per: Literal["token", "channel"] = "token") -> Self:
-        """Return a cache over a new pool, whose blocks store tokens as integers; see `KVCache.quantised`.
-
-        Make caches of other sequences over the new pool `with_table`.
-
-        Args:
-            dtype: "int8" or "int4".
-            per: "token" or "channel". The channels are measured on the blocks of the sequences.
-
-        Raises:
-            ValueError: As for `KVCache.quantised`.
-
-        Examples:
-            >>> import numpy as np
-            >>> from sdpa_xp import PagedKVCache
-            >>> pool = np.zeros((4, 1, 16, 64), "float32")
-            >>> cache = PagedKVCache(pool, pool, block_table=[[2]], lengths=[0]).quantised("int4")
-            >>> pool.nbytes * 2, cache.nbytes
-            (32768, 4608)
-            >>> cache.with_table([[2, 0], [3]], lengths=[0, 0])
-            PagedKVCache(key_blocks=<float32 (4, 1, 16, 64) as int4>, lengths=(0, 0), per='token')
-        """
-        function, pools = "PagedKVCache.quantised", self._pools()
-        refuse_quantised(function, self._quantisation)
-        size = self.block_size
-        with computing(self._key_blocks):
-            used = [
-                n
-                for row, length in zip(self._table, self._lengths, strict=True)
-                for n in row[: -(-length // size)]
-            ]
-            measured = rows_at(self._key_blocks, used) if used else self._key_blocks[:0, ...]
-            quantisation = new_quantisation(function, dtype, per, pools, measured, (0, self._token_axis))
-            stored = quantisation.stored({"key": self._key_blocks, "value": self._value_blocks}, -4)
-        names = ("key_blocks", "value_blocks", *QUANTISED_NAMES[2:])
-        cache: Self = self._with(self._table, self._positions, dict(zip(names, stored.values(), strict=True)))
-        cache._quantisation = quantisation
-        return cache
-
-    def _pools(self) -> dict[str, Array]:
-        """Return all arrays that have blocks."""
-        return {"key_blocks": self._key_blocks, "value_blocks": self._value_blocks, **self._scales}
-
-    def _channels(self) -> dict[str, Array]:
-        return {} if self._quantisation is None else self._quantisation.channels_by_name()
-
-    def _wide(self, name: str, blocks: Array) -> Array:
-        if self._quantisation is None or not is_array(blocks):
-            return blocks
-        return self._quantisation.widened(name, blocks, self._scales[f"{name}_scale"])
-
-    def _block_shapes(self, batch: Shape) -> list[Shape]:
-        """Return the shapes of key and value blocks, with the axes `batch` in place of that of the blocks."""
-        shapes = [wide_shape(self._quantisation, x) for x in (self._key_blocks, self._value_blocks)]
-        return [(*batch, *shape[1:]) for shape in shapes]

@@ -8,7 +8,6 @@ from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.reproducible import check_cache
 from sdpa_xp._checks.arrays import (
     HLE,
-    Layout,
     check_plain_array,
     headed,
 )
@@ -26,7 +25,7 @@ from sdpa_xp.caches.positions import (
 from sdpa_xp.caches.quantisation import QUANTISED_NAMES, check_query_of_cache
 from sdpa_xp.caches.stored import StoredTokens
 from sdpa_xp.positional.positions import Consecutive
-from sdpa_xp.positional.rotation import Positions, Rotation, rotate
+from sdpa_xp.positional.rotation import Positions, rotate
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -34,18 +33,11 @@ A = TypeVar("A", bound=AnyArray)
 class CachedTokens(StoredTokens[A]):
     """The tokens of a KVCache."""
 
-    __slots__ = ("_layout", "_rotary")
-    _layout: Layout
-    _rotary: Rotation | None
+    __slots__ = ()
 
     def __len__(self) -> int:
         """Return the number of tokens in the cache."""
         return self._slots.length
-
-    @property
-    def layout(self) -> Layout:
-        """The layout of all inputs and outputs."""
-        return self._layout
 
     @property
     @in_context_of_keys

@@ -32,6 +32,8 @@ def restored(**change: Any) -> Any:
         (lambda: KVCache(EVEN, EVEN).quantised("int8", per="group"), "KVCache.quantised: `per` must be 'token' or 'channel'; got per='group'"),
         (lambda: KVCache(ODD, EVEN).quantised("int4"), r"KVCache.quantised: `cache.key` must have an even width \(axis -1\) for int4.*; got cache.key.shape=\(2, 2, 3, 5\)"),
         (lambda: KVCache(EVEN, ODD).quantised("int4"), r"KVCache.quantised: `cache.value` must have an even width .*\(2, 2, 3, 5\)"),
+        (lambda: KVCache(EVEN, EVEN).quantised("int8", pre="token"), "KVCache.quantised: there is no argument `pre`; got pre='token'. Write per=... instead."),
+        (lambda: PagedKVCache(**POOL, lengths=[2]).quantised(bits=4), "PagedKVCache.quantised: there is no argument `bits`"),
         (lambda: KVCache(EVEN, EVEN).quantised("int8").quantised("int4"), "KVCache.quantised: the cache must not be quantised already; got cache=int8 per token"),
         (lambda: KVCache(EVEN[:, :, :0], EVEN[:, :, :0]).quantised("int8", per="channel"), r"KVCache.quantised: the cache must have tokens, on which the magnitudes of the channels are measured; got cache.key.shape=\(2, 2, 0, 8\).*per='token'"),
         (lambda: KVCache(EVEN, EVEN).quantised("int8").append(EVEN.astype(float), EVEN.astype(float)), r"KVCache.append: `key` and `cache.key` must have one dtype; got key.dtype=float64, cache.key.dtype=float32"),
