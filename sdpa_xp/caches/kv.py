@@ -27,7 +27,7 @@ from sdpa_xp.caches.positions import (
     positions_without,
     shown_positions,
 )
-from sdpa_xp.caches.quantisation import kinds
+from sdpa_xp.caches.quantisation import kinds, wide_shape
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.positional.rotation import Positions, Rotation, check_fits_rotation, check_rotary, rotate
 
@@ -169,7 +169,8 @@ class KVCache(CacheAttention[A]):
                 in place already.
         """
         function, length, axis = "KVCache.append", self._slots.length, self._slots.buffers.axis
-        old, targets = self._slots.arrays(), [self._shape(name) for name in ("key", "value")]
+        old = self._slots.arrays()
+        targets = [wide_shape(self._quantisation, old[name]) for name in ("key", "value")]
         passed: dict[str, AnyArray] = {"key": key, "value": value}
         new = memory.check_new_tokens(function, passed, kinds(self._quantisation, old), targets, axis)
         count = new["key"].shape[axis]
