@@ -73,9 +73,12 @@ def captioned(text: str, pictures: Iterable[Squares], note: str = "") -> str:
     """Return pictures side by side below lines of code, with a note below them."""
     drawn = "".join(_labelled(picture) for picture in pictures)
     small = f'<div style="font-size: 0.85em">{escape(note)}</div>' if note else ""
+    return f"<div><div>{_lines_of_code(text)}</div><div>{drawn}</div>{small}</div>"
+
+
+def _lines_of_code(text: str) -> str:
     # A repr may hold HTML's characters, as `<function ...>` does.
-    code = "<br/>".join(f"<code>{escape(line)}</code>" for line in text.splitlines())
-    return f"<div><div>{code}</div><div>{drawn}</div>{small}</div>"
+    return "<br/>".join(f"<code>{escape(line)}</code>" for line in text.splitlines())
 
 
 def _labelled(picture: Squares) -> str:
@@ -84,12 +87,16 @@ def _labelled(picture: Squares) -> str:
     return f'<span style="display: inline-block; margin-right: 0.8em">{picture.svg()}{label}</span>'
 
 
-def array_facts(value: object) -> str:
-    """Return the shape, the library, the dtype and the device of an array, and the repr of anything else."""
+def array_facts(value: object, shape: Shape | None = None, dtype: str = "") -> str:
+    """Return the shape, the library, the dtype and the device of an array, and the repr of anything else.
+
+    Another `shape` and `dtype` are those that the array stands for.
+    """
     if not is_array(value):  # in a tree of JAX, anything may stand where an array was
         return brief(value)
     library = namespace_of(value).__name__.removeprefix("array_api_compat.")
-    return f"{tuple(value.shape)}, {library}, {dtype_name(value.dtype)}, {library_of(value).device(value)}"
+    shape, dtype = tuple(value.shape) if shape is None else shape, dtype or dtype_name(value.dtype)
+    return f"{shape}, {library}, {dtype}, {library_of(value).device(value)}"
 
 
 def table(title: str, rows: Iterable[Sequence[str]], header: Sequence[str] = ()) -> str:
@@ -99,13 +106,14 @@ def table(title: str, rows: Iterable[Sequence[str]], header: Sequence[str] = ())
         f"<tr><th>{escape(name)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
         for name, *cells in rows
     )
-    return f"<div><div><code>{escape(title)}</code></div><table>{head}<tbody>{body}</tbody></table></div>"
+    return f"<div><div>{_lines_of_code(title)}</div><table>{head}<tbody>{body}</tbody></table></div>"
 
 
-def nested(title: str, items: Iterable[str]) -> str:
+def nested(title: str, items: Iterable[str], *, is_open: bool = True) -> str:
     """Return a heading that opens and closes, with items of HTML below it."""
     inner = "".join(f"<li>{item}</li>" for item in items)
-    return f'<details open=""><summary><code>{escape(title)}</code></summary><ul>{inner}</ul></details>'
+    opened = ' open=""' if is_open else ""
+    return f"<details{opened}><summary><code>{escape(title)}</code></summary><ul>{inner}</ul></details>"
 
 
 def sampled_mask(mask: ScoreModifier, allowed_in: Callable[[Tile], Allowed]) -> str | None:
@@ -145,10 +153,10 @@ def sampled_bias(bias: ScoreModifier, added_in: Callable[[Tile], Array]) -> str 
 
 
 def _shaded(rows: list[list[float]], title: str, place: str) -> Squares:
-    """Return a picture of numbers, with its darkest and its lightest number in the label."""
+    """Return a picture of numbers, with its largest and its least number in the label."""
     finite = [x for row in rows for x in row if math.isfinite(x)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
-    ends = f"dark: {high:.3g}, light: {low:.3g}" if high > low else f"dark: {high:.3g}" if finite else ""
+    ends = f"blue: {high:.3g}, faint: {low:.3g}" if high > low else f"blue: {high:.3g}" if finite else ""
     label = "; ".join(filter(None, [place, ends]))
     colours = {str(number): shade for number, shade in enumerate(SHADES)} | {"x": MASKED_OUT}
     return Squares(_lines(rows, lambda x: _shade(x, low, high)), colours, f"{title}, {label}", label)
@@ -225,6 +233,8 @@ def _shape(value: ScoreModifier) -> Shape:
             queries = size
         elif name == "key_ids":
             keys = size
+        elif name == "shape" and isinstance(argument, tuple):  # of places in space
+            queries = keys = min(math.prod(argument), MOST)
         elif name == "parents":  # as many keys of context as the drafts leave room for
             queries, keys = size, max(size, LEAST)
         elif name == "table" and isinstance(argument, tuple):

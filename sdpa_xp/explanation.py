@@ -70,14 +70,17 @@ class Explanation(NamedTuple):
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """Return the tiles as a notebook shows them, coloured by what is done with them."""
+        """Return the tiles as a notebook shows them, coloured by what is done with them; a kernel has none."""
+        text = str(self).strip()
+        if self.implementation != "xp":
+            return captioned(text, [])
         step = max(1, -(-max(len(self.tile_map), *map(len, self.tile_map), 0) // MOST_SQUARES))
         squares = [row[::step] for row in self.tile_map[::step]]
         picture = Squares(
             squares, TILE_COLOURS, "The tiles: queries from top to bottom, keys from left to right"
         )
-        note = "blue: computed without a mask; orange: masked in part; empty: skipped"
-        return captioned(str(self).strip(), [picture], note)
+        note = "queries (down) x keys; blue: computed without a mask; orange: masked in part; empty: skipped"
+        return captioned(text, [picture], note)
 
 
 @explains_keywords

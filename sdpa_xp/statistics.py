@@ -56,6 +56,16 @@ class AttentionStatistics(NamedTuple, Generic[A]):
         texts = [f"{name}={x if isinstance(x, TopKeys) else brief(x)}" for name, x in fields.items()]
         return f"AttentionStatistics({', '.join(texts)})"
 
+    def _repr_html_(self) -> str:
+        """Return the table that a notebook shows."""
+        from sdpa_xp._display import array_facts, table  # only notebooks need it
+
+        arrays: dict[str, object] = {}
+        for name, value in self._asdict().items():
+            parts = value._asdict() if isinstance(value, TopKeys) else {"": value}
+            arrays |= {f"{name}.{part}".rstrip("."): x for part, x in parts.items() if x is not None}
+        return table("AttentionStatistics", [(name, array_facts(array)) for name, array in arrays.items()])
+
 
 @explains_keywords
 def attention_statistics(

@@ -12,7 +12,7 @@ from threading import RLock
 from typing import Any, TypeAlias, cast
 
 from sdpa_xp._checks.keywords import check_flag, explains_keywords
-from sdpa_xp._checks.messages import shown
+from sdpa_xp._checks.messages import brief
 from sdpa_xp._libraries import array_signatures, has_override
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export._call.call import FormChoice
@@ -153,7 +153,7 @@ class JittedLayer:
         self._watch = Watch()
 
     def __repr__(self) -> str:
-        return f"jit({shown(self.__wrapped__)}, runtime={str(self._target)!r})"
+        return f"jit({brief(self.__wrapped__)}, runtime={str(self._target)!r})"
 
     def __copy__(self) -> JittedLayer:
         return self  # as a function

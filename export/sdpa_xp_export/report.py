@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # it needs onnx, and `Agreement` does not: `make test-fast` r
 
 SHOWN = 3
 """The most things that were not tried that a printed report names; it counts the others."""
-CLOSEST = 10
+CLOSEST = 5
 """The number of runs that a notebook shows: the runs that came closest to their bounds."""
 WIDTH = 76
 """The most characters in a line of a printed report; a longer word is not cut."""
@@ -235,10 +235,11 @@ class LayerReport(Immutable):
         compared, rows = (sum(getattr(run, name) for run in self.runs) for name in ("compared", "rows"))
         facts = [
             ("verdict", "agrees" if self.agrees else "DISAGREES"),
+            ("form", f"{self.form}: {self.reason}"),
             ("runs", f"{len(self.runs)}, in {sum(run.seconds for run in self.runs):.2g} s"),
             ("rows", f"{compared:,} of {rows:,} compared"),
             ("ran on", f"{self.engine}: {self.nodes}"),
-            ("math mode", self.math_mode),
+            *([("math mode", self.math_mode)] if "CUDA" in self.nodes else []),
             ("seed", str(self.seed)),
             *[("note", note) for note in self.notes],
             *[("smallest failing run", described_failure(run)) for run in self.failing[:1]],
@@ -257,11 +258,9 @@ class LayerReport(Immutable):
             for run in closest
         ]
         title = f"The {len(runs)} runs closest to their bounds"
-        tables = [
-            table(self.reason, facts),
-            table(title, runs, ("inputs", "output", "error", "bound", "values up to")),
-        ]
-        return nested(f"{type(self).__name__} of {self.form}", tables)
+        tables = [table("", facts), table(title, runs, ("inputs", "output", "error", "bound", "values up to"))]
+        verdict = "agrees" if self.agrees else "DISAGREES"
+        return nested(f"{type(self).__name__}: {verdict} in {len(self.runs)} runs on {self.engine}", tables)
 
 
 def _shortened(lines: tuple[str, ...]) -> str:

@@ -67,13 +67,18 @@ def shown(value: object) -> str:
 
 def brief(value: object) -> str:
     """Return a value for a repr: a short array by its elements, a longer array by its dtype and shape."""
-    if isinstance(value, tuple) and len(value) > MOST_SHOWN:
-        return f"<{len(value)} numbers>"
+    if isinstance(value, tuple) and (count := _count(value)) > MOST_SHOWN:
+        return f"<{count} {'numbers' if count == len(value) else 'values'}>"
     if not is_array(value):
         return getattr(value, "__qualname__", None) or repr(value)
     if value.ndim == 1 and _is_readable(value) and value.shape[0] <= MOST_SHOWN:
         return "[" + ", ".join(f"{float(number):g}" for number in library_of(value).to_list(value)) + "]"
     return f"<{dtype_name(value.dtype)} {tuple(value.shape)}>"
+
+
+def _count(value: object) -> int:
+    """Return how many values a tuple has, those of tuples in it counted one by one."""
+    return sum(map(_count, value)) if isinstance(value, tuple) else 1
 
 
 def _is_readable(array: Array) -> bool:

@@ -8,8 +8,7 @@ from typing import TypeVar
 from sdpa_xp._checks.arrays import HLE, Layout, check_one_kind
 from sdpa_xp._checks.integers import IntegersLike
 from sdpa_xp._checks.keywords import LARGEST_INTEGER, check_flag, check_integer, check_layout, explains_keywords
-from sdpa_xp._checks.messages import brief
-from sdpa_xp._display import array_facts, table
+from sdpa_xp._display import table
 from sdpa_xp._libraries import has_override, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.caches import memory
@@ -120,7 +119,7 @@ class KVCache(CacheAttention[A]):
 
     def __repr__(self) -> str:
         length, buffers = self._slots.length, self._slots.buffers
-        shown = {name: self._shown(name, brief) for name in ("key", "value")}
+        shown = {name: self._shown(name) for name in ("key", "value")}
         # The arrays of a caller have no room, and may be anything in a tree. A length of a graph may be a name.
         if not buffers.are_of_caller and isinstance(length, int) and buffers.capacity > length:
             shown = {"tokens": f"{length:,} of {buffers.capacity:,}", **shown}
@@ -136,14 +135,14 @@ class KVCache(CacheAttention[A]):
         room = "" if buffers.are_of_caller or buffers.capacity == length else f" of {buffers.capacity:,}"
         rows = [
             ("tokens", f"{length:,}{room}"),
-            ("key", self._shown("key", array_facts)),
-            ("value", self._shown("value", array_facts)),
-            ("layout", self._layout),
+            ("axes", "..., heads, tokens, width" if self._layout == HLE else "..., tokens, heads, width"),
+            ("key", self._facts("key")),
+            ("value", self._facts("value")),
+            ("bytes", self._shown_bytes()),
             *shown_positions(self._positions).items(),
+            ("rotary", "" if self._rotary is None else str(self._rotary)),
         ]
-        if self._quantisation is not None:
-            rows.append(("bytes", self._quantisation.shown_bytes(self.nbytes, self._slots.arrays())))
-        return table("KVCache", rows if self._rotary is None else [*rows, ("rotary", str(self._rotary))])
+        return table("KVCache", [row for row in rows if row[1]])
 
     @memory.in_context_of_keys
     def append(

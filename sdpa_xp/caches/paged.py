@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import TypeVar
 
 from sdpa_xp._checks.arrays import HLE, Layout, check_axes, check_one_kind
 from sdpa_xp._checks.integers import check_integer_list, check_integer_rows, check_same_length, read_together
 from sdpa_xp._checks.keywords import check_flag, check_integer, check_layout, explains_keywords
 from sdpa_xp._checks.messages import brief
+from sdpa_xp._display import array_facts
 from sdpa_xp._display import table as html_table
-from sdpa_xp._libraries import computing, dtype_name, is_array, is_number, library_of, share_memory
+from sdpa_xp._libraries import computing, is_array, is_number, share_memory
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.caches import blocks
 from sdpa_xp.caches.attention import PagedAttention
@@ -129,15 +131,16 @@ class PagedKVCache(PagedAttention[A]):
         if not is_array(pool := self._key_blocks):  # in a tree of JAX, anything may stand where an array was
             return None
         size = self.block_size
-        device = library_of(pool).device(pool)
-        facts = f"{pool.shape[0]:,} blocks of {size} tokens, {dtype_name(pool.dtype)}, {device}"
+        facts, shown_bytes = array_facts(pool), f"{self.nbytes:,}"
         if self._quantisation is not None:
             pools = dict(zip(QUANTISED_NAMES, self._pools().values(), strict=True))
-            facts = f"{facts}; bytes: {self._quantisation.shown_bytes(self.nbytes, pools)}"
+            facts = self._quantisation.facts(pool)
+            shown_bytes = self._quantisation.shown_bytes(self.nbytes, pools)
+        in_use = [row[: -(-length // size)] for length, row in zip(self._lengths, self._table, strict=True)]
         header = ["sequence", "tokens", "blocks"]
         sequences = [
-            [str(number), f"{length:,}", ", ".join(map(str, row[: -(-length // size)]))]
-            for number, (length, row) in enumerate(zip(self._lengths, self._table, strict=True))
+            [str(number), f"{length:,}", ", ".join(map(str, row))]
+            for number, (length, row) in enumerate(zip(self._lengths, in_use, strict=True))
         ]
         if not blocks.are_slots(self._positions):
             header.append("positions")
@@ -146,7 +149,9 @@ class PagedKVCache(PagedAttention[A]):
             ]
         left_out = len(sequences) - MOST_SEQUENCES
         more = [["...", f"and {left_out:,} more", *[""] * (len(header) - 2)]] if left_out > 0 else []
-        return html_table(f"PagedKVCache: {facts}", [*sequences[:MOST_SEQUENCES], *more], header)
+        used = f"{len({*chain(*in_use)}):,} of {pool.shape[0]:,} blocks of {size} tokens are in use"
+        title = f"PagedKVCache: blocks {facts}\n{used}; bytes: {shown_bytes}"
+        return html_table(title, [*sequences[:MOST_SEQUENCES], *more], header)
 
     def append(
         self,

@@ -12,6 +12,7 @@ from sdpa_xp._checks.arrays import check_one_device, check_one_kind, check_one_l
 from sdpa_xp._checks.keywords import check_choice
 from sdpa_xp._checks.messages import Immutable, brief, type_name
 from sdpa_xp._core.quantised import bits_of, channel_magnitudes, quantise, widen
+from sdpa_xp._display import array_facts
 from sdpa_xp._libraries import (
     FLOATING,
     accumulation_dtype,
@@ -79,11 +80,16 @@ class Quantisation(Tree, Immutable):
             return brief(codes)
         return f"<{self.dtype} {wide_shape(self, codes)} as int{self.bits}>"
 
+    def facts(self, codes: object) -> str:
+        """Return the keys or the values for the table of a notebook."""
+        shape = wide_shape(self, codes) if is_array(codes) else None
+        return array_facts(codes, shape, f"{self.dtype} as int{self.bits}")
+
     def shown_bytes(self, nbytes: int, stored: Mapping[str, Array]) -> str:
         """Return how many bytes a cache takes, and how many its tokens took."""
         numbers = sum(math.prod(wide_shape(self, stored[name])) for name in ("key", "value"))
         wide = numbers * BYTES[self.dtype]
-        return f"{nbytes:,}" + (f", {wide / nbytes:.2f} times fewer" if nbytes else "")
+        return f"{nbytes:,}" + (f", {wide / nbytes:.2f} times fewer than {self.dtype}" if nbytes else "")
 
     def of_entries(self, take: Callable[[Array], Array]) -> Quantisation:
         """Return the quantisation of some batch entries, which have channels of their own."""

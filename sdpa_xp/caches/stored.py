@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Generic, Literal, Self, TypeVar, cast
 
 from sdpa_xp._checks.arrays import HLE, Layout
 from sdpa_xp._checks.integers import IntegersLike
 from sdpa_xp._checks.keywords import check_layout, explains_keywords
+from sdpa_xp._checks.messages import brief
+from sdpa_xp._display import array_facts
 from sdpa_xp._libraries import is_array
 from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Shape
@@ -197,6 +199,17 @@ class StoredTokens(Cache[A]):
         cache._quantisation = quantisation
         return cache
 
-    def _shown(self, name: str, show: Callable[[object], str]) -> str:
+    def _shown(self, name: str) -> str:
         tokens = self._slots.tokens(name)
-        return show(tokens) if self._quantisation is None else self._quantisation.shown(tokens)
+        return brief(tokens) if self._quantisation is None else self._quantisation.shown(tokens)
+
+    def _facts(self, name: str) -> str:
+        tokens = self._slots.tokens(name)
+        return array_facts(tokens) if self._quantisation is None else self._quantisation.facts(tokens)
+
+    def _shown_bytes(self) -> str:
+        if self._quantisation is not None:
+            return self._quantisation.shown_bytes(self.nbytes, self._slots.arrays())
+        sizes = [size for array in self.stored.values() for size in getattr(array, "shape", [""])]
+        # In a tree of JAX anything may stand where an array was, and a length of a graph may be a name.
+        return f"{self.nbytes:,}" if all(isinstance(size, int) for size in sizes) else ""

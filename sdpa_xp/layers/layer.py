@@ -90,9 +90,7 @@ class Layer(Tree, Immutable):
 
     def _repr_html_(self) -> str:
         """Return the tree that a notebook shows: the layers in this one, and the shape of each array."""
-        items = [html for name, value in _field_values(self).items() for html in _shown_field(name, value)]
-        count = sum(math.prod(array.shape) for array in self.parameters.values())
-        return nested(f"{self!r}: {count:,} parameters", items)
+        return _tree(self, is_open=True)
 
     def _replace_parameters(self, parameters: Mapping[str, AnyArray], prefix: str) -> Self:
         changed: dict[str, Any] = {
@@ -155,10 +153,16 @@ def _arrays_in(name: str, value: object) -> dict[str, AnyArray]:
     return {name: value} if is_array(value) else {}
 
 
+def _tree(layer: Layer, *, is_open: bool) -> str:
+    items = [html for name, value in _field_values(layer).items() for html in _shown_field(name, value)]
+    count = sum(math.prod(array.shape) for array in layer.parameters.values())
+    return nested(f"{layer!r}: {count:,} parameters", items, is_open=is_open)
+
+
 def _shown_field(name: str, value: object) -> list[str]:
     """Return the layers and arrays in a field as HTML; other fields are in the repr."""
     if isinstance(value, Layer):
-        return [f"{escape(name)}: {value._repr_html_()}"]
+        return [f"{escape(name)}: {_tree(value, is_open=False)}"]
     if isinstance(value, tuple | list):
         return [html for n, item in enumerate(value) for html in _shown_field(f"{name}.{n}", item)]
     if is_array(value):

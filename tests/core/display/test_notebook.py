@@ -11,7 +11,16 @@ import pytest
 from internals import ALLOWED, CELLS, SHADES, Squares
 from libraries import Library
 
-from sdpa_xp import AttentionState, KVCache, PagedKVCache, attention_state, biases, explain, masks
+from sdpa_xp import (
+    AttentionState,
+    KVCache,
+    PagedKVCache,
+    attention_state,
+    attention_statistics,
+    biases,
+    explain,
+    masks,
+)
 from sdpa_xp.layers import Linear, MultiHeadAttention
 from sdpa_xp.positional import Rotary
 
@@ -48,6 +57,7 @@ MASKS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "array of keys": (masks.from_array(np.asarray([True, False, True])), (3, 3)),
     "array of heads": (masks.from_array(np.tri(5, dtype=bool)[None, None]), (1, 1, 5, 5)),
     "function": (masks.from_function(lambda b, h, q, k: (q - k) % 3 == 0), (12, 12)),
+    "an image": (masks.neighbourhood((3, 5), 1), (15, 15)),
 }
 
 
@@ -146,15 +156,15 @@ def test_a_bias_shows_its_heads(bias: Any, panels: int) -> None:
         (
             biases.alibi(4),  # slopes 1/4, 1/16, 1/64 and 1/256, over at most 11 tokens
             [
-                f"head {head} of 4; dark: 0, light: {end}"
+                f"head {head} of 4; blue: 0, faint: {end}"
                 for head, end in enumerate(["-2.75", "-0.688", "-0.172", "-0.043"])
             ],
             "12 queries (down) x 12 keys",
         ),
-        (biases.from_array(np.eye(6)), ["dark: 1, light: 0"], "6 queries (down) x 6 keys"),
+        (biases.from_array(np.eye(6)), ["blue: 1, faint: 0"], "6 queries (down) x 6 keys"),
         (
             biases.from_array(np.where(np.eye(6) > 0, 2.0, -np.inf)),
-            ["dark: 2"],
+            ["blue: 2"],
             "orange: -inf; 6 queries (down) x 6 keys",
         ),
         (
@@ -164,7 +174,7 @@ def test_a_bias_shows_its_heads(bias: Any, panels: int) -> None:
         ),
         (
             biases.from_array(np.arange(16.0).reshape(2, 2, 2, 2)),
-            [f"entry 0 of 2, head {head} of 2; dark: {4 * head + 3}, light: {4 * head}" for head in range(2)],
+            [f"entry 0 of 2, head {head} of 2; blue: {4 * head + 3}, faint: {4 * head}" for head in range(2)],
             "2 queries (down) x 2 keys",
         ),
     ],
@@ -174,8 +184,8 @@ def test_pictures_of_a_bias_say_what_their_shades_mean(bias: Any, labels: list[s
     shown = [cell.text for cell in well_formed(html).iter("div") if "font-size" in cell.get("style", "")]
     assert shown == [*labels, note]
     for picture in re.findall(r"<svg.*?</svg>", html):
-        # Each picture has its own scale: its largest number is dark, and its least is light.
-        shades = {SHADES[-1], SHADES[0]} if "light" in picture else set()
+        # Each picture has its own scale: its largest number is blue, and its least is faint.
+        shades = {SHADES[-1], SHADES[0]} if "faint" in picture else set()
         assert shades <= {fill for fill, _ in re.findall(r'<path fill="(\S+)" d="(.*?)"', picture)}
 
 
@@ -187,6 +197,8 @@ def test_a_layer_shows_its_parts_and_the_shapes_of_its_arrays() -> None:
     assert "816 parameters" in html
     for name, array in (("weight", layer.key.weight), ("bias", layer.key.bias)):
         assert f"<code>{name}</code> float32 {tuple(array.shape)}" in html
+    assert html.count("<details>") == 4  # what is inside opens at a click
+    assert html.count('<details open="">') == 1
 
 
 def test_reprs_are_short() -> None:
@@ -196,6 +208,9 @@ def test_reprs_are_short() -> None:
     x = np.zeros((2, 8, 6, 64), F)
     state = attention_state(x, x, x)
     assert repr(state) == "AttentionState(output=<float32 (2, 8, 6, 64)>, lse=<float32 (2, 8, 6)>)"
+    table = [[True, False, False], [False, True, False], [True, True, True]]
+    assert repr(masks.blocks(table, 2)) == "blocks(table=<9 values>, size=(2, 2))"
+    assert repr(masks.document(range(99))) == "document(<99 numbers>)"
 
 
 def test_a_state_shows_its_arrays() -> None:
@@ -207,6 +222,14 @@ def test_a_state_shows_its_arrays() -> None:
     well_formed(AttentionState(None, "<lse>")._repr_html_())  # in a tree of JAX
 
 
+def test_statistics_show_the_arrays_that_were_asked_for() -> None:
+    x = np.zeros((2, 8, 6, 64), F)
+    html = attention_statistics(x, x, of=("entropy", "top_keys"), top_k=3)._repr_html_()
+    names = [cell.text for cell in well_formed(html).iter("th")]
+    assert names == ["entropy", "top_keys.weights", "top_keys.indices"]
+    assert "<td>(2, 8, 6, 3), numpy, int64, cpu</td>" in html
+
+
 def test_caches_show_their_tokens() -> None:
     key = np.zeros((1, 2, 5, 8), F)
     html = KVCache(key, key, capacity=64, rotary=Rotary(8))._repr_html_()
@@ -214,10 +237,19 @@ def test_caches_show_their_tokens() -> None:
     assert "<th>tokens</th><td>5 of 64</td>" in html
     assert "<th>key</th><td>(1, 2, 5, 8), numpy, float32, cpu</td>" in html
     assert "<th>value</th><td>(1, 2, 5, 8), numpy, float32, cpu</td>" in html
+    assert "<th>bytes</th><td>640</td>" in html
+    assert "<th>axes</th><td>..., heads, tokens, width</td>" in html
     assert "Rotary" in html
+    assert "..., tokens, heads, width" in KVCache(key, key, layout="...LHE")._repr_html_()
+    assert (
+        "<td>(1, 2, 5, 8), numpy, float32 as int4, cpu</td>"
+        in KVCache(key, key).quantised("int4")._repr_html_()
+    )
     pool = np.zeros((8, 2, 16, 8), F)
     html = PagedKVCache(pool, pool.copy(), [[5, 2], [3, -1]], lengths=[17, 4])._repr_html_()
     well_formed(html)
+    assert "PagedKVCache: blocks (8, 2, 16, 8), numpy, float32, cpu</code>" in html
+    assert "<code>3 of 8 blocks of 16 tokens are in use; bytes: 16,384</code>" in html
     assert "<th>0</th><td>17</td><td>5, 2</td>" in html
     assert "<th>1</th><td>4</td><td>3</td>" in html
     html = PagedKVCache(pool, pool.copy(), [[5, 2], [3, -1]], [17, 4], first_position=[9, 0])._repr_html_()
@@ -246,6 +278,16 @@ def test_a_plan_shows_its_tiles() -> None:
     assert repr(plan).startswith("Explanation(implementation='xp', reason='the call asks for it', tile=(")
     whole = explain(x, x, x, implementation="xp").tile_map
     assert {*"".join(whole)} == {"#"}
+
+
+@pytest.mark.needs("torch")
+def test_a_kernel_has_no_tiles_to_show() -> None:
+    import torch
+
+    x = torch.zeros(2, 64, 32)
+    html = explain(x, x, x)._repr_html_()
+    assert [line.text for line in well_formed(html).iter("code")] == [str(explain(x, x, x)).strip()]
+    assert "<svg" not in html
 
 
 def test_of_the_tiles_of_a_long_call_some_are_shown() -> None:
