@@ -209,7 +209,8 @@ class Graph:
         infos = [
             helper.make_tensor_value_info(out.name, ONNX_DTYPE[out.elem_type], out.dims) for out in outputs
         ]
-        constants = [*self.constants.values()]
+        used = {name for node in self.nodes for name in node.input}
+        constants = [constant for constant in self.constants.values() if constant.name in used]
         return helper.make_graph(self.nodes, "body", self.inputs, infos, constants, value_info=self.declared)
 
 

@@ -205,7 +205,7 @@ def _expanded_mask(inputs: FormInputs, mask: GraphValue) -> GraphValue:
     """mask -> Expand(mask, (L, S)): the runtime broadcasts the batch and the heads alone."""
     lengths, shape = inputs.lengths, (inputs.query.dims[-2], inputs.key.dims[-2])
     if mask.dims[-2:] != shape:
-        columns = lengths.kept_keys if shape[1] == "first_keys" else lengths.keys
+        columns = lengths.kept_keys if shape[1] == "first keys" else lengths.keys
         ends = [xp.expand_dims(length, axis=0) for length in (lengths.queries, columns)]
         mask = xp.broadcast_to(mask, xp.concat(ends), dims=shape)
     return mask if mask.ndim == 2 else ops.to_rank(mask, RANK)

@@ -145,4 +145,4 @@ def _appended(lengths: GraphLengths, past: GraphValue, new: GraphValue, *, in_pl
 def _first_keys(lengths: GraphLengths, value: GraphValue) -> GraphValue:
     """(..., S, E) -> the first L of them."""
     zero = lengths.graph.constant([0], "int64")
-    return ops.cut(value, (zero, lengths.length(lengths.call.sizes.queries)), -2, "first_keys")
+    return ops.cut(value, (zero, lengths.length(lengths.call.sizes.queries)), -2, "first keys")

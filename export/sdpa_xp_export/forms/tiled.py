@@ -92,9 +92,9 @@ def _hide_keys(
     kept = key_range(
         GraphTile(lengths, graph, queries, columns, masks), graph.constant([0], "int64"), last_query
     )
-    if kept is not None:
-        key, value = (ops.cut(array, kept, -2, "kept_keys") for array in (key, value))
-        columns = TileRange("keys", "kept_keys", kept)
+    if kept is not None:  # with a name that no caller can write
+        key, value = (ops.cut(array, kept, -2, "kept keys") for array in (key, value))
+        columns = TileRange("keys", "kept keys", kept)
     allowed = all_allowed(GraphTile(lengths, graph, queries, columns, masks), masks)
     assert isinstance(allowed, GraphValue)
     allowed = ops.to_rank(allowed, 2)
@@ -161,7 +161,7 @@ class _QueryBlock(GraphTile):
         key_mask: KeyMask | None,
     ) -> None:
         """The number of a step, (1,) -> its block of queries, and the keys that are left of all."""
-        host = LengthsInBody(graph, inputs.lengths, inputs.key)
+        host = LengthsInBody(graph, inputs.lengths, inputs.query, inputs.key)
         rows = _rows(host)
         self.stop = host.length(whole.call.sizes.queries) - number * rows
         self.start = self.stop - rows
@@ -194,7 +194,7 @@ class _QueryBlock(GraphTile):
         rows = self.rows if value.ndim > 1 and value.dims[-2] != 1 else None
         value = value if rows is None else xp.take(value, rows, axis=value.ndim - 2)
         columns = self.column_range
-        if columns.length == "kept_keys":  # the first ones
+        if columns.length == "kept keys":  # the first ones
             zero = self.graph.constant([0], "int64")
             columns = replace(columns, bounds=(zero, self.host.key_count))
         return self._cut(value, -1, columns)

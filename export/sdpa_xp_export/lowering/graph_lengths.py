@@ -97,11 +97,16 @@ class GraphLengths:
 
 
 class LengthsInBody(GraphLengths):
-    """The lengths of a call in the body of a loop, read there: a GPU's provider keeps them on the host."""
+    """The lengths of a call in the body of a loop, read there: a GPU's provider keeps them on the host.
 
-    def __init__(self, graph: Graph, outer: GraphLengths, key: GraphValue) -> None:
+    They are read from the query and the keys that the body captures anyway. onnxruntime warns of a body that
+    captures both a Cast and its input.
+    """
+
+    def __init__(self, graph: Graph, outer: GraphLengths, query: GraphValue, key: GraphValue) -> None:
         super().__init__(graph, outer.call)
         self.outer = outer
+        self.query = query
         self.key = key
 
     @cached_property
@@ -128,6 +133,12 @@ class LengthsInBody(GraphLengths):
         extreme = xp.clip(lengths.extreme(op, integers), -queries, keys, exact=False)
         marks = xp.arange(0, ops.scalar(extreme + queries), length="marks")
         return ops.length_of(self.graph.here(marks), 0) - added
+
+    def _read(self, name: int | str) -> GraphValue:
+        for value in (self.query, self.key):
+            if isinstance(name, str) and name in value.dims:
+                return ops.length_of(self.graph.here(value), value.dims.index(name))
+        return super()._read(name)
 
 
 class LengthsAsData(GraphLengths):

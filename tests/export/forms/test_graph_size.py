@@ -6,11 +6,15 @@ from collections import Counter
 from typing import Any
 
 import onnx
+import onnxruntime
 import pytest
 from edits import nodes
+from feature_calls import features
+from short_runs import assert_right
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx
+from sdpa_xp_export.export import export_call
 
 QUERY, ALL_CORES = TensorSpec("float32", ("B", 4, "L", 16)), TensorSpec("float32", ("B", 2, "S", 16))
 FIXED = TensorSpec("float32", (2, 4, 6, 16))
@@ -124,3 +128,29 @@ def test_each_node_is_used() -> None:
             unread = [node.op_type for node in nodes(graph) if not read & set(node.output)]
             assert not unread
             assert {tensor.name for tensor in graph.initializer} <= read
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "softcap, causal",
+        "mask: padding and causal",
+        "mask: causal, lower right",
+        "bias: function of the scores",
+        "cache, window",
+        "padded cache, causal, grouped heads",
+    ],
+)
+@pytest.mark.parametrize("form", ["primitive", "tiled"])
+def test_onnxruntime_warns_of_nothing(form: str, name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    """As of a body that captures both a Cast and its input, or has a constant that it does not use."""
+    model = export_call(features("float16")[name], form=form)
+    onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    assert capfd.readouterr().err == ""
+
+
+def test_a_length_may_have_any_name() -> None:
+    """Also a name of the forms for the keys that they keep."""
+    query, key = (TensorSpec("float32", ("B", 2, length, 8)) for length in ("rows", "kept_keys"))
+    mask = masks.padding(TensorSpec("int64", ("B",))) & masks.causal("lower_right")
+    assert_right(export_attention(query, key, key, mask, form="tiled"))
