@@ -1,6 +1,7 @@
 """Pictures below their code: a block with `picture="a description"` shows its code, and then its figures.
 
-The figures are those that a notebook would show: of each line that is a call of `sdpa_xp.plot`, and of pyplot.
+The figures are those that a notebook would show: of each line that is a call of `sdpa_xp.plot`, of a line that
+is a mask, a cache or another value with `_repr_html_`, and of pyplot.
 After the description, `folded` folds the code, and `small` shows several pictures in a row.
 """
 
@@ -70,6 +71,10 @@ def figures(code: str, names: dict[str, Any]) -> Iterator[str]:
                     yield f'<div class="figure figure-{theme}">{inline(figure)}</div>'
                 if isinstance(line, ast.Assign):
                     names[ast.unparse(line.targets[0])] = figure
+            elif isinstance(line, ast.Expr):
+                shown = eval(compile(ast.Expression(line.value), "<picture>", "eval"), names)
+                if show := getattr(shown, "_repr_html_", None):
+                    yield f'<div class="figure">{show()}</div>'
             else:
                 exec(compile(ast.Module([line], []), "<picture>", "exec"), names)
         for number in pyplot.get_fignums():

@@ -55,6 +55,13 @@ def test_a_figure_may_have_a_name() -> None:
     assert names["figure"].axes
 
 
+def test_a_value_is_shown_as_in_a_notebook() -> None:
+    from sdpa_xp import masks
+
+    html = pictures.pictures("from sdpa_xp import masks\n\nmasks.causal()\n", "A triangle", {})
+    assert f'<div class="figure">{masks.causal()._repr_html_()}</div>' in html
+
+
 def test_a_figure_of_pyplot_takes_the_ink_of_the_page() -> None:
     from matplotlib import pyplot
 
