@@ -108,7 +108,7 @@ def attention_statistics(
     Numerics:
         A row whose keys are all masked has maximum -inf and entropy 0. If a row attends to a NaN, its
         statistics are NaN, and its indices are -1. The scores are computed once, and a second time for sums
-        over queries. Outside a trace, memory grows with L + S.
+        over queries. Memory grows with L + S, also inside `jax.jit`; other traces keep all scores.
 
     Examples:
         >>> import numpy as np

@@ -18,7 +18,7 @@ from sdpa_xp.masks.custom import MaskFunction
 from sdpa_xp.positional.positions import PositionsLike
 from sdpa_xp.positional.rotation import Rotation
 from sdpa_xp.states import KeyRanges
-from sdpa_xp.statistics import StatisticName
+from sdpa_xp.statistics import StatisticName, TopKeys
 
 __all__ = [
     "Array",
@@ -35,6 +35,7 @@ __all__ = [
     "ScoreFunction",
     "StatisticName",
     "TokenPositionsLike",
+    "TopKeys",
 ]
 
 

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from sdpa_xp._core import threads
 from sdpa_xp._core.compiled_loops import compute_band, row_bands
-from sdpa_xp._core.gradient_sums import GradientAccumulator
+from sdpa_xp._core.gradient_sums import GradientAccumulator, between_zeros
 from sdpa_xp._core.products import KeyValueSource, key_leading_slice
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries import computing, is_traced
@@ -157,14 +157,7 @@ def _in_all_columns(xp: Namespace, array: Array, target: GradientTarget, columns
     """Return the gradient of a target from its part of some keys: 0 for the others."""
     if "columns" not in target.axes or len(columns) == keys:
         return array
-    axis = target.axes.index("columns") - 2
-
-    def zeros(count: int) -> Array:
-        shape = [*array.shape]
-        shape[axis] = count
-        return xp.zeros((*shape,), dtype=array.dtype, device=None)  # no array of a trace is on one device
-
-    return xp.concat([zeros(columns.start), array, zeros(keys - columns.stop)], axis=axis)
+    return between_zeros(xp, array, target.axes.index("columns") - 2, columns.start, keys - columns.stop)
 
 
 def _independent_groups(

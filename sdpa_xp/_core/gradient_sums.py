@@ -105,5 +105,16 @@ def sum_to_shape(xp: Namespace, array: Array, shape: Shape) -> Array:
     return array
 
 
+def between_zeros(xp: Namespace, array: Array, axis: int, before: int, behind: int) -> Array:
+    """Return an array of a trace with zeros before and behind its own elements along `axis`."""
+
+    def zeros(count: int) -> Array:
+        shape = [*array.shape]
+        shape[axis] = count
+        return xp.zeros((*shape,), dtype=array.dtype, device=None)  # no array of a trace is on one device
+
+    return xp.concat([zeros(before), array, zeros(behind)], axis=axis) if before or behind else array
+
+
 def _concat(xp: Namespace, pieces: Sequence[Array], axis: int) -> Array:
     return pieces[0] if len(pieces) == 1 else xp.concat(pieces, axis=axis)  # `concat` of one would copy it

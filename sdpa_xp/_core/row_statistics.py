@@ -14,7 +14,7 @@ Tiles merge as in the online softmax: Milakov and Gimelshein, arXiv 1805.02867, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from operator import add
 from typing import NamedTuple, TypeAlias, cast
@@ -25,13 +25,17 @@ from sdpa_xp._core.softmax import avoid_zero_sum, finite_shift
 from sdpa_xp._core.top_keys import LargestScores, top_of_tile
 from sdpa_xp._libraries.protocols import Array, Namespace
 from sdpa_xp._tiles.plan import Plan
-from sdpa_xp._tiles.tile import GradientTarget
+from sdpa_xp._tiles.tile import GradientTarget, Tile
 
 LEAST_DIFFERENCE = -1000.0
 """exp of less is 0 in float64 too. -inf would not do, because 0 * -inf is NaN."""
 
 Results: TypeAlias = dict[str, Array]
 """Arrays by name, (..., Hq, L, n) of the rows; "key_sums" (..., Hq, 1, S) and "block_sums" (..., Hq, M, N)."""
+
+
+AddWeights: TypeAlias = Callable[[Tile, Array], None]
+"""Takes the weights of a tile, (..., Hq, rows, columns), 0 where masked, before the next tile is computed."""
 
 
 class Request(NamedTuple):
@@ -93,7 +97,17 @@ def statistics_of_rows(scores: Scores, plan: Plan, rows: range, request: Request
     if request.sums_queries:
         columns, target = plan.column_ranges(range(plan.keys)), GradientTarget(shape, (None, "columns"))
         strips = GradientAccumulator(target, (), columns, grid)
-    parts = [_of_few_rows(scores, plan, few, request, strips) for few in _ranges(rows, plan.rows)]
+    size = len(rows) if request.block_size is None else request.block_size[0]
+
+    def add_to_strips(tile: Tile, weights: Array) -> None:
+        summed = sums_of_blocks(xp, weights, size)
+        shape = (*scores.leading_shape, *summed.shape[-2:])
+        assert strips is not None
+        strips.add(tile, summed if summed.shape == shape else xp.broadcast_to(summed, shape))
+
+    parts = [
+        statistics_of_few_rows(scores, plan, few, request, add_to_strips) for few in _ranges(rows, plan.rows)
+    ]
     computed = joined(xp, parts)
     if strips is not None:
         is_empty = 0 in grid.shape
@@ -102,27 +116,27 @@ def statistics_of_rows(scores: Scores, plan: Plan, rows: range, request: Request
             computed["key_sums"] = xp.sum(strip, axis=-2, keepdims=True)
         if request.block_size is not None:
             by_key = xp.matrix_transpose(strip)
-            computed["block_sums"] = xp.matrix_transpose(_sums_of_blocks(xp, by_key, request.block_size[1]))
+            computed["block_sums"] = xp.matrix_transpose(sums_of_blocks(xp, by_key, request.block_size[1]))
     return computed
 
 
-def joined(xp: Namespace, parts: Sequence[Results]) -> Results:
-    """Return the statistics of ranges of queries together; sums over queries are added."""
+def joined(xp: Namespace, parts: Sequence[Results], added: Sequence[str] = ("key_sums",)) -> Results:
+    """Return the statistics of ranges of queries together; those in `added` are sums over queries."""
     if len(parts) == 1:
         return parts[0]
     results: Results = {}
     for name in parts[0]:
         arrays = [part[name] for part in parts]
-        results[name] = reduce(add, arrays) if name == "key_sums" else xp.concat(arrays, axis=-2)
+        results[name] = reduce(add, arrays) if name in added else xp.concat(arrays, axis=-2)
     return results
 
 
-def _of_few_rows(
-    scores: Scores, plan: Plan, rows: range, request: Request, strips: GradientAccumulator | None
+def statistics_of_few_rows(
+    scores: Scores, plan: Plan, rows: range, request: Request, add_weights: AddWeights
 ) -> Results:
-    """Return the statistics of queries that are one tile high; add to `strips` what they add to sums."""
+    """Return the statistics of each of the queries that a tile has; `add_weights` gets what sums need."""
     xp, query, sinks = scores.xp, scores.scaled_query(rows), scores.options.sinks
-    shape = (*scores.leading_shape, len(rows))
+    shape = (*scores.leading_shape, len(rows) if scores.block is None else scores.block.length)
     sums, top = _first_pass(scores, plan, rows, query, request)
     computed: Results = {}
     if request.row_max:
@@ -143,8 +157,9 @@ def _of_few_rows(
         # Of a row with a NaN nothing is known.
         known = xp.where(xp.isnan(total), -1, top.keys)
         computed["top_indices"] = _as_rows(xp, known, (*shape, request.top_k))
-    if strips is not None:
-        _second_pass(scores, plan, rows, query, shift, safe, request, strips)
+    if request.sums_queries:
+        for tile, weights in _second_pass(scores, plan, rows, query, shift, safe):
+            add_weights(tile, weights)
     return computed
 
 
@@ -194,18 +209,10 @@ def _sums_of_tile(scores: Scores, s: Array, m: Array, request: Request) -> RowSt
 
 
 def _second_pass(
-    scores: Scores,
-    plan: Plan,
-    rows: range,
-    query: Array,
-    shift: Array,
-    total: Array,
-    request: Request,
-    strips: GradientAccumulator,
-) -> None:
-    """Add the weights exp(s - shift) / total, summed over blocks of queries, to `strips`."""
+    scores: Scores, plan: Plan, rows: range, query: Array, shift: Array, total: Array
+) -> Iterator[tuple[Tile, Array]]:
+    """Yield the tiles with their weights, exp(s - shift) / total; they may lie in a buffer."""
     xp, buffers = scores.xp, scores.buffers
-    block = len(rows) if request.block_size is None else request.block_size[0]
     for tile, s, allowed, _ in scores.computed_tiles(rows, plan, query):
         if buffers is None:
             w = xp.exp(s - shift) / total
@@ -214,12 +221,10 @@ def _second_pass(
             w = buffers.functions.exp(s, out=s)
             w /= total
         # In a row with a NaN each weight is NaN, but a masked pair has weight 0.
-        summed = _sums_of_blocks(xp, scores.without_masked(w, allowed), block)
-        shape = (*scores.leading_shape, *summed.shape[-2:])
-        strips.add(tile, summed if summed.shape == shape else xp.broadcast_to(summed, shape))
+        yield tile, scores.without_masked(w, allowed)
 
 
-def _sums_of_blocks(xp: Namespace, array: Array, block: int) -> Array:
+def sums_of_blocks(xp: Namespace, array: Array, block: int) -> Array:
     """Return the sums of blocks of rows of (..., M, N); the last block may be shorter."""
     *leading, rows, columns = array.shape
     whole = rows // block * block

@@ -1,4 +1,4 @@
-"""Statistics of the weights: the queries of a call are divided into tasks, whose results are joined.
+"""Statistics of the weights: the queries of a call are divided into tasks, or into blocks of a compiler's loop.
 
 What a task computes, and how, is in `row_statistics.py`.
 """
@@ -9,18 +9,29 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import add
+from typing import cast
 
 from sdpa_xp._core import threads
+from sdpa_xp._core.compiled_loops import compute_band, row_bands
+from sdpa_xp._core.gradient_sums import between_zeros
 from sdpa_xp._core.products import call_buffers
-from sdpa_xp._core.row_statistics import Request, Results, joined, statistics_of_rows
+from sdpa_xp._core.row_statistics import (
+    Request,
+    Results,
+    joined,
+    statistics_of_few_rows,
+    statistics_of_rows,
+    sums_of_blocks,
+)
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries import computing
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.plan import Plan
-from sdpa_xp._tiles.tile import LeadingSlice
+from sdpa_xp._tiles.tile import LeadingSlice, Tile
 
 MOST_STRIP = 2**20
 """The elements of the sums over blocks of queries, for each key, that a task holds."""
+SUMS = ("key_sums", "block_sums")
 SHARES = 8
 """The parts of the queries whose sums over queries are computed at the same time. The number of threads does
 not change it, so the result does not depend on that number."""
@@ -29,8 +40,11 @@ not change it, so the result does not depend on that number."""
 def statistics(scores: Scores, plan: Plan, request: Request) -> Results:
     """Return the statistics that are asked for, in the accumulation dtype; indices of keys are int32."""
     grid = scores.grid
-    if grid.is_traced:  # one tile: a compiled loop cannot accumulate
-        plan = replace(plan, rows=max(1, plan.queries), columns=max(1, plan.keys), is_loop=False)
+    if plan.is_loop:
+        bands = [_of_band(scores, plan, band, request) for band in row_bands(scores, plan)]
+        return joined(scores.xp, bands, added=SUMS)
+    if grid.is_traced:
+        plan = replace(plan, rows=max(1, plan.queries), columns=max(1, plan.keys))
         units = [range(plan.queries)]
     else:
         units = [*replace(plan, rows=_rows_of_a_task(plan, request)).row_ranges()]
@@ -45,6 +59,60 @@ def statistics(scores: Scores, plan: Plan, request: Request) -> Results:
         return _in_tasks(scores, plan, units, request)
     with call_buffers(grid) as buffers:
         return _in_tasks(scores._replace(buffers=buffers), plan, units, request)
+
+
+def _of_band(scores: Scores, plan: Plan, band: range, request: Request) -> Results:
+    """Return the statistics of a band of queries, in a loop that the compiler keeps; sums are over the band."""
+    xp, keys = scores.xp, scores.key_range(band) or range(0)
+    width = 1 if request.block_size is None else request.block_size[1]
+    # One tile, of whole blocks of keys.
+    columns = range(keys.start // width * width, min(-(-keys.stop // width) * width, plan.keys))
+    plan = replace(plan, columns=max(1, len(columns)), align=width)
+    names: list[str] = []
+
+    def compute(block: Scores, is_new: Array | None) -> tuple[Results, list[Array]]:
+        sums: Results = {}
+
+        def add_weights(tile: Tile, weights: Array) -> None:
+            new = weights if is_new is None else xp.where(is_new, weights, 0.0)
+            if request.key_sums:
+                sums["key_sums"] = xp.sum(new, axis=-2, keepdims=True)
+            if request.block_size is not None:
+                sums["block_sums"] = _sums_of_blocks_of_both(tile, new, request.block_size)
+
+        computed = statistics_of_few_rows(block, plan, band, request, add_weights)
+        names[:] = computed
+        return sums, [*computed.values()]
+
+    sums, arrays = compute_band(scores, plan, band, compute, has_sums=True)
+    results = dict(zip(names, arrays, strict=True))
+    if request.key_sums:
+        results["key_sums"] = _of_all_keys(scores, sums.get("key_sums"), 1, columns)
+    if request.block_size is not None:
+        blocks = range(columns.start // width, -(-columns.stop // width))
+        rows = -(-plan.queries // request.block_size[0])
+        results["block_sums"] = _of_all_keys(scores, sums.get("block_sums"), rows, blocks, width)
+    return results
+
+
+def _sums_of_blocks_of_both(tile: Tile, weights: Array, block_size: tuple[int, int]) -> Array:
+    """Return sums of blocks of queries and keys, (..., all blocks of queries, blocks of keys in the tile)."""
+    grid, xp = tile.grid, tile.grid.xp
+    rows, columns = block_size
+    by_key = xp.matrix_transpose(sums_of_blocks(xp, xp.matrix_transpose(weights), columns))
+    # The rows of a loop may lie anywhere, so a product takes each to its block.
+    numbers = xp.expand_dims(grid.arange(0, -(-grid.queries // rows)), axis=-1)
+    is_in_block = cast(Array, xp.matrix_transpose(tile.row_index // rows) == numbers)
+    return xp.astype(is_in_block, grid.dtype) @ by_key
+
+
+def _of_all_keys(scores: Scores, sums: Array | None, rows: int, columns: range, width: int = 1) -> Array:
+    """Return sums of some blocks of keys, with 0 for others, (..., Hq, rows, blocks); None is 0 everywhere."""
+    xp, count = scores.xp, -(-scores.grid.keys // width)
+    shape = (*scores.leading_shape, rows, count)
+    if sums is None:
+        return xp.zeros(shape, dtype=scores.grid.dtype, device=None)
+    return xp.broadcast_to(between_zeros(xp, sums, -1, columns.start, count - columns.stop), shape)
 
 
 def _rows_of_a_task(plan: Plan, request: Request) -> int:

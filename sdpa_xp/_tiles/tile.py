@@ -130,7 +130,7 @@ class Tile(NamedTuple):
         if self.positions is not None:
             return self.slice(self.positions.queries)
         if self.grid.position_spread:
-            return self._row_index + self.grid.positions
+            return self.row_index + self.grid.positions
         rows, position = self._known_rows, self.grid.position
         if self.block is None:
             index = self.grid.arange(rows.start + position, rows.stop + position)
@@ -174,7 +174,7 @@ class Tile(NamedTuple):
         return batch, head, *self._real_indices()
 
     @property
-    def _row_index(self) -> Array:
+    def row_index(self) -> Array:
         """The number of each query, (rows, 1), whatever its position among the keys."""
         return self._replace(grid=replace(self.grid, position=0, position_spread=0)).query_index
 
@@ -183,7 +183,7 @@ class Tile(NamedTuple):
         padding = self.grid.padding
         if padding is None or self.positions is not None:
             return self.query_index, self.key_index
-        i, j, xp = self._row_index, self.key_index, self.grid.xp
+        i, j, xp = self.row_index, self.key_index, self.grid.xp
         i, j = (
             xp.where(index < length, index, length - 1)
             for index, length in ((i, padding.query_lengths), (j, padding.key_lengths))

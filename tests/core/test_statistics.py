@@ -477,20 +477,71 @@ def test_chunks_have_neither_top_k_nor_block_sums(arguments: dict[str, Any]) -> 
         attention_statistics(x, x, **arguments)
 
 
+TRACED: dict[str, dict[str, Any]] = {
+    "is_causal": {"is_causal": True},  # each band of queries has its own keys
+    "window": {
+        "attn_mask": masks.sliding_window(9, 2, offset=-40),
+        "softcap": 3.0,
+    },  # which the first queries lack
+}
+
+
 @pytest.mark.needs("jax")
-def test_a_traced_call_of_many_scores(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
-    """Attention has a loop here; statistics have one tile."""
+@pytest.mark.parametrize("rules", TRACED.values(), ids=TRACED)
+@pytest.mark.parametrize("queries", [144, 151])
+def test_loops_inside_a_jit(
+    monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator, queries: int, rules: dict[str, Any]
+) -> None:
+    """Their blocks have rows from everywhere, or the last one repeats rows, which no sum may count twice."""
     import jax
 
     override(monkeypatch, "DEVICE", DEVICE._replace(scores=64))
-    q, k = (rng.standard_normal((2, n, 4)).astype(F) for n in (150, 20))
+    arrays = draw_named(rng, {"query": (2, queries, 4), "key": (1, 120, 4)})
 
     @jax.jit
     def compute(query: Any, key: Any) -> Any:
-        return attention_statistics(query, key, of=("key_sums", "block_sums"), block_size=7, is_causal=True)
+        computed = attention_statistics(query, key, of=OF, top_k=K, block_size=BLOCK, **rules)
+        return computed._replace(top_keys=None), *computed.top_keys
 
-    computed = compute(q, k)
-    weights = reference.attention(q, k, k, is_causal=True)[2]
-    np.testing.assert_allclose(computed.key_sums, weights.sum(axis=-2), atol=1e-5)
-    blocks = np.add.reduceat(np.add.reduceat(weights, np.arange(0, 150, 7), 1), np.arange(0, 20, 7), 2)
-    np.testing.assert_allclose(computed.block_sums, blocks, atol=1e-5)
+    computed, weights, indices = compute(**arrays)
+    results = {name: np.asarray(getattr(computed, name)) for name in (*OF_CHUNKS, "block_sums")}
+    results |= {"top_weights": np.asarray(weights), "top_indices": np.asarray(indices)}
+    pairs = {
+        name: masks.to_array(mask, (2, queries, 120)) for name, mask in rules.items() if name == "attn_mask"
+    }
+    assert_right(results, *expect(arrays, rules | pairs))
+
+
+@pytest.mark.needs("jax")
+def test_derivatives_of_loops_inside_a_jit(monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator) -> None:
+    import jax
+
+    override(monkeypatch, "DEVICE", DEVICE._replace(scores=64))
+    q, k = draw_named(rng, {"query": (2, 151, 4), "key": (2, 20, 4)}).values()
+
+    def loss(query: Any, key: Any) -> Any:
+        computed = attention_statistics(query, key, of=OF_CHUNKS, is_causal=True)
+        return computed.row_max.sum() + computed.entropy.sum() + (computed.key_sums**2).sum()
+
+    def plain(query: Any, key: Any) -> Any:
+        xp = jax.numpy
+        scores = xp.where(np.tri(151, 20, dtype=bool), query @ key.mT / 2, -np.inf)
+        weights = jax.nn.softmax(scores, axis=-1)
+        entropy = -xp.sum(weights * xp.log(xp.where(weights > 0, weights, 1.0)))
+        return scores.max(axis=-1).sum() + entropy + (weights.sum(axis=-2) ** 2).sum()
+
+    for computed, expected in zip(*(jax.jit(jax.grad(f, (0, 1)))(q, k) for f in (loss, plain)), strict=True):
+        np.testing.assert_allclose(computed, expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.needs("jax")
+@pytest.mark.parametrize("rules", [{}, {"is_causal": True}], ids=str)
+def test_memory_inside_a_jit_is_not_that_of_all_scores(rules: dict[str, Any]) -> None:
+    import jax
+
+    def compute(x: Any) -> Any:
+        return attention_statistics(x, x, of=("entropy", "key_sums"), **rules)[1:3]
+
+    x = jax.ShapeDtypeStruct((4096, 64), F)
+    memory = jax.jit(compute).lower(x).compile().memory_analysis().temp_size_in_bytes
+    assert memory < 4096 * 4096 * 4 / 3
