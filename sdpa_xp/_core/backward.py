@@ -152,7 +152,7 @@ def _add_tile(
     ds = ds if slope is None else ds * slope
     if "key" in accumulators:
         accumulators["key"].add(tile, guarded_product(xp, over_group, ds, inputs.query, for_inputs))
-    if accumulators.keys().isdisjoint(("query", "scale")):
+    if not ("query" in accumulators or "scale" in accumulators):
         return None
     return guarded_product(xp, grouped, ds, key, for_inputs)
 

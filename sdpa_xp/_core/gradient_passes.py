@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
@@ -21,6 +23,11 @@ from sdpa_xp._tiles.tile import GradientTarget, LeadingSlice, slice_leading
 GradientGuard: TypeAlias = Literal["none", "cotangent", "all"]
 """Whose NaN and inf are kept out of the products where a pair may not attend: those of no array, of the
 cotangent, or of the inputs too."""
+
+
+Accumulators: TypeAlias = Mapping[str, GradientAccumulator]
+MOST_PARTS = 8
+"""The most parts of the queries with sums of their own, which have the size of keys and values."""
 
 
 class Forward(NamedTuple):
@@ -63,9 +70,7 @@ class Forward(NamedTuple):
         return self._replace(scores=self.scores._replace(grid=grid), plan=plan)
 
 
-AddRows: TypeAlias = Callable[
-    [Mapping[str, GradientAccumulator], Forward, Sequence[Array], range, GradientGuard], None
-]
+AddRows: TypeAlias = Callable[[Accumulators, Forward, Sequence[Array], range, GradientGuard], None]
 """What adds the contributions of a range of queries: to which sums, of which call, from their cotangents."""
 
 
@@ -97,19 +102,31 @@ def sum_over_tiles(
     # added in the order of the slices, so that the result does not depend on which thread ends first.
     small = {name for name, target in targets.items() if target.axes == (None, None)}
     kept: dict[LeadingSlice | None, dict[str, Array]] = {}
+    of_parts: dict[tuple[LeadingSlice | None, int], Accumulators] = {}
+    parts = row_parts(forward)
 
-    def compute(slices: list[LeadingSlice | None]) -> None:
+    def add(leading: LeadingSlice | None, accumulators: Accumulators) -> None:
+        computed = {name: accumulator.array() for name, accumulator in accumulators.items()}
+        kept[leading] = {name: computed.pop(name) for name in small}
+        for name, gradient in computed.items():
+            sums[name][targets[name].slices(leading)] += gradient
+
+    def compute(task: tuple[list[LeadingSlice | None], int]) -> None:
+        slices, part = task
         with computing(cotangents[0]):  # here too: a library may keep this setting for each thread
             for leading in slices:
-                parts = [x if leading is None else slice_leading(x, leading) for x in cotangents]
-                computed = _sum_of_slice(forward.slice_leading(leading), parts, guard, add_rows)
-                kept[leading] = {name: computed.pop(name) for name in small}
-                for name, gradient in computed.items():
-                    sums[name][targets[name].slices(leading)] += gradient
+                of_slice = [x if leading is None else slice_leading(x, leading) for x in cotangents]
+                ranges = [*plan.row_ranges()][part::parts]
+                accumulators = _accumulate(forward.slice_leading(leading), of_slice, guard, add_rows, ranges)
+                if parts > 1:
+                    of_parts[leading, part] = accumulators
+                else:
+                    add(leading, accumulators)
 
-    large = [target for name, target in targets.items() if name not in small]
-    threads.run(compute, _independent_groups(plan.leading_slices, large, grid.leading_shape), plan.threads)
+    threads.run(compute, [*itertools.product(_groups(forward), range(parts))], plan.threads)
     for leading in plan.leading_slices or (None,):
+        if parts > 1:
+            add(leading, _joined([of_parts.pop((leading, part)) for part in range(parts)]))
         for name, gradient in kept[leading].items():
             sums[name][targets[name].slices(leading)] += gradient
     return sums
@@ -160,6 +177,32 @@ def _in_all_columns(xp: Namespace, array: Array, target: GradientTarget, columns
     return between_zeros(xp, array, target.axes.index("columns") - 2, columns.start, keys - columns.stop)
 
 
+def row_parts(forward: Forward) -> int:
+    """Return into how many parts the ranges of queries are divided, if there are fewer groups than cores.
+
+    Each part has sums of its own, so that threads share a call of few heads.
+    """
+    plan, groups = forward.plan, _groups(forward)
+    if plan.threads == 1 or any(len(slices) > 1 for slices in groups):
+        return 1
+    parts = min(MOST_PARTS, (os.cpu_count() or 1) // len(groups), len([*plan.row_ranges()]))
+    return max(1, parts)
+
+
+def _groups(forward: Forward) -> list[list[LeadingSlice | None]]:
+    large = [target for target in forward.targets.values() if target.axes != (None, None)]
+    return _independent_groups(forward.plan.leading_slices, large, forward.scores.grid.leading_shape)
+
+
+def _joined(parts: Sequence[Accumulators]) -> Accumulators:
+    """Return the sums of all parts, added in their order."""
+    first, *others = parts
+    for other in others:
+        for name, accumulator in first.items():
+            accumulator.join(other[name])
+    return first
+
+
 def _independent_groups(
     slices: Sequence[LeadingSlice], targets: Iterable[GradientTarget], leading_shape: Shape
 ) -> list[list[LeadingSlice | None]]:
@@ -177,12 +220,24 @@ def _independent_groups(
 def _sum_of_slice(
     forward: Forward, cotangents: Sequence[Array], guard: GradientGuard, add_rows: AddRows
 ) -> dict[str, Array]:
+    accumulators = _accumulate(forward, cotangents, guard, add_rows, forward.plan.row_ranges())
+    return {name: accumulator.array() for name, accumulator in accumulators.items()}
+
+
+def _accumulate(
+    forward: Forward,
+    cotangents: Sequence[Array],
+    guard: GradientGuard,
+    add_rows: AddRows,
+    row_ranges: Iterable[range],
+) -> Accumulators:
+    """Return the sums over some ranges of queries."""
     plan = forward.plan
     accumulators = _accumulators(forward, plan.row_ranges(), plan.column_ranges(range(plan.keys)))
-    for rows in plan.row_ranges():
+    for rows in row_ranges:
         tile = forward.scores.tile(rows, range(1))
         add_rows(accumulators, forward, [*map(tile.slice_queries, cotangents)], rows, guard)
-    return {name: accumulator.array() for name, accumulator in accumulators.items()}
+    return accumulators
 
 
 def _accumulators(

@@ -80,6 +80,11 @@ class GradientAccumulator:
         summed = sum_to_shape(self.grid.xp, gradient, shape)
         self.pieces[place] = self.pieces[place] + summed if place in self.pieces else summed
 
+    def join(self, other: GradientAccumulator) -> None:
+        """Add what the accumulator of other queries has."""
+        for place, piece in other.pieces.items():
+            self.pieces[place] = self.pieces[place] + piece if place in self.pieces else piece
+
     def array(self) -> Array:
         """Return the gradient, (..., heads, M, N); 0 where no tile has contributed."""
         xp = self.grid.xp

@@ -21,7 +21,7 @@ from operator import add
 from typing import NamedTuple, cast
 
 from sdpa_xp._core.backward import guarded_product
-from sdpa_xp._core.gradient_passes import Forward, GradientGuard, guarded_if_nonfinite, sum_traced
+from sdpa_xp._core.gradient_passes import Forward, GradientGuard, guarded_if_nonfinite, row_parts, sum_traced
 from sdpa_xp._core.gradient_sums import GradientAccumulator
 from sdpa_xp._core.products import matmul_grouped, matmul_over_group
 from sdpa_xp._core.scores import Scores
@@ -107,7 +107,8 @@ def _with_rows_to_keep(forward: Forward) -> Forward:
     plan, heads = forward.plan, 1
     for length in forward.scores.leading_shape if not plan.leading_slices else map(len, plan.leading_slices[0]):
         heads *= length
-    rows = MOST_KEPT[dtype_name(forward.scores.grid.dtype)] // (heads * max(1, plan.keys))
+    scores = heads * max(1, plan.keys) * row_parts(forward)  # of a query, in all threads that share this slice
+    rows = MOST_KEPT[dtype_name(forward.scores.grid.dtype)] // scores
     return forward._replace(plan=replace(plan, rows=min(plan.rows, rows))) if rows >= FEWEST_ROWS else forward
 
 
@@ -274,7 +275,7 @@ def _add_tile(
         add_to("key'", product(over_group, ds_tangent, inputs.query))
         if inputs.query_tangent is not None:
             add_to("key'", product(over_group, ds, inputs.query_tangent))
-    if accumulators.keys().isdisjoint(("query", "scale")):
+    if not ("query" in accumulators or "scale" in accumulators):
         return None
     of_query, of_query_tangent = product(grouped, ds, key), product(grouped, ds_tangent, key)
     if tangents.key is not None:

@@ -201,6 +201,34 @@ def test_what_shares_a_large_array_is_one_task(
     assert tasks_of == {"nothing": 8, "a scale": 8, "a bias": 4, "all": 1}
 
 
+@pytest.mark.parametrize("rules", [{"is_causal": True}, ALL_CORES["all"]], ids=["causal", "a bias"])
+def test_threads_share_the_gradients_of_one_head(
+    call: tuple[np.ndarray, ...], monkeypatch: pytest.MonkeyPatch, rules: dict[str, Any]
+) -> None:
+    """Each has sums of its own for some queries, which are added in one order."""
+    arrays = [x[0, 0] for x in call]
+    direction = dict(zip(("query", "key", "value"), arrays, strict=True))
+    output, pullback = scaled_dot_product_attention_vjp(*arrays, **rules)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    whole = pullback(output), pullback.jvp(output, direction)[1]
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
+    counts: list[int] = []
+    run = threads.run
+    monkeypatch.setattr(threads, "run", lambda f, tasks, n: counts.append(len(tasks)) or run(f, tasks, n))
+    results = []
+    for count in ("1", "2", "5"):
+        monkeypatch.setenv(threads.VARIABLE, count)
+        results.append((pullback(output), pullback.jvp(output, direction)[1]))
+    assert counts == [counts[0]] * 6
+    assert counts[0] > 1
+    for parts in results:
+        for part, first, alone in zip(parts, results[0], whole, strict=True):
+            for name, gradient in part.items():
+                assert np.array_equal(gradient, first[name])
+                size = np.abs(alone[name]).max()
+                np.testing.assert_allclose(gradient, alone[name], rtol=0, atol=1e-5 * size, err_msg=name)
+
+
 def test_a_warning_of_numpy_stays_quiet_in_each_thread(call: tuple[np.ndarray, ...]) -> None:
     """exp of -inf - 0 and the like are meant; the tests make an error of each warning."""
     query, key, value = (x.copy() for x in call)
