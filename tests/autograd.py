@@ -25,6 +25,8 @@ class Call(NamedTuple):
     """Whether query i attends key j; the batch and the heads stand in front."""
     added: Callable[[Mapping[str, Any], Any, Any], Any] | None = None
     """What is added to the scores, beside `attn_mask` and `bias`, of the arrays and of i and j."""
+    with_lse: bool = False
+    """Whether the log-sum-exp of each row is added to its output, as a way to derive both."""
 
 
 def arrays(call: Call, rng: np.random.Generator, dtype: Any) -> dict[str, np.ndarray]:
@@ -77,7 +79,7 @@ def jvp(
     def output(*moved: Any) -> Any:
         still = {name: torch.tensor(x.astype(np.float64), dtype=moved[0].dtype) for name, x in inputs.items()}
         leaves = {**still, **dict(zip(tangents, moved, strict=True))}
-        return attention(call, leaves, None if dropped is None else torch.tensor(dropped))[0]
+        return attention(call, leaves, None if dropped is None else torch.tensor(dropped).to(moved[0].dtype))[0]
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, which torch itself calls
@@ -92,6 +94,7 @@ def laplacian(
     tangents: Mapping[str, np.ndarray],
     laplacians: Mapping[str, np.ndarray],
     dtype: str = "float64",
+    dropped: np.ndarray | None = None,
 ) -> list[np.ndarray]:
     """The tangents of the output and its laplacian, by forward mode over forward mode in `dtype`."""
     import torch
@@ -101,7 +104,8 @@ def laplacian(
         return tuple(torch.tensor(arrays[name].astype(np.float64), dtype=kind) for name in inputs)
 
     def output(*leaves: Any) -> Any:
-        return attention(call, dict(zip(inputs, leaves, strict=True)))[0]
+        factor = None if dropped is None else torch.tensor(dropped).to(leaves[0].dtype)
+        return attention(call, dict(zip(inputs, leaves, strict=True)), factor)[0]
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, which torch itself calls
@@ -124,6 +128,7 @@ def second_order(
     tangents: Mapping[str, np.ndarray],
     cotangents: tuple[np.ndarray, np.ndarray],
     dtype: str = "float64",
+    dropped: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
     """How each gradient changes if the inputs move by tangents, and the first cotangent by the second."""
     import torch
@@ -133,7 +138,7 @@ def second_order(
 
     leaves = {name: tensor(x).requires_grad_() for name, x in inputs.items()}
     cotangent, moved = map(tensor, cotangents)
-    output, _ = attention(call, leaves)
+    output, _ = attention(call, leaves, None if dropped is None else tensor(dropped))
     by = {"materialize_grads": True, "retain_graph": True}
     first = torch.autograd.grad(output, [*leaves.values()], cotangent, create_graph=True, **by)
     slope = sum((x * tensor(tangents[name])).sum() for name, x in zip(leaves, first, strict=True))
@@ -141,6 +146,29 @@ def second_order(
     second = torch.autograd.grad(slope, [*leaves.values()], **by)
     linear = torch.autograd.grad(output, [*leaves.values()], moved, **by)
     return {n: (x + y).double().numpy() for n, x, y in zip(leaves, second, linear, strict=True)}
+
+
+def hessian(
+    call: Call,
+    inputs: Mapping[str, np.ndarray],
+    cotangent: np.ndarray,
+    dtype: str = "float64",
+    dropped: np.ndarray | None = None,
+) -> np.ndarray:
+    """The second derivatives of <cotangent, output> for the query, (*query.shape, *query.shape)."""
+    import torch
+
+    def tensor(x: np.ndarray) -> Any:
+        return torch.tensor(x.astype(np.float64), dtype=getattr(torch, dtype))
+
+    leaves = {name: tensor(x) for name, x in inputs.items()}
+    factor, weight = None if dropped is None else tensor(dropped), tensor(cotangent)
+
+    def loss(query: Any) -> Any:
+        return (attention(call, leaves | {"query": query}, factor)[0] * weight).sum()
+
+    result: np.ndarray = torch.func.jacrev(torch.func.jacrev(loss))(leaves["query"]).double().numpy()
+    return result
 
 
 def output_and_weights(call: Call, inputs: Mapping[str, np.ndarray], dtype: str) -> list[np.ndarray]:
@@ -176,4 +204,6 @@ def attention(call: Call, leaves: Mapping[str, Any], dropped: Any = None) -> tup
     w = torch.softmax(s.masked_fill(empty, 0), dim=-1).masked_fill(empty, 0)[..., : k.shape[-2]]
     w = w if dropped is None else w * dropped
     output = w @ v
+    if call.with_lse:
+        output = output + torch.logsumexp(s, dim=-1, keepdim=True)
     return (output[0] if flat else output.transpose(-3, -2) if heads_last else output), w

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import autograd
@@ -12,11 +12,10 @@ import pytest
 from autograd import Call
 from differentiable_calls import CALLS, FEW, HOLES, MANY
 from libraries import Library
+from transformations import Function, Transformations, transformations
 
 from sdpa_xp import scaled_dot_product_attention as attend
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
-
-Function = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
@@ -25,63 +24,10 @@ def _of_jax_and_mlx(library: Library) -> None:
         pytest.skip("it computes no derivatives, or has tests of its own")
 
 
-class Transformations:
-    """Those of a library, of functions of several arrays that return several."""
-
-    def __init__(self, library: Library) -> None:
-        self.is_jax = library.name.startswith("jax")
-
-    def vjp(self, function: Function, arrays: Sequence[Any], cotangents: Sequence[Any]) -> Sequence[Any]:
-        if self.is_jax:
-            import jax
-
-            return list(jax.vjp(function, *arrays)[1](tuple(cotangents)))
-        import mlx.core as mx
-
-        return list(mx.vjp(function, list(arrays), list(cotangents))[1])
-
-    def jvp(self, function: Function, arrays: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
-        if self.is_jax:
-            import jax
-
-            return list(jax.jvp(function, tuple(arrays), tuple(tangents))[1])
-        import mlx.core as mx
-
-        return list(mx.jvp(function, list(arrays), list(tangents))[1])
-
-    def vmap(self, function: Function) -> Function:
-        if self.is_jax:
-            import jax
-
-            return jax.vmap(function)
-        import mlx.core as mx
-
-        mapped: Function = mx.vmap(function)
-        return mapped
-
-    def of_two(self, function: Function, arrays: Sequence[Any]) -> Any:
-        """The results for two equal queries, mapped at once, with the same other arrays."""
-        query, *others = arrays
-        return self.vmap(lambda query: function(query, *others))(self.stack([query, query]))
-
-    def stack(self, arrays: Sequence[Any]) -> Any:
-        if self.is_jax:
-            import jax
-
-            return jax.numpy.stack(arrays)
-        import mlx.core as mx
-
-        return mx.stack(list(arrays))
-
-    def compiled(self, function: Function) -> Function:
-        if self.is_jax:
-            import jax
-
-            return jax.jit(function)
-        import mlx.core as mx
-
-        compiled: Function = mx.compile(function)
-        return compiled
+def of_two(by: Transformations, function: Function, arrays: Sequence[Any]) -> Any:
+    """The results for two equal queries, mapped at once, with the same other arrays."""
+    query, *others = arrays
+    return by.vmap(lambda query: function(query, *others))(by.stack([query, query]))
 
 
 def derivatives(
@@ -94,7 +40,7 @@ def derivatives(
     compiles: bool,
 ) -> dict[str, list[np.ndarray]]:
     """By the order in which they are computed. The second ones are the Hessian times the tangents."""
-    by, count = Transformations(library), len(arrays)
+    by, count = transformations(library.name), len(arrays)
 
     def gradients(*arrays: Any) -> Any:
         return tuple(by.vjp(function, arrays, [cotangent]))
@@ -109,9 +55,9 @@ def derivatives(
         "reverse over reverse": lambda *x: by.vjp(gradients, x, tangents),
         "reverse over forward": lambda *x: by.vjp(tangent, x, [cotangent]),
         "reverse, mapped": lambda *x: by.vmap(gradients)(*(y[None] for y in x)),
-        "reverse, two mapped": lambda *x: by.of_two(gradients, x),
+        "reverse, two mapped": lambda *x: of_two(by, gradients, x),
         "reverse of two mapped": lambda *x: by.vjp(
-            lambda *x: by.of_two(function, x), x, [by.stack([0.25 * cotangent, 0.75 * cotangent])]
+            lambda *x: of_two(by, function, x), x, [by.stack([0.25 * cotangent, 0.75 * cotangent])]
         ),
     }
 
@@ -238,7 +184,7 @@ def test_a_nan_shows_where_it_is_attended(library: Library, softcap: float | Non
     rng = np.random.default_rng(6)
     arrays = [rng.standard_normal((2, length, 4)) for length in (7, 9, 9)]
     arrays[1][:, 4] = math.nan
-    by = Transformations(library)
+    by = transformations(library.name)
     with library.guard():
         mask = library.put(np.tri(7, 9, dtype=bool))
 
@@ -284,7 +230,7 @@ def test_masked_nan_adds_nothing_to_derivatives_of_a_pullback(library: Library) 
     clean = [rng.standard_normal((2, length, 4)) for length in (3, 5, 5)]
     bad = [x.copy() for x in clean]
     bad[1][:, 4] = bad[2][:, 4] = math.nan
-    by = Transformations(library)
+    by = transformations(library.name)
     with library.guard():
         mask = library.put(np.arange(5) < 4)
 
