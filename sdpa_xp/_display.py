@@ -106,14 +106,20 @@ def table(title: str, rows: Iterable[Sequence[str]], header: Sequence[str] = ())
         f"<tr><th>{escape(name)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
         for name, *cells in rows
     )
-    return f"<div><div>{_lines_of_code(title)}</div><table>{head}<tbody>{body}</tbody></table></div>"
+    above = f"<div>{_lines_of_code(title)}</div>" if title else ""
+    return f"<div>{above}<table>{head}<tbody>{body}</tbody></table></div>"
 
 
 def nested(title: str, items: Iterable[str], *, is_open: bool = True) -> str:
     """Return a heading that opens and closes, with items of HTML below it."""
     inner = "".join(f"<li>{item}</li>" for item in items)
+    return folded(title, f"<ul>{inner}</ul>", is_open=is_open)
+
+
+def folded(title: str, inner: str, *, is_open: bool = True) -> str:
+    """Return a heading that opens and closes, with HTML below it."""
     opened = ' open=""' if is_open else ""
-    return f"<details{opened}><summary><code>{escape(title)}</code></summary><ul>{inner}</ul></details>"
+    return f"<details{opened}><summary><code>{escape(title)}</code></summary>{inner}</details>"
 
 
 def sampled_mask(mask: ScoreModifier, allowed_in: Callable[[Tile], Allowed]) -> str | None:

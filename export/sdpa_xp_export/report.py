@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sdpa_xp._checks.messages import Immutable
-from sdpa_xp._display import nested, table
+from sdpa_xp._display import folded, table
 
 if TYPE_CHECKING:  # it needs onnx, and `Agreement` does not: `make test-fast` runs without
     from sdpa_xp_export._call.call import ExportCall
@@ -247,10 +247,11 @@ class LayerReport(Immutable):
             *[("not tried", line) for line in self.left_out],
         ]
         closest = sorted(self.runs, key=_share, reverse=True)[:CLOSEST]
+        is_one = len({run.output for run in self.runs}) == 1
         runs = [
             (
                 run.inputs,
-                run.output,
+                *([] if is_one else [run.output]),
                 f"{run.agreement.absolute:.2g}",
                 f"{run.agreement.bound:.2g}",
                 _largest_value(run),
@@ -258,9 +259,10 @@ class LayerReport(Immutable):
             for run in closest
         ]
         title = f"The {len(runs)} runs closest to their bounds"
-        tables = [table("", facts), table(title, runs, ("inputs", "output", "error", "bound", "values up to"))]
+        header = ("inputs", *([] if is_one else ["output"]), "error", "bound", "values up to")
         verdict = "agrees" if self.agrees else "DISAGREES"
-        return nested(f"{type(self).__name__}: {verdict} in {len(self.runs)} runs on {self.engine}", tables)
+        heading = f"{type(self).__name__}: {verdict} in {len(self.runs)} runs on {self.engine}"
+        return folded(heading, table("", facts) + table(title, runs, header))
 
 
 def _shortened(lines: tuple[str, ...]) -> str:
