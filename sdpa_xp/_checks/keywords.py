@@ -270,8 +270,11 @@ def explains_keywords(function: F) -> F:
             # Python's own refusal of the arguments comes before the first line of the function.
             if any(frame.f_code is body for frame, _ in walk_tb(error.__traceback__)):
                 raise
-            refusal = _refusal(function, arguments, keywords)
+            name = _called_name(function, arguments)
+            refusal = _refusal(function, name, arguments, keywords)
             if refusal is None:
+                # Python names the class that defines a method, which may be a base that no caller knows.
+                error.args = (str(error).replace(function.__qualname__, name),)
                 raise
         raise refusal
 
@@ -293,16 +296,26 @@ def _unknown(function: str, keywords: Mapping[str, object], names: Iterable[str]
     return None
 
 
+def _owner(function: Callable[..., Any]) -> str:
+    """Return the name of a method's first parameter, or ""."""
+    first = next(iter(inspect.signature(function).parameters), "")
+    return first if first in ("self", "cls") else ""
+
+
+def _called_name(function: Callable[..., Any], arguments: tuple[object, ...]) -> str:
+    """Return the name of a function, a class, or a method of the class that the caller knows."""
+    name, owner = function.__name__, _owner(function)
+    if not owner:
+        return name
+    kind = cast(type, arguments[0]) if owner == "cls" else type(arguments[0])
+    return kind.__name__ if name in ("__init__", "__call__") else f"{kind.__name__}.{name}"
+
+
 def _refusal(
-    function: Callable[..., Any], arguments: tuple[object, ...], keywords: Mapping[str, object]
+    function: Callable[..., Any], name: str, arguments: tuple[object, ...], keywords: Mapping[str, object]
 ) -> ArgumentTypeError | None:
     """Return what is wrong with the names or the number of the arguments; None if it is something else."""
-    parameters = inspect.signature(function).parameters
-    owner = next(iter(parameters), "")
-    is_method, name = owner in ("self", "cls"), function.__name__
-    if is_method:
-        kind = cast(type, arguments[0]) if owner == "cls" else type(arguments[0])
-        name = kind.__name__ if name in ("__init__", "__call__") else f"{kind.__name__}.{name}"
+    parameters, is_method = inspect.signature(function).parameters, _owner(function) != ""
     if (refusal := _unknown(name, keywords, parameters)) is not None:
         return refusal
     places = [key for key, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]

@@ -146,6 +146,14 @@ def test_too_many_places_of_a_method() -> None:
         KVCache(X, X).append(X, X, X)  # type: ignore[call-arg]
 
 
+def test_what_is_missing_is_said_of_the_class_that_the_caller_knows() -> None:
+    pool = np.zeros((2, 1, 4, 8))
+    for cache in (KVCache(X, X), sdpa_xp.PagedKVCache(pool, pool, [[0]], [2])):
+        rule = rf"^{type(cache).__name__}\.quantised\(\) missing 1 required positional argument: 'dtype'"
+        with pytest.raises(TypeError, match=rule):
+            cache.quantised()  # type: ignore[call-arg]
+
+
 def test_an_error_of_the_call_itself_stays_as_it_is() -> None:
     mask = masks.from_function(lambda b, h, i, j: len(1, 2))  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="len"):
