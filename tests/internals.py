@@ -236,6 +236,7 @@ PLACES = {
     "version": "sdpa_xp_export._runtime.session:version",
     "VERY_MANY_SCORES": "sdpa_xp_export.forms.choice:VERY_MANY_SCORES",
     "Weight": "sdpa_xp_export._files.model:Weight",
+    "widen": "sdpa_xp._core.quantised:widen",
     "widest_dtype": "sdpa_xp._libraries:widest_dtype",
     "with_arrays": "sdpa_xp_export._agree.library_calls:with_inputs",
     "with_changed_arrays": "sdpa_xp_export._layer.held_arrays:with_changed_arrays",

@@ -11,7 +11,7 @@ from sdpa_xp._call.padded import RaggedBatch, equal_lengths, gather_sequences, p
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._core.pool_order import attend_in_pool_order, plan_pool
 from sdpa_xp._core.products import ArraySource, PagedSource
-from sdpa_xp._core.quantised import source_of
+from sdpa_xp._core.quantised import factored_operands, source_of
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.plan import Plan, plan_pages
@@ -73,7 +73,7 @@ def attend(paged: PagedCall, *, with_lse: bool) -> tuple[Array, Array | None]:
             return PagedSource(pool, tables)
 
         key, value = (source_of(call.arrays, name, in_blocks) for name in ("key_blocks", "value_blocks"))
-        return ragged.GroupArrays(paged.query_of(group), key, value)
+        return ragged.GroupArrays(*factored_operands(group.grid, paged.query_of(group), key, value))
 
     if starts is not None:
         return ragged.attend_packed(call, starts, groups, paged.widths, arrays_of, with_lse=with_lse)

@@ -129,7 +129,7 @@ def attend_in_pool_order(
         with computing(query):  # here too: a library may keep this setting for each thread
             runs, size = plan.parts[part], key_blocks.shape[-2]
             tiles = _computed_runs(with_buffers, query, key_blocks, runs, m)
-            added = unshifted_sums(with_buffers, tiles, values, size)
+            added = unshifted_sums(with_buffers, tiles, (values, None), size)
             for run, (_, l, o) in zip(runs, added, strict=True):
                 if run.unused:  # what lies there may be NaN, which no product with zero removes
                     l[run.unused, ...] = o[run.unused, ...] = 0.0

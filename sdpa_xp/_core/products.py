@@ -120,6 +120,10 @@ def call_buffers(grid: ScoreGrid) -> Iterator[CallBuffers]:
     idle += used[: MOST_IDLE - len(idle)]
 
 
+FactoredSlices: TypeAlias = tuple[Callable[[range], Array], Callable[[range], Array] | None]
+"""What `KeyValueSource.factored_slices` returns."""
+
+
 class KeyValueSource(Protocol):
     """The keys or the values of a call. They are read tile by tile, and all of them are never one copy."""
 
@@ -137,6 +141,12 @@ class KeyValueSource(Protocol):
         """Return a function of `columns`, which returns them in the dtype of the grid, or also transposed.
 
         What does not depend on the columns is done once.
+        """
+
+    def factored_slices(self, grid: ScoreGrid, *, transposed: bool = False) -> FactoredSlices:
+        """Return `slices` without a factor of each key, and a function of `columns` that returns the factors.
+
+        The factors are (..., H, 1, columns); None in place of their function is 1.
         """
 
 
@@ -169,6 +179,9 @@ class ArraySource(NamedTuple):
         array, whole = grid.xp.matrix_transpose(self.array), range(self.array.shape[-2])
         # The whole array needs no slice, which would be an operation in a graph.
         return lambda columns: array if columns == whole else array[..., columns.start : columns.stop]
+
+    def factored_slices(self, grid: ScoreGrid, *, transposed: bool = False) -> FactoredSlices:
+        return self.slices(grid, transposed=transposed), None
 
 
 class PagedSource(NamedTuple):
@@ -208,6 +221,9 @@ class PagedSource(NamedTuple):
 
     def slices(self, grid: ScoreGrid, *, transposed: bool = False) -> Callable[[range], Array]:
         return _converted(self, grid, transposed)
+
+    def factored_slices(self, grid: ScoreGrid, *, transposed: bool = False) -> FactoredSlices:
+        return self.slices(grid, transposed=transposed), None
 
 
 def _converted(source: KeyValueSource, grid: ScoreGrid, transposed: bool) -> Callable[[range], Array]:
@@ -252,6 +268,20 @@ def fold_groups(xp: Namespace, rows: Array, key_heads: int) -> Array:
     # Two steps, because not every lazy library can split and merge axes in one reshape. Both are views.
     split = xp.reshape(rows, (*batch, key_heads, group, length, width))
     return xp.reshape(split, (*batch, key_heads, group * length, width))
+
+
+def multiply_columns(xp: Namespace, rows: Array, factors: Array, *, in_place: bool) -> Array:
+    """Return rows (..., Hq, L, X) times factors (..., H, 1, X), which the heads of a group share."""
+    *batch, heads, length, columns = rows.shape
+    key_heads, split = factors.shape[-3], rows
+    if heads != key_heads:
+        split = xp.reshape(rows, (*batch, key_heads, heads // key_heads, length, columns))
+        factors = xp.expand_dims(factors, axis=-3)
+    if in_place:
+        split *= factors
+    else:
+        split = split * factors
+    return split if heads == key_heads else xp.reshape(split, (*split.shape[:-4], heads, length, columns))
 
 
 def any_query_attends(xp: Namespace, allowed: Array, key_heads: int) -> Array:

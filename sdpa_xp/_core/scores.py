@@ -11,7 +11,14 @@ from typing import NamedTuple, cast
 from sdpa_xp._core.differentiable import differentiable_product
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.fixed_blocks import multiply_keys
-from sdpa_xp._core.products import Buffer, CallBuffers, KeyValueSource, key_leading_slice, matmul_grouped
+from sdpa_xp._core.products import (
+    Buffer,
+    CallBuffers,
+    KeyValueSource,
+    key_leading_slice,
+    matmul_grouped,
+    multiply_columns,
+)
 from sdpa_xp._libraries import LARGEST, astype_if_needed, dtype_name
 from sdpa_xp._libraries.capabilities import TangentRules
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
@@ -213,13 +220,15 @@ class Scores(NamedTuple):
         `leaves_mask` the tiles are trimmed, and the mask is left to the caller, who sets exponentials to zero.
         The scores may lie in buffers, which the next tile uses again.
         """
-        keys, has_biases = self.key.slices(self.grid, transposed=True), len(self.options.biases) > 0
+        keys, factors = self.key.factored_slices(self.grid, transposed=True)
+        has_biases = len(self.options.biases) > 0
         rules = self.tangent_rules
         if rules is not None and not self.options.may_mask:
             rules = None
         for tile, allowed in self.tiles(rows, plan, trims=leaves_mask):
             part = query if tile.rows == rows else query[rows_within(tile, rows)]
-            s = capped = self.products(part, keys(tile.columns), allowed, rules)
+            of_keys = None if factors is None else factors(tile.columns)
+            s = capped = self.products(part, keys(tile.columns), allowed, rules, of_keys)
             attends: Allowed = True if leaves_mask else allowed
             if has_biases or attends is not True:
                 s, attends = self.with_biases(tile, capped, attends)
@@ -245,8 +254,9 @@ class Scores(NamedTuple):
         transposed_keys: Array,
         allowed: Allowed = True,
         rules: TangentRules | None = None,
+        factors: Array | None = None,
     ) -> Array:
-        """Return the soft-capped products of a `scaled_query` with keys (..., H, E, columns)."""
+        """Return the soft-capped products of a `scaled_query` and keys (..., H, E, columns) times `factors`."""
         xp, softcap = self.grid.xp, self.options.softcap
         buffer = None if self.buffers is None else self.buffers.scores
         if rules is None:
@@ -266,6 +276,8 @@ class Scores(NamedTuple):
             if self.options.has_functions:
                 # A function may multiply by an array of the caller, whose gradient a masked NaN would reach.
                 scores = self.without_masked(scores, allowed)
+        if factors is not None:
+            scores = multiply_columns(xp, scores, factors, in_place=buffer is not None)
         if softcap is None:
             return scores
         if buffer is None:

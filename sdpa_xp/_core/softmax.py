@@ -22,10 +22,12 @@ from sdpa_xp._core.differentiable import weigh_differentiably
 from sdpa_xp._core.products import (
     Buffer,
     CallBuffers,
+    FactoredSlices,
     KeyValueSource,
     NonfiniteGuard,
     checksum,
     matmul_grouped,
+    multiply_columns,
     weigh,
 )
 from sdpa_xp._core.scores import Scores, rows_within
@@ -98,13 +100,17 @@ def attend_with_running_shift(
     scores: Scores, query: Array, value: KeyValueSource, plan: Plan, rows: range, guard: NonfiniteGuard
 ) -> RowResult:
     """Return the attention of a `scaled_query`, with the largest score of each row as m."""
-    xp, dropout, values = scores.grid.xp, scores.options.dropout, value.slices(scores.grid)
-    rules = scores.tangent_rules
+    xp, dropout, rules = scores.grid.xp, scores.options.dropout, scores.tangent_rules
+    values, factors = value.factored_slices(scores.grid)
+    if guard != "none":  # a guard looks at the values themselves
+        values, factors = value.slices(scores.grid), None
 
     def summands(tile: Tile, p: Array, allowed: Allowed, _: Array, memory: Buffer | None) -> Iterator[Array]:
         yield xp.sum(p, axis=-1, keepdims=True)
         # Dropout comes after the sum: the weights are normalised before some are dropped.
         kept = p if dropout is None else dropout.apply(tile, p)
+        if factors is not None:
+            kept = multiply_columns(xp, kept, factors(tile.columns), in_place=memory is not None)
         # No name for the values: a copy from a paged cache would live until the next copy has been made.
         if rules is None or isinstance(allowed, bool) or guard == "none":
             yield weigh(xp, kept, values(tile.columns), allowed, guard, memory)
@@ -203,7 +209,7 @@ def attend_with_fixed_shift(
     """Return the attention of a `scaled_query` with m = 0; check the result with `is_accurate`."""
     l, o = zero_sums(scores, len(rows), value.width, out)
     tiles = scores.computed_tiles(rows, plan, query, leaves_mask=True)
-    for tile, of_l, of_o in unshifted_sums(scores, tiles, value.slices(scores.grid), plan.columns):
+    for tile, of_l, of_o in unshifted_sums(scores, tiles, value.factored_slices(scores.grid), plan.columns):
         index = ... if tile.rows == rows else rows_within(tile, rows)
         l[index] += of_l
         o[index] += of_o
@@ -221,17 +227,18 @@ def zero_sums(scores: Scores, rows: int, width: int, out: Array | None = None) -
 def unshifted_sums(
     scores: Scores,
     tiles: Iterable[tuple[Tile, Array, Allowed, Array]],
-    values: Callable[[range], Array],
+    factored: FactoredSlices,
     columns: int,
 ) -> Iterator[tuple[Tile, Array, Array]]:
     """Yield what tiles of up to `columns` keys add to l and o, until the next one; the scores get overwritten.
 
     `tiles` are `Scores.computed_tiles`, whose mask was left, or others whose m was subtracted before.
+    `factored` are the values.
     """
     xp, dropout, leading_shape = scores.grid.xp, scores.options.dropout, scores.leading_shape
     buffers = cast(CallBuffers, scores.buffers)
     exp, multiply, product = buffers.functions.exp, buffers.functions.multiply, buffers.product
-    ones = buffers.ones(columns)
+    ones, (values, factors) = buffers.ones(columns), factored
     for tile, s, allowed, _ in tiles:
         p = exp(s, out=s)
         if not isinstance(allowed, bool):
@@ -240,6 +247,8 @@ def unshifted_sums(
             p = multiply(p, allowed, out=p) if fits else p * xp.astype(allowed, p.dtype)
         of_l = p @ ones[: p.shape[-1], :]  # a product with ones is faster than a sum of rows
         kept = p if dropout is None else dropout.apply(tile, p)
+        if factors is not None:
+            kept = multiply_columns(xp, kept, factors(tile.columns), in_place=True)
         yield tile, of_l, matmul_grouped(xp, kept, values(tile.columns), product)
 
 

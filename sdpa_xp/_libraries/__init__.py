@@ -205,6 +205,12 @@ def rows_in_blocks(pool: Array, tables: Sequence[Sequence[int]] | Array) -> Arra
     return cast(Array, library.rows.in_blocks(pool, tables, library.namespace(pool), library.device(pool)))
 
 
+def halves_of_bytes(array: Array) -> Array:
+    """Return the halves of each byte of uint8 (..., n), the lower one first, as uint8 (..., 2 n)."""
+    library = library_of(array)
+    return cast(Array, library.halves_of_bytes(array, library.namespace(array)))
+
+
 def widest_dtype(function: str, array: Array) -> Dtype:
     """Return float64 if the device of `array` has it, else float32. `function` is for messages."""
     library = library_of(array)

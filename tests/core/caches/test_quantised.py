@@ -249,22 +249,70 @@ def test_a_window_that_rolls_in_place(arrays: dict[str, np.ndarray]) -> None:
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("per", ["token", "channel"])
+@pytest.mark.parametrize(("per", "first"), [("token", 0), ("channel", 0), ("channel", 8)])
 def test_a_token_that_is_not_finite(
-    library: Library, arrays: dict[str, np.ndarray], bad: float, per: Any
+    library: Library, arrays: dict[str, np.ndarray], bad: float, per: Any, first: int
 ) -> None:
-    """All of its numbers are NaN, which the rows that attend to it show, and no others."""
+    """All of its numbers are NaN, which the rows that attend to it show, and no others.
+
+    From query 8 on there are few queries, the first of which attends to token 5.
+    """
+    token = 5 if first else 4
+    rows = slice(max(token, first) - first, token + 4 - first)
     for name in ("key", "value"):
         changed = {**arrays, name: arrays[name].copy()}
-        changed[name][0, 1, 4, 2] = bad
+        changed[name][0, 1, token, 2] = bad
         with library.guard():
             cache = KVCache(*(library.put(x) for x in parts(changed, 0, 12))).quantised("int8", per=per)
-            output = library.get(cache.attend(library.put(changed["query"]), masks.sliding_window(3, 0)))
+            query = library.put(changed["query"][:, :, first:])
+            output = library.get(cache.attend(query, masks.sliding_window(3, 0)))
             wide = library.get(getattr(cache, name))
         is_nan = np.isnan(output)
-        assert is_nan[0, 2:, 4:8].all()
-        assert is_nan.sum() == 2 * 4 * 6
+        assert is_nan[0, 2:, rows].all()
+        assert is_nan.sum() == 2 * (rows.stop - rows.start) * 6
         assert np.isnan(wide).sum() == wide.shape[-1]
+
+
+@pytest.mark.sampled(0, on="EAGER_JAX")
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize(("dtype", "per"), KINDS)
+@pytest.mark.parametrize("size", [1, 40])
+def test_few_queries_of_many_tokens(
+    library: Library, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, dtype: Any, per: Any, size: int
+) -> None:
+    """Scores and weights are multiplied by the scales, with and without a maximum, also of another batch."""
+    override(monkeypatch, "LEAST_SCORES_WITHOUT_MAXIMUM", 1)
+    arrays = draw_named(rng, {"query": (3, 4, 2, 8), "key": (1, 2, 90, 8), "value": (1, 2, 90, 6)})
+    arrays["query"] *= size
+    with library.guard():
+        query, key, value = map(library.put, arrays.values())
+        cache = KVCache(key, value).quantised(dtype, per=per)
+        output = library.get(cache.attend(query, masks.sliding_window(70, 0), softcap=30.0))
+        tokens = {name: library.get(x) for name, x in (("key", cache.key), ("value", cache.value))}
+    i, j = np.arange(88, 90)[:, None], np.arange(90)
+    call = {"query": arrays["query"], **tokens, "attn_mask": (j <= i) & (i - j <= 70)}
+    assert_agrees(library, output, call, softcap=30.0)
+
+
+@pytest.mark.parametrize("dtype", LARGEST)
+def test_a_step_multiplies_no_token_by_its_scale(
+    arrays: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch, dtype: Any
+) -> None:
+    """The scores and weights of few queries have fewer elements than the tokens."""
+    cache = KVCache(*parts(arrays, 0, 12)).quantised(dtype, per="channel")
+    pools = (arrays[name].reshape(4, 2, 6, -1) for name in ("key", "value"))
+    paged = PagedKVCache(*pools, [[0, 1], [2, 3]], [12, 12]).quantised(dtype)
+    query = arrays["query"][:, :, -1:]
+    expected = [kind.attend(query) for kind in (cache, paged)]
+
+    def widen(*_arguments: Any, **_keywords: Any) -> None:
+        raise AssertionError
+
+    override(monkeypatch, "widen", widen)
+    for kind, output in zip((cache, paged), expected, strict=True):
+        np.testing.assert_array_equal(kind.attend(query), output)
+    with pytest.raises(AssertionError):
+        cache.attend(arrays["query"])
 
 
 def test_long_prompts_are_quantised_part_by_part(
@@ -352,6 +400,15 @@ def test_stored_arrays_of_halves(arrays: dict[str, np.ndarray]) -> None:
     assert again.key.dtype == again.append(*halves).attend(halves[0]).dtype == np.float16
     assert {*KVCache(*halves).stored} == {"key", "value"}
     assert KVCache.from_stored(cache.stored).key.dtype == F
+
+
+@pytest.mark.parametrize("queries", [1, 12])
+def test_stored_arrays_in_any_order_in_memory(arrays: dict[str, np.ndarray], queries: int) -> None:
+    cache = KVCache(*parts(arrays, 0, 12)).quantised("int4", per="channel")
+    again = KVCache.from_stored({name: np.asfortranarray(x) for name, x in cache.stored.items()})
+    np.testing.assert_array_equal(again.key, cache.key)
+    query = arrays["query"][:, :, -queries:]
+    np.testing.assert_allclose(again.attend(query), cache.attend(query), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.needs("torch")
