@@ -1,4 +1,4 @@
-"""The derivatives of a prepared call: `gradients.py` returns them to a caller, `recorded.py` to a library."""
+"""The derivatives of a prepared call: `gradients.py` gives them to a caller, `_operations.py` to a library."""
 
 from __future__ import annotations
 

@@ -224,12 +224,13 @@ def _is_differentiated(call: PreparedCall, kernel: Kernel | None) -> bool:
         return False
     if not autograd.differentiates([*call.arrays.values(), *options.arrays()]):
         return False
-    if not (kernel or grid.is_traced or options.masks or options.biases):
+    is_transformed = grid.is_traced and not autograd.is_compiling()
+    if not (kernel or is_transformed or options.masks or options.biases):
         return math.prod(grid.shape) > MOST_SCORES_KEPT
     # A function of the caller may bring in arrays that only the library knows: those of a bias may have
     # gradients, and those of a mask may belong to a transformation.
     modifiers = (*options.biases, *(options.masks if grid.is_traced else ()))
-    return not any(modifier.has_code_of_caller() for modifier in modifiers)
+    return all(modifier.has_known_gradients() for modifier in modifiers)
 
 
 def compute_state(

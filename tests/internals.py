@@ -246,6 +246,7 @@ PLACES = {
     "without_numbers": "sdpa_xp_export._files.model:without_numbers",
     "Work": "sdpa_xp._call.padded:Work",
     "WORK_OF_LAUNCHES": "sdpa_xp._call.padded:WORK_OF_LAUNCHES",
+    "description": "sdpa_xp._call.description",
     "torch_function": "sdpa_xp._libraries.torch_function",
 }
 """Name -> a module, or `module:attribute`."""

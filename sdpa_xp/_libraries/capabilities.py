@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
 
 from sdpa_xp._libraries.protocols import Array, Chunks, Device
 
@@ -75,8 +75,10 @@ class Rows:
 class Operation(Protocol):
     """An operation that gives a library its derivatives, as operations that have derivatives again."""
 
-    scores: int
-    """How many scores it computes."""
+    @property
+    def scores(self) -> int:
+        """How many scores it computes, or 0 if no `vmap` asks for that."""
+
     returned: int
     """How many results have derivatives. The others are kept for the derivatives of these."""
     keeps_results: bool
@@ -112,6 +114,20 @@ class KernelOperation(Operation, Protocol):
         """Return whether these derivatives are right."""
 
 
+class OperationText(NamedTuple):
+    """An operation as values that a compiler can keep."""
+
+    operation: str
+    function: str
+    """The public function that was called."""
+    queries_at_end: bool
+    """Whether the queries are the last tokens of the keys."""
+    options: str
+    """With the next two, what `describe` makes of the options."""
+    integers: Sequence[int]
+    numbers: Sequence[float]
+
+
 class Autograd(Protocol):
     """What records the operations of arrays, and may change what they mean."""
 
@@ -129,6 +145,20 @@ class Autograd(Protocol):
 
     def differentiable_again(self, operation: KernelOperation, output: Array, arrays: Sequence[Array]) -> Array:
         """Return the output of an operation that the library has recorded, but cannot differentiate twice."""
+
+    def is_compiling(self) -> bool:
+        """Return whether a compiler traces the current call, which keeps no operation but `compiled` ones."""
+
+    def define_operator(
+        self,
+        restore: Callable[[OperationText, Sequence[Array]], Any],
+        empty_results: Callable[[Any, Sequence[Array]], list[Array]],
+        /,
+    ) -> None:
+        """Define the operator of `compiled`, by the operation of a text and its results without values."""
+
+    def compiled(self, text: OperationText, arrays: Sequence[Array]) -> Sequence[Array]:
+        """Return the results of an operation, which a compiler keeps as it is."""
 
     def detach(self, array: Any) -> Any:
         """Return `array` without the operations that are recorded."""

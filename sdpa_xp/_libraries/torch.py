@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import array_api_compat as compat
 
 from sdpa_xp._libraries.base import Addresses, Library, has_repeats
-from sdpa_xp._libraries.capabilities import Generators, KernelOperation, Operation
+from sdpa_xp._libraries.capabilities import Generators, KernelOperation, Operation, OperationText
 from sdpa_xp._libraries.protocols import Array, Device, Namespace
 
 A = TypeVar("A")
@@ -78,6 +78,8 @@ class TorchAutograd:
         return (is_recorded and torch.is_grad_enabled()) or (has_tangents() and torch._C._is_fwd_grad_enabled())
 
     def differentiates(self, arrays: Sequence[Any]) -> bool:
+        if is_compiling():
+            return takes_operators(arrays) and self.records(arrays)
         if arrays[0].device.type == "meta" or not takes_functions():
             return False
         is_plain = sys.modules["torch"]._C._functorch.peek_interpreter_stack() is None
@@ -92,6 +94,17 @@ class TorchAutograd:
         from sdpa_xp._libraries import torch_function
 
         return torch_function.DifferentiableAgain.apply(operation, output, *arrays)
+
+    def is_compiling(self) -> bool:
+        return is_compiling()
+
+    def define_operator(self, restore: Callable[..., Any], empty_results: Callable[..., Any]) -> None:
+        from sdpa_xp._libraries import torch_operator
+
+        torch_operator.define(restore, empty_results)
+
+    def compiled(self, text: OperationText, arrays: Sequence[Any]) -> Sequence[Any]:
+        return cast(Sequence[Any], sys.modules["torch"].ops.sdpa_xp.attention(*text, arrays))
 
     def detach(self, array: Any) -> Any:
         return array.detach()
@@ -247,6 +260,19 @@ def takes_functions() -> bool:
     # A function has no rule for `torch.func.functionalize`.
     levels = torch._C._functorch.get_interpreter_stack()
     return all(level.key() != torch._C._functorch.TransformType.Functionalize for level in levels)
+
+
+def takes_operators(arrays: Sequence[Any]) -> bool:
+    """Return whether torch.compile keeps a call of `arrays` as an operator of ours.
+
+    An exported program must run without sdpa_xp. On a device the operator would wait for values, and it has no
+    rules for forward mode and `vmap`.
+    """
+    torch = sys.modules["torch"]
+    if torch.compiler.is_exporting() or has_tangents():
+        return False
+    is_on_cpu = all(x.device.type == "cpu" for x in arrays)
+    return is_on_cpu and torch._C._functorch.get_dynamic_layer_stack_depth() == 0
 
 
 def makes_fakes() -> bool:

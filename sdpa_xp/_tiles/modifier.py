@@ -49,8 +49,10 @@ class ScoreModifier(Tree, Immutable):
         for name, argument in self._fields():
             if is_array(argument):
                 yield self, name
-        for part in self.parts:
-            yield from part.holders()
+            elif isinstance(argument, tuple):
+                for part in argument:
+                    if isinstance(part, ScoreModifier):
+                        yield from part.holders()
 
     @property
     def parts(self) -> tuple[ScoreModifier, ...]:
@@ -100,6 +102,10 @@ class ScoreModifier(Tree, Immutable):
             return True
         is_function = any(callable(argument) for _, argument in self._fields())
         return is_function or any(part.has_code_of_caller() for part in self.parts)
+
+    def has_known_gradients(self) -> bool:
+        """Return whether the derivatives of its arrays are known, and not only to the library of these."""
+        return not self.has_code_of_caller() and all(part.has_known_gradients() for part in self.parts)
 
     def __repr__(self) -> str:
         return call_of(self, self.name)

@@ -17,7 +17,7 @@ from sdpa_xp._checks.integers import check_integer_rows, check_integers, check_o
 from sdpa_xp._checks.keywords import check_integer
 from sdpa_xp._checks.messages import brief
 from sdpa_xp._checks.score_arrays import THE_BATCH, check_broadcasts
-from sdpa_xp._libraries import computing, is_array, is_number, library_of, namespace_of
+from sdpa_xp._libraries import FLOATING, computing, dtype_name, is_array, is_number, library_of, namespace_of
 from sdpa_xp._libraries.protocols import AnyArray, Array, Shape
 from sdpa_xp._tiles.modifier import ScoreModifier
 from sdpa_xp._tiles.score_grid import ScoreGrid
@@ -257,6 +257,12 @@ class _AtPositions(ScoreModifier):
     @property
     def parts(self) -> tuple[Any, ...]:
         return self.modifiers
+
+    def has_known_gradients(self) -> bool:
+        # A term is asked for its gradient at places, not at positions.
+        (modifier,) = self.modifiers
+        arrays = [cast(Array, array) for _, array in modifier.arrays()]
+        return bool(modifier.has_known_gradients()) and all(dtype_name(x.dtype) not in FLOATING for x in arrays)
 
     def _bind_at(self, grid: ScoreGrid) -> tuple[Any, TokenPositions]:
         """Return what the mask or the bias is bound to, and the positions, of the grid's batch entries."""
