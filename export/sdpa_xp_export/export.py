@@ -157,7 +157,13 @@ def export_call(
     written = FORMS[name]
     if opset is None:
         opset = written.opset_of(call) if written.opset_of else written.default_opset
-    graph = Graph(opset=opset, namespace=_arrays, attend=refuse_attention, float_dtype=call.accumulation_dtype)
+    graph = Graph(
+        opset=opset,
+        namespace=_arrays,
+        attend=refuse_attention,
+        float_dtype=call.accumulation_dtype,
+        for_openvino=target.engine == "openvino",
+    )
     text = to_json(call)
     metadata = {
         "sdpa_xp.version": sdpa_xp.__version__,

@@ -159,6 +159,7 @@ def _traced(
         attend=attention,
         computes_bfloat16=target.provider == "cuda",  # the CPU's kernels only move bfloat16
         erf_keeps_nan=not target.is_before(ERF_KEEPS_NAN),
+        for_openvino=target.engine == "openvino",
         array_names={id(array): name for name, array in parameter_arrays(layer).items()},
     )
 

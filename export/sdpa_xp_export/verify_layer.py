@@ -116,7 +116,7 @@ def verify_layer(
     calls = [*(traced or []), *stated]  # a file can state too few
     calls = [call for n, call in enumerate(calls) if call not in calls[:n]]
     chosen = LayerLengths(calls, specs, blocks_of(loaded), thorough=thorough, memory=memory)
-    inputs = LayerInputs(loaded, specs, draws, stated if traced is None else traced)
+    inputs = LayerInputs(loaded, specs, draws, stated if traced is None else traced, engine)
     both = BothLayers(layer, keywords, np.random.default_rng([seed, 2]), double=_is_double(loaded))
     tried = CaseList(both, inputs, chosen, seed)
     tried.fill()

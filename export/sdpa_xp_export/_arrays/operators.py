@@ -23,6 +23,7 @@ from sdpa_xp_export._dtypes.dtype import (
     FLOATING,
     INTEGERS,
     UNSIGNED,
+    bits,
     holds,
     joint,
     joint_of_kinds,
@@ -227,6 +228,8 @@ def kernel_dtype(op: str, value: GraphValue) -> str:
     dtype = value.elem_type
     if dtype == "bfloat16":
         return dtype if value.graph.computes_bfloat16 or op in _MOVING else "float32"
+    if value.graph.for_openvino and dtype in INTEGERS and bits(dtype) < 32:
+        return "int32"
     if dtype not in _MISSING.get(op, ()):
         return dtype
     return _WIDER[dtype]
@@ -270,6 +273,8 @@ def _with_scalar(name: str, value: GraphValue, scalar: Scalar) -> tuple[GraphVal
     if dtype in INTEGERS and not holds(dtype, int(scalar)):
         rule = f"a Python integer in `{name}` must be within the range of the dtype of the array"
         raise OverflowError(Message(graph.function, rule, {"integer": scalar, "dtype": dtype}))
+    if dtype in INTEGERS:
+        graph.check_integers(name, scalar)
     try:
         return value.astype(dtype), graph.constant(scalar, dtype)
     except OverflowError as error:  # an integer that no float holds

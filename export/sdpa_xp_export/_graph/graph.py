@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp_export._dtypes.dtype import ONNX_DTYPE, Dtype, dtype_name, numpy_dtype, to_numpy
+from sdpa_xp_export._dtypes.dtype import ONNX_DTYPE, Dtype, dtype_name, holds, numpy_dtype, to_numpy
 from sdpa_xp_export._files.model import Weight
 from sdpa_xp_export._graph.lengths import DEVICE, Device, FloatOfLengths, Length, plain
 from sdpa_xp_export.spec import SymbolicShape, TensorSpec
@@ -50,6 +50,9 @@ class Graph:
     """Whether the provider has kernels for bfloat16; the CPU provider has none that compute."""
     erf_keeps_nan: bool = False
     """Whether every release that the graph is for returns NaN for the Erf of NaN."""
+    for_openvino: bool = False
+    """Whether OpenVINO runs the graph. Release 2026.4 computes integers of 64 bits in 32, rounds the quotients
+    of bytes, and its TopK leaves the order of equal elements open."""
     function: str = "export_attention"
     """The function that messages name."""
     inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
@@ -70,7 +73,7 @@ class Graph:
 
     def part(self, **fields: Any) -> Graph:
         """Return a graph with the settings of this one, and with its count, so that no name stands in both."""
-        settings = ("opset", "namespace", "attend", "float_dtype", "function", "count")
+        settings = ("opset", "namespace", "attend", "float_dtype", "for_openvino", "function", "count")
         return Graph(**{name: getattr(self, name) for name in settings} | fields)
 
     def loop_body(self) -> Graph:
@@ -94,9 +97,19 @@ class Graph:
     def weight(self, name: str, array: NDArray[Any]) -> GraphValue:
         """Return the initializer that the call names `name`, which is added when it is first asked for."""
         if name not in self.named:
+            if array.dtype.kind in "iu" and array.size:
+                self.check_integers(name, array.min(), array.max())
             self.weights.append(Weight(name, array))
             self.named[name] = GraphValue(self, name, array.dtype.name, array.shape)
         return self.here(self.named[name])
+
+    def check_integers(self, name: str, *numbers: Any) -> None:
+        """Refuse integers of the caller that the program cannot compute with."""
+        for number in map(int, numbers):
+            if self.for_openvino and not holds("int32", number):
+                rule = f"`{name}` must hold integers of 32 bits for openvino, which computes no others"
+                hint = "Use smaller ones, or export for onnxruntime."
+                raise ArgumentValueError(self.function, rule, {"integer": number}, hint)
 
     def operand(self, operand: object) -> GraphValue:
         """Return a value unchanged, and an array as `from_array` converts it."""

@@ -19,6 +19,7 @@ from sdpa_xp_export._call.mask_analysis import CallNumbers
 from sdpa_xp_export._dtypes.dtype import INTEGERS, numpy_dtype
 from sdpa_xp_export._files.model import Model
 from sdpa_xp_export._graph.traced_graph import moved_inputs
+from sdpa_xp_export._runtime.releases import EngineName
 from sdpa_xp_export._verify.expected import Arrays
 from sdpa_xp_export._verify.inputs import (
     LENGTHS,
@@ -140,8 +141,11 @@ class LayerInputs:
         specs: Mapping[str, TensorSpec],
         draws: Mapping[str, Draw],
         calls: Sequence[CallNumbers],
+        engine: EngineName,
     ) -> None:
         self.specs, self.draws, self.rows = specs, draws, table_rows(model)
+        self.is_narrow = engine == "openvino"
+        """Whether integers are computed in 32 bits, whose products soon overflow."""
         self.uses = {
             name: [
                 (call, operand)
@@ -197,13 +201,13 @@ class LayerInputs:
 
     def choices(self) -> Iterator[tuple[IntegerChoice, list[str]]]:
         """Yield what integers are tried with beside random ones, and the inputs that it concerns."""
-        drawn_here = [name for name in self.uses if name not in self.draws and name not in self.rows]
+        drawn_here = self._drawn_here
         if bounded := [name for name in drawn_here if self.uses[name]]:
             yield from (("least integers", bounded), ("most integers", bounded))
         free = [name for name in drawn_here if not self.uses[name]]
         if signed := [name for name in free if not self.specs[name].dtype.startswith("u")]:
             yield "negative integers", signed
-        if free:
+        if free and not self.is_narrow:
             yield "large integers", free
 
     def left_out(self) -> Iterator[str]:
@@ -211,6 +215,14 @@ class LayerInputs:
         for name, rows in self.rows.items():
             if name in self.uses and name not in self.draws:
                 yield f"negative and large integers in {name}: it numbers the {rows} rows of a table"
+        for name in self._drawn_here:
+            if self.is_narrow and not self.uses[name]:
+                yield f"large integers in {name}: OpenVINO computes integers in 32 bits"
+
+    @property
+    def _drawn_here(self) -> list[str]:
+        """The integer inputs that are neither drawn by the caller nor row numbers."""
+        return [name for name in self.uses if name not in self.draws and name not in self.rows]
 
     def _integers(
         self,

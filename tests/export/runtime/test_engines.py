@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 from command import refused, run
@@ -162,6 +163,62 @@ def test_ids_of_64_bits_are_refused_for_openvino() -> None:
     with pytest.raises(TypeError, match=f"^export_attention: {words}"):
         export_attention(X, X, X, masks.document(ids("int64")), runtime=RUNTIMES["openvino"])
     export_attention(X, X, X, masks.document(ids("int32")), runtime=RUNTIMES["openvino"])
+
+
+IDS = TensorSpec("int64", ("L",))
+BIG = np.asarray([2**31, 0])
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        (lambda x: x + 2**31, "`add` must hold integers of 32 bits .*; got integer=2147483648"),
+        (lambda x: x * BIG[:1], "`weight_0` must hold integers of 32 bits .*; got integer=2147483648"),
+        (lambda x: x + np.int64(-(2**31) - 1), "`weight_0` must hold integers of 32 bits"),
+        (lambda x: x.__array_namespace__().sort(x), "a graph for openvino must not sort"),
+        (lambda x: x.__array_namespace__().unique_values(x), "a graph for openvino must not sort"),
+    ],
+)
+def test_what_openvino_computes_wrong_is_refused(layer: Any, words: str) -> None:
+    """Constants beyond 32 bits, and what needs equal elements in order."""
+    with pytest.raises(ValueError, match=f"^to_onnx: {words}"):
+        to_onnx(layer, IDS, runtime=RUNTIMES["openvino"])
+    to_onnx(layer, IDS)
+
+
+def test_ids_of_a_mask_are_constants_too() -> None:
+    fixed = TensorSpec("float32", (1, 2, 2, 8))
+    with pytest.raises(ValueError, match=r"`query_ids` must hold integers of 32 bits"):
+        export_attention(fixed, fixed, fixed, masks.document(BIG[None]), runtime=RUNTIMES["openvino"])
+
+
+@pytest.mark.needs("openvino")
+@pytest.mark.parametrize("dtype", ["int64", "uint32", "uint8"])
+@pytest.mark.usefixtures("short_verify")
+def test_small_integers_in_openvino(dtype: str) -> None:
+    """OpenVINO takes a shift by 32 bits for one by 0, and rounds where it divides bytes."""
+
+    def layer(x: Any) -> Any:
+        xp = x.__array_namespace__()
+        ends = xp.max(x, axis=-1), xp.min(x, axis=-1), xp.argmax(x, axis=-1), xp.argmin(x, axis=-1)
+        return *ends, x // 2, x % 3, xp.sum(x, axis=-1), xp.cumulative_sum(x, axis=-1)
+
+    model = to_onnx(layer, TensorSpec(dtype, ("B", "L")), runtime=RUNTIMES["openvino"])
+    report = verify_layer(
+        model, layer, engine="openvino", draw={"x": lambda rng, shape: rng.integers(0, 9, shape)}
+    )
+    assert report.agrees, str(report)
+
+
+@pytest.mark.needs("openvino")
+@pytest.mark.usefixtures("short_verify")
+def test_integers_beyond_32_bits_are_left_out() -> None:
+    def layer(x: Any) -> Any:
+        return x * 2 + 1
+
+    report = verify_layer(to_onnx(layer, IDS, runtime=RUNTIMES["openvino"]), layer, engine="openvino")
+    assert report.agrees, str(report)
+    assert "large integers in x: OpenVINO computes integers in 32 bits" in report.left_out
 
 
 @pytest.mark.parametrize("form", ["attention", "multi_head", "grouped_query"])
