@@ -1,4 +1,4 @@
-"""A BERT and a GPT-2 in array-API code, with the weights of transformers' models: jit, save, verify, int8."""
+"""A BERT and a GPT-2 in array-API code, with the weights of transformers' models: jit, save, engines, int8."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+from internals import READERS
 
 from sdpa_xp import KVCache, scaled_dot_product_attention
-from sdpa_xp_export import jit, verify_layer
+from sdpa_xp_export import TensorSpec, jit, save, to_onnx, verify_layer
 
 pytestmark = [pytest.mark.usefixtures("short_verify"), pytest.mark.needs("torch", "transformers")]
 
@@ -124,15 +125,26 @@ def bert() -> tuple[Any, Any]:
     return theirs, Bert(parameters(theirs))
 
 
-def quantised(path: Path, folder: Path) -> onnxruntime.InferenceSession:
-    """The session of the file with weights in int8, as onnxruntime's own quantiser writes it."""
+@pytest.fixture(scope="module")
+def gpt2() -> tuple[Any, Any]:
+    import torch
+    from transformers import GPT2Config, GPT2Model
+
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=WORDS, n_positions=POSITIONS, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS)
+    theirs = GPT2Model(config).eval()
+    return theirs, GPT2(parameters(theirs))
+
+
+def quantised(path: Path, folder: Path) -> Path:
+    """The file with weights in int8, as onnxruntime's own quantiser writes it."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         quantize_dynamic(path, folder / "int8.onnx", weight_type=QuantType.QInt8)
     assert (folder / "int8.onnx").stat().st_size < path.stat().st_size
-    return onnxruntime.InferenceSession(folder / "int8.onnx")
+    return folder / "int8.onnx"
 
 
 def test_bert(bert: tuple[Any, Any], tmp_path: Path) -> None:
@@ -148,7 +160,8 @@ def test_bert(bert: tuple[Any, Any], tmp_path: Path) -> None:
     assert len(fast.models) == 1
     path = fast.save(tmp_path / "bert.onnx")
     assert verify_layer(path, ours, draw={"ids": words}).agrees
-    (close,) = quantised(path, tmp_path).run(None, {"ids": IDS, "mask": MASK})
+    session = onnxruntime.InferenceSession(quantised(path, tmp_path))
+    (close,) = session.run(None, {"ids": IDS, "mask": MASK})
     assert np.abs(close - output)[MASK].max() < 0.1 < np.abs(output).max()
 
 
@@ -156,14 +169,10 @@ def words(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
     return rng.integers(0, WORDS, shape)
 
 
-def test_gpt2(tmp_path: Path) -> None:
+def test_gpt2(gpt2: tuple[Any, Any], tmp_path: Path) -> None:
     import torch
-    from transformers import GPT2Config, GPT2Model
 
-    torch.manual_seed(0)
-    config = GPT2Config(vocab_size=WORDS, n_positions=POSITIONS, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS)
-    theirs = GPT2Model(config).eval()
-    ours = GPT2(parameters(theirs))
+    theirs, ours = gpt2
     fast = jit(ours, verify=True)
     empty = np.zeros((2, HEADS, 0, WIDTH // HEADS), np.float32)
     past, outputs = [(empty, empty)] * LAYERS, []
@@ -179,5 +188,42 @@ def test_gpt2(tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(path)
     assert {value.name for value in session.get_inputs()} == feeds.keys()
     np.testing.assert_array_equal(session.run(None, feeds)[0], outputs[0])
-    close = quantised(path, tmp_path).run(None, feeds)[0]
+    close = onnxruntime.InferenceSession(quantised(path, tmp_path)).run(None, feeds)[0]
     assert np.abs(close - outputs[0]).max() < 0.1 < np.abs(outputs[0]).max()
+
+
+@pytest.mark.parametrize(
+    ("engine", "runtime"),
+    [
+        ("reference", "onnx"),
+        pytest.param("openvino", "openvino>=2026.4;cpu", marks=pytest.mark.needs("openvino")),
+    ],
+)
+def test_other_engines(
+    engine: Any, runtime: str, bert: tuple[Any, Any], gpt2: tuple[Any, Any], tmp_path: Path
+) -> None:
+    """Both models, and the BERT in int8; the evaluator has DequantizeLinear from opset 19 on."""
+    ids = TensorSpec("int64", ("B", "L"))
+    model = to_onnx(bert[1], ids, TensorSpec("bool", ("B", "L")), runtime=runtime, opset=21)
+    report = verify_layer(model, bert[1], draw={"ids": words}, engine=engine)
+    assert report.agrees, str(report)
+
+    pair = (TensorSpec("float32", ("B", HEADS, "P", WIDTH // HEADS)),) * 2
+    by_inputs = to_onnx(gpt2[1], ids, [pair] * LAYERS, runtime=runtime)
+    layer = by_pasts(gpt2[1])
+    report = verify_layer(by_inputs, layer, draw={"ids": words}, engine=engine)
+    assert report.agrees, str(report)
+
+    path, feeds = quantised(Path(save(model, tmp_path / "bert.onnx")), tmp_path), {"ids": IDS, "mask": MASK}
+    (close,) = onnxruntime.InferenceSession(path).run(None, feeds)
+    (same,) = READERS[engine](str(path), ["output"]).run(feeds).values()
+    np.testing.assert_allclose(same[MASK], close[MASK], atol=0.005)  # that of int8 is 0.015
+
+
+def by_pasts(layer: Any) -> Any:
+    """The layer with an argument for each input of its graph."""
+
+    def called(ids: Any, past: Any, past_1: Any, past_2: Any, past_3: Any) -> Any:
+        return layer(ids, [(past, past_1), (past_2, past_3)])
+
+    return called
