@@ -53,7 +53,7 @@ class Explanation(NamedTuple):
     one, and "." is skipped."""
 
     def __repr__(self) -> str:
-        """Return all but the map, which has a character for each tile."""
+        # All but the map, which has a character for each tile.
         shown = {name: value for name, value in self._asdict().items() if name != "tile_map"}
         return f"Explanation({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 

@@ -16,7 +16,6 @@ RUNTIMES = (
     ">=1.28;cpu",
     ">=1.31;cpu",
     ">=1.28;cuda",
-    ">=1.28;wasm",
     ">=1.28;webgpu",
     "openvino>=2026.4;cpu",
     "onnx",
@@ -84,6 +83,12 @@ def page() -> str:
         cells = (cell(notes, [by_name[name] for by_name in calls], runtime) for runtime in RUNTIMES)
         names.setdefault(tuple(cells), []).append(name)
     rows = [["; ".join(features), *cells] for cells, features in names.items()]
+    on_cpu, on_wasm = (
+        [cell(Notes(""), [by_name[name] for by_name in calls], f">=1.28;{provider}") for name in calls[0]]
+        for provider in ("cpu", "wasm")
+    )
+    if any(cpu != wasm and "refused" not in wasm for cpu, wasm in zip(on_cpu, on_wasm, strict=True)):
+        raise AssertionError("the page says that `wasm` has the forms of `cpu`")
     return f"{table(header, rows)}\n\n{notes.html()}"
 
 

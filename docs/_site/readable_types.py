@@ -9,6 +9,7 @@ from griffe import (
     Alias,
     Attribute,
     Expr,
+    ExprBinOp,
     ExprName,
     ExprSubscript,
     Extension,
@@ -33,7 +34,7 @@ class ReadableTypes(Extension):
         for member in _objects(pkg):
             if isinstance(member, Function):
                 for parameter in member.parameters:
-                    parameter.annotation = readable(parameter.annotation)
+                    parameter.annotation = _without_default(readable(parameter.annotation), parameter.default)
                     parameter.default = _value(parameter.default, loader)
                 member.returns = readable(member.returns)
             elif isinstance(member, Attribute):
@@ -58,6 +59,12 @@ def readable(annotation: str | Expr | None) -> str | Expr | None:
             if isinstance(name, ExprName) and name.name in SHOWN_AS:
                 name.name, name.parent = SHOWN_AS[name.name], READABLE
     return annotation
+
+
+def _without_default(annotation: str | Expr | None, default: str | Expr | None) -> str | Expr | None:
+    """Leave out a None that the signature shows as the default."""
+    is_optional = isinstance(annotation, ExprBinOp) and str(annotation.right) == str(default) == "None"
+    return annotation.left if is_optional else annotation
 
 
 def _value(default: str | Expr | None, loader: GriffeLoader) -> str | Expr | None:

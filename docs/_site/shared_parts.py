@@ -15,12 +15,13 @@ from griffe import DocstringSectionKind, Extension, Function, Module, Object
 REFERS = re.compile(r" ?All other arguments(?: and errors)? are as in `([\w.]+)`\.")
 
 
-COMMON = ("TypeError", "ValueError")
+NUMPY = ">>> import numpy as np\n"
+COMMON = ("TypeError", "ValueError", "ModuleNotFoundError")
 """Errors of every function. The page of errors says when they are raised, and `help()` what for."""
 
 
 class SharedParts(Extension):
-    """Give the templates what `REFERS` names, and leave out the errors that are common."""
+    """Give the templates what `REFERS` names, and leave out the errors and the import that are common."""
 
     def on_package(self, *, pkg: Module, **_: Any) -> None:
         for described in _described(pkg):
@@ -30,6 +31,8 @@ class SharedParts(Extension):
                     section.value = [error for error in section.value if str(error.annotation) not in COMMON]
                 if section.kind is DocstringSectionKind.parameters and isinstance(described, Function):
                     _share(described, section.value, pkg)
+                if section.kind is DocstringSectionKind.examples:  # as in NumPy's reference, `np` is imported
+                    section.value = [(kind, text.replace(NUMPY, "", 1)) for kind, text in section.value]
             sections[:] = [section for section in sections if section.value]
 
 

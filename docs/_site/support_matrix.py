@@ -34,7 +34,11 @@ def page() -> str:
 
 def exceptions(names: list[str]) -> str:
     """Return a table of what each library or form does not compute, and why."""
-    rows = [[name, what, code(why)] for name in names for why, what in by_reason(name).items()]
+    names_of: dict[tuple[str, str], list[str]] = {}
+    for name in names:
+        for why, what in by_reason(name).items():
+            names_of.setdefault((what, code(why)), []).append(name)
+    rows = [[", ".join(who), *cells] for cells, who in names_of.items()]
     return table(["", "not computed", "why"], rows)
 
 

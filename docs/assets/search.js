@@ -65,7 +65,7 @@ const PLACES = [
   [/^(\w+Error: |[a-z]\w+(\.\w+)*: )|: `|[;)] got\b|^got \w+[.=]/, "reference/errors/"],
   [/^`?\w+`? (and `?\w+`? )?must\b|^must be (an? )?\w+|\bmust be a multiple\b|\bneither true nor false/, "reference/errors/"],
   [/^(\$ ?)?sdpa-xp |^--\w|\bno such option/i, "reference/command-line/"],
-  [/^(\$ ?)?make [a-z-]+$/, "project/contributing/#run-the-tests"],
+  [/^(\$ ?)?make [a-z-]+$/, "project/#run-the-tests"],
 ];
 
 // How often each word occurs in the site, also as a part of a name, and all of these words in one text. Other spellings count

@@ -98,12 +98,9 @@ class StoredTokens(Cache[A]):
         """Return a quantised cache of the arrays that another one has `stored`, from a file or in a graph.
 
         Args:
-            stored: The arrays by name; they are not copied.
+            stored: The arrays by name; they are not copied, and keys are stored rotated. All other arguments
+                are as in `KVCache`.
             dtype: The dtype of queries and of keys that are appended; None is that of the scales.
-            layout: This argument and the others are as for the cache. Keys are stored rotated.
-            rotary: A rotary embedding.
-            first_position: The position of the first token.
-            positions: The position of each token.
 
         Raises:
             TypeError: The codes are not int8 or uint8, or a scale has a dtype that does not fit.

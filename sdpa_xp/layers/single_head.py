@@ -26,9 +26,9 @@ class SingleHeadAttention(Attention):
         query: The projection of the queries, a `Linear`.
         key: The projection of the keys, to the same width.
         value: The projection of the values, to any width.
-        scale: The factor of the products q k^T: a number, or an array of shape () or (1,), which can be
-            learned. Default 1 / sqrt(attention_dim).
-        temperature: The divisor of the scale, like `scale`. A higher one makes the weights more equal.
+        scale: The factor of the products, as in `layers.MultiHeadAttention`: a number, or an array of shape ()
+            or (1,).
+        temperature: The divisor of the scale, likewise.
 
     Raises:
         TypeError: A projection is not a `Linear`, or the arrays have several libraries or dtypes.
