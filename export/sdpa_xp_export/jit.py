@@ -35,7 +35,7 @@ from sdpa_xp_export._runtime.session import errors_reworded, installed_runtime, 
 from sdpa_xp_export.forms.choice import check_form, check_loaded_opset, check_opset
 from sdpa_xp_export.save import save
 from sdpa_xp_export.spec import SymbolicShape
-from sdpa_xp_export.to_onnx import model_of_call
+from sdpa_xp_export.to_onnx import NOT_CALLABLE_HINT, model_of_call
 from sdpa_xp_export.verify_layer import verify_layer
 
 FUNCTION = "jit"
@@ -101,7 +101,8 @@ def jit(
         The Python array API standard 2025.12; onnxruntime's Python API.
     """
     if not callable(layer):
-        raise ArgumentTypeError(FUNCTION, "`layer` must be callable", {"layer": type(layer).__name__})
+        got = {"layer": type(layer).__name__}
+        raise ArgumentTypeError(FUNCTION, "`layer` must be callable", got, NOT_CALLABLE_HINT)
     target = Runtime.parse(FUNCTION, runtime)
     _check_here(target)
     check_opset(FUNCTION, opset)
@@ -119,11 +120,13 @@ def _check_here(target: Runtime) -> None:
     onnxruntime = installed_runtime(FUNCTION)
     if target.older_note(onnxruntime.__version__):
         rule = "`runtime` must not be newer than the onnxruntime that is installed"
-        raise ArgumentValueError(FUNCTION, rule, {"runtime": target, "installed": onnxruntime.__version__})
+        got = {"runtime": target, "installed": onnxruntime.__version__}
+        raise ArgumentValueError(FUNCTION, rule, got, "Update onnxruntime, or name its release in `runtime`.")
     if PROVIDERS[target.provider] not in onnxruntime.get_available_providers():
         rule = "`runtime` must be for a provider that onnxruntime offers here"
         got = {"runtime": target, "offered": ", ".join(onnxruntime.get_available_providers())}
-        raise ArgumentValueError(FUNCTION, rule, got)
+        hint = "Install onnxruntime-gpu in place of onnxruntime, or leave `runtime` out."
+        raise ArgumentValueError(FUNCTION, rule, got, hint)
 
 
 class JittedLayer:

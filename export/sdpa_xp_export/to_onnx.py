@@ -32,6 +32,7 @@ from sdpa_xp_export.forms.traced_attention import TracedAttention, operand_sourc
 from sdpa_xp_export.spec import TensorSpec, array_spec_hint
 
 FUNCTION = "to_onnx"
+NOT_CALLABLE_HINT = "Pass a function or a layer. A model, or its file, is run by onnxruntime.InferenceSession."
 
 
 def to_onnx(
@@ -96,7 +97,8 @@ def to_onnx(
         ONNX operators; the Python array API standard 2025.12.
     """
     if not callable(layer):
-        raise ArgumentTypeError(FUNCTION, "`layer` must be callable", {"layer": type(layer).__name__})
+        got = {"layer": type(layer).__name__}
+        raise ArgumentTypeError(FUNCTION, "`layer` must be callable", got, NOT_CALLABLE_HINT)
     target = Runtime.parse(FUNCTION, runtime)
     hint = "Pass a TensorSpec for each array, and the other arguments as they are."
     bound = bound_arguments(FUNCTION, layer, inputs, keywords, hint)

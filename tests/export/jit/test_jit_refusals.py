@@ -20,7 +20,7 @@ def layer(x: Any) -> Any:
 
 
 CONSTRUCTIONS: list[tuple[Any, dict[str, Any], str]] = [
-    (3, {}, "`layer` must be callable; got layer=int"),
+    (3, {}, "`layer` must be callable; got layer=int. Pass a function or a layer."),
     (layer, {"runtime": "onnxruntime>=9.9;cpu"}, "`runtime` must not be newer than the onnxruntime that is installed; got runtime=onnxruntime>=9.9;cpu"),
     (layer, {"runtime": WEB}, "`runtime` must be onnxruntime on a provider of this process, cpu or cuda; got runtime=onnxruntime>=1.28;web"),
     (layer, {"runtime": CUDA}, "`runtime` must be for a provider that onnxruntime offers here; got runtime=onnxruntime>=1.28;cuda"),
@@ -38,6 +38,17 @@ def test_what_is_wrong_before_a_call(wrong: Any, options: dict[str, Any], messag
         jit(wrong, **options)
     assert str(caught.value).startswith(f"jit: {message}")
     assert "\n" not in str(caught.value)
+
+
+def test_what_to_install() -> None:
+    with pytest.raises(
+        ValueError, match=r"installed=\d\S+\. Update onnxruntime, or name its release in `runtime`\.$"
+    ):
+        jit(layer, runtime="onnxruntime>=9.9;cpu")
+    with pytest.raises(
+        ValueError, match=r"offered=.*\. Install onnxruntime-gpu in place of onnxruntime, or leave"
+    ):
+        jit(layer, runtime=CUDA)
 
 
 def test_without_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
