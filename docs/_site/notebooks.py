@@ -10,6 +10,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import dedent
 
 import nbformat
 from nbformat import NotebookNode
@@ -25,7 +26,10 @@ PAGES = {
         "tutorials/train-in-numpy",
         "tutorials/a-million-keys",
         "how-to/masks",
+        "how-to/gradients",
+        "how-to/long-sequences",
         "how-to/export",
+        "how-to/export-a-layer",
         "how-to/verify",
         "cheat-sheet",
     )
@@ -38,10 +42,14 @@ FILE = re.compile(
 PART = re.compile(f"{BLOCK.pattern}|{FILE.pattern}", re.DOTALL | re.MULTILINE)
 LEFT_OUT = re.compile(r"\A---\n.*?\n---\n|<!--.*?-->|^!\[[^\]]*\]\([^)]*\)$", re.DOTALL | re.MULTILINE)
 """Front matter, comments, and pictures that are files of the site."""
+TAB = re.compile(r'^=== "(?P<name>[^"]+)"\n\n(?P<content>(?:(?: {4}.*)?\n)+)', re.MULTILINE)
+"""A tab of a page; a notebook shows them one below the other."""
 LINK = re.compile(r"\[(?P<text>[^\[\]]+)\]\((?!https?:)(?P<target>[^()\s]+)\)")
 PICTURES_AS_PNG = """
 import io
+import logging
 
+logging.disable(logging.WARNING)  # torch's exporter says what it does not find
 formatters = get_ipython().display_formatter.formatters
 
 
@@ -60,7 +68,7 @@ REFERENCE = re.compile(r"\[(?P<text>[^\[\]]+)\]\[[\w.]+\]")
 
 def notebook(name: str, page: str) -> NotebookNode:
     """Return the notebook of the page with this name; its links lead to notebooks and to files of the tree."""
-    page = LEFT_OUT.sub("", page)
+    page = TAB.sub(lambda tab: f"**{tab['name']}**\n\n{dedent(tab['content'])}", LEFT_OUT.sub("", page))
     cells = []
     end = 0
     for part in PART.finditer(page):

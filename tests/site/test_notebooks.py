@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from textwrap import indent
 from types import ModuleType
 
 import nbformat
@@ -93,13 +94,14 @@ def test_every_tutorial_has_a_notebook_of_its_visible_code(notebooks: ModuleType
         cells = notebooks.notebook(name, page).cells
         assert len({cell.id for cell in cells}) == len(cells)
         prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
-        for markup in ("```python\n", "--8<--", "???", "<!--"):
+        for markup in ("```python\n", "--8<--", "???", "<!--", '=== "'):
             assert markup not in prose, name
         for cell in cells:
             has_no_block = cell.cell_type == "markdown" or cell.source.startswith("%%writefile")
             is_of_a_row = cell.source.rpartition("\n")[2].startswith("plot.mask(")
             source = f"{cell.source}\n" if is_of_a_row else f"```python\n{cell.source}\n```"
-            assert has_no_block or source in _without_options(page)
+            in_a_tab = indent(source, "    ", lambda line: bool(line.strip()))
+            assert has_no_block or source in _without_options(page) or in_a_tab in page
 
 
 def test_the_notebooks_are_those_of_the_pages_and_were_executed(notebooks: ModuleType) -> None:
