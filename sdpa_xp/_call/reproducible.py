@@ -27,21 +27,25 @@ def on_host(
     Raises:
         ValueError: The call cannot be reproducible. The message names the reason.
     """
-    _, arrays = check_one_library(function, {**inputs, **dict(arrays_of(options))})
-    check_one_dtype(function, {name: arrays[name] for name in inputs})
-    check_one_device(function, arrays)
-    library, host = library_of(arrays["query"]), host_library()
-    reason = _refusal(options)
-    if library is not host:
-        reason = reason or _refusal_of_library(library, options, arrays)
-        if not reason:
+    host, reason, arrays = host_library(), _refusal(options), inputs
+    if not all(host.owns(array) and host.array_signature(array) for array in inputs.values()):
+        _, arrays = check_one_library(function, {**inputs, **dict(arrays_of(options))})
+        check_one_dtype(function, {name: arrays[name] for name in inputs})
+        check_one_device(function, arrays)
+        library = library_of(arrays["query"])
+        if library is not host:
+            reason = reason or _refusal_of_library(library, options, arrays)
+        if library is not host and not reason:
             options = with_arrays(options, to_host)._replace(rng=None)
             arrays = {name: to_host(arrays[name]) for name in inputs}
     if reason:
         refuse(function, reason)
+    axes = min(len(arrays[name].shape) for name in inputs)
+    if axes < 2:  # refused later, as in every call
+        return arrays, options
     # A BLAS adds in another order if the elements of a row do not lie side by side.
-    is_default = options.layout == HLE or any(len(arrays[name].shape) < 3 for name in inputs)
-    return {name: host.in_rows(arrays[name], -2 if is_default else -3) for name in inputs}, options
+    axis = -2 if options.layout == HLE or axes < 3 else -3
+    return {name: host.in_rows(arrays[name], axis) for name in inputs}, options
 
 
 def refuse(function: str, reason: str) -> None:

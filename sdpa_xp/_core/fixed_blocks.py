@@ -2,7 +2,8 @@
 
 A BLAS chooses its kernel by the shape of a product, and each kernel adds in an order of its own: a query alone
 gets other last digits than among others. So every product here has one shape: `ROWS` queries against `KEYS`
-keys, which begin at a multiple of `KEYS`. Missing rows and keys are zeros.
+keys, which begin at a multiple of `KEYS`. Missing keys are zeros. Missing rows are anything, since no row of a
+product depends on another one.
 """
 
 from __future__ import annotations
@@ -13,61 +14,85 @@ from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp._tiles.plan import KEYS_OF_A_PRODUCT as KEYS
 from sdpa_xp._tiles.plan import ROWS_OF_A_PRODUCT as ROWS
 
+MOST_ADDED = 5
+"""Parts that are added one by one. One sum of more of them takes less time, although it copies the total."""
+
 
 def multiply_keys(xp: Namespace, query: Array, keys: Array, buffer: Buffer | None = None) -> Array:
     """Return query (..., Hq, L, E) @ keys (..., H, E, S) as (..., Hq, L, S), in the memory of `buffer`."""
     heads, length, columns = *query.shape[-3:-1], keys.shape[-1]
-    rows = xp.expand_dims(_row_blocks(xp, query, keys.shape[-3]), axis=-4)
+    rows = fold_groups(xp, query, keys.shape[-3])
+    rows = _in_blocks(xp, rows, ROWS)
     tiles = [xp.matrix_transpose(tile) for tile in _key_tiles(xp, xp.matrix_transpose(keys))]
-    blocks, count = rows.shape[-3], sum(tile.shape[-4] for tile in tiles)
-    leading = broadcast(rows.shape[:-4], tiles[0].shape[:-4]) or ()
-    shape = (*leading, blocks * ROWS, count * KEYS)
-    memory = _memory(xp, query, shape, buffer)
+    blocks, count = rows.shape[-3], sum(tile.shape[-3] for tile in tiles)
+    leading = broadcast(rows.shape[:-3], tiles[0].shape[:-3]) or ()
+    memory = _memory(xp, query, (*leading, blocks * ROWS, count * KEYS), buffer)
     places = xp.reshape(memory, (*leading, blocks, ROWS, count, KEYS))
     places = xp.permute_dims(places, (*range(len(leading)), -2, -4, -3, -1))
     first = 0
     for tile in tiles:
-        _multiply(rows, tile, places[..., first : first + tile.shape[-4], :, :, :], buffer)
-        first += tile.shape[-4]
-    return _by_head(xp, memory, heads, length)[..., :columns]
+        of_tile = places[..., first : first + tile.shape[-3], :, :, :]
+        _multiply(xp.expand_dims(rows, axis=-4), xp.expand_dims(tile, axis=-3), of_tile, buffer)
+        first += tile.shape[-3]
+    group = heads // keys.shape[-3]
+    product = memory[..., : group * length, :columns]
+    return xp.reshape(product, (*leading[:-1], heads, length, columns))
 
 
 def add_weighted(
-    xp: Namespace, total: Array, weights: Array, values: Array, buffer: Buffer | None = None
+    xp: Namespace,
+    l: Array,
+    o: Array,
+    weights: Array,
+    values: Array,
+    buffer: Buffer | None = None,
+    padding: Buffer | None = None,
 ) -> None:
-    """Add weights (..., Hq, L, S) @ values (..., H, S, Ev) to a total (..., Hq, L, Ev), tile after tile."""
-    key_heads = values.shape[-3]
-    rows = _row_blocks(xp, weights, key_heads)
-    *leading, heads, length, width = total.shape
-    # The products of a tile need no copy in this shape.
-    by_group = xp.reshape(total, (*leading, key_heads, heads // key_heads, length, width))
+    """Add the sums of weights (..., Hq, L, S) to l, and weights @ values (..., H, S, Ev) to o, tile after tile.
+
+    `buffer` is memory for products, and `padding` for padded weights.
+    """
+    rows, tiles = fold_groups(xp, weights, values.shape[-3]), _key_tiles(xp, values)
+    (number, keys), width = rows.shape[-2:], values.shape[-1]
+    count, blocks = -(-keys // KEYS), -(-number // ROWS)
+    rows = _with_room(xp, rows, (*rows.shape[:-2], blocks * ROWS, count * KEYS), padding)
+    left = xp.reshape(rows, (*rows.shape[:-2], blocks, ROWS, count, KEYS))
+    left = xp.permute_dims(left, (*range(left.ndim - 4), -2, -4, -3, -1))
+    leading = broadcast(rows.shape[:-2], values.shape[:-2]) or ()
+    parts = _memory(xp, weights, (count + 1, *leading, blocks * ROWS, width), buffer)
+    places = xp.permute_dims(parts[1:, ...], (*range(1, len(leading) + 1), 0, -2, -1))
+    places = xp.reshape(places, (*places.shape[:-2], blocks, ROWS, width))
     first = 0
-    for tiles in _key_tiles(xp, values):
-        count = tiles.shape[-4]
-        part = _padded(xp, rows[..., first : first + count * KEYS], count * KEYS, -1)
-        part = xp.reshape(part, (*part.shape[:-1], count, KEYS))
-        left = xp.permute_dims(part, (*range(part.ndim - 4), -2, -4, -3, -1))
-        shape = (*(broadcast(left.shape[:-4], tiles.shape[:-4]) or ()), *left.shape[-4:-1], width)
-        product = _multiply(left, tiles, _memory(xp, weights, shape, buffer), buffer)
-        # Not -1, which is ambiguous if the width is 0.
-        product = xp.reshape(product, (*product.shape[:-3], product.shape[-3] * ROWS, width))
-        product = product[..., : heads // key_heads * length, :]
-        product = xp.reshape(product, (*product.shape[:-2], heads // key_heads, length, width))
-        for number in range(count):
-            by_group += product[..., number, :, :, :]
-        first += count * KEYS
+    for tile in tiles:
+        index = (..., slice(first, first + tile.shape[-3]), slice(None), slice(None), slice(None))
+        _multiply(left[index], xp.expand_dims(tile, axis=-3), places[index], buffer)
+        first += tile.shape[-3]
+    _add_parts(xp, o, parts, number)
+    # Of no more rows than there are: sums take longer than products with zeros.
+    sums = xp.sum(xp.reshape(rows[..., :number, :], (*rows.shape[:-2], number, count, KEYS)), axis=-1)
+    parts = xp.zeros((count + 1, *leading, blocks * ROWS, 1), dtype=l.dtype, device=None)
+    xp.permute_dims(parts[1:, ..., :number, 0], (*range(1, len(leading) + 2), 0))[...] = sums
+    _add_parts(xp, l, parts, number)
 
 
-def add_sums(xp: Namespace, total: Array, weights: Array) -> None:
-    """Add the sums (..., 1) of weights (..., S) to a total, tile after tile."""
-    *leading, keys = weights.shape
-    whole = keys - keys % KEYS
-    if whole:
-        sums = xp.sum(xp.reshape(weights[..., :whole], (*leading, whole // KEYS, KEYS)), axis=-1, keepdims=True)
-        for number in range(whole // KEYS):
-            total += sums[..., number, :]
-    if whole < keys:
-        total += xp.sum(_padded(xp, weights[..., whole:], KEYS, -1), axis=-1, keepdims=True)
+def _add_parts(xp: Namespace, total: Array, parts: Array, number: int) -> None:
+    """Add `parts[1:]` (n, ..., H, rows, X), one after the other, to a total (..., Hq, L, X).
+
+    `number` rows of the parts are those of the total. `parts[0]` is free.
+    """
+    heads, length, width = total.shape[-3:]
+    key_heads = parts.shape[-3]
+    by_group = xp.reshape(total, (*total.shape[:-3], key_heads, heads // key_heads, length, width))
+    of_rows = parts[..., :number, :]
+    of_rows = xp.reshape(of_rows, (*of_rows.shape[:-2], *by_group.shape[-3:]))
+    if parts.shape[0] > MOST_ADDED:
+        of_rows[0, ...] = by_group
+        # A sum over the first of several axes adds in its order, as there is more than one row.
+        of_rows = xp.reshape(xp.sum(parts, axis=0)[..., :number, :], of_rows.shape[1:])
+        by_group[...] = of_rows
+        return
+    for part in range(1, parts.shape[0]):
+        by_group += of_rows[part, ...]
 
 
 def _memory(xp: Namespace, like: Array, shape: Shape, buffer: Buffer | None) -> Array:
@@ -76,50 +101,38 @@ def _memory(xp: Namespace, like: Array, shape: Shape, buffer: Buffer | None) -> 
     return buffer.array(shape)
 
 
-def _multiply(left: Array, right: Array, out: Array, buffer: Buffer | None) -> Array:
-    """Write left @ right to `out`, and return it."""
+def _multiply(left: Array, right: Array, out: Array, buffer: Buffer | None) -> None:
+    """Write left @ right to `out`."""
     if buffer is None:
         out[...] = left @ right
-        return out
-    return buffer.functions.matmul(left, right, out=out)
+    else:
+        buffer.functions.matmul(left, right, out=out)
 
 
-def _row_blocks(xp: Namespace, rows: Array, key_heads: int) -> Array:
-    """Return rows (..., Hq, L, X) as (..., H, n, ROWS, X): the heads of a group one after the other."""
-    folded = fold_groups(xp, rows, key_heads)
-    *leading, count, width = folded.shape
-    blocks = -(-count // ROWS)
-    return xp.reshape(_padded(xp, folded, blocks * ROWS, -2), (*leading, blocks, ROWS, width))
+def _with_room(xp: Namespace, rows: Array, shape: Shape, buffer: Buffer | None) -> Array:
+    """Return rows (..., L, S) in an array of `shape`, with zeros behind each row and anything in other rows."""
+    if rows.shape == shape:
+        return rows
+    memory, (length, columns) = _memory(xp, rows, shape, buffer), rows.shape[-2:]
+    memory[..., :length, :columns] = rows
+    memory[..., :length, columns:] = 0.0
+    return memory
 
 
 def _key_tiles(xp: Namespace, array: Array) -> list[Array]:
-    """Return (..., S, X) in tiles (..., n, 1, KEYS, X): the whole ones, and the last one padded."""
-    *leading, keys, width = array.shape
+    """Return (..., S, X) in tiles (..., n, KEYS, X): the whole ones, and the last one padded."""
+    keys = array.shape[-2]
     whole = keys - keys % KEYS
-    parts = [array[..., :whole, :]] if whole else []
-    if whole < keys:
-        parts.append(_padded(xp, array[..., whole:, :], KEYS, -2))
-    return [xp.reshape(part, (*leading, part.shape[-2] // KEYS, 1, KEYS, width)) for part in parts]
+    parts = [array[..., :whole, :], array[..., whole:, :]] if 0 < whole < keys else [array]
+    return [_in_blocks(xp, part, KEYS) for part in parts]
 
 
-def _padded(xp: Namespace, array: Array, length: int, axis: int) -> Array:
-    """Return an array with zeros behind it up to a length along an axis."""
-    missing = length - array.shape[axis]
-    if not missing:
-        return array
-    shape = [*array.shape]
-    shape[axis] = missing
-    zero = xp.zeros_like(array[(..., *[slice(1)] * -axis)])
-    return xp.concat([array, xp.broadcast_to(zero, tuple(shape))], axis=axis)
-
-
-def _by_head(xp: Namespace, product: Array, heads: int, length: int) -> Array:
-    """Return rows (..., H, n, X), the last of which may be padding, as (..., Hq, L, X)."""
-    *leading, key_heads, rows, width = product.shape
-    group = heads // key_heads
-    if rows > group * length:
-        product = product[..., : group * length, :]
-    if group == 1:
-        return product
-    split = xp.reshape(product, (*leading, key_heads, group, length, width))
-    return xp.reshape(split, (*leading, heads, length, width))
+def _in_blocks(xp: Namespace, array: Array, size: int) -> Array:
+    """Return (..., n, X) in blocks (..., blocks, size, X); zeros fill the last one."""
+    *leading, length, width = array.shape
+    blocks = -(-length // size)
+    if length % size:
+        padded = xp.zeros((*leading, blocks * size, width), dtype=array.dtype, device=None)
+        padded[..., :length, :] = array
+        array = padded
+    return xp.reshape(array, (*leading, blocks, size, width))

@@ -8,7 +8,7 @@ LLM Inference", Thinking Machines Lab, 2025, call this batch-invariant.
 
 from __future__ import annotations
 
-from sdpa_xp._core.fixed_blocks import add_sums, add_weighted
+from sdpa_xp._core.fixed_blocks import add_weighted
 from sdpa_xp._core.products import KeyValueSource, is_finite, weigh
 from sdpa_xp._core.scores import Scores, rows_within
 from sdpa_xp._core.softmax import LEAST_SUM, RowResult, avoid_zero_sum, finite_shift, zero_sums
@@ -24,13 +24,19 @@ least `LEAST_SUM`."""
 def attend_rows(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) -> RowResult:
     """Return the attention of one range of queries."""
     xp, query = scores.xp, scores.scaled_query(rows)
-    l, o = _sums(scores, query, value, plan, rows, None)
+    l, o = _sums_once(scores, query, value, plan, rows, None, is_guarded=False)
+    are_finite = is_finite(xp, (l, o))
+    if are_finite and 0 not in l.shape and float(xp.min(l)) >= 1:  # most calls: all rows are exact
+        return RowResult(o / avoid_zero_sum(l, LEAST_SUM), None, l)
+    # Without a mask, a row that is not finite is not exact either, and is computed with a shift.
+    if not are_finite and scores.options.may_mask:
+        l, o = _sums_once(scores, query, value, plan, rows, None, is_guarded=True)
     m = xp.zeros_like(l)
     is_exact = _is_exact(scores, l, o)
     if not bool(xp.all(is_exact)):
         # The choice is made for each row by its own sums, so that it does not depend on the others.
         m = xp.where(is_exact, 0.0, _largest_scores(scores, query, plan, rows))
-        shifted = _sums(scores, query, value, plan, rows, finite_shift(xp, m))
+        shifted = _shifted_sums(scores, query, value, plan, rows, finite_shift(xp, m))
         l, o = (xp.where(is_exact, *pair) for pair in zip((l, o), shifted, strict=True))
     output = o / avoid_zero_sum(l, LEAST_SUM)
     # `RowResult` expects sums of at least 1.
@@ -60,13 +66,12 @@ def _largest_scores(scores: Scores, query: Array, plan: Plan, rows: range) -> Ar
     return m
 
 
-def _sums(
-    scores: Scores, query: Array, value: KeyValueSource, plan: Plan, rows: range, shift: Array | None
+def _shifted_sums(
+    scores: Scores, query: Array, value: KeyValueSource, plan: Plan, rows: range, shift: Array
 ) -> tuple[Array, Array]:
-    """Return l and o of each row over its keys, with a shift or without one."""
+    """Return l and o of each row over its keys, with a shift."""
     sums = _sums_once(scores, query, value, plan, rows, shift, is_guarded=False)
-    # Without a shift and a mask, a row that is not finite is not exact either, and is computed with a shift.
-    if is_finite(scores.xp, sums) or (shift is None and not scores.options.may_mask):
+    if is_finite(scores.xp, sums):
         return sums
     return _sums_once(scores, query, value, plan, rows, shift, is_guarded=True)
 
@@ -81,7 +86,7 @@ def _sums_once(
     *,
     is_guarded: bool,
 ) -> tuple[Array, Array]:
-    """Return what `_sums` returns. With a guard, NaN and inf in a value show only in rows that attend to it."""
+    """Return l and o of each row. With a guard, NaN and inf in a value show only in rows that attend to it."""
     xp, buffers, sinks, values = scores.xp, scores.buffers, scores.options.sinks, value.slices(scores.grid)
     l, o = zero_sums(scores, len(rows), value.width)
     if sinks is not None:
@@ -104,6 +109,7 @@ def _sums_once(
                 p = p * xp.astype(allowed, p.dtype)
         # A sum or a product may get the order in memory of a mask or a bias with more batch entries.
         p = scores.grid.library.in_rows(p, -2)
-        add_sums(xp, l[index], p)
-        add_weighted(xp, o[index], p, of_tile, None if buffers is None else buffers.product)
+        # Nothing else is written to `tangent`: the call has none.
+        memory = (None, None) if buffers is None else (buffers.product, buffers.tangent)
+        add_weighted(xp, l[index], o[index], p, of_tile, *memory)
     return l, o

@@ -49,9 +49,9 @@ MOST_BANDS = 4
 """The loops of a causal call that is compiled. 4 of them compute 5/8 of all pairs. 8 would compute 9/16, and
 take twice as long to compile."""
 ROWS_OF_A_PRODUCT, KEYS_OF_A_PRODUCT = 4, 128
-"""The shape of each product of a reproducible call. With 4 rows, OpenBLAS 0.3.31 takes 1.2 times as long as for
-one large product of 512 queries, and for one query, a row among zeros, 1.9 times as long as for the product of
-a vector (AVX-512, 64 columns, float32). With 2 rows these are 1.3 and 1.1 times; with 8 they are 2.8 and 7."""
+"""The shape of each product of a reproducible call. With 4 rows, OpenBLAS 0.3.31 takes 1.3 times as long as for
+one large product of 512 queries and keys, and for one query, a row among others, as long as for the product of
+a vector (AVX-512, 64 columns, float32). With 2 rows these are 1.4 and 0.7 times."""
 MOST_WIDTHS_OF_ONE_THREAD = 512
 """The largest E + Ev for which OpenBLAS surely computes such a product in one thread."""
 LEAST_WORK_FOR_THREADS = 2**23

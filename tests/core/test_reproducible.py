@@ -186,12 +186,12 @@ def test_the_order_in_memory_changes_no_bit(rng: np.random.Generator, order: str
 
 
 @pytest.mark.parametrize("name", ["attn_mask", "bias", "scale", "both"])
-@pytest.mark.parametrize("size", [1, 60])
-def test_values_with_a_batch_of_their_own(rng: np.random.Generator, name: str, size: int) -> None:
+@pytest.mark.parametrize(("size", "keys"), [(1, 130), (60, 130), (1, 700)])
+def test_values_with_a_batch_of_their_own(rng: np.random.Generator, name: str, size: int, keys: int) -> None:
     """Weights get the batch from a mask or a bias, and its order in memory: here the batch lies innermost."""
-    query, key = (size * rng.standard_normal((1, 2, 130, 33), "float32") for _ in range(2))
-    value = rng.standard_normal((5, 2, 130, 8), "float32")
-    allowed, bias = rng.random((130, 130, 2, 5)) < 0.7, rng.standard_normal((130, 130, 2, 5), "float32")
+    query, key = (size * rng.standard_normal((1, 2, n, 33), "float32") for n in (130, keys))
+    value = rng.standard_normal((5, 2, keys, 8), "float32")
+    allowed, bias = rng.random((keys, 130, 2, 5)) < 0.7, rng.standard_normal((keys, 130, 2, 5), "float32")
     rules: dict[str, np.ndarray] = {
         "attn_mask": np.where(allowed, bias, -np.inf) if name == "both" else allowed,
         "bias": bias,
@@ -204,6 +204,39 @@ def test_values_with_a_batch_of_their_own(rng: np.random.Generator, name: str, s
         state = attention_state(query[0], key[0], value[entry], **alone, reproducible=True)
         assert state.output.tobytes() == whole.output[entry].tobytes()
         assert state.lse.tobytes() == whole.lse[entry].tobytes()
+
+
+def test_values_with_a_batch_that_queries_and_keys_lack(rng: np.random.Generator) -> None:
+    query, key = (rng.standard_normal((2, n, 16), "float32") for n in (5, 700))
+    value = rng.standard_normal((3, 2, 700, 8), "float32")
+    whole = attention_state(query, key, value, reproducible=True)
+    for entry in range(3):
+        state = attention_state(query, key, value[entry], reproducible=True)
+        assert state.output.tobytes() == whole.output[entry].tobytes()
+        assert state.lse.tobytes() == whole.lse[entry].tobytes()
+
+
+@pytest.mark.parametrize(("queries", "heads"), [(1, 1), (1, 3), (5, 2)])
+def test_many_tiles_of_keys_are_added_as_few_are(rng: np.random.Generator, queries: int, heads: int) -> None:
+    """A window reads few tiles of keys at once; all others have weight 0, which is added without an effect."""
+    query = rng.standard_normal((heads, queries, 16), "float32")
+    key, value = (rng.standard_normal((heads, 4000, 16), "float32") for _ in range(2))
+    window = masks.sliding_window(300, 0, offset=3990 - queries)
+    allowed = np.asarray(masks.to_array(window, (queries, 4000)))
+    windowed = attention_state(query, key, value, window, reproducible=True)
+    masked = attention_state(query, key, value, np.asarray(allowed), reproducible=True)
+    assert windowed.output.tobytes() == masked.output.tobytes()
+    assert windowed.lse.tobytes() == masked.lse.tobytes()
+    prefix = attention_state(query, key[:, :300], value[:, :300], reproducible=True)
+    wide = attention_state(query, key, value, masks.padding([300]), reproducible=True)
+    assert prefix.output.tobytes() == wide.output.tobytes()
+    assert prefix.lse.tobytes() == wide.lse.tobytes()
+    rows = rng.standard_normal((heads, 100, 16), "float32")  # which read the keys in several parts
+    rows[:, -queries:] = query
+    together = attention_state(rows, key, value, reproducible=True)
+    alone = attention_state(query, key, value, reproducible=True)
+    assert together.output[:, -queries:].tobytes() == alone.output.tobytes()
+    assert together.lse[:, -queries:].tobytes() == alone.lse.tobytes()
 
 
 @pytest.mark.parametrize("width", [64, 600])
@@ -289,6 +322,18 @@ def test_the_numbers_are_as_near_as_those_of_the_formula(seed: int) -> None:
     np.testing.assert_allclose(state.lse, lse, rtol=1e-5)
 
 
+@pytest.mark.parametrize("score", [-300.0, -40.0, 300.0])
+def test_a_row_whose_scores_are_all_far_from_0(rng: np.random.Generator, score: float) -> None:
+    """Its weights underflow or overflow without a maximum."""
+    key, value = np.ones((1, 9, 4), "float32"), rng.standard_normal((1, 9, 4), "float32")
+    query = np.full((1, 3, 4), [[0.0], [score / 4], [0.0]], "float32")
+    state = attention_state(query, key, value, scale=1.0, reproducible=True)
+    np.testing.assert_allclose(
+        state.output, np.repeat(value.mean(1, keepdims=True), 3, axis=1), rtol=1e-5, atol=1e-6
+    )
+    np.testing.assert_allclose(state.lse[0], np.asarray([0.0, score, 0.0]) + np.log(9), rtol=1e-6)
+
+
 def test_a_nan_shows_in_the_rows_that_attend_to_it(rng: np.random.Generator) -> None:
     query, key, value = (rng.standard_normal((1, 2, 300, 8)).astype("float32") for _ in range(3))
     clean = attend(query, key, value, is_causal=True)
@@ -336,6 +381,8 @@ def test_what_cannot_be_promised_is_refused(rng: np.random.Generator, rules: Any
     arrays = draw(rng)
     with pytest.raises(ValueError, match=f"`reproducible` must be False, because .*{reason}"):
         attend(*arrays, **rules)
+    with pytest.raises(ValueError, match="`query` must have at least 2 axes"):
+        attend(*[np.ones(3)] * 3)
     with pytest.raises(TypeError, match="`reproducible` must be True or False"):
         scaled_dot_product_attention(*arrays, reproducible=1)  # type: ignore[arg-type]
 
