@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -16,7 +16,7 @@ from calls import draw_named
 from internals import metadata_of
 from short_runs import assert_right
 
-from sdpa_xp import attention_scores, attention_state, attention_weights
+from sdpa_xp import attention_scores, attention_state, attention_statistics, attention_weights, biases, masks
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export import TensorSpec, export_attention
@@ -38,6 +38,25 @@ CLOSE = {"float16": 2e-3, "float32": 4e-6, "float64": 1e-13}
 def plain() -> dict[str, Any]:
     """The rules of a call without any."""
     return {}
+
+
+RULES: dict[str, Rules] = {
+    "plain": plain,
+    "is_causal": lambda: {"is_causal": True},
+    "masked": lambda offset, key_lengths, attn_mask: {
+        "attn_mask": (masks.causal(offset) | masks.dilated(3)) & masks.padding(key_lengths) & attn_mask
+    },
+    "biased": lambda bias, table: {"bias": biases.from_array(bias) + biases.relative(table), "softcap": 2.0},
+    "sinks": lambda sinks: {"sinks": sinks, "attn_mask": masks.causal(-1), "bias": biases.alibi(4)},
+    "scale": lambda scale: {"scale": scale, "attn_mask": masks.sliding_window(1, 1)},
+}
+"""Calls of the kinds that forms write in their own ways."""
+
+
+def moved(arrays: Arrays, layout: str) -> Arrays:
+    """With the heads where `layout` has them; an array of two axes has none."""
+    is_default = layout == "...HLE"
+    return {name: x if is_default or x.ndim == 2 else x.swapaxes(-2, -3) for name, x in arrays.items()}
 
 
 def qkv(
@@ -117,6 +136,8 @@ def library(arrays: Arrays, outputs: Sequence[str], **rules: Any) -> Arrays:
         results["weights"] = attention_weights(q, k, **rules)
     if "scores" in outputs:
         results["scores"] = scores(arrays, **rules)
+    if names := [name for name in outputs if name in ("row_max", "entropy", "key_sums")]:
+        results |= attention_statistics(q, k, of=cast(Any, names), **rules)._asdict()
     return {name: results[name] for name in outputs}
 
 

@@ -152,6 +152,7 @@ PLACES = {
     "NumPy": "sdpa_xp._libraries.numpy:NumPy",
     "numpy_dtype": "sdpa_xp_export._dtypes.dtype:numpy_dtype",
     "on_device": "sdpa_xp._tiles.on_device",
+    "OF_TRACED_CALLS": "sdpa_xp_export._call.call:OF_TRACED_CALLS",
     "ONE_CORE": "sdpa_xp._tiles.plan:ONE_CORE",
     "one_tile": "sdpa_xp._core.one_tile",
     "open_session": "sdpa_xp_export._runtime.session:open_session",

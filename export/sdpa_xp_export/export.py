@@ -95,7 +95,8 @@ def export_attention(
             rest may have any values. After a run, add the number of new real tokens. A graph does not check
             lengths: on the CPU, a run fails if the new tokens do not fit, but a negative length may give a
             wrong result.
-        outputs: The outputs of the graph: some of "output", "lse", "weights" and "scores".
+        outputs: The outputs of the graph: some of "output", "lse", "weights", "scores", and of the statistics
+            "row_max", "entropy" and "key_sums" of `attention_statistics`.
         form: The operators of the graph. "auto" chooses the best form for the call among those that are correct
             on the runtime and on every later release that was tried. "attention" is ai.onnx Attention;
             "multi_head" and "grouped_query" are operators of com.microsoft; "primitive" is MatMul and Softmax;

@@ -16,6 +16,7 @@ from sdpa_xp._checks.keywords import check_flag, check_function, check_instance,
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks import Mask
+from sdpa_xp_export._call.arguments import AXES
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import constants
 from sdpa_xp_export._files.model import Model
@@ -202,12 +203,18 @@ class TrialOutcome:
 
     def where(self, name: str, agreement: Agreement) -> str:
         """Return the batch entry, the head and the query of the element that is closest to its bound."""
-        index = agreement.index if name == "lse" else agreement.index[:-1]
-        if name not in self.outputs or not index:
+        if name not in self.outputs or not agreement.index:
             return ""
-        *leading, row = index
+        axis = row_axis(name)
+        if axis is None:
+            *leading, last = agreement.index
+            place = f"key {last}"
+        else:
+            index = agreement.index[: len(agreement.index) + 1 + axis]
+            *leading, row = index
+            place = f"query {self.rows[row]}"
         heads = [f"head {number}" for number in leading[-1:]]
-        return ", ".join([*(f"batch {number}" for number in leading[:-1]), *heads, f"query {self.rows[row]}"])
+        return ", ".join([*(f"batch {number}" for number in leading[:-1]), *heads, place])
 
 
 _Finished: TypeAlias = tuple[TrialOutcome, float, int | None]
@@ -254,15 +261,16 @@ def judge_outputs(
 def _rows_of(call: ExportCall, trial: Trial, name: str, result: NDArray[Any]) -> NDArray[Any]:
     """Return the compared rows, with heads before lengths; NaN if the output cannot be right."""
     axis = row_axis(name)
-    if result.ndim >= -axis and name == "output":
+    if name == "output" and result.ndim >= len(AXES[name]):
         result = heads_first(call, result)
     expected = trial.expected[name]
     shape = list(expected.reference.shape)
-    shape[axis] = trial.pairs[-2]
+    if axis is not None:
+        shape[axis] = trial.pairs[-2]
     is_stated = list(result.shape) == shape and result.dtype.name == stated_dtype(call, name)
     if not is_stated or (expected.leaks is None and np.isnan(result).any()):
         return np.full(expected.reference.shape, np.nan)
-    return result.take(trial.rows, axis=axis)
+    return result if axis is None else result.take(trial.rows, axis=axis)
 
 
 def _real_tokens(call: ExportCall, trial: Trial, result: NDArray[Any], expected: NDArray[Any]) -> NDArray[Any]:

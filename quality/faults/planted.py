@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle
+from itertools import cycle, product
 from typing import Any
 
 import edits
@@ -34,6 +34,8 @@ class Fault:
 
 FORMS = ("attention", "tiled", "primitive")
 """The forms that state nearly every call."""
+OF_STATISTICS = (("row_max", "Add", 1e-5), ("entropy", "Add", 1e-5), ("key_sums", "Mul", 1.00002))
+"""What is done to an output: its name, an operator, and a number."""
 
 
 def spec(*shape: int | str, dtype: str = "float32") -> TensorSpec:
@@ -293,6 +295,10 @@ def precision() -> Iterator[Fault]:
     )
     scores = call(outputs=("output", "scores"))
     yield edited(kind, "scores 1e-4 more", scores, edits.changed_output("Add", 1e-4, "scores"), "primitive")
+    statistics = call(outputs=("row_max", "entropy", "key_sums"))
+    for form, (name, operator, number) in product(("tiled", "primitive"), OF_STATISTICS):
+        edit = edits.changed_output(operator, number, name)
+        yield edited(kind, f"{name} {operator} {number}", statistics, edit, form)
     past = cached(is_causal=True)
     for form in ("tiled", "primitive"):
         edit = edits.changed_output("Mul", 1 + 2**-23, "present_key")

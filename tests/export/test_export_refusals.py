@@ -85,7 +85,7 @@ def test_a_patch_release_is_kept() -> None:
         ({"softcap": 1e-50}, ValueError, "`softcap` must be 0 or at least"),
         ({"scale": float("nan")}, ValueError, "`scale` must be finite"),
         ({"sinks": [1.0] * 8}, TypeError, "`sinks` must be a TensorSpec or an array"),
-        ({"outputs": 5}, ValueError, "`outputs` must be some of output, lse, weights, scores, each at most once"),
+        ({"outputs": 5}, ValueError, "`outputs` must be some of output, lse, weights, scores, row_max, entropy, key_sums, each at most once"),
         ({"outputs": ["output", ["lse"]]}, ValueError, "`outputs` must be some of"),
         ({"opset": 18.0}, TypeError, "`opset` must be an integer"),
         ({"opset": 24, "runtime": "onnxruntime>=1.23;cpu"}, ValueError, "`opset` 24 needs onnxruntime 1.24 or later"),

@@ -184,12 +184,11 @@ def _outputs(dtype: str) -> dict[str, Feature]:
         return _call(query, key, **rules, outputs=(name,))
 
     merged = "no graph merges states: it gives output and lse of one of them"
-    summed = "no graph computes statistics"
     return {
         "attention_state.lse": Feature(call_for("lse"), lse_of),
         "attention_weights": Feature(call_for("weights"), weights_of),
         "attention_scores": Feature(call_for("scores"), scores_of),
-        "attention_statistics": Feature(call_for("weights"), key_sums_of, summed),
+        "attention_statistics": Feature(call_for("key_sums"), key_sums_of),
         "merge_states": Feature(_call(query, key, **rules), merged_halves, merged),
     }
 

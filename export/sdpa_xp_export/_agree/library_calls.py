@@ -49,14 +49,9 @@ def scores_of(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
     return sdpa_xp.attention_scores(**arguments, **PORTABLE)
 
 
-def key_sums_of(xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
-    """Return the weights, as the sums over queries of calls that have one query each."""
+def key_sums_of(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
     arguments = _without(library_arguments(call, arrays), "value")
-    query, key = arguments["query"], arguments["key"]
-    queries = xp.permute_dims(query, (2, 0, 1, 3))[..., None, :]  # (L, B, Hq, 1, E)
-    arguments |= {"query": queries, "key": key[None, ...]}
-    sums = sdpa_xp.attention_statistics(**arguments, of="key_sums", **PORTABLE).key_sums
-    return xp.astype(xp.permute_dims(sums, (1, 2, 0, 3)), query.dtype)
+    return sdpa_xp.attention_statistics(**arguments, of="key_sums", **PORTABLE).key_sums
 
 
 def merged_halves(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:

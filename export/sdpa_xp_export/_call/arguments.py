@@ -26,7 +26,24 @@ from sdpa_xp_export._call.operands import GraphOperand, Input, OperandNamer, kin
 from sdpa_xp_export._dtypes.dtype import FLOATING, INTEGERS
 from sdpa_xp_export.spec import SymbolicShape, TensorSpec, as_lengths, spec_hint, total
 
-OUTPUTS = ("output", "lse", "weights", "scores")
+AXES: dict[str, tuple[str, ...]] = {
+    "output": ("L", "Ev"),
+    "lse": ("L",),
+    "weights": ("L", "S"),
+    "scores": ("L", "S"),
+    "row_max": ("L",),
+    "entropy": ("L",),
+    "key_sums": ("S",),
+    "top_weights": ("L", "K"),
+    "top_indices": ("L", "K"),
+    "block_sums": ("M", "N"),
+}
+"""The outputs that a graph may have, and the axes of each behind (..., Hq)."""
+OUTPUTS = tuple(name for name, axes in AXES.items() if {*axes} <= {"L", "S", "Ev"})
+"""Those that take no argument of their own: only `attention_statistics` in a traced function has the others."""
+SUMS_OF_QUERIES = ("key_sums", "block_sums")
+IN_DTYPE_OF_QUERY = ("output", "weights", "scores")
+"""The others have the accumulation dtype."""
 SPECS = ("query", "key", "value", "past_key", "past_value", "past_lengths")
 
 
@@ -164,10 +181,17 @@ def outputs(arguments: Arguments, name: str) -> tuple[str, ...]:
     value = arguments.passed[name]
     names = (value,) if isinstance(value, str) else value
     names = tuple(names) if isinstance(names, list | tuple) else ()
-    if not names or any(names.count(name) > 1 or name not in OUTPUTS for name in names):
+    known = AXES if arguments.passed["top_k"] or arguments.passed["block_size"] else OUTPUTS
+    if not names or any(names.count(name) > 1 or name not in known for name in names):
         rule = f"`{name}` must be some of {', '.join(OUTPUTS)}, each at most once"
-        raise ArgumentValueError(arguments.function, rule, {name: repr(value)})
+        is_other_statistic = any(name in ("top_keys", "block_sums") for name in names)
+        hint = "`to_onnx` traces attention_statistics, which has the others." if is_other_statistic else ""
+        raise ArgumentValueError(arguments.function, rule, {name: repr(value)}, hint)
     return names
+
+
+def of_statistics(arguments: Arguments, name: str) -> Any:
+    return arguments.passed[name]  # the library has checked it
 
 
 def cached(arguments: Arguments, name: str) -> bool:

@@ -12,14 +12,14 @@ from sdpa_xp._checks.keywords import check_softcap
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call import arguments as checked
-from sdpa_xp_export._call.arguments import OUTPUTS, Arguments
+from sdpa_xp_export._call.arguments import OUTPUTS, SUMS_OF_QUERIES, Arguments
 from sdpa_xp_export._call.operands import GraphOperand, Initializer, kind_of
 from sdpa_xp_export._dtypes.dtype import FLOATING
 from sdpa_xp_export.spec import TensorSpec, names_in
 
 Layout: TypeAlias = Literal["...HLE", "...LHE"]
 """Heads before the length, or after it."""
-OutputName: TypeAlias = Literal["output", "lse", "weights", "scores"]
+OutputName: TypeAlias = Literal["output", "lse", "weights", "scores", "row_max", "entropy", "key_sums"]
 """What a graph can return."""
 WideDtype: TypeAlias = Literal["float32", "float64"]
 """The dtypes in which scores can be computed."""
@@ -141,6 +141,10 @@ class ExportCall:
     ]
     cached: Annotated[bool, Option(None, checked.cached, default=False)]
     """Whether the queries are the last of more tokens: of `past_key` and `key`, or of `key` alone."""
+    top_k: Annotated[int, Option(None, checked.of_statistics, default=0)]
+    """How many keys of each query `top_weights` and `top_indices` have."""
+    block_size: Annotated[tuple[int, int] | None, Option(None, checked.of_statistics)]
+    """The queries and keys of a block in `block_sums`."""
     inputs: Mapping[str, TensorSpec]
     """The inputs of the graph, in their order."""
     initializers: Mapping[str, Initializer]
@@ -161,6 +165,11 @@ class ExportCall:
     def accumulation_dtype(self) -> WideDtype:
         """The dtype that scores and sums are held in."""
         return "float64" if "float64" in (self.query.dtype, self.softmax_dtype) else "float32"
+
+    @property
+    def sums_queries(self) -> bool:
+        """Whether an output is a sum over the queries."""
+        return not {*SUMS_OF_QUERIES}.isdisjoint(self.outputs)
 
     @property
     def masks(self) -> tuple[Mask, ...]:
@@ -195,6 +204,8 @@ OPTIONS: dict[str, Option] = {
     if get_origin(hint) is Annotated
 }
 """Each argument of a call by its name, in the order of the public signature."""
+OF_TRACED_CALLS = ("cached", "top_k", "block_size")
+"""The arguments that the public signature has not: a traced call of the library passes them."""
 
 
 def checked_call(function: str, query: object, key: object, value: object, **options: object) -> ExportCall:

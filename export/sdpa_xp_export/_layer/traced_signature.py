@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from sdpa_xp import AttentionStatistics
+from sdpa_xp_export._call.statistics import as_statistics, by_name
 from sdpa_xp_export._files.model import Model
 from sdpa_xp_export._layer.call_signature import LayerCall, Structure
 from sdpa_xp_export._layer.open_lengths import fits
@@ -41,6 +43,9 @@ def as_returned(result: Any) -> Callable[[Sequence[Any]], Any]:
     if isinstance(result, Mapping):
         names = [*result]
         return lambda arrays: dict(zip(names, arrays, strict=True))
+    if isinstance(result, AttentionStatistics):
+        known = [*by_name(result)]
+        return lambda arrays: as_statistics(dict(zip(known, arrays, strict=True)))
     if isinstance(result, tuple | list):
         return cast(Callable[[Sequence[Any]], Any], getattr(type(result), "_make", type(result)))
     return lambda arrays: arrays[0]

@@ -268,6 +268,11 @@ class Runtime:
         """Whether Exp of NaN is a number: OpenVINO 2026.4 returns inf, and its ReduceMax leaves NaN out."""
         return self.provider == "openvino"
 
+    @property
+    def max_loses_infinity(self) -> bool:
+        """Whether ReduceMax of nothing but -inf is finite: OpenVINO 2026.4 returns the least number."""
+        return self.provider == "openvino"
+
     def __str__(self) -> str:
         if self.provider == "onnx":
             return STANDARD_RUNTIME

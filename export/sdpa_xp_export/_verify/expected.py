@@ -17,13 +17,20 @@ from numpy.typing import NDArray
 from sdpa_xp import biases, masks
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._call.arguments import OUTPUTS
+from sdpa_xp_export._call.arguments import AXES, IN_DTYPE_OF_QUERY, SUMS_OF_QUERIES
 from sdpa_xp_export._call.call import OPTIONS, ExportCall
 from sdpa_xp_export._call.operands import Initializer, Input, kind_of, with_operands
 from sdpa_xp_export._dtypes.dtype import numpy_dtype
 from sdpa_xp_export._runtime.limits import check_time
 from sdpa_xp_export._verify.judging import ExpectedRows
-from sdpa_xp_export._verify.reference import Floats, attention_and_scores, magnitudes, spreads, stages
+from sdpa_xp_export._verify.reference import (
+    Floats,
+    attention_and_scores,
+    magnitudes,
+    spreads,
+    stages,
+    statistics,
+)
 
 Arrays: TypeAlias = dict[str, Any]
 """NumPy arrays by the name of the argument, or of the input of a graph."""
@@ -37,12 +44,13 @@ NEAR = 4
 
 def stated_dtype(call: ExportCall, name: str) -> str:
     """Return the dtype that an output of the call has."""
-    return call.accumulation_dtype if name == "lse" else call.query.dtype
+    of_scores = name in AXES and name not in IN_DTYPE_OF_QUERY
+    return call.accumulation_dtype if of_scores else call.query.dtype
 
 
-def row_axis(name: str) -> int:
-    """Return the axis of the queries in an output of that name."""
-    return -1 if name == "lse" else -2
+def row_axis(name: str) -> int | None:
+    """Return the axis of the queries in an output of that name; None if it is a sum over them."""
+    return None if name in SUMS_OF_QUERIES else -len(AXES[name])
 
 
 def expected_rows(
@@ -61,15 +69,15 @@ def expected_rows(
         textbook = _textbook(arguments, computed_in)
         if computed_in == "float64":
             textbook = _double_precision(arguments, exact, textbook)
-        sizes, sums = magnitudes(arguments, exact["lse"], exact["weights"])
+        sizes, sums = magnitudes(arguments, exact)
         errors = spreads(arguments["value"], exact)
         # A product of matrices adds 0 times NaN for a masked pair. So only keys and values that no query
         # attends are without effect in every graph; that is what `poison` tries.
         unmasked = _reference(arguments | {"attn_mask": None, "bias": ()}) if leaks else {}
-    terms = exact | {"output": sums}
+    terms = exact | sums
 
     def rows(name: str) -> ExpectedRows:
-        # The weights have the batch of the values too, and so have what is computed without them.
+        # The weights have the batch of the values too, and so has what is computed without them.
         one, size, term, spread = (
             np.broadcast_to(x[name], exact[name].shape) for x in (textbook, sizes, terms, errors)
         )
@@ -79,7 +87,9 @@ def expected_rows(
 
 
 def _reference(arguments: Arrays) -> dict[str, Floats]:
-    return dict(zip(OUTPUTS, attention_and_scores(**arguments), strict=True))
+    output, lse, weights, scores = attention_and_scores(**arguments)
+    results = {"output": output, "lse": lse, "weights": weights, "scores": scores}
+    return results | statistics(np, scores, weights)
 
 
 def _textbook(arguments: Arrays, dtype: str) -> dict[str, NDArray[Any]]:

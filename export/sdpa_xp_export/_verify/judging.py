@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -148,6 +149,13 @@ class ExpectedRows:
         joined: Any = (None if several[0] is None else np.concatenate(several, axis) for several in arrays)
         return ExpectedRows(*joined)
 
+    @staticmethod
+    def summed(parts: Sequence[ExpectedRows]) -> ExpectedRows:
+        """Return the sums of all parts, each of which is over some of the queries."""
+        total = reduce(_added, parts)
+        # The error of n numbers grows with the root of n, and each part has its share of them.
+        return replace(total, spread=math.sqrt(len(parts)) * total.spread)
+
     @property
     def largest(self) -> float:
         """The largest sum of sizes, which no value exceeds."""
@@ -171,6 +179,18 @@ class ExpectedRows:
             errors = np.abs(np.asarray(self.textbook, np.float64)[known] - self.reference[known])
             ratios = errors / self.magnitude[known]
         return float(np.max(ratios[np.isfinite(ratios)], initial=0.0))
+
+
+def _added(one: ExpectedRows, other: ExpectedRows) -> ExpectedRows:
+    leaks = None if one.leaks is None or other.leaks is None else one.leaks | other.leaks
+    return ExpectedRows(
+        one.reference + other.reference,
+        one.textbook + other.textbook,
+        one.magnitude + other.magnitude,
+        one.terms + other.terms,
+        one.spread + other.spread,
+        leaks,
+    )
 
 
 @dataclass(frozen=True, slots=True)

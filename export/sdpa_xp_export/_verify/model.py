@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 import onnx
 
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, summary
-from sdpa_xp_export._call.call import OPTIONS, ExportCall, checked_call
+from sdpa_xp_export._call.arguments import AXES
+from sdpa_xp_export._call.call import OF_TRACED_CALLS, OPTIONS, ExportCall, checked_call
 from sdpa_xp_export._call.operands import Initializer
 from sdpa_xp_export._call.text import LONGEST_CALL, digest, from_json, to_json
 from sdpa_xp_export._dtypes.dtype import ONNX_DTYPE
@@ -138,7 +139,7 @@ def other_call_note(model: Model, call: ExportCall) -> str:
 
 def written_call(arguments: object) -> ExportCall:
     """Return the call that the caller writes down as arguments of `export_attention`."""
-    known = [name for name in OPTIONS if name != "cached"]  # a shape of a graph says it
+    known = [name for name in OPTIONS if name not in OF_TRACED_CALLS]
     if not isinstance(arguments, Mapping):
         rule = "`call` must map the names of export_attention's arguments to their values"
         raise ArgumentTypeError("verify", rule, {"call": type(arguments).__name__})
@@ -165,9 +166,9 @@ def check_interface(model: Model, call: ExportCall) -> None:
 def check_size(call: ExportCall, most: int = MOST_NUMBERS) -> None:
     """Refuse a call whose smallest run would hold more than `most` numbers."""
     lengths, scores = least_lengths(call), call.sizes.scores_shape
-    of_output = {"output": (*scores[:-1], call.value.shape[-1]), "lse": scores[:-1]}
+    lengths_of = {"L": scores[-2], "S": scores[-1], "Ev": call.value.shape[-1]}
     shapes = [spec.shape for spec in call.inputs.values()]
-    shapes += [of_output.get(name, scores) for name in call.outputs]
+    shapes += [(*scores[:-2], *(lengths_of[axis] for axis in AXES[name])) for name in call.outputs]
     of_one_query = count_of((*scores[:-2], 1, scores[-1]), lengths)
     numbers = sum(count_of(shape, lengths) for shape in shapes) + HELD * of_one_query
     if numbers > most:

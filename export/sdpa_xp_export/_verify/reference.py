@@ -30,6 +30,8 @@ from sdpa_xp_export._runtime.limits import check_time
 Floats: TypeAlias = NDArray[np.float64]
 STEP = 2.0**-20
 """The step of the finite difference that approximates the derivative of a function of the scores."""
+REACH = 2.0**-8
+"""The most that a score is off by, over its magnitude."""
 UNIFORM = 1 / math.sqrt(12)
 """The standard deviation of a rounding error, which is uniform, over its range."""
 Addend: TypeAlias = NDArray[Any] | Callable[..., Any]
@@ -113,6 +115,16 @@ def attention_and_scores(
     return (output[0], lse[0], weights[0], all_scores[0]) if flat else results
 
 
+def statistics(xp: Any, scores: Any, weights: Any) -> dict[str, Any]:
+    """Return `row_max`, `entropy` and `key_sums` of scores and weights (..., L, S); 0 log 0 is 0."""
+    information = -xp.log(xp.where(weights == 0, xp.ones_like(weights), weights))
+    return {
+        "row_max": xp.max(scores, axis=-1),
+        "entropy": xp.sum(weights * information, axis=-1),
+        "key_sums": xp.sum(weights, axis=-2),
+    }
+
+
 def textbook(xp: Any, *arguments: Any, **keywords: Any) -> Any:
     """Return softmax(q k^T * scale + bias) v; the arguments are the same as for `stages`."""
     return stages(xp, *arguments, **keywords)["output"]
@@ -131,7 +143,7 @@ def stages(
     softcap: float | None = None,
     sinks: Any = None,
 ) -> dict[str, Any]:
-    """Return `scores`, `weights`, `lse` and `output`. `xp` is an array-API namespace; `bias` may be a tuple.
+    """Return `scores`, `weights`, `lse`, `output` and statistics, in the namespace `xp`; `bias` may be a tuple.
 
     A row without a key is set to 0, and its lse to -inf.
     """
@@ -174,7 +186,8 @@ def stages(
     weights = rounded(exponentials / xp.where(empty, xp.ones_like(total), total))
     lse = rounded(rounded(xp.log(xp.where(empty, xp.ones_like(total), total))) + shift)
     lse = xp.where(empty, largest, lse)[..., 0]
-    return {"scores": scores, "weights": weights, "lse": lse, "output": rounded(product(xp, weights, value))}
+    results = {"scores": scores, "weights": weights, "lse": lse, "output": rounded(product(xp, weights, value))}
+    return results | {name: rounded(x) for name, x in statistics(xp, scores, weights).items()}
 
 
 def _with_heads(xp: Any, x: Any, heads: int) -> Any:
@@ -203,14 +216,16 @@ def indices(xp: Any, scores: Any) -> tuple[Any, ...]:
     )
 
 
-def magnitudes(arguments: Mapping[str, Any], lse: Floats, weights: Floats) -> tuple[dict[str, Floats], Floats]:
-    """Return the magnitudes of `output`, `lse`, `weights` and `scores`, and the sizes of the terms of `output`.
+def magnitudes(
+    arguments: Mapping[str, Any], exact: Mapping[str, Floats]
+) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    """Return the magnitude of each output, and the sizes of the terms of outputs that may be smaller.
 
     Args:
         arguments: The arguments of `reference.attention`, in float64.
-        lse: The log-sum-exp that the reference returned.
-        weights: The weights that the reference returned.
+        exact: What the reference returned, by name.
     """
+    lse, weights = exact["lse"], exact["weights"]
     query, key, value = (np.asarray(arguments[name], np.float64) for name in ("query", "key", "value"))
     if query.ndim > 2:
         key, value = (_with_heads(np, x, query.shape[-3]) for x in (key, value))
@@ -224,14 +239,23 @@ def magnitudes(arguments: Mapping[str, Any], lse: Floats, weights: Floats) -> tu
     of_weights = np.where(weights > 0, weights * (1 + of_attended + mean), 0.0)
     of_lse = 1 + np.abs(np.where(np.isfinite(lse), lse, 0)) + mean[..., 0]
     sizes = np.abs(np.where(np.isfinite(value), value, 0))
+    information = _information(weights)
+    # A score whose error does not reach the largest one has no part in it.
+    may_be_largest = exact["scores"] + REACH * scores >= exact["row_max"][..., None]
+    of_statistics = {
+        "row_max": np.max(np.where(may_be_largest, scores, 0.0), axis=-1, initial=0.0),
+        # The derivative of -w log w is -(1 + log w), and the logarithm of the sum is off by one part.
+        "entropy": 1 + np.sum(of_weights * information, axis=-1),
+        "key_sums": np.sum(of_weights, axis=-2),
+    }
     return (
-        {"output": of_weights @ sizes, "lse": of_lse, "weights": of_weights, "scores": scores},
-        np.asarray(weights @ sizes),
+        {"output": of_weights @ sizes, "lse": of_lse, "weights": of_weights, "scores": scores} | of_statistics,
+        {"output": np.asarray(weights @ sizes), "entropy": np.sum(weights * information, axis=-1)},
     )
 
 
 def spreads(value: NDArray[Any], exact: Mapping[str, Floats]) -> dict[str, Floats]:
-    """Return the spreads of `output`, `lse`, `weights` and `scores`; a score has none.
+    """Return the spreads of all outputs; a score has none.
 
     Args:
         value: The values, in any dtype.
@@ -242,6 +266,7 @@ def spreads(value: NDArray[Any], exact: Mapping[str, Floats]) -> dict[str, Float
     if value.ndim > 2:
         value = _with_heads(np, value, weights.shape[-3])
     of_sum = UNIFORM * np.sqrt(np.count_nonzero(weights, axis=-1, keepdims=True))
+    of_queries = UNIFORM * np.sqrt(np.count_nonzero(weights, axis=-2))
     # In any order of the terms, partial sums are about as large as the largest term, or as the whole sum.
     partial = np.sqrt(np.square(exact["output"]) + np.square(weights) @ np.square(value))
     return {
@@ -249,7 +274,15 @@ def spreads(value: NDArray[Any], exact: Mapping[str, Floats]) -> dict[str, Float
         "lse": of_sum[..., 0],
         "weights": of_sum * weights,
         "scores": np.zeros(()),
+        "row_max": np.zeros(()),
+        "entropy": of_sum[..., 0] * np.sum(weights * _information(weights), axis=-1),
+        "key_sums": of_queries * np.sum(weights, axis=-2),
     }
+
+
+def _information(weights: Floats) -> Floats:
+    """Return 1 - log w, and 1 where w is 0: what w is multiplied with in the size of a term of an entropy."""
+    return np.asarray(1 - np.log(np.where(weights > 0, weights, 1.0)))
 
 
 def _of_scores(arguments: Mapping[str, Any], query: Floats, key: Floats) -> Floats:

@@ -112,6 +112,7 @@ def trial_settings(
     Each seed adds other random lengths. A limit of memory leaves out long ones.
     """
     most = most_numbers(memory, thorough=thorough)
+    most = min(most, SCORES_AT_ONCE) if call.sums_queries else most
     chosen = LengthsOfCall(call, most)
     small = [lengths for lengths in several_lengths(call) if chosen.affords(lengths)]
     # Primes, which no block and no vector of a kernel divides; then beyond a block of 128 queries.
@@ -314,12 +315,13 @@ def trials(
             expected.append(expected_rows(call, arguments, dtype, leaks=bool(setting.nan_in)))
             # Each piece has the whole cache.
             copies = copies or (expected_cache(call, arguments) if call.cached else {})
-        joined = {
-            name: ExpectedRows.joined([rows[name] for rows in expected], row_axis(name))
-            for name in call.outputs
-        }
+        joined = {name: _joined([rows[name] for rows in expected], row_axis(name)) for name in call.outputs}
         # What is expected was computed without NaN: the reference never reads a key that is hidden.
         yield Trial(setting, poison(call, arrays), sample, reference_shape(call, arrays), joined, copies)
+
+
+def _joined(parts: Sequence[ExpectedRows], axis: int | None) -> ExpectedRows:
+    return ExpectedRows.summed(parts) if axis is None else ExpectedRows.joined(parts, axis)
 
 
 def sampled_rows(
@@ -333,9 +335,11 @@ def sampled_rows(
 
     If there are too many queries, they are the first two and the last two, the queries next to each of
     `borders`, and some random ones. A border is counted from the first query, from the last, and from the first
-    key.
+    key. A sum over queries needs all of them.
     """
     heads, queries, keys = _sizes(call, lengths)
+    if call.sums_queries:
+        return np.arange(queries)
     count = max(min(most // heads, MOST_SCORES // max(heads * keys, 1)), FEWEST)
     if queries <= count:
         return np.arange(queries)

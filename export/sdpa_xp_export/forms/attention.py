@@ -40,6 +40,8 @@ def _unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
         return "ai.onnx Attention has a float32 `softcap`, and this one is no float32"
     if missing := FORM.missing_option(call):
         return missing
+    if of_weights := [name for name in call.outputs if name not in ("output", "lse", "weights", "scores")]:
+        return f"ai.onnx Attention returns no {of_weights[0]}"
     if call.outputs != ("output",):
         return "ai.onnx Attention returns no lse, and its weights and scores differ from the library's"
     if not all(is_additive(bias) for bias in call.biases):

@@ -8,6 +8,7 @@ from typing import Any
 
 from sdpa_xp_export import _arrays as xp
 from sdpa_xp_export._arrays import ops
+from sdpa_xp_export._call.arguments import AXES, IN_DTYPE_OF_QUERY
 from sdpa_xp_export._call.call import OPTIONS, ExportCall, FormName
 from sdpa_xp_export._call.mask_analysis import cuts_keys
 from sdpa_xp_export._graph.graph import Graph, GraphValue
@@ -113,9 +114,9 @@ def finished_outputs(inputs: FormInputs, results: dict[str, GraphValue]) -> dict
     for name in call.outputs:
         value = results[name]
         if call.sizes.is_2d:  # the call has neither heads nor a batch
-            value = ops.squeeze_front(value, 1 if name == "lse" else 2)
+            value = ops.squeeze_front(value, len(AXES[name]))
         value = in_layout(value, call.layout) if name == "output" else value
-        outputs[name] = value if name == "lse" else value.astype(call.query.dtype)
+        outputs[name] = value.astype(call.query.dtype) if name in IN_DTYPE_OF_QUERY else value
     return outputs | inputs.present
 
 

@@ -6,6 +6,7 @@ from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.forms.form import Form, finished_outputs, read_inputs
+from sdpa_xp_export.forms.summed import sums_of
 from sdpa_xp_export.lowering.tile import whole_tile
 from sdpa_xp_export.lowering.tile_attention import attend_tile, scale_query
 
@@ -19,6 +20,7 @@ def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphV
     tile = whole_tile(inputs.lengths, inputs.key)
     query = scale_query(tile, inputs.query)
     results = attend_tile(tile, query, inputs.key, inputs.value, runtime)
+    results |= {total.name: total.of_whole(tile, results[total.name]) for total in sums_of(call)}
     return finished_outputs(inputs, results)
 
 

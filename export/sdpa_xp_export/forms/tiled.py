@@ -21,15 +21,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import TypeAlias
 
 from sdpa_xp_export import _arrays as xp
 from sdpa_xp_export._arrays import ops
-from sdpa_xp_export._call.arguments import OUTPUTS
+from sdpa_xp_export._call.arguments import AXES, SUMS_OF_QUERIES
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.mask_analysis import is_only_causal, may_mask
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.forms.form import Form, FormInputs, finished_outputs, read_inputs
+from sdpa_xp_export.forms.summed import most_blocks, sums_of
 from sdpa_xp_export.lowering.graph_lengths import GraphLengths, LengthsAsData, LengthsInBody
 from sdpa_xp_export.lowering.head_parts import HeadPart, HeadParts, head_parts
 from sdpa_xp_export.lowering.masks import all_allowed, key_range
@@ -58,19 +60,23 @@ def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphV
     key, value, columns, key_mask = _hide_keys(inputs.lengths, inputs.key, inputs.value)
     inputs = replace(inputs, key=key, value=value)
     whole = whole_tile(LengthsAsData(inputs.lengths), key)
-    parts = head_parts(inputs.lengths, ROWS, runtime)
-    names = [name for name in OUTPUTS if name in call.outputs]
+    sums, most = sums_of(call), most_blocks(call, ROWS)
+    names = [name for name in AXES if name in call.outputs and name not in SUMS_OF_QUERIES]
+    parts = None if sums else head_parts(inputs.lengths, ROWS, runtime)
 
-    def step(body: Graph, number: GraphValue) -> tuple[GraphValue, list[GraphValue]]:
+    def step(body: Graph, number: GraphValue, totals: Sequence[GraphValue]) -> Step:
         part = None if parts is None else HeadPart(body, parts, number)
         tile = _QueryBlock(whole, body, part.block if part else number, inputs, columns.length, key_mask)
         results = _attend_block(tile, inputs, runtime, part, even=even)
         left = tile.start if part is None else xp.maximum(tile.start, part.left, exact=False)
-        return left > 0, [results[name] for name in names]
+        added = [s.added(tile, total, results[s.name]) for s, total in zip(sums, totals, strict=True)]
+        return left > 0, added, [results[name] for name in names]
 
     # Under the diagonal, the last block has the most keys: what it takes is enough for all that follow.
-    blocks = loop_over_steps(graph, step)
+    starts = [s.start(inputs.lengths, most) for s in sums]
+    totals, blocks = loop_over_steps(graph, step, starts)
     joined = {name: _joined(inputs, stacked, parts, even) for name, stacked in zip(names, blocks, strict=True)}
+    joined |= {s.name: s.finished(inputs.lengths, total) for s, total in zip(sums, totals, strict=True)}
     return finished_outputs(inputs, joined)
 
 
@@ -184,10 +190,17 @@ class _QueryBlock(GraphTile):
         return bool(self.masks) and not is_only_causal(self.masks, self.call.biases)
 
     @cached_property
+    def row_numbers(self) -> GraphValue:
+        return self._numbers(replace(self.row_range, bounds=(self.start, self.stop)))
+
+    @cached_property
     def rows(self) -> GraphValue:
         # Missing rows count as the first query: each index that masks ask for exists.
-        rows = self._numbers(replace(self.row_range, bounds=(self.start, self.stop)))
-        return xp.maximum(rows, 0, exact=False)
+        return xp.maximum(self.row_numbers, 0, exact=False)
+
+    def blocks_of_queries(self, size: int) -> tuple[GraphValue, GraphValue]:
+        first = xp.floor_divide(ops.scalar(xp.maximum(self.start, 0, exact=False)), size, exact=False)
+        return first, self.graph.constant(most_blocks(self.call, ROWS), "int64")
 
     def cut(self, value: GraphValue) -> GraphValue:
         # A Slice would begin at the first query; Gather repeats its row for the missing ones.
@@ -227,23 +240,34 @@ def _joined(inputs: FormInputs, blocks: GraphValue, parts: HeadParts | None, eve
     return ops.cut(joined, (stop - queries, stop), axis - 1 - joined.ndim, length)
 
 
+Step: TypeAlias = tuple[GraphValue, Sequence[GraphValue], Sequence[GraphValue]]
+"""Whether another step follows, (1,), which must follow from the number of the step alone; sums; results."""
+
+
 def loop_over_steps(
-    graph: Graph, step: Callable[[Graph, GraphValue], tuple[GraphValue, Sequence[GraphValue]]]
-) -> list[GraphValue]:
-    """Write a Loop over the steps 0, 1, ..., and return what they give, stacked in this order.
+    graph: Graph,
+    step: Callable[[Graph, GraphValue, Sequence[GraphValue]], Step],
+    starts: Sequence[GraphValue] = (),
+) -> tuple[list[GraphValue], list[GraphValue]]:
+    """Write a Loop over the steps 0, 1, ..., and return the sums of all, and the results, stacked in order.
 
     Args:
         graph: The graph around the loop.
-        step: Writes a step into the body of the loop: the body and the number of the step, (1,) -> whether
-            another one follows, (1,), which must follow from the number alone; and the results.
+        step: Writes a step into the body of the loop, from the number of the step, (1,), and the sums so far.
+        starts: The sums before the first step.
     """
     body = graph.loop_body()
     number = body.input("Iteration", "int64", ())
     body.input("GoesOn", "bool", ())
     carried = body.input("Captured", "int64", ("one",))
     one = ops.shape_of(carried)
-    goes_on, results = step(body, number * one)
-    states = [ops.scalar(goes_on), body.copy(carried)]  # an output of a body must be the output of a node
+    so_far = [body.input("SumSoFar", start.elem_type, start.dims) for start in starts]
+    goes_on, sums, results = step(body, number * one, so_far)
+    states = [
+        ops.scalar(goes_on),
+        body.copy(carried),
+        *sums,
+    ]  # an output of a body must be the output of a node
     stacked = [(result.elem_type, ("steps", *result.dims)) for result in results]
     captured = _sum_of_captured(body)
     outputs = graph.add_many(
@@ -251,10 +275,11 @@ def loop_over_steps(
         None,
         graph.constant(value=True, dtype="bool"),
         captured,
-        outputs=[("int64", captured.dims), *stacked],
+        *starts,
+        outputs=[("int64", captured.dims), *[(start.elem_type, start.dims) for start in starts], *stacked],
         body=body.subgraph([*states, *results]),
     )
-    return outputs[1:]
+    return outputs[1 : 1 + len(starts)], outputs[1 + len(starts) :]
 
 
 def _sum_of_captured(body: Graph) -> GraphValue:

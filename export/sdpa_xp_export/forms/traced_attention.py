@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
 
 from sdpa_xp import AttentionState
 from sdpa_xp._checks.arrays import HLE
+from sdpa_xp._checks.keywords import check_block_size
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
@@ -17,6 +19,7 @@ from sdpa_xp_export._arrays.operators import is_array
 from sdpa_xp_export._call.arguments import warn_of_zeros_and_ones
 from sdpa_xp_export._call.call import OPTIONS, ExportCall, checked_call
 from sdpa_xp_export._call.operands import with_operands
+from sdpa_xp_export._call.statistics import as_statistics, outputs_of
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.traced_graph import TracedGraph
 from sdpa_xp_export._runtime.releases import Runtime
@@ -31,8 +34,9 @@ OUTPUTS = {
     "attention_scores": ("scores",),
     "KVCache.attend": ("output",),
     "KVCache.attend_state": ("output", "lse"),
+    "attention_statistics": (),
 }
-"""The public functions that can be traced, and the outputs of a graph that they return."""
+"""The public functions that can be traced, and the outputs of a graph that they return; `of` says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +70,7 @@ class TracedAttention:
     def __call__(
         self, graph: Graph, function: str, inputs: Mapping[str, object], rules: Mapping[str, object]
     ) -> Any:
-        """Return what the library's `function` would return: a value, or an AttentionState of values."""
+        """Return what the library's `function` would return: a value, or a tuple of values with names."""
         if not isinstance(graph, TracedGraph) or function not in OUTPUTS:
             refuse_attention(graph, function, inputs, rules)
         if rules.get("reproducible"):
@@ -85,8 +89,12 @@ class TracedAttention:
             for name, option in OPTIONS.items()
             if name in rules
         }
-        outputs = OUTPUTS[function]
+        outputs = OUTPUTS[function] or outputs_of(cast(str, rules["of"]))
         options |= specs | {"outputs": outputs, "cached": cached}
+        if rules.get("top_k"):
+            options["top_k"] = operator.index(cast(int, rules["top_k"]))
+        if rules.get("block_size"):
+            options["block_size"] = check_block_size(graph.function, rules["block_size"])
         call = checked_call(graph.function, **options)
         form, reason = choose(graph.function, call, self.form, self.opset, self.target)
         self.chosen.append((form, reason))
@@ -103,6 +111,8 @@ class TracedAttention:
             if f"present_{name}" in returned:
                 graph.equal_values[arrays[name].name] = returned[f"present_{name}"]
         results = [returned[name] for name in outputs]
+        if function == "attention_statistics":
+            return as_statistics(dict(zip(outputs, results, strict=True)))
         if len(results) == 1:
             return results[0]
         base = rules.get("lse_base")

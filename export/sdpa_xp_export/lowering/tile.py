@@ -101,6 +101,16 @@ class GraphTile:
         return self._numbers(self.column_range)
 
     @property
+    def row_numbers(self) -> GraphValue:
+        """Numbers of the rows, (rows,), which are negative where no query is."""
+        return self.rows
+
+    def blocks_of_queries(self, size: int) -> tuple[GraphValue, GraphValue]:
+        """Return the first block of so many queries that the tile meets, and how many it may meet; scalars."""
+        count = xp.floor_divide(self.host.queries + (size - 1), size, exact=False)
+        return self.graph.constant(0, "int64"), count
+
+    @property
     def row(self) -> GraphValue:
         """Numbers of the queries, (rows, 1)."""
         return xp.expand_dims(self.rows, axis=-1)

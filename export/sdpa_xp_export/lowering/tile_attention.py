@@ -7,14 +7,21 @@ import math
 from sdpa_xp._checks.arrays import HLE
 from sdpa_xp_export import _arrays as xp
 from sdpa_xp_export._arrays import ops
+from sdpa_xp_export._call.arguments import SUMS_OF_QUERIES
 from sdpa_xp_export._call.mask_analysis import has_empty_rows, is_only_causal
 from sdpa_xp_export._call.operands import Initializer, Input
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.lengths import joint_shape
 from sdpa_xp_export._runtime.releases import Runtime
+from sdpa_xp_export.lowering import statistics
 from sdpa_xp_export.lowering.biases import add_biases
 from sdpa_xp_export.lowering.masks import AllowedPairs, all_allowed, both_allow
 from sdpa_xp_export.lowering.tile import GraphTile
+
+STATISTICS = {"row_max", "entropy", "top_weights", "top_indices", *SUMS_OF_QUERIES}
+"""They need no values."""
+EXPLICIT = {"lse", *STATISTICS}
+"""What a Softmax does not return; the largest score must not lose a NaN to what is added to hide a pair."""
 
 
 def scale_query(tile: GraphTile, query: GraphValue) -> GraphValue:
@@ -35,7 +42,9 @@ def attend_tile(
     log-sum-exp, or hides NaN, which would hide it in a row that attends it, too.
     """
     call = tile.call
-    explicit_softmax = runtime.softmax_hides_nan or call.sinks is not None or "lse" in call.outputs
+    explicit_softmax = (
+        runtime.softmax_hides_nan or call.sinks is not None or not EXPLICIT.isdisjoint(call.outputs)
+    )
     if runtime.exp_hides_nan:  # in its Softmax, too, if that is not one kernel with the products
         explicit_softmax = explicit_softmax or call.outputs != ("output",)
     # A query that is inf or NaN makes the scores of masked keys NaN. A Softmax node returns NaN for its row in
@@ -44,13 +53,24 @@ def attend_tile(
     scores, allowed = masked_scores(tile, query, key, may_add=may_add)
     # Weights and scores have the whole batch, of which the values alone may have an axis.
     scores = scores if call.outputs == ("output",) else _expand_to_batch(tile, scores)
-    weights, lse = _explicit_softmax(tile, scores, runtime) if explicit_softmax else (_softmax(scores), None)
-    if isinstance(allowed, GraphValue) and tile.hides_keys:
-        # The weight of a masked pair is 0, but 0 * NaN is NaN: what no query attends becomes 0 first.
-        value = xp.where(is_attended(allowed, call.sizes.heads), value, 0.0)
-    results = {"output": matmul_grouped(weights, value, tile.folds), "weights": weights, "scores": scores}
-    if lse is not None:
-        results["lse"] = lse
+    results, m = {"scores": scores}, None
+    if "row_max" in call.outputs:
+        m = statistics.row_max(scores, runtime)
+        results["row_max"] = _without_last_axis(m)
+        if call.outputs == ("row_max",):
+            return results
+    weights, of_rows = (
+        _explicit_softmax(tile, scores, m, runtime) if explicit_softmax else (_softmax(scores), {})
+    )
+    results |= of_rows | {"weights": weights}
+    for name in call.outputs:
+        if name in statistics.OF_WEIGHTS:
+            results[name] = statistics.OF_WEIGHTS[name](tile, weights)
+    if not STATISTICS.issuperset(call.outputs):  # a runtime drops an output that weights or an lse do not need
+        if isinstance(allowed, GraphValue) and tile.hides_keys:
+            # The weight of a masked pair is 0, but 0 * NaN is NaN: what no query attends becomes 0 first.
+            value = xp.where(is_attended(allowed, call.sizes.heads), value, 0.0)
+        results["output"] = matmul_grouped(weights, value, tile.folds)
     if not explicit_softmax and isinstance(allowed, GraphValue) and has_empty_rows(call):
         # Softmax returns NaN for a row without a key. The explicit softmax divides by 1 there, and returns 0.
         attends = has_allowed_key(allowed)
@@ -103,31 +123,42 @@ def _softmax(scores: GraphValue) -> GraphValue:
 
 
 def _explicit_softmax(
-    tile: GraphTile, scores: GraphValue, runtime: Runtime
-) -> tuple[GraphValue, GraphValue | None]:
-    """scores -> exp(s - m) / l and, if the call asks for it, m + log(l); sinks count in m and in l."""
+    tile: GraphTile, scores: GraphValue, m: GraphValue | None, runtime: Runtime
+) -> tuple[GraphValue, dict[str, GraphValue]]:
+    """scores and the largest of each row, if known -> exp(s - m) / l, and what the call asks for of each row.
+
+    That may be the log-sum-exp, m + log(l), and the entropy; sinks count in m and in l.
+    """
     call = tile.call
-    m = ops.reduce("ReduceMax", scores)
+    m = ops.reduce("ReduceMax", scores) if m is None else m
     sinks = None
     if call.sinks is not None:
         sinks = ops.with_ones(tile.operand(call.sinks).astype(scores.elem_type), 2)
         m = xp.maximum(m, sinks)
     shift = xp.where(xp.is_masked(m), 0.0, m)  # -inf - -inf would be NaN
-    p = xp.exp(scores - shift)
+    difference = scores - shift
+    p = xp.exp(difference)
     if runtime.exp_hides_nan:
         p = xp.where(xp.isnan(scores), scores, p)
-    l = ops.reduce("ReduceSum", p)
+    l = of_keys = ops.reduce("ReduceSum", p)
     if sinks is not None:
         l = l + xp.exp(sinks - shift)
     empty = l <= 0.0  # all scores of the row are -inf, and so is its sink if there is one
     l = xp.where(empty, 1.0, l)
-    weights = p / l
-    if "lse" not in call.outputs:
-        return weights, None
-    # -inf is written for empty rows: WebGPU leaves log(0) open, and a software adapter returns -88.
-    lse = xp.where(empty, -math.inf, xp.log(l) + shift)
-    axis = lse.graph.constant([-1], "int64")
-    return weights, lse.graph.add("Squeeze", lse, axis, dtype=lse.elem_type, shape=lse.dims[:-1])
+    weights, of_rows = p / l, {}
+    if "lse" in call.outputs:
+        # -inf is written for empty rows: WebGPU leaves log(0) open, and a software adapter returns -88.
+        of_rows["lse"] = _without_last_axis(xp.where(empty, -math.inf, xp.log(l) + shift))
+    if "entropy" in call.outputs:
+        of_rows["entropy"] = _without_last_axis(statistics.entropy(p, difference, of_keys, l))
+    if call.top_k:
+        of_rows["top_weights"], of_rows["top_indices"] = statistics.top_keys(tile, scores, shift, l)
+    return weights, of_rows
+
+
+def _without_last_axis(value: GraphValue) -> GraphValue:
+    axis = value.graph.constant([-1], "int64")
+    return value.graph.add("Squeeze", value, axis, dtype=value.elem_type, shape=value.dims[:-1])
 
 
 def in_layout(value: GraphValue, layout: str) -> GraphValue:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command import refused, run
-from internals import OPTIONS, checked_call, from_json, to_json
+from internals import OF_TRACED_CALLS, OPTIONS, checked_call, from_json, to_json
 
 from sdpa_xp import biases, masks
 from sdpa_xp_export import TensorSpec, export_attention
@@ -43,7 +43,7 @@ def test_the_signature_has_each_option_with_its_default() -> None:
     parameters = dict(inspect.signature(export_attention).parameters)
     for name in ("form", "opset", "runtime"):  # of the graph
         del parameters[name]
-    defaults = {name: option.default for name, option in OPTIONS.items() if name != "cached"}
+    defaults = {name: option.default for name, option in OPTIONS.items() if name not in OF_TRACED_CALLS}
     assert [*parameters] == [*defaults]
     required = [name for name, parameter in parameters.items() if parameter.default is inspect.Parameter.empty]
     assert required == ["query", "key", "value"]
@@ -76,8 +76,8 @@ def test_each_option_is_a_flag_and_a_key_of_files(capsys: pytest.CaptureFixture[
 
 def test_each_form_says_whether_it_takes_an_option() -> None:
     """By its code for these, and else by `takes` of its record; an option without a noun would be left out."""
-    tokens = {"query", "key", "value", "past_key", "past_value", "past_lengths", "cached"}
+    tokens = {"query", "key", "value", "past_key", "past_value", "past_lengths"}
     scores = {"attn_mask", "bias", "is_causal", "scale", "dropout_p", "softmax_dtype"}
-    by_their_code = tokens | scores | {"layout", "outputs"}
+    by_their_code = tokens | scores | {"layout", "outputs", *OF_TRACED_CALLS}
     assert {name for name, option in OPTIONS.items() if not option.noun} == by_their_code
     assert all({*form.takes} <= OPTIONS.keys() - by_their_code for form in FORMS.values())

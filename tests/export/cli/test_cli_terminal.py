@@ -180,7 +180,7 @@ COMPLETIONS = {
         "openvino>=2026.4;cpu",
         "onnx",
     },
-    "export --outputs ": {"output", "lse", "weights", "scores"},
+    "export --outputs ": {"output", "lse", "weights", "scores", "row_max", "entropy", "key_sums"},
     "verify a.onnx --provider ": {"cpu", "cuda", "wasm", "webgpu"},
     "verify a.onnx --require-provider cu": {"cuda"},
     "agree --dtype ": {"float32", "float16", "bfloat16", "float64"},

@@ -10,14 +10,15 @@ import pytest
 from graphs import (
     BATCH,
     EVERY_CALL,
+    RULES,
     Rules,
     assert_close,
     check,
     check_forms,
     in_each_form,
     library,
+    moved,
     operands,
-    plain,
     qkv,
     run,
     spec,
@@ -25,29 +26,13 @@ from graphs import (
 from internals import open_session, reference, run_session
 from short_runs import assert_right
 
-from sdpa_xp import biases, masks
+from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, export_attention, verify
 
 pytestmark = pytest.mark.usefixtures("small_blocks")
 
 F = np.float32
 EVERY = ("output", "lse", "weights", "scores")
-RULES: dict[str, Rules] = {
-    "plain": plain,
-    "is_causal": lambda: {"is_causal": True},
-    "masked": lambda offset, key_lengths, attn_mask: {
-        "attn_mask": (masks.causal(offset) | masks.dilated(3)) & masks.padding(key_lengths) & attn_mask
-    },
-    "biased": lambda bias, table: {"bias": biases.from_array(bias) + biases.relative(table), "softcap": 2.0},
-    "sinks": lambda sinks: {"sinks": sinks, "attn_mask": masks.causal(-1), "bias": biases.alibi(4)},
-    "scale": lambda scale: {"scale": scale, "attn_mask": masks.sliding_window(1, 1)},
-}
-
-
-def moved(arrays: dict[str, np.ndarray], layout: str) -> dict[str, np.ndarray]:
-    """With the heads where `layout` has them; an array of two axes has none."""
-    is_default = layout == "...HLE"
-    return {name: x if is_default or x.ndim == 2 else x.swapaxes(-2, -3) for name, x in arrays.items()}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

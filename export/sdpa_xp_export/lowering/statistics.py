@@ -1,0 +1,114 @@
+"""Statistics of a tile's scores and weights, as the library's `attention_statistics` defines them.
+
+Sums over queries are products with a matrix of 0 and 1, which also leaves out rows that are no queries.
+"""
+
+from __future__ import annotations
+
+import math
+
+from sdpa_xp.errors import ArgumentValueError
+from sdpa_xp_export import _arrays as xp
+from sdpa_xp_export._arrays import ops
+from sdpa_xp_export._graph.graph import GraphValue
+from sdpa_xp_export._graph.lengths import has_names
+from sdpa_xp_export._runtime.releases import Runtime
+from sdpa_xp_export.lowering.tile import GraphTile
+
+LEAST_DIFFERENCE = -1000.0
+"""exp of less is 0 in float64 too. -inf would not do, because 0 * -inf is NaN."""
+
+
+def row_max(scores: GraphValue, runtime: Runtime) -> GraphValue:
+    """scores (..., rows, columns) -> the largest of each row, (..., rows, 1); NaN if one is NaN."""
+    largest: GraphValue = xp.max(scores, axis=-1, keepdims=True)
+    if not runtime.max_loses_infinity:
+        return largest
+    is_key = xp.where(xp.is_masked(scores), scores.graph.constant(0.0, scores.elem_type), 1.0)
+    return xp.where(ops.reduce("ReduceMax", is_key) > 0.0, largest, -math.inf)
+
+
+def entropy(p: GraphValue, difference: GraphValue, of_keys: GraphValue, l: GraphValue) -> GraphValue:
+    """p = exp(difference), its sum over the keys, l with the sinks -> -sum(w log w), where w = p / l.
+
+    It is of_keys / l log(l) - sum(p difference) / l. Both terms are at least 0, so no digits cancel.
+    """
+    finite = xp.where(difference < LEAST_DIFFERENCE, LEAST_DIFFERENCE, difference)
+    weighted = ops.reduce("ReduceSum", p * finite)
+    result: GraphValue = of_keys / l * xp.log(l) - weighted / l
+    return result
+
+
+def top_keys(
+    tile: GraphTile, scores: GraphValue, shift: GraphValue, l: GraphValue
+) -> tuple[GraphValue, GraphValue]:
+    """scores (..., rows, columns) -> the `top_k` largest weights and their keys, (..., rows, top_k).
+
+    TopK of the scores s -> exp(s - shift) / l -> Pad. A weight may be 0 where its score is not -inf.
+    """
+    graph, wanted, axis = scores.graph, tile.call.top_k, scores.ndim - 1
+    if graph.for_openvino:
+        rule = (
+            "a graph for openvino must have no top_keys, since OpenVINO leaves the order of equal weights open"
+        )
+        raise ArgumentValueError(graph.function, rule, {"top_k": wanted}, "Export for onnxruntime.")
+    columns, before = scores.dims[-1], scores.dims[:-1]
+    is_enough = isinstance(columns, int) and columns >= wanted
+    count = graph.constant([wanted], "int64")
+    if not is_enough:
+        count = xp.minimum(ops.length_of(scores, axis), count, exact=False)
+    if has_names(before):  # onnxruntime 1.23 ends the process if it takes elements of no rows
+        size = graph.add("Size", scores, dtype="int64", shape=())
+        count = count * xp.minimum(size, 1, exact=False)
+    shape = (*before, wanted if is_enough else "found")
+    best, keys = graph.add_many("TopK", scores, count, outputs=[(scores.elem_type, shape), ("int64", shape)])
+    weights = xp.exp(best - shift) / l
+    keys = keys if tile.column_range.bounds is None else keys + tile.column_range.bounds[0]
+    keys = xp.where(xp.is_masked(best), -1, keys)
+    if not is_enough:
+        missing = graph.constant([wanted], "int64") - count
+        pads = xp.concat([graph.constant([0] * (2 * axis + 1), "int64"), missing])
+        weights, keys = (
+            graph.add(
+                "Pad", x, pads, graph.constant(fill, x.elem_type), dtype=x.elem_type, shape=(*before, wanted)
+            )
+            for x, fill in ((weights, 0.0), (keys, -1))
+        )
+    is_nan = xp.isnan(l)  # of a row with a NaN nothing is known
+    return xp.where(is_nan, math.nan, weights), xp.where(is_nan, -1, keys)
+
+
+def key_sums(tile: GraphTile, weights: GraphValue) -> GraphValue:
+    """weights (..., rows, columns) -> their sum over the queries, (..., 1, columns)."""
+    is_query = xp.expand_dims(tile.row_numbers >= 0, axis=0)
+    total: GraphValue = is_query.astype(weights.elem_type) @ weights
+    return total
+
+
+def block_sums(tile: GraphTile, weights: GraphValue) -> GraphValue:
+    """weights (..., rows, columns) -> their sums over blocks of queries, (..., blocks of the tile, columns)."""
+    assert tile.call.block_size is not None
+    size = tile.call.block_size[0]
+    first, count = tile.blocks_of_queries(size)
+    block = xp.floor_divide(tile.row_numbers, size) - first  # negative before the first query
+    numbers = xp.arange(0, count, length="query_blocks")
+    is_in_block = xp.expand_dims(numbers, axis=1) == xp.expand_dims(block, axis=0)
+    total: GraphValue = is_in_block.astype(weights.elem_type) @ weights
+    return total
+
+
+def in_blocks_of_keys(strip: GraphValue, size: int, first: GraphValue, behind: GraphValue) -> GraphValue:
+    """strip (..., M, columns), how many keys come before it and how many follow -> (..., M, blocks of keys).
+
+    Pad to whole blocks of keys -> Reshape -> ReduceSum.
+    """
+    graph, none = strip.graph, strip.graph.constant([0] * (strip.ndim - 1), "int64")
+    pads = xp.concat([none, first, none, behind])
+    padded = graph.add("Pad", strip, pads, dtype=strip.elem_type, shape=(*strip.dims[:-1], "whole_blocks"))
+    target = graph.constant([*[0] * (strip.ndim - 1), -1, size], "int64")
+    blocks = xp.reshape(padded, target, dims=(*strip.dims[:-1], "key_blocks", size))
+    return xp.squeeze(ops.reduce("ReduceSum", blocks), axis=-1)
+
+
+OF_WEIGHTS = {"key_sums": key_sums, "block_sums": block_sums}
+"""The sums over queries, by name."""
