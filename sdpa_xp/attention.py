@@ -12,6 +12,7 @@ from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_ke
 from sdpa_xp._core import streaming
 from sdpa_xp._core.one_tile import OneTile, one_tile
 from sdpa_xp._core.products import ArraySource
+from sdpa_xp._core.streaming import MOST_SCORES_KEPT
 from sdpa_xp._kernels import BY_NAME, KERNELS, Kernel
 from sdpa_xp._libraries import overridden
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
@@ -20,9 +21,6 @@ from sdpa_xp.masks import Mask
 from sdpa_xp.states import AttentionState, to_base
 
 A = TypeVar("A", bound=AnyArray)
-MOST_SCORES_KEPT = 2**16
-"""The scores of a call without masks that a library may keep for its gradients: each array of them takes up to
-256 KiB in float32. To compute them again takes up to twice as long (one core)."""
 
 
 @explains_keywords

@@ -19,7 +19,7 @@ from sdpa_xp._core.products import (
     matmul_grouped,
     multiply_columns,
 )
-from sdpa_xp._libraries import LARGEST, astype_if_needed, dtype_name
+from sdpa_xp._libraries import LARGEST, astype_if_needed, dtype_name, is_traced
 from sdpa_xp._libraries.capabilities import TangentRules
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp._tiles.plan import Plan
@@ -384,6 +384,9 @@ class Scores(NamedTuple):
         """
         xp, dtype = self.xp, self.grid.dtype
         for bias in self.options.biases:
+            if bias.is_of_caller:
+                scores, unmasked = self._without_hidden_nan(bias, tile, scores)
+                allowed = both(allowed, unmasked)
             scores, unmasked = bias.apply(tile, scores, in_place=self.buffers is not None)
             allowed = both(allowed, unmasked)
         # Two of the most negative finite numbers add up to -inf, and must not mask.
@@ -392,6 +395,26 @@ class Scores(NamedTuple):
         if not isinstance(allowed, bool):
             scores = xp.where(allowed, scores, -math.inf)
         return scores, allowed
+
+    def _without_hidden_nan(self, bias: Term, tile: Tile, scores: Array) -> tuple[Array, Allowed]:
+        """Return scores with 0 where a function of the caller masks a pair, and which pairs it does not mask.
+
+        0 * NaN is NaN in the gradients of the arrays that the function reads. Scores that are finite, or that
+        the library does not differentiate, stay as they are.
+        """
+        grid, rules = self.grid, self.grid.library.tangent_rules
+        if rules is None:
+            return scores, True
+        if grid.waits:  # not for the values
+            may_hide = rules.may_record(grid)
+        else:
+            may_hide = is_traced(scores) or not bool(self.xp.isfinite(self.xp.sum(scores)))
+        if not may_hide:
+            return scores, True
+        unmasked = bias.apply(tile, scores)[1]
+        if not isinstance(unmasked, bool):
+            unmasked = rules.constant(unmasked)  # one library multiplies with 0 also behind a comparison
+        return self.without_masked(scores, unmasked), unmasked
 
 
 def rows_within(tile: Tile, rows: range) -> tuple[object, ...]:

@@ -6,7 +6,9 @@ with the online softmax. A plan with one tile computes the textbook formula.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from typing import TypeAlias
 
@@ -29,9 +31,12 @@ from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.softmax import RowResult, attend_with_fixed_shift, attend_with_running_shift, is_accurate
 from sdpa_xp._libraries import astype_if_needed, computing, is_traced
 from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
-from sdpa_xp._tiles.plan import Plan, Task
+from sdpa_xp._tiles.plan import DEVICE, SMALLEST_SIDE, Plan, Task
 from sdpa_xp._tiles.tile import LeadingSlice
 
+MOST_SCORES_KEPT = 2**16
+"""The scores of a call without masks that a library may keep for its gradients: each array of them takes up to
+256 KiB in float32. To compute them again takes up to twice as long (one core)."""
 OfRows: TypeAlias = Callable[[RowResult], Array]
 """What is returned beside the output of some rows: log-sum-exp, (..., Hq, rows, 1 or 2), or derivatives."""
 
@@ -116,10 +121,17 @@ def _attend_on_device(
     It is not waited for if no pair may be masked, if the inputs have been searched for NaN and inf, or if the
     caller reads `checksums`.
     """
+    recomputed = _recomputed(scores)
+    if recomputed is not None:  # all keys of these queries are in memory while their gradients are computed
+        most = DEVICE.scores // (math.prod(scores.leading_shape) * max(1, plan.keys))
+        plan = replace(plan, rows=min(plan.rows, max(SMALLEST_SIDE, most)))
     xp, row_ranges, finite = scores.xp, [*plan.row_ranges()], scores.options.finite_inputs
 
     def guarded(rows: range, guard: NonfiniteGuard) -> RowResult:
-        return _attend_keys(scores, scores.scaled_query(rows), value, plan, rows, guard)
+        def compute() -> RowResult:
+            return _attend_keys(scores, scores.scaled_query(rows), value, plan, rows, guard)
+
+        return compute() if recomputed is None else recomputed(compute)
 
     guard = _first_guard(scores, value) if finite is None or "value" in finite else "pairs"
     results = [guarded(rows, guard) for rows in row_ranges]
@@ -135,6 +147,15 @@ def _attend_on_device(
         result if is_right else guarded(rows, "pairs")
         for rows, result, is_right in zip(row_ranges, results, are_finite(sums), strict=True)
     ]
+
+
+def _recomputed(scores: Scores) -> Callable[[Callable[[], RowResult]], RowResult] | None:
+    """Return what lets a library that records a range of queries compute it again for its gradients."""
+    autograd = scores.grid.library.autograd
+    if autograd is None or math.prod(scores.grid.shape) <= MOST_SCORES_KEPT:
+        return None
+    # The arrays of a caller's function may need gradients, too; so all that the library records is asked about.
+    return autograd.recomputed
 
 
 def _attend_in_tasks(

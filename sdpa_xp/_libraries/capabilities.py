@@ -146,6 +146,9 @@ class Autograd(Protocol):
     def differentiable_again(self, operation: KernelOperation, output: Array, arrays: Sequence[Array]) -> Array:
         """Return the output of an operation that the library has recorded, but cannot differentiate twice."""
 
+    def recomputed(self, compute: Callable[[], T]) -> T:
+        """Return `compute()`, whose operations are recorded, and computed again for their gradients."""
+
     def is_compiling(self) -> bool:
         """Return whether a compiler traces the current call, which keeps no operation but `compiled` ones."""
 

@@ -95,6 +95,14 @@ class TorchAutograd:
 
         return torch_function.DifferentiableAgain.apply(operation, output, *arrays)
 
+    def recomputed(self, compute: Callable[[], A]) -> A:
+        torch = sys.modules["torch"]
+        if not torch.is_grad_enabled() or has_tangents():
+            return compute()
+        # The operations are the same both times, so torch need not compare them, nor keep the state of its rng.
+        options = {"use_reentrant": False, "preserve_rng_state": False, "determinism_check": "none"}
+        return cast(A, torch.utils.checkpoint.checkpoint(compute, **options))
+
     def is_compiling(self) -> bool:
         return is_compiling()
 

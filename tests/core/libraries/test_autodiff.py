@@ -14,6 +14,7 @@ from differentiable_calls import CALLS, FEW, HOLES, MANY
 from libraries import Library
 from transformations import Function, Transformations, transformations
 
+from sdpa_xp import biases
 from sdpa_xp import scaled_dot_product_attention as attend
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
 
@@ -251,3 +252,23 @@ def test_masked_nan_adds_nothing_to_derivatives_of_a_pullback(library: Library) 
 
     for gradient, wanted in zip(computed(bad), computed(clean), strict=True):
         np.testing.assert_allclose(gradient, wanted, rtol=0, atol=1e-12)
+
+
+def test_a_nan_that_a_function_masks_adds_nothing_to_the_array_that_it_reads(library: Library) -> None:
+    query, key, value = (library.put(np.linspace(-1, 1, 24, dtype=np.float32).reshape(2, 4, 3)) for _ in "qkv")
+    xp, by = library.xp, transformations(library.name)
+    is_last = library.put(np.arange(4) == 3)
+
+    def call(factor: Any, bad: float) -> Any:
+        def changed(score: Any, *_: Any) -> Any:
+            return xp.where(is_last, -math.inf, score * factor)
+
+        keys = xp.where(is_last[:, None], bad, key)
+        return (attend(query, keys, value, bias=biases.from_function(changed)),)
+
+    factor = library.put(np.asarray(1.5, np.float32))
+    cotangent = [library.put(np.ones((2, 4, 3), np.float32))]
+    for_nan, for_zero = (
+        by.vjp(lambda factor, bad=bad: call(factor, bad), (factor,), cotangent) for bad in (math.nan, 0.0)
+    )
+    np.testing.assert_allclose(library.get(for_nan[0]), library.get(for_zero[0]), rtol=1e-6)

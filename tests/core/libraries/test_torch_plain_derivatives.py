@@ -57,6 +57,9 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "array of a function": lambda q, k, v: with_function(lambda s, b, h, i, j: s * q.sum(), attn_mask=PADDED)(
         q, k, v
     ),
+    "array of a function that masks": lambda q, k, v: with_function(
+        lambda s, b, h, i, j: torch.where(j < 4, s * q.sum(), -math.inf)
+    )(q, k, v),
     "packed": packed,
     "third derivatives": partial(scaled_dot_product_attention, attn_mask=PADDED),
     "pullback": pulled,
@@ -64,6 +67,36 @@ PLAIN: dict[str, Callable[..., Any]] = {
     "laplacian": lambda q, k, v: laplacian(q, k, v, {"query": q[None], "key": k[None]}, PADDED)[2],
 }
 """What torch differentiates itself, by the operations that compute it."""
+
+
+LONG: dict[str, Callable[..., Any]] = {
+    "function": with_function(lambda s, b, h, i, j: s * 1.5 + i, is_causal=True),
+    "packed": lambda q, k, v: varlen_attention(q[0], k[0], v[0], [0, 600], [0, 600], layout="...HLE"),
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_long_calls_are_computed_again(name: str) -> None:
+    """No tensor that is kept for the backward pass has more elements than an input."""
+    x, i = torch.randn(1, 1, 600, 4, dtype=torch.float64), torch.arange(600)[:, None]
+    kept: list[int] = []
+
+    def textbook(query: Any, key: Any, value: Any) -> Any:
+        scores = query @ key.mT / 2
+        if name == "function":
+            scores = (scores * 1.5 + i).masked_fill(i < torch.arange(600), -math.inf)
+        return scores.softmax(-1) @ value
+
+    def gradients(call: Callable[..., Any]) -> Any:
+        query, key = x.clone().requires_grad_(), x.clone().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+            output = call(query, key, x)
+        return torch.autograd.grad(output.reshape(x.shape).square().sum(), (query, key))
+
+    expected = gradients(textbook)
+    kept.clear()
+    torch.testing.assert_close(gradients(LONG[name]), expected, rtol=0, atol=1e-10)
+    assert max(kept, default=0) <= x.numel()
 
 
 @pytest.mark.parametrize("call", PLAIN.values(), ids=PLAIN)
