@@ -31,6 +31,11 @@ def argsort(value: GraphValue, *, axis: int = -1, descending: bool = False, stab
     """Return the indices that sort along an axis; equal elements keep their order."""
     del stable  # every sort is
     number = admitted("argsort", "numeric", value)
+    if value.graph.for_openvino:
+        rule = "a graph for openvino must not sort, since OpenVINO leaves the order of equal elements open"
+        raise ArgumentValueError(
+            value.graph.function, rule, {"dtype": value.elem_type}, "Export for onnxruntime."
+        )
     position = axis_of(number, axis)
     last = moveaxis(number, position, -1)
     order = _top(_sortable(last), descending)
@@ -62,9 +67,6 @@ def _sortable(value: GraphValue) -> GraphValue:
 def _top(value: GraphValue, descending: bool) -> GraphValue:
     """Return the indices that sort the last axis."""
     graph, known = value.graph, value.dims
-    if graph.for_openvino:
-        rule = "a graph for openvino must not sort, since OpenVINO leaves the order of equal elements open"
-        raise ArgumentValueError(graph.function, rule, {"dtype": value.elem_type}, "Export for onnxruntime.")
     count = ops.length_of(value, value.ndim - 1)
     may_be_empty = has_names(known[:-1]) or 0 in known[:-1]
     if may_be_empty:  # onnxruntime 1.23 ends the process if it takes elements of no rows; then none are taken
