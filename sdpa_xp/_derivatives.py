@@ -16,7 +16,7 @@ from sdpa_xp._core.gradient_passes import Forward
 from sdpa_xp._core.gradient_sums import gradient_targets, try_functions
 from sdpa_xp._core.products import ArraySource
 from sdpa_xp._core.second_order import gradient_tangents
-from sdpa_xp._libraries import astype_if_needed, is_traced
+from sdpa_xp._libraries import access_of, astype_if_needed
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._many import graph_call
 from sdpa_xp._tiles.tile import GradientTarget
@@ -105,10 +105,7 @@ def second_order(
     scores = forward.scores._replace(tangents=(bind_tangents(call, options, tangents),))
     changes = [cotangent, *tangents.values(), *([] if moved is None else [moved])]
     computed = gradient_tangents(
-        forward._replace(scores=scores),
-        _heads_first(call, cotangent),
-        moved,
-        is_traced=call.grid.is_traced or any(map(is_traced, changes)),
+        forward._replace(scores=scores), _heads_first(call, cotangent), moved, access_of(changes)
     )
     of_arrays, of_tangents = (_in_caller_form(call, derivable.targets, arrays, part) for part in computed)
     return of_arrays, of_tangents

@@ -26,9 +26,10 @@ from sdpa_xp._core.gradient_passes import (
     sum_traced,
 )
 from sdpa_xp._core.gradient_sums import GradientAccumulator
+from sdpa_xp._core.in_place import exp_minus, minus, times
 from sdpa_xp._core.products import matmul_grouped, matmul_over_group
-from sdpa_xp._libraries import astype_if_needed, is_traced
-from sdpa_xp._libraries.protocols import Array, Namespace
+from sdpa_xp._libraries import access_of, astype_if_needed, is_traced
+from sdpa_xp._libraries.protocols import READ_ONLY, Array, Namespace
 from sdpa_xp._tiles.on_device import Questions
 from sdpa_xp._tiles.tile import Allowed, Tile, is_masked
 from sdpa_xp.biases.custom import refuse_unknown_derivative
@@ -61,6 +62,8 @@ def gradients(forward: Forward, cotangent: Array) -> dict[str, Array]:
     forward = forward._replace(scores=scores)
     if scores.grid.is_traced or is_traced(cotangent):  # whether a gradient is NaN cannot be read
         return sum_traced(forward, (cotangent,), _add_rows)
+    if scores.grid.is_writeable and not access_of([cotangent]).is_writeable:  # it records operations
+        return guarded_if_nonfinite(forward.with_access(READ_ONLY), (cotangent,), _add_rows)
     if (finite := scores.options.finite_inputs) is not None:
         questions = Questions()
         forward = forward._replace(scores=scores._replace(grid=replace(scores.grid, questions=questions)))
@@ -90,7 +93,8 @@ def _add_rows(
     delta = xp.sum(cotangent * row_tile.slice_queries(forward.output), axis=-1, keepdims=True)
     inputs = RowInputs(scores.scaled_query(rows), cotangent, delta, xp.where(is_empty, 0.0, m))
     of_scaled_query: Array | None = None
-    for computed in scores.computed_tiles(rows, forward.plan, inputs.query, keeps_products=True):
+    needs_products = scores.options.needs_products
+    for computed in scores.computed_tiles(rows, forward.plan, inputs.query, keeps_products=needs_products):
         contribution = _add_tile(accumulators, forward, inputs, guard, *computed)
         if contribution is not None:
             of_scaled_query = contribution if of_scaled_query is None else of_scaled_query + contribution
@@ -129,7 +133,8 @@ def _add_tile(
     for_cotangent: Allowed = True if guard == "none" else allowed
     for_inputs: Allowed = allowed if guard == "all" else True
     over_group, grouped = partial(matmul_over_group, xp, key.shape[-3]), partial(matmul_grouped, xp)
-    p = xp.exp(s - inputs.shift)
+    buffers = scores.buffers
+    p = exp_minus(buffers, xp, s, inputs.shift)
     factor: Array | None = None
     if scores.options.dropout is not None:
         ones = xp.full((1, 1), 1.0, dtype=grid.dtype, device=grid.device)
@@ -139,10 +144,11 @@ def _add_tile(
         accumulators["value"].add(tile, guarded_product(xp, over_group, kept, inputs.cotangent, for_cotangent))
         if len(accumulators) == 1:
             return None
-    dp = scores.derived_product(inputs.cotangent, xp.matrix_transpose(value), for_inputs)
-    dp = dp if factor is None else dp * factor
-    ds = scores.without_masked(p * (dp - inputs.delta), for_cotangent)
-    finite = scores.without_masked(capped, for_inputs) if scores.options.biases else capped
+    memory = None if buffers is None else buffers.tangent
+    dp = scores.derived_product(inputs.cotangent, xp.matrix_transpose(value), for_inputs, memory)
+    dp = dp if factor is None else times(buffers, dp, factor)
+    ds = scores.without_masked(times(buffers, minus(buffers, dp, inputs.delta), p), for_cotangent)
+    finite = scores.without_masked(capped, for_inputs) if scores.options.needs_products else capped
     for bias, name in zip(scores.options.biases, forward.bias_names, strict=True):
         # The function of a bias that has no gradient is tried too: it may do more than add.
         of_bias = bias.gradient(tile, finite, ds)

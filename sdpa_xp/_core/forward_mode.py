@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import cast
 
+from sdpa_xp._core.in_place import minus, row_sums, times
 from sdpa_xp._core.products import Buffer, KeyValueSource, NonfiniteGuard, weigh
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.softmax import (
@@ -50,19 +51,11 @@ def attend_with_tangents(
     ones = xp.full((1, 1), 1.0, dtype=grid.dtype, device=grid.device)
     centre: Array | None = None
 
-    def row_sums(array: Array) -> Array:
-        # A product with ones is faster than a sum of rows.
-        return (
-            xp.sum(array, axis=-1, keepdims=True)
-            if buffers is None
-            else array @ buffers.ones(array.shape[-1])[: array.shape[-1], :]
-        )
-
     def summands(
         tile: Tile, p: Array, allowed: Allowed, products: Array, memory: Buffer | None
     ) -> Iterator[Array]:
         nonlocal centre
-        l = row_sums(p)
+        l = row_sums(buffers, xp, p)
         yield l
         factor = None if options.dropout is None else options.dropout.apply(tile, ones)
         kept = p if factor is None else p * factor
@@ -75,15 +68,10 @@ def attend_with_tangents(
         if change is None:
             return
         if centre is None:
-            centre = row_sums(p * change) / avoid_zero_sum(l, least)
+            centre = row_sums(buffers, xp, p * change) / avoid_zero_sum(l, least)
         # Without products that move, the change is a slice of the caller's tangent of a bias.
-        is_own = buffers is not None and capped_tangent is not None
-        if is_own and change.shape == p.shape == (*centre.shape[:-1], p.shape[-1]):
-            change -= centre
-            change *= p
-        else:
-            change = p * (change - centre)
-        yield row_sums(change)
+        change = times(buffers, minus(None if capped_tangent is None else buffers, change, centre), p)
+        yield row_sums(buffers, xp, change)
         kept = change if factor is None else change * factor
         yield weigh(xp, kept, values(tile.columns), allowed, guard, memory)
 
@@ -97,7 +85,7 @@ def attend_with_tangents(
         rows,
         summands,
         start,
-        keeps_products=options.has_slope or options.has_functions,
+        keeps_products=options.needs_products,
         has_fixed_shift=has_fixed_shift,
     )
     m, (l, o, *others) = sums or sums_without_keys(scores, query, count)

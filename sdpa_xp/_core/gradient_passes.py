@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
@@ -13,10 +11,10 @@ from typing import Literal, NamedTuple, TypeAlias
 from sdpa_xp._core import threads
 from sdpa_xp._core.compiled_loops import compute_band, row_bands
 from sdpa_xp._core.gradient_sums import GradientAccumulator, between_zeros
-from sdpa_xp._core.products import KeyValueSource, key_leading_slice
+from sdpa_xp._core.products import KeyValueSource, call_buffers, key_leading_slice
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries import computing, is_traced
-from sdpa_xp._libraries.protocols import TRACED, Array, Namespace, Shape
+from sdpa_xp._libraries.protocols import TRACED, Access, Array, Namespace, Shape
 from sdpa_xp._tiles.plan import Plan, plan_tiles
 from sdpa_xp._tiles.tile import GradientTarget, LeadingSlice, slice_leading
 
@@ -26,8 +24,6 @@ cotangent, or of the inputs too."""
 
 
 Accumulators: TypeAlias = Mapping[str, GradientAccumulator]
-MOST_PARTS = 8
-"""The most parts of the queries with sums of their own, which have the size of keys and values."""
 
 
 class Forward(NamedTuple):
@@ -63,9 +59,9 @@ class Forward(NamedTuple):
         bias_names = tuple([name if name in targets else None for name in self.bias_names])
         return self._replace(targets=targets, bias_names=bias_names)
 
-    def traced(self) -> Forward:
-        """Return the same call, cut as a call of arrays whose values cannot be read."""
-        grid, source = replace(self.scores.grid, access=TRACED), self.scores.key
+    def with_access(self, access: Access) -> Forward:
+        """Return the same call, cut as a call of arrays that allow this."""
+        grid, source = replace(self.scores.grid, access=access), self.scores.key
         plan = plan_tiles(grid, self.scores.group, source.width + self.value.width)
         return self._replace(scores=self.scores._replace(grid=grid), plan=plan)
 
@@ -87,54 +83,68 @@ def sum_over_tiles(
 ) -> dict[str, Array]:
     """Return for each target the sum of what `add_rows` adds.
 
-    Compute the leading slices of the plan one by one; if arrays can be written to, in threads.
+    If arrays can be written to, compute the leading slices of the plan one by one, in threads.
     """
-    # The pieces of an accumulator need common borders.
+    # The sums over queries need common borders.
     forward = forward._replace(plan=forward.plan.with_common_borders())
-    plan, grid, targets = forward.plan, forward.scores.grid, forward.targets
-    if not grid.is_writeable:
-        return _sum_of_slice(forward, cotangents, guard, add_rows)
-    sums = {
-        name: grid.xp.zeros(target.shape, dtype=grid.dtype, device=grid.device)
-        for name, target in targets.items()
-    }
-    # Sinks, slopes and tables have few elements, and every slice adds to all of them. They are kept aside and
-    # added in the order of the slices, so that the result does not depend on which thread ends first.
-    small = {name for name, target in targets.items() if target.axes == (None, None)}
-    kept: dict[LeadingSlice | None, dict[str, Array]] = {}
-    of_parts: dict[tuple[LeadingSlice | None, int], Accumulators] = {}
-    parts = row_parts(forward)
+    scores = forward.scores
+    if not scores.grid.is_writeable:
+        columns = forward.plan.column_ranges(range(forward.plan.keys))
+        accumulators = _accumulators(forward, forward.plan.row_ranges(), columns)
+        _add_ranges(accumulators, forward, cotangents, forward.plan.row_ranges(), guard, add_rows)
+        return {name: accumulator.array() for name, accumulator in accumulators.items()}
+    if scores.options.needs_products:
+        return _sum_in_tasks(forward, cotangents, guard, add_rows)
+    with call_buffers(scores.grid) as buffers:
+        forward = forward._replace(scores=scores._replace(buffers=buffers))
+        return _sum_in_tasks(forward, cotangents, guard, add_rows)
 
-    def add(leading: LeadingSlice | None, accumulators: Accumulators) -> None:
-        computed = {name: accumulator.array() for name, accumulator in accumulators.items()}
-        kept[leading] = {name: computed.pop(name) for name in small}
-        for name, gradient in computed.items():
-            sums[name][targets[name].slices(leading)] += gradient
+
+def _sum_in_tasks(
+    forward: Forward, cotangents: Sequence[Array], guard: GradientGuard, add_rows: AddRows
+) -> dict[str, Array]:
+    """Return the sums; threads take one share of the queries of some leading slices after the other."""
+    plan, grid, targets = forward.plan, forward.scores.grid, forward.targets
+
+    def zeros(target: GradientTarget) -> Array:
+        return grid.xp.zeros(target.shape, dtype=grid.dtype, device=grid.device)
+
+    sums = {name: zeros(target) for name, target in targets.items()}
+    # Sinks, slopes and tables have few elements, and every slice adds to all of them. They are kept aside, as
+    # the sums over queries of all shares but the first. They are added in the order of the slices, so that the
+    # result does not depend on which thread ends first.
+    small = {name for name, target in targets.items() if target.axes == (None, None)}
+    kept: dict[tuple[LeadingSlice | None, int], dict[str, Array]] = {}
+    large = [target for name, target in targets.items() if name not in small]
+    groups = _independent_groups(plan.leading_slices, large, grid.leading_shape)
+    shares = plan.shares(len(groups))
 
     def compute(task: tuple[list[LeadingSlice | None], int]) -> None:
-        slices, part = task
+        slices, share = task
         with computing(cotangents[0]):  # here too: a library may keep this setting for each thread
             for leading in slices:
-                of_slice = [x if leading is None else slice_leading(x, leading) for x in cotangents]
-                ranges = [*plan.row_ranges()][part::parts]
-                accumulators = _accumulate(forward.slice_leading(leading), of_slice, guard, add_rows, ranges)
-                if parts > 1:
-                    of_parts[leading, part] = accumulators
-                else:
-                    add(leading, accumulators)
+                part = forward.slice_leading(leading)
+                parts = [x if leading is None else slice_leading(x, leading) for x in cotangents]
+                aside = kept[leading, share] = {
+                    name: zeros(target)
+                    for name, target in part.targets.items()
+                    if name in small or (share > 0 and target.axes[0] != "rows")
+                }
+                outs = {name: sums[name][target.slices(leading)] for name, target in targets.items()} | aside
+                accumulators = _accumulators(part, (), (), outs)
+                _add_ranges(accumulators, part, parts, shares[share], guard, add_rows)
 
-    threads.run(compute, [*itertools.product(_groups(forward), range(parts))], plan.threads)
+    threads.run(compute, [(x, n) for x in groups for n in range(len(shares))], plan.threads)
     for leading in plan.leading_slices or (None,):
-        if parts > 1:
-            add(leading, _joined([of_parts.pop((leading, part)) for part in range(parts)]))
-        for name, gradient in kept[leading].items():
-            sums[name][targets[name].slices(leading)] += gradient
+        for share in range(len(shares)):
+            for name, gradient in kept[leading, share].items():
+                sums[name][targets[name].slices(leading)] += gradient
     return sums
 
 
 def sum_traced(forward: Forward, cotangents: Sequence[Array], add_rows: AddRows) -> dict[str, Array]:
     """Return the sums of a call whose values cannot be read: guarded, and in loops if it is long."""
-    forward = forward.traced()
+    forward = forward.with_access(TRACED)
     if not forward.plan.is_loop:
         return sum_over_tiles(forward, cotangents, "all", add_rows)
     bands = [_sum_of_band(forward, cotangents, add_rows, x) for x in row_bands(forward.scores, forward.plan)]
@@ -177,32 +187,6 @@ def _in_all_columns(xp: Namespace, array: Array, target: GradientTarget, columns
     return between_zeros(xp, array, target.axes.index("columns") - 2, columns.start, keys - columns.stop)
 
 
-def row_parts(forward: Forward) -> int:
-    """Return into how many parts the ranges of queries are divided, if there are fewer groups than cores.
-
-    Each part has sums of its own, so that threads share a call of few heads.
-    """
-    plan, groups = forward.plan, _groups(forward)
-    if plan.threads == 1 or any(len(slices) > 1 for slices in groups):
-        return 1
-    parts = min(MOST_PARTS, (os.cpu_count() or 1) // len(groups), len([*plan.row_ranges()]))
-    return max(1, parts)
-
-
-def _groups(forward: Forward) -> list[list[LeadingSlice | None]]:
-    large = [target for target in forward.targets.values() if target.axes != (None, None)]
-    return _independent_groups(forward.plan.leading_slices, large, forward.scores.grid.leading_shape)
-
-
-def _joined(parts: Sequence[Accumulators]) -> Accumulators:
-    """Return the sums of all parts, added in their order."""
-    first, *others = parts
-    for other in others:
-        for name, accumulator in first.items():
-            accumulator.join(other[name])
-    return first
-
-
 def _independent_groups(
     slices: Sequence[LeadingSlice], targets: Iterable[GradientTarget], leading_shape: Shape
 ) -> list[list[LeadingSlice | None]]:
@@ -217,34 +201,27 @@ def _independent_groups(
     return [*groups.values()]
 
 
-def _sum_of_slice(
-    forward: Forward, cotangents: Sequence[Array], guard: GradientGuard, add_rows: AddRows
-) -> dict[str, Array]:
-    accumulators = _accumulate(forward, cotangents, guard, add_rows, forward.plan.row_ranges())
-    return {name: accumulator.array() for name, accumulator in accumulators.items()}
-
-
-def _accumulate(
+def _add_ranges(
+    accumulators: Accumulators,
     forward: Forward,
     cotangents: Sequence[Array],
+    ranges: Iterable[range],
     guard: GradientGuard,
     add_rows: AddRows,
-    row_ranges: Iterable[range],
-) -> Accumulators:
-    """Return the sums over some ranges of queries."""
-    plan = forward.plan
-    accumulators = _accumulators(forward, plan.row_ranges(), plan.column_ranges(range(plan.keys)))
-    for rows in row_ranges:
+) -> None:
+    for rows in ranges:
         tile = forward.scores.tile(rows, range(1))
         add_rows(accumulators, forward, [*map(tile.slice_queries, cotangents)], rows, guard)
-    return accumulators
 
 
 def _accumulators(
-    forward: Forward, rows: Iterable[range], columns: Iterable[range]
+    forward: Forward, rows: Iterable[range], columns: Iterable[range], outs: Mapping[str, Array] | None = None
 ) -> dict[str, GradientAccumulator]:
     rows, columns, grid = [*rows], [*columns], forward.scores.grid
-    return {name: GradientAccumulator(x, rows, columns, grid) for name, x in forward.targets.items()}
+    return {
+        name: GradientAccumulator(target, rows, columns, grid, None if outs is None else outs[name])
+        for name, target in forward.targets.items()
+    }
 
 
 def _is_finite(xp: Namespace, computed: Mapping[str, Array]) -> bool:

@@ -1,7 +1,7 @@
 """Which arrays of a call have gradients, whether all are known, and their sums over tiles.
 
-Each tile adds to a piece of a gradient, and pieces are joined at the end. No array is written to in place,
-since not every library can.
+Where arrays can be written to, each tile adds to its part of one. Elsewhere it adds to a piece, and pieces are
+joined at the end.
 """
 
 from __future__ import annotations
@@ -60,9 +60,14 @@ class GradientAccumulator:
     """The gradient of one array, for the queries of `rows` and the keys of `columns`."""
 
     def __init__(
-        self, target: GradientTarget, rows: Iterable[range], columns: Iterable[range], grid: ScoreGrid
+        self,
+        target: GradientTarget,
+        rows: Iterable[range],
+        columns: Iterable[range],
+        grid: ScoreGrid,
+        out: Array | None = None,
     ) -> None:
-        self.target, self.grid = target, grid
+        self.target, self.grid, self.out = target, grid, out
         self.pieces: dict[tuple[int, int], Array] = {}  # not dict[...](), which not every compiler traces
         """By the first row and the first column of each piece."""
         cuts = {"rows": [*rows], "columns": [*columns]}
@@ -73,17 +78,18 @@ class GradientAccumulator:
 
     def add(self, tile: Tile, gradient: Array) -> None:
         """Add the contribution of a tile, summed over the axes that were broadcast."""
-        starts = {"rows": tile.rows.start, "columns": tile.columns.start, None: 0}
-        place = starts[self.target.axes[0]], starts[self.target.axes[1]]
         lengths = zip(self.target.axes, gradient.shape[-2:], self.target.shape[-2:], strict=True)
         shape = (*self.target.shape[:-2], *(of_tile if axis else whole for axis, of_tile, whole in lengths))
         summed = sum_to_shape(self.grid.xp, gradient, shape)
+        ranges = {"rows": tile.rows, "columns": tile.columns}
+        if self.out is not None:
+            index = [slice(ranges[x].start, ranges[x].stop) if x else slice(None) for x in self.target.axes]
+            part = self.out[(..., *index)]  # a view, which `self.out[...] += summed` would copy onto itself
+            part += summed
+            return
+        first, second = (ranges[axis].start if axis else 0 for axis in self.target.axes)
+        place = first, second
         self.pieces[place] = self.pieces[place] + summed if place in self.pieces else summed
-
-    def join(self, other: GradientAccumulator) -> None:
-        """Add what the accumulator of other queries has."""
-        for place, piece in other.pieces.items():
-            self.pieces[place] = self.pieces[place] + piece if place in self.pieces else piece
 
     def array(self) -> Array:
         """Return the gradient, (..., heads, M, N); 0 where no tile has contributed."""

@@ -93,8 +93,7 @@ def attend_with_laplacian(
 
     number = 2 + 2 * (count + 1)
     start = None if options.sinks is None else sums_without_keys(scores, query, number)
-    keeps = options.has_slope or options.has_functions
-    sums = running_sums(scores, query, plan, rows, summands, start, keeps_products=keeps)
+    sums = running_sums(scores, query, plan, rows, summands, start, keeps_products=options.needs_products)
     m, totals = sums or sums_without_keys(scores, query, number)
     l = cast(Array, totals[0])
     zero = xp.zeros_like(l)

@@ -77,6 +77,7 @@ class TileBuffers:
 
     def __init__(self, grid: ScoreGrid) -> None:
         self.scores, self.product, self.tangent = Buffer(grid), Buffer(grid), Buffer(grid)
+        self.cotangent, self.cotangent_tangent = Buffer(grid), Buffer(grid)
         self.query, self.key, self.value = Buffer(grid), Buffer(grid), Buffer(grid)
         self.column = grid.xp.zeros((0, 1), dtype=grid.dtype, device=grid.device)
 
@@ -97,16 +98,28 @@ class CallBuffers(threading.local):
         except IndexError:  # pop at once: after a check, another thread could take the last one
             buffers = TileBuffers(grid)
         used.append(buffers)
+        self._grid, self._kept = grid, list[TileBuffers]()
         self.scores = buffers.scores
         """(..., Hq, rows, columns)."""
         self.product = buffers.product
         """The weights of a tile times its values, (..., Hq, rows, Ev)."""
         self.tangent = buffers.tangent
-        """The tangent of the scores, (..., Hq, rows, columns)."""
+        """The tangent of the scores or the cotangent of the weights, (..., Hq, rows, columns)."""
+        self.cotangent, self.cotangent_tangent = buffers.cotangent, buffers.cotangent_tangent
+        """The cotangent of the weights and its tangent, where the tangent of the scores is needed as well."""
         self.query, self.key, self.value = buffers.query, buffers.key, buffers.value
         """Stacked sequences of a packed batch, (n, heads, length, width). Nothing else is written there, since
         they are inputs, and a call may be computed twice."""
         self.ones, self.functions = buffers.ones, buffers.scores.functions
+
+    def use_own(self, number: int) -> None:
+        """Compute tile `number` of some in buffers that no other tile uses, and that no call gets later."""
+        while len(self._kept) <= number:
+            self._kept.append(TileBuffers(self._grid))
+        kept = self._kept[number]
+        self.product = self._kept[0].product
+        self.scores, self.tangent = kept.scores, kept.tangent
+        self.cotangent, self.cotangent_tangent = kept.cotangent, kept.cotangent_tangent
 
 
 @contextmanager

@@ -71,6 +71,11 @@ class BoundOptions(NamedTuple):
         """Whether the derivative of the scores by the products is not 1, and follows from the products."""
         return self.softcap is not None
 
+    @property
+    def needs_products(self) -> bool:
+        """Whether derivatives read the soft-capped products of a tile, which no buffer holds until then."""
+        return self.has_slope or self.has_functions
+
     def for_tiles(self, grid: ScoreGrid) -> BoundOptions:
         """Return the options with what the tiles of a call share computed already."""
         return self._replace(biases=tuple([bias.for_tiles(grid) for bias in self.biases]))

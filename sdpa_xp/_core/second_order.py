@@ -9,28 +9,28 @@ is a derivative along the direction. In the words of `backward.py`, with the sco
 
 A soft cap multiplies dS' by its slope, and dS by the derivative of the slope. Each range of queries goes over
 its tiles twice: for the sums lse' and D', and for the gradients. As in `backward.py`, dO, dO', D and D' are
-divided by l. All s' of a row are taken less one number, which falls out of s' - lse'.
+divided by l. All s' of a row are taken less one number c, which falls out of s' - lse'.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial, reduce
-from operator import add
+from functools import partial
 from typing import NamedTuple, cast
 
 from sdpa_xp._core.backward import guarded_product
-from sdpa_xp._core.gradient_passes import Forward, GradientGuard, guarded_if_nonfinite, row_parts, sum_traced
+from sdpa_xp._core.gradient_passes import Forward, GradientGuard, guarded_if_nonfinite, sum_traced
 from sdpa_xp._core.gradient_sums import GradientAccumulator
-from sdpa_xp._core.products import matmul_grouped, matmul_over_group
+from sdpa_xp._core.in_place import exp_minus, minus, plus, product_aside, row_sums, times
+from sdpa_xp._core.products import Buffer, matmul_grouped, matmul_over_group
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries import astype_if_needed, dtype_name
-from sdpa_xp._libraries.protocols import Array
+from sdpa_xp._libraries.protocols import READ_ONLY, Access, Array
 from sdpa_xp._tiles.tile import Allowed, Tile, is_masked
 
-MOST_KEPT = {"float32": 2**22, "float64": 2**21}
-"""The scores of a range of queries that are kept for the second time: 16 MiB for each of five arrays."""
+MOST_KEPT = {"float32": 2**21, "float64": 2**20}
+"""The scores of a range of queries that are kept for the second time: 8 MiB for each of four arrays."""
 FEWEST_ROWS = 64
 """With fewer queries in a range, products take longer than to compute the scores twice."""
 
@@ -62,7 +62,7 @@ class TileTangents(NamedTuple):
     p: Array
     """exp(s - m)."""
     change: Array | None
-    """p * s'; None is 0."""
+    """s' - c; None is 0."""
     dp: Array
     """dO V^T / l."""
     dp_tangent: Array | None
@@ -81,19 +81,22 @@ class QuerySums(NamedTuple):
 
 
 def gradient_tangents(
-    forward: Forward, cotangent: Array, cotangent_tangent: Array | None, *, is_traced: bool
+    forward: Forward, cotangent: Array, cotangent_tangent: Array | None, access: Access
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Return the gradient of each target and its derivative, in the accumulation dtype.
 
     The direction is the only one of `forward.scores.tangents`, for the inputs, and `cotangent_tangent`.
+    `access` is what the direction and the cotangents allow.
     """
     targets = forward.targets
     both = {**targets, **{_of_tangent(name): target for name, target in targets.items()}}
     forward = forward._replace(scores=forward.scores._replace(known_tiles=None), targets=both)
     cotangents = [cotangent] if cotangent_tangent is None else [cotangent, cotangent_tangent]
-    if is_traced:
+    if access.is_traced or forward.scores.grid.is_traced:
         computed = sum_traced(forward, cotangents, _add_rows)
     else:
+        if forward.scores.grid.is_writeable and not access.is_writeable:  # the library records operations
+            forward = forward.with_access(READ_ONLY)
         computed = guarded_if_nonfinite(_with_rows_to_keep(forward), cotangents, _add_rows)
     return {n: computed[n] for n in targets}, {n: computed[_of_tangent(n)] for n in targets}
 
@@ -107,9 +110,11 @@ def _with_rows_to_keep(forward: Forward) -> Forward:
     plan, heads = forward.plan, 1
     for length in forward.scores.leading_shape if not plan.leading_slices else map(len, plan.leading_slices[0]):
         heads *= length
-    scores = heads * max(1, plan.keys) * row_parts(forward)  # of a query, in all threads that share this slice
-    rows = MOST_KEPT[dtype_name(forward.scores.grid.dtype)] // scores
-    return forward._replace(plan=replace(plan, rows=min(plan.rows, rows))) if rows >= FEWEST_ROWS else forward
+    rows = min(plan.rows, MOST_KEPT[dtype_name(forward.scores.grid.dtype)] // (heads * max(1, plan.keys)))
+    if rows < min(FEWEST_ROWS, plan.rows):
+        return forward
+    # Wider tiles keep their number of scores: each costs as many operations.
+    return forward._replace(plan=replace(plan, rows=rows, columns=plan.rows * plan.columns // max(1, rows)))
 
 
 def _add_rows(
@@ -119,7 +124,7 @@ def _add_rows(
     rows: range,
     guard: GradientGuard,
 ) -> None:
-    scores, plan = forward.scores, forward.plan
+    scores, plan, buffers = forward.scores, forward.plan, forward.scores.buffers
     xp, dtype, (tangents,) = scores.xp, scores.grid.dtype, scores.tangents
     row_tile = scores.tile(rows, range(1))
     m, log_l = (row_tile.slice_queries(forward.lse)[..., part : part + 1] for part in range(2))
@@ -129,33 +134,39 @@ def _add_rows(
     query, query_tangent = scores.scaled_query(rows), scores.scaled_query_tangent(rows, tangents)
     operand = scores.tangent_operand(tangents, query, query_tangent)
     inputs = RowTangents(query, query_tangent, operand, cotangent, changes[0] if changes else None, shift)
-
+    is_kept = scores.grid.is_traced or len(rows) * plan.keys <= MOST_KEPT[dtype_name(dtype)]
+    sum_of = partial(_sum_of_rows, scores)
     centre: Array | None = None
 
     def tiles() -> Iterator[TileTangents]:
         nonlocal centre
-        needs_products = scores.options.has_slope or len(scores.options.biases) > 0
-        for tile, s, allowed, products in scores.computed_tiles(
-            rows, plan, query, keeps_products=needs_products
-        ):
-            p = xp.exp(s - shift)
+        needs_products = scores.options.needs_products
+        if buffers is not None:
+            buffers.use_own(0)
+        computed = scores.computed_tiles(rows, plan, query, keeps_products=needs_products)
+        for number, (tile, s, allowed, products) in enumerate(computed, 1):
+            p = exp_minus(buffers, xp, s, shift)
             part = _tangents_of_tile(forward, inputs, guard, tile, p, allowed, products)
             if part.change is not None:
                 if centre is None:
-                    centre = _sum_of_rows(scores, p * part.change) * over_l
-                part = part._replace(change=p * (part.change - centre))
+                    centre = sum_of(p * part.change) * over_l
+                # Without products that move, the change is a slice of the caller's tangent of a bias.
+                is_own = operand is not None
+                part = part._replace(change=minus(buffers if is_own else None, part.change, centre))
             yield part if needs_products else part._replace(products=None)
+            if buffers is not None and is_kept:
+                buffers.use_own(number)
 
-    is_kept = scores.grid.is_traced or len(rows) * plan.keys <= MOST_KEPT[dtype_name(dtype)]
     kept = [*tiles()] if is_kept else None
     l_tangent, delta, delta_tangent = [xp.zeros_like(shift)] * 3
     for part in tiles() if kept is None else kept:
-        delta = delta + _sum_of_rows(scores, part.p * part.dp)
+        weighted = product_aside(buffers, part.p, part.dp)
+        delta = delta + sum_of(weighted)
         if part.change is not None:
-            l_tangent = l_tangent + _sum_of_rows(scores, part.change)
-            delta_tangent = delta_tangent + _sum_of_rows(scores, part.change * part.dp)
+            delta_tangent = delta_tangent + sum_of(times(buffers, weighted, part.change))
+            l_tangent = l_tangent + sum_of(product_aside(buffers, part.p, part.change))
         if part.dp_tangent is not None:
-            delta_tangent = delta_tangent + _sum_of_rows(scores, part.p * part.dp_tangent)
+            delta_tangent = delta_tangent + sum_of(product_aside(buffers, part.p, part.dp_tangent))
     sinks, sink, of_sink = scores.options.sinks, xp.zeros_like(shift), xp.zeros_like(shift)
     if sinks is not None:
         sink = xp.exp(sinks - shift)
@@ -179,6 +190,8 @@ def _add_rows(
 
 def _sum_of_rows(scores: Scores, array: Array) -> Array:
     """Return the sum of each row, by a product with ones, which is faster than a sum."""
+    if scores.buffers is not None:
+        return row_sums(scores.buffers, scores.xp, array)
     ones = scores.xp.full((array.shape[-1], 1), 1.0, dtype=scores.grid.dtype, device=scores.grid.device)
     sums: Array = array @ ones
     return sums
@@ -193,25 +206,31 @@ def _tangents_of_tile(
     allowed: Allowed,
     products: Array,
 ) -> TileTangents:
-    """Return what a tile is computed from; its `change` is s', which is not yet weighed."""
-    scores, xp, grid = forward.scores, forward.scores.xp, forward.scores.grid
+    """Return what a tile is computed from; its `change` is s'."""
+    scores, xp, grid, buffers = forward.scores, forward.scores.xp, forward.scores.grid, forward.scores.buffers
     (tangents,) = scores.tangents
     guarded: Allowed = allowed if guard == "all" else True
     value = xp.matrix_transpose(forward.value.slices(grid)(tile.columns))
-    product = partial(scores.derived_product, allowed=guarded)
-    dp = product(inputs.cotangent, value)
-    moved = []
+
+    def product(left: Array, right: Array, memory: Buffer | None) -> Array:
+        return scores.derived_product(left, right, guarded, memory)
+
+    memory = (None,) * 3 if buffers is None else (buffers.cotangent, buffers.cotangent_tangent, buffers.product)
+    dp, dp_tangent = product(inputs.cotangent, value, memory[0]), None
     if inputs.cotangent_tangent is not None:
-        moved.append(product(inputs.cotangent_tangent, value))
+        dp_tangent = product(inputs.cotangent_tangent, value, memory[1])
     if tangents.value is not None:
         value = xp.matrix_transpose(tangents.value.slices(grid)(tile.columns))
-        moved.append(product(inputs.cotangent, value))
-    dp_tangent = reduce(add, moved) if moved else None
+        if dp_tangent is None:
+            dp_tangent = product(inputs.cotangent, value, memory[1])
+        else:
+            dp_tangent = plus(buffers, dp_tangent, product(inputs.cotangent, value, memory[2]))
     factor = None
     if scores.options.dropout is not None:
         ones = xp.full((1, 1), 1.0, dtype=grid.dtype, device=grid.device)
         factor = scores.options.dropout.apply(tile, ones)
-        dp, dp_tangent = dp * factor, None if dp_tangent is None else dp_tangent * factor
+        dp = times(buffers, dp, factor)
+        dp_tangent = None if dp_tangent is None else times(buffers, dp_tangent, factor)
     dp = scores.without_masked(dp, guarded)
     dp_tangent = None if dp_tangent is None else scores.without_masked(dp_tangent, guarded)
     products_tangent = scores.capped_tangent(tile, tangents, inputs.operand, products, guarded)
@@ -234,13 +253,15 @@ def _add_tile(
 
     None if no gradient that is computed needs them.
     """
-    scores, xp, tile, p = forward.scores, forward.scores.xp, part.tile, part.p
+    scores, xp, tile, p, buffers = forward.scores, forward.scores.xp, part.tile, part.p, forward.scores.buffers
     (tangents,) = scores.tangents
     guarded: Allowed = part.allowed if guard == "all" else True
-    p_tangent = -p * sums.lse_tangent if part.change is None else part.change - p * sums.lse_tangent
-    centred = part.dp - sums.delta
-    change = -sums.delta_tangent if part.dp_tangent is None else part.dp_tangent - sums.delta_tangent
-    ds, ds_tangent = p * centred, p_tangent * centred + p * change
+    change = -sums.lse_tangent if part.change is None else minus(buffers, part.change, sums.lse_tangent)
+    p_tangent, centred = times(buffers, change, p), minus(buffers, part.dp, sums.delta)
+    moved, mean = part.dp_tangent, sums.delta_tangent
+    moved = times(buffers, -mean if moved is None else minus(buffers, moved, mean), p)
+    ds_tangent = plus(buffers, moved, product_aside(buffers, p_tangent, centred))
+    ds = times(buffers, centred, p)
     kept, kept_tangent = (x if part.factor is None else x * part.factor for x in (p, p_tangent))
     kept, kept_tangent, ds, ds_tangent = (
         scores.without_masked(x, guarded) for x in (kept, kept_tangent, ds, ds_tangent)
@@ -279,8 +300,8 @@ def _add_tile(
         return None
     of_query, of_query_tangent = product(grouped, ds, key), product(grouped, ds_tangent, key)
     if tangents.key is not None:
-        moved = tangents.key.slices(scores.grid)(tile.columns)
-        of_query_tangent = of_query_tangent + product(grouped, ds, moved)
+        moved_key = tangents.key.slices(scores.grid)(tile.columns)
+        of_query_tangent = of_query_tangent + product(grouped, ds, moved_key)
     return of_query, of_query_tangent
 
 

@@ -19,6 +19,7 @@ from functools import reduce
 from typing import NamedTuple, TypeAlias, cast
 
 from sdpa_xp._core.differentiable import weigh_differentiably
+from sdpa_xp._core.in_place import exp_minus, plus, times
 from sdpa_xp._core.products import (
     Buffer,
     CallBuffers,
@@ -146,7 +147,7 @@ def running_sums(
         m: Array | None = None
         rescale: Array | None = None
         if has_fixed_shift:
-            p = _exp(buffers, xp, s, None)
+            p = exp_minus(buffers, xp, s, None)
         else:
             m = xp.max(s, axis=-1, keepdims=True)
             if state is not None and state[0] is not None:
@@ -154,7 +155,7 @@ def running_sums(
             # The result does not depend on m, and its derivative would be a pass over the tile.
             m = m if rules is None else rules.constant(m)
             shift = finite_shift(xp, m)
-            p = _exp(buffers, xp, s, shift)
+            p = exp_minus(buffers, xp, s, shift)
             if state is not None and state[0] is not None:
                 rescale = xp.exp(state[0] - shift)
         # The first tile has nothing to rescale: with one tile this is the textbook formula.
@@ -165,28 +166,11 @@ def running_sums(
         memory = None if buffers is None or any(old is None for old in sums) else buffers.product
         for n, new in enumerate(summands(tile, p, allowed, products, memory)):
             old = sums[n]
-            sums[n] = new if old is None else _added(old, rescale, new, in_place=buffers is not None)
+            if old is not None and rescale is not None:
+                old = times(buffers, old, rescale)
+            sums[n] = new if old is None else plus(buffers, old, new)
         state = m, sums
     return state
-
-
-def _added(old: Array, rescale: Array | None, new: Array, *, in_place: bool) -> Array:
-    """Return old * rescale + new."""
-    if not in_place or old.shape != new.shape or (rescale is not None and rescale.shape[:-1] != old.shape[:-1]):
-        return (old if rescale is None else old * rescale) + new
-    if rescale is not None:
-        old *= rescale
-    old += new
-    return old
-
-
-def _exp(buffers: CallBuffers | None, xp: Namespace, s: Array, shift: Array | None) -> Array:
-    """Return exp(s - shift), in the memory of s if nothing else can hold that array."""
-    if buffers is None or (shift is not None and s.shape[:-1] != shift.shape[:-1]):
-        return xp.exp(s if shift is None else s - shift)
-    if shift is not None:
-        s -= shift
-    return buffers.functions.exp(s, out=s)
 
 
 def sums_without_keys(scores: Scores, query: Array, count: int) -> Sums:

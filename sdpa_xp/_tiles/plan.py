@@ -45,6 +45,8 @@ MOST_STACKED = 2**18
 """The number of elements of sequences of a packed batch that are stacked: too few for threads, so that threads
 share the stacks."""
 
+MOST_SHARES = 4
+"""The parts of the queries of a call that add to the same sums. Each has sums of its own, which take memory."""
 MOST_BANDS = 4
 """The loops of a causal call that is compiled. 4 of them compute 5/8 of all pairs. 8 would compute 9/16, and
 take twice as long to compile."""
@@ -95,6 +97,20 @@ class Plan:
     def row_ranges(self) -> Iterator[range]:
         """Return the ranges of queries; one empty range if there is no query."""
         return _ranges(0, self.queries, self.rows) if self.queries else iter((range(0),))
+
+    def shares(self, groups: int) -> list[list[range]]:
+        """Return the ranges of queries in parts of equal work: several if there are fewer groups than cores.
+
+        Each of the `groups` of heads is divided in this way. The number of threads does not change it, so no
+        result depends on that number.
+        """
+        ranges, cores = [*self.row_ranges()], os.cpu_count() or 1
+        count = 1 if self.threads == 1 else min(len(ranges), MOST_SHARES, -(-cores // groups))
+        # Under a causal mask each part has both queries that attend few keys and queries that attend many.
+        return [
+            [rows for n, rows in enumerate(ranges) if n % (2 * count) in (share, 2 * count - 1 - share)]
+            for share in range(count)
+        ]
 
     def bands(self) -> list[range]:
         """Return the queries in up to `MOST_BANDS` ranges of whole blocks."""

@@ -82,21 +82,28 @@ def test_float32(library: Library, rng: np.random.Generator, call: Call) -> None
 
 
 @each_call
-@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "computed twice"])
+@pytest.mark.parametrize("way", ["kept", "computed twice", "in threads"])
 @pytest.mark.needs("torch")
-def test_float64(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, call: Call, keeps: bool) -> None:
-    """To the last digits, with the tiles of a range of queries kept or not."""
-    cut_small(monkeypatch)
-    if not keeps:
-        monkeypatch.setattr(second_order, "MOST_KEPT", {"float64": 0})
-        # Threads share the queries of a call, which has fewer parts than this machine has cores.
-        override(monkeypatch, "LEAST_WORK_FOR_THREADS", 0)
-        monkeypatch.setattr("os.cpu_count", lambda: 40)
+def test_float64(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, call: Call, way: str) -> None:
+    """To the last digits, with the tiles of a range of queries kept or not, and the queries divided or not."""
+    numpy = LIBRARIES["numpy"][1]()
     drawn = Drawn(call, rng, np.float64)
-    _, derivatives = run(LIBRARIES["numpy"][1](), drawn)
-    expected = autograd.second_order(call, drawn.arrays, drawn.tangents, drawn.cotangents)
-    for name, x in expected.items():
-        np.testing.assert_allclose(derivatives[name], x, rtol=0, atol=1e-12 * max(1, np.abs(x).max()))
+    cut_small(monkeypatch)
+    if way == "computed twice":
+        monkeypatch.setattr(second_order, "MOST_KEPT", {"float64": 0})
+    if way == "in threads":
+        override(monkeypatch, "LEAST_WORK_FOR_THREADS", 0)
+        override(monkeypatch, "SMALLEST_SIDE", 2)
+        monkeypatch.setattr("os.cpu_count", lambda: 64)
+    inputs, rules = placed_in(numpy, call, drawn.arrays)
+    gradients, derivatives = run(numpy, drawn)
+    first = autograd.gradients(call, drawn.arrays, drawn.cotangents[0])
+    second = autograd.second_order(call, drawn.arrays, drawn.tangents, drawn.cotangents)
+    pairs = ((vjp(*inputs, **rules)[1](drawn.cotangents[0]), first), (gradients, first), (derivatives, second))
+    for computed, expected in pairs:
+        for name, x in computed.items():
+            exact = expected[name]
+            np.testing.assert_allclose(x, exact, rtol=0, atol=1e-12 * max(1, np.abs(exact).max()))
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")

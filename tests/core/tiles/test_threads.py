@@ -175,19 +175,21 @@ def test_the_number_of_threads_changes_no_bit_of_a_gradient(
 ) -> None:
     """Nor does what else goes on, though several parts of a call add to what they share."""
     output, pullback = scaled_dot_product_attention_vjp(*call, is_causal=True, **rules)
+    direction = {"query": call[0], "value": call[2]}
     monkeypatch.setenv(threads.VARIABLE, "1")
-    alone = pullback(output)
+    alone = [pullback(output), *pullback.jvp(output, direction)]
     monkeypatch.setenv(threads.VARIABLE, "5")
     for _ in range(3):
-        gradients = pullback(output)
-        assert all(np.array_equal(gradients[name], alone[name]) for name in alone)
+        computed = [pullback(output), *pullback.jvp(output, direction)]
+        for gradients, expected in zip(computed, alone, strict=True):
+            assert all(np.array_equal(gradients[name], expected[name]) for name in expected)
     assert set(blas()) == {2}
 
 
-def test_what_shares_a_large_array_is_one_task(
+def test_what_shares_a_large_array_is_divided_by_queries(
     call: tuple[np.ndarray, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Heads and batch entries have tasks of their own, those that add to the gradient of one bias have not."""
+    """Heads and batch entries have tasks of their own. If these are too few, the ranges of 512 queries have."""
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     counts: list[int] = []
     run = threads.run
@@ -198,7 +200,21 @@ def test_what_shares_a_large_array_is_one_task(
             patch.setattr(threads, "run", lambda f, tasks, n: counts.append(len(tasks)) or run(f, tasks, n))
             pullback(output)
         tasks_of[name] = counts.pop()
-    assert tasks_of == {"nothing": 8, "a scale": 8, "a bias": 4, "all": 1}
+    assert tasks_of == {"nothing": 8, "a scale": 8, "a bias": 8, "all": 2}
+
+
+def test_one_head_has_tasks_for_several_threads(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = rng.standard_normal((1, 1024, 8)).astype(np.float32)
+    _, pullback = scaled_dot_product_attention_vjp(x, x, x)
+    counts, run = list[int](), threads.run
+    monkeypatch.setattr(threads, "run", lambda f, tasks, n: counts.append(len(tasks)) or run(f, tasks, n))
+    for cores in (1, 2, 8):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        pullback(x)
+        pullback.jvp(x, {"query": x})
+    assert counts == [1, 1, 2, 2, 4, 4]
 
 
 @pytest.mark.parametrize("rules", [{"is_causal": True}, ALL_CORES["all"]], ids=["causal", "a bias"])

@@ -1,0 +1,66 @@
+"""Elementwise operations on a tile, in the memory of the tile where its arrays lie in buffers.
+
+A new array for each result would cost more time than the operation: see `products.py`. Every function here
+takes the buffers of the call. If they are None, as in a library whose arrays cannot be written to, it returns a
+new array. Otherwise `minus`, `plus` and `times` overwrite their first array, which must belong to the tile.
+"""
+
+from __future__ import annotations
+
+from sdpa_xp._core.products import CallBuffers
+from sdpa_xp._libraries.protocols import Array, Namespace
+
+
+def minus(buffers: CallBuffers | None, array: Array, other: Array) -> Array:
+    """Return array - other."""
+    if not _fits(buffers, array, other):
+        return array - other
+    array -= other
+    return array
+
+
+def plus(buffers: CallBuffers | None, array: Array, other: Array) -> Array:
+    """Return array + other."""
+    if not _fits(buffers, array, other):
+        return array + other
+    array += other
+    return array
+
+
+def times(buffers: CallBuffers | None, array: Array, other: Array) -> Array:
+    """Return array * other."""
+    if not _fits(buffers, array, other):
+        return array * other
+    array *= other
+    return array
+
+
+def _fits(buffers: CallBuffers | None, array: Array, other: Array) -> bool:
+    """Return whether `array` has the shape of the result: values may have a batch that scores do not have."""
+    shape, last = other.shape, array.shape[-1]
+    return buffers is not None and shape[:-1] == array.shape[:-1] and shape[-1] in (1, last)
+
+
+def exp_minus(buffers: CallBuffers | None, xp: Namespace, s: Array, shift: Array | None) -> Array:
+    """Return exp(s - shift)."""
+    if buffers is None or (shift is not None and not _fits(buffers, s, shift)):
+        return xp.exp(s if shift is None else s - shift)
+    if shift is not None:
+        s -= shift
+    return buffers.functions.exp(s, out=s)
+
+
+def product_aside(buffers: CallBuffers | None, left: Array, right: Array) -> Array:
+    """Return left * right, which the next product of values overwrites, and neither of the two."""
+    if buffers is None or left.shape != right.shape:
+        return left * right
+    return buffers.functions.multiply(left, right, out=buffers.product.array(left.shape))
+
+
+def row_sums(buffers: CallBuffers | None, xp: Namespace, array: Array) -> Array:
+    """Return the sum of each row, (..., rows, 1)."""
+    if buffers is None:
+        return xp.sum(array, axis=-1, keepdims=True)
+    columns = array.shape[-1]
+    sums: Array = array @ buffers.ones(columns)[:columns, :]  # a product with ones is faster than a sum
+    return sums
