@@ -200,7 +200,7 @@ def compute_output(
     kernel = None if queries_at_end else call.cached("kernel", lambda: choose_kernel(call)).kernel
     with call.computing():
         # Arrays that are recorded or traced are not written to: other calls need not be asked.
-        if not call.grid.access.is_writeable and _is_differentiated(call, kernel):
+        if not call.grid.access.is_writeable and is_differentiated(call, kernel):
             from sdpa_xp import recorded  # few programs need it
 
             output: Array | None = recorded.attend(call, options, kernel)
@@ -214,7 +214,7 @@ def compute_output(
     return returned
 
 
-def _is_differentiated(call: PreparedCall, kernel: Kernel | None) -> bool:
+def is_differentiated(call: PreparedCall, kernel: Kernel | None) -> bool:
     """Return whether the library differentiates a call, and gets the derivatives from `recorded`."""
     grid, options = call.grid, call.options
     autograd = grid.library.autograd
@@ -249,7 +249,7 @@ def compute_state(
         return cast(AttentionState[A], result)
     call = prepare(function, inputs, options, queries_at_end=queries_at_end)
     with call.computing():
-        if not call.grid.access.is_writeable and _is_differentiated(call, None):
+        if not call.grid.access.is_writeable and is_differentiated(call, None):
             from sdpa_xp import recorded  # few programs need it
 
             output, column = recorded.attend_with_lse(call, options)

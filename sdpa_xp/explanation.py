@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 from sdpa_xp._call.options import CallOptions
-from sdpa_xp._call.prepared_call import prepare
+from sdpa_xp._call.prepared_call import PreparedCall, prepare
 from sdpa_xp._checks.arrays import Layout
 from sdpa_xp._checks.keywords import Implementation, explains_keywords
 from sdpa_xp._core import threads
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._display import Squares, captioned
-from sdpa_xp._libraries import is_traced, is_unknown, namespace_of
+from sdpa_xp._libraries import access_of, is_traced, is_unknown, namespace_of
+from sdpa_xp._libraries.capabilities import Autograd
 from sdpa_xp._libraries.jax_trees import without_arrays
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._many import CutCall, cut_call
 from sdpa_xp._tiles.plan import Plan
-from sdpa_xp.attention import choose_kernel
+from sdpa_xp.attention import choose_kernel, is_differentiated
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 
@@ -132,6 +134,8 @@ def explain(
     call = call._replace(options=call.options._replace(dropout_p=0.0))
     if (cut := cut_call(call)) is not None:
         return _explain_chunks(cut)
+    if not call.grid.is_traced and is_differentiated(call, None):
+        call = _unrecorded(call)
     plan = call.plan()
     with call.computing():
         computed, pairs, tile_map = _mapped_tiles(call.scores_without_dropout(), plan)
@@ -146,6 +150,13 @@ def explain(
         multiplications=pairs * (call.sizes.width + call.arrays["value"].shape[-1]),
         tile_map=tile_map,
     )
+
+
+def _unrecorded(call: PreparedCall) -> PreparedCall:
+    """Return a call as an operation computes it whose derivatives are ours: the library records none of it."""
+    autograd = cast(Autograd, call.grid.library.autograd)
+    access = access_of([autograd.detach(array) for array in call.arrays.values()])
+    return call._replace(grid=replace(call.grid, access=access), derived={})
 
 
 def _mapped_tiles(scores: Scores, plan: Plan) -> tuple[int, int, tuple[str, ...]]:

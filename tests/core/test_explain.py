@@ -84,6 +84,22 @@ def test_multiplications_are_those_of_the_products(rules: dict[str, Any]) -> Non
         assert counter.get_total_flops() / 2 / expected == pytest.approx(times, rel=0.03)
 
 
+@pytest.mark.needs("torch")
+def test_a_backward_pass_takes_the_times_that_it_names() -> None:
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    x = torch.randn(4, 600, 64, dtype=torch.float64, requires_grad=True)
+    rules: dict[str, Any] = {"is_causal": True, "implementation": "xp"}
+    expected = explain(x, x, x, **rules).multiplications
+    with FlopCounterMode(display=False) as counter:
+        output = scaled_dot_product_attention(x, x, x, **rules)
+    assert counter.get_total_flops() / 2 / expected == pytest.approx(1, rel=0.03)
+    with FlopCounterMode(display=False) as counter:
+        output.sum().backward()
+    assert counter.get_total_flops() / 2 / expected == pytest.approx(2.5, rel=0.03)
+
+
 def test_a_tile_is_no_larger_than_the_call(call: tuple[np.ndarray, ...]) -> None:
     query, key, value = call
     assert explain(query[:, :2], key, value).tile == (2, 23)
