@@ -52,7 +52,7 @@ GPU_RELEASES := 1.28.0 1.31.1
 ifeq ($(filter part-%,$(MAKECMDGOALS)),)
 .NOTPARALLEL:
 endif
-.PHONY: demo help test test-fast test-lowest check bench bench-full mutants agreement false-alarms runtimes array-api cuda-placement docs docs-serve docs-check notebooks release-check pins clean
+.PHONY: demo help test test-fast test-lowest check bench bench-full mutants agreement derivatives false-alarms runtimes array-api cuda-placement docs docs-serve docs-check notebooks release-check pins clean
 
 demo: $(VENV)/demo
 	$(BIN)/sdpa-xp demo --force
@@ -70,6 +70,7 @@ help:
 	@echo "bench          measure time and memory for a few minutes; bench-full measures everything"
 	@echo "mutants        would the tests notice a wrong program?"
 	@echo "agreement      measure how well the libraries agree; writes results/"
+	@echo "derivatives    measure which library computes which derivative; writes results/"
 	@echo "runtimes       run graphs in each release of onnxruntime; writes results/"
 	@echo "array-api      data-apis' tests of the array API, through onnxruntime; ARRAY_API_TESTS=path of a clone"
 	@echo "cuda-placement where does onnxruntime-gpu place graphs? Needs gcc, and no GPU; writes results/"
@@ -171,6 +172,11 @@ mutants: $(VENV)/all
 
 agreement: $(VENV)/test
 	$(BIN)/python quality/agreement/measure.py
+
+# Half an hour, most of it for torch.compile.
+derivatives: $(VENV)/test
+	$(XLA_AT_ONCE) PYTHONPATH=tests $(BIN)/python -m quality.derivatives.measure
+	PYTHONPATH=tests $(BIN)/python -m quality.derivatives.measure --memory
 
 # `verify` on right models, in each release. All of it takes hours; `make false-alarms PART=3/40` runs one model of 40.
 PART ?= 1/1

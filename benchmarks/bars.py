@@ -86,6 +86,8 @@ BARS = (
     ),
     Bar("all pairs", 4096, ON_JAX, TO_TORCH, "at most", 1.3),
     Bar("causal", 4096, ON_JAX, TO_TORCH, "at most", 1.6),
+    Bar("derivatives, NumPy", 4096, "tangent", OVER_CALL, "at most", 2.5),
+    Bar("derivatives, NumPy", 4096, "Hessian-vector product", OVER_CALL, "at most", 6),
     *(Bar("memory", length, NUMPY, MEMORY, "at most", 4) for length in (256, 1024, 4096, 16384)),
     Bar("memory, one head", 100_000, NUMPY, MEMORY, "at most", 4),
     *(

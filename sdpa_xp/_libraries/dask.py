@@ -90,6 +90,7 @@ class LazyLibrary(Library):
 
 
 class Dask(LazyLibrary):
+    name = "dask"
     conversion = "dask.array.from_array"
     chunks = DaskGraphs()
     cast_code = ASTYPE

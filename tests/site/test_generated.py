@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 sys.path += [str(ROOT / folder) for folder in ("docs/_site", "benchmarks")]
 
 import benchmark_page  # noqa: E402
+import derivative_table  # noqa: E402
 import evidence  # noqa: E402
 import form_table  # noqa: E402
 import gpu_run  # noqa: E402
@@ -274,3 +275,31 @@ def test_names_in_text_lead_to_the_reference() -> None:
     for html in kept:
         assert linked_names.linked(html) == html
     assert set(linked_names.PLACES.values()) == set(PUBLIC)
+
+
+def test_each_derivative_that_is_not_computed_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = {"error": 1e-7, "bound": 2e-7}
+
+    def rows(library: str, **outcomes: dict[str, Any]) -> list[dict[str, Any]]:
+        features = {"plain": right, "scale": right, **outcomes}
+        return [{"library": library, "derivative": name, "features": features} for name in ("a.b", "Hessian")]
+
+    measured = [*rows("X", softcap={"refused": "no `f`"}), *rows("Y", softcap={"nan": "NaN"})]
+    memory = {"X": {"a.b": [1, 2]}, "Y": {"a.b": [1, 1000], "Hessian": []}}
+    monkeypatch.setattr(derivative_table, "RESULTS", {"rows": measured, "memory": memory})
+    page = derivative_table.page()
+    assert "X, Y" in page
+    assert "| X | `a.b`, Hessian | softcap | no <code>f</code> |" in page
+    assert "| Y | `a.b`, Hessian | softcap | NaN |" in page
+    assert "except in Y (`a.b`)" in page
+
+
+def test_the_table_of_derivatives_is_short_and_complete() -> None:
+    page = derivative_table.page()
+    words = re.sub("<.*?>", "", page).split()
+    assert sum(bool(re.search(r"[^\W\d_]", word)) for word in words) < 300
+    for row in derivative_table.RESULTS["rows"]:
+        for outcome in row["features"].values():
+            assert evidence.code(outcome.get("refused", "")) in page
+    times = derivative_table.times()
+    assert all(name in times for name in derivative_table.TIMED)
