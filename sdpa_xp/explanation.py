@@ -18,7 +18,7 @@ from sdpa_xp._libraries.capabilities import Autograd
 from sdpa_xp._libraries.jax_trees import without_arrays
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
 from sdpa_xp._many import CutCall, cut_call
-from sdpa_xp._tiles.plan import Plan
+from sdpa_xp._tiles.plan import Plan, plan_patches
 from sdpa_xp.attention import choose_kernel, is_differentiated
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
@@ -52,7 +52,7 @@ class Explanation(NamedTuple):
     """
     tile_map: tuple[str, ...] = ()
     """The tiles of the first head, one line for each range of queries: "#" is computed without a mask, "+" with
-    one, and "." is skipped."""
+    one, and "." is skipped. It is empty if the keys of a tile do not lie in one range."""
 
     def __repr__(self) -> str:
         # All but the map, which has a character for each tile.
@@ -67,8 +67,9 @@ class Explanation(NamedTuple):
             return f"{self.implementation}: {self.reason}\n"
         lines = [f"xp, the tiles of sdpa_xp: {self.reason}", tiles]
         if self.multiplications:
-            times = "about 2.5 times as many for gradients, 3 for a tangent, 6.5 for a Hessian-vector product"
-            lines.append(f"{self.multiplications:.3g} multiplications; {times}")
+            times = "; about 2.5 times as many for gradients, 3 for a tangent, 6.5 for a Hessian-vector product"
+            # Derivatives of blocks of a mask are computed in ranges of keys, whose number this is not.
+            lines.append(f"{self.multiplications:.3g} multiplications{times if self.tile_map else ''}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -136,10 +137,16 @@ def explain(
         return _explain_chunks(cut)
     if not call.grid.is_traced and is_differentiated(call, None):
         call = _unrecorded(call)
-    plan = call.plan()
-    with call.computing():
-        computed, pairs, tile_map = _mapped_tiles(call.scores_without_dropout(), plan)
-    all_tiles = len(plan.tasks()) * len([*plan.column_ranges(range(plan.keys))])
+    plan, widths = call.plan(), call.sizes.width + call.arrays["value"].shape[-1]
+    tile_map: tuple[str, ...] = ()
+    if (patches := plan.patches) is not None:
+        computed, all_tiles = patches.blocks, patches.blocks * -(-plan.keys // patches.keys)
+        pairs = math.prod(call.grid.leading_shape) * patches.blocks * patches.queries * patches.keys
+        plan = plan_patches(plan, call.grid, 1, widths)
+    else:
+        with call.computing():
+            computed, pairs, tile_map = _mapped_tiles(call.scores_without_dropout(), plan)
+        all_tiles = len(plan.tasks()) * len([*plan.column_ranges(range(plan.keys))])
     return Explanation(
         implementation="xp" if choice.kernel is None else call.implementation or "native",
         reason="; ".join(filter(None, (choice.reason, _lazy_reason(call.arrays["query"])))),
@@ -147,7 +154,7 @@ def explain(
         tiles=computed,
         total_tiles=all_tiles,
         threads=threads.thread_count() if plan.threads is None else 1,
-        multiplications=pairs * (call.sizes.width + call.arrays["value"].shape[-1]),
+        multiplications=pairs * widths,
         tile_map=tile_map,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 
@@ -49,3 +50,17 @@ def ancestors(parents: Sequence[int], context: int, keys: int) -> np.ndarray:
             allowed[draft, context + ancestor] = True
             ancestor = parents[ancestor]
     return allowed
+
+
+def drawn_neighbourhoods(count: int) -> list[tuple[Any, ...]]:
+    """Shapes of one to three axes, with neighbours that fit."""
+    rng, drawn = np.random.default_rng(7), []
+    while len(drawn) < count:
+        axes = int(rng.integers(1, 4))
+        shape = tuple(map(int, rng.integers(1, (30, 8, 5)[axes - 1], axes)))
+        radius, dilation = (tuple(map(int, rng.integers(*most, axes))) for most in ((0, 4), (1, 4)))
+        periodic, borders = tuple(map(bool, rng.random(axes) < 0.3)), str(rng.choice(["shifted", "cut"]))
+        fits = [(2 * r + 1) * d <= n for n, r, d in zip(shape, radius, dilation, strict=True)]
+        if all(fit or (borders == "cut" and not p) for fit, p in zip(fits, periodic, strict=True)):
+            drawn.append((shape, radius, dilation, periodic, borders))
+    return drawn

@@ -34,6 +34,7 @@ from sdpa_xp._checks.arrays import (
 )
 from sdpa_xp._checks.keywords import Implementation, check_flag, check_layout
 from sdpa_xp._core.dropout import DrawnSeed, Dropout
+from sdpa_xp._core.patches import with_patches
 from sdpa_xp._core.products import ArraySource
 from sdpa_xp._core.scores import BoundOptions, Scores
 from sdpa_xp._core.threads import asked_threads
@@ -165,8 +166,18 @@ class PreparedCall(NamedTuple):
 
     def plan(self) -> Plan:
         """Return the tiles of the whole call."""
+        return self.cached("plan", self._plan)
+
+    def _plan(self) -> Plan:
         widths = self.sizes.width + self.arrays["value"].shape[-1]
-        return self.cached("plan", lambda: plan_tiles(self.grid, self.sizes.group, widths))
+        plan, options = plan_tiles(self.grid, self.sizes.group, widths), self.bound_options()
+        # Other options may have arrays of pairs or of rows, which are cut into ranges; so are the sums of
+        # reproducible calls.
+        has_ranges = self.options.dropout_p or self.grid.is_reproducible or not options.is_plain
+        if not options.mask.has_patches or has_ranges:
+            return plan
+        patches = options.mask.patches(self.grid)
+        return plan if patches is None else with_patches(plan, patches, self.scores_without_dropout(), widths)
 
     def scores(self) -> Scores:
         """Return the scores of the whole call. With dropout this draws from `rng`."""

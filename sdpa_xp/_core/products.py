@@ -186,7 +186,7 @@ class ArraySource(NamedTuple):
 
     def slices(self, grid: ScoreGrid, *, transposed: bool = False) -> Callable[[range], Array]:
         if self.array.dtype != grid.dtype:  # tile by tile, so that no wide copy of all keys exists
-            return _converted(self, grid, transposed)
+            return converted(self, grid, transposed)
         if not transposed:
             return self.slice_keys
         array, whole = grid.xp.matrix_transpose(self.array), range(self.array.shape[-2])
@@ -233,13 +233,14 @@ class PagedSource(NamedTuple):
         return rows_in_blocks(self.pool, blocks)[..., start:stop, :]
 
     def slices(self, grid: ScoreGrid, *, transposed: bool = False) -> Callable[[range], Array]:
-        return _converted(self, grid, transposed)
+        return converted(self, grid, transposed)
 
     def factored_slices(self, grid: ScoreGrid, *, transposed: bool = False) -> FactoredSlices:
         return self.slices(grid, transposed=transposed), None
 
 
-def _converted(source: KeyValueSource, grid: ScoreGrid, transposed: bool) -> Callable[[range], Array]:
+def converted(source: KeyValueSource, grid: ScoreGrid, transposed: bool) -> Callable[[range], Array]:
+    """Return `slices` of a source that copies or converts the keys of each tile."""
     xp, dtype = grid.xp, grid.dtype
     if transposed:
         return lambda columns: xp.matrix_transpose(astype_if_needed(xp, source.slice_keys(columns), dtype))

@@ -16,6 +16,7 @@ from sdpa_xp._core import threads
 from sdpa_xp._core.compiled_loops import compute_band, row_bands
 from sdpa_xp._core.forward_mode import attend_with_tangents
 from sdpa_xp._core.laplacian import attend_with_laplacian
+from sdpa_xp._core.patches import in_patches
 from sdpa_xp._core.products import (
     KeyValueSource,
     NonfiniteGuard,
@@ -59,6 +60,8 @@ def attend(
     is written to `out`, which holds zeros of the output's shape and dtype. A device does not read `checksums`
     but adds to them: if one is NaN or inf, the caller passes `scores` without `finite_inputs` once more.
     """
+    if plan.patches is not None and not scores.tangents:
+        return _attend_in_patches(scores, value, plan, dtype, with_lse=with_lse, in_parts=in_parts)
     of_rows: OfRows | None = None
     if scores.tangents:
         of_rows = partial(RowResult.joined_derivatives, xp=scores.xp)
@@ -83,6 +86,21 @@ def attend(
     with call_buffers(grid) as buffers:
         _attend_in_tasks(scores._replace(buffers=buffers), value, plan, out, lse, of_rows)
     return out, lse
+
+
+def _attend_in_patches(
+    scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, *, with_lse: bool, in_parts: bool
+) -> tuple[Array, Array | None]:
+    """Return what `attend` returns, of blocks of queries that each read a list of keys."""
+    call = in_patches(scores, value, plan)
+    # Without an array to write to, a call has all heads at once.
+    parts = [call] if scores.grid.is_writeable else map(call.slice_leading, call.plan.leading_slices)
+    computed = [
+        attend(part.scores, part.value, part.plan, dtype, with_lse=with_lse, in_parts=in_parts)
+        for part in parts
+    ]
+    outputs, lses = zip(*computed, strict=True)
+    return call.in_order(outputs), call.in_order(lses) if with_lse else None
 
 
 def _attend_and_join(

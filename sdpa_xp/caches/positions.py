@@ -25,7 +25,7 @@ from sdpa_xp._tiles.tile import Allowed, Tile, TokenPositions
 from sdpa_xp.biases.algebra import Bias, Sum, Term
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks.algebra import Combined, Mask
-from sdpa_xp.masks.patterns import Pattern
+from sdpa_xp.masks.patterns import Pattern, PatternAtPositions
 from sdpa_xp.positional.positions import ArrayFactory, Consecutive, PositionsLike, are_readable
 from sdpa_xp.positional.rotation import Positions
 
@@ -288,17 +288,6 @@ class BiasAtPositions(_AtPositions, Bias):
     def bind(self, grid: ScoreGrid) -> tuple[Term, ...]:
         terms, positions = self._bind_at(grid)
         return tuple(TermAtPositions(term, positions) for term in terms)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PatternAtPositions(Pattern):
-    """A pattern of positions. It bounds no range of keys, since the positions are not read."""
-
-    pattern: Pattern
-    positions: TokenPositions
-
-    def allowed_in(self, tile: Tile) -> Allowed:
-        return self.pattern.allowed_in(tile._replace(positions=self.positions))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

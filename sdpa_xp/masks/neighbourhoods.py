@@ -11,10 +11,12 @@ from sdpa_xp._checks.integers import has_values
 from sdpa_xp._checks.keywords import check_choice, check_flag, check_integer, explains_keywords
 from sdpa_xp._libraries import is_array, library_of
 from sdpa_xp._libraries.protocols import Array, Namespace
+from sdpa_xp._tiles.patches import Patches, patch_size
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, Tile, both
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks.algebra import Mask
+from sdpa_xp.masks.patches import CutAxis, cut_space
 from sdpa_xp.masks.patterns import Pattern
 
 T = TypeVar("T")
@@ -120,6 +122,7 @@ class Neighbourhood(Mask, Pattern):
     name = NAME
     counts = "slots"
     ignores_heads = True
+    has_patches = True
     shape: tuple[int, ...]
     radius: tuple[int, ...]
     dilation: tuple[int, ...] = (1,)
@@ -147,6 +150,14 @@ class Neighbourhood(Mask, Pattern):
     @property
     def is_shared(self) -> bool:
         return True
+
+    def patches(self, grid: ScoreGrid) -> Patches | None:
+        is_known = isinstance(grid.queries, int)  # a compiler may know it by its symbol alone
+        is_whole = is_known and grid.queries == grid.keys == math.prod(self.shape)
+        if not is_whole or grid.position or grid.entries is not None:
+            return None
+        axes = [CutAxis(axis.length, axis.radius, axis.step, axis.kind == "periodic") for axis in self.axes]
+        return cut_space(axes, patch_size(grid))
 
     def allowed_in(self, tile: Tile) -> Allowed:
         if self.uniform(tile) is False:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 from sdpa_xp._libraries import is_traced
 from sdpa_xp._libraries.protocols import Array
 from sdpa_xp._tiles.on_device import BlockBounds
-from sdpa_xp._tiles.tile import Allowed, Tile, both, collapse_uniform, either
+from sdpa_xp._tiles.patches import Patches
+from sdpa_xp._tiles.score_grid import ScoreGrid
+from sdpa_xp._tiles.tile import Allowed, Tile, TokenPositions, both, collapse_uniform, either
 
 
 class Pattern(ABC):
     """A mask that is bound to the grid of a call."""
+
+    has_patches: ClassVar[bool] = False
+    """Whether `patches` may return some. Each new call reads it, and a method would be a call more."""
 
     @abstractmethod
     def allowed_in(self, tile: Tile, /) -> Allowed:
@@ -37,6 +43,10 @@ class Pattern(ABC):
     def query_range(self, tile: Tile, /) -> range:
         """Return one range of the tile's queries outside of which none attends to a key of the tile."""
         return tile.rows
+
+    def patches(self, _grid: ScoreGrid, /) -> Patches | None:
+        """Return blocks of queries that each read a list of keys; None if ranges of keys serve as well."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +153,17 @@ class ArrayPattern(Pattern):
             return bool(least) if least == most else None
         answer = None if is_traced(self.array) else self.allowed_in(tile)
         return answer if isinstance(answer, bool) else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PatternAtPositions(Pattern):
+    """A pattern of positions. It bounds no range of keys, since the positions are not read."""
+
+    pattern: Pattern
+    positions: TokenPositions
+
+    def allowed_in(self, tile: Tile) -> Allowed:
+        return self.pattern.allowed_in(tile._replace(positions=self.positions))
 
 
 def _intersection(ranges: list[range]) -> range:

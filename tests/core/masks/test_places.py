@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import draw
-from places import ancestors, neighbours
+from places import ancestors, drawn_neighbourhoods, neighbours
 
 from sdpa_xp import KVCache, explain, masks, scaled_dot_product_attention, scaled_dot_product_attention_vjp
 
@@ -17,20 +17,6 @@ F = np.float32
 
 def dense(mask: masks.Mask, queries: int, keys: int) -> np.ndarray:
     return np.asarray(masks.to_array(mask, (queries, keys)))
-
-
-def drawn_neighbourhoods(count: int) -> list[tuple[Any, ...]]:
-    """Shapes of one to three axes, with neighbours that fit."""
-    rng, drawn = np.random.default_rng(7), []
-    while len(drawn) < count:
-        axes = int(rng.integers(1, 4))
-        shape = tuple(map(int, rng.integers(1, (30, 8, 5)[axes - 1], axes)))
-        radius, dilation = (tuple(map(int, rng.integers(*most, axes))) for most in ((0, 4), (1, 4)))
-        periodic, borders = tuple(map(bool, rng.random(axes) < 0.3)), str(rng.choice(["shifted", "cut"]))
-        fits = [(2 * r + 1) * d <= n for n, r, d in zip(shape, radius, dilation, strict=True)]
-        if all(fit or (borders == "cut" and not p) for fit, p in zip(fits, periodic, strict=True)):
-            drawn.append((shape, radius, dilation, periodic, borders))
-    return drawn
 
 
 @pytest.mark.parametrize("case", drawn_neighbourhoods(40), ids=str)
