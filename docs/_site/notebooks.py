@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import unicodedata
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
+from urllib.parse import quote
 
 import nbformat
 from nbformat import NotebookNode
@@ -64,17 +66,21 @@ formatters["image/svg+xml"].enabled = False
 """
 """Forges remove the letters of an SVG in a notebook: they stand in it as uses of one drawing."""
 REFERENCE = re.compile(r"\[(?P<text>[^\[\]]+)\]\[[\w.]+\]")
+HEADING = re.compile(r"^#+ (?P<text>.+)$", re.MULTILINE)
+FENCED = re.compile(r"^( *)```.*?^\1```$", re.DOTALL | re.MULTILINE)
+ONLY_ON_THE_SITE = "*Only the site shows this table, which is made of the files in `results`: `make docs`.*"
 
 
 def notebook(name: str, page: str) -> NotebookNode:
     """Return the notebook of the page with this name; its links lead to notebooks and to files of the tree."""
     page = TAB.sub(lambda tab: f"**{tab['name']}**\n\n{dedent(tab['content'])}", LEFT_OUT.sub("", page))
+    headings = sections(page)
     cells = []
     end = 0
     for part in PART.finditer(page):
-        cells += [*_text(page[end : part.start()], name), *_code(part)]
+        cells += [*_text(page[end : part.start()], name, headings), *_code(part)]
         end = part.end()
-    cells += _text(page[end:], name)
+    cells += _text(page[end:], name, headings)
     for number, cell in enumerate(cells):
         cell.id = f"cell-{number}"  # the same each time
     metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
@@ -83,14 +89,27 @@ def notebook(name: str, page: str) -> NotebookNode:
     return document
 
 
-def _text(text: str, name: str) -> Iterator[NotebookNode]:
-    """Yield a cell of text, unless the text is empty."""
+def sections(page: str) -> dict[str, str]:
+    """Return, for each section's address on the site, its address in a notebook: the heading with hyphens."""
+    addresses: dict[str, str] = {}
+    for heading in HEADING.finditer(FENCED.sub("", page)):
+        text = heading["text"].replace("`", "").strip()
+        letters = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+        address = re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", letters).strip().lower())
+        addresses.setdefault(address, quote(text.replace(" ", "-"), safe=""))
+    return addresses
+
+
+def _text(text: str, name: str, headings: dict[str, str]) -> Iterator[NotebookNode]:
+    """Yield a cell of text, unless the text is empty. `headings` are the sections of this page."""
 
     def link(match: re.Match[str]) -> str:
         path, _, section = match["target"].partition("#")
         target = os.path.normpath(Path(name).parent / path) if path else name
-        if target in PAGES:
-            return f"[{match['text']}]({PAGES[target]})"  # the sections of a notebook have other addresses
+        if target in PAGES or target == name:
+            known = headings if target == name else sections((ROOT / "docs" / target).read_text())
+            file = "" if target == name else PAGES[target]
+            return f"[{match['text']}]({file}{f'#{known[section]}' if section else ''})"
         anchor = f"#{section}" if section else ""
         return f"[{match['text']}]({os.path.relpath(ROOT / 'docs' / target, FOLDER)}{anchor})"
 
@@ -99,7 +118,7 @@ def _text(text: str, name: str) -> Iterator[NotebookNode]:
 
 
 def _code(part: re.Match[str]) -> Iterator[NotebookNode]:
-    """Yield a cell that runs a block or writes a file that the page shows. Hidden blocks are left out."""
+    """Yield a cell that runs a block or writes a file that the page shows; none for hidden code."""
     if part["path"]:
         source = (ROOT / part["path"]).read_text()
         yield nbformat.v4.new_code_cell(f"%%writefile {Path(part['path']).name}\n{source}".rstrip())
@@ -107,6 +126,8 @@ def _code(part: re.Match[str]) -> Iterator[NotebookNode]:
         first, _, others = part["code"].rstrip().partition("\n\n")
         for number, line in enumerate(others.splitlines()):
             yield nbformat.v4.new_code_cell(f"{first}\n\n{line}" if number == 0 else line)
+    elif "idprefix=" in part["options"]:
+        yield nbformat.v4.new_markdown_cell(ONLY_ON_THE_SITE)
     elif 'exec="1"' not in part["options"] or "source=" in part["options"]:
         yield nbformat.v4.new_code_cell(part["code"].rstrip())
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from textwrap import indent
 from types import ModuleType
+from urllib.parse import unquote
 
 import nbformat
 import pytest
@@ -23,7 +24,8 @@ search:
 # Title
 
 See [masks](../how-to/masks.md#causal), [the
-index](../index.md), [a *site*](https://example.org) and [`KVCache`][sdpa_xp.KVCache].
+index](../index.md), [a *site*](https://example.org) and [`KVCache`][sdpa_xp.KVCache];
+[the price](#what-does-kvcache-cost) is below.
 
 ```console
 $ pip install x
@@ -35,6 +37,12 @@ print(1)
 
 ```python exec="1" session="s"
 assert hidden
+```
+
+## What does `KVCache` cost?
+
+```python exec="1" idprefix=""
+print(table())
 ```
 
 ```python picture="what is seen" session="s"
@@ -65,8 +73,10 @@ def notebooks() -> ModuleType:
 
 
 def test_blocks_become_cells(notebooks: ModuleType) -> None:
-    text, first, picture, plain, file = notebooks.notebook("tutorials/page.md", PAGE).cells
-    assert [cell.cell_type for cell in (text, first, file)] == ["markdown", "code", "code"]
+    text, first, heading, table, picture, plain, file = notebooks.notebook("tutorials/page.md", PAGE).cells
+    assert [cell.cell_type for cell in (text, first, table, file)] == ["markdown", "code", "markdown", "code"]
+    assert heading.source == "## What does `KVCache` cost?"
+    assert "make docs" in table.source
     assert [first.source, picture.source] == ["print(1)", "plot.mask(mask, (6, 6))"]
     assert plain.source == 'save(model, "layer.onnx")'
     assert file.source.startswith("%%writefile one_query.py\n")
@@ -77,13 +87,28 @@ def test_blocks_become_cells(notebooks: ModuleType) -> None:
 
 def test_links_lead_to_notebooks_and_to_files_of_the_tree(notebooks: ModuleType) -> None:
     text = notebooks.notebook("tutorials/page.md", PAGE).cells[0].source
-    assert (
-        "See [masks](masks.ipynb), [the\nindex](../../docs/index.md), [a *site*](https://example.org)" in text
-    )
-    assert "and `KVCache`." in text
+    assert "See [masks](masks.ipynb#Causal), [the\nindex](../../docs/index.md)" in text
+    assert "[a *site*](https://example.org)" in text
+    assert "and `KVCache`;\n[the price](#What-does-KVCache-cost%3F) is below." in text
+
+
+def test_links_of_the_notebooks_lead_to_files_and_headings(notebooks: ModuleType) -> None:
+    """Jupyter's address of a section is its heading with hyphens. The name of a file alone leads to its top."""
     for path in notebooks.FOLDER.glob("*.ipynb"):
-        links = re.findall(r"\]\(((?!https?:)[^()\s#]+)", path.read_text())
-        assert [link for link in links if not (path.parent / link).exists()] == [], path.name
+        links = re.findall(r"\]\(((?!https?:)[^()\s]+)\)", path.read_text())
+        assert path.name not in links
+        for link in links:
+            file, _, section = link.partition("#")
+            assert (path.parent / file).exists(), link
+            if section and file in ("", *notebooks.PAGES.values()):
+                assert unquote(section) in headings_of(path.parent / (file or path.name)), link
+
+
+def headings_of(path: Path) -> set[str]:
+    cells = nbformat.read(path, as_version=4).cells
+    prose = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    headings = re.findall(r"^#+ (.+)$", prose, re.MULTILINE)
+    return {heading.replace("`", "").replace(" ", "-") for heading in headings}
 
 
 def test_every_tutorial_has_a_notebook_of_its_visible_code(notebooks: ModuleType) -> None:
