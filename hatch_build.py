@@ -1,7 +1,7 @@
 """The README as a package index shows it: its links and its picture lead to the repository.
 
-A package index does not resolve relative links. The address is `Source` under [project.urls] in pyproject.toml.
-While there is none, links become plain text and the picture is left out.
+A package index resolves no relative links, and gives headings no addresses. The repository is `Source` under
+[project.urls] in pyproject.toml. While there is none, links become plain text and the picture is left out.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?!https?://|#)(?P<path>[^)\s]+)\)")
+LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?!https?://)(?P<path>[^)\s]+)\)")
 
 
 class ReadmeHook(MetadataHookInterface):
@@ -33,6 +33,7 @@ def absolute(text: str, source: str, version: str) -> str:
         if not source:
             return "" if link["image"] else link["text"]
         kind = "raw" if link["image"] else "blob"
-        return f"{link['image']}[{link['text']}]({source.rstrip('/')}/{kind}/v{version}/{link['path']})"
+        path = f"README.md{link['path']}" if link["path"].startswith("#") else link["path"]
+        return f"{link['image']}[{link['text']}]({source.rstrip('/')}/{kind}/v{version}/{path})"
 
     return LINK.sub(lead, text)

@@ -219,11 +219,17 @@ def bars(rows: Sequence[Row], targets: Sequence[Bar] = BARS) -> list[str]:
         verdict = (
             [(row and row.reason) or "not measured", ""]
             if number is None
-            else [f"{number:.3g}", "yes" if is_met(bar, number) else "**no**"]
+            else [beside(number, bar.bound), "yes" if is_met(bar, number) else "**no**"]
         )
         where = f"{bar.cell}, S = {bar.length:,}" if bar.length else bar.cell
         table_rows.append([where, bar.contender, bar.quantity, f"{bar.side} {bar.bound:g}", *verdict])
     return table(["call", "of", "quantity", "bar", "reached", "met"], table_rows)
+
+
+def beside(number: float, bound: float) -> str:
+    """Return a number with three digits, or with four if three are those of another number, its bound."""
+    short = f"{number:.3g}"
+    return f"{number:.4g}" if number != bound == float(short) else short
 
 
 def by_length(rows: Sequence[Row], quantities: Sequence[str] = (*FIRST, *SECOND)) -> list[str]:

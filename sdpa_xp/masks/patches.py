@@ -29,8 +29,8 @@ class CutAxis(NamedTuple):
 
     @property
     def has_room(self) -> bool:
-        """Whether a patch has fewer keys than all places."""
-        return self.size + 2 * self.radius <= self.longest
+        """Whether a patch has fewer keys than all places, and the steps around a periodic axis meet again."""
+        return self.size + 2 * self.radius <= self.longest and not (self.wraps and self.length % self.step)
 
     @property
     def keys(self) -> int:

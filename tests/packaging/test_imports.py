@@ -64,6 +64,22 @@ def test_a_call_imports_no_other_library() -> None:
     assert not {"array_api_compat.numpy", "numpy.ma", "numpy.testing", "numpy.f2py"} & loaded
 
 
+OTHERS = [pytest.param(name, marks=pytest.mark.needs(name)) for name in ("array_api_strict", "torch", "jax")]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_call_on_arrays_of_another_library_imports_no_third(name: str) -> None:
+    module = "jax.numpy" if name == "jax" else name
+    code = (
+        f"import sys, json, {module} as xp; x = xp.ones((1, 8, 256, 64)); before = {{*sys.modules}};"
+        "import sdpa_xp; sdpa_xp.scaled_dot_product_attention(x, x, x, sdpa_xp.masks.causal());"
+        "print(json.dumps(sorted({*sys.modules} - before)))"
+    )
+    new = set(json.loads(python(code)))
+    assert "_core" in parts(new)
+    assert not {*HEAVY} & new
+
+
 def test_modules_are_loaded_when_they_are_named() -> None:
     """Those besides `__all__` too, which are not among the names that an editor completes."""
     modules = ("errors", "layers", "plot", "typing")

@@ -133,6 +133,8 @@ def test_a_bar_that_is_missed_is_shown_as_missed() -> None:
     bar: Bar = BARS[0]
     slow = Row(bar.cell, bar.length, bar.contender, {bar.quantity: Spread(9.0, 9.0, 9.0)})
     assert "| 9 | **no** |" in "\n".join(report.bars([slow]))
+    near = Row(bar.cell, bar.length, bar.contender, {bar.quantity: Spread(*[bar.bound * 1.002] * 3)})
+    assert f"| at most {bar.bound:g} | {bar.bound * 1.002:.4g} | **no** |" in "\n".join(report.bars([near]))
     missed = sum("**no**" in line for line in (ROOT / "results/attention.md").read_text().splitlines())
     assert f"of which {missed} of {len(BARS)} were missed" in "\n".join(benchmark_page.at_a_glance())
 
