@@ -108,3 +108,22 @@ def test_grouped_heads(peer: Attend) -> None:
     expected = peer(query, key, value, allowed, **({"enable_gqa": True} if peer is by_torch else {}))
     output = scaled_dot_product_attention(query, key, value, allowed)
     np.testing.assert_allclose(output, expected, atol=1e-6)
+
+
+@pytest.mark.needs("jax")
+def test_jax_takes_numpy_arrays_and_returns_its_own(arrays: Any) -> None:
+    import jax
+
+    rows = [np.swapaxes(x, 1, 2) for x in arrays]
+    gradient = jax.grad(lambda query: jax.nn.dot_product_attention(query, *rows[1:]).sum())(rows[0])
+    assert isinstance(jax.nn.dot_product_attention(*rows), jax.Array)
+    assert isinstance(gradient, jax.Array)
+    assert isinstance(scaled_dot_product_attention(*arrays), np.ndarray)
+
+
+@pytest.mark.needs("torch")
+def test_torch_takes_tensors_alone(arrays: Any) -> None:
+    import torch
+
+    with pytest.raises(TypeError, match=r"must be Tensor, not numpy\.ndarray"):
+        torch.nn.functional.scaled_dot_product_attention(*arrays)
