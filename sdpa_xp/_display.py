@@ -44,7 +44,7 @@ class Squares(NamedTuple):
     title: str
     """What is seen, for those who cannot see it."""
     label: str = ""
-    """Shown below the picture."""
+    """Shown above the picture."""
 
     def svg(self) -> str:
         """Return the SVG. Each colour is one path."""
@@ -82,9 +82,9 @@ def _lines_of_code(text: str) -> str:
 
 
 def _labelled(picture: Squares) -> str:
-    """Return a picture with its label, if it has one, below it."""
+    """Return a picture with its label, if it has one, above it."""
     label = f'<div style="font-size: 0.85em">{escape(picture.label)}</div>' if picture.label else ""
-    return f'<span style="display: inline-block; margin-right: 0.8em">{picture.svg()}{label}</span>'
+    return f'<span style="display: inline-block; margin-right: 0.8em">{label}{picture.svg()}</span>'
 
 
 def array_facts(value: object, shape: Shape | None = None, dtype: str = "") -> str:
@@ -150,6 +150,9 @@ def sampled_bias(bias: ScoreModifier, added_in: Callable[[Tile], Array]) -> str 
         panels = {place: [[*map(float, row)] for row in rows] for place, rows in maps.items()}
         others = {x for rows in panels.values() for row in rows for x in row if not math.isfinite(x)}
         legend = f"orange: {' or '.join(sorted({*map(str, others)}))}" if others else ""
+        if len(panels) > 1:
+            shades = "each head in its own shades, from its first number (blue) to its last (faint)"
+            legend = "; ".join(filter(None, [shades, legend]))
         title = f"What {bias} adds to the scores"
         return [_shaded(rows, title, _place(grid, place)) for place, rows in panels.items()], legend
 
@@ -162,8 +165,11 @@ def _shaded(rows: list[list[float]], title: str, place: str) -> Squares:
     """Return a picture of numbers, with its largest and its least number in the label."""
     finite = [x for row in rows for x in row if math.isfinite(x)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
-    ends = f"blue: {high:.3g}, faint: {low:.3g}" if high > low else f"blue: {high:.3g}" if finite else ""
-    label = "; ".join(filter(None, [place, ends]))
+    ends = [f"{number:.3g}" for number in sorted({low, high}, reverse=True)] if finite else []
+    if place:
+        label = ": ".join(filter(None, [place, " to ".join(ends)]))
+    else:
+        label = ", ".join(f"{shade}: {end}" for shade, end in zip(("blue", "faint"), ends, strict=False))
     colours = {str(number): shade for number, shade in enumerate(SHADES)} | {"x": MASKED_OUT}
     return Squares(_lines(rows, lambda x: _shade(x, low, high)), colours, f"{title}, {label}", label)
 

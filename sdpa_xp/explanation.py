@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -24,8 +25,15 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 
 MOST_SQUARES = 64
-"""The most squares along a side of the picture of the tiles; of more tiles, every n-th is drawn."""
+"""The most squares along a side of the picture of the tiles; of more tiles, a square stands for several."""
 TILE_COLOURS = {"#": "#2f86c5", "+": "#d55e00"}
+LARGE_NUMBERS = {
+    10**18: "quintillion",
+    10**15: "quadrillion",
+    10**12: "trillion",
+    10**9: "billion",
+    10**6: "million",
+}
 
 
 @without_arrays
@@ -62,14 +70,15 @@ class Explanation(NamedTuple):
     def __str__(self) -> str:
         rows, columns = self.tile
         order = f"in {self.threads} threads" if self.threads > 1 else "one after the other"
-        tiles = f"{self.tiles} of {self.total_tiles} tiles of {rows} queries x {columns} keys, {order}"
+        tiles = f"{self.tiles:,} of {self.total_tiles:,} tiles of {rows} queries x {columns} keys, {order}"
         if self.implementation != "xp":
             return f"{self.implementation}: {self.reason}\n"
-        lines = [f"xp, the tiles of sdpa_xp: {self.reason}", tiles]
+        lines = [f"xp: computed by sdpa_xp, in tiles, because {self.reason}", tiles]
         if self.multiplications:
             times = "; about 2.5 times as many for gradients, 3 for a tangent, 6.5 for a Hessian-vector product"
             # Derivatives of blocks of a mask are computed in ranges of keys, whose number this is not.
-            lines.append(f"{self.multiplications:.3g} multiplications{times if self.tile_map else ''}")
+            count = _in_words(self.multiplications)
+            lines.append(f"{count} multiplications{times if self.tile_map else ''}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
@@ -77,13 +86,57 @@ class Explanation(NamedTuple):
         text = str(self).strip()
         if self.implementation != "xp":
             return captioned(text, [])
-        step = max(1, -(-max(len(self.tile_map), *map(len, self.tile_map), 0) // MOST_SQUARES))
-        squares = [row[::step] for row in self.tile_map[::step]]
+        down, across = self._tiles_of_a_square()
         picture = Squares(
-            squares, TILE_COLOURS, "The tiles: queries from top to bottom, keys from left to right"
+            _merged(self.tile_map, down, across),
+            TILE_COLOURS,
+            "The tiles: queries from top to bottom, keys from left to right",
         )
-        note = "queries (down) x keys; blue: computed without a mask; orange: masked in part; empty: skipped"
-        return captioned(text, [picture], note)
+        meanings = [
+            "queries (down) x keys",
+            "blue: computed without a mask",
+            "orange: masked in part",
+            "empty: skipped",
+        ]
+        if down > 1 or across > 1:
+            meanings = [
+                f"queries (down) x keys; a square is {down} x {across} tiles",
+                "blue: all computed without a mask",
+                "orange: some masked or skipped",
+                "empty: all skipped",
+            ]
+        return captioned(text, [picture], "; ".join(meanings))
+
+    def _tiles_of_a_square(self) -> tuple[int, int]:
+        """Return how many tiles a square of the picture stands for: 1 x 1, or as many queries as keys."""
+        counts = len(self.tile_map), len(self.tile_map[0]) if self.tile_map else 0
+        if max(counts) <= MOST_SQUARES:
+            return 1, 1
+        # As many queries as keys, so that the diagonal of a causal call is one of the picture, too.
+        side = max(-(-count // MOST_SQUARES) * length for count, length in zip(counts, self.tile, strict=True))
+        down, across = (min(count, -(-side // length)) for count, length in zip(counts, self.tile, strict=True))
+        return down, across
+
+
+def _in_words(number: int) -> str:
+    """Return a number as a reader says it and as code writes it: 1.28 trillion (1.28e12)."""
+    mantissa, exponent = f"{number:.2e}".split("e")
+    rounded = f"{float(mantissa):g}e{int(exponent)}"
+    for unit, word in LARGE_NUMBERS.items():
+        if float(rounded) >= unit:
+            return f"{float(rounded) / unit:.3g} {word} ({rounded})"
+    return f"{number:,}"
+
+
+def _merged(tile_map: Sequence[str], down: int, across: int) -> list[str]:
+    """Return a character for each `down` x `across` tiles: theirs if they are alike, else "+"."""
+    merged = []
+    for first in range(0, len(tile_map), down):
+        rows = tile_map[first : first + down]
+        places = range(0, len(rows[0]), across)
+        kinds = [{*"".join(row[place : place + across] for row in rows)} for place in places]
+        merged.append("".join(kind.pop() if len(kind) == 1 else "+" for kind in kinds))
+    return merged
 
 
 @explains_keywords

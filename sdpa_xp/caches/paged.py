@@ -135,7 +135,7 @@ class PagedKVCache(PagedAttention[A]):
         if self._quantisation is not None:
             pools = dict(zip(QUANTISED_NAMES, self._pools().values(), strict=True))
             facts = self._quantisation.facts(pool)
-            shown_bytes = self._quantisation.shown_bytes(self.nbytes, pools)
+            shown_bytes += self._quantisation.shown_saving(self.nbytes, pools)
         in_use = [row[: -(-length // size)] for length, row in zip(self._lengths, self._table, strict=True)]
         header = ["sequence", "tokens", "blocks"]
         sequences = [

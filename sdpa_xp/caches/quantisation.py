@@ -85,11 +85,11 @@ class Quantisation(Tree, Immutable):
         shape = wide_shape(self, codes) if is_array(codes) else None
         return array_facts(codes, shape, f"{self.dtype} as int{self.bits}")
 
-    def shown_bytes(self, nbytes: int, stored: Mapping[str, Array]) -> str:
-        """Return how many bytes a cache takes, and how many its tokens took."""
+    def shown_saving(self, nbytes: int, stored: Mapping[str, Array]) -> str:
+        """Return how many times as many bytes the tokens took that now take `nbytes`; "" if there are none."""
         numbers = sum(math.prod(wide_shape(self, stored[name])) for name in ("key", "value"))
         wide = numbers * BYTES[self.dtype]
-        return f"{nbytes:,}" + (f", {wide / nbytes:.2f} times fewer than {self.dtype}" if nbytes else "")
+        return f", {wide / nbytes:.2f} times fewer than {self.dtype}" if nbytes else ""
 
     def of_entries(self, take: Callable[[Array], Array]) -> Quantisation:
         """Return the quantisation of some batch entries, which have channels of their own."""

@@ -72,7 +72,10 @@ class StoredTokens(Cache[A]):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the tokens' keys and values, and of the scales of a quantised cache."""
+        """The bytes of the tokens so far, with the scales of a quantised cache.
+
+        The free space of a `capacity` is not counted.
+        """
         return bytes_of(*self.stored.values())
 
     @property
@@ -205,8 +208,13 @@ class StoredTokens(Cache[A]):
         return array_facts(tokens) if self._quantisation is None else self._quantisation.facts(tokens)
 
     def _shown_bytes(self) -> str:
-        if self._quantisation is not None:
-            return self._quantisation.shown_bytes(self.nbytes, self._slots.arrays())
-        sizes = [size for array in self.stored.values() for size in getattr(array, "shape", [""])]
+        allocated = {**self._slots.buffers.arrays, **self._channels()}.values()
+        sizes = [size for array in allocated for size in getattr(array, "shape", [""])]
         # In a tree of JAX anything may stand where an array was, and a length of a graph may be a name.
-        return f"{self.nbytes:,}" if all(isinstance(size, int) for size in sizes) else ""
+        if not all(isinstance(size, int) for size in sizes):
+            return ""
+        used, most = self.nbytes, bytes_of(*allocated)
+        shown = f"{used:,}" if used == most else f"{used:,} of {most:,} allocated"
+        if self._quantisation is None:
+            return shown
+        return shown + self._quantisation.shown_saving(used, self._slots.arrays())

@@ -19,6 +19,10 @@ class ShownFigure(Figure):
         super().__init__(figsize=size, layout="constrained", facecolor="none")
         self.paper = paper
 
+    def __repr__(self) -> str:
+        width, height = self.bbox.size
+        return f"<Figure size {width:.0f}x{height:.0f} with {len(self.axes)} Axes>"
+
     def savefig(self, fname: Any, *, transparent: bool | None = None, **keywords: Any) -> None:
         """Save the figure as Matplotlib does, on the background of its theme unless it is `transparent`."""
         if not transparent:

@@ -25,6 +25,8 @@ from sdpa_xp.layers import Linear, MultiHeadAttention
 from sdpa_xp.positional import Rotary
 
 F = np.float32
+TILE_COLOURS = {"#": "#2f86c5", "+": "#d55e00"}
+OF_EACH_HEAD = "each head in its own shades, from its first number (blue) to its last (faint)"
 
 
 def well_formed(html: str | None) -> ElementTree.Element:
@@ -156,10 +158,10 @@ def test_a_bias_shows_its_heads(bias: Any, panels: int) -> None:
         (
             biases.alibi(4),  # slopes 1/4, 1/16, 1/64 and 1/256, over at most 11 tokens
             [
-                f"head {head} of 4; blue: 0, faint: {end}"
+                f"head {head} of 4: 0 to {end}"
                 for head, end in enumerate(["-2.75", "-0.688", "-0.172", "-0.043"])
             ],
-            "12 queries (down) x 12 keys",
+            f"{OF_EACH_HEAD}; 12 queries (down) x 12 keys",
         ),
         (biases.from_array(np.eye(6)), ["blue: 1, faint: 0"], "6 queries (down) x 6 keys"),
         (
@@ -174,8 +176,13 @@ def test_a_bias_shows_its_heads(bias: Any, panels: int) -> None:
         ),
         (
             biases.from_array(np.arange(16.0).reshape(2, 2, 2, 2)),
-            [f"entry 0 of 2, head {head} of 2; blue: {4 * head + 3}, faint: {4 * head}" for head in range(2)],
-            "2 queries (down) x 2 keys",
+            [f"entry 0 of 2, head {head} of 2: {4 * head + 3} to {4 * head}" for head in range(2)],
+            f"{OF_EACH_HEAD}; 2 queries (down) x 2 keys",
+        ),
+        (
+            biases.from_array(np.asarray([[[3.0]], [[-np.inf]]]) * np.ones((1, 2, 2))),
+            ["head 0 of 2: 3", "head 1 of 2"],
+            f"{OF_EACH_HEAD}; orange: -inf; 2 queries (down) x 2 keys",
         ),
     ],
 )
@@ -185,7 +192,7 @@ def test_pictures_of_a_bias_say_what_their_shades_mean(bias: Any, labels: list[s
     assert shown == [*labels, note]
     for picture in re.findall(r"<svg.*?</svg>", html):
         # Each picture has its own scale: its largest number is blue, and its least is faint.
-        shades = {SHADES[-1], SHADES[0]} if "faint" in picture else set()
+        shades = {SHADES[-1], SHADES[0]} if "faint" in picture or re.search(r"\d to ", picture) else set()
         assert shades <= {fill for fill, _ in re.findall(r'<path fill="(\S+)" d="(.*?)"', picture)}
 
 
@@ -237,7 +244,12 @@ def test_caches_show_their_tokens() -> None:
     assert "<th>tokens</th><td>5 of 64</td>" in html
     assert "<th>key</th><td>(1, 2, 5, 8), numpy, float32, cpu</td>" in html
     assert "<th>value</th><td>(1, 2, 5, 8), numpy, float32, cpu</td>" in html
-    assert "<th>bytes</th><td>640</td>" in html
+    assert "<th>bytes</th><td>640 of 8,192 allocated</td>" in html
+    assert "<th>bytes</th><td>640</td>" in KVCache(key, key)._repr_html_()
+    small = KVCache(key, key, capacity=64).quantised(
+        "int8"
+    )  # a token: 8 bytes and a scale of 4, for 2 heads, twice
+    assert "<td>240 of 3,072 allocated, 2.67 times fewer than float32</td>" in small._repr_html_()
     assert "<th>axes</th><td>..., heads, tokens, width</td>" in html
     assert "Rotary" in html
     assert "..., tokens, heads, width" in KVCache(key, key, layout="...LHE")._repr_html_()
@@ -272,7 +284,7 @@ def test_a_plan_shows_its_tiles() -> None:
     assert plan.tile_map[0].startswith("+")
     assert plan.tile_map[-1].startswith("#")
     first, *others = str(plan).splitlines()
-    assert first == "xp, the tiles of sdpa_xp: the call asks for it"
+    assert first == "xp: computed by sdpa_xp, in tiles, because the call asks for it"
     assert [line.text for line in well_formed(plan._repr_html_()).iter("code")] == [first, *others]
     assert repr(plan) == repr(plan._replace(tile_map=()))  # which has a character for each tile
     assert repr(plan).startswith("Explanation(implementation='xp', reason='the call asks for it', tile=(")
@@ -290,15 +302,73 @@ def test_a_kernel_has_no_tiles_to_show() -> None:
     assert "<svg" not in html
 
 
-def test_of_the_tiles_of_a_long_call_some_are_shown() -> None:
+def note_below(html: str) -> str | None:
+    """Return what stands below the picture of a plan."""
+    return [*well_formed(html).iter("div")][-1].text
+
+
+@pytest.mark.parametrize("mask", [None, masks.causal(), masks.sliding_window(512, 0)], ids=str)
+def test_a_square_of_a_long_call_stands_for_several_tiles(mask: Any) -> None:
+    """A window is a band without gaps, and a square problem is a square."""
     x = np.broadcast_to(F(0), (40_000, 64))
-    plan = explain(x, x, x, implementation="xp")
-    assert len(plan.tile_map[0]) > 100
-    (picture,) = well_formed(plan._repr_html_()).iter("{http://www.w3.org/2000/svg}svg")
+    plan = explain(x, x, x, mask, implementation="xp")
+    html = plan._repr_html_()
+    (picture,) = well_formed(html).iter("{http://www.w3.org/2000/svg}svg")
+    assert picture.get("width") == picture.get("height")
     assert 100 < int(picture.get("width", "")) < 200  # pixels, of which a square has at least three
+    down, across = map(int, re.findall(r"a square is (\d+) x (\d+) tiles", html)[0])
+    assert down * plan.tile[0] == across * plan.tile[1]
+    kinds: dict[tuple[int, int], set[str]] = {}
+    for i, line in enumerate(plan.tile_map):
+        for j, kind in enumerate(line):
+            kinds.setdefault((i // down, j // across), set()).add(kind)
+    for colour, expected in ((TILE_COLOURS["#"], {"#"}), (TILE_COLOURS["+"], None)):
+        shown = [
+            kind for kind in kinds.values() if (kind == expected if expected else kind not in ({"#"}, {"."}))
+        ]
+        assert area(html, colour) == pytest.approx(len(shown) / len(kinds))
+    assert note_below(html) == (
+        f"queries (down) x keys; a square is {down} x {across} tiles; blue: all computed without a mask; "
+        "orange: some masked or skipped; empty: all skipped"
+    )
 
 
-@pytest.mark.parametrize("queries", [0, 3])
+def test_a_square_of_a_short_call_is_a_tile() -> None:
+    x = np.broadcast_to(F(0), (4096, 64))
+    html = explain(x, x, x, is_causal=True, implementation="xp")._repr_html_()
+    assert note_below(html) == (
+        "queries (down) x keys; blue: computed without a mask; orange: masked in part; empty: skipped"
+    )
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_a_long_call_of_few_queries_is_shown_in_one_row() -> None:
+    x = np.zeros((1000, 4), F)
+    html = explain(x[:3], x, x, implementation="xp")._repr_html_()
+    assert "a square is 1 x " in html
+    assert area(html, TILE_COLOURS["#"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (0, ""),
+        (999_499, "999,499 multiplications"),
+        (999_500, "1 million (1e6) multiplications"),
+        (999_999_999, "1 billion (1e9) multiplications"),
+        (1_283_918_467_072, "1.28 trillion (1.28e12) multiplications"),
+        (34_359_738_368, "34.4 billion (3.44e10) multiplications"),
+    ],
+)
+def test_a_plan_says_numbers_in_words(number: int, words: str) -> None:
+    x = np.zeros((4, 2), F)
+    plan = explain(x, x, x)._replace(tiles=22_444, total_tiles=144_172, multiplications=number)
+    _, tiles, *times = str(plan).splitlines()
+    assert tiles.startswith("22,444 of 144,172 tiles of ")
+    assert [line.partition(";")[0] for line in times] == ([words] if words else [])
+
+
+@pytest.mark.parametrize("queries", [0, 3, 40_000])
 def test_a_plan_without_keys_shows_itself(queries: int) -> None:
     query, key = np.zeros((queries, 4), F), np.zeros((0, 4), F)
     well_formed(explain(query, key, key)._repr_html_())
@@ -326,6 +396,8 @@ def test_figures_show_themselves() -> None:
     from sdpa_xp import plot
 
     for figure in (plot.mask(masks.causal(), (4, 4)), plot.memory(), plot.attention(np.eye(3))):
+        width, height = figure.get_size_inches() * figure.dpi
+        assert repr(figure) == f"<Figure size {width:.0f}x{height:.0f} with {len(figure.axes)} Axes>"
         assert "fill: #ffffff" not in figure._repr_svg_().partition('id="axes_1"')[0]  # the notebook's own
         well_formed(figure._repr_svg_().partition("<svg")[1] + figure._repr_svg_().partition("<svg")[2])
 
