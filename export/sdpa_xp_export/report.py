@@ -106,6 +106,17 @@ def described_error(run: Run) -> str:
     return f"error {agreement.absolute:.2g}{values}, bound {agreement.bound:.2g}"
 
 
+def in_column(error: float) -> str:
+    """Return an error or a bound for a column of a table, each with two digits."""
+    return f"{error:.1e}" if error else "0"
+
+
+def shown_math_mode(report: LayerReport) -> list[str]:
+    """Return the math mode of a report, if the engine and the provider have a choice of several."""
+    on_cuda = any("CUDA" in run.provider for run in report.runs)
+    return [report.math_mode] if on_cuda or report.math_mode != "no TF32" else []
+
+
 def _largest_value(run: Run) -> str:
     """Return the largest value of the reference, as a report shows it; empty if there is no finite error."""
     agreement = run.agreement
@@ -220,7 +231,7 @@ class LayerReport(Immutable):
                 *([self.smallest_failure] if self.failing else []),
                 *closest,
                 self.nodes,
-                f"math mode: {self.math_mode}",
+                *(f"math mode: {mode}" for mode in shown_math_mode(self)),
                 f"seed={self.seed}",
                 *([f"fell back: {fallen}"] if fallen else []),
                 *([f"not tried: {_shortened(self.left_out)}"] if self.left_out else []),
@@ -234,12 +245,12 @@ class LayerReport(Immutable):
         """Return the verdict and the runs closest to their bounds, as a notebook shows them."""
         compared, rows = (sum(getattr(run, name) for run in self.runs) for name in ("compared", "rows"))
         facts = [
-            ("verdict", "agrees" if self.agrees else "DISAGREES"),
-            ("form", f"{self.form}: {self.reason}"),
+            ("form", self.form),
+            ("why this form", self.reason),
             ("runs", f"{len(self.runs)}, in {sum(run.seconds for run in self.runs):.2g} s"),
             ("rows", f"{compared:,} of {rows:,} compared"),
             ("ran on", f"{self.engine}: {self.nodes}"),
-            *([("math mode", self.math_mode)] if "CUDA" in self.nodes else []),
+            *[("math mode", mode) for mode in shown_math_mode(self)],
             ("seed", str(self.seed)),
             *[("note", note) for note in self.notes],
             *[("smallest failing run", described_failure(run)) for run in self.failing[:1]],
@@ -252,8 +263,8 @@ class LayerReport(Immutable):
             (
                 run.inputs,
                 *([] if is_one else [run.output]),
-                f"{run.agreement.absolute:.2g}",
-                f"{run.agreement.bound:.2g}",
+                in_column(run.agreement.absolute),
+                in_column(run.agreement.bound),
                 _largest_value(run),
             )
             for run in closest

@@ -9,7 +9,7 @@ from html import escape
 
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.text import to_json
-from sdpa_xp_export.report import Report, Run, described_failure
+from sdpa_xp_export.report import Report, Run, described_failure, in_column
 
 WIDTH, HEIGHT = 640, 240
 LEFT, RIGHT, TOP, BOTTOM = 60, 16, 16, 44
@@ -158,8 +158,8 @@ def _run_cells(run: Run) -> list[str]:
         run.inputs,
         run.provider,
         run.output,
-        f"{agreement.absolute:.2g}",
-        f"{agreement.bound:.2g}",
+        in_column(agreement.absolute),
+        in_column(agreement.bound),
         "yes" if agreement.agrees else "NO",
         f"{run.compared:,} of {run.rows:,}",
         f"{run.seconds * 1e3:.2f}",

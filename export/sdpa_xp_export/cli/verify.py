@@ -40,7 +40,7 @@ from sdpa_xp_export.cli.shared import (
     say_json,
     say_table,
 )
-from sdpa_xp_export.report import Report, Run, closest_runs, described_error
+from sdpa_xp_export.report import Report, Run, closest_runs, described_error, shown_math_mode
 from sdpa_xp_export.verify import verify
 
 HTML = PathArgument("verify", "html")
@@ -96,7 +96,9 @@ def run_verify(
         float,
         typer.Option(
             metavar="<seconds>",
-            help="The most seconds for the reference and for the engine, all runs together.",
+            help="The most seconds for the reference and for the engine, all runs together. "
+            f"Default: {TIMEOUT:.0f}, an hour.",
+            show_default=False,
         ),
     ] = TIMEOUT,
     memory: Annotated[
@@ -247,7 +249,8 @@ def _show(report: Report, *, thorough: bool) -> None:
     say(f"rows compared: {compared:,} of {rows:,}{why}")
     say(f"the call was read from {'the metadata' if report.from_metadata else 'the file of --call'}")
     say(report.nodes)
-    say(f"math mode: {report.math_mode}")
+    for mode in shown_math_mode(report):
+        say(f"math mode: {mode}")
     say(f"seed: {report.seed} (--seed {report.seed} repeats these runs)")
     for line in report.left_out:
         say(f"not tried: {line}")

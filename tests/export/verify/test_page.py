@@ -133,7 +133,7 @@ def test_says_what_the_report_says(report: Report) -> None:
     assert (parsed.all("h1")[0][1], parsed.all("span")[0][1]) == ("a.onnx: ", "agrees")
     assert " ".join(str(report).split()) in [text for _, text in parsed.all("p")]
     cells = [text for _, text in parsed.all("td")]
-    assert cells[:2] == ["output", f"{report.runs[0].agreement.absolute:.2g}"]
+    assert cells[:2] == ["output", f"{report.runs[0].agreement.absolute:.1e}"]
     assert facts["nodes that ran"] == report.nodes
     assert "node that fell back" not in [text for _, text in parsed.all("th")]
 

@@ -330,8 +330,8 @@ def test_ordinary_inputs_come_before_special_ones() -> None:
     assert f"furthest beyond its bound: output of {special}, error inf, bound 1e+03;" in lines
     *_, table = ElementTree.fromstring(replace(report, runs=tuple(runs))._repr_html_()).iter("tbody")
     assert [[cell.text for cell in row][1:] for row in table] == [
-        ["8e+02", "1e+03", "8e+06"],
-        ["10", "1e+03", "8e+06"],
+        ["8.0e+02", "1.0e+03", "8e+06"],
+        ["1.0e+01", "1.0e+03", "8e+06"],
     ]
 
 
@@ -341,10 +341,19 @@ def test_a_notebook_shows_the_verdict_and_the_closest_runs() -> None:
     good, *_ = report.runs
     bad = replace(good, agreement=Agreement(2.0, 1.0, 1.0), inputs="<L>=7")
     facts, runs = ElementTree.fromstring(replace(report, runs=(good, bad))._repr_html_()).iter("tbody")
-    assert ["verdict", "DISAGREES"] in [[cell.text for cell in row] for row in facts]
+    assert ["form", report.form] in [[cell.text for cell in row] for row in facts]
+    assert ["why this form", report.reason] in [[cell.text for cell in row] for row in facts]
     assert ["not tried", "P > 3"] in [[cell.text for cell in row] for row in facts]
     assert [row[0].text for row in runs] == ["<L>=7", good.inputs]
-    assert "<td>agrees</td>" in report._repr_html_()
+    assert "Report: agrees in " in report._repr_html_()
+    assert "Report: DISAGREES in 2 runs" in replace(report, runs=(good, bad))._repr_html_()
+    exact = replace(good, agreement=Agreement(0.0, 0.0, 1e-6))
+    assert "<td>0</td><td>1.0e-06</td>" in replace(report, runs=(exact,))._repr_html_()
+    for text in (str(report), report._repr_html_()):  # onnxruntime on a CPU has no other mode
+        assert "math mode" not in text
+    other = replace(report, math_mode="TF32")
+    assert "math mode: TF32;" in " ".join(str(other).split())
+    assert "<th>math mode</th><td>TF32</td>" in other._repr_html_()
     ran = f"on onnxruntime {report.onnxruntime}, seed={report.seed}>"
     assert repr(replace(report, runs=(good,))) == f"<Report: {report.form} agrees in 1 runs {ran}"
     assert repr(replace(report, runs=(good, bad))) == f"<Report: {report.form} DISAGREES in 2 runs {ran}"
