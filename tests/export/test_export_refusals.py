@@ -278,7 +278,7 @@ REFUSED_CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "no such shape": (lambda: to_onnx(to_five_rows, X), ValueError, "`x` must broadcast to `shape`; got x.shape=(2, 4, 6, 16), shape=(2, 4, 5, 16)"),
     "conditions of numbers": (lambda: export(attn_mask=masks.from_function(lambda b, h, i, j: i & j)), TypeError, "the function of `attn_mask` must return a condition; got its result=int64"),
     "a library of no name here": (lambda: backends.find_backends(["numpi"]), ValueError, "find: `backends` must be among numpy,"),
-    "a library that is not here": (lambda: backends.find_backends(["cupy"]), ValueError, "find: `backends` must be installed and have a device here; got backend='cupy'"),
+    "a library that is not here": (lambda: backends.find_backends(["cupy"]), ValueError, "find: `backends` must be installed and have a device here; got backend='cupy'. The command `sdpa-xp backends` lists those that are."),
     "a call that is too long": (lambda: from_json(" " * (LONGEST_CALL + 1), {}), ValueError, f"a call of {LONGEST_CALL + 1} characters, more than {LONGEST_CALL}"),
     "a list for a call": (lambda: from_json("[]", {}), ValueError, "no call"),
     "a call of a query alone": (lambda: from_json('{"query": "float32[2,3]"}', {}), ValueError, "no call"),

@@ -58,7 +58,8 @@ def find_backends(names: Sequence[str] | None = None) -> list[Backend]:
         opened = _open(name) if _installed(name) else []
         if names is not None and not opened:
             rule = "`backends` must be installed and have a device here"
-            raise ArgumentValueError("find", rule, {"backend": repr(name)})
+            hint = "The command `sdpa-xp backends` lists those that are."
+            raise ArgumentValueError("find", rule, {"backend": repr(name)}, hint)
         backends += opened
     return backends
 

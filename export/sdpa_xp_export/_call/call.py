@@ -134,7 +134,7 @@ class ExportCall:
         Option(
             "names",
             checked.outputs,
-            f"One or more of {','.join(OUTPUTS)}. Default: output.",
+            f"One or more of {', '.join(OUTPUTS)}, joined by commas. Default: output.",
             default=("output",),
             choices=OUTPUTS,
         ),

@@ -1,8 +1,13 @@
 """Compare attention on every installed array library, and export it to ONNX graphs that onnxruntime runs.
 
-The exit code is 0 on success, 1 if a result disagrees, the engine fails to run a model, a node did not run on
-the required provider, or the engine is another one or older than required, 2 if an argument is wrong, a file is
-missing, or the provider is not offered, and 130 if interrupted. An error is one line on standard error.
+Exit codes:
+  0    success
+  1    a result disagrees, the engine fails to run a model, a node did not run
+       on the required provider, or the engine is another one or older than
+       required
+  2    an argument is wrong, a file is missing, or the provider is not offered
+  130  interrupted
+An error is one line on standard error.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ VALUES = {
 """What a value must be, by what pydantic, which reads the values for typer, finds wrong with it."""
 EXAMPLES = """\b
 Graphs:
-  sdpa-xp export --query 'float32[B,8,L,64]' --is-causal -o causal.onnx --force
+  sdpa-xp export --query 'float32[B,8,L,64]' --is-causal -o causal.onnx
   sdpa-xp verify causal.onnx
 \b
 Libraries on this machine:
@@ -54,7 +54,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help=SUMMARY,
-    epilog=f"{EXAMPLES}\n{EXIT_CODES}",
+    epilog=f"{EXAMPLES}\n\b\n{EXIT_CODES}",
 )
 
 
@@ -92,6 +92,8 @@ def run(arguments: list[str]) -> int:
         text = _refused_value(error) or error.format_message()
         if text.startswith(("No such command", "Missing command")):  # typer has no class for these two alone
             text += f" The commands are {', '.join(group.commands)}."
+        elif context := getattr(error, "ctx", None):
+            text = f"{text.rstrip('.')}. See {context.command_path} --help."
         raise ValueError(text) from error
     except (ValueError, TypeError, OSError) as error:
         kind = ModelFailedError if isinstance(error, ModelFailedError) else ValueError

@@ -64,8 +64,10 @@ def test_help_says_all_of_what_each_command_does(
     monkeypatch.setenv("COLUMNS", "80")
     about, _, commands = run(capsys, "--help")[1].partition("\nCommands:\n")
     assert "exit code" not in about  # the commands and the examples come first
-    assert " sdpa-xp demo\n" in commands.partition("The exit code is 0 on success")[0]
-    assert "and 130 if interrupted" in " ".join(commands.split())
+    assert " sdpa-xp demo\n" in commands.partition("Exit codes:")[0]
+    assert "\n    0    success\n" in commands  # a line for each
+    assert "\n    130  interrupted\n" in commands
+    assert max(map(len, commands.splitlines())) <= 80
     lines = commands.partition("\n\n")[0].splitlines()
     assert [line.split()[0] for line in lines] == ["export", "verify", "agree", "demo", "backends"]
     assert all(line.endswith(".") and not line.endswith("...") for line in lines)
@@ -75,13 +77,23 @@ def test_help_says_all_of_what_each_command_does(
 def test_help_has_an_example_of_each_command(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They run as they stand; `agree` and `demo`, which take long, have tests of their own."""
+    """They run as they stand, and replace no file; `agree` and `demo` take long, and have their own tests."""
     monkeypatch.chdir(tmp_path)
     lines = [shlex.split(line) for line in run(capsys)[1].splitlines() if line.startswith("    sdpa-xp ")]
     assert sorted(line[1] for line in lines) == ["agree", "backends", "demo", "export", "verify"]
-    for _, command, *arguments in [*lines, *lines]:  # a reader may run them twice
+    for _, command, *arguments in lines:
         if command not in ("agree", "demo"):
             assert run(capsys, command, *arguments)[0] == 0
+            if command == "export":  # a reader may run it twice
+                assert "Pass `--force` to replace it." in refused(capsys, command, *arguments)
+
+
+def test_names_in_a_list_may_break_the_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    words = run(capsys, "export", "--help")[1].split()
+    assert {"output,", "lse,", "row_max,", "key_sums,"} <= {*words}
 
 
 @pytest.mark.parametrize(
@@ -89,7 +101,7 @@ def test_help_has_an_example_of_each_command(
     [
         (["exprt"], "No such command 'exprt'. Did you mean 'export'? The commands are export, verify,"),
         (["compare"], "No such command 'compare'. The commands are export, verify, agree, demo, backends."),
-        (["--fast"], "No such option: --fast\n"),
+        (["--fast"], "sdpa-xp: No such option: --fast. See sdpa-xp --help.\n"),
         (["agree", "--backend", "tf"], "agree: `--backend` must be among numpy, torch, "),
         (["agree", "--backend", "tf"], "; got --backend='tf'."),
         (["agree", "--backend", "numpi"], "The nearest is 'numpy'."),
@@ -281,7 +293,7 @@ def test_as_a_module() -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "sdpa-xp: No such option: --fast\n"
+    assert done.stderr == "sdpa-xp: No such option: --fast. See sdpa-xp backends --help.\n"
 
 
 @pytest.mark.parametrize("command", ["export", "verify", "agree", "demo", "backends"])

@@ -56,7 +56,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "a misspelt form": ([*QKV, "--form", "tile"], "The nearest is 'tiled'."),
     "opset, a word": ([*QKV, "--opset", "new"], "export: `--opset` must be an integer; got --opset='new'."),
     "softcap, a word": ([*QKV, "--softcap", "x"], "export: `--softcap` must be a number; got --softcap='x'."),
-    "an unknown flag": ([*QKV, "--fom", "auto"], "No such option: --fom"),
+    "an unknown flag": ([*QKV, "--fom", "auto"], "No such option: --fom (Possible options: --force, --form). See sdpa-xp export --help."),
     "a second word": ([*QKV, "more"], "unexpected extra argument"),
     "two lines": ([*QKV, "--attn-mask", "no\nsuch\x1b[31m"], r"got --attn-mask='no\nsuch\x1b[31m'"),
 }  # fmt: skip
