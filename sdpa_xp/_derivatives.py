@@ -99,8 +99,9 @@ def second_order(
     if forward is None:
         refuse_chunks(call)
     if call.is_empty or forward is None:
-        zeros = {name: call.grid.xp.zeros_like(arrays[name]) for name in derivable.targets}
-        return zeros, dict(zeros)
+        names, zeros_like = derivable.targets, call.grid.xp.zeros_like
+        # Two arrays for each name: a caller may write to one of them.
+        return {n: zeros_like(arrays[n]) for n in names}, {n: zeros_like(arrays[n]) for n in names}
     moved = None if cotangent_tangent is None else _heads_first(call, cotangent_tangent)
     scores = forward.scores._replace(tangents=(bind_tangents(call, options, tangents),))
     changes = [cotangent, *tangents.values(), *([] if moved is None else [moved])]
