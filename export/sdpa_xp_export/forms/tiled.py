@@ -177,7 +177,8 @@ class _QueryBlock(GraphTile):
         if key_mask is not None:
             masks = tuple(mask for mask in masks if not mask.hides_whole_keys)
             self.key_mask = KeyMask(graph.here(key_mask.allowed), graph.here(key_mask.added))
-        rows_of_tile, columns = TileRange("queries", "rows", (first, self.stop)), TileRange("keys", kept)
+        length = 1 if whole.call.sizes.queries == 1 else "rows"  # an axis of 1 is never cut
+        rows_of_tile, columns = TileRange("queries", length, (first, self.stop)), TileRange("keys", kept)
         super().__init__(whole.lengths, graph, rows_of_tile, columns, masks)
         self.host, self.whole = host, whole
 

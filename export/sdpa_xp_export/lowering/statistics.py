@@ -80,9 +80,7 @@ def top_keys(
 
 def key_sums(tile: GraphTile, weights: GraphValue) -> GraphValue:
     """weights (..., rows, columns) -> their sum over the queries, (..., 1, columns)."""
-    is_query = xp.expand_dims(tile.row_numbers >= 0, axis=0)
-    total: GraphValue = is_query.astype(weights.elem_type) @ weights
-    return total
+    return _sums_of_rows(xp.expand_dims(tile.row_numbers >= 0, axis=0), weights)
 
 
 def block_sums(tile: GraphTile, weights: GraphValue) -> GraphValue:
@@ -92,9 +90,20 @@ def block_sums(tile: GraphTile, weights: GraphValue) -> GraphValue:
     first, count = tile.blocks_of_queries(size)
     block = xp.floor_divide(tile.row_numbers, size) - first  # negative before the first query
     numbers = xp.arange(0, count, length="query_blocks")
-    is_in_block = xp.expand_dims(numbers, axis=1) == xp.expand_dims(block, axis=0)
-    total: GraphValue = is_in_block.astype(weights.elem_type) @ weights
-    return total
+    return _sums_of_rows(xp.expand_dims(numbers, axis=1) == xp.expand_dims(block, axis=0), weights)
+
+
+def _sums_of_rows(is_part: GraphValue, weights: GraphValue) -> GraphValue:
+    """Which rows are part of each sum, (sums, rows), weights (..., rows, columns) -> (..., sums, columns).
+
+    A row with NaN is left out of the product, since 0 * NaN is NaN, and shows in the sums that it is part of.
+    """
+    dtype = weights.elem_type
+    part = is_part.astype(dtype)
+    is_nan = xp.isnan(ops.reduce("ReduceSum", weights))
+    total = part @ xp.where(is_nan, 0.0, weights)
+    result: GraphValue = xp.where(part @ is_nan.astype(dtype) > 0.0, math.nan, total)
+    return result
 
 
 def in_blocks_of_keys(strip: GraphValue, size: int, first: GraphValue, behind: GraphValue) -> GraphValue:

@@ -110,6 +110,44 @@ def test_rows_without_keys_and_rows_with_nan(form: str) -> None:
     assert np.isnan(results["key_sums"][:, mask[3]]).all()
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_sums_without_a_row_have_nothing_of_it(form: str) -> None:
+    """NaN of a query stays in its block, and rows that are no queries meet an infinite key, too."""
+
+    def layer(query: Any, key: Any) -> Any:
+        return attention_statistics(query, key, of=("key_sums", "block_sums"), block_size=(40, 2))
+
+    rng = np.random.default_rng(0)
+    query, key = -rng.random((2, 130, 8), F), rng.standard_normal((2, 5, 8)).astype(F)
+    key[:, 2] = np.inf  # its scores are -inf
+    model = to_onnx(layer, X, KEYS, form=form)
+    results, expected = run(model, {"query": query, "key": key}), layer(query, key)
+    np.testing.assert_allclose(results["key_sums"], expected.key_sums, rtol=1e-5)
+    assert not results["key_sums"][:, 2].any()
+    query[:, [0, 90]], blocks = np.nan, expected.block_sums
+    results = run(model, {"query": query, "key": key})["block_sums"]
+    assert np.isnan(results[:, ::2]).all()
+    np.testing.assert_allclose(results[:, 1::2], blocks[:, 1::2], rtol=1e-5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_query(form: str) -> None:
+    """Its length of 1 may be known, and masks and biases of it are not cut."""
+    query, mask = TensorSpec("float32", (2, 1, 8)), TensorSpec("bool", (1, "S"))
+
+    def layer(query: Any, key: Any, mask: Any) -> Any:
+        return attention_statistics(query, key, of=EVERY, **SIZES, attn_mask=mask)
+
+    rng = np.random.default_rng(0)
+    arrays = {
+        "query": rng.standard_normal((2, 1, 8)).astype(F),
+        "key": rng.standard_normal((2, 9, 8)).astype(F),
+    }
+    arrays["mask"] = np.arange(9)[None] % 3 > 0
+    results = run(to_onnx(layer, query, KEYS, mask, form=form), arrays)
+    assert_as_expected(results, by_name(layer(**arrays)))
+
+
 def test_an_infinite_score_is_the_largest() -> None:
     query, key = np.ones((2, 3, 8), F), np.ones((2, 4, 8), F)
     key[:, 1] = np.inf
