@@ -78,32 +78,36 @@ def top_keys(
     return xp.where(is_nan, math.nan, weights), xp.where(is_nan, -1, keys)
 
 
-def key_sums(tile: GraphTile, weights: GraphValue) -> GraphValue:
-    """weights (..., rows, columns) -> their sum over the queries, (..., 1, columns)."""
-    return _sums_of_rows(xp.expand_dims(tile.row_numbers >= 0, axis=0), weights)
+def key_sums(tile: GraphTile) -> GraphValue:
+    """Return which rows are queries, (1, rows): the sum over the queries is a product with it."""
+    is_query: GraphValue = xp.expand_dims(tile.row_numbers >= 0, axis=0)
+    return is_query
 
 
-def block_sums(tile: GraphTile, weights: GraphValue) -> GraphValue:
-    """weights (..., rows, columns) -> their sums over blocks of queries, (..., blocks of the tile, columns)."""
+def block_sums(tile: GraphTile) -> GraphValue:
+    """Return which rows are in each block of queries that the tile meets, (blocks of the tile, rows)."""
     assert tile.call.block_size is not None
     size = tile.call.block_size[0]
     first, count = tile.blocks_of_queries(size)
     block = xp.floor_divide(tile.row_numbers, size) - first  # negative before the first query
     numbers = xp.arange(0, count, length="query_blocks")
-    return _sums_of_rows(xp.expand_dims(numbers, axis=1) == xp.expand_dims(block, axis=0), weights)
+    is_in_block: GraphValue = xp.expand_dims(numbers, axis=1) == xp.expand_dims(block, axis=0)
+    return is_in_block
 
 
-def _sums_of_rows(is_part: GraphValue, weights: GraphValue) -> GraphValue:
-    """Which rows are part of each sum, (sums, rows), weights (..., rows, columns) -> (..., sums, columns).
+def sums_of_weights(tile: GraphTile, weights: GraphValue) -> dict[str, GraphValue]:
+    """weights (..., rows, columns) -> the sums over queries that the call asks for, (..., sums, columns).
 
     A row with NaN is left out of the product, since 0 * NaN is NaN, and shows in the sums that it is part of.
     """
-    dtype = weights.elem_type
-    part = is_part.astype(dtype)
+    dtype, sums = weights.elem_type, {}
     is_nan = xp.isnan(ops.reduce("ReduceSum", weights))
-    total = part @ xp.where(is_nan, 0.0, weights)
-    result: GraphValue = xp.where(part @ is_nan.astype(dtype) > 0.0, math.nan, total)
-    return result
+    others = xp.where(is_nan, 0.0, weights)
+    for name, rows_of in OF_WEIGHTS.items():
+        if name in tile.call.outputs:
+            part = rows_of(tile).astype(dtype)
+            sums[name] = xp.where(part @ is_nan.astype(dtype) > 0.0, math.nan, part @ others)
+    return sums
 
 
 def in_blocks_of_keys(strip: GraphValue, size: int, first: GraphValue, behind: GraphValue) -> GraphValue:
@@ -120,4 +124,4 @@ def in_blocks_of_keys(strip: GraphValue, size: int, first: GraphValue, behind: G
 
 
 OF_WEIGHTS = {"key_sums": key_sums, "block_sums": block_sums}
-"""The sums over queries, by name."""
+"""The rows of each sum over queries, by the name of the sum."""

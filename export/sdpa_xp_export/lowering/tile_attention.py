@@ -63,9 +63,8 @@ def attend_tile(
         _explicit_softmax(tile, scores, m, runtime) if explicit_softmax else (_softmax(scores), {})
     )
     results |= of_rows | {"weights": weights}
-    for name in call.outputs:
-        if name in statistics.OF_WEIGHTS:
-            results[name] = statistics.OF_WEIGHTS[name](tile, weights)
+    if call.sums_queries:
+        results |= statistics.sums_of_weights(tile, weights)
     if not STATISTICS.issuperset(call.outputs):  # a runtime drops an output that weights or an lse do not need
         if isinstance(allowed, GraphValue) and tile.hides_keys:
             # The weight of a masked pair is 0, but 0 * NaN is NaN: what no query attends becomes 0 first.
