@@ -27,7 +27,10 @@ SUITES = {
     "rest": [
         *(f"tests/{name}" for name in ("export", "peers", "examples", "packaging", "chunks", "mesh")),
         *(f"tests/{name}" for name in ("memory", "standins", "tools")),
-        *(f"quality/{name}" for name in ("conformance", "agreement", "faults", "gpu", "runtime")),
+        *(
+            f"quality/{name}"
+            for name in ("conformance", "agreement", "derivatives", "faults", "gpu", "runtime")
+        ),
     ],
     "doctest": ["--doctest-modules", "sdpa_xp", "export/sdpa_xp_export", "--ignore=sdpa_xp/integrations"],
     **{
