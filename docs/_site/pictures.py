@@ -51,7 +51,9 @@ def pictures(code: str, description: str, names: dict[str, Any], *, small: bool 
     if not html:
         raise ValueError(f"a block draws nothing: {description}")
     kind = "figures small" if small else "figures"
-    return f'<div class="{kind}" role="img" aria-label="{escape(description, quote=True)}">{html}</div>'
+    # A reader of the screen skips what is inside of a picture, and must not skip a table.
+    role = "group" if "<table" in html or "<details" in html else "img"
+    return f'<div class="{kind}" role="{role}" aria-label="{escape(description, quote=True)}">{html}</div>'
 
 
 def figures(code: str, names: dict[str, Any]) -> Iterator[str]:

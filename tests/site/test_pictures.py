@@ -62,6 +62,14 @@ def test_a_value_is_shown_as_in_a_notebook() -> None:
     assert f'<div class="figure">{masks.causal()._repr_html_()}</div>' in html
 
 
+def test_a_table_is_no_picture() -> None:
+    """What is inside of a picture is not read aloud, and may not be opened."""
+    cache = (
+        "import numpy as np\nfrom sdpa_xp import KVCache\n\nKVCache(np.ones((2, 3, 4)), np.ones((2, 3, 4)))\n"
+    )
+    assert '<div class="figures" role="group" aria-label="A cache">' in pictures.pictures(cache, "A cache", {})
+
+
 def test_a_figure_of_pyplot_takes_the_ink_of_the_page() -> None:
     from matplotlib import pyplot
 
