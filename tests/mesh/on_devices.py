@@ -268,9 +268,10 @@ def balance() -> None:
     jax.effects_barrier()
     piece = length // (2 * n)
     blocks = [(i, j) for i in range(2 * n) for j in range(i + 1)]
-    assert corners == Counter(
-        (i * piece, (i + 1) * piece - 1, j * piece, (j + 1) * piece - 1) for i, j in blocks
-    )
+    expected = {(i * piece, (i + 1) * piece - 1, j * piece, (j + 1) * piece - 1) for i, j in blocks}
+    assert corners.keys() == expected
+    # Inside a jit each block calls the function twice, so that its own -inf reaches no gradient.
+    assert set(corners.values()) == {2}
     of_device = Counter(min(i, 2 * n - 1 - i) for i, _ in blocks)
     assert set(of_device.values()) == {2 * n + 1}
 
