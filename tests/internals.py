@@ -207,6 +207,7 @@ PLACES = {
     "ScoreGrid": "sdpa_xp._tiles.score_grid:ScoreGrid",
     "ScoreModifier": "sdpa_xp._tiles.modifier:ScoreModifier",
     "Scores": "sdpa_xp._core.scores:Scores",
+    "score_tangents": "sdpa_xp._core.score_tangents",
     "scores": "sdpa_xp._core.scores",
     "session": "sdpa_xp_export._runtime.session",
     "Setting": "sdpa_xp_export._verify.trials:Setting",

@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+from sdpa_xp._core import score_tangents
 from sdpa_xp._core.gradient_passes import (
     Forward,
     GradientGuard,
@@ -145,7 +146,9 @@ def _add_tile(
         if len(accumulators) == 1:
             return None
     memory = None if buffers is None else buffers.tangent
-    dp = scores.derived_product(inputs.cotangent, xp.matrix_transpose(value), for_inputs, memory)
+    dp = score_tangents.derived_product(
+        scores, inputs.cotangent, xp.matrix_transpose(value), for_inputs, memory
+    )
     dp = dp if factor is None else times(buffers, dp, factor)
     ds = scores.without_masked(times(buffers, minus(buffers, dp, inputs.delta), p), for_cotangent)
     finite = scores.without_masked(capped, for_inputs) if scores.options.needs_products else capped

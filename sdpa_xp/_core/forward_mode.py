@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import cast
 
+from sdpa_xp._core import score_tangents
 from sdpa_xp._core.in_place import minus, row_sums, times
 from sdpa_xp._core.products import Buffer, KeyValueSource, NonfiniteGuard, weigh
 from sdpa_xp._core.scores import Scores
@@ -44,7 +45,8 @@ def attend_with_tangents(
     """Return the attention of a `scaled_query`, and its tangent in the direction of the scores."""
     xp, grid, options, buffers = scores.xp, scores.grid, scores.options, scores.buffers
     (tangents,) = scores.tangents
-    operand = scores.tangent_operand(tangents, query, scores.scaled_query_tangent(rows, tangents))
+    query_tangent = score_tangents.scaled_query_tangent(scores, rows, tangents)
+    operand = score_tangents.tangent_operand(scores, tangents, query, query_tangent)
     values = value.slices(grid)
     value_tangents = None if tangents.value is None else tangents.value.slices(grid)
     has_change = operand is not None or len(tangents.options.biases) > 0
@@ -60,11 +62,11 @@ def attend_with_tangents(
         factor = None if options.dropout is None else options.dropout.apply(tile, ones)
         kept = p if factor is None else p * factor
         yield weigh(xp, kept, values(tile.columns), allowed, guard, memory)
-        scores.try_functions(tile, products, allowed)
+        score_tangents.try_functions(scores, tile, products, allowed)
         if value_tangents is not None:
             yield weigh(xp, kept, value_tangents(tile.columns), allowed, guard, memory)
-        capped_tangent = scores.capped_tangent(tile, tangents, operand, products, allowed)
-        change = scores.tangent(tile, tangents, capped_tangent, allowed)
+        capped_tangent = score_tangents.capped_tangent(scores, tile, tangents, operand, products, allowed)
+        change = score_tangents.tangent(scores, tile, tangents, capped_tangent, allowed)
         if change is None:
             return
         if centre is None:

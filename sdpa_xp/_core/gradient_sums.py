@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from sdpa_xp._core import score_tangents
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp._tiles.score_grid import ScoreGrid
@@ -53,7 +54,7 @@ def try_functions(scores: Scores) -> None:
     distance = grid.xp.astype(tile.key_index - tile.query_index, grid.dtype)
     # None of these scores is 0, of which a multiple is no other number.
     probe = grid.xp.broadcast_to(distance * 0.75 + 0.5, tile.shape)
-    scores.try_functions(tile, probe, True)
+    score_tangents.try_functions(scores, tile, probe, True)
 
 
 class GradientAccumulator:

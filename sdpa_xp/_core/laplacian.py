@@ -22,6 +22,7 @@ from functools import reduce
 from operator import add
 from typing import NamedTuple, cast
 
+from sdpa_xp._core import score_tangents
 from sdpa_xp._core.products import Buffer, KeyValueSource, NonfiniteGuard, matmul_grouped, weigh
 from sdpa_xp._core.scores import Scores, Tangents
 from sdpa_xp._core.softmax import RowResult, avoid_zero_sum, finite_shift, running_sums, sums_without_keys
@@ -69,7 +70,7 @@ def attend_with_laplacian(
         yield l
         of_tile = values(tile.columns)
         yield weighed(p, of_tile)
-        scores.try_functions(tile, products, allowed)
+        score_tangents.try_functions(scores, tile, products, allowed)
         *changes, squares = _score_derivatives(scores, inputs, tile, products, allowed)
         mixed: list[Array] = []
         for n, change in enumerate(changes):
@@ -119,8 +120,10 @@ def _row_sum(scores: Scores, array: Array) -> Array:
 
 
 def _query_derivatives(scores: Scores, query: Array, rows: range) -> QueryDerivatives:
-    moved = [scores.scaled_query_tangent(rows, tangents) for tangents in scores.tangents]
-    operands = [scores.tangent_operand(t, query, x) for t, x in zip(scores.tangents, moved, strict=True)]
+    moved = [score_tangents.scaled_query_tangent(scores, rows, tangents) for tangents in scores.tangents]
+    operands = [
+        score_tangents.tangent_operand(scores, t, query, x) for t, x in zip(scores.tangents, moved, strict=True)
+    ]
     bends = [
         scores._replace(query=tangents.query, options=tangents.options).scaled_query(rows) * 2.0
         for tangents in scores.tangents[:-1]
@@ -138,19 +141,21 @@ def _score_derivatives(
     curved: list[Array] = []
     changes: list[Array | None] = []
     for tangents, query_tangent, operand in zip(*inputs[:3], strict=True):
-        change = scores.products_tangent(tile, tangents, operand, allowed)
+        change = score_tangents.products_tangent(scores, tile, tangents, operand, allowed)
         if len(changes) == len(inputs.tangents) - 1:
             bends += [] if change is None else [change]
             break
         if tangents.key is not None and query_tangent is not None:
             key = tangents.key.slices(scores.grid)(tile.columns)
-            bends.append(scores.derived_product(query_tangent, xp.matrix_transpose(key), allowed) * 2.0)
+            bends.append(
+                score_tangents.derived_product(scores, query_tangent, xp.matrix_transpose(key), allowed) * 2.0
+            )
         if change is not None and slope is not None:
             capped = change * slope
             finite = scores.without_masked(products, allowed)
             curved.append(scores.slope_tangent(finite, capped) * change)
             change = capped
-        changes.append(scores.tangent(tile, tangents, change, allowed))
+        changes.append(score_tangents.tangent(scores, tile, tangents, change, allowed))
     if inputs.bend is not None:
         keys = scores.key.slices(scores.grid, transposed=True)(tile.columns)
         bends.append(matmul_grouped(xp, inputs.bend, keys))
@@ -158,7 +163,7 @@ def _score_derivatives(
     if bend is not None and slope is not None:
         bend = bend * slope
     bend = reduce(add, curved, bend) if bend is not None else reduce(add, curved) if curved else None
-    return [*changes, scores.tangent(tile, inputs.tangents[-1], bend, allowed)]
+    return [*changes, score_tangents.tangent(scores, tile, inputs.tangents[-1], bend, allowed)]
 
 
 def _of_sinks(scores: Scores, m: Array, centres: Sequence[Array]) -> list[Array]:

@@ -1,4 +1,4 @@
-"""The options of a call, and the scores of a tile: scale -> softcap -> bias -> mask; and their tangents."""
+"""The options of a call, and the scores of a tile: scale -> softcap -> bias -> mask."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from sdpa_xp._core.differentiable import differentiable_product
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.fixed_blocks import multiply_keys
 from sdpa_xp._core.products import (
-    Buffer,
     CallBuffers,
     KeyValueSource,
     key_leading_slice,
@@ -25,7 +24,7 @@ from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp._tiles.plan import Plan
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, LeadingSlice, RowBlock, Tile, both, is_masked, slice_leading
-from sdpa_xp.biases.algebra import Added, Term
+from sdpa_xp.biases.algebra import Term
 from sdpa_xp.masks.patterns import AllOf, Pattern
 
 
@@ -292,71 +291,6 @@ class Scores(NamedTuple):
         scores *= softcap
         return scores
 
-    def scaled_query_tangent(self, rows: range, tangents: Tangents) -> Array | None:
-        """Return the tangent of `scaled_query`, (scale q)' = scale q' + scale' q; None if it is 0."""
-        changed: Array | None = None
-        if tangents.query is not None:
-            changed = self._replace(query=tangents.query).scaled_query(rows)
-        if tangents.scale is None:
-            return changed
-        of_scale = self._replace(options=tangents.options).scaled_query(rows)
-        return of_scale if changed is None else changed + of_scale
-
-    def tangent_operand(self, tangents: Tangents, query: Array, query_tangent: Array | None) -> Array | None:
-        """Return what `products_tangent` multiplies with keys: q', q, or both side by side; None is 0."""
-        if tangents.key is None or query_tangent is None:
-            return query_tangent if tangents.key is None else query
-        return self.xp.concat([query_tangent, query], axis=-1)
-
-    def products_tangent(
-        self, tile: Tile, tangents: Tangents, operand: Array | None, allowed: Allowed
-    ) -> Array | None:
-        """Return the tangent of the products before the softcap, q' k + q k', in one product; None is 0."""
-        xp, keys = self.xp, self.key.slices(self.grid)
-        if operand is None:
-            return None
-        if tangents.key is None:
-            key = keys(tile.columns)
-        else:
-            key = tangents.key.slices(self.grid)(tile.columns)
-            if operand.shape[-1] > key.shape[-1]:
-                key = xp.concat([keys(tile.columns), key], axis=-1)
-        buffer = None if self.buffers is None else self.buffers.tangent
-        return self.derived_product(operand, xp.matrix_transpose(key), allowed, buffer)
-
-    def derived_product(
-        self, left: Array, right: Array, allowed: Allowed, buffer: Buffer | None = None
-    ) -> Array:
-        """Return the product of rows and keys in a derivative, which is 0 later where a pair may not attend.
-
-        If the library differentiates again, a NaN of a masked pair has no effect.
-        """
-        xp, rules = self.xp, self.tangent_rules
-        if rules is None or not self.options.may_mask:
-            return matmul_grouped(xp, left, right, buffer)
-        return differentiable_product(rules, xp, partial(matmul_grouped, xp), left, right, allowed)
-
-    def capped_tangent(
-        self, tile: Tile, tangents: Tangents, operand: Array | None, products: Array, allowed: Allowed
-    ) -> Array | None:
-        """Return the tangent of the soft-capped products; None is 0.
-
-        The `products` are soft-capped; only a call with a softcap needs them.
-        """
-        changed = self.products_tangent(tile, tangents, operand, allowed)
-        slope = None if changed is None else self.slope(products, allowed)
-        return changed if changed is None or slope is None else changed * slope
-
-    def tangent(
-        self, tile: Tile, tangents: Tangents, capped_tangent: Array | None, allowed: Allowed
-    ) -> Array | None:
-        """Return the tangent of the scores, 0 where a pair may not attend; None if it is 0 everywhere."""
-        changed = capped_tangent
-        for bias in tangents.options.biases:
-            added = cast(Added, bias).added(tile)
-            changed = added if changed is None else changed + added
-        return None if changed is None else self.without_masked(changed, allowed)
-
     def slope(self, capped: Array, allowed: Allowed) -> Array | None:
         """Return the derivative of the softcap, 1 - tanh^2, from `products`; None if there is no softcap.
 
@@ -370,13 +304,6 @@ class Scores(NamedTuple):
     def slope_tangent(self, capped: Array, capped_tangent: Array) -> Array:
         """Return the tangent of `slope`, from `products` that are 0 where a pair may not attend."""
         return capped * capped_tangent * (-2.0 / cast(float, self.options.softcap) ** 2)
-
-    def try_functions(self, tile: Tile, products: Array, allowed: Allowed) -> None:
-        """Refuse a bias whose function does more than add to the soft-capped products of a tile."""
-        for bias in self.options.biases:
-            if bias.is_of_caller:
-                finite = self.without_masked(products, allowed)
-                bias.gradient(tile, finite, finite)
 
     def without_masked(self, array: Array, allowed: Allowed) -> Array:
         """Return an array of a tile, with 0 where a pair may not attend."""

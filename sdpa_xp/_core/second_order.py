@@ -19,6 +19,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, cast
 
+from sdpa_xp._core import score_tangents
 from sdpa_xp._core.backward import guarded_product
 from sdpa_xp._core.gradient_passes import Forward, GradientGuard, guarded_if_nonfinite, sum_traced
 from sdpa_xp._core.gradient_sums import GradientAccumulator
@@ -131,8 +132,9 @@ def _add_rows(
     is_empty = is_masked(m)
     shift, over_l = xp.where(is_empty, 0.0, m), xp.exp(xp.where(is_empty, 0.0, -log_l))
     cotangent, *changes = [astype_if_needed(xp, array, dtype) * over_l for array in cotangents]
-    query, query_tangent = scores.scaled_query(rows), scores.scaled_query_tangent(rows, tangents)
-    operand = scores.tangent_operand(tangents, query, query_tangent)
+    query = scores.scaled_query(rows)
+    query_tangent = score_tangents.scaled_query_tangent(scores, rows, tangents)
+    operand = score_tangents.tangent_operand(scores, tangents, query, query_tangent)
     inputs = RowTangents(query, query_tangent, operand, cotangent, changes[0] if changes else None, shift)
     is_kept = scores.grid.is_traced or len(rows) * plan.keys <= MOST_KEPT[dtype_name(dtype)]
     sum_of = partial(_sum_of_rows, scores)
@@ -213,7 +215,7 @@ def _tangents_of_tile(
     value = xp.matrix_transpose(forward.value.slices(grid)(tile.columns))
 
     def product(left: Array, right: Array, memory: Buffer | None) -> Array:
-        return scores.derived_product(left, right, guarded, memory)
+        return score_tangents.derived_product(scores, left, right, guarded, memory)
 
     memory = (None,) * 3 if buffers is None else (buffers.cotangent, buffers.cotangent_tangent, buffers.product)
     dp, dp_tangent = product(inputs.cotangent, value, memory[0]), None
@@ -233,8 +235,8 @@ def _tangents_of_tile(
         dp_tangent = None if dp_tangent is None else times(buffers, dp_tangent, factor)
     dp = scores.without_masked(dp, guarded)
     dp_tangent = None if dp_tangent is None else scores.without_masked(dp_tangent, guarded)
-    products_tangent = scores.capped_tangent(tile, tangents, inputs.operand, products, guarded)
-    change = scores.tangent(tile, tangents, products_tangent, guarded)
+    products_tangent = score_tangents.capped_tangent(scores, tile, tangents, inputs.operand, products, guarded)
+    change = score_tangents.tangent(scores, tile, tangents, products_tangent, guarded)
     if products_tangent is not None:  # only the slope needs it later
         has_slope = scores.options.has_slope
         products_tangent = scores.without_masked(products_tangent, guarded) if has_slope else None
