@@ -171,7 +171,7 @@ mutants: $(VENV)/all
 	$(XLA_AT_ONCE) PYTHONPATH=tests $(BIN)/python -m quality.mutants.run --seed 15 --count 200
 
 agreement: $(VENV)/test
-	$(BIN)/python quality/agreement/measure.py
+	PYTHONPATH=tests $(BIN)/python -m quality.agreement.measure
 
 # Half an hour, most of it for torch.compile.
 derivatives: $(VENV)/test

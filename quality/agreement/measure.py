@@ -1,4 +1,4 @@
-"""`python quality/agreement/measure.py`: what `sdpa-xp agree` says here of every feature.
+"""`make agreement`: what `sdpa-xp agree` says here of every feature.
 
 It writes results/agreement.json.
 

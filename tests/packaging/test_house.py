@@ -173,3 +173,28 @@ def test_pages_for_contributors_name_what_there_is() -> None:
         elif re.fullmatch(r"[A-Za-z_][\w./-]*", text) and not any(ROOT.glob(f"**/{text.rstrip('/')}")):
             missing.append(text)
     assert missing == []
+
+
+def test_targets_of_make_find_what_their_programs_import() -> None:
+    makefile = (ROOT / "Makefile").read_text().replace("$$path", "tests")
+    programs = re.findall(
+        r"(?:PYTHONPATH=(\S+) )?\$\(BIN\)/python (?:-m )?((?:[a-z]\w*[./])+[a-z]\w*)", makefile
+    )
+    assert len(programs) > 10
+    for path, program in programs:
+        is_file = program.endswith(".py")
+        folders = [ROOT / folder for folder in path.split(":") if folder]
+        folders.append((ROOT / program).parent if is_file else ROOT)
+        place = program if is_file else program.replace(".", "/") + ".py"
+        (file,) = [folder / place for folder in [ROOT, *folders] if (folder / place).exists()][:1]
+        text = file.read_text()
+        if "sys.path" in text:
+            continue
+        for node in ast.walk(ast.parse(text)):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [name.name for name in node.names] if isinstance(node, ast.Import) else []
+            for name in names:
+                top = name.partition(".")[0]
+                ours = [folder for folder in AROUND if (folder / f"{top}.py").exists()]
+                ours += [ROOT] * (ROOT / top in AROUND)
+                assert not ours or set(ours) & {*folders}, f"{program} cannot import {name}"
