@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-sys.path.append(str(Path(__file__).parents[2]))
 from internals import LIBRARIES, backends, compare, feature_jobs, session
 
 from benchmarks import machine
