@@ -55,9 +55,9 @@ def from_function(score_mod: ScoreFunction) -> Bias:
     j).
 
     Args:
-        score_mod: A function with the signature of FlexAttention's score_mod. It is called once for each
-            tile (twice if a derivative could meet a NaN that it masks), with the scores after scale and soft
-            cap, (..., Hq, rows, columns) in the accumulation dtype, and int32 arrays that broadcast to them, of
+        score_mod: A function with the signature of FlexAttention's score_mod. It is called for each tile,
+            several times if the call is traced or has derivatives, with the scores after scale and soft cap,
+            (..., Hq, rows, columns) in the accumulation dtype, and int32 arrays that broadcast to them, of
             batch entries, heads, queries and keys. It returns the new scores; -inf masks a pair. In a sum of
             biases, it gets the scores after the biases before it. For NumPy arrays, several threads call it at
             the same time.

@@ -57,8 +57,8 @@ def from_function(mask_mod: MaskFunction) -> Mask:
     j).
 
     Args:
-        mask_mod: A function with the signature of FlexAttention's mask_mod. It is called once for each tile,
-            with int32 arrays of shape (..., 1, 1, 1), (Hq, 1, 1), (rows, 1) and (1, columns), and returns a
+        mask_mod: A function with the signature of FlexAttention's mask_mod. It is called for each tile, with
+            int32 arrays of shape (..., 1, 1, 1), (Hq, 1, 1), (rows, 1) and (1, columns), and returns a
             boolean array or a bool. Combine conditions with `&` and `|`, not with `and` and `or`. If the batch
             has several axes, b counts through all of them. With a cache, i and j are positions, and may have
             axes for the batch, (..., 1, rows, 1) and (..., 1, 1, columns), as on a GPU for sequences of unlike
