@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, update_wrapper
 from inspect import BoundArguments
 from pathlib import Path
 from threading import RLock
-from typing import Any, TypeAlias, cast
+from types import FunctionType, MethodType
+from typing import Any, TypeAlias, TypedDict, Unpack, cast, overload
 
 from sdpa_xp._checks.keywords import check_flag, explains_keywords
 from sdpa_xp._checks.messages import brief
 from sdpa_xp._libraries import array_signatures, has_override
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export._call.call import FormChoice
-from sdpa_xp_export._files.model import Model
+from sdpa_xp_export._files.model import Model, initializers, without_numbers
 from sdpa_xp_export._layer.call_signature import (
     Identity,
     LayerCall,
@@ -27,8 +29,9 @@ from sdpa_xp_export._layer.call_signature import (
 )
 from sdpa_xp_export._layer.layer import located_error, with_arrays
 from sdpa_xp_export._layer.open_lengths import lengths_of_pasts, most_open
-from sdpa_xp_export._layer.traced_signature import TracedSignature, as_returned
-from sdpa_xp_export._layer.watch import Watch, watch
+from sdpa_xp_export._layer.results import as_returned, named_outputs
+from sdpa_xp_export._layer.state import MOST, State
+from sdpa_xp_export._layer.traced_signature import TracedSignature
 from sdpa_xp_export._runtime.array_session import Run, runner
 from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, PROVIDERS, ProviderName, Runtime
 from sdpa_xp_export._runtime.session import errors_reworded, installed_runtime, open_session
@@ -45,30 +48,50 @@ MOST_SHAPES = 4096
 """The most combinations of shapes whose session is remembered; for others it is looked for among all."""
 
 
+class _Options(TypedDict, total=False):
+    runtime: str
+    form: FormChoice
+    opset: int | None
+    verify: bool
+
+
+@overload
+def jit(layer: Callable[..., Any], **options: Unpack[_Options]) -> JittedLayer: ...
+@overload
+def jit(**options: Unpack[_Options]) -> Callable[[Callable[..., Any]], JittedLayer]: ...
 @explains_keywords
 def jit(
-    layer: Callable[..., Any],
+    layer: Callable[..., Any] | None = None,
     *,
     runtime: str = DEFAULT_RUNTIME,
     form: FormChoice = "auto",
     opset: int | None = None,
     verify: bool = False,
-) -> JittedLayer:
+) -> JittedLayer | Callable[[Callable[..., Any]], JittedLayer]:
     """Return a function that computes `layer` in onnxruntime, on arrays of the caller's library.
+
+    It is also a decorator of functions and methods: `@jit`, or `@jit(form="tiled")`.
 
     The first call with a signature writes the graph of the layer, as `to_onnx` does, and opens a session, which
     later calls run. A signature has the dtypes and axes of the arrays, which lengths are equal or fixed, and
     all arguments that are not arrays. A length stays open if the layer allows it; one that it uses as a Python
     number, a length of 1 in the first call, and the heads and the width of attention are fixed.
 
-    The graph contains the weights. If the layer later holds other arrays or numbers, in an attribute, a
-    closure, a global or a container, the next call writes the graphs again. Writes into a torch tensor of the
-    layer are noticed, those into a NumPy array are not: call `jit` again.
+    The graph contains the weights. Each call checks whether the layer holds what it held when the graph was
+    written: the same objects in attributes, containers, closures and globals, and tensors into which torch has
+    counted no write. If not, it writes the graph again. Call `refresh()` of the result after a change that
+    cannot be seen: numbers that were written into the memory of a NumPy array, or into a tensor where torch
+    does not count it (`tensor.data.mul_(2)`, inference mode). What the layer itself changes in each call, such
+    as a counter, an iterator or a generator of random numbers, stays as it was in the first call.
+
+    Each Python number is part of a signature. Pass one that often changes, such as a position, as an array
+    without axes.
 
     Args:
-        layer: A function, a method or a layer in array-API code, as for `to_onnx`. It returns an array, a
-            tuple, a list, a NamedTuple or a mapping of arrays. All other arguments and errors are as in
-            `to_onnx`.
+        layer: A function, a method or a layer in array-API code, as for `to_onnx`. It returns arrays, also in
+            tuples, lists, mappings and dataclasses, and beside them None, numbers and text, which stay as they
+            were in the first call of a signature. Without `layer`, `jit` returns a decorator. All other
+            arguments and errors are as in `to_onnx`.
         runtime: As for `export_attention`: the oldest onnxruntime that will run `model`, with cpu or cuda.
             The onnxruntime that is installed must be this release or a later one.
         verify: Whether the first call with each signature also compares the graph with the layer in float64, as
@@ -100,6 +123,8 @@ def jit(
     References:
         The Python array API standard 2025.12; onnxruntime's Python API.
     """
+    if layer is None:
+        return partial(jit, runtime=runtime, form=form, opset=opset, verify=verify)
     if not callable(layer):
         got = {"layer": type(layer).__name__}
         raise ArgumentTypeError(FUNCTION, "`layer` must be callable", got, NOT_CALLABLE_HINT)
@@ -108,7 +133,8 @@ def jit(
     check_opset(FUNCTION, opset)
     check_loaded_opset(FUNCTION, opset, target)
     check_form(FUNCTION, form)
-    return JittedLayer(layer, target, form, opset, verifies=check_flag(FUNCTION, "verify", verify))
+    verify = check_flag(FUNCTION, "verify", verify)
+    return JittedLayer(layer, target, {"runtime": str(target), "form": form, "opset": opset, "verify": verify})
 
 
 def _check_here(target: Runtime) -> None:
@@ -141,11 +167,10 @@ class JittedLayer:
         ['x']
     """
 
-    def __init__(
-        self, layer: Callable[..., Any], target: Runtime, form: FormChoice, opset: int | None, *, verifies: bool
-    ) -> None:
+    def __init__(self, layer: Callable[..., Any], target: Runtime, options: _Options) -> None:
         self.__wrapped__ = layer
-        self._target, self._form, self._opset, self._verifies = target, form, opset, verifies
+        update_wrapper(self, layer, updated=())
+        self._target, self._options = target, options
         self._lock = RLock()
         self._forget()
         _LAYERS.add(self)
@@ -153,7 +178,7 @@ class JittedLayer:
     def _forget(self) -> None:
         self._traced: tuple[TracedSignature, ...] = ()
         self._runs: dict[object, Prepared] = {}
-        self._watch = Watch()
+        self._state = State()
 
     def __repr__(self) -> str:
         return f"jit({brief(self.__wrapped__)}, runtime={str(self._target)!r})"
@@ -161,9 +186,24 @@ class JittedLayer:
     def __copy__(self) -> JittedLayer:
         return self  # as a function
 
-    def __reduce__(self) -> tuple[Any, ...]:  # sessions stay here; a copy opens its own
-        runtime, form, opset, verify = str(self._target), self._form, self._opset, self._verifies
-        return partial(jit, runtime=runtime, form=form, opset=opset, verify=verify), (self.__wrapped__,)
+    def __reduce__(self) -> str | tuple[Any, ...]:  # sessions stay here; a copy opens its own
+        layer: Any = self.__wrapped__
+        name = getattr(layer, "__qualname__", "")
+        owner = getattr(layer, "__self__", None)
+        if self in getattr(owner, "__dict__", {}).get("_jitted", {}).values():
+            return getattr, (owner, layer.__name__)
+        if getattr(sys.modules.get(layer.__module__), name, None) is self:
+            return name  # the decorator has put it in the place of the function
+        return partial(jit, **self._options), (layer,)
+
+    def __get__(self, instance: Any, _owner: type | None = None) -> JittedLayer:
+        """Return the method of an object, which keeps it: it has graphs of its own, and lives as long."""
+        if instance is None or not isinstance(self.__wrapped__, FunctionType):
+            return self
+        methods = _methods_of(instance)
+        if self not in methods:
+            methods[self] = jit(MethodType(self.__wrapped__, instance), **self._options)
+        return methods[self]
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """Return what the layer returns.
@@ -198,7 +238,7 @@ class JittedLayer:
         signatures = array_signatures(arrays)
         key = (*structure, signatures)
         runs = self._runs  # of the present weights, whatever another thread finds
-        prepared = runs.get(key) if self._watch.is_same() else None
+        prepared = runs.get(key) if self._state.is_same() else None
         if prepared is None:
             if has_override(*arrays):  # values of a graph: this layer is called by another one that is traced
                 return self.__wrapped__(*args, **keywords)
@@ -218,12 +258,11 @@ class JittedLayer:
 
     def _prepared(self, call: LayerCall, arrays: Sequence[Any]) -> Prepared:
         """Return what computes a call, from a session that is open or from a new one."""
-        known = self._open(call) if self._watch.is_same() else None
+        known = self._open(call) if self._state.is_same() else None
         if known is None:
             with self._lock:
-                if not self._watch.is_same():
-                    self._forget()
-                known = self._open(call) or self._trace(call)  # another thread may have opened it meanwhile
+                known = self._open(call) if self._state.is_same() else None
+                known = known or self._trace(call)  # another thread may have opened it meanwhile
         return runner(known.session, call.order, arrays), known.outputs
 
     def _open(self, call: LayerCall) -> TracedSignature | None:
@@ -231,18 +270,13 @@ class JittedLayer:
 
     def _trace(self, call: LayerCall) -> TracedSignature:
         """Write the graph of a call, with open lengths where the layer allows it, and open its session."""
-        layer, target = self.__wrapped__, self._target
-
-        def exported(shapes: Sequence[SymbolicShape]) -> tuple[Model, Any]:
-            return model_of_call(layer, call.with_shapes(shapes), self._form, self._opset, target)
-
-        try:
-            shapes, (model, result) = most_open([*zip(call.names, call.specs, strict=True)], exported)
-        except Exception as error:  # the layer is anyone's function, and raises what it likes
-            raise located_error(FUNCTION, error) from error
-        if self._verifies:
-            _verify(model, layer, call.with_shapes(shapes), target)
-        session = open_session(model, PROVIDERS[target.provider], FUNCTION, spins=True)
+        first = State(self.__wrapped__, self._functions(call))
+        if not self._state.is_same():
+            self._forget()
+        shapes, (model, result), state, own = self._exported(call)
+        if self._options["verify"]:
+            _verify(model, self.__wrapped__, call.with_shapes(shapes), self._target)
+        session = open_session(model, PROVIDERS[self._target.provider], FUNCTION, spins=True)
         traced = TracedSignature(
             call.structure,
             call.dtypes,
@@ -252,10 +286,51 @@ class JittedLayer:
             as_returned(result),
             lengths_of_pasts(call.names, shapes),
         )
-        self._traced = (*self._traced, traced)
-        kept = [part.value for one in self._traced for part in one.structure if isinstance(part, Identity)]
-        self._watch = watch(layer, kept)  # after the call of the layer, which may change what it holds
+        if not first.changes() <= own:  # while this graph was written, so the others are old
+            self._forget()
+        self._traced, self._state = (*self._traced, traced), state
         return traced
+
+    def _functions(self, call: LayerCall) -> list[object]:
+        """Return the functions and the masks that calls have passed."""
+        structures = (call.structure, *(traced.structure for traced in self._traced))
+        return [part.value for one in structures for part in one if isinstance(part, Identity)]
+
+    def _exported(
+        self, call: LayerCall
+    ) -> tuple[Sequence[SymbolicShape], tuple[Model, Any], State, set[tuple[int, Any]]]:
+        """Return the graph of a call, the state that it was written from, and what the layer changes itself.
+
+        The state is taken before the layer is called, so that the next call sees what another thread changed
+        meanwhile. A layer that fills something in its first call is called again. If it changes the same places
+        in both calls, and both graphs are equal, these places may change.
+        """
+        layer, target, options = self.__wrapped__, self._target, self._options
+        functions = self._functions(call)
+
+        def exported(shapes: Sequence[SymbolicShape]) -> tuple[tuple[Model, Any], State]:
+            state = State(layer, functions)
+            bound = call.with_shapes(shapes)
+            form, opset = options["form"], options["opset"]
+            return model_of_call(layer, bound, form, opset, target, call.caller, state), state
+
+        try:
+            shapes, (traced, state) = most_open([*zip(call.names, call.specs, strict=True)], exported)
+            if not state.is_whole:
+                raise _too_much(self.__wrapped__)
+            own: set[tuple[int, Any]] = set()
+            if changed := state.changes():
+                before, (traced, state) = traced, exported(shapes)
+                if _are_equal(traced[0], before[0]) and state.changes() == changed:
+                    state, own = State(layer, functions), changed
+        except Exception as error:  # the layer is anyone's function, and raises what it likes
+            raise located_error(FUNCTION, error) from error
+        return shapes, traced, state, own
+
+    def refresh(self) -> None:
+        """Forget all graphs, so that the next call writes one with what the layer holds then."""
+        with self._lock:
+            self._forget()
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -293,6 +368,43 @@ class JittedLayer:
         return save(self.model, path, overwrite=overwrite)
 
 
+class _Methods(dict[JittedLayer, JittedLayer]):
+    """The methods of one object that onnxruntime computes, by those of its class. A copy of it is empty."""
+
+    def __init__(self, owner: object) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.owner,)
+
+
+def _methods_of(owner: Any) -> _Methods:
+    """Return the methods of an object, which its dictionary keeps; a copy that shares them gets its own."""
+    if not hasattr(owner, "__dict__"):
+        rule, hint = "an object with a method of `jit` must have a `__dict__`", "Leave `__slots__` out."
+        raise ArgumentTypeError(FUNCTION, rule, {"object": type(owner).__name__}, hint)
+    methods: _Methods | None = vars(owner).get("_jitted")
+    if methods is None or methods.owner is not owner:
+        methods = vars(owner)["_jitted"] = _Methods(owner)
+    return methods
+
+
+def _are_equal(one: Model, other: Model) -> bool:
+    """Return whether two models have the same nodes, and the same numbers in their initializers."""
+    pairs = zip(initializers(one), initializers(other), strict=True)
+    is_alike = without_numbers(one) == without_numbers(other)
+    return is_alike and all(a is b or a.tobytes() == b.tobytes() for (_, a), (_, b) in pairs)
+
+
+def _too_much(layer: Callable[..., Any]) -> ArgumentValueError:
+    rule = f"`layer` must lead to at most {MOST:,} objects, which each call compares"
+    hint = (
+        "Write a function that has what it needs in its closure, in place of an object with the whole program."
+    )
+    return ArgumentValueError(FUNCTION, rule, {"layer": brief(layer)}, hint)
+
+
 def _remember(runs: dict[object, Prepared], key: object, prepared: Prepared) -> None:
     if len(runs) >= MOST_SHAPES:  # a past that grows has each length once
         runs.clear()
@@ -301,7 +413,8 @@ def _remember(runs: dict[object, Prepared], key: object, prepared: Prepared) -> 
 
 def _verify(model: Model, layer: Callable[..., Any], bound: BoundArguments, target: Runtime) -> None:
     """Check that the graph of a layer agrees with it."""
-    by_inputs = partial(_called_by_inputs, layer, bound, [value.name for value in model.graph.input])
+    names = ([value.name for value in values] for values in (model.graph.input, model.graph.output))
+    by_inputs = partial(_called_by_inputs, layer, bound, *names)
     report = verify_layer(model, by_inputs, provider=cast(ProviderName, target.provider))
     if not report.agrees:
         rule = "the graph of `layer` must agree with it"
@@ -315,7 +428,11 @@ def _verify(model: Model, layer: Callable[..., Any], bound: BoundArguments, targ
 
 
 def _called_by_inputs(
-    layer: Callable[..., Any], bound: BoundArguments, names: Sequence[str], **inputs: Any
+    layer: Callable[..., Any],
+    bound: BoundArguments,
+    names: Sequence[str],
+    computed: Sequence[str],
+    **inputs: Any,
 ) -> Any:
     """Call a layer with the inputs of its graph in place of the specs, in the order of the specs."""
     ordered = (inputs[name] for name in names)
@@ -324,7 +441,8 @@ def _called_by_inputs(
         for name, argument in bound.arguments.items()
     }
     filled = BoundArguments(bound.signature, cast(Any, arguments))
-    return layer(*filled.args, **filled.kwargs)
+    outputs = named_outputs(layer(*filled.args, **filled.kwargs))
+    return {name: outputs[name] for name in computed}  # without numbers that the graph does not compute
 
 
 _LAYERS: weakref.WeakSet[JittedLayer] = weakref.WeakSet()

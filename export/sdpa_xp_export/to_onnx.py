@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Number
 from typing import Any
 
 import sdpa_xp
+from sdpa_xp._checks.messages import shown
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export import _arrays
 from sdpa_xp_export._call.call import FormChoice
 from sdpa_xp_export._call.mask_analysis import CallNumbers, numbers_as_json, numbers_of
+from sdpa_xp_export._dtypes.dtype import FLOATING, default_dtypes
 from sdpa_xp_export._files.model import Model
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.traced_graph import TracedGraph, moved_inputs
+from sdpa_xp_export._layer.call_signature import Caller
 from sdpa_xp_export._layer.layer import (
     bound_arguments,
     foreign_errors_reworded,
-    named_outputs,
     parameter_arrays,
     signature_of,
     with_arrays,
     with_parameters,
 )
+from sdpa_xp_export._layer.results import is_output, named_outputs
+from sdpa_xp_export._layer.state import State
 from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, ERF_KEEPS_NAN, Runtime
 from sdpa_xp_export.export import finished_model
 from sdpa_xp_export.forms.choice import FORMS, check_loaded_opset, check_opset
@@ -112,9 +118,14 @@ def model_of_call(
     form: FormChoice,
     opset: int | None,
     target: Runtime,
+    caller: Caller | None = None,
+    state: State | None = None,
 ) -> tuple[Model, Any]:
-    """Return the model of a layer that is called with specs, and what the layer returned."""
-    traced = _traced(layer, bound, form, opset, target)
+    """Return the model of a layer that is called with specs, and what the layer returned.
+
+    With a caller, the results have the dtypes of its library, and may be numbers that are no outputs.
+    """
+    traced = _traced(layer, bound, form, opset, target, caller, state)
     check_loaded_opset(FUNCTION, opset, target)  # a layer may call no attention, which would check it
     for name, value in traced.outputs.items():
         target.check_dtype(FUNCTION, f"{name}.dtype", value.elem_type)
@@ -151,7 +162,13 @@ def traced_numbers(layer: Callable[..., Any], arguments: Mapping[str, Any]) -> l
 
 
 def _traced(
-    layer: Callable[..., Any], bound: inspect.BoundArguments, form: str, opset: int | None, target: Runtime
+    layer: Callable[..., Any],
+    bound: inspect.BoundArguments,
+    form: str,
+    opset: int | None,
+    target: Runtime,
+    caller: Caller | None = None,
+    state: State | None = None,
 ) -> _Traced:
     """Call a layer with values of a graph instead of specs."""
     attention = TracedAttention(form, target, opset)
@@ -163,6 +180,7 @@ def _traced(
         erf_keeps_nan=not target.is_before(ERF_KEEPS_NAN),
         for_openvino=target.engine == "openvino",
         array_names={id(array): name for name, array in parameter_arrays(layer).items()},
+        numpy_floats_promote=caller is not None and caller.is_numpy,
     )
 
     def as_input(name: str, spec: TensorSpec) -> GraphValue:
@@ -177,12 +195,38 @@ def _traced(
         hint = array_spec_hint(bound.arguments)
         raise ArgumentTypeError(FUNCTION, rule, {"arguments": [*bound.arguments]}, hint)
     traced_layer = with_parameters(layer, lambda _, array: graph.from_array(array))
-    with foreign_errors_reworded(FUNCTION, layer, open_lengths=bool(graph.length_sources)):
+    defaults = caller.dtypes if caller else (_default_float(graph), "int64")
+    with (
+        foreign_errors_reworded(FUNCTION, layer, open_lengths=bool(graph.length_sources)),
+        _no_value_kept(state or State(layer)),
+        default_dtypes(*defaults),
+    ):
         result = traced_layer(*bound.args, **bound.kwargs)
-    outputs = _outputs(graph, result)
+    outputs = _outputs(graph, result, numbers_stay=caller is not None)
     moved = moved_inputs(graph.nodes, [value.name for value in graph.inputs])
     numbers = [numbers_of(call, operand_sources(call, moved)) for call in attention.calls]
     return _Traced(graph, result, outputs, attention.chosen, numbers, fixed)
+
+
+def _default_float(graph: TracedGraph) -> str:
+    """Return the dtype of the floats that a layer itself makes: float64 if it takes no narrower ones."""
+    dtypes = {value.elem_type for value in graph.named.values()} & {*FLOATING}
+    return "float64" if dtypes == {"float64"} else "float32"
+
+
+@contextmanager
+def _no_value_kept(state: State) -> Iterator[None]:
+    """Refuse a layer that keeps values of its graph, and let it hold what it held before."""
+    rule = "`layer` must keep no value of a graph, which is no array in another call"
+    hint = "Compute it in each call, or return it."
+    if before := state.names_of_values():
+        raise ArgumentValueError(FUNCTION, rule, {"kept by an earlier call": ", ".join(before)}, hint)
+    try:
+        yield
+    finally:
+        kept = state.put_back()
+    if kept:
+        raise ArgumentValueError(FUNCTION, rule, {"kept": ", ".join(kept)}, hint)
 
 
 def _fixed_names(bound: inspect.BoundArguments) -> list[str]:
@@ -209,11 +253,11 @@ def _opset(opset: int | None, form: str, target: Runtime) -> int:
     return newest.opsets[-1] if may_choose_it or form == newest.name else FORMS["primitive"].default_opset
 
 
-def _outputs(graph: TracedGraph, result: Any) -> dict[str, GraphValue]:
+def _outputs(graph: TracedGraph, result: Any, *, numbers_stay: bool) -> dict[str, GraphValue]:
     """Return the outputs of the graph by name, each of which is a separate value."""
     outputs: dict[str, GraphValue] = {}
     used = graph.used_names
-    for name, value in named_outputs(result).items():
+    for name, part in named_outputs(result).items():
         if not isinstance(name, str) or not name:
             rule = "the keys of the mapping that `layer` returns must be names of outputs, such as 'output'"
             error = ArgumentValueError if isinstance(name, str) else ArgumentTypeError
@@ -222,11 +266,16 @@ def _outputs(graph: TracedGraph, result: Any) -> dict[str, GraphValue]:
             rule = "an output must not have the name of an argument, a parameter, or another value"
             hint = "Return a mapping or a NamedTuple: its names are those of the outputs."
             raise ArgumentValueError(FUNCTION, rule, {"output": repr(name)}, hint)
-        if not isinstance(value, GraphValue):
-            rule = "`layer` must return one or several arrays that it computes from its arguments"
-            raise ArgumentTypeError(FUNCTION, rule, {name: type(value).__name__})
+        if numbers_stay and isinstance(part, Number):
+            continue
+        if not is_output(part):
+            rule = "`layer` must return arrays, also in tuples, lists, mappings and dataclasses"
+            raise ArgumentTypeError(FUNCTION, rule, {name: type(part).__name__})
+        value = graph.operand(part)
         value = graph.equal_values.get(value.name, value)
         used_values = {output.name for output in outputs.values()}
         copy = graph.copy(value)
         outputs[name] = copy if value.name in used_values else graph.here(value)
+    if not outputs:
+        raise ArgumentTypeError(FUNCTION, "`layer` must return an array", {"returned": shown(result)})
     return outputs

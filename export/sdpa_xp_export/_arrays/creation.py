@@ -13,7 +13,7 @@ from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._arrays.elementwise import equal, maximum, where
 from sdpa_xp_export._arrays.manipulation import broadcast_to, expand_dims
 from sdpa_xp_export._arrays.operators import graph_of, is_array
-from sdpa_xp_export._dtypes.dtype import DEFAULTS, Dtype, dtype_name, numpy_dtype
+from sdpa_xp_export._dtypes.dtype import Dtype, default_dtype, dtype_name, numpy_dtype
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.lengths import FloatOfLengths, Length, joined_name, plain
 from sdpa_xp_export._graph.traced_graph import name_length
@@ -54,7 +54,7 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: object = None, copy: Any 
         rule = "`obj` must be an array, or numbers"
         raise ArgumentTypeError("asarray", rule, {"obj": type(obj).__name__}, "`stack` joins arrays.")
     kind = {"b": bool, "f": float}.get(numbers.dtype.kind, int)
-    return np.asarray(array, numpy_dtype(DEFAULTS[kind] if dtype is None else dtype_name(dtype)))
+    return np.asarray(array, numpy_dtype(default_dtype(kind) if dtype is None else dtype_name(dtype)))
 
 
 def arange(
@@ -76,7 +76,7 @@ def arange(
     graph = graph_of([start, stop, step])
     if graph is None:
         numbers = np.arange(start, stop, step)
-        default = DEFAULTS[float if numbers.dtype.kind == "f" else int]
+        default = default_dtype(float if numbers.dtype.kind == "f" else int)
         return np.asarray(numbers, numpy_dtype(default if dtype is None else dtype_name(dtype)))
     if length is None:
         length = _count(start, stop, step)
@@ -133,12 +133,12 @@ def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: object = Non
 
 def zeros(shape: Any, *, dtype: Any = None, device: object = None) -> Any:
     """Return an array of zeros."""
-    return full(shape, 0, dtype=DEFAULTS[float] if dtype is None else dtype, device=device)
+    return full(shape, 0, dtype=default_dtype(float) if dtype is None else dtype, device=device)
 
 
 def ones(shape: Any, *, dtype: Any = None, device: object = None) -> Any:
     """Return an array of ones."""
-    return full(shape, 1, dtype=DEFAULTS[float] if dtype is None else dtype, device=device)
+    return full(shape, 1, dtype=default_dtype(float) if dtype is None else dtype, device=device)
 
 
 def full_like(x: Any, /, fill_value: Any, *, dtype: Any = None, device: object = None) -> Any:
@@ -169,7 +169,7 @@ def eye(n_rows: Any, n_cols: Any = None, /, *, k: int = 0, dtype: Any = None, de
     """Return a matrix of ones on a diagonal; a length may be a name."""
     del device
     n_cols = n_rows if n_cols is None else n_cols
-    dtype = dtype_name(DEFAULTS[float] if dtype is None else dtype)
+    dtype = dtype_name(default_dtype(float) if dtype is None else dtype)
     graph = graph_of([n_rows, n_cols])
     if graph is None:
         return np.eye(n_rows, n_cols, k, numpy_dtype(dtype))
@@ -182,7 +182,7 @@ def linspace(
 ) -> Any:
     """Return `num` numbers from start to stop with equal distances; `num` may be the name of a length."""
     del device
-    dtype = dtype_name(DEFAULTS[float] if dtype is None else dtype)
+    dtype = dtype_name(default_dtype(float) if dtype is None else dtype)
     graph = graph_of([start, stop, num])
     if graph is None:
         return np.linspace(start, stop, num, endpoint=endpoint).astype(numpy_dtype(dtype))

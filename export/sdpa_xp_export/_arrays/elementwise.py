@@ -23,7 +23,7 @@ from sdpa_xp_export._arrays.operators import (
     promoted,
     unary,
 )
-from sdpa_xp_export._dtypes.dtype import DEFAULTS, INTEGERS
+from sdpa_xp_export._dtypes.dtype import INTEGERS, default_dtype
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._graph.lengths import FloatOfLengths, Length, joint_shape
 
@@ -203,11 +203,11 @@ def _is_scalar(operand: Any) -> bool:
 
 def _of_default_dtype(graph: Graph, *scalars: Scalar) -> list[GraphValue]:
     """Return constants in the default dtype of the widest kind among scalars; a length is an integer."""
-    dtype = DEFAULTS[int]
+    dtype = default_dtype(int)
     if any(isinstance(scalar, float | FloatOfLengths) for scalar in scalars):
-        dtype = graph.float_dtype
+        dtype = graph.float_dtype if graph.mixes_kinds else default_dtype(float)
     elif all(isinstance(scalar, bool) for scalar in scalars):
-        dtype = DEFAULTS[bool]
+        dtype = default_dtype(bool)
     return [
         graph.operand(scalar).astype(dtype)
         if isinstance(scalar, Length | FloatOfLengths)

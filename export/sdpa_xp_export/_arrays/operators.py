@@ -108,7 +108,8 @@ def _leaves(arguments: Sequence[Any]) -> Iterator[Any]:
 def _as_values(graph: Graph, argument: Any) -> Any:
     if isinstance(argument, tuple | list):
         return type(argument)(_as_values(graph, element) for element in argument)
-    if isinstance(argument, np.generic) and not isinstance(argument, float):  # an array of NumPy without axes
+    if isinstance(argument, np.generic) and (graph.numpy_floats_promote or not isinstance(argument, float)):
+        # It is an array of NumPy without axes.
         return argument.item() if graph.mixes_kinds else graph.from_array(argument)
     return graph.from_array(argument) if is_array(argument) else argument
 
@@ -244,11 +245,12 @@ def _scalar(graph: Graph, operand: Any) -> Scalar | None:
     """Return a Python scalar, or None if `operand` is an array.
 
     A scalar of NumPy counts as an array without axes. There are two exceptions: a float64, which is a float of
-    Python, and any scalar of NumPy in a function of the indices.
+    Python unless the caller has NumPy arrays, and any scalar of NumPy in a function of the indices.
     """
     if isinstance(operand, bool | Length | FloatOfLengths):
         return operand
-    if isinstance(operand, np.generic) and not isinstance(operand, float) and not graph.mixes_kinds:
+    is_float = isinstance(operand, float) and not graph.numpy_floats_promote
+    if isinstance(operand, np.generic) and not is_float and not graph.mixes_kinds:
         return None
     if isinstance(operand, np.bool_):
         return bool(operand)

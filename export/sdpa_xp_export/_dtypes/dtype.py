@@ -7,6 +7,9 @@ with ml_dtypes.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
@@ -35,8 +38,7 @@ CATEGORIES = {
 }
 """The dtypes that a function takes, by the names that the standard has for these sets."""
 
-DEFAULTS = {bool: "bool", int: "int64", float: "float32"}
-"""The default dtypes: those of Python scalars that are combined with no array."""
+_DEFAULTS: ContextVar[tuple[str, str]] = ContextVar("defaults", default=("float32", "int64"))
 
 KINDS = {
     "bool": ("bool",),
@@ -53,6 +55,22 @@ EVERYWHERE = tuple(dtype for dtype in DTYPES if dtype not in ("float16", "bfloat
 """The dtypes that every runtime has."""
 _OF_ONE_SIZE = re.compile(r"(bfloat|complex|float|int|uint)\d\w*")
 """Names of dtypes, also of those that no value of a graph has."""
+
+
+def default_dtype(kind: type) -> str:
+    """Return the dtype of numbers that are combined with no array: of bool, int or float."""
+    of_floats, of_integers = _DEFAULTS.get()
+    return {bool: "bool", int: of_integers, float: of_floats}[kind]
+
+
+@contextmanager
+def default_dtypes(of_floats: str, of_integers: str) -> Iterator[None]:
+    """Let the numbers that a layer itself makes have these dtypes, if it names none."""
+    token = _DEFAULTS.set((of_floats, of_integers))
+    try:
+        yield
+    finally:
+        _DEFAULTS.reset(token)
 
 
 class Dtype:
@@ -293,8 +311,8 @@ class NamespaceInfo:
     def default_dtypes(*, device: object = None) -> dict[str, Dtype]:
         """Return the dtypes of Python scalars that are combined with no array."""
         del device
-        integer = Dtype(DEFAULTS[int])
-        return {"real floating": Dtype(DEFAULTS[float]), "integral": integer, "indexing": integer}
+        integer = Dtype(default_dtype(int))
+        return {"real floating": Dtype(default_dtype(float)), "integral": integer, "indexing": integer}
 
     @staticmethod
     def dtypes(*, device: object = None, kind: Any = None) -> dict[str, Dtype]:

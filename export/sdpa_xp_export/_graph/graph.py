@@ -53,6 +53,8 @@ class Graph:
     for_openvino: bool = False
     """Whether OpenVINO runs the graph. Release 2026.4 computes integers of 64 bits in 32, rounds the quotients
     of bytes, and its TopK leaves the order of equal elements open."""
+    numpy_floats_promote: bool = False
+    """Whether a float64 of NumPy is an array without axes, as among arrays of NumPy, and not a Python float."""
     function: str = "export_attention"
     """The function that messages name."""
     inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
@@ -192,6 +194,11 @@ class Graph:
         """Add a node with one output for each dtype and shape in `outputs`."""
         name = f"{op}_{next(self.count)}"  # bodies share the count, so that no name stands in two graphs
         names = [name, *(f"{name}_{index}" for index in range(1, len(outputs)))]
+        for value in inputs:
+            if value is not None and value.graph.count is not self.count:
+                rule = "a value must be used in the graph that it was computed for"
+                hint = "Compute it again in each call of the layer: it was kept from an earlier one."
+                raise ArgumentValueError(self.function, rule, {"value": value}, hint)
         input_names = ["" if value is None else value.name for value in inputs]
         self.nodes.append(helper.make_node(op, input_names, names, name=name, domain=domain, **attributes))
         return [GraphValue(self, output, *like) for output, like in zip(names, outputs, strict=True)]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import operator
+import sys
+import types
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from typing import Any, NoReturn, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 
 from sdpa_xp._checks.arrays import broadcast
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+from sdpa_xp_export._packages import LIBRARIES
 from sdpa_xp_export.spec import SymbolicShape, addends, as_lengths
 
 HINT = (
@@ -74,6 +77,13 @@ class Length:
     def __init__(self, graph: LengthOwner, name: str) -> None:
         self.graph = graph
         self.name = name
+
+    if not TYPE_CHECKING:  # a type checker knows the attribute of each object as one that can be written
+
+        @property
+        def __class__(self) -> type:
+            """What `isinstance` asks: an int for the code of a layer, which would see one in a run."""
+            return int if _asks_as_layer(sys._getframe(1)) else Length
 
     def __str__(self) -> str:
         return self.name
@@ -224,6 +234,13 @@ class FloatOfLengths:
         self.graph = graph
         self.value = value
 
+    if not TYPE_CHECKING:  # a type checker knows the attribute of each object as one that can be written
+
+        @property
+        def __class__(self) -> type:
+            """What `isinstance` asks: a float for the code of a layer, which would see one in a run."""
+            return float if _asks_as_layer(sys._getframe(1)) else FloatOfLengths
+
     __add__, __radd__ = _float_operator("add"), _float_operator("add", reflected=True)
     __sub__, __rsub__ = _float_operator("subtract"), _float_operator("subtract", reflected=True)
     __mul__, __rmul__ = _float_operator("multiply"), _float_operator("multiply", reflected=True)
@@ -243,6 +260,13 @@ class FloatOfLengths:
 
     __float__: Any = _refuse
     __int__ = __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __hash__ = __array__ = __float__
+
+
+def _asks_as_layer(frame: types.FrameType | None) -> bool:
+    """Return whether the code in a frame, or what it asked `abc` to look at, belongs to the caller."""
+    while frame is not None and frame.f_globals.get("__name__") == "abc":
+        frame = frame.f_back
+    return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] not in LIBRARIES
 
 
 def length_error(function: str, got: Mapping[str, object], hint: str = HINT) -> TypeError:

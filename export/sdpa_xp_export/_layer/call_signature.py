@@ -52,6 +52,24 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
+class Caller:
+    """What the library of the arrays decides in a layer that is called with them."""
+
+    dtypes: tuple[str, str]
+    """The dtypes of a float and of an integer that are combined with no array."""
+    is_numpy: bool
+    """Whether a float64 of NumPy is more than a Python float, as it is beside arrays of NumPy."""
+
+    @classmethod
+    def of(cls, arrays: Sequence[Any]) -> Caller:
+        """Return it for arrays of one library, and perhaps integers in arrays of NumPy."""
+        other = next((array for array in arrays if not isinstance(array, np.ndarray)), None)
+        xp: Any = np if other is None else library_of(other).namespace(other)
+        floats, integers = (dtype_name(xp.asarray(number).dtype) for number in (0.5, 1))
+        return cls((floats, integers), is_numpy=other is None)
+
+
+@dataclass(frozen=True, slots=True)
 class ArgumentSpec(TensorSpec):
     """The spec of an array of a call."""
 
@@ -152,6 +170,7 @@ class LayerCall:
     names: tuple[str, ...]
     """The name of each array as an error names it, in the order of the inputs of a graph."""
     specs: tuple[ArgumentSpec, ...]
+    caller: Caller
     structure: Structure
 
     @classmethod
@@ -172,7 +191,8 @@ class LayerCall:
         with_all = [with_specs(argument, numbered) for argument in args]
         named = {name: with_specs(argument, numbered) for name, argument in keywords.items()}
         bound = bound_arguments(function, layer, with_all, named, "Pass the arguments of the layer.")
-        structure: list[object] = [tuple(bound.arguments)]
+        caller = Caller.of([array for array, is_of_caller in zip(arrays, marks, strict=True) if is_of_caller])
+        structure: list[object] = [caller, tuple(bound.arguments)]
         flatten(bound.arguments.values(), structure, [])  # with specs as arrays
         inputs: list[tuple[str, ArgumentSpec]] = []
 
@@ -186,6 +206,7 @@ class LayerCall:
             bound,
             tuple(_unique(name for name, _ in inputs)),
             tuple(spec for _, spec in inputs),
+            caller,
             tuple(structure),
         )
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -19,15 +18,12 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
 from sdpa_xp_export._arrays.operators import is_array
+from sdpa_xp_export._packages import LIBRARIES, package_of
 
 Change: TypeAlias = Callable[[Any], Any]
 """A function that returns another array for an array, or the same one if it does not change."""
 MOST = 100_000
 """The most objects that are looked at: a layer that leads to more is connected with half of the program."""
-LIBRARIES = {"array_api_compat", "array_api_strict", "cupy", "dask", "jax", "jaxlib", "ml_dtypes", "mlx"}
-LIBRARIES |= {"numpy", "onnx", "onnxruntime", "scipy", "sdpa_xp", "sdpa_xp_export", "torch"}
-LIBRARIES |= sys.stdlib_module_names - {"__main__"}
-"""Packages whose functions and classes hold no parameters."""
 _CONTAINERS = (list, dict, set, frozenset, tuple, deque)
 _UNCOPIED = {"__dict__", "__weakref__", "__slots__", "__module__", "__qualname__", "__doc__", "__annotations__"}
 
@@ -55,7 +51,7 @@ class _Copy:
 
     def __init__(self, layer: object, change: Change, in_library: Change) -> None:
         self.change, self.in_library = change, in_library
-        self.home = _home(layer)
+        self.home = package_of(home_of(layer))
         self.changed: dict[int, Any] = {}
         self.named: dict[int, dict[str, Any]] = {}
         self.known: dict[int, object] = {}  # keeps everything alive, so that identities stay different
@@ -80,7 +76,7 @@ class _Copy:
                 continue
             for part in self._parts(value):
                 owners.setdefault(id(part), []).append(id(value))
-                if _package_of(type(value)) == "sdpa_xp":
+                if package_of(type(value)) == "sdpa_xp":
                     library.add(id(part))
                 waiting.append(part)
         needed: set[int] = set()
@@ -121,7 +117,7 @@ class _Copy:
             if not _in_library(value) and _may_be_copied(value):
                 yield from (x for name, x in vars(value).items() if name not in _UNCOPIED)
                 yield from value.__bases__
-        elif wrapped := _wrapped(value):
+        elif wrapped := wrapped_functions(value):
             yield from wrapped.values()
         elif isinstance(value, _ModuleInPart):
             yield from value.named.values()
@@ -152,7 +148,7 @@ class _Copy:
         elif isinstance(value, _ModuleInPart):
             self.copies[key] = module = types.ModuleType(value.module.__name__)
             vars(module).update({**vars(value.module), **self._copies_in(value.named)})
-        elif wrapped := _wrapped(value):
+        elif wrapped := wrapped_functions(value):
             self.copies[key] = _wrapped_again(value, self._copies_in(wrapped))
         elif isinstance(value, tuple | frozenset):  # these are filled when they are made
             items = map(self.copy_of, value)
@@ -223,7 +219,7 @@ class _Copy:
         if not self._is_own(value):
             return {}
         if id(value) not in self.named:
-            scope, names = value.__globals__, {*_names(value.__code__)}
+            scope, names = value.__globals__, {*code_names(value.__code__)}
             attributes = {name: scope[name] for name in names if name in scope}
             for name, x in attributes.items():
                 if isinstance(x, types.ModuleType) and x.__name__.partition(".")[0] not in LIBRARIES:
@@ -235,34 +231,30 @@ class _Copy:
         """Return whether a function belongs to the caller, not to a package that is installed."""
         file = value.__code__.co_filename
         installed = "site-packages" in file or "dist-packages" in file
-        return not installed or _package_of(value) == self.home
+        return not installed or package_of(value) == self.home
 
     def _holds_attributes(self, value: object) -> bool:
         """Return whether the attributes of an object may be parameters."""
         if isinstance(value, types.ModuleType | types.BuiltinFunctionType):
             return False
         kind = type(value)
-        package = _package_of(kind)
+        package = package_of(kind)
         known = package in ("sdpa_xp", "types") or any(
             (base.__module__, base.__name__) == ("torch.nn.modules.module", "Module") for base in kind.__mro__
         )
         return known or package not in LIBRARIES
 
 
-def _home(layer: object) -> str:
-    """Return the package that a layer was written in."""
+def home_of(layer: Any) -> Any:
+    """Return the function or the class that a layer was written as."""
     while isinstance(layer, functools.partial | types.MethodType):
         layer = layer.func if isinstance(layer, functools.partial) else layer.__self__
-    return _package_of(layer if hasattr(layer, "__qualname__") else type(layer))
-
-
-def _package_of(value: object) -> str:
-    return str(getattr(value, "__module__", None) or "").partition(".")[0]
+    return layer if hasattr(layer, "__qualname__") else type(layer)
 
 
 def _in_library(value: object) -> bool:
     """Return whether a function or a class is one of the libraries that hold no parameters."""
-    return _package_of(value) in LIBRARIES
+    return package_of(value) in LIBRARIES
 
 
 def _new(kind: type) -> Any:
@@ -274,12 +266,12 @@ def _new(kind: type) -> Any:
         return copied
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
+def code_names(code: types.CodeType) -> Iterator[str]:
     """Yield the names of globals, and of attributes, in some code and in the code within it."""
     yield from code.co_names
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            yield from _names(inner)
+            yield from code_names(inner)
 
 
 def _contents(cell: types.CellType) -> Iterator[Any]:
@@ -291,17 +283,20 @@ def _contents(cell: types.CellType) -> Iterator[Any]:
 
 def _attributes(value: object) -> dict[str, Any]:
     """Return the attributes that an object itself has, in its `__dict__` and its slots."""
-    attributes = dict(getattr(value, "__dict__", {}))
-    for kind in type(value).__mro__:
-        slots = vars(kind).get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            member = vars(kind).get(name)
-            if isinstance(member, types.MemberDescriptorType) and hasattr(value, name):
-                attributes[name] = getattr(value, name)
-    return attributes
+    slots = {name: getattr(value, name) for name in slot_names(type(value)) if hasattr(value, name)}
+    return dict(getattr(value, "__dict__", {})) | slots
 
 
-def _wrapped(value: object) -> dict[str, Any]:
+def slot_names(kind: type) -> list[str]:
+    """Return the names of the slots of a class and its bases."""
+    names: list[str] = []
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        names += [slots] if isinstance(slots, str) else slots
+    return [name for name in names if isinstance(getattr(kind, name, None), types.MemberDescriptorType)]
+
+
+def wrapped_functions(value: object) -> dict[str, Any]:
     """Return the functions that a descriptor or a cache wraps."""
     if isinstance(value, property):
         return {name: x for name in ("fget", "fset", "fdel") if (x := getattr(value, name)) is not None}

@@ -19,15 +19,14 @@ import array_api_compat
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp import AttentionStatistics
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message, message_of, summary
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._arrays.operators import is_array
-from sdpa_xp_export._call.statistics import by_name
 from sdpa_xp_export._dtypes.dtype import to_numpy
 from sdpa_xp_export._graph.lengths import length_error
-from sdpa_xp_export._layer.held_arrays import LIBRARIES, with_changed_arrays
+from sdpa_xp_export._layer.held_arrays import with_changed_arrays
+from sdpa_xp_export._packages import LIBRARIES
 from sdpa_xp_export.spec import TensorSpec
 
 Change: TypeAlias = Callable[[NDArray[Any]], NDArray[Any]]
@@ -143,22 +142,6 @@ def with_arrays(argument: Any, name: str, array_of: Callable[[str, TensorSpec], 
     if isinstance(argument, dict):
         return {key: with_arrays(element, key, array_of) for key, element in argument.items()}
     return argument
-
-
-def named_outputs(result: Any) -> dict[str, Any]:
-    """Return what a layer returned, by name.
-
-    A mapping and a NamedTuple have names; else they are `output`, or `output_0` and on. Statistics have
-    the names of those that were asked for; top keys are `top_weights` and `top_indices`.
-    """
-    if isinstance(result, Mapping):
-        return dict(result)
-    if isinstance(result, AttentionStatistics):
-        return by_name(result)
-    if isinstance(result, tuple | list):
-        fields = getattr(result, "_fields", [f"output_{n}" for n in range(len(result))])
-        return dict(zip(fields, result, strict=True))
-    return {"output": result}
 
 
 def parameter_arrays(layer: object) -> dict[str, Any]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from sdpa_xp import AttentionStatistics
-from sdpa_xp_export._call.statistics import as_statistics, by_name
 from sdpa_xp_export._files.model import Model
 from sdpa_xp_export._layer.call_signature import LayerCall, Structure
 from sdpa_xp_export._layer.open_lengths import fits
@@ -36,16 +34,3 @@ class TracedSignature:
         """Return whether the session computes a call."""
         is_alike = call.structure == self.structure and call.dtypes == self.dtypes
         return is_alike and fits(self.shapes, call.lengths, self.may_be_empty)
-
-
-def as_returned(result: Any) -> Callable[[Sequence[Any]], Any]:
-    """Return a function that returns arrays as the layer returned `result`."""
-    if isinstance(result, Mapping):
-        names = [*result]
-        return lambda arrays: dict(zip(names, arrays, strict=True))
-    if isinstance(result, AttentionStatistics):
-        known = [*by_name(result)]
-        return lambda arrays: as_statistics(dict(zip(known, arrays, strict=True)))
-    if isinstance(result, tuple | list):
-        return cast(Callable[[Sequence[Any]], Any], getattr(type(result), "_make", type(result)))
-    return lambda arrays: arrays[0]

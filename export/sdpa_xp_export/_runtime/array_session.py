@@ -37,7 +37,8 @@ def runner(session: Any, order: Sequence[int], examples: Sequence[Any]) -> Run:
     if (is_on_device or (has_bfloat16 and library_of(np.empty(0)) is not library)) and _takes_dlpack():
         return _by_dlpack(session, dict(zip(names, order, strict=True)), of_caller)
     is_plain = all(type(array) is np.ndarray and array.dtype.isnative for array in examples)
-    if is_plain and not has_bfloat16 and [*order] == [*range(len(names))]:
+    has_uint64 = any("uint64" in value.type for value in session.get_outputs())
+    if is_plain and not has_bfloat16 and not has_uint64 and [*order] == [*range(len(names))]:
         outputs = [value.name for value in session.get_outputs()]
         # onnxruntime copies an array only if its elements do not lie side by side in order.
         return lambda arrays: session.run(outputs, dict(zip(names, arrays, strict=True)))
@@ -54,7 +55,8 @@ def _by_numpy(session: Any, order: dict[str, int], of_caller: Any, has_bfloat16:
         feeds = {name: _native(library_of(arrays[n]).to_numpy(arrays[n])) for name, n in order.items()}
         # Only `engine.run` knows bfloat16, which onnxruntime does not read from NumPy; it copies the outputs.
         results = engine.run(session, feeds).values() if has_bfloat16 else session.run(outputs, feeds)
-        return [library.from_numpy(result, xp, device) for result in results]
+        # onnxruntime's uint64 is `ulonglong` of NumPy, an equal dtype that torch refuses.
+        return [library.from_numpy(result.view(np.dtype(result.dtype.name)), xp, device) for result in results]
 
     return run
 

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp.errors import ArgumentValueError, message_of
-from sdpa_xp_export._layer.layer import Way, named_outputs, ways_to_copy, with_arrays
+from sdpa_xp_export._layer.layer import Way, ways_to_copy, with_arrays
+from sdpa_xp_export._layer.results import named_outputs
 from sdpa_xp_export._verify.expected import Arrays
 from sdpa_xp_export._verify.judging import EPS, textbook_error
 from sdpa_xp_export._verify.lengths import Lengths

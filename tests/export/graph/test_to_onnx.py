@@ -297,7 +297,7 @@ def test_functions_of_the_standard(name: str) -> None:
     ("layer", "error", "words"),
     [
         (3, TypeError, "`layer` must be callable; got layer=int"),
-        (lambda x: 1.0, TypeError, "`layer` must return one or several arrays that it computes.*output=float"),
+        (lambda x: 1.0, TypeError, "`layer` must return arrays, also in tuples.*output=float"),
         (lambda x: x.sum(), AttributeError, "sum"),
         (lambda x: -x if x[0, 0, 0] > 0 else x, TypeError, "neither true nor false"),
         (

@@ -74,7 +74,9 @@ CALLS: list[tuple[Any, tuple[Any, ...], str]] = [
     (lambda x: x.sum(), (X,), "a value of a graph has no attribute 'sum'; got value=x, where=test_jit_refusals.py:"),
     (lambda x: x @ np.ones((7, 7), np.float32), (X,), "the last axis of the first operand must be as long as"),
     (lambda x: x + np.ones(8, int), (X,), "the operands of `add` must have dtypes that the array API promotes to one"),
-    (lambda x: (x, None), (X,), "`layer` must return one or several arrays that it computes from its arguments; got output_1=NoneType"),
+    (lambda x: (x, object()), (X,), "`layer` must return arrays, also in tuples, lists, mappings and dataclasses; got output_1=object"),
+    (lambda x: (), (X,), "`layer` must return an array; got returned=()"),
+    (lambda x: {"a": None, "b": 3}, (X,), "`layer` must return an array; got returned={'a': None, 'b': 3}"),
 ]  # fmt: skip
 
 

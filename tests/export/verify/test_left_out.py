@@ -121,7 +121,7 @@ X = TensorSpec("float32", (2, "L", 8))
 
 def test_lengths_that_a_layer_refuses() -> None:
     def short(x: Any) -> Any:
-        if isinstance(x.shape[-2], int) and x.shape[-2] > 7:
+        if isinstance(x, np.ndarray) and x.shape[-2] > 7:
             raise IndexError("too long\nby far")
         return attending(x)
 

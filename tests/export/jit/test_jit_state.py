@@ -1,0 +1,405 @@
+"""`jit` never computes with what a layer held before: each kind of change is seen, or `refresh` is for it."""
+
+from __future__ import annotations
+
+import argparse
+import array
+import collections
+import contextvars
+import functools
+import os
+import threading
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sdpa_xp_export import jit
+
+X = np.ones((2, 3, 4), np.float32)
+ONE, THREE = np.eye(4, dtype=np.float32), 3 * np.eye(4, dtype=np.float32)
+Case = tuple[Callable[[Any], Any], Callable[[], object]]
+"""A layer, and what changes its numbers."""
+NAMED = "a global that is there"
+
+
+class Model:
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    def __call__(self, x: Any) -> Any:
+        bias = getattr(self, "bias", None)
+        return x if bias is None else x + bias
+
+
+class Slots:
+    __slots__ = ("bias",)
+
+    def __call__(self, x: Any) -> Any:
+        return x + getattr(self, "bias", 0.0)
+
+
+@dataclass
+class Sequential:
+    layers: list[Any] = field(default_factory=lambda: [ONE])
+
+    def __call__(self, x: Any) -> Any:
+        return functools.reduce(lambda y, w: y @ w, self.layers, x)
+
+
+def of_globals(x: Any) -> Any:
+    try:
+        return x * LATER  # type: ignore[name-defined]
+    except NameError:
+        return x
+
+
+def with_defaults(x: Any, *, scale: Any = (2.0,)) -> Any:
+    return x * with_defaults.factor * scale[0]  # type: ignore[attr-defined]
+
+
+def held(value: Any, read: Callable[[Any], Any], change: Callable[[Any], object]) -> Case:
+    return lambda x: x * read(value), lambda: change(value)
+
+
+def a_list_grows() -> Case:
+    weights = [ONE]
+    return lambda x: functools.reduce(lambda y, w: y @ w, weights, x), lambda: weights.append(THREE)
+
+
+def a_list_shrinks() -> Case:
+    weights = [THREE, ONE]
+    return lambda x: functools.reduce(lambda y, w: y @ w, weights, x), lambda: weights.pop(0)
+
+
+def a_dictionary_in_a_list_grows() -> Case:
+    return held([{"a": 1.0}], lambda v: sum(v[0].values()), lambda v: v[0].update(b=3.0))
+
+
+def a_key_is_renamed() -> Case:
+    value = {"a": 2.0}
+    return lambda x: x + value.get("b", 0.0), lambda: value.update(b=value.pop("a"))
+
+
+def a_set_changes_an_element() -> Case:
+    return held({2.0, 5.0}, sum, lambda v: (v.remove(5.0), v.add(7.0)))
+
+
+def a_field_of_a_dataclass_grows() -> Case:
+    model = Sequential()
+    return model, lambda: model.layers.append(THREE)
+
+
+def a_new_attribute() -> Case:
+    model = Model()
+    return model, lambda: setattr(model, "bias", 2.0)
+
+
+def an_attribute_goes() -> Case:
+    model = Model(bias=2.0)
+    return model, lambda: delattr(model, "bias")
+
+
+def another_dictionary_of_attributes() -> Case:
+    model = Model(bias=2.0)
+    return model, lambda: setattr(model, "__dict__", {"bias": 5.0})
+
+
+def a_new_attribute_of_the_class() -> Case:
+    kind = type("Derived", (Model,), {})
+    return kind(), lambda: setattr(kind, "bias", 2.0)
+
+
+def another_method() -> Case:
+    kind = type(
+        "Derived", (Model,), {"factor": lambda self: 2.0, "__call__": lambda self, x: x * self.factor()}
+    )
+    return kind(), lambda: setattr(kind, "factor", lambda self: 5.0)
+
+
+def a_slot_without_a_value() -> Case:
+    model = Slots()
+    return model, lambda: setattr(model, "bias", 2.0)
+
+
+def a_new_global() -> Case:
+    globals().pop("LATER", None)
+    return of_globals, lambda: globals().update(LATER=4.0)
+
+
+def an_attribute_of_a_function() -> Case:
+    with_defaults.factor = 2.0  # type: ignore[attr-defined]
+    return with_defaults, lambda: setattr(with_defaults, "factor", 7.0)
+
+
+def a_number_of_another_type() -> Case:
+    return held(
+        [2], lambda v: v[0] / 4 if isinstance(v[0], float) else v[0], lambda v: v.insert(0, float(v.pop()))
+    )
+
+
+def the_sign_of_zero() -> Case:
+    value = [0.0]
+    return lambda x: x * 0 + 1 / np.copysign(1.0, value[0]).astype(np.float32), lambda: value.insert(0, -0.0)
+
+
+def a_layer_within_another_of_jit() -> Case:
+    inner = Model(bias=1.0)
+    fast = jit(inner)
+    return lambda x: fast(x) + 1, lambda: setattr(inner, "bias", 5.0)
+
+
+def an_enclosed_module() -> Case:
+    module = types.ModuleType("settings")
+    module.__dict__["scale"] = 2.0
+    holder = Model(module=module)
+    return lambda x: x * holder.module.scale, lambda: setattr(holder, "module", Model(scale=3.0))
+
+
+def an_environment_variable() -> Case:
+    os.environ["SDPA_XP_TEST"] = "2"
+    return lambda x: x * float(os.environ["SDPA_XP_TEST"]), lambda: os.environ.update(SDPA_XP_TEST="5")
+
+
+def a_context_variable() -> Case:
+    variable: contextvars.ContextVar[float] = contextvars.ContextVar("scale", default=2.0)
+    return held(variable, lambda v: v.get(), lambda v: v.set(5.0))
+
+
+def an_object_of_a_weak_reference() -> Case:
+    target = Model(scale=2.0)
+    reference = weakref.ref(target)
+    return lambda x: x * getattr(reference(), "scale", 1.0), lambda: setattr(target, "scale", 5.0)
+
+
+def a_read_only_dictionary() -> Case:
+    inner = {"scale": 2.0}
+    proxy = types.MappingProxyType(inner)
+    return lambda x: x * proxy["scale"], lambda: inner.update(scale=5.0)
+
+
+def of_standard_library() -> Iterator[Case]:
+    for kind in (types.SimpleNamespace, argparse.Namespace, Model):
+        yield held(kind(scale=2.0), lambda v: v.scale, lambda v: setattr(v, "scale", 5.0))
+        yield held(kind(), lambda v: getattr(v, "scale", 2.0), lambda v: setattr(v, "scale", 5.0))
+        yield held(kind(a=kind(b=[2.0])), lambda v: sum(v.a.b), lambda v: v.a.b.append(5.0))
+    for mapping in (collections.OrderedDict, collections.UserDict, collections.Counter):
+        yield held(mapping(a=2), lambda v: sum(v.values()), lambda v: v.update(b=5))
+    yield held(collections.defaultdict(float, a=2.0), lambda v: v["a"], lambda v: v.update(a=5.0))
+    yield held(collections.ChainMap({}, {"a": 2.0}), lambda v: v["a"], lambda v: v.maps[0].update(a=5.0))
+    yield held(collections.deque([2.0]), sum, lambda v: v.appendleft(5.0))
+    yield held(collections.UserList([2.0]), sum, lambda v: v.append(5.0))
+    yield held(bytearray([2]), lambda v: v[0], lambda v: v.append(1) or v.__setitem__(0, 5))
+    yield held(array.array("d", [2.0]), lambda v: v[0], lambda v: v.__setitem__(0, 5.0))
+    yield held(
+        functools.partial(max, 2.0),
+        lambda v: v.keywords.get("default", 2.0),
+        lambda v: v.keywords.update(default=5.0),
+    )
+
+
+CASES: list[Callable[[], Case]] = [
+    a_list_grows, a_list_shrinks, a_dictionary_in_a_list_grows, a_key_is_renamed, a_set_changes_an_element,
+    a_field_of_a_dataclass_grows, a_new_attribute, an_attribute_goes, another_dictionary_of_attributes,
+    a_new_attribute_of_the_class, another_method, a_slot_without_a_value, a_new_global,
+    an_attribute_of_a_function,
+    a_number_of_another_type, the_sign_of_zero, a_layer_within_another_of_jit, an_enclosed_module,
+    an_environment_variable, a_context_variable, an_object_of_a_weak_reference, a_read_only_dictionary,
+]  # fmt: skip
+
+
+def check(case: Case) -> None:
+    layer, change = case
+    fast = jit(layer)
+    before = fast(X)
+    np.testing.assert_array_equal(before, layer(X))
+    (model,) = fast.models
+    fast(X)
+    assert fast.model is model
+    change()
+    after = fast(X)
+    np.testing.assert_array_equal(after, layer(X))
+    assert not np.array_equal(before, after)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_change_is_seen(case: Callable[[], Case]) -> None:
+    check(case())
+
+
+@pytest.mark.parametrize("number", range(len([*of_standard_library()])))
+def test_a_change_of_an_object_of_the_standard_library_is_seen(number: int) -> None:
+    check([*of_standard_library()][number])
+
+
+def test_values_of_a_thread() -> None:
+    local = threading.local()
+    local.scale = 2.0
+    fast = jit(lambda x: x * local.scale)
+    results = [fast(X)]
+
+    def work() -> None:
+        local.scale = 5.0
+        results.append(fast(X))
+
+    thread = threading.Thread(target=work)
+    thread.start(), thread.join()
+    results.append(fast(X))
+    assert [result[0, 0, 0] for result in results] == [2, 5, 2]
+
+
+@pytest.mark.needs("torch")
+@pytest.mark.parametrize("way", ["data", "transposed", "shorter", "add_", "step"])
+def test_a_write_that_torch_shows_is_seen(way: str) -> None:
+    import torch
+
+    weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    x = torch.ones(2, 2)
+    fast = jit(lambda x: x @ weight.detach())
+    before = fast(x)
+    if way == "data":
+        weight.data = weight.data * 4
+    elif way == "transposed":
+        weight.data = weight.data.T
+    elif way == "shorter":
+        weight.data = weight.data[:, :1]
+    elif way == "add_":
+        weight.detach().add_(1)
+    else:
+        weight.grad = torch.ones_like(weight)
+        torch.optim.SGD([weight], lr=0.5).step()
+    torch.testing.assert_close(fast(x), x @ weight.detach())
+    assert before.shape != fast(x).shape or not torch.equal(before, fast(x))
+
+
+@pytest.mark.needs("torch")
+def test_refresh_is_for_writes_that_nothing_shows() -> None:
+    import torch
+
+    array, tensor = np.ones(4, np.float32), torch.ones(4)
+    with torch.inference_mode():
+        frozen = torch.ones(4)
+    fast = jit(lambda x, y: (x * array, y * tensor, y * frozen))
+    for factor in (3, 5):
+        fast(torch.ones(4), torch.ones(4))
+        array *= factor
+        tensor.data.mul_(factor)
+        with torch.inference_mode():
+            frozen.mul_(factor)
+        fast.refresh()
+        assert fast.models == ()
+        assert all(result.equal(torch.full((4,), array[0])) for result in fast(torch.ones(4), torch.ones(4)))
+
+
+def test_a_change_while_the_graph_is_written() -> None:
+    """Another thread sets the weight after the layer has read it."""
+    weights = {"w": 1.0}
+    read, go = threading.Event(), threading.Event()
+
+    def layer(x: Any) -> Any:
+        weight = weights["w"]
+        if threading.current_thread() is not threading.main_thread():
+            read.set(), go.wait(10)
+        return x * weight
+
+    fast = jit(layer)
+    thread = threading.Thread(target=fast, args=(X,))
+    thread.start()
+    read.wait(10)
+    weights["w"] = 5.0
+    go.set(), thread.join()
+    np.testing.assert_array_equal(fast(X), X * 5)
+
+
+def test_a_change_while_the_graph_of_another_signature_is_written() -> None:
+    """The graph that was there before is old then, too."""
+    weights = [1.0]
+    fast = jit(lambda x: x * weights[0] if x.ndim < 3 else (weights.append(0) or weights.insert(0, 5.0) or x))
+    fast(X[0])
+    fast(X)
+    np.testing.assert_array_equal(fast(X[0]), X[0] * 5)
+
+
+def test_weights_that_a_thread_sets_all_the_time() -> None:
+    weights, stop = Model(w=0.0), threading.Event()
+
+    def write() -> None:
+        while not stop.is_set():
+            weights.w += 1.0
+
+    fast = jit(lambda x: x * weights.w)
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for _ in range(20):
+            least = weights.w
+            assert fast(X)[0, 0, 0] >= np.float32(least)
+    finally:
+        stop.set(), thread.join()
+    np.testing.assert_array_equal(fast(X), X * np.float32(weights.w))
+
+
+def test_a_layer_that_fills_something_in_its_first_call() -> None:
+    class Lazy:
+        table: Any = None
+        calls = 0
+
+        @functools.cached_property
+        def scale(self) -> float:
+            return 2.0
+
+        def __call__(self, x: Any) -> Any:
+            self.calls += 1
+            if self.table is None:
+                self.table = np.full(4, 3, np.float32)
+            return x * self.table * self.scale
+
+    layer = Lazy()
+    fast = jit(layer)
+    for dtype in (np.float32, np.float64) * 2:
+        np.testing.assert_array_equal(fast(X.astype(dtype)), X * 6)
+    assert len(fast.models) == 2
+    layer.table = layer.table * 2
+    np.testing.assert_array_equal(fast(X), X * 12)
+
+
+def test_a_number_that_counts_the_calls() -> None:
+    """It is in the graph, so no graph may stay."""
+    layer = Model(count=0)
+
+    def counted(x: Any) -> Any:
+        layer.count += 1
+        return x * float(layer.count)
+
+    fast = jit(counted)
+    results = [fast(X)[0, 0, 0] for _ in range(3)]
+    assert results == sorted({*results})
+
+
+def test_too_many_objects_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sdpa_xp_export._layer.state.MOST", 50)
+    program = [Model(number=n) for n in range(100)]
+    with pytest.raises(
+        ValueError, match=r"^jit: `layer` must lead to at most 100,000 objects.*Write a function"
+    ):
+        jit(lambda x: x * program[0].number)(X)
+
+
+@pytest.mark.parametrize("open_length", [True, False])
+def test_a_branch_on_the_type_of_a_length(open_length: bool) -> None:
+    import numbers
+
+    def layer(x: Any) -> Any:
+        n, half = x.shape[0], x.shape[0] / 2
+        known = isinstance(n, int) and isinstance(n, numbers.Integral) and not isinstance(n, str | float)
+        return x * (2 if known and isinstance(half, float) else 3) if open_length else x * range(n)[-1]
+
+    fast = jit(layer)
+    for length in (2, 3):
+        x = np.ones((length, 4), np.float32)
+        np.testing.assert_array_equal(fast(x), layer(x))
+    assert len(fast.models) == (1 if open_length else 2)

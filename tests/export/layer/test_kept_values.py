@@ -1,0 +1,201 @@
+"""A value belongs to the graph that it was computed for. A layer that keeps one is refused, and as it was."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sdpa_xp import KVCache
+from sdpa_xp_export import TensorSpec, jit, to_onnx
+
+X = np.ones((2, 4), np.float32)
+SPEC = TensorSpec("float32", ("B", 4))
+KEPT: Any = None
+
+
+class Layer:
+    def __init__(self) -> None:
+        self.kept: Any = None
+        self.number = 2.0
+        self.named: dict[str, Any] = {"old": 1.0}
+        self.listed, self.queue, self.several = [1.0], collections.deque([1.0]), {1.0}
+        self.inner: Any = (type(self) is Layer and Inner()) or None
+
+
+class Inner(Layer):
+    pass
+
+
+class Slots:
+    __slots__ = ("kept",)
+
+
+@dataclass(eq=False)
+class Output:
+    value: Any
+
+
+def by_setattr(layer: Any, y: Any) -> None:
+    layer.kept = y
+
+
+def by_new_attribute(layer: Any, y: Any) -> None:
+    layer.new = y
+
+
+def by_new_key(layer: Any, y: Any) -> None:
+    layer.named["new"] = y
+
+
+def by_old_key(layer: Any, y: Any) -> None:
+    layer.named["old"] = y
+
+
+def by_append(layer: Any, y: Any) -> None:
+    layer.listed.append(y)
+
+
+def by_item(layer: Any, y: Any) -> None:
+    layer.listed[0] = y
+
+
+def by_deque(layer: Any, y: Any) -> None:
+    layer.queue.appendleft(y)
+
+
+def within_a_new_object(layer: Any, y: Any) -> None:
+    layer.kept = {"deep": [(Output(y),)]}
+
+
+def within_a_cache(layer: Any, y: Any) -> None:
+    layer.kept = KVCache(y[..., None], y[..., None])
+
+
+def of_an_inner_layer(layer: Any, y: Any) -> None:
+    layer.inner.kept = y
+
+
+def of_the_class(layer: Any, y: Any) -> None:
+    type(layer).shared = y  # type: ignore[attr-defined]
+
+
+def by_global(layer: Any, y: Any) -> None:
+    global KEPT
+    KEPT = y * layer.number
+
+
+def in_two_places(layer: Any, y: Any) -> None:
+    layer.kept = layer.new = [y]
+
+
+def a_length(layer: Any, y: Any) -> None:
+    layer.kept = y.shape[0]
+
+
+WAYS: dict[Callable[[Any, Any], None], str] = {
+    by_setattr: r"Layer\.kept",
+    by_new_attribute: r"Layer\.new",
+    by_new_key: r"Layer\.named\['new'\]",
+    by_old_key: r"Layer\.named\['old'\]",
+    by_append: r"Layer\.listed\[1\]",
+    by_item: r"Layer\.listed\[0\]",
+    by_deque: r"Layer\.queue\[0\]",
+    within_a_new_object: r"Layer\.kept",
+    within_a_cache: r"Layer\.kept",
+    of_an_inner_layer: r"Inner\.kept",
+    of_the_class: r"Layer\.shared",
+    by_global: r"KEPT",
+    in_two_places: r"Layer\.kept, Layer\.new",
+    a_length: r"Layer\.kept",
+}
+
+
+def state_of(layer: Layer) -> list[Any]:
+    held = [(name, repr(value)) for name, value in vars(layer).items() if name != "inner"]
+    return [held, layer.inner and state_of(layer.inner), hasattr(Layer, "shared"), KEPT]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_layer_that_keeps_a_value_is_refused_and_is_as_it_was(way: Callable[[Any, Any], None]) -> None:
+    layer = Layer()
+
+    def called(x: Any) -> Any:
+        y = x * layer.number
+        way(layer, y)
+        return y + x
+
+    before = state_of(layer)
+    message = rf"^to_onnx: `layer` must keep no value of a graph.*; got kept=({WAYS[way]})\. Compute it in each"
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            to_onnx(called, SPEC)
+        assert state_of(layer) == before
+    if way is a_length:  # a graph for one length needs no value for it
+        np.testing.assert_array_equal(jit(called)(X), X * 3)
+    else:
+        with pytest.raises(ValueError, match=r"^jit: `layer` must keep no value of a graph"):
+            jit(called)(X)
+        assert state_of(layer) == before
+    np.testing.assert_array_equal(called(X), X * 3)
+    vars(Layer).get("shared") is None or delattr(Layer, "shared")
+    globals().update(KEPT=None)
+
+
+def test_by_closure_and_slot() -> None:
+    kept, slots = None, Slots()
+
+    def called(x: Any) -> Any:
+        nonlocal kept
+        kept = slots.kept = x + 1
+        return x
+
+    with pytest.raises(ValueError, match=r"kept=kept, Slots\.kept\."):
+        to_onnx(called, SPEC)
+    assert kept is None
+    assert not hasattr(slots, "kept")
+
+
+def test_an_error_of_the_layer_leaves_no_value_either() -> None:
+    layer = Layer()
+
+    def called(x: Any) -> Any:
+        layer.kept = x
+        raise RuntimeError("of the layer")
+
+    with pytest.raises(RuntimeError, match="of the layer"):
+        to_onnx(called, SPEC)
+    assert layer.kept is None
+
+
+def test_what_a_layer_keeps_beside_values_stays() -> None:
+    layer = Layer()
+
+    def called(x: Any) -> Any:
+        layer.number += 1
+        layer.named["table"] = np.ones(4, np.float32)
+        return x * layer.named["table"]
+
+    to_onnx(called, SPEC)
+    assert layer.number == 3
+    assert "table" in layer.named
+
+
+def test_a_value_that_was_kept_elsewhere_is_refused_in_another_graph() -> None:
+    """Where nobody looks: in an iterator."""
+    kept: list[Any] = []
+    outside = iter(lambda: kept, None)
+
+    def called(x: Any) -> Any:
+        values = next(outside)
+        y = x + values[0] if values else x
+        values.append(y)
+        return y
+
+    to_onnx(called, SPEC)
+    with pytest.raises(ValueError, match=r"a value must be used in the graph that it was computed for"):
+        to_onnx(called, SPEC)
