@@ -222,6 +222,7 @@ PLACES = {
     "start_session": "sdpa_xp_export._runtime.engine:start_session",
     "stated_call": "sdpa_xp_export._verify.model:stated_call",
     "stated_runtimes": "sdpa_xp_export._runtime.session:stated_runtimes",
+    "state": "sdpa_xp_export._layer.state",
     "streaming": "sdpa_xp._core.streaming",
     "SYNONYMS": "sdpa_xp._checks.keywords:SYNONYMS",
     "text_of": "sdpa_xp_export._call.text:text_of",

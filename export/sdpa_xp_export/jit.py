@@ -273,7 +273,7 @@ class JittedLayer:
         first = State(self.__wrapped__, self._functions(call))
         if not self._state.is_same():
             self._forget()
-        shapes, (model, result), state, own = self._exported(call)
+        shapes, (model, result), state, repeated = self._exported(call)
         if self._options["verify"]:
             _verify(model, self.__wrapped__, call.with_shapes(shapes), self._target)
         session = open_session(model, PROVIDERS[self._target.provider], FUNCTION, spins=True)
@@ -286,7 +286,7 @@ class JittedLayer:
             as_returned(result),
             lengths_of_pasts(call.names, shapes),
         )
-        if not first.changes() <= own:  # while this graph was written, so the others are old
+        if not first.changes() <= repeated:  # while this graph was written, so the others are old
             self._forget()
         self._traced, self._state = (*self._traced, traced), state
         return traced
@@ -318,14 +318,14 @@ class JittedLayer:
             shapes, (traced, state) = most_open([*zip(call.names, call.specs, strict=True)], exported)
             if not state.is_whole:
                 raise _too_much(self.__wrapped__)
-            own: set[tuple[int, Any]] = set()
+            repeated: set[tuple[int, Any]] = set()
             if changed := state.changes():
                 before, (traced, state) = traced, exported(shapes)
                 if _are_equal(traced[0], before[0]) and state.changes() == changed:
-                    state, own = State(layer, functions), changed
+                    state, repeated = State(layer, functions), changed
         except Exception as error:  # the layer is anyone's function, and raises what it likes
             raise located_error(FUNCTION, error) from error
-        return shapes, traced, state, own
+        return shapes, traced, state, repeated
 
     def refresh(self) -> None:
         """Forget all graphs, so that the next call writes one with what the layer holds then."""
@@ -380,7 +380,7 @@ class _Methods(dict[JittedLayer, JittedLayer]):
 
 
 def _methods_of(owner: Any) -> _Methods:
-    """Return the methods of an object, which its dictionary keeps; a copy that shares them gets its own."""
+    """Return the methods of an object, which its dictionary keeps; a copy that shares them gets others."""
     if not hasattr(owner, "__dict__"):
         rule, hint = "an object with a method of `jit` must have a `__dict__`", "Leave `__slots__` out."
         raise ArgumentTypeError(FUNCTION, rule, {"object": type(owner).__name__}, hint)

@@ -61,7 +61,7 @@ class Caller:
     """Whether a float64 of NumPy is more than a Python float, as it is beside arrays of NumPy."""
 
     @classmethod
-    def of(cls, arrays: Sequence[Any]) -> Caller:
+    def from_arrays(cls, arrays: Sequence[Any]) -> Caller:
         """Return it for arrays of one library, and perhaps integers in arrays of NumPy."""
         other = next((array for array in arrays if not isinstance(array, np.ndarray)), None)
         xp: Any = np if other is None else library_of(other).namespace(other)
@@ -191,7 +191,9 @@ class LayerCall:
         with_all = [with_specs(argument, numbered) for argument in args]
         named = {name: with_specs(argument, numbered) for name, argument in keywords.items()}
         bound = bound_arguments(function, layer, with_all, named, "Pass the arguments of the layer.")
-        caller = Caller.of([array for array, is_of_caller in zip(arrays, marks, strict=True) if is_of_caller])
+        caller = Caller.from_arrays(
+            [array for array, is_of_caller in zip(arrays, marks, strict=True) if is_of_caller]
+        )
         structure: list[object] = [caller, tuple(bound.arguments)]
         flatten(bound.arguments.values(), structure, [])  # with specs as arrays
         inputs: list[tuple[str, ArgumentSpec]] = []

@@ -76,7 +76,7 @@ def _structure(result: Any) -> Structure | None:
         "sdpa_xp",
         "sdpa_xp_export",
     ):
-        fields = [each.name for each in dataclasses.fields(result)]
+        fields = [field.name for field in dataclasses.fields(result)]
         named = {name: getattr(result, name) for name in fields}
         return named, lambda parts: kind(**dict(zip(fields, parts, strict=True)))
     return None

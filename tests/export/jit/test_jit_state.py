@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from internals import state
 
 from sdpa_xp_export import jit
 
@@ -62,7 +63,7 @@ def with_defaults(x: Any, *, scale: Any = (2.0,)) -> Any:
     return x * with_defaults.factor * scale[0]  # type: ignore[attr-defined]
 
 
-def held(value: Any, read: Callable[[Any], Any], change: Callable[[Any], object]) -> Case:
+def scaled_by(value: Any, read: Callable[[Any], Any], change: Callable[[Any], object]) -> Case:
     return lambda x: x * read(value), lambda: change(value)
 
 
@@ -77,7 +78,7 @@ def a_list_shrinks() -> Case:
 
 
 def a_dictionary_in_a_list_grows() -> Case:
-    return held([{"a": 1.0}], lambda v: sum(v[0].values()), lambda v: v[0].update(b=3.0))
+    return scaled_by([{"a": 1.0}], lambda v: sum(v[0].values()), lambda v: v[0].update(b=3.0))
 
 
 def a_key_is_renamed() -> Case:
@@ -86,7 +87,7 @@ def a_key_is_renamed() -> Case:
 
 
 def a_set_changes_an_element() -> Case:
-    return held({2.0, 5.0}, sum, lambda v: (v.remove(5.0), v.add(7.0)))
+    return scaled_by({2.0, 5.0}, sum, lambda v: (v.remove(5.0), v.add(7.0)))
 
 
 def a_field_of_a_dataclass_grows() -> Case:
@@ -137,7 +138,7 @@ def an_attribute_of_a_function() -> Case:
 
 
 def a_number_of_another_type() -> Case:
-    return held(
+    return scaled_by(
         [2], lambda v: v[0] / 4 if isinstance(v[0], float) else v[0], lambda v: v.insert(0, float(v.pop()))
     )
 
@@ -167,7 +168,7 @@ def an_environment_variable() -> Case:
 
 def a_context_variable() -> Case:
     variable: contextvars.ContextVar[float] = contextvars.ContextVar("scale", default=2.0)
-    return held(variable, lambda v: v.get(), lambda v: v.set(5.0))
+    return scaled_by(variable, lambda v: v.get(), lambda v: v.set(5.0))
 
 
 def an_object_of_a_weak_reference() -> Case:
@@ -184,18 +185,18 @@ def a_read_only_dictionary() -> Case:
 
 def of_standard_library() -> Iterator[Case]:
     for kind in (types.SimpleNamespace, argparse.Namespace, Model):
-        yield held(kind(scale=2.0), lambda v: v.scale, lambda v: setattr(v, "scale", 5.0))
-        yield held(kind(), lambda v: getattr(v, "scale", 2.0), lambda v: setattr(v, "scale", 5.0))
-        yield held(kind(a=kind(b=[2.0])), lambda v: sum(v.a.b), lambda v: v.a.b.append(5.0))
+        yield scaled_by(kind(scale=2.0), lambda v: v.scale, lambda v: setattr(v, "scale", 5.0))
+        yield scaled_by(kind(), lambda v: getattr(v, "scale", 2.0), lambda v: setattr(v, "scale", 5.0))
+        yield scaled_by(kind(a=kind(b=[2.0])), lambda v: sum(v.a.b), lambda v: v.a.b.append(5.0))
     for mapping in (collections.OrderedDict, collections.UserDict, collections.Counter):
-        yield held(mapping(a=2), lambda v: sum(v.values()), lambda v: v.update(b=5))
-    yield held(collections.defaultdict(float, a=2.0), lambda v: v["a"], lambda v: v.update(a=5.0))
-    yield held(collections.ChainMap({}, {"a": 2.0}), lambda v: v["a"], lambda v: v.maps[0].update(a=5.0))
-    yield held(collections.deque([2.0]), sum, lambda v: v.appendleft(5.0))
-    yield held(collections.UserList([2.0]), sum, lambda v: v.append(5.0))
-    yield held(bytearray([2]), lambda v: v[0], lambda v: v.append(1) or v.__setitem__(0, 5))
-    yield held(array.array("d", [2.0]), lambda v: v[0], lambda v: v.__setitem__(0, 5.0))
-    yield held(
+        yield scaled_by(mapping(a=2), lambda v: sum(v.values()), lambda v: v.update(b=5))
+    yield scaled_by(collections.defaultdict(float, a=2.0), lambda v: v["a"], lambda v: v.update(a=5.0))
+    yield scaled_by(collections.ChainMap({}, {"a": 2.0}), lambda v: v["a"], lambda v: v.maps[0].update(a=5.0))
+    yield scaled_by(collections.deque([2.0]), sum, lambda v: v.appendleft(5.0))
+    yield scaled_by(collections.UserList([2.0]), sum, lambda v: v.append(5.0))
+    yield scaled_by(bytearray([2]), lambda v: v[0], lambda v: v.append(1) or v.__setitem__(0, 5))
+    yield scaled_by(array.array("d", [2.0]), lambda v: v[0], lambda v: v.__setitem__(0, 5.0))
+    yield scaled_by(
         functools.partial(max, 2.0),
         lambda v: v.keywords.get("default", 2.0),
         lambda v: v.keywords.update(default=5.0),
@@ -381,7 +382,7 @@ def test_a_number_that_counts_the_calls() -> None:
 
 
 def test_too_many_objects_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sdpa_xp_export._layer.state.MOST", 50)
+    monkeypatch.setattr(state, "MOST", 50)
     program = [Model(number=n) for n in range(100)]
     with pytest.raises(
         ValueError, match=r"^jit: `layer` must lead to at most 100,000 objects.*Write a function"

@@ -116,8 +116,8 @@ WAYS: dict[Callable[[Any, Any], None], str] = {
 
 
 def state_of(layer: Layer) -> list[Any]:
-    held = [(name, repr(value)) for name, value in vars(layer).items() if name != "inner"]
-    return [held, layer.inner and state_of(layer.inner), hasattr(Layer, "shared"), KEPT]
+    attributes = [(name, repr(value)) for name, value in vars(layer).items() if name != "inner"]
+    return [attributes, layer.inner and state_of(layer.inner), hasattr(Layer, "shared"), KEPT]
 
 
 @pytest.mark.parametrize("way", WAYS)
