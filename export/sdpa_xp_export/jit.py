@@ -286,6 +286,8 @@ class JittedLayer:
             as_returned(result),
             lengths_of_pasts(call.names, shapes),
         )
+        if repeated and state.changes() <= repeated:
+            state = State(self.__wrapped__, self._functions(call))
         if not first.changes() <= repeated:  # while this graph was written, so the others are old
             self._forget()
         self._traced, self._state = (*self._traced, traced), state
@@ -322,7 +324,7 @@ class JittedLayer:
             if changed := state.changes():
                 before, (traced, state) = traced, exported(shapes)
                 if _are_equal(traced[0], before[0]) and state.changes() == changed:
-                    state, repeated = State(layer, functions), changed
+                    repeated = changed
         except Exception as error:  # the layer is anyone's function, and raises what it likes
             raise located_error(FUNCTION, error) from error
         return shapes, traced, state, repeated

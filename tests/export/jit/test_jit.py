@@ -298,12 +298,16 @@ def test_attributes_are_noticed_when_they_change() -> None:
         np.testing.assert_allclose(fast(X), Block.__call__(block, X), atol=1e-5)
 
 
-def test_a_layer_that_counts_its_calls_keeps_its_sessions() -> None:
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_layer_that_counts_its_calls_keeps_its_sessions(verify: bool) -> None:
     block = Block()
-    fast = jit(block)
+    fast = jit(block, verify=verify)
     for dtype in (np.float32, np.float64) * 3:
         fast(X.astype(dtype))
     assert len(fast.models) == 2
+    traced = block.traced
+    fast(X)
+    assert block.traced == traced
 
 
 @pytest.mark.needs("torch")
