@@ -130,8 +130,6 @@ PLACES = {
     "LONGEST_CALL": "sdpa_xp_export._call.text:LONGEST_CALL",
     "LONGEST_EXPRESSION": "sdpa_xp_export._call.text:LONGEST",
     "LONGEST_TRIAL": "sdpa_xp_export._verify.trials:LONGEST",
-    "LOWERED_BIASES": "sdpa_xp_export.lowering.biases:_LOWERED",
-    "LOWERED_MASKS": "sdpa_xp_export.lowering.masks:_CONDITIONS",
     "MaskTensor": "sdpa_xp.integrations._transformers_masks:MaskTensor",
     "metadata_of": "sdpa_xp_export._files.model:metadata_of",
     "model_files": "sdpa_xp_export.save",

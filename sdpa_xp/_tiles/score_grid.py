@@ -191,9 +191,10 @@ class ScoreGrid:
             return Integers(*[self.keys - self.queries - self.position] * 3)
         return self.check_integers(name, value)
 
-    def check_ids(self, name: str, value: object, length: int, letter: str, hint: str = "") -> Array:
-        """Check an id for each of `length` queries or keys, (..., length)."""
+    def check_ids(self, name: str, value: object, letter: Literal["L", "S"], hint: str = "") -> Array:
+        """Check an id for each query or key, (..., L) or (..., S)."""
         ids = check_ids(self.function, name, value, self.xp, self.device, self._waiting())
+        length = self.queries if letter == "L" else self.keys
         for number in (length,) if self.padding is None else self.padding.lengths(letter):
             check_one_each(self.function, name, ids.shape, (*self.batch, number), letter, hint)
         return self.slice_entries(ids, 1)

@@ -67,8 +67,8 @@ class Document(Mask):
         xp, shared = grid.xp, self.key_ids is None
         name, ids = ("query_ids", self.query_ids) if shared else ("key_ids", self.key_ids)
         hint = "If S is not L, pass the ids of the keys as `key_ids`." if shared else ""
-        queries = grid.check_ids("attn_mask.query_ids", self.query_ids, grid.queries, "L")
-        keys = grid.check_ids(f"attn_mask.{name}", ids, grid.keys, "S", hint)
+        queries = grid.check_ids("attn_mask.query_ids", self.query_ids, "L")
+        keys = grid.check_ids(f"attn_mask.{name}", ids, "S", hint)
         if queries.dtype != keys.dtype:  # JAX may be set to compare no unlike dtypes
             wider = max(queries, keys, key=lambda ids: int(dtype_name(ids.dtype).removeprefix("int")))
             queries, keys = (astype_if_needed(xp, ids, wider.dtype) for ids in (queries, keys))

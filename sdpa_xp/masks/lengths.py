@@ -150,8 +150,7 @@ class QueriesBefore(Pattern):
         answer = self.uniform(tile)
         if answer is not None:
             return answer
-        # A cache has added its position to the index of each query.
-        return tile.query_index - tile.grid.positions < tile.slice_integers(self.length).values
+        return tile.row_index < tile.slice_integers(self.length).values
 
     def uniform(self, tile: Tile) -> bool | None:
         length = tile.slice_integers(self.length)

@@ -88,7 +88,7 @@ class DraftTree(Mask):
         grid.lengths("attn_mask.parents", "L")  # a graph with a cache is refused
         offset = grid.check_offset("attn_mask.offset", self.offset)
         first, last = preorder(self.parents)
-        entered = grid.check_ids("attn_mask.parents", first, grid.queries, "L")
+        entered = grid.check_ids("attn_mask.parents", first, "L")
         number = grid.in_all_axes(grid.xp.expand_dims(entered, axis=-1))
         # One more stands for the keys behind the drafts, whose descendants are none.
         ends = (grid.put([*first, 0], number.dtype), grid.put([*last, -1], number.dtype))

@@ -14,7 +14,7 @@ import onnx
 import pytest
 from internals import LONGEST_CALL, Runtime, backends, demo, from_json
 
-from sdpa_xp import masks, scaled_dot_product_attention, scaled_dot_product_attention_vjp
+from sdpa_xp import biases, masks, scaled_dot_product_attention, scaled_dot_product_attention_vjp
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify
 
 Q = TensorSpec("float32", ("B", 8, "L", 64))
@@ -265,12 +265,14 @@ REFUSED_CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a cache of other heads": (lambda: export(past_key=f32(2, 2, 6, 16), past_value=X), ValueError, "`past_key` must have at least 3 axes, and the shape of `key` except for axis -2; got past_key.shape=(2, 2, 6, 16), key.shape=(2, 4, 6, 16)"),
     "a cache with heads last": (lambda: export(**CACHE | {"past_value": f32(2, 4, 6, 8)}, layout="...LHE"), ValueError, "`past_value` must have at least 3 axes, and the shape of `value` except for axis -3"),
     "a cache of 2 axes": (lambda: export(f32(6, 16), past_key=f32(6, 16), past_value=f32(6, 16)), ValueError, "`past_key` must have at least 3 axes"),
-    "documents of more keys": (lambda: export_attention(OPEN, f32("B", 4, "S", 16), f32("B", 4, "S", 16), masks.document(ints("L"))), ValueError, "`attn_mask.query_ids` must also have one integer for each key (S); got L=L, S=S. Pass the ids of the keys as `key_ids`."),
+    "documents of more keys": (lambda: export_attention(OPEN, f32("B", 4, "S", 16), f32("B", 4, "S", 16), masks.document(ints("L"))), ValueError, "`attn_mask.query_ids` must have one integer for each token; got query_ids.shape=('L',), expected=('B', 'S'). If S is not L, pass the ids of the keys as `key_ids`."),
     "documents of other lengths": (lambda: export(attn_mask=masks.document(ints(6), ints(7))), ValueError, "`attn_mask.key_ids` must have one integer for each token; got key_ids.shape=(7,), expected=(2, 6)"),
     "documents of other batches": (lambda: export(attn_mask=masks.document(ints(3, 6))), ValueError, "`attn_mask.query_ids` must have one integer for each token; got query_ids.shape=(3, 6), expected=(2, 6)"),
     "lengths with a point": (lambda: export(attn_mask=masks.padding(f32(2))), TypeError, "`attn_mask.key_lengths` must hold integers; got attn_mask.key_lengths.dtype=float32"),
     "no length at all": (lambda: export(attn_mask=masks.padding("6")), TypeError, "`attn_mask.key_lengths` must be an integer, a list of them, or a TensorSpec; got attn_mask.key_lengths='6'"),
     "a mask that is none": (lambda: export(attn_mask="causal"), TypeError, "`attn_mask` must be a Mask, a TensorSpec or an array; got attn_mask='causal'"),
+    "slopes wider than the scores": (lambda: export(bias=biases.alibi(np.ones(4))), TypeError, "`bias.slopes` must have the dtype of `query` or of the scores (float32); got bias.slopes.dtype=float64"),
+    "a table wider than the scores": (lambda: export(bias=biases.relative(np.ones((16, 4)))), TypeError, "`bias.table` must have the dtype of `query` or of the scores (float32); got bias.table.dtype=float64"),
     "a bias that is none": (lambda: export(bias=1.0), TypeError, "`bias` must be a Bias, a TensorSpec or an array; got bias=1.0"),
     "a mask of a model that is none": (lambda: verify(export(), attn_mask=np.ones((6, 6), bool)), TypeError, "`attn_mask` must be a Mask or None; got attn_mask=numpy.ndarray"),
     "a function without a graph": (lambda: to_onnx(lambda x: scaled_dot_product_attention_vjp(x, x, x)[0], X), TypeError, "a graph must be traced of scaled_dot_product_attention,"),

@@ -129,7 +129,7 @@ def _with_lengths(inputs: FormInputs) -> dict[str, GraphValue]:
     if lengths is None:
         (padding,) = call.masks
         stated = padding.arguments["key_lengths"]
-        lengths = cast(GraphValue, tile.limited("attn_mask.key_lengths", stated, call.sizes.keys))
+        lengths = cast(GraphValue, tile.integers("attn_mask.key_lengths", stated, 0, call.sizes.keys))
     batch = call.sizes.batch[0]
     # The operator only adds -inf to the scores of other keys, so a NaN in them would leak in a kernel that does
     # not skip them: onnxruntime's does, ONNX's own reference does not.

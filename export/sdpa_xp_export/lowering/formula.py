@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from sdpa_xp._checks.integers import Integers, check_within
+from sdpa_xp._checks.integers import Integers
 from sdpa_xp._checks.keywords import LARGEST_INTEGER
 from sdpa_xp._checks.score_arrays import check_added_dtype, check_broadcasts
 from sdpa_xp.biases import Bias
@@ -23,8 +23,8 @@ from sdpa_xp.masks import Mask
 from sdpa_xp_export import _arrays as xp
 from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._arrays.numpy_and_torch import MissingFunctionError
-from sdpa_xp_export._call.operands import Initializer, Input, with_operands
-from sdpa_xp_export._dtypes.dtype import Dtype
+from sdpa_xp_export._call.operands import Initializer, Input, kind_of, with_operands
+from sdpa_xp_export._dtypes.dtype import INTEGERS, Dtype
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export.lowering.tile import GraphTile, TileRange
 from sdpa_xp_export.spec import as_lengths
@@ -82,26 +82,22 @@ class FormulaGrid:
     def _length(self, length: int | str, which: str) -> int | GraphValue:
         return length if isinstance(length, int) else self.tile.here(getattr(self.tile.lengths, which))
 
-    def check_integers(self, name: str, value: object, least: int = -LARGEST_INTEGER) -> Integers:
+    def check_integers(
+        self, name: str, value: object, least: int = -LARGEST_INTEGER, most: int | str = LARGEST_INTEGER
+    ) -> Integers:
         known = [value] if isinstance(value, int) else value
-        values = self.tile.integers(name, value, least)
+        values = self.tile.integers(name, value, least, most)
         if isinstance(known, tuple | list) and known:
             return Integers(cast(Any, values), min(known), max(known))
         return Integers(cast(Any, values), -math.inf, math.inf)  # only a run knows them: no tile is skipped
 
     def check_lengths(self, name: str, value: object, letter: str) -> Integers:
-        lengths, limit = self.check_integers(name, value, least=0), self.queries if letter == "L" else self.keys
-        check_within(self.function, name, lengths, cast(int, limit), letter)
-        return lengths
+        return self.check_integers(name, value, 0, self._size(letter))
 
-    def check_offset(self, name: str, value: object) -> Integers:
-        if not isinstance(value, str):
-            return self.check_integers(name, value)
-        return Integers(cast(Any, self.tile.integers(name, value)), -math.inf, math.inf)
+    check_offset = check_integers
 
-    def check_ids(self, name: str, value: object, _length: object, letter: str, _hint: str = "") -> GraphValue:
-        sizes = self.tile.call.sizes
-        return self.tile.ids(name, value, sizes.queries if letter == "L" else sizes.keys)
+    def check_ids(self, name: str, value: object, letter: str, hint: str = "") -> GraphValue:
+        return self.tile.ids(name, value, self._size(letter), hint)
 
     def check_scores_shape(self, name: str, array: Any) -> GraphValue:
         return self._broadcast(name, array, self.tile.call.sizes.scores_shape, "(..., Hq, L, S)")
@@ -112,8 +108,11 @@ class FormulaGrid:
     def check_dtype(self, name: str, array: Any) -> None:
         check_added_dtype(self.function, name, array, cast(Any, self.input_dtype), cast(Any, self.dtype))
 
+    def _size(self, letter: str) -> int | str:
+        return self.tile.call.sizes.queries if letter == "L" else self.tile.call.sizes.keys
+
     def lengths(self, name: str, letters: str = "LS") -> list[int]:
-        sizes = {"L": self.tile.call.sizes.queries, "S": self.tile.call.sizes.keys}
+        sizes = {letter: self._size(letter) for letter in "LS"}
         known = [size for letter, size in sizes.items() if letter in letters and isinstance(size, int)]
         if len(known) < len(letters) or self.tile.call.cached:
             rule = f"`{name}` must be used without a cache, and with lengths that are numbers and not names"
@@ -175,6 +174,10 @@ class FormulaTile:
     @property
     def query_index(self) -> GraphValue:
         return self._tile.query_index
+
+    @property
+    def row_index(self) -> GraphValue:
+        return self._tile.row
 
     @property
     def key_index(self) -> GraphValue:
@@ -251,6 +254,8 @@ def _with_values(modifier: Any, tile: GraphTile) -> Any:
     def value_of(_: str, argument: object) -> Any:
         if isinstance(argument, Mask | Bias):
             return _with_values(argument, tile)
+        if isinstance(argument, Initializer) and argument.dtype in INTEGERS and kind_of(modifier):
+            return argument  # the library's own asks the grid for them, which knows and checks the numbers
         return tile.operand(argument) if isinstance(argument, Input | Initializer) else argument
 
     return with_operands(modifier, value_of)

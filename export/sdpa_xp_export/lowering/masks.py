@@ -1,7 +1,6 @@
 """Each mask as the condition that defines it, and as the range of keys that it leaves to a block of queries.
 
-A mask without an entry in `_CONDITIONS` is traced from its own formula. The others stand here, since the graphs
-of their formulas have more nodes.
+A condition is traced from the formula of its mask.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from collections.abc import Callable, Sequence
 from functools import cached_property, reduce
 from typing import Any, TypeAlias, cast
 
-from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks import Mask
 from sdpa_xp_export import _arrays as xp
 from sdpa_xp_export._call.operands import kind_of
@@ -64,50 +62,6 @@ def _none_of(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
     return not allowed if isinstance(allowed, bool) else ~allowed
 
 
-def _causal(tile: GraphTile, offset: object) -> AllowedPairs:
-    return tile.key_index <= tile.query_index + tile.integers("attn_mask.offset", offset)
-
-
-def _sliding_window(tile: GraphTile, left: int | None, right: int | None, offset: object) -> AllowedPairs:
-    shift = tile.integers("attn_mask.offset", offset)  # an offset is checked even if it moves nothing
-    if left is None and right is None:
-        return True
-    middle = tile.query_index + shift
-    allowed: AllowedPairs = True
-    if left is not None:
-        allowed = tile.key_index >= middle - left
-    if right is not None:
-        allowed = both_allow(allowed, tile.key_index <= middle + right)
-    return allowed
-
-
-def _padding(tile: GraphTile, key_lengths: object, query_lengths: object) -> AllowedPairs:
-    allowed: AllowedPairs = True
-    if key_lengths is not None:
-        allowed = tile.key_index < tile.limited("attn_mask.key_lengths", key_lengths, tile.call.sizes.keys)
-    if query_lengths is not None:
-        # Lengths count the queries of the call, so a cache does not move them.
-        real = tile.limited("attn_mask.query_lengths", query_lengths, tile.call.sizes.queries)
-        allowed = both_allow(allowed, tile.row < real)
-    return allowed
-
-
-def _prefix(tile: GraphTile, length: object) -> AllowedPairs:
-    return tile.key_index < tile.limited("attn_mask.length", length)
-
-
-def _document(tile: GraphTile, query_ids: object, key_ids: object) -> AllowedPairs:
-    """ids (..., L) and (..., S) -> (..., 1, L, 1) == (..., 1, 1, S)."""
-    if key_ids is None and tile.call.sizes.queries != tile.call.sizes.keys:
-        rule = "`attn_mask.query_ids` must also have one integer for each key (S)"
-        got = {"L": tile.call.sizes.queries, "S": tile.call.sizes.keys}
-        raise ArgumentValueError(tile.graph.function, rule, got, "Pass the ids of the keys as `key_ids`.")
-    queries = tile.ids("attn_mask.query_ids", query_ids, tile.call.sizes.queries)
-    keys = queries if key_ids is None else tile.ids("attn_mask.key_ids", key_ids, tile.call.sizes.keys)
-    queries, keys = (xp.expand_dims(ids, axis=-2) for ids in (queries, keys))
-    return tile.cut(xp.expand_dims(queries, axis=-1)) == tile.cut(xp.expand_dims(keys, axis=-2))
-
-
 def _from_function(tile: GraphTile, mask_mod: Callable[..., Any]) -> AllowedPairs:
     allowed: AllowedPairs = call_index_function("attn_mask", mask_mod, tile.indices, "bool")
     return allowed
@@ -120,19 +74,14 @@ def _at_positions(
 
 
 _CONDITIONS: dict[str, Callable[..., AllowedPairs]] = {
-    # Joined masks are asked one by one, so that those below are found among their parts.
+    # Joined masks are asked one by one, so that messages name the part that they are about.
     "&": _all_of,
     "|": _any_of,
     "~": _none_of,
     "at_positions": _at_positions,
-    "causal": _causal,  # its formula has as many nodes, but other ones than the graphs that were measured
-    "sliding_window": _sliding_window,  # its formula moves the queries once for each side
-    "padding": _padding,  # its formula takes the position of a cache off again, to count the queries
-    "prefix": _prefix,  # its formula does not hold a length of an input to the keys
-    "document": _document,  # its formula asks for L and S, to check the lengths of the ids
     "from_function": _from_function,  # messages name the function, not a formula
 }
-"""The conditions that are written here, by the name of their mask."""
+"""The conditions that are written here, by the name of their mask; any other is traced from its formula."""
 
 
 class _Queries:
@@ -221,11 +170,11 @@ def _sliding_window_keys(
 def _padding_keys(tile: GraphTile, _: _Queries, key_lengths: object, **_lengths: object) -> KeyRange:
     if key_lengths is None:
         return None, None
-    return None, _extreme(tile, "ReduceMax", tile.whole.limited("attn_mask.key_lengths", key_lengths))
+    return None, _extreme(tile, "ReduceMax", tile.whole.integers("attn_mask.key_lengths", key_lengths))
 
 
 def _prefix_keys(tile: GraphTile, _: _Queries, length: object) -> KeyRange:
-    return None, _extreme(tile, "ReduceMax", tile.whole.limited("attn_mask.length", length))
+    return None, _extreme(tile, "ReduceMax", tile.whole.integers("attn_mask.length", length))
 
 
 def _chunked_keys(_: GraphTile, queries: _Queries, size: int) -> KeyRange:

@@ -170,11 +170,11 @@ class GraphTile:
         return self.here(outer.weight(operand.name, operand.numbers))
 
     def integers(
-        self, name: str, value: object, least: int = -LARGEST_INTEGER, most: int = LARGEST_INTEGER
+        self, name: str, value: object, least: int = -LARGEST_INTEGER, most: int | str = LARGEST_INTEGER
     ) -> GraphValue | int:
         """Return one integer, or one for each batch entry as (..., 1, 1, 1); "lower_right" is S - L.
 
-        Known integers must be at least `least` and at most `most`.
+        Known integers must be at least `least` and at most `most`, if that is no name of a length.
         """
         if isinstance(value, str) and value == "lower_right":
             # A cache moves the queries to the last tokens already, so the offset is 0 there.
@@ -189,18 +189,14 @@ class GraphTile:
         _check_batch_integers(self.graph.function, name, vector.dims, batch)
         return ops.with_ones(vector, 3)
 
-    def limited(self, name: str, value: object, limit: int | str | None = None) -> GraphValue | int:
-        """Return lengths as `integers` does; known ones must be at least 0, and at most a known `limit`."""
-        return self.integers(name, value, 0, limit if isinstance(limit, int) else LARGEST_INTEGER)
-
-    def ids(self, name: str, value: object, length: int | str) -> GraphValue:
+    def ids(self, name: str, value: object, length: int | str, hint: str) -> GraphValue:
         """Return ids of tokens, (..., length)."""
         ids = self.vector(name, value)
         target = (*self.call.sizes.batch, length)
         if ids.dims[-1:] != (length,) or not broadcasts_to(ids.dims, target):
             rule = f"`{name}` must have one integer for each token"
             got = {f"{name.rpartition('.')[2]}.shape": ids.dims, "expected": target}
-            raise ArgumentValueError(self.graph.function, rule, got)
+            raise ArgumentValueError(self.graph.function, rule, got, hint)
         return ids
 
     def vector(self, name: str, value: object) -> GraphValue:
@@ -243,8 +239,9 @@ class GraphTile:
         return numbers
 
 
-def _check_range(function: str, name: str, value: object, least: int, most: int) -> None:
+def _check_range(function: str, name: str, value: object, least: int, most: int | str) -> None:
     """Refuse integers that the library refuses, if they are known now; those of an input are not."""
+    most = most if isinstance(most, int) else LARGEST_INTEGER
     known = value.numbers.ravel().tolist() if isinstance(value, Initializer) else value
     for number in known if isinstance(known, tuple | list) else [known]:
         if isinstance(number, int | np.integer) and not least <= number <= most:

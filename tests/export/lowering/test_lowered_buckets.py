@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,38 +11,33 @@ from graphs import check_forms, qkv, run
 
 from sdpa_xp import biases
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx
-from sdpa_xp_export.lowering.biases import LISTED, Buckets, bucket
+from sdpa_xp_export.lowering.biases import LISTED, bucket
 
 QKV = TensorSpec("float32", ("B", 4, "L", 8))
 RULES = [(32, 128), (32, 10**7), (16, 2**29), (8, 20), (4, 5), (1000, 10**7), (6, 9), (200, 120)]
 
 
-def library(rules: Buckets, distances: np.ndarray) -> list[int]:
-    """The bucket of each distance by the library, which is asked for five distances in a row."""
-    numbers = np.arange(float(rules.count))[:, None]
-    buckets = []
-    for distance in distances.tolist():
-        bias = biases.relative(
-            numbers, bidirectional=rules.bidirectional, max_distance=rules.max_distance, offset=-distance
-        )
-        buckets.append(int(biases.to_array(bias, (1, 1, 1))[0, 0, 0]))
-    return buckets
+def library(bias: Any, distances: np.ndarray) -> list[int]:
+    """The bucket of each distance by the library, if the bias adds the number of the bucket."""
+    moved = (replace(bias, offset=-distance) for distance in distances.tolist())
+    return [int(biases.to_array(one, (1, 1, 1))[0, 0, 0]) for one in moved]
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize(("count", "max_distance"), RULES)
 def test_the_library_s_bucket(count: int, max_distance: int, bidirectional: bool) -> None:
     """Near each distance at which a bucket begins, in both directions, and in between."""
-    rules = Buckets(count, bidirectional, max_distance)
-    begins = [0, *rules.first_distances(), max_distance]
+    numbers = np.arange(float(count))[:, None]
+    bias: Any = biases.relative(numbers, bidirectional=bidirectional, max_distance=max_distance)
+    begins = [0, *bias.first_distances, max_distance]
     near = {begin + by for begin in begins[:: max(1, len(begins) // 40)] for by in (-2, -1, 0, 1, 2)}
     near |= {*np.random.default_rng(7).integers(0, max_distance + 9, 60).tolist(), 2**29}
     distances = np.asarray(
         sorted({sign * distance for distance in near for sign in (1, -1) if distance <= 2**29})
     )
-    model = to_onnx(lambda d: bucket(rules, d), TensorSpec("int64", ("N",)))
+    model = to_onnx(lambda d: bucket(bias, d), TensorSpec("int64", ("N",)))
     (buckets,) = run(model, {"d": distances}).values()
-    np.testing.assert_array_equal(buckets, library(rules, distances))
+    np.testing.assert_array_equal(buckets, library(bias, distances))
 
 
 @pytest.mark.sampled(5)

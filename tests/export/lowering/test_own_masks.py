@@ -1,4 +1,4 @@
-"""Masks and biases without a lowering, traced from their formulas: the caller's classes, and public ones."""
+"""Masks and biases are traced from their formulas: the caller's classes, and public ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from graphs import (
     run,
     spec,
 )
-from internals import override
 from public_masks import CALLS
 from short_runs import assert_right
 
@@ -70,26 +69,6 @@ def test_public_masks(rng: np.random.Generator, name: str) -> None:
     check_forms(
         qkv(rng), PUBLIC[name], operands(PUBLIC[name], rng, *LONGER), names=KNOWN_LENGTHS.get(name, NAMES)
     )
-
-
-@pytest.mark.parametrize("name", sorted(PUBLIC.keys() - {"from_function"}))
-def test_formulas_of_public_masks(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """As a new mask is exported: no lowering knows it."""
-    override(monkeypatch, "LOWERED_MASKS", {})
-    check_forms(
-        qkv(rng), PUBLIC[name], operands(PUBLIC[name], rng, *LONGER), names=KNOWN_LENGTHS.get(name, NAMES)
-    )
-
-
-@pytest.mark.parametrize(
-    "rules", [lambda: {"bias": biases.alibi(4)}, lambda bias: {"bias": biases.from_array(bias)}]
-)
-def test_formulas_of_public_biases(
-    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, rules: Rules
-) -> None:
-    """Likewise; that of `relative` asks for numbers where a graph has lengths."""
-    override(monkeypatch, "LOWERED_BIASES", {})
-    check_forms(qkv(rng), rules, operands(rules, rng, *LONGER), names=NAMES)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
