@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,14 +43,24 @@ class PathArgument(NamedTuple):
 
 
 @contextmanager
-def reworded(argument: PathArgument, path: str | os.PathLike[str]) -> Iterator[None]:
-    """Reword errors of the system: they then name the path that the user passed, and no temporary one."""
+def reworded(argument: PathArgument, path: str | os.PathLike[str] | None, hint: str = "") -> Iterator[None]:
+    """Reword errors of the system: they then name the path that the user passed, and no temporary one.
+
+    Without a path, that is the folder for temporary files.
+    """
     try:
         yield
     except OSError as error:
         if error.errno is None:  # this package raised it
             raise
-        raise with_text(error, argument.message(f"must be writable ({reason(error)})", path)) from error
+        path = tempfile.tempdir if path is None else path
+        raise with_text(error, argument.message(f"must be writable ({reason(error)})", path, hint)) from error
+
+
+def temporary(function: str = "verify") -> AbstractContextManager[None]:
+    """Reword errors of the system about temporary files, which are no fault of a model."""
+    hint = "It is the folder for temporary files: free space there, lift the limit, or name another folder."
+    return reworded(PathArgument(function, "TMPDIR"), None, hint)
 
 
 def absence_hint(path: str | os.PathLike[str]) -> str:

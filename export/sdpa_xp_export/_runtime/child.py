@@ -107,7 +107,8 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
                 text = f"{type(error).__name__}: {text}" if text else type(error).__name__
             reason = (text or type(error).__name__)[:LONGEST_REASON]
             over = any(word in f"{type(error).__name__} {error}" for word in MEMORY_WORDS)
-            frames.send(answers, {"error": reason, "over_memory": over})
+            number = error.errno if isinstance(error, OSError) else None
+            frames.send(answers, {"error": reason, "over_memory": over, "errno": number})
 
 
 class _Worker:
@@ -174,7 +175,12 @@ class _Worker:
             return {"nodes": nodes[: self.engine.MOST_NODES]}, None
         profile = Path(self.session.end_profiling())
         self.session = None
-        return {"nodes": self.engine.nodes_of_profile(profile)}, None
+        try:
+            return {"nodes": self.engine.nodes_of_profile(profile)}, None
+        except (OSError, ValueError):
+            # onnxruntime does not say that it wrote a part, or nothing: one more write gets the system's error.
+            profile.write_bytes(bytes(2**16))
+            raise
 
     def _limit(self, memory: int, hard: bool) -> None:
         """Limit the memory from now on; `hard` if the system may do it, which also counts what a GPU maps."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from sdpa_xp.errors import Message
 from sdpa_xp_export._files.model import Model, initializer_bytes
+from sdpa_xp_export._files.paths import temporary
 from sdpa_xp_export._runtime import child
 from sdpa_xp_export._runtime.engine import TimedRun
 from sdpa_xp_export._runtime.frames import Frame, TooLargeError, receive, send
@@ -73,7 +74,8 @@ class RuntimeProcess:
         self._left = timeout
         # A thread of its own reads the pipe, since a read cannot be given up when the time is over.
         self._talk = futures.ThreadPoolExecutor(1)
-        self._errors = (self._folder / "errors").open("w+b")
+        with temporary():
+            self._errors = (self._folder / "errors").open("w+b")
         # In this process, which is ours, onnxruntime sends no telemetry unless a user asks for it.
         self._process = subprocess.Popen(
             # -P and -s: Python itself puts no folder in front of `sys.path`, where a file could shadow a module
@@ -151,10 +153,11 @@ class RuntimeProcess:
     @contextmanager
     def session(self, model: Model, provider: str) -> Iterator[RemoteSession]:
         """Load `model` on `provider`; when the block ends, the session knows where its nodes ran."""
-        with self._runtime_named(model, provider), tempfile.TemporaryDirectory(dir=self._folder) as folder:
-            source = source_of(model, Path(folder))
+        with self._runtime_named(model, provider):
+            with temporary():
+                source = source_of(model, Path(tempfile.mkdtemp(dir=self._folder)))
             load: dict[str, object] = {"provider": provider, "fallback": PROVIDERS["cpu"]}
-            load["profile"] = str(Path(folder) / "profile")
+            load["profile"] = str(self._folder / "profile")
             load["outputs"] = [output.name for output in model.graph.output]
             load["file"] = source if isinstance(source, str) else None
             arrays = {"model": np.frombuffer(source, np.uint8)} if isinstance(source, bytes) else {}
@@ -197,6 +200,9 @@ class RuntimeProcess:
         if reason := answer.facts.get("error"):
             if answer.facts.get("over_memory"):
                 raise self._met(doing, "memory", {"memory": self._memory})
+            with temporary():  # of files, the process has no others
+                if number := answer.facts.get("errno"):
+                    raise OSError(number, os.strerror(number))
             raise failed(doing, reason, engine=self._shown)
         return answer
 
@@ -290,7 +296,9 @@ def runtime_process(
     """Start a process for a model, and end it when the block ends. The largest run has that many `scores`."""
     most = default_memory(model, scores) if memory is None else int(memory)
     check_installed(engine)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+    with temporary():
+        temporary_folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    with temporary_folder as folder:
         process = RuntimeProcess(float(timeout), most, Path(folder), engine)
         try:
             yield process

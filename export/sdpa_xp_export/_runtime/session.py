@@ -17,6 +17,7 @@ from onnx import helper
 from sdpa_xp._checks.messages import install_hint, nearest_hint
 from sdpa_xp.errors import ArgumentValueError, Message
 from sdpa_xp_export._files.model import EXTERNAL_ABOVE, Model, exported_models, initializer_bytes
+from sdpa_xp_export._files.paths import temporary
 from sdpa_xp_export._runtime import engine
 from sdpa_xp_export._runtime.limits import failed
 from sdpa_xp_export._runtime.releases import (
@@ -81,7 +82,7 @@ def not_installed(
 def open_session(model: Model, provider: str, function: str = "verify", *, spins: bool = False) -> Any:
     """Open an onnxruntime session of `model` on `provider`, which must really start there."""
     installed_runtime(function)
-    with tempfile.TemporaryDirectory() as folder:
+    with temporary(function), tempfile.TemporaryDirectory() as folder:
         source = source_of(model, Path(folder))
         with errors_reworded("load", function):
             session = engine.start_session(source, provider, PROVIDERS["cpu"], spins=spins)

@@ -5,7 +5,8 @@ Exit codes:
   1    a result disagrees, the engine fails to run a model, a node did not run
        on the required provider, or the engine is another one or older than
        required
-  2    an argument is wrong, a file is missing, or the provider is not offered
+  2    an argument is wrong, a file is missing or cannot be written, or the
+       provider is not offered
   130  interrupted
 An error is one line on standard error.
 """
