@@ -24,8 +24,11 @@ _REWORDED: dict[type[Exception], Any] = {
     TypeError: ArgumentTypeError,
     ValueError: ArgumentValueError,
     RuntimeError: RuntimeError,
+    IndexError: IndexError,
 }
 """What an error of Python's own, raised by a function of a caller, becomes when it names that function."""
+_INDEX_ONCE = "The indices are arrays: index a table once, as in table[b, q_idx], not table[b][q_idx]."
+"""FlexAttention calls a function with single numbers, of which each may index what the one before left."""
 
 
 @explains_keywords
@@ -195,11 +198,13 @@ def apply_caller_function(
             error.add_note(f"{function}: it was raised by the function of `{name}`.")
             raise
         rule = f"the function of `{name}` must compute with arrays of indices"
-        hint = ""
-        if any(word in str(error).lower() for word in ("truth", "ambiguous", "bool", "length-1")):
+        hint, text = "", str(error).lower()
+        if kind is IndexError:
+            hint = _INDEX_ONCE if "bounds" in text or "too many" in text else ""
+        elif any(word in text for word in ("truth", "ambiguous", "bool", "length-1")):
             hint = "Conditions combine with `&`, `|` and `~`, not with `and`, `or` and `not`."
         parts = function, rule, {"its error": error}, hint
-        raise (RuntimeError(Message(*parts)) if kind is RuntimeError else kind(*parts)) from error
+        raise (kind(*parts) if issubclass(kind, TypeError | ValueError) else kind(Message(*parts))) from error
 
 
 def check_function_result(function: str, name: str, result: object, target: Shape, xp: Namespace) -> Array:
@@ -213,5 +218,6 @@ def check_function_result(function: str, name: str, result: object, target: Shap
         raise ArgumentTypeError(function, rule, {"result": shown(result)})
     if broadcast(result.shape, target) != target:
         rule = f"what the function of `{name}` returns must broadcast to (..., Hq, rows, columns) of its tile"
-        raise ArgumentValueError(function, rule, {"result.shape": result.shape, "tile": target})
+        hint = _INDEX_ONCE if len(result.shape) > len(target) else ""
+        raise ArgumentValueError(function, rule, {"result.shape": result.shape, "tile": target}, hint)
     return result

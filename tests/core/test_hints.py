@@ -179,6 +179,48 @@ def test_an_error_in_a_score_function_names_the_argument() -> None:
         scaled_dot_product_attention(Q, K, K, bias=wrong)
 
 
+ONCE = "The indices are arrays: index a table once, as in table[b, q_idx], not table[b][q_idx]."
+CHAINED: dict[str, Callable[[Any, Any, Any, Any, Any], Any]] = {
+    "a row, then a column": lambda table, b, h, i, j: table[b][i],
+    "three times": lambda table, b, h, i, j: table[b][h][i],
+    "at last": lambda table, b, h, i, j: table[b, h][i],
+    "too many": lambda table, b, h, i, j: table[b, h, i, j],
+}
+
+
+@pytest.mark.parametrize("index", CHAINED)
+@pytest.mark.parametrize("name", ["bias", "attn_mask"])
+def test_a_table_that_is_indexed_twice(library: Library, index: str, name: str) -> None:
+    """As in FlexAttention, whose functions get numbers."""
+    read, shape = CHAINED[index], (2, 9) if index == "a row, then a column" else (2, 4, 9)
+    x = np.ones((2, 4, 5, 8), F)
+    with library.guard():
+        table = library.put(np.ones(shape, F))
+        rules: dict[str, Any] = {
+            "bias": biases.from_function(lambda s, b, h, i, j: s + read(table, b, h, i, j))
+        }
+        if name == "attn_mask":
+            rules = {"attn_mask": masks.from_function(lambda b, h, i, j: read(table, b, h, i, j) > 0)}
+    with pytest.raises((IndexError, ValueError), match=rf"the function of `{name}`|{name}") as error:
+        library.call(scaled_dot_product_attention, x, x, x, **rules)
+    if isinstance(error.value, IndexError):
+        start = (
+            f"scaled_dot_product_attention: the function of `{name}` must compute with arrays of indices; got"
+        )
+        assert str(error.value).startswith(start)
+    if library.name in ("numpy", "torch"):  # JAX clips indices, and so finds other shapes
+        assert ONCE in str(error.value)
+
+
+def test_other_errors_of_an_index_get_no_such_hint() -> None:
+    table = np.ones((2, 9), F)
+    bias = biases.from_function(lambda s, b, h, i, j: s + table[b, i / 2])
+    with pytest.raises(IndexError, match="the function of `bias` must compute with arrays of indices") as error:
+        scaled_dot_product_attention(Q, K, K, bias=bias)
+    assert "once" not in str(error.value)
+    assert "Conditions" not in str(error.value)
+
+
 def test_a_function_of_another_number_of_arguments() -> None:
     with pytest.raises(
         TypeError, match=r"`mask_mod` must be a function of 4 arguments \(b, h, q_idx, kv_idx\); got"
