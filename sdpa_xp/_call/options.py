@@ -172,8 +172,8 @@ def check_implementation(function: str, value: object, *, kernels: bool) -> Impl
         if value != "xp" and not kernels:
             refuse_missing_kernel(function, value, "no vendor has a kernel for this function")
         return value
-    by_kernels = ", or " + " or ".join(f"'{name}'" for name in IMPLEMENTATIONS if name != "xp")
-    rule = "`implementation` must be None or 'xp', the portable one" + by_kernels * kernels
+    names = ["None", *(repr(name) for name in IMPLEMENTATIONS if kernels or name == "xp")]
+    rule = f"`implementation` must be {', '.join(names[:-1])} or {names[-1]}"
     raise ArgumentValueError(function, rule, {"implementation": repr(value)})
 
 

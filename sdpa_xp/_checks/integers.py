@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from sdpa_xp._checks.arrays import broadcast, check_known, check_plain_array
 from sdpa_xp._checks.keywords import LARGEST_INTEGER, check_choice, check_integer
+from sdpa_xp._checks.messages import shown
 from sdpa_xp._libraries import computing, dtype_name, has_override, is_array, is_traced, library_of
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace, Shape
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
@@ -144,12 +145,23 @@ def frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list | range) else value
 
 
+def frozen_integers(function: str, **values: Any) -> list[Any]:
+    """Return integers as `frozen` does. Flags are refused where they are written; a call checks the rest."""
+    for name, value in values.items():
+        items = value if isinstance(value, list | tuple) else [value]
+        kinds = {type(item).__name__ for item in items} | {str(getattr(value, "dtype", ""))}
+        if any("bool" in kind for kind in kinds):  # Python's, NumPy's, and the dtypes of all libraries
+            rule = f"`{name}` must be an integer, or integers, but not booleans"
+            raise ArgumentTypeError(function, rule, {name: shown(value)})
+    return [*map(frozen, values.values())]
+
+
 def check_offset(function: str, value: Any, otherwise: str = "integers, one per batch entry") -> Any:
     """Return an offset as `frozen` does; check the name of an alignment. Integers are checked by a call."""
     if isinstance(value, str):
         hint = "That is 'lower_right' here." if "right" in value.lower() else ""
         check_choice(function, "offset", value, ("lower_right",), otherwise, hint)
-    return frozen(value)
+    return frozen_integers(function, offset=value)[0]
 
 
 def check_cumulative_lengths(

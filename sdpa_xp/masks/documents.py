@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sdpa_xp._checks.integers import frozen
+from sdpa_xp._checks.integers import frozen_integers
 from sdpa_xp._checks.keywords import explains_keywords
 from sdpa_xp._libraries import astype_if_needed, dtype_name, is_traced
 from sdpa_xp._libraries.protocols import AnyArray, Array
@@ -51,7 +51,7 @@ def document(query_ids: Sequence[int] | AnyArray, key_ids: Sequence[int] | AnyAr
     References:
         Krell et al., "Efficient Sequence Packing without Cross-contamination", arXiv 2107.02027, section 3.2.
     """
-    return Document(frozen(query_ids), frozen(key_ids))
+    return Document(*frozen_integers("document", query_ids=query_ids, key_ids=key_ids))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

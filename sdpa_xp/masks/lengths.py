@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sdpa_xp._checks.integers import Integers, IntegersLike, frozen
+from sdpa_xp._checks.integers import Integers, IntegersLike, frozen_integers
 from sdpa_xp._checks.keywords import explains_keywords
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, Tile
@@ -41,7 +41,7 @@ def padding(key_lengths: IntegersLike | None, query_lengths: IntegersLike | None
     References:
         key_value_seq_lengths of jax.nn.dot_product_attention; nonpad_kv_seqlen of ONNX Attention-24.
     """
-    return Padding(frozen(key_lengths), frozen(query_lengths))
+    return Padding(*frozen_integers("padding", key_lengths=key_lengths, query_lengths=query_lengths))
 
 
 @explains_keywords
@@ -75,7 +75,7 @@ def prefix(length: IntegersLike) -> Mask:
     References:
         Raffel et al., "T5", arXiv 1910.10683, section 3.2.1, figure 3.
     """
-    return Prefix(frozen(length))
+    return Prefix(*frozen_integers("prefix", length=length))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from calls import ones
 from internals import override
-from libraries import LIBRARIES
+from libraries import LIBRARIES, Library
 
 from sdpa_xp import attention_state, attention_weights, biases, masks, scaled_dot_product_attention
 
@@ -206,3 +206,37 @@ def test_nothing_is_computed_before_a_mask_is_refused(monkeypatch: pytest.Monkey
             scaled_dot_product_attention(Q, K, V, **rules)
     with pytest.raises(pytest.fail.Exception, match="work began"):
         scaled_dot_product_attention(Q, K, V)
+
+
+WRITTEN = {
+    "causal: `offset`": (lambda flag: masks.causal(flag), lambda flag: masks.causal([0, flag])),
+    "sliding_window: `offset`": (lambda flag: masks.sliding_window(1, 1, offset=flag),),
+    "padding: `key_lengths`": (lambda flag: masks.padding(flag), lambda flag: masks.padding([flag, 2])),
+    "padding: `query_lengths`": (
+        lambda flag: masks.padding(3, flag),
+        lambda flag: masks.padding(None, (flag,)),
+    ),
+    "prefix: `length`": (lambda flag: masks.prefix(flag), lambda flag: masks.prefix([1, flag])),
+    "document: `query_ids`": (lambda flag: masks.document([0, flag]),),
+    "document: `key_ids`": (lambda flag: masks.document([0, 1], [flag]),),
+    "tree: `offset`": (lambda flag: masks.tree([-1], offset=flag),),
+    "alibi: `offset`": (lambda flag: biases.alibi(2, offset=flag),),
+}
+
+
+@pytest.mark.parametrize("flag", [True, False, np.True_], ids=repr)
+@pytest.mark.parametrize("argument", WRITTEN)
+def test_flags_are_refused_where_they_are_written(argument: str, flag: Any) -> None:
+    for write in WRITTEN[argument]:
+        with pytest.raises(
+            TypeError, match=rf"^{argument} must be an integer, or integers, but not booleans; got"
+        ):
+            write(flag)
+
+
+def test_arrays_of_booleans_are_refused_where_they_are_written(library: Library) -> None:
+    with library.guard():
+        flags = library.put(np.asarray([True, False]))
+        for write in (masks.padding, masks.prefix, masks.causal, masks.document):
+            with pytest.raises(TypeError, match=r"must be an integer, or integers, but not booleans; got"):
+                write(flags)
