@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp._checks.keywords import check_flag
-from sdpa_xp.errors import ArgumentValueError
+from sdpa_xp._checks.keywords import check_flag, check_keys
+from sdpa_xp._checks.messages import shown
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export._call.mask_analysis import CallNumbers, numbers_from_json
 from sdpa_xp_export._dtypes.dtype import ONNX_DTYPE
 from sdpa_xp_export._files.model import Model, exported_models
@@ -106,7 +107,7 @@ def verify_layer(
     check_engine("verify_layer", engine, provider)
     check_flag("verify_layer", "thorough", thorough)
     check_limits("verify_layer", timeout, memory)
-    specs, draws = input_specs(loaded), dict(draw or {})
+    specs, draws = input_specs(loaded), {} if draw is None else draw
     arguments = _checked_arguments(layer, specs, draws, keywords)
     seed = seed_of("verify_layer", seed)
 
@@ -151,9 +152,11 @@ def _checked_arguments(
     keywords: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the arguments of the layer by name: specs for the inputs of the model, and `keywords`."""
-    for name in draws.keys() - specs.keys():
-        rule = "`draw` must name inputs of the model"
-        raise ArgumentValueError("verify_layer", rule, {"draw": name, "inputs": ", ".join(specs)})
+    check_keys("verify_layer", "draw", draws, [*specs])
+    for name, function in draws.items():
+        if not callable(function):
+            rule = f'`draw["{name}"]` must be a function of (rng, shape)'
+            raise ArgumentTypeError("verify_layer", rule, {name: shown(function)})
     within: set[str] = set()
 
     def noted(name: str, spec: TensorSpec) -> TensorSpec:

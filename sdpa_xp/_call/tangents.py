@@ -9,7 +9,7 @@ from typing import Any, cast
 from sdpa_xp._call.options import CallOptions, named_arrays
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._checks.arrays import check_known, check_one_device, check_one_dtype, check_one_library
-from sdpa_xp._checks.messages import shown
+from sdpa_xp._checks.keywords import check_keys
 from sdpa_xp._core.products import ArraySource
 from sdpa_xp._core.scores import Tangents
 from sdpa_xp._libraries import access_of
@@ -29,14 +29,9 @@ def check_tangents(
 
     With a `count`, each has one more axis of that length in front.
     """
-    if not isinstance(tangents, Mapping):
-        rule = f"`{argument}` must be a dict of arrays by the names of the arguments that change"
-        raise ArgumentTypeError(function, rule, {argument: shown(tangents)}, "Such as {'query': array}.")
+    check_keys(function, argument, tangents, [*arrays])
     checked = {}
-    for name, value in tangents.items():
-        if name not in arrays:
-            rule = f"`{argument}` must be named like the floating arrays of the call: {', '.join(arrays)}"
-            raise ArgumentValueError(function, rule, {argument: f"one named {shown(name)}"})
+    for name, value in cast(Mapping[str, Any], tangents).items():
         full_name = f'{argument}["{name}"]'
         _, named = check_one_library(function, {name: arrays[name], full_name: value})
         check_one_dtype(function, named)

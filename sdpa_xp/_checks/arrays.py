@@ -127,12 +127,14 @@ def check_one_dtype(function: str, arrays: Mapping[str, Array]) -> None:
     """Check that all arrays have the dtype of the first."""
     first, reference = next(iter(arrays.items()))
     for name, array in arrays.items():
-        if array.dtype != reference.dtype:
+        # By name if they are not the same object: a value of a graph has no dtype of an array's library.
+        if array.dtype != reference.dtype and dtype_name(array.dtype) != dtype_name(reference.dtype):
             rule = f"`{first}` and `{name}` must have one dtype"
             got = {f"{first}.dtype": reference.dtype, f"{name}.dtype": array.dtype}
             hint = f"Convert one: {messages.cast_text(array, name, f'{first}.dtype')}."
-            if name.endswith(".weight"):  # a caller of a layer can convert the input, but not the weight
-                hint = f"Convert the input: {messages.cast_text(array, first, dtype_name(array.dtype))}."
+            if name.endswith(".weight"):  # not one weight alone, but all of the layer
+                hint = f"Convert the input: {messages.cast_text(array, first, dtype_name(array.dtype))}"
+                hint += f", or the layer: layer.to(dtype={dtype_name(reference.dtype)!r})."
             elif name.startswith("cache."):  # nor what a cache holds
                 hint = f"Convert the new tokens: {messages.cast_text(array, first, f'{name}.dtype')}."
             raise ArgumentTypeError(function, rule, got, hint)

@@ -189,31 +189,22 @@ def _shown(value: object) -> str:
     return type_name(value) if is_array(value) else f"{value!r} ({type_name(value)})"
 
 
-SYNONYMS = (
-    {"query", "q", "queries", "Q"},
-    {"key", "k", "keys", "K"},
-    {"value", "v", "values", "V"},
-    {"attn_mask", "mask", "attention_mask", "atten_mask"},
-    {"bias", "attn_bias", "attention_bias", "position_bias"},
-    {"is_causal", "causal", "use_causal_mask"},
-    {"scale", "softmax_scale", "sm_scale", "scaling"},
-    {"softcap", "soft_cap", "softcapping", "logits_soft_cap", "attn_logits_soft_cap"},
-    {"dropout_p", "dropout", "dropout_rate", "p_dropout", "p"},
-    {"rng", "dropout_rng", "generator", "seed"},
-    {"sinks", "sink", "s_aux", "learnable_sink"},
-    {"layout", "qkv_format", "kv_layout"},
-    {"capacity", "max_length", "max_cache_len", "max_seq_len"},
-    {"block_table", "block_tables", "page_table"},
-    {"positions", "cache_position", "position_ids"},
-    {"base", "theta", "rope_theta"},
-    {"width", "dim", "dims", "rotary_dim", "head_dim"},
-    {"interleaved", "traditional", "rotary_interleaved"},
-    {"scaling", "rope_scaling"},
-    {"original_length", "original_max_position_embeddings"},
-    {"query_dim", "embedding_dim", "embed_dim", "d_model", "hidden_size"},
-    {"in_dim", "in_features"},
-    {"out_dim", "out_features"},
+_NAMES = (
+    "query q queries Q q_proj | key k keys K k_proj | value v values V v_proj | "
+    "out output out_proj o_proj | attn_mask mask attention_mask atten_mask | "
+    "bias attn_bias attention_bias position_bias | is_causal causal use_causal_mask | "
+    "scale softmax_scale sm_scale scaling | "
+    "softcap soft_cap softcapping logits_soft_cap attn_logits_soft_cap | "
+    "dropout_p dropout dropout_rate p_dropout p | rng dropout_rng generator seed | "
+    "sinks sink s_aux learnable_sink | layout qkv_format kv_layout | "
+    "capacity max_length max_cache_len max_seq_len | block_table block_tables page_table | "
+    "positions cache_position position_ids | base theta rope_theta | width dim dims rotary_dim head_dim | "
+    "interleaved traditional rotary_interleaved | scaling rope_scaling | "
+    "original_length original_max_position_embeddings | "
+    "query_dim embedding_dim embed_dim d_model hidden_size | in_dim in_features | out_dim out_features | "
+    "of statistics stats | opset opset_version target_opset"
 )
+SYNONYMS = [{*names.split()} for names in _NAMES.split("|")]
 """Names of one thing in torch, JAX, Keras, flash-attention, FlashInfer, MLX and transformers."""
 _ADVICE = {
     "Leave it out: heads are grouped if the query has more of them than the key.": "enable_gqa",
@@ -244,6 +235,11 @@ _ADVICE = {
     "Write bias=biases.alibi(slopes) instead.": "alibi_slopes",
     "Write attn_mask=masks.document(query_ids, key_ids) instead.": "segment_ids",
     "Write implementation='native' instead.": "backend flash_attention use_flash",
+    "A `KVCache` holds both; an export has past_key=... and past_value=...": (
+        "past_key_values past_key_value past_kv past kv_cache layer_past"
+    ),
+    "Name open axes in a spec: TensorSpec('float32', ('B', 8, 'L', 64)).": "dynamic_axes dynamic_shapes",
+    "Leave it out: inputs and outputs have names already.": "input_names output_names",
 }
 INSTEAD = {name: advice for advice, names in _ADVICE.items() for name in names.split()}
 """What to do about a keyword that no argument replaces one to one."""
@@ -271,29 +267,38 @@ def explains_keywords(function: F) -> F:
             if any(frame.f_code is body for frame, _ in walk_tb(error.__traceback__)):
                 raise
             name = _called_name(function, arguments)
-            refusal = _refusal(function, name, arguments, keywords)
-            if refusal is None:
-                # Python names the class that defines a method, which may be a base that no caller knows.
-                error.args = (str(error).replace(function.__qualname__, name),)
-                raise
-        raise refusal
+            _refuse_arguments(function, name, arguments, keywords)
+            # Python names the class that defines a method, which may be a base that no caller knows.
+            error.args = (str(error).replace(function.__qualname__, name),)
+            raise
 
     return cast(F, call)
 
 
 def refuse_unknown_keywords(function: str, keywords: Mapping[str, object], names: Iterable[str]) -> None:
     """Refuse keywords that are not among the names."""
-    if (refusal := _unknown(function, keywords, names)) is not None:
-        raise refusal
-
-
-def _unknown(function: str, keywords: Mapping[str, object], names: Iterable[str]) -> ArgumentTypeError | None:
-    for keyword, value in keywords.items():
+    for keyword in keywords:
         if keyword not in names:
-            hint = _hint(keyword, names)
-            rule = f"there is no argument `{keyword}`"
-            return ArgumentTypeError(function, rule, {keyword: shown(value)}, hint)
-    return None
+            rule, got = f"there is no argument `{keyword}`", {keyword: shown(keywords[keyword])}
+            raise ArgumentTypeError(function, rule, got, hint_for_keyword(keyword, names)) from None
+
+
+def check_keys(
+    function: str, argument: str, value: object, names: Sequence[str], needed: Sequence[str] = ()
+) -> None:
+    """Check that an argument is a mapping whose keys are among the `names`, with each that is `needed`."""
+    if not isinstance(value, Mapping):
+        rule = f"`{argument}` must be a mapping with keys among {', '.join(names)}"
+        raise ArgumentTypeError(function, rule, {argument: shown(value)})
+    for key in value:
+        if key not in names:
+            name = _name_like(key, names)
+            rule, hint = f"`{argument}` must have keys among {', '.join(names)}", f"Write {name!r} instead."
+            raise ArgumentValueError(function, rule, {"key": shown(key)}, hint if name else "")
+    for name in needed:
+        if name not in value:
+            rule = f"`{argument}` must have the key {name!r}"
+            raise ArgumentValueError(function, rule, {"keys": ", ".join(value) or "none"})
 
 
 def _owner(function: Callable[..., Any]) -> str:
@@ -311,30 +316,30 @@ def _called_name(function: Callable[..., Any], arguments: tuple[object, ...]) ->
     return kind.__name__ if name in ("__init__", "__call__") else f"{kind.__name__}.{name}"
 
 
-def _refusal(
+def _refuse_arguments(
     function: Callable[..., Any], name: str, arguments: tuple[object, ...], keywords: Mapping[str, object]
-) -> ArgumentTypeError | None:
-    """Return what is wrong with the names or the number of the arguments; None if it is something else."""
+) -> None:
+    """Refuse names or a number of arguments that the function does not have."""
     parameters, is_method = inspect.signature(function).parameters, _owner(function) != ""
-    if (refusal := _unknown(name, keywords, parameters)) is not None:
-        return refusal
+    refuse_unknown_keywords(name, keywords, parameters)
     places = [key for key, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
     if len(arguments) > len(places):
         rule = f"only {_listed(places[is_method:])} may be passed without a name"
         others = [key for key in parameters if key not in places]
         hint = f"Name the others: {', '.join(f'{key}=...' for key in others[:3])}." if others else ""
-        return ArgumentTypeError(name, rule, {"arguments": len(arguments) - is_method}, hint)
-    return None
+        raise ArgumentTypeError(name, rule, {"arguments": len(arguments) - is_method}, hint) from None
 
 
-def _hint(keyword: str, parameters: Iterable[str]) -> str:
-    for names in SYNONYMS:
-        if keyword in names and (here := names.intersection(parameters)):
-            return f"Write {here.pop()}=... instead."
-    if keyword in INSTEAD:
-        return INSTEAD[keyword]
-    close = get_close_matches(keyword, [*parameters], n=1)
-    return f"Write {close[0]}=... instead." if close else ""
+def hint_for_keyword(keyword: str, parameters: Iterable[str]) -> str:
+    """Return what to write instead of an unknown keyword; "" if no parameter is like it."""
+    name = _name_like(keyword, parameters)
+    return INSTEAD.get(keyword) or (f"Write {name}=... instead." if name else "")
+
+
+def _name_like(word: object, names: Iterable[str]) -> str:
+    """Return the one of `names` that is meant by a word of another library or a slip; "" if none is."""
+    synonyms = (name for one in SYNONYMS if word in one for name in one.intersection(names))
+    return next(synonyms, "") or "".join(get_close_matches(str(word), [*names], n=1))
 
 
 def _listed(names: list[str]) -> str:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.prepared_call import PreparedCall, prepare
 from sdpa_xp._checks.arrays import check_one_device, check_one_kind, check_one_library
-from sdpa_xp._checks.keywords import check_choice
-from sdpa_xp._checks.messages import Immutable, brief, type_name
+from sdpa_xp._checks.keywords import check_choice, check_keys
+from sdpa_xp._checks.messages import Immutable, brief
 from sdpa_xp._core.quantised import bits_of, channel_magnitudes, quantise, widen
 from sdpa_xp._display import array_facts
 from sdpa_xp._libraries import (
@@ -146,11 +146,7 @@ def check_stored(
     function: str, stored: Mapping[str, AnyArray], dtype: Dtype | None, axis: int
 ) -> tuple[dict[str, Array], Quantisation]:
     """Check the arrays of a quantised cache whose tokens lie along `axis`, by their names in `stored`."""
-    rule = f"`stored` must have {', '.join(QUANTISED_NAMES)}, and may have key_channels"
-    if not isinstance(stored, Mapping):
-        raise ArgumentTypeError(function, rule, {"stored": type_name(stored)})
-    if not {*QUANTISED_NAMES} <= {*stored} <= {*QUANTISED_NAMES, "key_channels"}:
-        raise ArgumentValueError(function, rule, {"names": ", ".join(map(str, stored))})
+    check_keys(function, "stored", stored, (*QUANTISED_NAMES, "key_channels"), QUANTISED_NAMES)
     _, arrays = check_one_library(function, stored)
     check_one_device(function, arrays)
     code_dtypes = {f"{name}.dtype": dtype_name(arrays[name].dtype) for name in ("key", "value")}

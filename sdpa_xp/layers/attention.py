@@ -49,14 +49,11 @@ class Attention(Layer):
         parts = [f"{', '.join(widths)} -> {joined if self._out is None else self._out.widths[1]}"]
         if self._has_head_axis:
             parts += [f"num_heads={heads}"] + ([] if key_heads == heads else [f"num_kv_heads={key_heads}"])
+            parts += ["without out"] if self._out is None else []
         parts.append(dtype_name(self.query.weight.dtype))
-        options = {name: getattr(self, name, None) for name in ("scale", "temperature", "sinks")}
-        defaults = {"temperature": 1.0}
-        parts += [
-            f"{name}={brief(option)}"
-            for name, option in options.items()
-            if is_array(option) or option != defaults.get(name)
-        ]
+        for name, default in {"scale": None, "temperature": 1.0, "sinks": None}.items():
+            option = getattr(self, name, default)
+            parts += [f"{name}={brief(option)}"] if is_array(option) or option != default else []
         return f"{type(self).__name__}({', '.join(parts)})"
 
     @property

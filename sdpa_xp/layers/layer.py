@@ -8,14 +8,22 @@ from dataclasses import fields, replace
 from html import escape
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from sdpa_xp._checks.keywords import explains_keywords
+from sdpa_xp._checks.keywords import check_keys, explains_keywords
 from sdpa_xp._checks.messages import Immutable, call_of, shown
 from sdpa_xp._display import nested
-from sdpa_xp._libraries import computing, dtype_name, is_array, library_of
+from sdpa_xp._libraries import (
+    FLOATING,
+    computing,
+    dtype_name,
+    is_array,
+    is_number,
+    library_of,
+    namespace_name,
+)
 from sdpa_xp._libraries.base import CUDA
 from sdpa_xp._libraries.jax_trees import Tree
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, summary
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -59,31 +67,43 @@ class Layer(Tree, Immutable):
             TypeError: A value is not an array, or the arrays have several libraries or dtypes.
             ValueError: A name is not in `parameters`, or the shapes do not fit.
         """
-        function, known = f"{type(self).__name__}.with_parameters", self.parameters
-        check_mapping(function, "parameters", parameters)
-        for name in parameters:
-            if name not in known:
-                rule = "the parameters must be among " + ", ".join(known)
-                raise ArgumentValueError(function, rule, {"name": repr(name)})
+        function = f"{type(self).__name__}.with_parameters"
+        check_keys(function, "parameters", parameters, [*self.parameters])
+        for name, value in parameters.items():
+            if not (is_array(value) or is_number(value)):  # arrays of no axes become numbers in NumPy
+                rule = f'`parameters["{name}"]` must be an array'
+                raise ArgumentTypeError(function, rule, {name: shown(value)})
         return self._replace_parameters(parameters, "")
 
-    def to(self, like: object, device: object = None) -> Self:
-        """Return the layer with its arrays copied to another library or device.
+    def to(self, like: object = None, device: object = None, *, dtype: object = None) -> Self:
+        """Return the layer with its arrays copied to another library, device or dtype.
 
         Args:
-            like: The library, as a module (numpy, torch, jax.numpy, ...), or an array of it.
+            like: The library, as a module (numpy, torch, jax.numpy, ...), or an array of it. With a `device` or
+                `dtype`, None means the library and the device that the layer has.
             device: A device of that library. None means the device of the array, or the library's default.
+            dtype: float16, bfloat16, float32 or float64 for the floating arrays, as a string or a dtype of any
+                library. With None, each array keeps its dtype if the library has it, or becomes float32.
 
         Returns:
-            Another layer. Each array keeps its dtype if the library has it, or becomes float32. Arrays on a GPU
-                go through the CPU only if the other library does not take them there. What torch has recorded
-                for gradients is not copied.
+            Another layer. Arrays on a GPU go through the CPU only if the other library does not take them
+                there. What torch has recorded for gradients is not copied.
 
         Raises:
             TypeError: `like` is neither a module of arrays nor an array.
+            ValueError: The library has no such device or dtype.
+
+        Examples:
+            >>> import numpy as np
+            >>> from sdpa_xp.layers import Linear
+            >>> Linear.init(np.random.default_rng(0), 4, 4).to(dtype="float16")
+            Linear(4 -> 4, float16)
         """
-        copy_of = copier(f"{type(self).__name__}.to", like, device)
-        return self.with_parameters({name: copy_of(cast(Array, x)) for name, x in self.parameters.items()})
+        arrays = cast(dict[str, Array], self.parameters)
+        if like is None and not (device is None and dtype is None):
+            like = next(iter(arrays.values()), None)
+        copy_of = copier(f"{type(self).__name__}.to", like, device, dtype)
+        return self.with_parameters({name: copy_of(array) for name, array in arrays.items()})
 
     def __repr__(self) -> str:
         return call_of(cast("DataclassInstance", self), type(self).__name__)
@@ -99,24 +119,40 @@ class Layer(Tree, Immutable):
         return cast(Self, replace(cast(Any, self), **changed))
 
 
-def copier(function: str, like: Any, device: Device = None) -> Callable[[Array], Array]:
+def copier(function: str, like: Any, device: Device = None, dtype: Any = None) -> Callable[[Array], Array]:
     """Return a function that copies arrays to the library of `like`, which is its module or an array of it.
 
-    Without a `device`, they get the device of the array, or the default of the library. A copy keeps its dtype
-    if the library has it, and is float32 if not.
+    Without a `device`, they get the device of the array, or the default of the library. Without a `dtype`, a
+    copy keeps its dtype if the library has it, and is float32 if not.
     """
     is_module = not is_array(like)
-    if is_module and not callable(getattr(like, "zeros", None)):
+    # A class, as numpy.float16, has the methods of arrays, but is none.
+    if isinstance(like, type) or (is_module and not callable(getattr(like, "zeros", None))):
         rule = "`like` must be a library of arrays, or an array of it"
-        raise ArgumentTypeError(function, rule, {"like": shown(like)})
+        hint = "Pass its module, such as `numpy`. A device is passed as device=..., and a dtype as dtype=..."
+        raise ArgumentTypeError(function, rule, {"like": getattr(like, "__name__", shown(like))}, hint)
     example: Array = like.zeros((0,)) if is_module else like
-    target = library_of(example)
+    target, library_name = library_of(example), namespace_name(example)
     xp: Any = target.namespace(example)
     place = target.device(example) if device is None and not is_module else device
+    try:
+        if (name := dtype_name(device)) in FLOATING:
+            raise TypeError(f"it is a dtype, so write dtype={name!r}")
+        if device is not None:
+            xp.asarray(example, device=device)
+    except Exception as error:  # each library has its own
+        rule = f"`device` must be one that {library_name} has here"
+        got = {"device": name if name in FLOATING else shown(device), "its error": summary(error)}
+        raise ArgumentValueError(function, rule, got) from error
+    name = dtype_name(dtype)
+    chosen = target.bfloat16(xp) if name == "bfloat16" else getattr(xp, name, None)
+    is_there = name != "float64" or target.has_dtype(function, xp, place, name)
+    if dtype is not None and (name not in FLOATING or chosen is None or not is_there):
+        rule = f"`dtype` must be one of {', '.join(FLOATING)} that {library_name} has here"
+        raise ArgumentTypeError(function, rule, {"dtype": name})
 
     def copy_of(array: Array) -> Array:
-        source = library_of(array)
-        is_bfloat16 = dtype_name(array.dtype) == "bfloat16"
+        source, kind = library_of(array), dtype_name(array.dtype)
         array = array if source.autograd is None else source.autograd.detach(array)
         with computing(array):
             # On a GPU, arrays stay there. On the CPU, libraries differ in which arrays they take by DLPack.
@@ -125,22 +161,17 @@ def copier(function: str, like: Any, device: Device = None) -> Callable[[Array],
                 copy = xp.from_dlpack(array)
             else:
                 values = source.to_numpy(array)
-                values = values.astype("float32") if is_bfloat16 else values  # NumPy has no bfloat16
+                values = values.astype("float32") if kind == "bfloat16" else values  # NumPy has no bfloat16
                 copy = target.from_numpy(values, xp, place)
-        dtype = target.bfloat16(xp) if is_bfloat16 else None
+        kept = target.bfloat16(xp) if kind == "bfloat16" else None
+        new = chosen if dtype is not None and kind in FLOATING else kept
         with computing(copy):
-            copy = xp.astype(copy, copy.dtype if dtype is None else dtype, copy=True)
+            copy = xp.astype(copy, copy.dtype if new is None else new, copy=True)
         # NumPy's arrays are on the CPU, and libraries take them to their default device.
         is_there = place is None or target.device(copy) == place
         return cast(Array, copy if is_there else xp.asarray(copy, device=place))
 
     return copy_of
-
-
-def check_mapping(function: str, name: str, value: object) -> None:
-    """Check that `value` is a mapping, such as `parameters` or a file of safetensors."""
-    if not isinstance(value, Mapping):
-        raise ArgumentTypeError(function, f"`{name}` must be a mapping of names", {name: shown(value)})
 
 
 def _arrays_in(name: str, value: object) -> dict[str, AnyArray]:

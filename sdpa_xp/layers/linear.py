@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast
 
-from sdpa_xp._checks.arrays import check_axes, check_one_kind
-from sdpa_xp._checks.keywords import check_flag, check_integer, explains_keywords
-from sdpa_xp._checks.messages import shown
+from sdpa_xp._checks.arrays import check_axes, check_one_dtype, check_one_kind
+from sdpa_xp._checks.keywords import check_flag, check_integer, check_keys, explains_keywords
+from sdpa_xp._checks.messages import nearest_hint, shown
 from sdpa_xp._libraries import (
     LIBRARIES,
     accumulation_dtype,
@@ -25,7 +25,7 @@ from sdpa_xp._libraries import (
 )
 from sdpa_xp._libraries.protocols import AnyArray, Array, Rng
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp.layers.layer import Layer, check_mapping, copier
+from sdpa_xp.layers.layer import Layer, copier
 
 A = TypeVar("A", bound=AnyArray)
 ROLES = ("query", "key", "value")
@@ -149,17 +149,9 @@ class Linear(Layer):
             mapping: Arrays by name. All other arguments and errors are as in
                 `layers.MultiHeadAttention.from_mapping`.
         """
-        function = "Linear.from_mapping"
-        check_prefixed(function, mapping, prefix)
-        name = f"{prefix}weight"
-        if name not in mapping:
-            hint = (
-                "`prefix` is what the names begin with, and `names` says what each map is called. "
-                "If one matrix has query, key and value, split it first."
-            )
-            got = {"names": ", ".join(sorted(mapping)[:8]) + ", ..." * (len(mapping) > 8) or "none"}
-            raise ArgumentValueError(function, f"`mapping` must have {name!r}", got, hint)
-        return cls(mapping[name], mapping.get(f"{prefix}bias"))
+        check_prefixed("Linear.from_mapping", mapping, prefix)
+        weight = _required("Linear.from_mapping", mapping, f"{prefix}weight", ())
+        return cls(weight, mapping.get(f"{prefix}bias"))
 
 
 def check_widths(function: str, **widths: int | None) -> list[int]:
@@ -200,14 +192,15 @@ def check_inputs(function: str, arrays: Mapping[str, Any], weights: Mapping[str,
     """Check that each input (..., length, width) has the kind and the width of its weight (out, width).
 
     Inputs that differ only in their numbers from inputs that passed are not checked again. Values of a graph
-    have no kind, because they can be combined with arrays of any library.
+    have a dtype alone, because they can be combined with arrays of any library.
     """
     kinds = array_signatures(array for name, x in arrays.items() for array in (x, weights[name]))
     signature = None if kinds is None else (function, *arrays, *kinds)
     if signature is not None and signature in _PASSED:
         return
-    if not has_override(*arrays.values()):
-        check_one_kind(function, {**arrays, **{f"{name}.weight": x for name, x in weights.items()}})
+    named = {**arrays, **{f"{name}.weight": x for name, x in weights.items()}}
+    check = check_one_dtype if has_override(*arrays.values()) else check_one_kind
+    check(function, named)
     for name, array in arrays.items():
         shape, width = array.shape, weights[name].shape[-1]
         if not shape or shape[-1] != width:
@@ -226,18 +219,37 @@ def read_fields(
     names: Mapping[str, str] | None,
     fields: Sequence[str],
 ) -> dict[str, Any]:
-    """Return the fields that the mapping has: it calls `query` `prefix` + `names["query"]`, and so on."""
+    """Return the fields that the mapping has: it calls `query` `prefix` + `names["query"]`, and so on.
+
+    Query, key and value must be there, and so must what `names` asks for.
+    """
     check_prefixed(function, mapping, prefix)
-    if names is not None:
-        check_mapping(function, "names", names)
+    names = {} if names is None else names
+    check_keys(function, "names", names, fields)
+    places = {field: f"{prefix}{names.get(field, field)}" for field in fields}
     values: dict[str, Any] = {}
-    for role in fields:
-        name = prefix + (names or {}).get(role, role)
-        if name in mapping:
-            values[role] = mapping[name]
-        elif role in ROLES or f"{name}.weight" in mapping:
-            values[role] = Linear.from_mapping(mapping, f"{name}.")
+    for field, place in places.items():
+        is_needed, is_map = field in ROLES or field in names, field in (*ROLES, "out")
+        parts = [f"{place}.weight", f"{place}.bias"] if is_map else [place]
+        if is_needed or any(part in mapping for part in parts):
+            array = _required(function, mapping, parts[0], places.values())
+            values[field] = Linear(array, mapping.get(parts[1])) if is_map else array
     return values
+
+
+def _required(function: str, mapping: Mapping[str, AnyArray], name: str, places: Iterable[str]) -> AnyArray:
+    """Return an array of the mapping; of what lies at the other `places`, none is meant."""
+    if name in mapping:
+        return mapping[name]
+    names = sorted(map(str, mapping))
+    others = [other for other in names if other.rpartition(".")[0] not in places]
+    hint = (
+        "`prefix` is what the names begin with, and `names` says what each map is called. "
+        "If one matrix has query, key and value, split it first."
+    )
+    got = {"names": ", ".join(names[:8]) + ", ..." * (len(names) > 8) or "none"}
+    hint = f"{hint} {nearest_hint(name, others, 0.75)}".rstrip()
+    raise ArgumentValueError(function, f"`mapping` must have {name!r}", got, hint)
 
 
 def with_layer_names(
@@ -259,18 +271,16 @@ def with_layer_names(
             rule = "a layer cannot have `bias_k` and `bias_v`, an additional key and value"
             hint = "Attend to the inputs and to that key separately, and merge the results with `merge_states`."
             raise ArgumentValueError(function, rule, {"mapping": name}, hint)
-    renamed: dict[str, AnyArray] = {}
-    for kind in ("weight", "bias"):
-        if f"out_proj.{kind}" in arrays:
-            renamed[f"out.{kind}"] = arrays[f"out_proj.{kind}"]
-        if f"in_proj_{kind}" in arrays:
-            packed = arrays[f"in_proj_{kind}"]
-            size = packed.shape[0] // 3
-            for n, role in enumerate(ROLES):
-                renamed[f"{role}.{kind}"] = packed[n * size : (n + 1) * size, ...]
-    for role in ROLES:
+    renamed = {
+        name.replace("out_proj.", "out."): x for name, x in arrays.items() if name.startswith("out_proj.")
+    }
+    for n, role in enumerate(ROLES):
         if f"{role[0]}_proj_weight" in arrays:
             renamed[f"{role}.weight"] = arrays[f"{role[0]}_proj_weight"]
+        for kind in ("weight", "bias"):
+            if (packed := arrays.get(f"in_proj_{kind}")) is not None:
+                size = packed.shape[0] // 3
+                renamed[f"{role}.{kind}"] = packed[n * size : (n + 1) * size, ...]
     return renamed, ""
 
 
@@ -281,7 +291,8 @@ def hint_for_widths(function: str) -> str:
 
 def check_prefixed(function: str, mapping: object, prefix: object) -> None:
     """Check a mapping of arrays, and the string that the names of a layer's arrays begin with."""
-    check_mapping(function, "mapping", mapping)
+    if not isinstance(mapping, Mapping):
+        raise ArgumentTypeError(function, "`mapping` must be a mapping of names", {"mapping": shown(mapping)})
     if not isinstance(prefix, str):
         raise ArgumentTypeError(function, "`prefix` must be a string", {"prefix": shown(prefix)})
 

@@ -166,7 +166,8 @@ class MultiHeadAttention(Attention):
         """
         function = "MultiHeadAttention.from_mapping"
         check_prefixed(function, mapping, prefix)
-        mapping, prefix = with_layer_names(function, mapping, prefix)
+        if not names:
+            mapping, prefix = with_layer_names(function, mapping, prefix)
         fields = ("query", "key", "value", "out", "scale", "temperature", "sinks")
         values = read_fields(function, mapping, prefix, names, fields)
         return cls(**values, num_heads=num_heads, num_kv_heads=num_kv_heads)
@@ -188,9 +189,12 @@ class MultiHeadAttention(Attention):
         """
         # By its attributes: torch is not imported here.
         names = ("in_proj_bias", "num_heads", "add_zero_attn", "state_dict")
-        if not all(hasattr(module, name) for name in names):
+        parts = getattr(module, "named_modules", lambda: [("", module)])()
+        within = [name for name, part in parts if all(hasattr(part, field) for field in names)]
+        if "" not in within:
             rule = "`module` must be a torch.nn.MultiheadAttention"
-            raise ArgumentTypeError("MultiHeadAttention.from_torch", rule, {"module": shown(module)})
+            hint = f"Pass its {' or '.join(f'`{name}`' for name in within[:3])}." if within else ""
+            raise ArgumentTypeError("MultiHeadAttention.from_torch", rule, {"module": shown(module)}, hint)
         view = cls.from_mapping(module.state_dict(), num_heads=module.num_heads)
         # Copies: an optimiser may go on to write to the parameters of the module.
         copies: dict[str, Any] = {name: cast(Any, x).clone() for name, x in view.parameters.items()}
@@ -213,10 +217,8 @@ def check_heads(layer: Attention, num_heads: object, num_kv_heads: object) -> tu
     The heads of queries and keys must be equally wide, and there must be as many heads of keys as of values.
     """
     function, maps = type(layer).__name__, {role: getattr(layer, role) for role in ROLES}
-    _check_maps(function, maps)
+    _check_maps(function, maps | ({} if layer._out is None else {"out": layer._out}))
     widths = {role: linear.widths[1] for role, linear in maps.items()}
-    if layer._out is not None:
-        _check_maps(function, {"out": layer._out})
     count = check_integer(function, "num_heads", num_heads, least=1)
     key_heads = count if num_kv_heads is None else check_integer(function, "num_kv_heads", num_kv_heads, 1)
     if count % key_heads:

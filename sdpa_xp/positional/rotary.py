@@ -72,7 +72,8 @@ class Rotary(Rotation):
         function = "Rotary"
         width, base = check_width_and_base(function, self.width, self.base)
         check_flag(function, "interleaved", self.interleaved)
-        check_instance(function, "scaling", self.scaling, Scaling)
+        hint = "Write LinearScaling, NTKScaling, Llama3Scaling or YaRNScaling of `sdpa_xp.positional`."
+        check_instance(function, "scaling", self.scaling, Scaling, hint=hint)
         frequencies = base_frequencies if self.scaling is None else self.scaling.frequencies
         object.__setattr__(self, "frequencies", frequencies(width, base))
 

@@ -207,9 +207,14 @@ def test_empty_axes(query: Any, key: Any, width: int) -> None:
     [
         ({}, None, ValueError, "`tangents` must have at least one direction"),
         ({"key": X[None][:0]}, None, ValueError, "`tangents` must have at least one direction"),
-        ([X], None, TypeError, "`tangents` must be a dict"),
+        ([X], None, TypeError, "`tangents` must be a mapping"),
         ({"key": 1.0}, None, TypeError, r'`tangents\["key"\]` must be a plain array'),
-        ({"bias": X[None]}, None, ValueError, "`tangents` must be named like the floating arrays of the call"),
+        (
+            {"bias": X[None]},
+            None,
+            ValueError,
+            "`tangents` must have keys among query, key, value; got key='bias'",
+        ),
         ({"key": X}, None, ValueError, r'`tangents\["key"\]` .* of `key`, behind an axis of length 2'),
         (
             {"key": X[None], "query": np.stack([X, X])},
@@ -219,8 +224,8 @@ def test_empty_axes(query: Any, key: Any, width: int) -> None:
         ),
         ({"key": X[None].astype("f8")}, None, TypeError, r'`key` and `tangents\["key"\]` must have one dtype'),
         ({"key": X[None]}, {"key": X[None]}, ValueError, r'`laplacians\["key"\]` must have the shape of `key`'),
-        ({"key": X[None]}, [X], TypeError, "`laplacians` must be a dict"),
-        ({"key": X[None]}, {"sinks": X}, ValueError, "`laplacians` must be named like"),
+        ({"key": X[None]}, [X], TypeError, "`laplacians` must be a mapping"),
+        ({"key": X[None]}, {"sinks": X}, ValueError, "`laplacians` must have keys among"),
     ],
 )
 def test_refusals(tangents: Any, laplacians: Any, error: type[Exception], words: str) -> None:

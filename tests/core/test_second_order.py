@@ -211,9 +211,9 @@ def test_repr() -> None:
         ((X[0], {}), ValueError, "`cotangent` must have the shape of the output"),
         ((X, {}, X[0]), ValueError, "`cotangent_tangent` must have the shape of the output"),
         ((X, {}, X.astype("f8")), TypeError, "`query` and `cotangent_tangent` must have one dtype"),
-        ((X, {"bias": X}), ValueError, "`tangents` must be named like the floating arrays of the call"),
+        ((X, {"bias": X}), ValueError, "`tangents` must have keys among query, key, value; got key='bias'"),
         ((X, {"key": X[0]}), ValueError, r'`tangents\["key"\]` must have the shape of `key`'),
-        ((X, [X]), TypeError, "`tangents` must be a dict"),
+        ((X, [X]), TypeError, "`tangents` must be a mapping"),
     ],
 )
 def test_refusals(arguments: Any, error: type[Exception], words: str) -> None:

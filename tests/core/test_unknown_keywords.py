@@ -110,6 +110,7 @@ NAMES_OF_OTHERS: dict[str, tuple[Callable[..., Any], str]] = {
     "num_head": (MultiHeadAttention, "num_heads"),
     "in_features": (Linear.init, "in_dim"),
     "out_features": (Linear.init, "out_dim"),
+    "statistics": (sdpa_xp.attention_statistics, "of"),
 }
 
 

@@ -195,3 +195,20 @@ def test_xavier_is_that_of_torch() -> None:
         theirs = torch.nn.init.xavier_uniform_(torch.empty(weight.shape), generator=torch.Generator())
         assert theirs.abs().max() == pytest.approx(weight.abs().max().item(), rel=0.01)
         assert theirs.std() == pytest.approx(weight.std().item(), rel=0.05)
+
+
+def test_a_block_names_its_attention() -> None:
+    """Another module is refused with the parts of it that can be passed."""
+    hints = {
+        torch.nn.TransformerEncoderLayer(8, 2): r"\. Pass its `self_attn`\.$",
+        torch.nn.TransformerDecoderLayer(8, 2): r"\. Pass its `self_attn` or `multihead_attn`\.$",
+        torch.nn.Linear(8, 2): r"linear\.Linear\.$",
+    }
+    for block, hint in hints.items():
+        rule = (
+            r"^MultiHeadAttention\.from_torch: `module` must be a torch\.nn\.MultiheadAttention; got module=.*"
+        )
+        with pytest.raises(TypeError, match=rule + hint):
+            MultiHeadAttention.from_torch(block)
+    layer = MultiHeadAttention.from_torch(torch.nn.TransformerEncoderLayer(8, 2).self_attn)
+    assert layer.num_heads == 2

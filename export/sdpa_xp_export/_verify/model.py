@@ -8,10 +8,11 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import onnx
 
+from sdpa_xp._checks.keywords import check_keys
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, summary
 from sdpa_xp_export._call.arguments import AXES
 from sdpa_xp_export._call.call import OF_TRACED_CALLS, OPTIONS, ExportCall, checked_call
@@ -140,14 +141,8 @@ def other_call_note(model: Model, call: ExportCall) -> str:
 def written_call(arguments: object) -> ExportCall:
     """Return the call that the caller writes down as arguments of `export_attention`."""
     known = [name for name in OPTIONS if name not in OF_TRACED_CALLS]
-    if not isinstance(arguments, Mapping):
-        rule = "`call` must map the names of export_attention's arguments to their values"
-        raise ArgumentTypeError("verify", rule, {"call": type(arguments).__name__})
-    for name in arguments:
-        if name not in known:
-            rule = f"`call` must have keys among {', '.join(known)}"
-            raise ArgumentValueError("verify", rule, {"key": repr(name)})
-    return checked_call("verify", **dict.fromkeys(("query", "key", "value")) | {**arguments})
+    check_keys("verify", "call", arguments, known, ("query", "key", "value"))
+    return checked_call("verify", **cast(Mapping[str, Any], arguments))
 
 
 def check_interface(model: Model, call: ExportCall) -> None:

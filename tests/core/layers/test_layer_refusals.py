@@ -41,7 +41,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "one axis": (lambda: SELF(B), ValueError, "`query` must have at least 2 axes"),
     "keyword": (lambda: SELF(X, causal=True), TypeError, "causal"),
     "width of x": (lambda: SELF.query(B[:3]), ValueError, "^Linear: `x` must have the width"),
-    "name": (lambda: SELF.with_parameters({"query": W}), ValueError, "^MultiHeadAttention.with_parameters: the parameters must be among query.weight.*got name='query'"),
+    "name": (lambda: SELF.with_parameters({"query": W}), ValueError, "^MultiHeadAttention.with_parameters: `parameters` must have keys among query.weight.*got key='query'"),
     "mapping": (lambda: MultiHeadAttention.from_mapping({"a.query.weight": W}, num_heads=2), ValueError, "`mapping` must have 'query.weight'; got names=a.query.weight. `prefix` is"),
     "one matrix for three": (lambda: MultiHeadAttention.from_mapping({"qkv.weight": W}, num_heads=2), ValueError, "If one matrix has query, key and value, split it first"),
     "another module": (lambda: MultiHeadAttention.from_torch(SELF), TypeError, "`module` must be a torch.nn.MultiheadAttention; got module=sdpa_xp.layers"),

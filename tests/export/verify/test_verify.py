@@ -211,9 +211,13 @@ class TestAgainstACallThatIsWrittenDown:
     @pytest.mark.parametrize(
         ("call", "error", "words"),
         [
-            ("float32", TypeError, "`call` must map the names of export_attention's arguments.*got call=str"),
+            (
+                "float32",
+                TypeError,
+                "`call` must be a mapping with keys among query, key, value.*got call='float32'",
+            ),
             ({"q": FIXED}, ValueError, "`call` must have keys among query, key, value.*got key='q'"),
-            ({"query": FIXED}, TypeError, "`key` must be a TensorSpec"),
+            ({"query": FIXED}, ValueError, "`call` must have the key 'key'; got keys=query"),
             ({"query": FIXED, "form": "tiled"}, ValueError, "`call` must have keys among.*got key='form'"),
         ],
     )
