@@ -57,45 +57,52 @@ __all__ = [
     "varlen_attention_state",
 ]
 
-_MODULES = {
-    "AttentionState": "states",
-    "AttentionStatistics": "statistics",
-    "Explanation": "explanation",
-    "KVCache": "caches.kv",
-    "PagedKVCache": "caches.paged",
-    "attention_scores": "weights",
-    "attention_state": "attention",
-    "attention_statistics": "statistics",
-    "attention_weights": "weights",
-    "biases": "biases",
-    "dot_product_attention": "dot_product",
-    "errors": "errors",
-    "explain": "explanation",
-    "layers": "layers",
-    "masks": "masks",
-    "merge_states": "states",
-    "plot": "plot",
-    "positional": "positional",
-    "ring_attention": "ring",
-    "scaled_dot_product_attention": "attention",
-    "scaled_dot_product_attention_jvp": "forward_mode",
-    "scaled_dot_product_attention_laplacian": "forward_mode",
-    "scaled_dot_product_attention_vjp": "gradients",
-    "typing": "typing",
-    "varlen_attention": "varlen",
-    "varlen_attention_state": "varlen",
+_NAMES = {
+    "": "biases errors layers masks plot positional typing",
+    "attention": "attention_state scaled_dot_product_attention",
+    "caches.kv": "KVCache",
+    "caches.paged": "PagedKVCache",
+    "dot_product": "dot_product_attention",
+    "explanation": "Explanation explain",
+    "forward_mode": "scaled_dot_product_attention_jvp scaled_dot_product_attention_laplacian",
+    "gradients": "scaled_dot_product_attention_vjp",
+    "ring": "ring_attention",
+    "states": "AttentionState merge_states",
+    "statistics": "AttentionStatistics attention_statistics",
+    "varlen": "varlen_attention varlen_attention_state",
+    "weights": "attention_scores attention_weights",
 }
+_MODULES = {name: module or name for module, names in _NAMES.items() for name in names.split()}
 """The module of each public name, imported when the name is first used: a program loads only what it uses.
 
 `errors`, `layers`, `plot` and `typing` are not in `__all__`: `import *` would load them, and matplotlib.
 """
+_ELSEWHERE = {
+    "it is in sdpa_xp_export": (
+        "JittedLayer LargeModel LayerReport Report TensorSpec "
+        "export_attention jit save to_onnx verify verify_layer"
+    ),
+    "write scaled_dot_product_attention": "flash_attention flash_attn_func memory_efficient_attention sdpa",
+    "write varlen_attention": "flash_attn_varlen_func",
+}
+"""Where names are that are not in the library, or what to write instead."""
 
 if not TYPE_CHECKING:  # with this function, type checkers would accept every name
 
     def __getattr__(name: str) -> object:
         """Import a public name (PEP 562)."""
         if name not in _MODULES:
-            message = f"module {__name__!r} has no attribute {name!r}"
+            hints = [hint for hint, names in _ELSEWHERE.items() if name in names.split()]
+            for part in ("layers", "masks", "biases", "positional", "errors") if name[0] != "_" else ():
+                module = importlib.import_module(f"{__name__}.{part}")
+                origin = getattr(getattr(module, name, None), "__module__", "")
+                hints += [f"it is in {module.__name__}"] * origin.startswith(module.__name__)
+            hint = "".join(f"; {hint}" for hint in hints)
+            # `from sdpa_xp import name` asks here, and has no words for an AttributeError but its own.
+            if hint and sys._getframe(1).f_code.co_name == "_handle_fromlist":
+                message = f"cannot import name {name!r} from {__name__!r}{hint}"
+                raise ImportError(message, name=__name__, path=__file__)
+            message = f"module {__name__!r} has no attribute {name!r}{hint}"
             raise AttributeError(message, name=name, obj=sys.modules[__name__])
         module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
         globals()[name] = value = module if name == _MODULES[name] else getattr(module, name)

@@ -124,7 +124,8 @@ def imports_by_text(path: Path, nodes: Iterable[ast.AST]) -> Iterator[str]:
 
 
 TEXTS = {
-    "sdpa_xp/__init__.py": ["f'{__name__}.{_MODULES[name]}'"],  # a public name, when a program first uses it
+    # A public name, when a program first uses it, and the parts in which a name is looked for that it has not.
+    "sdpa_xp/__init__.py": ["f'{__name__}.{_MODULES[name]}'", "f'{__name__}.{part}'"],
     "export/sdpa_xp_export/_agree/backends.py": ["package.module", "name"],  # of array libraries
 }
 """The texts that may name a module."""

@@ -137,6 +137,51 @@ def test_all_is_what_there_is(module: ModuleType) -> None:
             assert all(hasattr(part, name) for name in part.__all__)
 
 
+ELSEWHERE = {
+    "it is in sdpa_xp.layers": ("MultiHeadAttention", "Linear", "Layer"),
+    "it is in sdpa_xp.masks": ("causal", "sliding_window", "padding"),
+    "it is in sdpa_xp.biases": ("alibi",),
+    "it is in sdpa_xp.masks; it is in sdpa_xp.biases": ("from_function", "to_array"),
+    "it is in sdpa_xp.positional": ("Rotary", "YaRNScaling"),
+    "it is in sdpa_xp.errors": ("ArgumentTypeError",),
+    "it is in sdpa_xp_export": tuple(sdpa_xp_export.__all__),
+    "write scaled_dot_product_attention": ("flash_attention", "flash_attn_func", "sdpa"),
+    "write varlen_attention": ("flash_attn_varlen_func",),
+}
+
+
+@pytest.mark.parametrize(
+    ("hint", "name"), [(hint, name) for hint, names in ELSEWHERE.items() for name in names]
+)
+def test_a_name_that_is_elsewhere(hint: str, name: str) -> None:
+    """An attribute and an import say where; both are errors of the classes that Python raises."""
+    with pytest.raises(
+        AttributeError, match=rf"^module 'sdpa_xp' has no attribute '{name}'; {hint}$"
+    ) as missing:
+        getattr(sdpa_xp, name)
+    assert (missing.value.name, missing.value.obj) == (name, sdpa_xp)
+    assert not hasattr(sdpa_xp, name)
+    with pytest.raises(ImportError, match=rf"^cannot import name '{name}' from 'sdpa_xp'; {hint}$") as failed:
+        exec(f"from sdpa_xp import {name}")
+    assert (failed.value.name, failed.value.path) == ("sdpa_xp", sdpa_xp.__file__)
+
+
+@pytest.mark.parametrize("name", ["nonsense", "re", "linear", "_private", "__wrapped__"])
+def test_a_name_that_is_nowhere(name: str) -> None:
+    """Neither an import of a part nor its files count as names of it."""
+    with pytest.raises(AttributeError, match=rf"^module 'sdpa_xp' has no attribute '{name}'$"):
+        getattr(sdpa_xp, name)
+    with pytest.raises(ImportError, match=rf"^cannot import name '{name}' from 'sdpa_xp' \("):
+        exec(f"from sdpa_xp import {name}")
+
+
+def test_modules_are_still_imported() -> None:
+    assert python("from sdpa_xp import varlen, states; print(varlen.__name__, states.__name__)").split() == [
+        "sdpa_xp.varlen",
+        "sdpa_xp.states",
+    ]
+
+
 PUBLIC = {
     f"{module.__name__}.{name}": getattr(module, name)
     for module in (sdpa_xp, sdpa_xp.masks, sdpa_xp.biases, sdpa_xp.layers, sdpa_xp.positional, sdpa_xp.plot)
