@@ -11,7 +11,7 @@ import pytest
 from internals import Weight, graph_namespace
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
-from sdpa_xp_export import LargeModel, TensorSpec, export_attention, to_onnx
+from sdpa_xp_export import LargeModel, TensorSpec, export_attention, jit, to_onnx
 
 X = TensorSpec("float32", ("B", "L", 4))
 QKV = TensorSpec("float32", ("B", 2, "L", 8))
@@ -187,3 +187,57 @@ def test_an_older_release_was_not_tried() -> None:
     words = r"must be a release that was tried, .*1\.20;cpu'\. Older releases were not tried with any form\.$"
     with pytest.raises(ValueError, match=words):
         export_attention(QKV, QKV, QKV, form="primitive", runtime="onnxruntime>=1.20;cpu")
+
+
+BOTH = "A `KVCache` holds both; an export has past_key=... and past_value=..."
+ELSEWHERE = {
+    "past_key_values": BOTH,
+    "past": BOTH,
+    "layer_past": BOTH,
+    "kv_cache": BOTH,
+    "opset_version": "Write opset=... instead.",
+    "dynamic_axes": "Name open axes in a spec: TensorSpec('float32', ('B', 8, 'L', 64)).",
+    "dynamic_shapes": "Name open axes in a spec: TensorSpec('float32', ('B', 8, 'L', 64)).",
+    "input_names": "Leave it out: inputs and outputs have names already.",
+    "output_names": "Leave it out: inputs and outputs have names already.",
+    "key_padding_mask": "Write attn_mask=~key_padding_mask[:, None, None, :] instead: True means may attend.",
+}
+
+
+@pytest.mark.parametrize("keyword", ELSEWHERE)
+def test_keywords_of_torch_and_of_hugging_face(keyword: str) -> None:
+    with pytest.raises(TypeError, match=rf"^export_attention: there is no argument `{keyword}`") as error:
+        export_attention(QKV, QKV, QKV, **{keyword: (QKV, QKV)})  # type: ignore[arg-type]
+    assert str(error.value).endswith(f" {ELSEWHERE[keyword]}")
+
+
+@pytest.mark.parametrize("keyword", ["opset_version", "dynamic_axes", "input_names"])
+def test_keywords_of_an_exporter_are_none_of_a_layer(keyword: str) -> None:
+    with pytest.raises(TypeError, match=r"^to_onnx: the arguments must fit `layer`; got its error=") as error:
+        to_onnx(lambda x: x, X, **{keyword: 17})
+    assert str(error.value).endswith(f" {ELSEWHERE[keyword]}")
+    with pytest.raises(
+        TypeError, match=r"Pass a TensorSpec for each array, and the other arguments as they are\.$"
+    ):
+        to_onnx(lambda x: x, X, zzz=17)
+
+
+@pytest.mark.needs("torch")
+def test_an_attention_layer_of_torch() -> None:
+    """Its weights are loaded, whatever is wrong with the call; its signature of 300 letters is left out."""
+    import torch
+
+    attention = torch.nn.MultiheadAttention(64, 8, batch_first=True)
+    x = TensorSpec("float32", ("B", "L", 64))
+    hint = r"load its weights into one of sdpa_xp\.layers: MultiHeadAttention\.from_torch\(layer\)\.$"
+    calls = {
+        "missing": lambda: to_onnx(attention, x),
+        "complete": lambda: to_onnx(attention, x, x, x),
+        "jit": lambda: jit(attention)(torch.ones(2, 3, 64)),
+    }
+    for call in calls.values():
+        with pytest.raises(TypeError, match=hint) as error:
+            call()
+        assert "key_padding_mask" not in str(error.value)
+    with pytest.raises(TypeError, match=r"load its weights into one of sdpa_xp\.layers\.$"):
+        to_onnx(torch.nn.Linear(64, 8), x)

@@ -19,6 +19,7 @@ import array_api_compat
 import numpy as np
 from numpy.typing import NDArray
 
+from sdpa_xp._checks.keywords import hint_for_keyword
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message, message_of, summary
 from sdpa_xp.masks import Mask
@@ -52,6 +53,11 @@ def bound_arguments(
         return signature.bind(*inputs, **keywords)
     except TypeError as error:
         rule, got = "the arguments must fit `layer`", {"its error": error, "its signature": signature}
+        if type(layer).__name__ == "MultiheadAttention":  # torch's, whose signature takes three lines
+            got, hint = {"its error": error}, _torch_hint(layer)
+        elif unknown := [name for name in keywords if name not in signature.parameters]:
+            names = [*signature.parameters, *["opset"] * (function == "to_onnx")]
+            hint = hint_for_keyword(unknown[0], names) or hint
         raise ArgumentTypeError(function, rule, got, hint) from error
 
 
@@ -88,7 +94,7 @@ def foreign_errors_reworded(function: str, layer: object, *, open_lengths: bool)
             raise
         rule = "`layer` must be array-API code, which takes its functions from `x.__array_namespace__()`"
         hint = (
-            "Export a torch module with `torch.onnx.export`, or load its weights into one of sdpa_xp.layers."
+            _torch_hint(layer)
             if of_torch
             else "Write xp = x.__array_namespace__() and xp.tanh(x) in place of another library's tanh(x)."
         )
@@ -115,6 +121,13 @@ def located_error(function: str, error: Exception) -> Exception:
     kind = type(error) if isinstance(error, ArgumentTypeError | ArgumentValueError) else None
     parts = (function, message.rule, got, message.hint)
     return kind(*parts) if kind else type(error)(Message(*parts))
+
+
+def _torch_hint(layer: object) -> str:
+    how = ": MultiHeadAttention.from_torch(layer)" * (type(layer).__name__ == "MultiheadAttention")
+    return (
+        f"Export a torch module with `torch.onnx.export`, or load its weights into one of sdpa_xp.layers{how}."
+    )
 
 
 def _is_torch_module(layer: object) -> bool:
