@@ -157,7 +157,8 @@ class KVCache(CacheAttention[A]):
                 branches: the position of the first, or n integers, or an integer array (..., n).
             in_place: Write into the memory that `capacity` reserved. This cache does not change, but you cannot
                 append to it in place again, and torch can no longer differentiate attention that was computed
-                from it. If False, the new cache is a copy without reserved memory.
+                from it. If False, the new cache is a copy without reserved memory. After an exception in the
+                middle, a cache is as it was, or raises an error when used.
 
         Returns:
             The new cache. With `in_place`, it shares its arrays with this one.

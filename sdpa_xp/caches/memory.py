@@ -34,8 +34,12 @@ class Buffers:
     are_of_caller: bool = False
     """Whether the caller made the arrays, so that they are never written to."""
     writes: int = 0
+    """The number of the last write that was completed. The newest cache has it."""
+    begun: int = 0
+    """The number of the last write that was begun: an exception may have left some of its tokens."""
     writes_of_slots: list[int] = field(default_factory=list)
-    """The number of the last write into each slot, 0 for those before the first; empty until then."""
+    """The number of the last write that was begun into each slot, 0 for those before the first; empty until
+    then."""
 
     @property
     def capacity(self) -> int:
@@ -57,7 +61,8 @@ class TokenSlots:
         if self._is_overwritten:
             rule = "the tokens of a cache must not be overwritten"
             hint = (
-                "A cache with fewer tokens was appended to in place, in the same memory. Use the newest cache."
+                "A cache with fewer tokens was appended to in place, in the same memory, or an exception ended "
+                "an append that moved these. Use the newest cache, or create one."
             )
             raise ArgumentValueError("KVCache", rule, {"tokens of this cache": self.length}, hint)
         array, axis = self.buffers.arrays[name], self.buffers.axis
@@ -98,22 +103,24 @@ class TokenSlots:
             raise ArgumentValueError(function, rule, got, hint)
         # A window rolls: its tokens go on in the room behind them, and then from the front.
         start = self.start if self.start + length <= buffers.capacity else 0
-        moves = start != self.start
-        for name, array in buffers.arrays.items():
-            if moves:
-                # A copy between them, since libraries differ in what a write from an overlapping view does.
-                copied = namespace_of(array).concat([self.tokens(name)], axis=axis)
-                array[slice_of_axis(axis, 0, self.length)] = copied
-            array[slice_of_axis(axis, start + self.length, start + length)] = new[name]
-        buffers.writes, buffers.tokens = buffers.writes + 1, length
+        first, written = start + self.length, new
+        if start != self.start:
+            # Copied first, since libraries differ in what a write from an overlapping view does.
+            pairs = {name: [self.tokens(name), new[name]] for name in buffers.arrays}
+            first, written = 0, {name: namespace_of(x[0]).concat(x, axis=axis) for name, x in pairs.items()}
+        # Announced before the first number changes: an exception may come at any line, and from here on a cache
+        # that has one of these slots raises an error. Others stay as they are, and this one can be appended to.
+        buffers.begun = write = buffers.begun + 1
         buffers.writes_of_slots = buffers.writes_of_slots or [0] * buffers.capacity
-        first, stop = 0 if moves else start + self.length, start + length
-        buffers.writes_of_slots[first:stop] = [buffers.writes] * (stop - first)
-        return TokenSlots(buffers, start, length, buffers.writes)
+        buffers.writes_of_slots[first : start + length] = [write] * (start + length - first)
+        for name, array in buffers.arrays.items():
+            array[slice_of_axis(axis, first, start + length)] = written[name]
+        buffers.writes, buffers.tokens = write, length
+        return TokenSlots(buffers, start, length, write)
 
     @property
     def _is_overwritten(self) -> bool:
-        if self.writes == self.buffers.writes:
+        if self.writes == self.buffers.begun:
             return False
         # Slots behind the cache are not asked about: what is appended to it goes there.
         last_writes = self.buffers.writes_of_slots[self.start : self.start + self.length]

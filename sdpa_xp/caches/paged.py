@@ -12,7 +12,7 @@ from sdpa_xp._checks.keywords import check_flag, check_integer, check_layout, ex
 from sdpa_xp._checks.messages import brief
 from sdpa_xp._display import array_facts
 from sdpa_xp._display import table as html_table
-from sdpa_xp._libraries import computing, is_array, is_number, share_memory
+from sdpa_xp._libraries import is_array, is_number, share_memory
 from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.caches import blocks
 from sdpa_xp.caches.attention import PagedAttention
@@ -199,8 +199,7 @@ class PagedKVCache(PagedAttention[A]):
             added = blocks.check_rows(function, positions, counts, starts)
         new["key"] = self._rotated(function, "key", new["key"], added, starts)
         if self._quantisation is not None:
-            with computing(new["key"]):
-                new = self._quantisation.stored(new, self._token_axis)
+            new = self._quantisation.stored(new, self._token_axis)
         if check_flag(function, "in_place", in_place):
             check_writeable(function, "`in_place=True`", pools)
             if share_memory(self._key_blocks, self._value_blocks):  # interleaved views share no element

@@ -54,8 +54,9 @@ class Quantisation(Tree, Immutable):
     def stored(self, tokens: Mapping[str, Array], axis: int) -> dict[str, Array]:
         """Return the codes of keys and values, and their scales, by name; the `axis` may be cut into parts."""
         codes, scales = {}, {}
-        for name, array in tokens.items():
-            codes[name], scales[f"{name}_scale"] = quantise(array, self._channels(name), self.bits, axis)
+        with computing(tokens["key"]):  # a token of tiny numbers has a scale that underflows
+            for name, array in tokens.items():
+                codes[name], scales[f"{name}_scale"] = quantise(array, self._channels(name), self.bits, axis)
         return codes | scales
 
     def widened(self, name: str, codes: Array, scale: Array) -> Array:
@@ -139,7 +140,8 @@ def new_quantisation(
         rule = "the cache must have tokens, on which the magnitudes of the channels are measured"
         hint = "Call it after the prompt, or pass per='token'."
         raise ArgumentValueError(function, rule, {f"cache.{name_of_keys}.shape": measured.shape}, hint)
-    return Quantisation(bits, dtype_name(key.dtype), channel_magnitudes(measured, axes))
+    with computing(key):
+        return Quantisation(bits, dtype_name(key.dtype), channel_magnitudes(measured, axes))
 
 
 def check_stored(

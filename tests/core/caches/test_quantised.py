@@ -453,3 +453,33 @@ def test_what_caches_show(arrays: dict[str, np.ndarray]) -> None:
     paged = PagedKVCache(pool, pool, [[0]], [0]).quantised("int8")
     assert repr(paged) == "PagedKVCache(key_blocks=<float32 (3, 1, 4, 8) as int8>, lengths=(0,), per='token')"
     assert "blocks (3, 1, 4, 8), numpy, float32 as int8, cpu</code>" in str(paged._repr_html_())
+
+
+@pytest.mark.parametrize("rotary", [None, Rotary(8)])
+@pytest.mark.parametrize("name", ["float16", "float32", "float64"])
+@pytest.mark.parametrize(("dtype", "per"), KINDS)
+def test_tiny_tokens_where_numpy_raises(dtype: Any, per: Any, name: str, rotary: Any) -> None:
+    """A scale, a channel or a code that underflows is no error; neither is a tiny number beside a large one."""
+    tokens = np.random.default_rng(0).standard_normal((2, 2, 6, 8))
+    tokens[:, :, 3:5, ::2] = np.reshape([1e-45, 1e-320, 1e-7, 1e-38], (2, 2, 1, 1))
+    tokens[:, :, 3, 1::2], tokens[:, :, 4, 1::2] = 1e-40, 1e3
+    tokens = tokens.astype(name)
+
+    def numbers(first: int, in_place: bool) -> list[np.ndarray]:
+        cache = KVCache(tokens[:, :, :first], tokens[:, :, :first], capacity=8, rotary=rotary)
+        cache = cache.quantised(dtype, per=per)
+        cache = cache.append(tokens[:, :, first:], tokens[:, :, first:], in_place=in_place)
+        pool = np.zeros((4, 2, 4, 8), name)
+        pool[::2, :, :3] = tokens[:, :, 1:4]
+        paged = PagedKVCache(pool, pool.copy(), [[0, 1], [2, 3]], [3, 3], rotary=rotary)
+        paged = paged.quantised(dtype, per=per).append(tokens[:, :, 3:], tokens[:, :, 3:], in_place=in_place)
+        arrays = [*cache.stored.values(), cache.key, paged.key_blocks, paged.value_blocks]
+        query = tokens[:, :, -2:]
+        return [*arrays, cache.attend(query), *cache.attend_state(query), *paged.attend_state(query)]
+
+    for first, in_place in ((6, False), (1, False), (1, True)):
+        with np.errstate(all="raise"):
+            found = numbers(first, in_place)
+        for part, wanted in zip(found, numbers(first, in_place), strict=True):
+            np.testing.assert_array_equal(part, wanted)
+            assert np.isfinite(part).all()

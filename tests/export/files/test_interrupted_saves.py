@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 from internals import PathArgument, exporter_files, lock, publish
+from interrupts import Interrupted
 
 from sdpa_xp_export import TensorSpec, export_attention, save
 
@@ -28,42 +26,6 @@ CASES: dict[str, dict[str, Any]] = {
     "replaced": {"overwrite": True},
     "replaced, with data": {"overwrite": True, "external_above": 0},
 }
-
-
-class Interrupted:
-    """Raises KeyboardInterrupt at one step within `save` and the files of `_files`; counts the steps.
-
-    The first two visits of a line, or of an opcode, count: a loop over the fields of a model has thousands.
-    """
-
-    def __init__(self, step: int, *, opcodes: bool) -> None:
-        self.step, self.opcodes, self.steps, self.came = step, opcodes, 0, ""
-        self.visits: Counter[tuple[object, ...]] = Counter()
-
-    def __call__(self, call: Callable[[], object]) -> None:
-        before = sys.gettrace()  # that of a debugger, or of what records lines
-        sys.settrace(self._trace)
-        try:
-            call()
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(before)
-
-    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
-        if not frame.f_code.co_filename.startswith(FILES):
-            return None
-        if self.opcodes:
-            frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        place = (frame.f_code, frame.f_lasti if self.opcodes else frame.f_lineno, event)
-        self.visits[place] += 1
-        if event in ("line", "opcode", "return") and self.visits[place] <= 2:
-            self.steps += 1
-            if self.steps == self.step:
-                sys.settrace(None)
-                self.came = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}, {event}"
-                raise KeyboardInterrupt
-        return self._trace
 
 
 def open_files() -> int:
@@ -106,7 +68,7 @@ def sweep(folder: Path, case: str, *, opcodes: bool = False, step: int = 1, ever
         if old:
             save(old, inner / "a.onnx", external_above=0)
         before = open_files()
-        interrupted = Interrupted(step, opcodes=opcodes)
+        interrupted = Interrupted(step, *FILES, opcodes=opcodes)
         interrupted(lambda inner=inner: save(NEW, inner / "a.onnx", **CASES[case]))  # type: ignore[misc]
         assert open_files() == before, interrupted.came
         check_folder(inner, old, interrupted.came)
@@ -152,7 +114,7 @@ def test_an_interrupt_of_a_page(tmp_path: Path) -> None:
     page, step = tmp_path / "page.html", 1
     while True:
         page.write_text("old")
-        before, interrupted = open_files(), Interrupted(step, opcodes=False)
+        before, interrupted = open_files(), Interrupted(step, *FILES)
         interrupted(lambda: publish(b"new", page, PathArgument("verify", "html"), overwrite=True))
         assert open_files() == before, interrupted.came
         assert page.read_text() in ("old", "new")
