@@ -165,7 +165,7 @@ def _reductions(
     if request.entropy or request.key_sums:
         w = weights(dtype)
         information = xp.where(w > 0, -xp.log(xp.where(w > 0, w, 1.0)), w)  # of a NaN: NaN
-        results["entropy"] = xp.sum(w * information, axis=-1, keepdims=True)
+        results["entropy"] = xp.sum(w * information, axis=-1, keepdims=True) + 0.0  # which makes 0 of -0
         results["key_sums"] = xp.sum(w, axis=-2, keepdims=True)
     return {name: results[name] for name in results if getattr(request, name)}
 

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from sdpa_xp._core import score_tangents
 from sdpa_xp._core.gradient_passes import (
+    AddRows,
     Forward,
     GradientGuard,
     guarded_if_nonfinite,
@@ -66,14 +67,20 @@ def gradients(forward: Forward, cotangent: Array) -> dict[str, Array]:
     if scores.grid.is_writeable and not access_of([cotangent]).is_writeable:  # it records operations
         return guarded_if_nonfinite(forward.with_access(READ_ONLY), (cotangent,), _add_rows)
     if (finite := scores.options.finite_inputs) is not None:
-        questions = Questions()
-        forward = forward._replace(scores=scores._replace(grid=replace(scores.grid, questions=questions)))
-        guard: GradientGuard = "cotangent" if finite >= INPUTS else "all"
-        computed = sum_over_tiles(forward, (cotangent,), guard, _add_rows)
-        if questions.arrays and not all(map(all, questions.read(scores.grid.library, scores.xp))):
-            refuse_unknown_derivative(scores.grid.function, traced=False)
-        return computed
+        return sum_on_device(forward, (cotangent,), "cotangent" if finite >= INPUTS else "all", _add_rows)
     return guarded_if_nonfinite(forward, (cotangent,), _add_rows)
+
+
+def sum_on_device(
+    forward: Forward, cotangents: Sequence[Array], guard: GradientGuard, add_rows: AddRows
+) -> dict[str, Array]:
+    """Return the sums on a device that was waited for before the output: again only for functions of biases."""
+    scores, questions = forward.scores, Questions()
+    forward = forward._replace(scores=scores._replace(grid=replace(scores.grid, questions=questions)))
+    computed = sum_over_tiles(forward, cotangents, guard, add_rows)
+    if questions.arrays and not all(map(all, questions.read(scores.grid.library, scores.xp))):
+        refuse_unknown_derivative(scores.grid.function, traced=False)
+    return computed
 
 
 def _add_rows(

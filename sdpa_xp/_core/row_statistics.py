@@ -150,7 +150,8 @@ def statistics_of_few_rows(
     m, l, t = sums.m, cast(Array, sums.l), sums.t
     safe, shift = avoid_zero_sum(total), finite_shift(xp, m)
     if t is not None:
-        computed["entropy"] = _as_rows(xp, l / safe * xp.log(safe) - t / safe, (*shape, 1))
+        entropy = xp.where(l <= 0, 0.0, l / safe * xp.log(safe) - t / safe)  # -0 in a row without keys
+        computed["entropy"] = _as_rows(xp, entropy, (*shape, 1))
     if top is not None:
         weights = xp.exp(top.scores - shift) / safe
         computed["top_weights"] = _as_rows(xp, weights, (*shape, request.top_k))

@@ -20,7 +20,7 @@ from functools import partial
 from typing import NamedTuple, cast
 
 from sdpa_xp._core import score_tangents
-from sdpa_xp._core.backward import guarded_product
+from sdpa_xp._core.backward import guarded_product, sum_on_device
 from sdpa_xp._core.gradient_passes import Forward, GradientGuard, guarded_if_nonfinite, sum_traced
 from sdpa_xp._core.gradient_sums import GradientAccumulator
 from sdpa_xp._core.in_place import exp_minus, minus, plus, product_aside, row_sums, times
@@ -95,6 +95,8 @@ def gradient_tangents(
     cotangents = [cotangent] if cotangent_tangent is None else [cotangent, cotangent_tangent]
     if access.is_traced or forward.scores.grid.is_traced:
         computed = sum_traced(forward, cotangents, _add_rows)
+    elif forward.scores.options.finite_inputs is not None:  # a device, which was waited for: see `backward.py`
+        computed = sum_on_device(_with_rows_to_keep(forward), cotangents, "all", _add_rows)
     else:
         if forward.scores.grid.is_writeable and not access.is_writeable:  # the library records operations
             forward = forward.with_access(READ_ONLY)

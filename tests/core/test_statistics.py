@@ -298,6 +298,19 @@ def test_layout_and_one_name(library: Library, rng: np.random.Generator) -> None
     assert computed._replace(key_sums=None) == AttentionStatistics()
 
 
+@pytest.mark.sampled(0, on="EAGER_JAX")
+@pytest.mark.parametrize("rules", [{"attn_mask": masks.padding(0)}, {"attn_mask": masks.padding(1)}, {}])
+def test_no_entropy_is_minus_0(library: Library, rules: dict[str, Any]) -> None:
+    """Of a row without keys, and of one with a single key; also inside a jit."""
+    keys = np.ones((1, 3, 2), F)[:, : 3 if rules else 0]
+    if not rules:
+        library.needs_empty_arrays()
+    for sinks in ({}, {"sinks": np.asarray([-3.0], F)}, {"sinks": np.asarray([1.0], F)}):
+        query = np.ones((1, 1, 2), F)
+        computed = library.call(attention_statistics, query, keys, of="entropy", **sinks, **rules)
+        assert not np.signbit(library.get(computed.entropy)).any()
+
+
 def test_empty_axes(library: Library) -> None:
     library.needs_empty_arrays()
     for queries, keys in ((0, 3), (3, 0), (0, 0)):

@@ -186,19 +186,48 @@ def test_work_of_gradients(name: str) -> None:
         same(gradient, on_cpu[name])
 
 
+HIDDEN = [(name, place) for name in ("causal", "padding", "boolean, uneven") for place in range(5)]
+
+
+@pytest.mark.parametrize(("name", "place"), [*((name, None) for name in GRADIENTS), *HIDDEN])
+def test_hessian_vector_products_add_no_wait(name: str, place: int | None) -> None:
+    """With a NaN in an array, too, they are those of the CPU."""
+    shape, options, _ = CALLS[name]
+    arrays = [random(*shape, seed=seed) for seed in range(5)]
+    if place is not None:
+        arrays[place][..., 55, 1] = float("nan")
+
+    def products(put: Put) -> Any:
+        query, key, value, cotangent, tangent = map(put, arrays)
+        _, pullback = scaled_dot_product_attention_vjp(query, key, value, **options(put))
+        return pullback.jvp(cotangent, {"query": tangent, "value": tangent}, tangent)
+
+    with cuda_tensors() as counts:
+        computed = products(put)
+    assert counts.waits.total() <= GRADIENTS[name][0], counts.waits
+    for part, expected in zip(computed, products(lambda x: x), strict=True):
+        for name_of, gradient in part.items():
+            found, wanted = get(gradient), expected[name_of]
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
 def test_a_function_is_tried_in_all_tiles_with_one_wait() -> None:
     """One wait is for the try before the call, one for the inputs, and one for all tiles after the last."""
     arrays = [random(*LONG, seed=seed) for seed in range(3)]
 
-    def attend(score_mod: Any) -> None:
+    def attend(score_mod: Any, hessian: bool = False) -> None:
         _, pullback = scaled_dot_product_attention_vjp(*map(put, arrays), bias=biases.from_function(score_mod))
-        pullback(put(arrays[0]))
+        pullback.jvp(put(arrays[0]), {"query": put(arrays[1])}) if hessian else pullback(put(arrays[0]))
 
     with cuda_tensors() as counts:
         attend(lambda score, b, h, i, j: score - (i - j) * 0.1)
         assert counts.waits.total() <= 3, counts.waits
-        with pytest.raises(ValueError, match="must only add to the score"):
-            attend(lambda score, b, h, i, j: torch.where(j > 900, 2 * score, score))
+    with cuda_tensors() as counts:
+        attend(lambda score, b, h, i, j: score - (i - j) * 0.1, hessian=True)
+        assert counts.waits.total() <= 3, counts.waits
+    for hessian in (False, True):
+        with cuda_tensors(), pytest.raises(ValueError, match="must only add to the score"):
+            attend(lambda score, b, h, i, j: torch.where(j > 900, 2 * score, score), hessian)
 
 
 @pytest.mark.sampled(5)
