@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from sdpa_xp._core import threads
 from sdpa_xp._core.compiled_loops import compute_band, row_bands
 from sdpa_xp._core.gradient_sums import GradientAccumulator, between_zeros
-from sdpa_xp._core.products import KeyValueSource, call_buffers, key_leading_slice
+from sdpa_xp._core.products import KeyValueSource, call_buffers, is_finite, key_leading_slice
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries import computing, is_traced
 from sdpa_xp._libraries.protocols import TRACED, Access, Array, Namespace, Shape
@@ -73,7 +73,9 @@ AddRows: TypeAlias = Callable[[Accumulators, Forward, Sequence[Array], range, Gr
 def guarded_if_nonfinite(forward: Forward, cotangents: Sequence[Array], add_rows: AddRows) -> dict[str, Array]:
     """Return the sums over the tiles, computed a second time with the guard "all" if they are not finite."""
     computed = sum_over_tiles(forward, cotangents, "none", add_rows)
-    if not forward.scores.options.may_mask or _is_finite(forward.scores.xp, computed):
+    arrays = [*computed.values()]
+    is_known = not any(map(is_traced, arrays))
+    if not forward.scores.options.may_mask or (is_known and is_finite(forward.scores.xp, arrays)):
         return computed
     return sum_over_tiles(forward, cotangents, "all", add_rows)
 
@@ -222,8 +224,3 @@ def _accumulators(
         name: GradientAccumulator(target, rows, columns, grid, None if outs is None else outs[name])
         for name, target in forward.targets.items()
     }
-
-
-def _is_finite(xp: Namespace, computed: Mapping[str, Array]) -> bool:
-    """Return whether the gradients are known to be finite; of traced ones it is not known."""
-    return not any(is_traced(x) or not bool(xp.isfinite(xp.sum(x))) for x in computed.values())

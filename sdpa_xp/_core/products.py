@@ -312,7 +312,7 @@ def any_query_attends(xp: Namespace, allowed: Array, key_heads: int) -> Array:
 def key_leading_slice(leading: LeadingSlice, group: int) -> LeadingSlice:
     """Return the slice of (..., H) that a slice of (..., Hq) reads."""
     *batch, heads = leading
-    return (*batch, range(heads.start // group, heads.stop // group))
+    return (*batch, range(heads.start // group, -(-heads.stop // group)))
 
 
 NonfiniteGuard: TypeAlias = Literal["none", "columns", "pairs"]

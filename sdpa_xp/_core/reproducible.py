@@ -1,6 +1,7 @@
 """Attention whose bits do not depend on the other queries, on the batch, on padding or on how the keys are cut.
 
-The sums of a row are those of tiles of keys, added in the order of the keys, from key 0 on. A tile where the
+The sums of a row are those of tiles of keys, added in the order of the keys. The tiles count from the first key
+that the row may attend to, so that padding, or another text, in front of it changes nothing. A tile where the
 row may attend to no key adds 0, so it may be left out. The shift m is 0 if that keeps all digits of the row,
 and else its largest score; neither depends on the order of the keys. He et al., "Defeating Nondeterminism in
 LLM Inference", Thinking Machines Lab, 2025, call this batch-invariant.
@@ -8,35 +9,89 @@ LLM Inference", Thinking Machines Lab, 2025, call this batch-invariant.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+from itertools import groupby, product
+from operator import itemgetter
+
 from sdpa_xp._core.fixed_blocks import add_weighted
 from sdpa_xp._core.products import KeyValueSource, is_finite, weigh
 from sdpa_xp._core.scores import Scores, rows_within
 from sdpa_xp._core.softmax import LEAST_SUM, RowResult, avoid_zero_sum, finite_shift, zero_sums
 from sdpa_xp._libraries import dtype_name
 from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._tiles.plan import Plan
+from sdpa_xp._tiles.plan import KEYS_OF_A_PRODUCT as KEYS
+from sdpa_xp._tiles.plan import ROWS_OF_A_PRODUCT as ROWS
+from sdpa_xp._tiles.plan import Plan, Task
+from sdpa_xp._tiles.tile import LeadingSlice
 
 LEAST_OUTPUT = {"float32": 2.0**-74, "float64": 2.0**-900}
 """Sums over values that have kept their digits, whatever underflows for 2^20 keys, if those of weights are at
 least `LEAST_SUM`."""
+LEAST_BIAS = -(2.0**15)
+"""A pair with a smaller bias has weight 0, unless all pairs of its row have. It counts as padding, since many
+masks have `finfo.min` in place of -inf, in float16, too."""
+
+
+def aligned_tasks(scores: Scores, plan: Plan) -> list[Task]:
+    """Return the tasks of a plan, cut so that the first keys of the queries of each lie at one place of a tile.
+
+    Most calls need no cut: their queries may attend to key 0. A sliding window cuts out each query.
+    """
+    if not scores.options.may_mask or 0 in scores.grid.shape:
+        return plan.tasks()
+    tasks, slices = list[Task](), plan.leading_slices or (None,)
+    # Biases are asked with an array of the size of a tile.
+    of_all: tuple[LeadingSlice | None, ...] = slices if scores.options.biases else (None,)
+    for rows, leading in product([*plan.row_ranges()][::-1], of_all):
+        part = scores.slice_leading(leading)
+        places = _first_keys(part, plan, rows) % KEYS
+        table = scores.grid.library.to_list(scores.xp.reshape(places, (-1, len(rows))))
+        is_shared, ranges = table.count(table[0]) == len(table), leading or map(range, part.leading_shape)
+        axes = [
+            [axis] if is_shared or count == 1 else [range(n, n + 1) for n in axis]
+            for axis, count in zip(ranges, places.shape, strict=False)
+        ]
+        for entries, of_rows in zip(product(*axes), table, strict=not is_shared):
+            for place, run in groupby(zip(of_rows, rows, strict=True), itemgetter(0)):
+                numbers = [row for _, row in run]
+                cut = range(numbers[0], numbers[-1] + 1)
+                # A few rows of all heads fit into a tile, and each task takes some time to begin.
+                is_large = is_shared and leading is None and len(cut) > ROWS
+                aligned = replace(plan, first_key=place)
+                tasks += [Task(x, cut, aligned) for x in (slices if is_large else (entries,))]
+    return tasks
+
+
+def _first_keys(scores: Scores, plan: Plan, rows: range) -> Array:
+    """Return the first key of each query, (..., Hq, rows), also with axes of 1; 0 if it may attend to none."""
+    xp, grid, none = scores.xp, scores.grid, scores.grid.keys
+    first = xp.full((*[1] * len(scores.leading_shape), len(rows)), none, dtype=xp.int64, device=None)
+    # Key 0 is the first one of most queries, and a tile of it alone tells.
+    for columns in (range(1), *plan.column_ranges(scores.key_range(rows))):
+        tile = scores.tile(rows, columns)
+        allowed = scores.options.mask.allowed_in(tile)
+        if scores.options.biases and allowed is not False:
+            zeros = xp.zeros(tile.shape, dtype=grid.dtype, device=None)
+            allowed = scores.with_biases(tile, zeros, allowed)[0] > LEAST_BIAS
+        if isinstance(allowed, bool):
+            allowed = xp.asarray([[allowed]], dtype=xp.bool, device=None)
+        place = columns.start + xp.argmax(xp.astype(allowed, xp.int8), axis=-1)
+        first = xp.where((first < none) | ~xp.any(allowed, axis=-1), first, place)
+        if int(xp.max(first)) < none:
+            break
+    return xp.where(first < none, first, 0)
 
 
 def attend_rows(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) -> RowResult:
     """Return the attention of one range of queries."""
     xp, query = scores.xp, scores.scaled_query(rows)
-    l, o = _sums_once(scores, query, value, plan, rows, None, is_guarded=False)
-    are_finite = is_finite(xp, (l, o))
-    if are_finite and 0 not in l.shape and float(xp.min(l)) >= 1:  # most calls: all rows are exact
-        return RowResult(o / avoid_zero_sum(l, LEAST_SUM), None, l)
-    # Without a mask, a row that is not finite is not exact either, and is computed with a shift.
-    if not are_finite and scores.options.may_mask:
-        l, o = _sums_once(scores, query, value, plan, rows, None, is_guarded=True)
-    m = xp.zeros_like(l)
-    is_exact = _is_exact(scores, l, o)
+    l, o = _sums(scores, query, value, plan, rows, None)
+    m, is_exact = xp.zeros_like(l), _is_exact(scores, l, o)
     if not bool(xp.all(is_exact)):
         # The choice is made for each row by its own sums, so that it does not depend on the others.
         m = xp.where(is_exact, 0.0, _largest_scores(scores, query, plan, rows))
-        shifted = _shifted_sums(scores, query, value, plan, rows, finite_shift(xp, m))
+        shifted = _sums(scores, query, value, plan, rows, finite_shift(xp, m))
         l, o = (xp.where(is_exact, *pair) for pair in zip((l, o), shifted, strict=True))
     output = o / avoid_zero_sum(l, LEAST_SUM)
     # `RowResult` expects sums of at least 1.
@@ -66,14 +121,13 @@ def _largest_scores(scores: Scores, query: Array, plan: Plan, rows: range) -> Ar
     return m
 
 
-def _shifted_sums(
-    scores: Scores, query: Array, value: KeyValueSource, plan: Plan, rows: range, shift: Array
+def _sums(
+    scores: Scores, query: Array, value: KeyValueSource, plan: Plan, rows: range, shift: Array | None
 ) -> tuple[Array, Array]:
-    """Return l and o of each row over its keys, with a shift."""
-    sums = _sums_once(scores, query, value, plan, rows, shift, is_guarded=False)
-    if is_finite(scores.xp, sums):
-        return sums
-    return _sums_once(scores, query, value, plan, rows, shift, is_guarded=True)
+    """Return l and o of each row over its keys, with a shift or without one."""
+    once = partial(_sums_once, scores, query, value, plan, rows, shift)
+    sums = once(is_guarded=False)
+    return sums if is_finite(scores.xp, sums) else once(is_guarded=True)
 
 
 def _sums_once(

@@ -131,7 +131,7 @@ class Scores(NamedTuple):
     """The batch entries and heads that these scores are for; None is all of the grid."""
     block: RowBlock | None = None
     """The queries of an iteration of a compiler's loop; None outside of such loops."""
-    known_tiles: dict[tuple[range, bool], list[tuple[Tile, Allowed]]] | None = None
+    known_tiles: dict[tuple[range, int, bool], list[tuple[Tile, Allowed]]] | None = None
     """The tiles of ranges of queries, if all heads, or equal calls, have the same: then they are found once.
     Two threads may find the same tiles at once; one of the equal lists stays."""
     buffers: CallBuffers | None = None
@@ -193,12 +193,12 @@ class Scores(NamedTuple):
         """
         if self.known_tiles is None:
             return self._tiles(rows, plan, trims)
-        tiles = self.known_tiles.get((rows, trims))
+        tiles = self.known_tiles.get(key := (rows, plan.first_key, trims))
         if tiles is None:
             if len(self.known_tiles) >= MOST_ROWS_KNOWN:
                 # No lock: a thread that has read a list keeps it, and one that misses it finds the tiles again.
                 self.known_tiles.clear()
-            tiles = self.known_tiles[rows, trims] = [*self._tiles(rows, plan, trims)]
+            tiles = self.known_tiles[key] = [*self._tiles(rows, plan, trims)]
         if self.leading is None or not (self.options.biases or self.options.dropout):
             return tiles
         # The arrays of biases are sliced for the heads of this part.

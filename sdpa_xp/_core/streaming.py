@@ -27,6 +27,7 @@ from sdpa_xp._core.products import (
     is_finite,
     key_leading_slice,
 )
+from sdpa_xp._core.reproducible import aligned_tasks
 from sdpa_xp._core.reproducible import attend_rows as attend_reproducibly
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._core.softmax import RowResult, attend_with_fixed_shift, attend_with_running_shift, is_accurate
@@ -209,13 +210,13 @@ def _attend_in_tasks(
             out = output[index] if shortcut.is_open and output.dtype == grid.dtype else None
             result = shortcut.attend(part, values, plan, task, out) if shortcut.is_open else None
             if result is None:
-                result = attend_task(part, values, plan, task.rows)
+                result = attend_task(part, values, task.plan, task.rows)
             if result.output is not out:
                 output[index] = astype_if_needed(xp, result.output, output.dtype)
             if lse is not None and of_rows is not None:
                 lse[index] = of_rows(result)
 
-    threads.run(write, plan.tasks(), plan.threads)
+    threads.run(write, aligned_tasks(scores, plan) if grid.is_reproducible else plan.tasks(), plan.threads)
     if not shortcut.is_open and shortcut.tasks:
         threads.run(write, shortcut.tasks, plan.threads)
 

@@ -79,6 +79,8 @@ class Plan:
     """Whether no key needs to be read, as if the result has no elements."""
     align: int = 1
     """Tiles begin and end at a multiple of this many keys, such as the block size of a paged cache."""
+    first_key: int = 0
+    """The key, less than `align`, from which these multiples count."""
     leading_slices: tuple[LeadingSlice, ...] = ()
     """Parts of the leading axes that are computed one by one; () is all at once."""
     threads: int | None = 1
@@ -98,7 +100,7 @@ class Plan:
     def tasks(self) -> list[Task]:
         """Return the tasks. The last queries, which attend most keys under a causal mask, come first."""
         row_ranges = [*self.row_ranges()][::-1]
-        return [Task(leading, rows) for rows in row_ranges for leading in self.leading_slices or (None,)]
+        return [Task(leading, rows, self) for rows in row_ranges for leading in self.leading_slices or (None,)]
 
     def row_ranges(self) -> Iterator[range]:
         """Return the ranges of queries; one empty range if there is no query."""
@@ -129,8 +131,11 @@ class Plan:
             return iter(())
         start, stop = key_range.start, key_range.stop
         if self.align > 1:
-            start, stop = start - start % self.align, -(-stop // self.align) * self.align
-        return _ranges(start, min(stop, self.keys), self.columns)
+            start -= (start - self.first_key) % self.align
+            stop += (self.first_key - stop) % self.align
+        before = range(self.first_key if start < 0 else 0)  # a tile that is shorter than all others
+        tiles = _ranges(max(start, before.stop), min(stop, self.keys), self.columns)
+        return itertools.chain([before], tiles) if before else tiles
 
     def with_common_borders(self) -> Plan:
         """Return the plan whose tiles begin and end at the same keys for all queries, for sums over queries."""
@@ -142,6 +147,8 @@ class Task(NamedTuple):
 
     leading: LeadingSlice | None
     rows: range
+    plan: Plan
+    """The tiles of its keys."""
 
 
 def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:

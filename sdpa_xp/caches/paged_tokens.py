@@ -120,8 +120,7 @@ class PagedTokens(StoredBlocks[A]):
         check_query_of_cache(function, query, "cache.key_blocks", self._key_blocks, self._quantisation)
         is_consecutive = positions is None and all(isinstance(row, range) for row in self._positions)
         has_slots = is_consecutive and are_slots(self._positions)
-        is_quantised = self._quantisation is not None
-        check_cache(function, options, has_slots=has_slots, is_quantised=is_quantised)
+        check_cache(function, options, has_slots=has_slots, is_quantised=self._quantisation is not None)
         # To find out costs a walk through the masks, which a decoder without gaps and rotations is spared.
         reads_positions = not has_slots and count_positions(options, consecutive=is_consecutive)
         if self._rotary is None and positions is None and not reads_positions:

@@ -89,8 +89,7 @@ class CachedTokens(StoredTokens[A]):
             return array, options
         is_consecutive = positions is None and isinstance(self._positions, Consecutive)
         has_slots = is_consecutive and cast(Consecutive, self._positions).is_from_zero
-        is_quantised = self._quantisation is not None
-        check_cache(function, options, has_slots=has_slots, is_quantised=is_quantised)
+        check_cache(function, options, has_slots=has_slots, is_quantised=self._quantisation is not None)
         if has_slots and self._rotary is None:  # most steps of a decoder
             return array, options
         rotated = rotate(self._rotary, function, "query", array, positions_of, self._layout)
