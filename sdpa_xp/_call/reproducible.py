@@ -6,11 +6,12 @@ everywhere. Most libraries share their memory on the CPU with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, NoReturn
 
 from sdpa_xp._call.options import CallOptions, arrays_of, with_arrays
 from sdpa_xp._checks.arrays import HLE, check_one_device, check_one_dtype, check_one_library
+from sdpa_xp._checks.keywords import check_flag
 from sdpa_xp._libraries import HOST, access_of, host_library, library_of, namespace_name, to_host
 from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.protocols import Array
@@ -27,7 +28,7 @@ def on_host(
     Raises:
         ValueError: The call cannot be reproducible. The message names the reason.
     """
-    host, reason, arrays = host_library(), _refusal(options), inputs
+    host, reason, arrays = host_library(), _refusal(inputs, options), inputs
     if not all(host.owns(array) and host.array_signature(array) for array in inputs.values()):
         _, arrays = check_one_library(function, {**inputs, **dict(arrays_of(options))})
         check_one_dtype(function, {name: arrays[name] for name in inputs})
@@ -48,22 +49,23 @@ def on_host(
     return {name: host.in_rows(arrays[name], axis) for name in inputs}, options
 
 
-def refuse(function: str, reason: str) -> None:
+def refuse(function: str, reason: str, hint: str = "") -> NoReturn:
     """Refuse a call that cannot be reproducible."""
     rule = f"`reproducible` must be False, because {reason}"
-    raise ArgumentValueError(function, rule, {"reproducible": True})
+    raise ArgumentValueError(function, rule, {"reproducible": True}, hint)
 
 
-def check_cache(function: str, options: CallOptions, *, has_slots: bool, is_quantised: bool) -> None:
-    """Refuse a reproducible call of a cache whose tiles of keys begin at another token, or are widened."""
-    if options.reproducible is True and is_quantised:
-        refuse(function, "the cache is quantised")
-    if options.reproducible is True and not has_slots:
-        refuse(function, "the tokens or the queries have positions of their own")
+def check_layer(function: str, reproducible: object) -> None:
+    """Refuse a reproducible call of a layer."""
+    if check_flag(function, "reproducible", reproducible):
+        hint = "Project with products of your own, and call `scaled_dot_product_attention` with the heads."
+        refuse(function, "the projections of a layer are not reproducible", hint)
 
 
-def _refusal(options: CallOptions) -> str:
+def _refusal(inputs: Collection[str], options: CallOptions) -> str:
     """Return why no library computes a call reproducibly, or ""."""
+    if "key_scale" in inputs:
+        return "the cache is quantised"
     if options.implementation not in (None, "xp"):
         return "a kernel adds in an order of its own, so `implementation` must be None or 'xp'"
     if options.dropout_p:

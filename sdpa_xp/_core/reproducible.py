@@ -10,7 +10,6 @@ LLM Inference", Thinking Machines Lab, 2025, call this batch-invariant.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from itertools import groupby, product
 from operator import itemgetter
 
@@ -122,15 +121,6 @@ def _largest_scores(scores: Scores, query: Array, plan: Plan, rows: range) -> Ar
 
 
 def _sums(
-    scores: Scores, query: Array, value: KeyValueSource, plan: Plan, rows: range, shift: Array | None
-) -> tuple[Array, Array]:
-    """Return l and o of each row over its keys, with a shift or without one."""
-    once = partial(_sums_once, scores, query, value, plan, rows, shift)
-    sums = once(is_guarded=False)
-    return sums if is_finite(scores.xp, sums) else once(is_guarded=True)
-
-
-def _sums_once(
     scores: Scores,
     query: Array,
     value: KeyValueSource,
@@ -138,9 +128,12 @@ def _sums_once(
     rows: range,
     shift: Array | None,
     *,
-    is_guarded: bool,
+    is_guarded: bool = False,
 ) -> tuple[Array, Array]:
-    """Return l and o of each row. With a guard, NaN and inf in a value show only in rows that attend to it."""
+    """Return l and o of each row. With a guard, NaN and inf in a value show only in rows that attend to it.
+
+    Sums that are not finite are computed a second time, guarded.
+    """
     xp, buffers, sinks, values = scores.xp, scores.buffers, scores.options.sinks, value.slices(scores.grid)
     l, o = zero_sums(scores, len(rows), value.width)
     if sinks is not None:
@@ -166,4 +159,6 @@ def _sums_once(
         # Nothing else is written to `tangent`: the call has none.
         memory = (None, None) if buffers is None else (buffers.product, buffers.tangent)
         add_weighted(xp, l[index], o[index], p, of_tile, *memory)
-    return l, o
+    if is_guarded or is_finite(xp, (l, o)):
+        return l, o
+    return _sums(scores, query, value, plan, rows, shift, is_guarded=True)

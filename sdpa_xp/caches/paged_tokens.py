@@ -10,7 +10,6 @@ from sdpa_xp._call.options import CallOptions
 from sdpa_xp._call.paged import PagedCall
 from sdpa_xp._call.prepared_call import prepare
 from sdpa_xp._call.ragged import lengths_of
-from sdpa_xp._call.reproducible import check_cache
 from sdpa_xp._checks.arrays import (
     check_appended,
     check_axes,
@@ -120,7 +119,6 @@ class PagedTokens(StoredBlocks[A]):
         check_query_of_cache(function, query, "cache.key_blocks", self._key_blocks, self._quantisation)
         is_consecutive = positions is None and all(isinstance(row, range) for row in self._positions)
         has_slots = is_consecutive and are_slots(self._positions)
-        check_cache(function, options, has_slots=has_slots, is_quantised=self._quantisation is not None)
         # To find out costs a walk through the masks, which a decoder without gaps and rotations is spared.
         reads_positions = not has_slots and count_positions(options, consecutive=is_consecutive)
         if self._rotary is None and positions is None and not reads_positions:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, TypeVar, cast
 
 from sdpa_xp._call.options import CallOptions
-from sdpa_xp._call.reproducible import check_cache
 from sdpa_xp._checks.arrays import (
     HLE,
     check_plain_array,
@@ -89,11 +88,8 @@ class CachedTokens(StoredTokens[A]):
             return array, options
         is_consecutive = positions is None and isinstance(self._positions, Consecutive)
         has_slots = is_consecutive and cast(Consecutive, self._positions).is_from_zero
-        check_cache(function, options, has_slots=has_slots, is_quantised=self._quantisation is not None)
-        if has_slots and self._rotary is None:  # most steps of a decoder
-            return array, options
         rotated = rotate(self._rotary, function, "query", array, positions_of, self._layout)
-        if has_slots:
+        if has_slots:  # most steps of a decoder
             return rotated, options
         queries = headed(array.shape, self._layout)[-2]
         if positions is not None:  # refused also where nothing reads them

@@ -24,6 +24,7 @@ UNSUPPORTED = {
     "cache": ("the cache of continuous batching", "Use `generate`, whose caches are supported."),
     "sinks": ("sinks that differ between tokens", 'Use `attn_implementation="eager"` for this model.'),
     "block_indices": ("lists of blocks", 'Use `attn_implementation="eager"` for this model.'),
+    "reproducible": ("reproducible calls", "Use calls of your own: a model's projections are not."),
 }
 """Keywords of transformers' attention functions that change the result, and that sdpa_xp does not compute."""
 Interface, MaskInterface = transformers.AttentionInterface, transformers.AttentionMaskInterface
@@ -105,7 +106,7 @@ def _of_one_dtype(*arrays: Any) -> tuple[Any, ...]:
 def _refuse_keywords(keywords: Mapping[str, object]) -> None:
     """Refuse keywords that would change the result and are not computed."""
     for name, (rule, hint) in UNSUPPORTED.items():
-        if keywords.get(name) is not None:
+        if keywords.get(name) is not None and keywords[name] is not False:
             got = {name: f"<{type_name(keywords[name])}>"}
             raise ArgumentValueError(NAME, f"sdpa_xp does not support {rule} (`{name}`)", got, hint)
 

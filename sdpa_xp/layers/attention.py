@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar, Unpack, cast
 
 from sdpa_xp._call.options import Keywords
+from sdpa_xp._call.reproducible import check_layer
 from sdpa_xp._checks.arrays import HLE, LHE, check_one_kind, check_plain_array, swap_heads_and_length
 from sdpa_xp._checks.keywords import check_choice, check_number, explains_keywords, refuse_unknown_keywords
 from sdpa_xp._checks.messages import brief
@@ -94,7 +95,7 @@ class Attention(Layer):
             attn_mask: A mask of `sdpa_xp.masks`, or an array that broadcasts to (..., Hq, L, S); True = may
                 attend.
             keywords: Those of `scaled_dot_product_attention` except `layout`; `scale` and `sinks` replace those
-                of the layer. Errors are as there.
+                of the layer. Errors are as there, and `reproducible` is refused: the projections are not.
 
         Returns:
             (..., L, out_dim).
@@ -246,7 +247,9 @@ class Attention(Layer):
     def _options(self, keywords: Keywords) -> Any:
         # Python refuses no name that `**keywords` takes.
         names = (*Keywords.__annotations__, "attn_mask")
-        refuse_unknown_keywords(type(self).__name__, cast(Any, keywords), names)
+        name = type(self).__name__
+        refuse_unknown_keywords(name, cast(Any, keywords), names)
+        check_layer(name, keywords.get("reproducible", False))
         return {**self.attention_options, **keywords}
 
     def _as_scores_like(self, number: float | AnyArray) -> float | Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -12,13 +13,21 @@ from internals import judge, reference, textbook
 from libraries import Library
 from threadpoolctl import threadpool_limits
 
+import sdpa_xp
 from sdpa_xp import (
     KVCache,
     PagedKVCache,
+    attention_scores,
     attention_state,
+    attention_statistics,
+    attention_weights,
     biases,
+    dot_product_attention,
+    layers,
     masks,
+    positional,
     scaled_dot_product_attention,
+    scaled_dot_product_attention_vjp,
     varlen_attention,
     varlen_attention_state,
 )
@@ -370,6 +379,72 @@ def test_values_without_elements(rng: np.random.Generator) -> None:
     assert empty.lse.tobytes() == state.lse.tobytes()
 
 
+KEEPING = {
+    "sdpa_xp.scaled_dot_product_attention",
+    "sdpa_xp.attention_state",
+    "sdpa_xp.varlen_attention",
+    "sdpa_xp.varlen_attention_state",
+    "sdpa_xp.KVCache.attend",
+    "sdpa_xp.KVCache.attend_state",
+    "sdpa_xp.PagedKVCache.attend",
+    "sdpa_xp.PagedKVCache.attend_state",
+}
+"""What keeps the promise: tests here, and of `test_reproducible_places`, call each of them."""
+TELLING = {"sdpa_xp.explain"}
+PASSING_ON = {
+    f"sdpa_xp.layers.{layer}.{method}"
+    for layer in ("MultiHeadAttention", "SingleHeadAttention")
+    for method in ("__call__", "state", "weights", "attend")
+}
+"""The keywords of layers, where a test finds the refusal."""
+
+
+def test_no_other_function_takes_it() -> None:
+    """Nor one that passes all keywords on."""
+    taking, passing = set(), set()
+    for module in (sdpa_xp, layers, positional, masks, biases):
+        for name in module.__all__:
+            value = getattr(module, name)
+            methods = {"": value} if not inspect.isclass(value) else vars(value) | vars(value.__mro__[1])
+            for method, function in methods.items():
+                if not inspect.isroutine(function) or (method.startswith("_") and method != "__call__"):
+                    continue
+                parameters = inspect.signature(getattr(function, "__func__", function)).parameters.values()
+                full = f"{module.__name__}.{name}" + (f".{method}" if method else "")
+                taking |= {full for parameter in parameters if parameter.name == "reproducible"}
+                passing |= {full for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD}
+    assert taking == KEEPING | TELLING
+    assert passing == PASSING_ON
+
+
+@pytest.mark.parametrize("method", ["__call__", "state", "weights", "attend"])
+@pytest.mark.parametrize("kind", [layers.MultiHeadAttention, layers.SingleHeadAttention])
+def test_layers_refuse_it(kind: Any, method: str) -> None:
+    """Their projections are products of any shape."""
+    rng, words = np.random.default_rng(0), np.ones((2, 5, 16), "float32")
+    is_single = kind is layers.SingleHeadAttention
+    layer = kind.init(rng, 16, **({"attention_dim": 16} if is_single else {"num_heads": 4}))
+    cache = (KVCache(*layer.project_key_value(words)),) if method == "attend" else ()
+    call = getattr(layer, method)
+    rule = "`reproducible` must be False, because the projections of a layer are not reproducible; got"
+    with pytest.raises(ValueError, match=f"^{kind.__name__}: {rule} .* Project with products of your own"):
+        call(words, *cache, reproducible=True)
+    if method != "weights":
+        np.testing.assert_array_equal(call(words, *cache, reproducible=False)[0], call(words, *cache)[0])
+    with pytest.raises(TypeError, match="`reproducible` must be True or False"):
+        call(words, *cache, reproducible="yes")
+
+
+def test_other_functions_of_the_call_refuse_it(rng: np.random.Generator) -> None:
+    query, key, value = draw(rng)
+    for function in (attention_weights, attention_scores, attention_statistics):
+        with pytest.raises(TypeError, match="there is no argument `reproducible`"):
+            function(query, key, reproducible=True)  # type: ignore[call-arg]
+    for gradient in (dot_product_attention, scaled_dot_product_attention_vjp):
+        with pytest.raises(TypeError, match="there is no argument `reproducible`"):
+            gradient(query, key, value, reproducible=True)  # type: ignore[operator]
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a kernel": ({"implementation": "torch"}, "`implementation` must be None or 'xp'"),
     "dropout": ({"dropout_p": 0.1, "rng": np.random.default_rng(0)}, "`dropout_p` drops"),
@@ -387,19 +462,12 @@ def test_what_cannot_be_promised_is_refused(rng: np.random.Generator, rules: Any
         scaled_dot_product_attention(*arrays, reproducible=1)  # type: ignore[arg-type]
 
 
-def test_a_cache_without_its_first_tokens_is_refused(rng: np.random.Generator) -> None:
-    """Its tiles of keys would begin at another token."""
+def test_a_quantised_cache_is_refused(rng: np.random.Generator) -> None:
     query, key, value = (rng.standard_normal((1, 2, 9, 8)).astype("float32") for _ in range(3))
-    cache = KVCache(key, value).drop_first(3)
-    with pytest.raises(
-        ValueError, match=r"`reproducible` must be False, because the tokens .* positions of their own"
-    ):
-        cache.attend(query[:, :, :1], reproducible=True)
-    with pytest.raises(ValueError, match="`reproducible` must be False, because the cache is quantised"):
-        KVCache(key, value).quantised("int8").attend(query[:, :, :1], reproducible=True)
-    paged = PagedKVCache(key, value, [[0]], [9], positions=[[*range(1, 10)]])
-    with pytest.raises(ValueError, match="`reproducible` must be False"):
-        paged.attend(query[:, :, :1], reproducible=True)
+    paged = PagedKVCache(key, value, [[0]], [9])
+    for cache in (KVCache(key, value), paged):
+        with pytest.raises(ValueError, match="`reproducible` must be False, because the cache is quantised"):
+            cache.quantised("int8").attend(query[:, :, :1], reproducible=True)
 
 
 @pytest.mark.needs("torch")

@@ -18,6 +18,7 @@ from sdpa_xp import (
     scaled_dot_product_attention,
     varlen_attention,
 )
+from sdpa_xp.positional import Rotary
 
 F = np.float32
 attend = partial(scaled_dot_product_attention, reproducible=True)
@@ -190,6 +191,46 @@ def test_a_decoder_of_texts_padded_on_the_left(window: int | None) -> None:
             if begin < last:
                 wanted = expected[n][:, begin - front : last - front]
                 assert found[n, :, begin - first :].tobytes() == wanted.tobytes()
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_window_that_rolls_has_the_bits_of_a_prompt_with_a_window(in_place: bool) -> None:
+    """Its first tokens are dropped, and its queries and keys are rotated by their positions."""
+    query, key, value = draw(0, (2, 4, 400, 16), (2, 2, 400, 16), (2, 2, 400, 9))
+    rotary = Rotary(16)
+    rotated = [rotary.apply(x, 0) for x in (query, key)]
+    expected = attend(*rotated, value, masks.sliding_window(149, 0), is_causal=True)
+    cache = KVCache(key[:, :, :150], value[:, :, :150], capacity=300, rotary=rotary)
+    for i in range(150, 400):
+        token = slice(i, i + 1)
+        cache = cache.append(key[:, :, token], value[:, :, token], in_place=in_place).drop_first(1)
+        if i % 7 == 0:
+            found = cache.attend(query[:, :, token], reproducible=True)
+            assert found.tobytes() == expected[:, :, token].tobytes()
+
+
+def test_caches_of_texts_that_begin_at_other_positions() -> None:
+    """Padded on the left with `first_position`; in a pool whose first blocks were given back; and with gaps."""
+    lengths, fronts = [150, 140], [0, 10]
+    batch, *alone = texts(0, lengths, fronts)
+    query, key, value = (x[:, :, :150] for x in batch)
+    rules: dict[str, Any] = {"rotary": Rotary(16)}
+    cache = KVCache(key, value, first_position=[0, -10], **rules)
+    found = cache.attend(query[:, :, -2:], in_text(lengths, fronts, 150), reproducible=True)
+    for n, arrays in enumerate(alone):
+        one = KVCache(*arrays[1:], **rules).attend(arrays[0][:, -2:], reproducible=True)
+        assert one.tobytes() == found[n].tobytes()
+    pools = [np.ascontiguousarray(x.reshape(2, 10, 15, -1).swapaxes(0, 1)) for x in alone[0][1:]]
+    paged: Any = PagedKVCache(*pools, [[*range(10)]], [150])
+    paged = paged.drop_first(60)
+    query, key, value = alone[0]
+    found = paged.attend(query[None, :, -1:], bias=biases.alibi(4), reproducible=True)
+    bias = biases.alibi(4, offset=89)
+    assert found[0].tobytes() == attend(query[:, -1:], key[:, 60:], value[:, 60:], bias=bias).tobytes()
+    kept = [*range(3, 9), *range(20, 150)]
+    taken = KVCache(key, value).take_tokens(kept)
+    alone_taken = attend(query[:, -1:], key[:, kept], value[:, kept])
+    assert taken.attend(query[:, -1:], reproducible=True).tobytes() == alone_taken.tobytes()
 
 
 def test_windows_of_a_paged_cache() -> None:

@@ -96,6 +96,7 @@ def test_masks_of_other_dtypes() -> None:
         ("cache", "the cache of continuous batching"),
         ("sinks", "sinks that differ between tokens"),
         ("block_indices", "lists of blocks"),
+        ("reproducible", "reproducible calls"),
     ],
 )
 def test_what_cannot_be_computed_is_refused(keyword: str, said: str) -> None:
@@ -103,6 +104,7 @@ def test_what_cannot_be_computed_is_refused(keyword: str, said: str) -> None:
     with pytest.raises(ValueError, match=message):
         attend(*arrays(), **{keyword: object()})
     attend(*arrays(), **{keyword: None})
+    attend(*arrays(), reproducible=False)
 
 
 def test_layers_drop_other_weights() -> None:
