@@ -83,9 +83,10 @@ def scaled_dot_product_attention(
             library's kernel, if it computes the call as documented, for torch on the CPU, in torch.export and
             in torch.onnx.export; on the CPU outside a jit for short calls in JAX, and without masks in MLX;
             else `"xp"`.
-        reproducible: Return the same bits for a query whatever stands beside it (batch invariance): other
-            queries, batch entries, padding, chunks of a prompt, pages, threads. NumPy computes the call, also
-            for arrays of other libraries on the CPU. Refused, with the reason, where that cannot be promised.
+        reproducible: Return the same bits for a query and its own keys, whatever stands beside them (batch
+            invariance): other queries, batch entries, documents, padding at both sides, chunks of a prompt,
+            pages, threads. NumPy computes the call, also for arrays of other libraries on the CPU. Refused,
+            with the reason, where that cannot be promised.
 
     Returns:
         (..., Hq, L, Ev), or (L, Ev) for 2-D inputs, with the library, device and dtype of the query. The row

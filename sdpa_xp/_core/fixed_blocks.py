@@ -56,8 +56,8 @@ def add_weighted(
     left = xp.reshape(rows, (*rows.shape[:-2], blocks, ROWS, count, KEYS))
     left = xp.permute_dims(left, (*range(left.ndim - 4), -2, -4, -3, -1))
     leading = broadcast(rows.shape[:-2], values.shape[:-2]) or ()
-    parts = _memory(xp, weights, (count, *leading, blocks * ROWS, width), buffer)
-    places = xp.permute_dims(parts, (*range(1, len(leading) + 1), 0, -2, -1))
+    parts = _memory(xp, weights, (count + 1, *leading, blocks * ROWS, width), buffer)
+    places = xp.permute_dims(parts[1:, ...], (*range(1, len(leading) + 1), 0, -2, -1))
     places = xp.reshape(places, (*places.shape[:-2], blocks, ROWS, width))
     first = 0
     for tile in tiles:
@@ -67,23 +67,24 @@ def add_weighted(
     _add_parts(xp, o, parts, number)
     # Of no more rows than there are: sums take longer than products with zeros.
     sums = xp.sum(xp.reshape(rows[..., :number, :], (*rows.shape[:-2], number, count, KEYS)), axis=-1)
-    parts = xp.zeros((count, *leading, blocks * ROWS, 1), dtype=l.dtype, device=None)
-    xp.permute_dims(parts[..., :number, 0], (*range(1, len(leading) + 2), 0))[...] = sums
+    parts = xp.zeros((count + 1, *leading, blocks * ROWS, 1), dtype=l.dtype, device=None)
+    xp.permute_dims(parts[1:, ..., :number, 0], (*range(1, len(leading) + 2), 0))[...] = sums
     _add_parts(xp, l, parts, number)
 
 
 def _add_parts(xp: Namespace, total: Array, parts: Array, number: int) -> None:
-    """Add parts (n, ..., H, rows, X), one after the other, to a total (..., Hq, L, X).
+    """Add `parts[1:]` (n, ..., H, rows, X), one after the other, to a total (..., Hq, L, X).
 
-    `number` rows of the parts are those of the total.
+    `number` rows of the parts are those of the total. `parts[0]` is free.
     """
     heads, length, width = total.shape[-3:]
     key_heads = parts.shape[-3]
     by_group = xp.reshape(total, (*total.shape[:-3], key_heads, heads // key_heads, length, width))
     of_rows = parts[..., :number, :]
     of_rows = xp.reshape(of_rows, (*of_rows.shape[:-2], *by_group.shape[-3:]))
-    for part in range(parts.shape[0]):
-        by_group += of_rows[part, ...]
+    of_rows[0, ...] = by_group
+    # A sum over the first of several axes adds in its order, as there is more than one row.
+    by_group[...] = xp.reshape(xp.sum(parts, axis=0)[..., :number, :], by_group.shape)
 
 
 def _memory(xp: Namespace, like: Array, shape: Shape, buffer: Buffer | None) -> Array:

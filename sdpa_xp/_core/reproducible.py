@@ -84,57 +84,43 @@ def _first_keys(scores: Scores, plan: Plan, rows: range) -> Array:
 
 def attend_rows(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) -> RowResult:
     """Return the attention of one range of queries."""
-    xp, query = scores.xp, scores.scaled_query(rows)
-    l, o = _sums(scores, query, value, plan, rows, None)
-    m, is_exact = xp.zeros_like(l), _is_exact(scores, l, o)
+    xp = scores.xp
+    l, o = _sums(scores, value, plan, rows, None, is_guarded=False)
+    if 0 not in l.shape and float(xp.min(l)) >= 1 and is_finite(xp, (l, o)):  # most calls: all rows are exact
+        return RowResult(o / avoid_zero_sum(l), None, l)
+    m = xp.zeros_like(l)
+    # The choice is made for each row by its own sums, so that it does not depend on the others.
+    is_small = xp.any(xp.abs(o) < LEAST_OUTPUT[dtype_name(o.dtype)], axis=-1, keepdims=True)
+    is_exact = xp.isfinite(l) & xp.isfinite(xp.sum(o, axis=-1, keepdims=True))
+    is_exact = is_exact & ((l >= 1) | ((l >= LEAST_SUM) & ~is_small))
     if not bool(xp.all(is_exact)):
-        # The choice is made for each row by its own sums, so that it does not depend on the others.
-        m = xp.where(is_exact, 0.0, _largest_scores(scores, query, plan, rows))
-        shifted = _sums(scores, query, value, plan, rows, finite_shift(xp, m))
+        m = xp.where(is_exact, 0.0, _largest_scores(scores, plan, rows))
+        shifted = _sums(scores, value, plan, rows, finite_shift(xp, m), is_guarded=False)
         l, o = (xp.where(is_exact, *pair) for pair in zip((l, o), shifted, strict=True))
     output = o / avoid_zero_sum(l, LEAST_SUM)
     # `RowResult` expects sums of at least 1.
     return RowResult(output, xp.where(l > 0, m + xp.log(l), m), xp.where(l > 0, 1.0, l))
 
 
-def _is_exact(scores: Scores, l: Array, o: Array) -> Array:
-    """Return which rows, (..., Hq, rows, 1), are as exact with m = 0 as with the maximum.
-
-    Rows without keys are not, since they are not worth a rule.
-    """
-    xp, size = scores.xp, scores.xp.abs(o)
-    is_exact = (l >= LEAST_SUM) & (l < float("inf"))
-    if not o.shape[-1]:
-        return is_exact
-    least, most = xp.min(size, axis=-1, keepdims=True), xp.max(size, axis=-1, keepdims=True)
-    return is_exact & (most < float("inf")) & ((l >= 1) | (least >= LEAST_OUTPUT[dtype_name(o.dtype)]))
-
-
-def _largest_scores(scores: Scores, query: Array, plan: Plan, rows: range) -> Array:
+def _largest_scores(scores: Scores, plan: Plan, rows: range) -> Array:
     """Return the largest score of each row, (..., Hq, rows, 1), -inf in a row without keys."""
     xp, sinks = scores.xp, scores.options.sinks
     l, _ = zero_sums(scores, len(rows), 0)
     m = l - float("inf") if sinks is None else l + sinks
-    for _, s, _, _ in scores.computed_tiles(rows, plan, query):
+    for _, s, _, _ in scores.computed_tiles(rows, plan, scores.scaled_query(rows)):
         m = xp.maximum(m, xp.max(s, axis=-1, keepdims=True))
     return m
 
 
 def _sums(
-    scores: Scores,
-    query: Array,
-    value: KeyValueSource,
-    plan: Plan,
-    rows: range,
-    shift: Array | None,
-    *,
-    is_guarded: bool = False,
+    scores: Scores, value: KeyValueSource, plan: Plan, rows: range, shift: Array | None, *, is_guarded: bool
 ) -> tuple[Array, Array]:
     """Return l and o of each row. With a guard, NaN and inf in a value show only in rows that attend to it.
 
     Sums that are not finite are computed a second time, guarded.
     """
     xp, buffers, sinks, values = scores.xp, scores.buffers, scores.options.sinks, value.slices(scores.grid)
+    query = scores.scaled_query(rows)
     l, o = zero_sums(scores, len(rows), value.width)
     if sinks is not None:
         l += xp.exp(sinks if shift is None else sinks - shift)
@@ -161,4 +147,4 @@ def _sums(
         add_weighted(xp, l[index], o[index], p, of_tile, *memory)
     if is_guarded or is_finite(xp, (l, o)):
         return l, o
-    return _sums(scores, query, value, plan, rows, shift, is_guarded=True)
+    return _sums(scores, value, plan, rows, shift, is_guarded=True)
