@@ -130,32 +130,32 @@ def test_each_query_of_a_window_has_the_bits_that_it_has_alone_with_its_keys(for
     rules = {"formula": window, "array": allowed, "-inf": additive(allowed, -np.inf)}
     whole = state(query, key, value, rules[form])
     for i in (0, 1, 100, 150, 151, 152, 277, 278, 290, 298, 299):
-        own = slice(max(0, i - 150), i + 11)
-        alone = state(query[:, :, i : i + 1], key[:, :, own], value[:, :, own])
+        its_keys = slice(max(0, i - 150), i + 11)
+        alone = state(query[:, :, i : i + 1], key[:, :, its_keys], value[:, :, its_keys])
         assert alone.output.tobytes() == whole.output[:, :, i : i + 1].tobytes()
         assert alone.lse.tobytes() == whole.lse[:, :, i : i + 1].tobytes()
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("of", ["all", "entries", "heads", "entries and heads"])
-def test_any_mask_moves_with_its_keys(of: str, seed: int) -> None:
+@pytest.mark.parametrize("masked", ["all", "entries", "heads", "entries and heads"])
+def test_any_mask_moves_with_its_keys(masked: str, seed: int) -> None:
     """With holes, of entries and heads of its own, also in one group of query heads."""
     rng = np.random.default_rng(seed)
     query, key, value = draw(seed, (3, 4, 9, 16), (3, 2, 290, 16), (3, 2, 290, 9))
-    shape = (3 if "entries" in of else 1, 4 if "heads" in of else 1, 9, 290)
+    shape = (3 if "entries" in masked else 1, 4 if "heads" in masked else 1, 9, 290)
     allowed = rng.random(shape) < rng.choice([0.02, 0.5, 0.9])
     allowed &= np.arange(290) >= rng.integers(0, 280, (*shape[:-1], 1))
     front = int(rng.integers(1, 140))
     moved = [np.pad(x, ((0, 0), (0, 0), (front, 3), (0, 0))) for x in (key, value)]
-    there = np.pad(allowed, ((0, 0), (0, 0), (0, 0), (front, 3)))
-    here, shifted = state(query, key, value, allowed), state(query, *moved, there)
-    assert here.output.tobytes() == shifted.output.tobytes()
-    assert here.lse.tobytes() == shifted.lse.tobytes()
+    moved_mask = np.pad(allowed, ((0, 0), (0, 0), (0, 0), (front, 3)))
+    unmoved, shifted = state(query, key, value, allowed), state(query, *moved, moved_mask)
+    assert unmoved.output.tobytes() == shifted.output.tobytes()
+    assert unmoved.lse.tobytes() == shifted.lse.tobytes()
     for entry in range(3):
         for head in range(4):
-            own = allowed[entry % shape[0], head % shape[1]]
+            mask = allowed[entry % shape[0], head % shape[1]]
             arrays = query[entry, head], key[entry, head // 2], value[entry, head // 2]
-            assert attend(*arrays, own).tobytes() == here.output[entry, head].tobytes()
+            assert attend(*arrays, mask).tobytes() == unmoved.output[entry, head].tobytes()
 
 
 def test_documents_in_one_sequence_have_the_bits_of_each_alone() -> None:
@@ -168,13 +168,14 @@ def test_documents_in_one_sequence_have_the_bits_of_each_alone() -> None:
     joined = attend(query, key, value, mask, layout="...LHE")
     assert packed.tobytes() == joined.tobytes()
     for first, length in zip(starts, lengths, strict=False):
-        own = (x[first : first + length] for x in (query, key, value))
-        alone = attend(*own, is_causal=True, layout="...LHE")
+        document = (x[first : first + length] for x in (query, key, value))
+        alone = attend(*document, is_causal=True, layout="...LHE")
         assert alone.tobytes() == joined[first : first + length].tobytes()
 
 
+@pytest.mark.parametrize("form", ["boolean", "-inf"])
 @pytest.mark.parametrize("window", [None, 100])
-def test_a_decoder_of_texts_padded_on_the_left(window: int | None) -> None:
+def test_a_decoder_of_texts_padded_on_the_left(window: int | None, form: str) -> None:
     """One token at a time, and in chunks, from a batch with a mask of real tokens."""
     lengths, fronts = [150, 140, 3], [0, 10, 147]
     batch, *alone = texts(0, lengths, fronts)
@@ -184,13 +185,16 @@ def test_a_decoder_of_texts_padded_on_the_left(window: int | None) -> None:
     expected = [attend(*arrays, rule, is_causal=True) for arrays in alone]
     for first, last in ((147, 150), (149, 150), (130, 140), (20, 150)):
         cache = KVCache(key[:, :, :last], value[:, :, :last])
-        mask = masks.from_array(real[..., :last])
-        found = cache.attend(query[:, :, first:last], mask if rule is None else mask & rule, reproducible=True)
+        hidden: dict[str, Any] = {"bias": additive(real[..., :last], -np.inf), "attn_mask": rule}
+        if form == "boolean":
+            mask = masks.from_array(real[..., :last])
+            hidden = {"attn_mask": mask if rule is None else mask & rule}
+        computed = cache.attend(query[:, :, first:last], **hidden, reproducible=True)
         for n, front in enumerate(fronts):
             begin = max(first, front)
             if begin < last:
-                wanted = expected[n][:, begin - front : last - front]
-                assert found[n, :, begin - first :].tobytes() == wanted.tobytes()
+                expected_rows = expected[n][:, begin - front : last - front]
+                assert computed[n, :, begin - first :].tobytes() == expected_rows.tobytes()
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -205,8 +209,8 @@ def test_a_window_that_rolls_has_the_bits_of_a_prompt_with_a_window(in_place: bo
         token = slice(i, i + 1)
         cache = cache.append(key[:, :, token], value[:, :, token], in_place=in_place).drop_first(1)
         if i % 7 == 0:
-            found = cache.attend(query[:, :, token], reproducible=True)
-            assert found.tobytes() == expected[:, :, token].tobytes()
+            computed = cache.attend(query[:, :, token], reproducible=True)
+            assert computed.tobytes() == expected[:, :, token].tobytes()
 
 
 def test_caches_of_texts_that_begin_at_other_positions() -> None:
@@ -216,31 +220,31 @@ def test_caches_of_texts_that_begin_at_other_positions() -> None:
     query, key, value = (x[:, :, :150] for x in batch)
     rules: dict[str, Any] = {"rotary": Rotary(16)}
     cache = KVCache(key, value, first_position=[0, -10], **rules)
-    found = cache.attend(query[:, :, -2:], in_text(lengths, fronts, 150), reproducible=True)
+    computed = cache.attend(query[:, :, -2:], in_text(lengths, fronts, 150), reproducible=True)
     for n, arrays in enumerate(alone):
         one = KVCache(*arrays[1:], **rules).attend(arrays[0][:, -2:], reproducible=True)
-        assert one.tobytes() == found[n].tobytes()
+        assert one.tobytes() == computed[n].tobytes()
     pools = [np.ascontiguousarray(x.reshape(2, 10, 15, -1).swapaxes(0, 1)) for x in alone[0][1:]]
     paged: Any = PagedKVCache(*pools, [[*range(10)]], [150])
     paged = paged.drop_first(60)
     query, key, value = alone[0]
-    found = paged.attend(query[None, :, -1:], bias=biases.alibi(4), reproducible=True)
+    computed = paged.attend(query[None, :, -1:], bias=biases.alibi(4), reproducible=True)
     bias = biases.alibi(4, offset=89)
-    assert found[0].tobytes() == attend(query[:, -1:], key[:, 60:], value[:, 60:], bias=bias).tobytes()
-    kept = [*range(3, 9), *range(20, 150)]
-    taken = KVCache(key, value).take_tokens(kept)
-    alone_taken = attend(query[:, -1:], key[:, kept], value[:, kept])
-    assert taken.attend(query[:, -1:], reproducible=True).tobytes() == alone_taken.tobytes()
+    assert computed[0].tobytes() == attend(query[:, -1:], key[:, 60:], value[:, 60:], bias=bias).tobytes()
+    tokens = [*range(3, 9), *range(20, 150)]
+    shorter = KVCache(key, value).take_tokens(tokens)
+    expected = attend(query[:, -1:], key[:, tokens], value[:, tokens])
+    assert shorter.attend(query[:, -1:], reproducible=True).tobytes() == expected.tobytes()
 
 
 def test_windows_of_a_paged_cache() -> None:
     query, key, value = draw(0, (2, 4, 1, 16), (2, 2, 320, 16), (2, 2, 320, 9))
     pools = [x.reshape(2, 2, 10, 32, -1).swapaxes(1, 2).reshape(20, 2, 32, -1) for x in (key, value)]
     cache = PagedKVCache(*pools, [[*range(10)], [*range(10, 20)]], [320, 290])
-    found = cache.attend(query, masks.sliding_window(200, 0), reproducible=True)
+    computed = cache.attend(query, masks.sliding_window(200, 0), reproducible=True)
     for n, length in enumerate((320, 290)):
-        own = slice(length - 201, length)
-        assert attend(query[n], key[n, :, own], value[n, :, own]).tobytes() == found[n].tobytes()
+        its_keys = slice(length - 201, length)
+        assert attend(query[n], key[n, :, its_keys], value[n, :, its_keys]).tobytes() == computed[n].tobytes()
 
 
 def test_no_query_is_lost_or_computed_for_another(rng: np.random.Generator) -> None:

@@ -81,10 +81,10 @@ def numbers(cache: Any) -> list[np.ndarray] | None:
 
 
 def assert_same(cache: Any, expected: list[np.ndarray] | None, came: str) -> None:
-    if (found := numbers(cache)) is not None:
+    if (computed := numbers(cache)) is not None:
         assert expected is not None, came
-        for part, wanted in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(part, wanted, came)
+        for part, expected_part in zip(computed, expected, strict=True):
+            np.testing.assert_array_equal(part, expected_part, came)
 
 
 def families(build: Callable[[], Family], append: Callable[[Any], Any]) -> Iterator[tuple[str, Family]]:
@@ -156,17 +156,20 @@ def test_blocks_that_are_not_written_to_stay(kind: Any, counts: list[int] | None
     def append(cache: Any) -> Any:
         return cache.append(*new, cu_seqlens_k=counts, in_place=True)
 
-    def of(cache: Any) -> list[np.ndarray]:
+    def outputs(cache: Any) -> list[np.ndarray]:
         query = np.ones((len(cache.lengths), 2, 1, 4), F)
         return [cache.attend(query), *map(np.asarray, cache.attend_state(query))]
 
     caches = in_blocks(kind)
-    expected, after = {name: of(cache) for name, cache in caches.items()}, of(append(caches["appended"]))
+    expected, after = (
+        {name: outputs(cache) for name, cache in caches.items()},
+        outputs(append(caches["appended"])),
+    )
     for came, caches in families(lambda: in_blocks(kind), append):
-        for cache, wanted in [(c, expected[name]) for name, c in caches.items()]:
-            np.testing.assert_array_equal(of(cache)[0], wanted[0], came)
+        for cache, expected_part in [(c, expected[name]) for name, c in caches.items()]:
+            np.testing.assert_array_equal(outputs(cache)[0], expected_part[0], came)
         again = append(caches["appended"])
-        for part, wanted in zip(of(again), after, strict=True):
-            np.testing.assert_array_equal(part, wanted, came)
+        for part, expected_part in zip(outputs(again), after, strict=True):
+            np.testing.assert_array_equal(part, expected_part, came)
         for name, cache in caches.items():
-            np.testing.assert_array_equal(of(cache)[1], expected[name][1], came)
+            np.testing.assert_array_equal(outputs(cache)[1], expected[name][1], came)

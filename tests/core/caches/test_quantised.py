@@ -479,7 +479,7 @@ def test_tiny_tokens_where_numpy_raises(dtype: Any, per: Any, name: str, rotary:
 
     for first, in_place in ((6, False), (1, False), (1, True)):
         with np.errstate(all="raise"):
-            found = numbers(first, in_place)
-        for part, wanted in zip(found, numbers(first, in_place), strict=True):
-            np.testing.assert_array_equal(part, wanted)
+            computed = numbers(first, in_place)
+        for part, expected in zip(computed, numbers(first, in_place), strict=True):
+            np.testing.assert_array_equal(part, expected)
             assert np.isfinite(part).all()
