@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple, TypeVar, Unpack, cast
 
-from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.options import AttentionOptions, CallOptions, takes_options
 from sdpa_xp._call.prepared_call import PreparedCall, prepare
 from sdpa_xp._checks.arrays import Layout
-from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords, refuse_missing_kernel
+from sdpa_xp._checks.keywords import (
+    Implementation,
+    check_lse_base,
+    explains_keywords,
+    refuse_missing_kernel,
+)
 from sdpa_xp._core import streaming
 from sdpa_xp._core.one_tile import OneTile, one_tile
 from sdpa_xp._core.products import ArraySource
@@ -132,25 +137,15 @@ def scaled_dot_product_attention(
     return compute_output("scaled_dot_product_attention", query, key, value, options)
 
 
-@explains_keywords
+@takes_options(AttentionOptions)
 def attention_state(
     query: A,
     key: AnyArray,
     value: AnyArray,
     attn_mask: Mask | AnyArray | None = None,
     *,
-    bias: Bias | AnyArray | None = None,
-    is_causal: bool = False,
-    scale: float | AnyArray | None = None,
-    softcap: float | None = None,
-    sinks: AnyArray | None = None,
-    dropout_p: float = 0.0,
-    rng: Rng | None = None,
-    softmax_dtype: Dtype | None = None,
-    layout: Layout = "...HLE",
     lse_base: float | None = None,
-    implementation: Implementation | None = None,
-    reproducible: bool = False,
+    **keywords: Unpack[AttentionOptions],
 ) -> AttentionState[A]:
     r"""Compute attention and the log-sum-exp of its scores.
 
@@ -176,10 +171,7 @@ def attention_state(
     References:
         Dao, "FlashAttention-2", arXiv 2307.08691, section 3.1.
     """
-    others = layout, implementation, reproducible
-    options = CallOptions(
-        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, *others
-    )
+    options = CallOptions.from_keywords(attn_mask, keywords)
     return compute_state("attention_state", query, key, value, options, lse_base=lse_base)
 
 

@@ -5,23 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Unpack, cast
 
-from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.options import AttentionOptions, CallOptions, takes_options
 from sdpa_xp._call.prepared_call import PreparedCall, prepare
-from sdpa_xp._checks.arrays import Layout
-from sdpa_xp._checks.keywords import Implementation, explains_keywords
+from sdpa_xp._checks.keywords import Implementation
 from sdpa_xp._core import threads
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._display import Squares, captioned
 from sdpa_xp._libraries import access_of, is_traced, is_unknown, namespace_of
 from sdpa_xp._libraries.capabilities import Autograd
 from sdpa_xp._libraries.jax_trees import without_arrays
-from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
+from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._many import CutCall, cut_call
 from sdpa_xp._tiles.plan import Plan, plan_patches
 from sdpa_xp.attention import choose_kernel, is_differentiated
-from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 
 MOST_SQUARES = 64
@@ -139,24 +137,13 @@ def _merged(tile_map: Sequence[str], down: int, across: int) -> list[str]:
     return merged
 
 
-@explains_keywords
+@takes_options(AttentionOptions)
 def explain(
     query: AnyArray,
     key: AnyArray,
     value: AnyArray,
     attn_mask: Mask | AnyArray | None = None,
-    *,
-    bias: Bias | AnyArray | None = None,
-    is_causal: bool = False,
-    scale: float | AnyArray | None = None,
-    softcap: float | None = None,
-    sinks: AnyArray | None = None,
-    dropout_p: float = 0.0,
-    rng: Rng | None = None,
-    softmax_dtype: Dtype | None = None,
-    layout: Layout = "...HLE",
-    implementation: Implementation | None = None,
-    reproducible: bool = False,
+    **keywords: Unpack[AttentionOptions],
 ) -> Explanation:
     """Return which implementation `scaled_dot_product_attention` would choose for a call, and its tiles.
 
@@ -178,10 +165,7 @@ def explain(
     References:
         Dao, "FlashAttention-2", arXiv 2307.08691, section 3.1, for the tiles.
     """
-    others = layout, implementation, reproducible
-    options = CallOptions(
-        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, *others
-    )
+    options = CallOptions.from_keywords(attn_mask, keywords)
     call = prepare("explain", {"query": query, "key": key, "value": value}, options, has_kernels=True)
     choice = choose_kernel(call)
     # A call with dropout draws a seed from `rng`, which has to stay as it is.

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, Unpack, cast
 
-from sdpa_xp._call.options import CallOptions, floating_arrays
+from sdpa_xp._call.options import CallOptions, DifferentiableOptions, floating_arrays, takes_options
 from sdpa_xp._call.prepared_call import PreparedCall, prepare
 from sdpa_xp._call.tangents import accessible, bind_tangents, check_tangents, refuse_chunks
-from sdpa_xp._checks.arrays import Layout
-from sdpa_xp._checks.keywords import Implementation, explains_keywords
 from sdpa_xp._core import streaming
 from sdpa_xp._core.gradient_sums import try_functions
 from sdpa_xp._core.products import ArraySource
 from sdpa_xp._libraries import overridden
-from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
-from sdpa_xp.biases import Bias
+from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks import Mask
 
@@ -24,24 +21,14 @@ JVP = "scaled_dot_product_attention_jvp"
 LAPLACIAN = "scaled_dot_product_attention_laplacian"
 
 
-@explains_keywords
+@takes_options(DifferentiableOptions)
 def scaled_dot_product_attention_jvp(
     query: A,
     key: AnyArray,
     value: AnyArray,
     tangents: Mapping[str, AnyArray],
     attn_mask: Mask | AnyArray | None = None,
-    *,
-    bias: Bias | AnyArray | None = None,
-    is_causal: bool = False,
-    scale: float | AnyArray | None = None,
-    softcap: float | None = None,
-    sinks: AnyArray | None = None,
-    dropout_p: float = 0.0,
-    rng: Rng | None = None,
-    softmax_dtype: Dtype | None = None,
-    layout: Layout = "...HLE",
-    implementation: Implementation | None = None,
+    **keywords: Unpack[DifferentiableOptions],
 ) -> tuple[A, A]:
     r"""Compute attention, and its derivative along a direction: the Jacobian-vector product.
 
@@ -80,9 +67,7 @@ def scaled_dot_product_attention_jvp(
         Lu and Song, "Simplifying, Stabilizing and Scaling Continuous-Time Consistency Models", arXiv
         2410.11081, appendix F.
     """
-    options = CallOptions(
-        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
-    )
+    options = CallOptions.from_keywords(attn_mask, keywords)
     inputs: dict[str, Any] = {"query": query, "key": key, "value": value}
     if (
         result := overridden(JVP, inputs, lambda: {"tangents": tangents, **options._asdict()})
@@ -94,7 +79,7 @@ def scaled_dot_product_attention_jvp(
     return cast(tuple[A, A], (call.checked(output), call.checked(tangent, "tangent")))
 
 
-@explains_keywords
+@takes_options(DifferentiableOptions)
 def scaled_dot_product_attention_laplacian(
     query: A,
     key: AnyArray,
@@ -103,16 +88,7 @@ def scaled_dot_product_attention_laplacian(
     attn_mask: Mask | AnyArray | None = None,
     *,
     laplacians: Mapping[str, AnyArray] | None = None,
-    bias: Bias | AnyArray | None = None,
-    is_causal: bool = False,
-    scale: float | AnyArray | None = None,
-    softcap: float | None = None,
-    sinks: AnyArray | None = None,
-    dropout_p: float = 0.0,
-    rng: Rng | None = None,
-    softmax_dtype: Dtype | None = None,
-    layout: Layout = "...HLE",
-    implementation: Implementation | None = None,
+    **keywords: Unpack[DifferentiableOptions],
 ) -> tuple[A, A, A]:
     r"""Compute attention, its derivatives along directions, and its Laplacian: the sum of second derivatives.
 
@@ -146,9 +122,7 @@ def scaled_dot_product_attention_laplacian(
         Li et al., "A computational framework for neural network-based variational Monte Carlo with forward
         Laplacian", arXiv 2307.08214.
     """
-    options = CallOptions(
-        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
-    )
+    options = CallOptions.from_keywords(attn_mask, keywords)
     inputs: dict[str, Any] = {"query": query, "key": key, "value": value}
     more = {"tangents": tangents, "laplacians": laplacians}
     if (result := overridden(LAPLACIAN, inputs, lambda: {**more, **options._asdict()})) is not NotImplemented:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, Unpack, cast
 
-from sdpa_xp._call.options import CallOptions, floating_arrays
+from sdpa_xp._call.options import CallOptions, DifferentiableOptions, floating_arrays, takes_options
 from sdpa_xp._call.prepared_call import PreparedCall, prepare
 from sdpa_xp._call.tangents import check_tangents
 from sdpa_xp._checks.arrays import (
-    Layout,
     check_known,
     check_one_device,
     check_one_dtype,
     check_one_library,
 )
-from sdpa_xp._checks.keywords import Implementation, explains_keywords
+from sdpa_xp._checks.keywords import explains_keywords
 from sdpa_xp._derivatives import Derivable, derive, pull_back, second_order
 from sdpa_xp._libraries import overridden
-from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng, Shape
-from sdpa_xp.biases import Bias
+from sdpa_xp._libraries.protocols import AnyArray, Array, Shape
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks import Mask
 
@@ -27,23 +25,13 @@ A = TypeVar("A", bound=AnyArray)
 FUNCTION = "scaled_dot_product_attention_vjp"
 
 
-@explains_keywords
+@takes_options(DifferentiableOptions)
 def scaled_dot_product_attention_vjp(
     query: A,
     key: AnyArray,
     value: AnyArray,
     attn_mask: Mask | AnyArray | None = None,
-    *,
-    bias: Bias | AnyArray | None = None,
-    is_causal: bool = False,
-    scale: float | AnyArray | None = None,
-    softcap: float | None = None,
-    sinks: AnyArray | None = None,
-    dropout_p: float = 0.0,
-    rng: Rng | None = None,
-    softmax_dtype: Dtype | None = None,
-    layout: Layout = "...HLE",
-    implementation: Implementation | None = None,
+    **keywords: Unpack[DifferentiableOptions],
 ) -> tuple[A, Pullback[A]]:
     r"""Compute attention, and return a function that computes the gradients of the inputs, in any library.
 
@@ -83,9 +71,7 @@ def scaled_dot_product_attention_vjp(
     References:
         Dao, "FlashAttention-2", arXiv 2307.08691, section 3.1, algorithm 2.
     """
-    options = CallOptions(
-        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
-    )
+    options = CallOptions.from_keywords(attn_mask, keywords)
     inputs: dict[str, Any] = {"query": query, "key": key, "value": value}
     if (result := overridden(FUNCTION, inputs, options._asdict)) is not NotImplemented:
         return cast(tuple[A, Pullback[A]], result)

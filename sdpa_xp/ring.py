@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar, cast
+from typing import TypeVar, Unpack, cast
 
-from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.options import CallOptions, DifferentiableOptions, takes_options
 from sdpa_xp._call.prepared_call import PreparedCall, prepare
-from sdpa_xp._checks.arrays import Layout
-from sdpa_xp._checks.keywords import Implementation, explains_keywords
 from sdpa_xp._checks.messages import shown
 from sdpa_xp._libraries import astype_if_needed, library_of
 from sdpa_xp._libraries.meshes import DeviceRing
-from sdpa_xp._libraries.protocols import TRACED, AnyArray, Array, Dtype, Rng
+from sdpa_xp._libraries.protocols import TRACED, AnyArray, Array
 from sdpa_xp._many import walks
 from sdpa_xp._many.blocks import take_arrays
 from sdpa_xp._many.cutting import readable_grid
@@ -22,7 +20,6 @@ from sdpa_xp._many.walks import Operands, RingCall
 from sdpa_xp._many.windows import merge_windows
 from sdpa_xp._tiles.modifier import with_arrays
 from sdpa_xp._tiles.tile import Tile
-from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
 from sdpa_xp.masks.algebra import And
@@ -32,7 +29,7 @@ A = TypeVar("A", bound=AnyArray)
 FUNCTION = "ring_attention"
 
 
-@explains_keywords
+@takes_options(DifferentiableOptions)
 def ring_attention(
     query: A,
     key: AnyArray,
@@ -41,16 +38,7 @@ def ring_attention(
     *,
     mesh: object,
     axis_name: str,
-    bias: Bias | AnyArray | None = None,
-    is_causal: bool = False,
-    scale: float | AnyArray | None = None,
-    softcap: float | None = None,
-    sinks: AnyArray | None = None,
-    dropout_p: float = 0.0,
-    rng: Rng | None = None,
-    softmax_dtype: Dtype | None = None,
-    layout: Layout = "...HLE",
-    implementation: Implementation | None = None,
+    **keywords: Unpack[DifferentiableOptions],
 ) -> A:
     r"""Compute `scaled_dot_product_attention` of sequences that are divided among the devices of a JAX mesh.
 
@@ -95,9 +83,7 @@ def ring_attention(
         Liu, Zaharia and Abbeel, "Ring Attention with Blockwise Transformers", arXiv 2310.01889, section 3.
         Dubey et al., "The Llama 3 Herd of Models", arXiv 2407.21783, section 3.3.2, for zig-zag order.
     """
-    options = CallOptions(
-        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
-    )
+    options = CallOptions.from_keywords(attn_mask, keywords)
     ring = _check_ring(query, mesh, axis_name)
     call = prepare(FUNCTION, {"query": query, "key": key, "value": value}, options)
     _check_divided({"query": call.sizes.queries, "key": call.sizes.keys}, axis_name, ring.size)

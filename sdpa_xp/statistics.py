@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar, cast, get_args
+from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar, Unpack, cast, get_args
 
-from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.options import CallOptions, StatisticsOptions, takes_options
 from sdpa_xp._call.prepared_call import PreparedCall, prepare
-from sdpa_xp._checks.arrays import Layout
-from sdpa_xp._checks.keywords import Implementation, check_block_size, check_integer, explains_keywords
+from sdpa_xp._checks.keywords import (
+    check_block_size,
+    check_integer,
+)
 from sdpa_xp._checks.messages import brief, nearest_hint, shown
 from sdpa_xp._core.row_statistics import Request, Results
 from sdpa_xp._core.statistics import statistics
 from sdpa_xp._libraries import overridden
 from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype
 from sdpa_xp._tiles.plan import plan_tiles
-from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
 
@@ -67,7 +68,7 @@ class AttentionStatistics(NamedTuple, Generic[A]):
         return table("AttentionStatistics", [(name, array_facts(array)) for name, array in arrays.items()])
 
 
-@explains_keywords
+@takes_options(StatisticsOptions)
 def attention_statistics(
     query: A,
     key: AnyArray,
@@ -76,14 +77,7 @@ def attention_statistics(
     top_k: int | None = None,
     block_size: int | tuple[int, int] | None = None,
     attn_mask: Mask | AnyArray | None = None,
-    bias: Bias | AnyArray | None = None,
-    is_causal: bool = False,
-    scale: float | AnyArray | None = None,
-    softcap: float | None = None,
-    sinks: AnyArray | None = None,
-    softmax_dtype: Dtype | None = None,
-    layout: Layout = "...HLE",
-    implementation: Implementation | None = None,
+    **keywords: Unpack[StatisticsOptions],
 ) -> AttentionStatistics[A]:
     r"""Compute statistics of the scores and of the attention weights, without an L x S array.
 
@@ -126,10 +120,7 @@ def attention_statistics(
         Zhang et al., "H2O", arXiv 2306.14048, section 4, for the sums of keys.
     """
     request = _check_request(of, top_k, block_size)
-    dropout_p, rng = 0.0, None
-    options = CallOptions(
-        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
-    )
+    options = CallOptions.from_keywords(attn_mask, keywords)
     inputs = {"query": query, "key": key}
     others = {"of": of, "top_k": top_k, "block_size": block_size}
     result = overridden(FUNCTION, inputs, lambda: options._asdict() | others)

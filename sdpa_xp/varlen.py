@@ -4,29 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, Unpack, cast
 
 from sdpa_xp import _many as many
 from sdpa_xp._call import ragged
-from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.options import AttentionOptions, CallOptions, takes_options
 from sdpa_xp._call.padded import RaggedBatch, equal_lengths, gather_sequences, padded_groups
 from sdpa_xp._call.prepared_call import PreparedCall, prepare
-from sdpa_xp._checks.arrays import HLE, Layout, check_axes
+from sdpa_xp._checks.arrays import HLE, LHE, check_axes
 from sdpa_xp._checks.integers import check_cumulative_lengths, check_same_length, read_together
-from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords
+from sdpa_xp._checks.keywords import check_lse_base
 from sdpa_xp._core.dropout import Dropout
 from sdpa_xp._core.products import ArraySource, CallBuffers
-from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
+from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp._tiles.plan import MOST_STACKED, Plan, plan_tiles
 from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp.states import AttentionState, to_base
 
 A = TypeVar("A", bound=AnyArray)
 
 
-@explains_keywords
+@takes_options(AttentionOptions, layout="...LHE")
 def varlen_attention(
     query: A,
     key: AnyArray,
@@ -34,18 +33,7 @@ def varlen_attention(
     cu_seqlens_q: Sequence[int] | AnyArray,
     cu_seqlens_k: Sequence[int] | AnyArray,
     attn_mask: Mask | AnyArray | None = None,
-    *,
-    bias: Bias | AnyArray | None = None,
-    is_causal: bool = False,
-    scale: float | AnyArray | None = None,
-    softcap: float | None = None,
-    sinks: AnyArray | None = None,
-    dropout_p: float = 0.0,
-    rng: Rng | None = None,
-    softmax_dtype: Dtype | None = None,
-    layout: Layout = "...LHE",
-    implementation: Implementation | None = None,
-    reproducible: bool = False,
+    **keywords: Unpack[AttentionOptions],
 ) -> A:
     """Compute attention of N sequences that are packed into one array; each attends only to itself.
 
@@ -95,10 +83,7 @@ def varlen_attention(
     References:
         Dao, "FlashAttention-2", arXiv 2307.08691; flash_attn_varlen_func of its code.
     """
-    others = layout, implementation, reproducible
-    options = CallOptions(
-        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, *others
-    )
+    options = CallOptions.from_keywords(attn_mask, keywords, layout=LHE)
     inputs = {"query": query, "key": key, "value": value}
     call = _prepare("varlen_attention", inputs, options)
     with call.computing():
@@ -107,7 +92,7 @@ def varlen_attention(
     return call.checked(result)
 
 
-@explains_keywords
+@takes_options(AttentionOptions, layout="...LHE")
 def varlen_attention_state(
     query: A,
     key: AnyArray,
@@ -116,18 +101,8 @@ def varlen_attention_state(
     cu_seqlens_k: Sequence[int] | AnyArray,
     attn_mask: Mask | AnyArray | None = None,
     *,
-    bias: Bias | AnyArray | None = None,
-    is_causal: bool = False,
-    scale: float | AnyArray | None = None,
-    softcap: float | None = None,
-    sinks: AnyArray | None = None,
-    dropout_p: float = 0.0,
-    rng: Rng | None = None,
-    softmax_dtype: Dtype | None = None,
-    layout: Layout = "...LHE",
     lse_base: float | None = None,
-    implementation: Implementation | None = None,
-    reproducible: bool = False,
+    **keywords: Unpack[AttentionOptions],
 ) -> AttentionState[A]:
     """Compute `varlen_attention` and the log-sum-exp of its scores.
 
@@ -154,10 +129,7 @@ def varlen_attention_state(
         section 2.2.
     """
     function = "varlen_attention_state"
-    others = layout, implementation, reproducible
-    options = CallOptions(
-        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, *others
-    )
+    options = CallOptions.from_keywords(attn_mask, keywords, layout=LHE)
     base = check_lse_base(function, lse_base)
     inputs = {"query": query, "key": key, "value": value}
     call = _prepare(function, inputs, options)

@@ -3,40 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import TypeVar, Unpack, cast
 
-from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.options import CallOptions, DifferentiableOptions, ScoreOptions, takes_options
 from sdpa_xp._call.prepared_call import prepare
-from sdpa_xp._checks.arrays import Layout
-from sdpa_xp._checks.keywords import Implementation, explains_keywords
 from sdpa_xp._core.full_matrix import full_scores, full_weights
 from sdpa_xp._core.scores import Scores
 from sdpa_xp._libraries import overridden
-from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
+from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype
 from sdpa_xp._many import graph_call
 from sdpa_xp._tiles.plan import Plan, plan_full_rows
-from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 
 A = TypeVar("A", bound=AnyArray)
 
 
-@explains_keywords
+@takes_options(DifferentiableOptions)
 def attention_weights(
     query: A,
     key: AnyArray,
     *,
     attn_mask: Mask | AnyArray | None = None,
-    bias: Bias | AnyArray | None = None,
-    is_causal: bool = False,
-    scale: float | AnyArray | None = None,
-    softcap: float | None = None,
-    sinks: AnyArray | None = None,
-    dropout_p: float = 0.0,
-    rng: Rng | None = None,
-    softmax_dtype: Dtype | None = None,
-    layout: Layout = "...HLE",
-    implementation: Implementation | None = None,
+    **keywords: Unpack[DifferentiableOptions],
 ) -> A:
     """Compute the attention weights, softmax(q k^T * scale + bias). This builds an L x S array.
 
@@ -56,25 +44,17 @@ def attention_weights(
     References:
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.1.
     """
-    options = CallOptions(
-        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
-    )
+    options = CallOptions.from_keywords(attn_mask, keywords)
     return cast(A, _full_matrix("attention_weights", full_weights, query, key, options))
 
 
-@explains_keywords
+@takes_options(ScoreOptions)
 def attention_scores(
     query: A,
     key: AnyArray,
     *,
     attn_mask: Mask | AnyArray | None = None,
-    bias: Bias | AnyArray | None = None,
-    is_causal: bool = False,
-    scale: float | AnyArray | None = None,
-    softcap: float | None = None,
-    softmax_dtype: Dtype | None = None,
-    layout: Layout = "...HLE",
-    implementation: Implementation | None = None,
+    **keywords: Unpack[ScoreOptions],
 ) -> A:
     """Compute the scores before the softmax, softcap(q k^T * scale) + bias. This builds an L x S array.
 
@@ -94,10 +74,7 @@ def attention_scores(
     References:
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.1.
     """
-    sinks, dropout_p, rng = None, 0.0, None  # they change weights alone
-    options = CallOptions(
-        attn_mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, layout, implementation
-    )
+    options = CallOptions.from_keywords(attn_mask, keywords)
     return cast(A, _full_matrix("attention_scores", full_scores, query, key, options))
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, TypedDict, cast, get_args
+from typing import Any, NamedTuple, TypedDict, TypeVar, cast, get_args
 
-from sdpa_xp._checks.arrays import HLE, check_floating
+from sdpa_xp._checks.arrays import Layout, check_floating
 from sdpa_xp._checks.keywords import (
     Implementation,
     check_number,
     check_probability,
     check_softcap,
+    explains_keywords,
     refuse_missing_kernel,
     refuse_other_kind,
 )
@@ -38,6 +40,7 @@ from sdpa_xp.masks.algebra import Mask, as_mask
 from sdpa_xp.masks.bands import Causal
 from sdpa_xp.masks.patterns import AllOf
 
+F = TypeVar("F", bound=Callable[..., Any])
 IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
 CAUSAL = Causal()
 """The mask of `is_causal`: one object, since masks never change."""
@@ -55,24 +58,84 @@ class CallOptions(NamedTuple):
     dropout_p: object = 0.0
     rng: object = None
     softmax_dtype: object = None
-    layout: object = HLE
+    layout: object = "...HLE"
     implementation: object = None
     reproducible: object = False
 
+    @classmethod
+    def from_keywords(cls, attn_mask: object, keywords: Mapping[str, Any], **others: object) -> CallOptions:
+        """Return the options of a public function that `takes_options`, with other defaults."""
+        return cls(attn_mask, **{**others, **keywords})
 
-class Keywords(TypedDict, total=False):
-    """The keywords of a call besides its inputs and `attn_mask`, as for `scaled_dot_product_attention`."""
+
+class ScoreKeywords(TypedDict, total=False):
+    """The keywords that scores are computed from, as for `scaled_dot_product_attention`."""
 
     bias: Bias | AnyArray | None
     is_causal: bool
     scale: float | AnyArray | None
     softcap: float | None
-    sinks: AnyArray | None
-    dropout_p: float
-    rng: Rng | None
     softmax_dtype: Dtype | None
     implementation: Implementation | None
+
+
+class StatisticsKeywords(ScoreKeywords, total=False):
+    """The keywords that a softmax without dropout is computed from."""
+
+    sinks: AnyArray | None
+
+
+class DifferentiableKeywords(StatisticsKeywords, total=False):
+    """The keywords of a call that is differentiated."""
+
+    dropout_p: float
+    rng: Rng | None
+
+
+class Keywords(DifferentiableKeywords, total=False):
+    """The keywords of a call besides its inputs, `attn_mask` and `layout`."""
+
     reproducible: bool
+
+
+class WithLayout(TypedDict, total=False):
+    """The keyword of calls whose arrays may have another order of axes."""
+
+    layout: Layout
+
+
+class ScoreOptions(ScoreKeywords, WithLayout, total=False):
+    """The keywords of scores and weights."""
+
+
+class StatisticsOptions(StatisticsKeywords, WithLayout, total=False):
+    """The keywords of statistics."""
+
+
+class DifferentiableOptions(DifferentiableKeywords, WithLayout, total=False):
+    """The keywords of derivatives."""
+
+
+class AttentionOptions(Keywords, WithLayout, total=False):
+    """The keywords of attention."""
+
+
+def takes_options(kind: type, **defaults: object) -> Callable[[F], F]:
+    """Make a function of `**keywords: Unpack[kind]` show these in its signature, and refuse others."""
+    values = CallOptions._field_defaults | defaults
+    annotations = {name: getattr(hint, "__forward_arg__", hint) for name, hint in kind.__annotations__.items()}
+
+    def decorated(function: F) -> F:
+        signature = inspect.signature(function)
+        *others, last = signature.parameters.values()
+        options = [
+            last.replace(name=name, kind=last.KEYWORD_ONLY, default=values[name], annotation=annotations[name])
+            for name in sorted(annotations, key=CallOptions._fields.index)
+        ]
+        cast(Any, function).__signature__ = signature.replace(parameters=[*others, *options])
+        return explains_keywords(function)
+
+    return decorated
 
 
 class CheckedOptions(NamedTuple):

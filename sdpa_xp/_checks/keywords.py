@@ -250,17 +250,22 @@ def explains_keywords(function: F) -> F:
     if isinstance(function, type):
         for name, member in [*vars(function).items()]:
             is_public = name in ("__init__", "__call__") or not name.startswith("_")
-            if is_public and isinstance(member, FunctionType):
+            if is_public and isinstance(member, FunctionType) and "__signature__" not in vars(member):
                 setattr(function, name, explains_keywords(member))
             elif is_public and isinstance(member, classmethod):
                 setattr(function, name, classmethod(explains_keywords(member.__func__)))
         return function
 
     body = inspect.unwrap(function).__code__
+    # Python checks the names itself, but not those of an `Unpack`, which stand in the signature alone.
+    stated = "__signature__" in vars(function)
+    names = frozenset(inspect.signature(function).parameters) if stated else None
 
     @functools.wraps(function)
     def call(*arguments: Any, **keywords: Any) -> Any:
         try:
+            if names is not None and not names >= keywords.keys():
+                raise TypeError
             return function(*arguments, **keywords)
         except TypeError as error:
             # Python's own refusal of the arguments comes before the first line of the function.

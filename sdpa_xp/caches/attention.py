@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar, cast
+from typing import TypeVar, Unpack, cast
 
 from sdpa_xp._call import quantised
-from sdpa_xp._call.options import CallOptions
+from sdpa_xp._call.options import CallOptions, Keywords, takes_options
 from sdpa_xp._call.paged import attend
 from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._checks.keywords import Implementation, check_lse_base, explains_keywords
+from sdpa_xp._checks.keywords import check_lse_base, explains_keywords
 from sdpa_xp._libraries import has_override, library_of
-from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
+from sdpa_xp._libraries.protocols import AnyArray, Array
 from sdpa_xp.attention import compute_output, compute_state
-from sdpa_xp.biases import Bias
 from sdpa_xp.caches.paged_tokens import PagedTokens
 from sdpa_xp.caches.positions import TokenPositionsLike
 from sdpa_xp.caches.quantisation import Quantisation
@@ -30,22 +29,14 @@ class CacheAttention(CachedTokens[A]):
 
     __slots__ = ()
 
+    @takes_options(Keywords, is_causal=True)
     def attend(
         self,
         query: A,
         attn_mask: Mask | AnyArray | None = None,
         *,
         positions: TokenPositionsLike | None = None,
-        bias: Bias | AnyArray | None = None,
-        is_causal: bool = True,
-        scale: float | AnyArray | None = None,
-        softcap: float | None = None,
-        sinks: AnyArray | None = None,
-        dropout_p: float = 0.0,
-        rng: Rng | None = None,
-        softmax_dtype: Dtype | None = None,
-        implementation: Implementation | None = None,
-        reproducible: bool = False,
+        **keywords: Unpack[Keywords],
     ) -> A:
         """Return the attention of the last L tokens of the cache over all its tokens.
 
@@ -60,10 +51,7 @@ class CacheAttention(CachedTokens[A]):
         Returns:
             (..., Hq, L, Ev), with the query's library, device and dtype.
         """
-        mask, others = attn_mask, (self._layout, implementation, reproducible)
-        options = CallOptions(
-            mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, *others
-        )
+        options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
         function = "KVCache.attend"
         rotated, options = self._placed(function, query, positions, options)
         if self._widens_tiles():
@@ -72,23 +60,15 @@ class CacheAttention(CachedTokens[A]):
         # With `queries_at_end` the causal mask counts from the last token, as the queries are the last ones.
         return compute_output(function, cast(A, rotated), self.key, self.value, options, queries_at_end=True)
 
+    @takes_options(Keywords, is_causal=True)
     def attend_state(
         self,
         query: A,
         attn_mask: Mask | AnyArray | None = None,
         *,
         positions: TokenPositionsLike | None = None,
-        bias: Bias | AnyArray | None = None,
-        is_causal: bool = True,
-        scale: float | AnyArray | None = None,
-        softcap: float | None = None,
-        sinks: AnyArray | None = None,
-        dropout_p: float = 0.0,
-        rng: Rng | None = None,
-        softmax_dtype: Dtype | None = None,
         lse_base: float | None = None,
-        implementation: Implementation | None = None,
-        reproducible: bool = False,
+        **keywords: Unpack[Keywords],
     ) -> AttentionState[A]:
         """Return what `attend` returns, and the log-sum-exp of the scores.
 
@@ -102,10 +82,7 @@ class CacheAttention(CachedTokens[A]):
         Returns:
             `output`, as from `attend`, and `lse`, (..., Hq, L), in the dtype of the scores.
         """
-        mask, others = attn_mask, (self._layout, implementation, reproducible)
-        options = CallOptions(
-            mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, *others
-        )
+        options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
         function = "KVCache.attend_state"
         rotated, options = self._placed(function, query, positions, options)
         if self._widens_tiles():
@@ -139,6 +116,7 @@ class PagedAttention(PagedTokens[A]):
 
     __slots__ = ()
 
+    @takes_options(Keywords, is_causal=True)
     def attend(
         self,
         query: A,
@@ -146,16 +124,7 @@ class PagedAttention(PagedTokens[A]):
         *,
         cu_seqlens_q: Sequence[int] | AnyArray | None = None,
         positions: int | Sequence[int] | Sequence[Sequence[int]] | AnyArray | None = None,
-        bias: Bias | AnyArray | None = None,
-        is_causal: bool = True,
-        scale: float | AnyArray | None = None,
-        softcap: float | None = None,
-        sinks: AnyArray | None = None,
-        dropout_p: float = 0.0,
-        rng: Rng | None = None,
-        softmax_dtype: Dtype | None = None,
-        implementation: Implementation | None = None,
-        reproducible: bool = False,
+        **keywords: Unpack[Keywords],
     ) -> A:
         """Return the attention of the last L tokens of each sequence over all tokens of that sequence.
 
@@ -181,16 +150,14 @@ class PagedAttention(PagedTokens[A]):
         Returns:
             (N, Hq, L, Ev), or packed like the query, with the query's library, device and dtype.
         """
-        mask, others = attn_mask, (self._layout, implementation, reproducible)
-        options = CallOptions(
-            mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, *others
-        )
+        options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
         paged = self._call("PagedKVCache.attend", query, positions, options, cu_seqlens_q)
         with paged.call.computing():
             output, _ = attend(paged, with_lse=False)
             result = cast(A, paged.call.result(output))
         return paged.call.checked(result)
 
+    @takes_options(Keywords, is_causal=True)
     def attend_state(
         self,
         query: A,
@@ -198,17 +165,8 @@ class PagedAttention(PagedTokens[A]):
         *,
         cu_seqlens_q: Sequence[int] | AnyArray | None = None,
         positions: int | Sequence[int] | Sequence[Sequence[int]] | AnyArray | None = None,
-        bias: Bias | AnyArray | None = None,
-        is_causal: bool = True,
-        scale: float | AnyArray | None = None,
-        softcap: float | None = None,
-        sinks: AnyArray | None = None,
-        dropout_p: float = 0.0,
-        rng: Rng | None = None,
-        softmax_dtype: Dtype | None = None,
         lse_base: float | None = None,
-        implementation: Implementation | None = None,
-        reproducible: bool = False,
+        **keywords: Unpack[Keywords],
     ) -> AttentionState[A]:
         """Return what `attend` returns, and the log-sum-exp of the scores, as in `KVCache.attend_state`.
 
@@ -220,10 +178,7 @@ class PagedAttention(PagedTokens[A]):
             `output`, as from `attend`, and `lse`, (N, Hq, L), or (Hq, T) if the queries are packed, in the
                 dtype of the scores.
         """
-        mask, others = attn_mask, (self._layout, implementation, reproducible)
-        options = CallOptions(
-            mask, bias, is_causal, scale, softcap, sinks, dropout_p, rng, softmax_dtype, *others
-        )
+        options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
         function = "PagedKVCache.attend_state"
         base = check_lse_base(function, lse_base)
         paged = self._call(function, query, positions, options, cu_seqlens_q)
