@@ -108,6 +108,8 @@ PLACES = {
     "judge_rows": "sdpa_xp_export._verify.judging:judge_rows",
     "judge_together": "sdpa_xp_export._verify.judging:judge_together",
     "kernels": "sdpa_xp._kernels",
+    "LARGEST_GOLDEN": "sdpa_xp_export._verify.golden:LARGEST",
+    "LARGEST_GOLDEN_RUN": "sdpa_xp_export._verify.golden:MOST",
     "LARGE": "sdpa_xp_export._verify.inputs:LARGE",
     "LAYER": "sdpa_xp_export._demo:LAYER",
     "LayerLengths": "sdpa_xp_export._verify.lengths:LayerLengths",

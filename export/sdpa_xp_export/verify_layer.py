@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,18 +17,21 @@ from sdpa_xp._checks.messages import shown
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export._call.mask_analysis import CallNumbers, numbers_from_json
 from sdpa_xp_export._dtypes.dtype import ONNX_DTYPE
+from sdpa_xp_export._files.atomic import publish
 from sdpa_xp_export._files.model import Model, exported_models
+from sdpa_xp_export._files.paths import PathArgument, check_is_no_input, free_target
 from sdpa_xp_export._layer.layer import bound_arguments, with_arrays
 from sdpa_xp_export._runtime.engine import TimedRun
 from sdpa_xp_export._runtime.limits import TIMEOUT, check_limits
-from sdpa_xp_export._runtime.process import RemoteSession, runtime_process
+from sdpa_xp_export._runtime.process import RemoteSession, RuntimeProcess, runtime_process
 from sdpa_xp_export._runtime.releases import EngineName, ProviderName
 from sdpa_xp_export._runtime.session import check_engine
+from sdpa_xp_export._verify.golden import golden_file, read_golden
 from sdpa_xp_export._verify.inputs import seed_of
 from sdpa_xp_export._verify.judging import EPS, judge_integers, judge_together
 from sdpa_xp_export._verify.layer import BothLayers, LayerCase, words_of
 from sdpa_xp_export._verify.layer_cases import CaseList, Draw, LayerInputs
-from sdpa_xp_export._verify.lengths import LayerLengths, shown_lengths, shown_shapes
+from sdpa_xp_export._verify.lengths import LayerLengths
 from sdpa_xp_export._verify.model import (
     blocks_of,
     facts_of_run,
@@ -39,6 +43,7 @@ from sdpa_xp_export.report import LayerReport, Run
 from sdpa_xp_export.spec import TensorSpec
 from sdpa_xp_export.to_onnx import traced_numbers
 
+GOLDEN = PathArgument("verify_layer", "golden")
 UNMEASURED = 16.0
 """How many times as many rounding errors are allowed if there was nothing to measure them with: neither inputs
 nor weights are floats that `verify_layer` finds."""
@@ -57,6 +62,8 @@ def verify_layer(
     thorough: bool = False,
     timeout: float = TIMEOUT,
     memory: int | None = None,
+    golden: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
     **keywords: Any,
 ) -> LayerReport:
     """Run the model that `to_onnx` made of `layer`, and compare its outputs with `layer` in float64.
@@ -78,6 +85,10 @@ def verify_layer(
             lengths that a mask accepts; others are small, and in some runs negative or large.
         timeout: The most seconds that the engine may take. The calls of the layer have no limit.
         memory: The most bytes that the engine may take. The calls of the layer have no limit.
+        golden: A file to write if the model agrees, with the inputs of these runs and the results of the layer,
+            of up to 16 MiB each. `sdpa-xp verify --golden` repeats them where the layer's code is not. To write
+            it, the layer is called eight times more for each run.
+        overwrite: Whether an existing file `golden` may be replaced.
         keywords: The keyword arguments of the layer, as for `to_onnx`. A `TensorSpec` in them, also within a
             mask or a bias, stands for the input of that name. If an argument of the layer has the same name as
             an argument of `verify_layer`, use `functools.partial`.
@@ -89,6 +100,7 @@ def verify_layer(
         TypeError: `model` has a wrong type, or the inputs and keywords do not fit the layer.
         ValueError: `layer` returns something else if it is called again with the same inputs;
             or a name in `draw` or a spec in `keywords` is not an input; or outputs have other names.
+        FileExistsError: `golden` exists and `overwrite` is False, or it is the file of the model.
 
     Examples:
         >>> from sdpa_xp import scaled_dot_product_attention
@@ -107,6 +119,11 @@ def verify_layer(
     check_engine("verify_layer", engine, provider)
     check_flag("verify_layer", "thorough", thorough)
     check_limits("verify_layer", timeout, memory)
+    if golden is not None:  # before the long work
+        target = free_target(golden, GOLDEN, overwrite=check_flag("verify_layer", "overwrite", overwrite))
+        check_is_no_input(
+            GOLDEN, target, {Path(model): "the model"} if isinstance(model, str | os.PathLike) else {}
+        )
     specs, draws = input_specs(loaded), {} if draw is None else draw
     arguments = _checked_arguments(layer, specs, draws, keywords)
     seed = seed_of("verify_layer", seed)
@@ -123,26 +140,59 @@ def verify_layer(
     tried.fill()
     _check_outputs(loaded, tried.cases[0].exact)
 
-    runs: list[Run] = []
-    sessions: dict[str, RemoteSession] = {}
     scores = max((math.prod(call.sizes(case.lengths)) for call in calls for case in tried.cases), default=0)
     with runtime_process(loaded, timeout, memory, scores=scores, engine=engine) as process:
-        for name in process.providers(provider):
-            with process.session(loaded, name) as sessions[name]:
-                timed = [sessions[name].timed(case.inputs) for case in tried.cases]
-            for _, group in itertools.groupby(zip(tried.cases, timed, strict=True), lambda pair: pair[0].kind):
-                runs += _judged_runs([*group], name, both)
-        facts = facts_of_run(loaded, process, sessions)
+        runs, facts = _run(process, loaded, tried.cases, provider, both)
     reference = "float64" if not both.why_not_wide else widest_dtype(tried.cases)
     notes = [*facts["notes"]]
     if both.why_not_wide:
         notes.append(f"the reference is the layer in {reference}, not in float64: {both.why_not_wide}")
-    if not all(run.agreement.agrees for run in runs):
+    if not (agrees := all(run.agreement.agrees for run in runs)):
         notes.append(missing_arguments_note(loaded, layer, keywords))
-    facts |= {"form": facts["form"] or "no attention", "notes": tuple(filter(None, notes))}
-    return LayerReport(
-        **facts, runs=tuple(runs), left_out=(*left_out, *tried.left_out), seed=seed, reference=reference
-    )
+        notes.append("the golden file was not written, since the model disagrees" if golden is not None else "")
+    facts["notes"] = tuple(filter(None, notes))
+    left_out += tried.left_out
+    if golden is not None and agrees:
+        data = golden_file(loaded, both, tried.cases, [seed, reference, *left_out])
+        publish(data, target, GOLDEN, overwrite=overwrite)
+    return LayerReport(**facts, runs=runs, left_out=tuple(left_out), seed=seed, reference=reference)
+
+
+def verify_golden(
+    model: Path,
+    golden: Path,
+    provider: ProviderName | None,
+    engine: EngineName,
+    timeout: float,
+    memory: int | None,
+) -> LayerReport:
+    """Repeat the runs of a golden file, and compare the outputs of the model with those of the layer in it."""
+    check_engine("verify", engine, provider)
+    check_limits("verify", timeout, memory)
+    loaded = loaded_model("verify", model, "`model` must be the path of its file")
+    cases, stated = read_golden(golden, loaded)
+    with runtime_process(loaded, timeout, memory, engine=engine) as process:
+        runs, facts = _run(process, loaded, cases, provider, None)
+    return LayerReport(**facts, **stated, runs=runs)
+
+
+def _run(
+    process: RuntimeProcess,
+    model: Model,
+    cases: Sequence[LayerCase],
+    provider: ProviderName | None,
+    both: BothLayers | None,
+) -> tuple[tuple[Run, ...], dict[str, Any]]:
+    """Run all cases on each provider; return the runs, and what a report says of them."""
+    runs: list[Run] = []
+    sessions: dict[str, RemoteSession] = {}
+    for name in process.providers(provider):
+        with process.session(model, name) as sessions[name]:
+            timed = [sessions[name].timed(case.inputs) for case in cases]
+        for _, group in itertools.groupby(zip(cases, timed, strict=True), lambda pair: pair[0].kind):
+            runs += _judged_runs([*group], name, both)
+    facts = facts_of_run(model, process, sessions)
+    return tuple(runs), facts | {"form": facts["form"] or "no attention"}
 
 
 def _checked_arguments(
@@ -203,14 +253,14 @@ def _is_double(model: Model) -> bool:
     return any(value.type.tensor_type.elem_type == ONNX_DTYPE["float64"] for value in values)
 
 
-def _judged_runs(pairs: list[tuple[LayerCase, TimedRun]], provider: str, both: BothLayers) -> list[Run]:
+def _judged_runs(pairs: list[tuple[LayerCase, TimedRun]], provider: str, both: BothLayers | None) -> list[Run]:
     """Judge the runs; if a few are beyond their bound, judge again with more errors of the layer.
 
     Where the rounding of one number decides a result, one call of the layer may be nearly exact by luck.
     """
     runs = [*judged_runs(pairs, provider)]
     beyond = {number % len(pairs) for number, run in enumerate(runs) if not run.agreement.agrees}
-    if not 0 < len(beyond) <= MOST_UNLUCKY:
+    if both is None or not 0 < len(beyond) <= MOST_UNLUCKY:
         return runs
     again = [
         (both.with_more_errors(case) if number in beyond else case, run)
@@ -232,10 +282,9 @@ def judged_runs(pairs: Sequence[tuple[LayerCase, TimedRun]], provider: str) -> I
         for (case, run), agreement in zip(pairs, agreements, strict=True):
             longest = max(case.lengths.values(), default=0)
             count = math.prod(case.exact[output].shape[:-1])
-            shown = (shown_lengths(case.lengths) if case.lengths else shown_shapes(case.inputs)) + case.kind
             where = f"{output}{list(agreement.index)}" if agreement.index else ""
             measured = (run.seconds, run.peak_bytes, longest, count, count, where)
-            yield Run(shown, provider, output, agreement, *measured)
+            yield Run(case.shown, provider, output, agreement, *measured)
 
 
 def judged_dtype(result: NDArray[Any], case: LayerCase, output: str) -> str:

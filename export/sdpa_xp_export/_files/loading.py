@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -20,9 +20,11 @@ from onnx import numpy_helper
 from onnx.checker import ValidationError
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
-from sdpa_xp.errors import ArgumentValueError, Message
+from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._files.model import data_locations, messages
 from sdpa_xp_export._files.paths import PathArgument, absence_hint, reason, with_text
+
+T = TypeVar("T")
 
 LARGEST = 2**31 - 1
 """Bytes of a model with its external data, which is what protobuf can hold."""
@@ -30,8 +32,8 @@ LARGEST = 2**31 - 1
 _KEYS = ("location", "offset", "length", "checksum")
 
 
-class _UnfitError(Exception):
-    """The rule that `model` breaks, and what it has instead."""
+class UnfitError(Exception):
+    """The rule that a file breaks, and what it has instead."""
 
     def __init__(self, rule: str, got: Mapping[str, object] | None = None) -> None:
         super().__init__(rule)
@@ -52,20 +54,26 @@ def load(function: str, path: str | os.PathLike[str], *, largest: int = LARGEST)
         ValueError: It is no whole ONNX model, it is too large, or its external data is not in regular files
             within its folder, of no other name.
     """
-    file = Path(os.path.realpath(PathArgument(function, "model").checked(path)))
+    argument = PathArgument(function, "model")
+    return read_file(argument, path, lambda file: _with_data(_parsed(file, largest), file, largest))
+
+
+def read_file(argument: PathArgument, path: str | os.PathLike[str], read: Callable[[Path], T]) -> T:
+    """Return what `read` makes of a regular file; an UnfitError of it becomes an ArgumentValueError."""
+    file = Path(os.path.realpath(argument.checked(path)))
     try:
         if file.is_file():
-            return _with_data(_parsed(file, largest), file, largest)
-    except _UnfitError as error:
-        rule = f"`model` must {error.rule}"
-        raise ArgumentValueError(function, rule, {"model": path, **error.got}) from error
+            return read(file)
+    except UnfitError as error:
+        message = argument.message(f"must {error.rule}", path)
+        raise ArgumentValueError(message.function, message.rule, {**message.got, **error.got}) from error
     except OSError as error:
-        rule = f"`model` must be readable ({reason(error)})"
-        raise with_text(error, Message(function, rule, {"model": path})) from error
+        raise with_text(error, argument.message(f"must be readable ({reason(error)})", path)) from error
     if Path(path).is_fifo():  # such as <(command) in a shell
-        rule, hint = "`model` must be a file, not a pipe", "Write it to a file first."
-        raise FileNotFoundError(Message(function, rule, {"model": path}, hint))
-    raise FileNotFoundError(Message(function, "`model` must be a file", {"model": path}, absence_hint(path)))
+        raise FileNotFoundError(
+            argument.message("must be a file, not a pipe", path, "Write it to a file first.")
+        )
+    raise FileNotFoundError(argument.message("must be a file", path, absence_hint(path)))
 
 
 def data_files(path: Path) -> set[Path]:
@@ -77,19 +85,19 @@ def data_files(path: Path) -> set[Path]:
     file = Path(os.path.realpath(path))
     try:
         locations = data_locations(_parsed(file, LARGEST)) if file.is_file() else set[str]()
-    except _UnfitError:
+    except UnfitError:
         return set()
     return {file.parent / os.fsdecode(location) for location in locations}  # bytes if it is no UTF-8
 
 
 def _parsed(file: Path, largest: int) -> onnx.ModelProto:
     if file.stat().st_size > largest:
-        raise _UnfitError(f"be at most {largest} bytes", {"bytes": file.stat().st_size})
+        raise UnfitError(f"be at most {largest} bytes", {"bytes": file.stat().st_size})
     model = onnx.ModelProto()
     try:
         model.ParseFromString(file.read_bytes())
     except DecodeError:
-        raise _UnfitError("be an ONNX model (the file is cut short, or has another format)") from None
+        raise UnfitError("be an ONNX model (the file is cut short, or has another format)") from None
     return model
 
 
@@ -97,17 +105,17 @@ def _with_data(model: onnx.ModelProto, file: Path, largest: int) -> onnx.ModelPr
     # Other files are protobuf, too.
     parts = {"IR version": model.ir_version, "opset": model.opset_import, "node": model.graph.node}
     if absent := [name for name, part in parts.items() if not part]:
-        raise _UnfitError(f"be an ONNX model (it has no {', no '.join(absent)})")
+        raise UnfitError(f"be an ONNX model (it has no {', no '.join(absent)})")
     tensors = [part for part in map(_checked_texts, messages(model)) if isinstance(part, onnx.TensorProto)]
     external = [tensor for tensor in tensors if uses_external_data(tensor)]
     size = file.stat().st_size + sum(_extent(tensor, file.parent) for tensor in external)
     if size > largest:
-        raise _UnfitError(f"be at most {largest} bytes with its external data", {"bytes": size})
+        raise UnfitError(f"be at most {largest} bytes with its external data", {"bytes": size})
     for tensor in external:
         try:  # onnx opens the file again, and checks the same rules
             load_external_data_for_tensor(tensor, str(file.parent))
         except (ValidationError, ValueError) as error:
-            raise _UnfitError(f"have its external data ({str(error).splitlines()[0]})") from error
+            raise UnfitError(f"have its external data ({str(error).splitlines()[0]})") from error
         tensor.data_location = onnx.TensorProto.DEFAULT  # onnx before 1.23 leaves this to the caller
         del tensor.external_data[:]
     for tensor in tensors:
@@ -120,7 +128,7 @@ def _checked_texts(message: Any) -> Any:
     for stated in message.DESCRIPTOR.fields:
         value = getattr(message, stated.name) if stated.type == stated.TYPE_STRING else ""
         if any(isinstance(text, bytes) for text in ([value] if isinstance(value, str | bytes) else value)):
-            raise _UnfitError("be an ONNX model (a text in it is not UTF-8)")
+            raise UnfitError("be an ONNX model (a text in it is not UTF-8)")
     return message
 
 
@@ -129,34 +137,34 @@ def _extent(tensor: onnx.TensorProto, folder: Path) -> int:
     stated = {entry.key: entry.value for entry in tensor.external_data}
     if unknown := stated.keys() - set(_KEYS):
         rule = f"describe external data by {', '.join(_KEYS)} alone"
-        raise _UnfitError(rule, {"keys": _short(sorted(unknown))})
+        raise UnfitError(rule, {"keys": _short(sorted(unknown))})
     size = _size_of_regular(folder, stated.get("location", ""))
     offset = _count(stated, "offset") if "offset" in stated else 0
     length = _count(stated, "length") if "length" in stated else size - offset
     if length < 0 or offset + length > size:
-        raise _UnfitError("have all of its external data", {"said": _short(stated), "bytes of the file": size})
+        raise UnfitError("have all of its external data", {"said": _short(stated), "bytes of the file": size})
     return length
 
 
 def _size_of_regular(folder: Path, location: str) -> int:
     path = folder / location
     if "\0" in location or os.path.isabs(location) or os.path.realpath(path) != str(path):  # `..`, or a link
-        raise _UnfitError(
+        raise UnfitError(
             "keep its external data in its own folder, without links", {"location": _short(location)}
         )
     try:
         status = path.lstat()
     except FileNotFoundError:
-        raise _UnfitError("have its external data", {"location": _short(location)}) from None
+        raise UnfitError("have its external data", {"location": _short(location)}) from None
     if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
         rule = "keep its external data in regular files with no other name"
-        raise _UnfitError(rule, {"location": _short(location)})
+        raise UnfitError(rule, {"location": _short(location)})
     return status.st_size
 
 
 def _count(stated: Mapping[str, str], key: str) -> int:
     if not re.fullmatch("[0-9]{1,19}", stated[key]):
-        raise _UnfitError("have offsets and lengths that are numbers", {key: _short(stated[key])})
+        raise UnfitError("have offsets and lengths that are numbers", {key: _short(stated[key])})
     return int(stated[key])
 
 
@@ -166,7 +174,7 @@ def _check_numbers(tensor: onnx.TensorProto) -> None:
         numpy_helper.to_array(tensor)
     except Exception as error:  # onnx raises errors of many classes
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise _UnfitError(f"hold tensors as they say ({why})") from error
+        raise UnfitError(f"hold tensors as they say ({why})") from error
 
 
 def _short(value: object) -> str:

@@ -15,7 +15,7 @@ from sdpa_xp_export._layer.layer import Way, ways_to_copy, with_arrays
 from sdpa_xp_export._layer.results import named_outputs
 from sdpa_xp_export._verify.expected import Arrays
 from sdpa_xp_export._verify.judging import EPS, textbook_error
-from sdpa_xp_export._verify.lengths import Lengths
+from sdpa_xp_export._verify.lengths import Lengths, shown_lengths, shown_shapes
 from sdpa_xp_export.spec import TensorSpec
 
 Outputs: TypeAlias = dict[str, NDArray[Any]]
@@ -55,6 +55,11 @@ class LayerCase:
     """Why `exact` is the layer's own result: its error in float64, for example."""
     is_own: bool = False
     """Whether the reference is the layer in the dtype of the inputs."""
+
+    @property
+    def shown(self) -> str:
+        """The case as a report shows it."""
+        return (shown_lengths(self.lengths) if self.lengths else shown_shapes(self.inputs)) + self.kind
 
 
 class BothLayers:

@@ -76,7 +76,8 @@ def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
         raise ArgumentValueError("verify", rule, {"models": count}, hint)
     if "sdpa_xp.forms" in metadata and "sdpa_xp.call" not in metadata:
         rule = "`model` is a layer that to_onnx wrote; use verify_layer(model, layer)"
-        raise ArgumentValueError("verify", rule, {"metadata": sorted(metadata)})
+        hint = "Where the code of the layer is not, use sdpa-xp verify --golden."
+        raise ArgumentValueError("verify", rule, {"metadata": sorted(metadata)}, hint)
     if "sdpa_xp.call" not in metadata:
         rule = "`model` must be one that export_attention wrote, since `call` is not given"
         shown = ", ".join(sorted(metadata)) or "none"

@@ -9,7 +9,7 @@ from html import escape
 
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.text import to_json
-from sdpa_xp_export.report import Report, Run, described_failure, in_column
+from sdpa_xp_export.report import LayerReport, Report, Run, described_failure, in_column
 
 WIDTH, HEIGHT = 640, 240
 LEFT, RIGHT, TOP, BOTTOM = 60, 16, 16, 44
@@ -68,7 +68,7 @@ tbody th {{ font-weight: 400; min-width: 8rem; }}
 """
 
 
-def page(report: Report, model: str, failures: Sequence[str] = ()) -> str:
+def page(report: LayerReport, model: str, failures: Sequence[str] = ()) -> str:
     """Return the page of a report on the model of that name; `failures` has a line for each failure."""
     verdict = "agrees" if report.agrees else "DISAGREES"
     if report.agrees and failures:
@@ -81,8 +81,8 @@ def page(report: Report, model: str, failures: Sequence[str] = ()) -> str:
         "nodes that ran": report.nodes,
         "seed": report.seed,
         **({"not tried": report.left_out} if report.left_out else {}),
-        "call": "read from the metadata of the model" if report.from_metadata else "passed by the caller",
-        **stated(report.call),
+        "compared with": origin(report),
+        **(stated(report.call) if isinstance(report, Report) else {}),
     }
     parts = [
         _HEAD.format(title=_safe(f"{model} {verdict}")),
@@ -107,6 +107,13 @@ def page(report: Report, model: str, failures: Sequence[str] = ()) -> str:
         "</main>\n</body>\n</html>\n",
     ]
     return "".join(parts)
+
+
+def origin(report: LayerReport) -> str:
+    """Return where what the model was compared with comes from."""
+    if not isinstance(report, Report):
+        return f"the inputs and the results of the layer, in {report.reference}, were read from the golden file"
+    return f"the call was read from {'the metadata' if report.from_metadata else 'the file of --call'}"
 
 
 def stated(call: ExportCall) -> dict[str, object]:

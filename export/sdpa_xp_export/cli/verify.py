@@ -40,8 +40,9 @@ from sdpa_xp_export.cli.shared import (
     say_json,
     say_table,
 )
-from sdpa_xp_export.report import Report, Run, closest_runs, described_error, shown_math_mode
+from sdpa_xp_export.report import LayerReport, Report, Run, closest_runs, described_error, shown_math_mode
 from sdpa_xp_export.verify import verify
+from sdpa_xp_export.verify_layer import verify_golden
 
 HTML = PathArgument("verify", "html")
 SHOWN_FAILURES = 5
@@ -56,6 +57,10 @@ def run_verify(
     call: Annotated[
         Path | None,
         typer.Option(help="A TOML file with the call, as for export --config. Default: the model's metadata."),
+    ] = None,
+    golden: Annotated[
+        Path | None,
+        typer.Option(help="A file of verify_layer: verify the model of a layer by the runs in it."),
     ] = None,
     provider: Provider = None,
     engine: Annotated[
@@ -121,31 +126,39 @@ def run_verify(
     The reference is computed in float64.
     """
     _check(provider, require_provider)
+    if golden is not None:
+        _check_alone({"call": call, "seed": seed, "thorough": thorough or None})
     if html:  # before the long work
-        inputs = {model: "the model"} | ({} if call is None else {call: "the file of --call"})
+        others = {call: "the file of --call", golden: "the golden file"}
+        inputs = {model: "the model"} | {path: what for path, what in others.items() if path is not None}
         if html.is_file():  # what is not there is not read
             with suppress(OSError):  # `verify` says why it cannot read the model
                 inputs |= dict.fromkeys(data_files(model), "the data of the model")
         check_output(HTML, html, inputs)
         free_target(html, HTML, overwrite=force)
-    stated = None if call is None else _written(call)
+    requested = cast(ProviderName | None, require_provider or provider)  # `verify` refuses others
+    on_engine = cast(EngineName, engine)
+    limits = timeout, None if memory is None else _number_of_bytes(memory)
+    report: LayerReport
     with progress(f"verify {model.name}", quiet=as_json) as steps:
-        requested = cast(ProviderName | None, require_provider or provider)  # `verify` refuses others
-        report = verify(
-            model,
-            call=stated,
-            provider=requested,
-            engine=cast(EngineName, engine),
-            seed=seed,
-            thorough=thorough,
-            watch=lambda _done, total, shown: steps.end(shown, total),
-            timeout=timeout,
-            memory=None if memory is None else _number_of_bytes(memory),
-        )
+        if golden is not None:
+            report = verify_golden(model, golden, requested, on_engine, *limits)
+        else:
+            report = verify(
+                model,
+                call=None if call is None else _written(call),
+                provider=requested,
+                engine=on_engine,
+                seed=seed,
+                thorough=thorough,
+                watch=lambda _done, total, shown: steps.end(shown, total),
+                timeout=limits[0],
+                memory=limits[1],
+            )
     flags = {"thorough": "--thorough", "memory": "--memory"}  # what was left out names keywords of `verify`
     report = replace(report, left_out=tuple(renamed(line, flags) for line in report.left_out))
-    on_engine = cast(EngineName, engine) if require_runtime else None
-    failures = _failures(report, on_provider=require_provider is not None, on_engine=on_engine)
+    on_required = on_engine if require_runtime else None
+    failures = _failures(report, on_provider=require_provider is not None, on_engine=on_required)
     if html:
         publish(page.page(report, model.name, failures).encode(), html, HTML, overwrite=force)
     if as_json:
@@ -188,7 +201,14 @@ def _check(provider: str | None, required: str | None) -> None:
         raise ArgumentValueError("verify", "`provider` and `require_provider` must be the same", got)
 
 
-def _failures(report: Report, *, on_provider: bool, on_engine: EngineName | None) -> list[str]:
+def _check_alone(others: dict[str, object]) -> None:
+    """Refuse options that choose other runs than those of a golden file."""
+    if given := {name: value for name, value in others.items() if value is not None}:
+        rule = f"`golden` must be passed without {' and '.join(f'`{name}`' for name in given)}: it has the runs"
+        raise ArgumentValueError("verify", rule, given)
+
+
+def _failures(report: LayerReport, *, on_provider: bool, on_engine: EngineName | None) -> list[str]:
     """Return a line for each thing that failed: a run, a node on the wrong provider, an old runtime."""
     failures = [
         f"{_named(run)}: error {run.agreement.absolute:.2g}, bound {run.agreement.bound:.2g}"
@@ -209,31 +229,19 @@ def _failures(report: Report, *, on_provider: bool, on_engine: EngineName | None
     return failures
 
 
-def _facts(report: Report, failures: list[str]) -> dict[str, object]:
-    return {
-        "holds": not failures,
-        "failures": failures,
-        "agrees": report.agrees,
-        "form": report.form,
-        "reason": report.reason,
-        "onnxruntime": report.onnxruntime,
-        "engine": report.engine,
-        "runtime": report.runtime,
-        "notes": report.notes,
-        "smallest_failure": report.smallest_failure,
-        "call": page.stated(report.call),
-        "call_from_metadata": report.from_metadata,
-        "computed_in": report.computed_in,
-        "math_mode": report.math_mode,
-        "seed": report.seed,
-        "left_out": report.left_out,
-        "nodes": report.nodes,
-        "runs": [asdict(run) for run in report.runs],
-        "placements": [asdict(placed) for placed in report.placements],
-    }
+def _facts(report: LayerReport, failures: list[str]) -> dict[str, object]:
+    names = [
+        *("agrees", "form", "reason", "onnxruntime", "engine", "runtime", "notes", "smallest_failure"),
+        *("math_mode", "seed", "reference", "left_out", "nodes"),
+    ]
+    facts = {"holds": not failures, "failures": failures} | {name: getattr(report, name) for name in names}
+    if isinstance(report, Report):
+        facts |= {"call": page.stated(report.call), "call_from_metadata": report.from_metadata}
+        facts |= {"computed_in": report.computed_in}
+    return facts | {name: list(map(asdict, getattr(report, name))) for name in ("runs", "placements")}
 
 
-def _show(report: Report, *, thorough: bool) -> None:
+def _show(report: LayerReport, *, thorough: bool) -> None:
     """Print the verdict, and what stands behind it: a line for each."""
     verdict = "agrees" if report.agrees else "DISAGREES"
     say(f"{report.form}: {verdict} in {len(report.runs)} runs on {report.engine}")
@@ -247,18 +255,19 @@ def _show(report: Report, *, thorough: bool) -> None:
     more = "" if thorough else "; --thorough compares more"
     why = f" (a sample of each long run{more})" if compared < rows else ""
     say(f"rows compared: {compared:,} of {rows:,}{why}")
-    say(f"the call was read from {'the metadata' if report.from_metadata else 'the file of --call'}")
+    say(page.origin(report))
     say(report.nodes)
     for mode in shown_math_mode(report):
         say(f"math mode: {mode}")
-    say(f"seed: {report.seed} (--seed {report.seed} repeats these runs)")
+    repeats = f" (--seed {report.seed} repeats these runs)" if isinstance(report, Report) else ""
+    say(f"seed: {report.seed}{repeats}")
     for line in report.left_out:
         say(f"not tried: {line}")
     for placed in report.fell_back:
         say(f"fell back: {placed.node} ({placed.op}) ran on {placed.provider}")
 
 
-def _show_runs(report: Report) -> None:
+def _show_runs(report: LayerReport) -> None:
     """Print a table of the runs; what is the same in all of them is no column."""
     columns, cells = page.run_table(report.runs)
     marked = [[{"yes": YES, "NO": NO}.get(cell, cell) for cell in row] for row in cells]

@@ -1,0 +1,112 @@
+"""A golden file: inputs of a layer and what it returned, to verify its model where its code is not.
+
+It is an .npz without pickles. Its `facts` are JSON: which model it is of, and what a report says of each run.
+Run 3 has the arrays `3/inputs/x`, `3/exact/output`, the reference, and `3/direct/output`, the layer in its own
+dtype. Anyone may have written the file, so nothing in it is taken as true.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sdpa_xp_export._call.operands import Initializer
+from sdpa_xp_export._call.text import digest
+from sdpa_xp_export._dtypes.dtype import numpy_dtype
+from sdpa_xp_export._files.loading import LARGEST, UnfitError, read_file
+from sdpa_xp_export._files.model import Model, initializers, without_initializers
+from sdpa_xp_export._files.paths import PathArgument
+from sdpa_xp_export._verify.judging import EPS
+from sdpa_xp_export._verify.layer import BothLayers, LayerCase
+from sdpa_xp_export._verify.model import input_specs, shown_type
+from sdpa_xp_export.spec import evaluated
+
+BFLOAT16 = numpy_dtype("bfloat16")
+MOST = 2**24
+"""Bytes of the arrays of a run; a file has some 60 runs, most of them small."""
+LONGEST = 500
+"""Characters of the file that a message shows."""
+FACTS, PARTS = ("lengths", "kind", "is_own"), ("inputs", "exact", "direct")
+"""The attributes of a case that the facts and the arrays of its run hold."""
+
+
+def golden_file(model: Model, both: BothLayers, cases: Sequence[LayerCase], report: Sequence[object]) -> bytes:
+    """Return a golden file; `report` has the seed, the dtype of the reference, and what was left out."""
+    runs, left_out = list[dict[str, object]](), list[str]()
+    arrays = dict[str, NDArray[Any]]()
+    for case in cases:
+        named = {f"{part}/{name}": x for part in PARTS for name, x in getattr(case, part).items()}
+        if sum(x.nbytes for x in named.values()) > MOST:
+            left_out.append(f"{case.shown}: more than {MOST >> 20} MiB, too large for a golden file")
+            continue
+        # Where the file is read, the layer cannot be called again if a bound is small by luck.
+        named |= {f"direct/{name}": x for name, x in both.with_more_errors(case).direct.items()}
+        arrays |= {f"{len(runs)}/{name}": x for name, x in named.items()}
+        runs.append({name: getattr(case, name) for name in FACTS})
+    facts = {"model": _identity(model), "report": [*report, *left_out], "runs": runs}
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, facts=np.array(json.dumps(facts)), **arrays)
+    return file.getvalue()
+
+
+def _identity(model: Model) -> dict[str, str]:
+    """Return the inputs, the outputs and the digest of a model."""
+    numbers = {name: Initializer(name, array) for name, array in initializers(model)}
+    graph = without_initializers(model).SerializeToString(deterministic=True)
+    sides = {"inputs": model.graph.input, "outputs": model.graph.output}
+    shown = {side: ", ".join(f"{x.name}: {shown_type(x)}" for x in values) for side, values in sides.items()}
+    return shown | {"digest of nodes and weights": digest(graph.hex(), numbers)}
+
+
+def read_golden(path: Path, model: Model) -> tuple[list[LayerCase], dict[str, Any]]:
+    """Return the cases in the golden file of a model, and the fields of the report."""
+    return read_file(PathArgument("verify", "golden"), path, lambda file: _parsed(file, model))
+
+
+def _parsed(file: Path, model: Model) -> tuple[list[LayerCase], dict[str, Any]]:
+    size = file.stat().st_size
+    try:
+        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as stored:
+            # Then no array is larger than the file, whatever its header says.
+            if size > LARGEST or sum(entry.file_size for entry in stored.zip.infolist()) > size:
+                raise UnfitError(f"have at most {LARGEST} bytes, without compression", {"bytes": size})
+            # NumPy knows no bfloat16, and reads two bytes of no kind.
+            arrays = {key: x.view(BFLOAT16) if x.dtype == "V2" else x for key, x in stored.items()}
+        facts = json.loads(str(arrays["facts"]))
+        for what, own in _identity(model).items():
+            if (stated := str(facts["model"][what])) != own:
+                got = {"golden file": stated[:LONGEST], "model": own[:LONGEST]}
+                raise UnfitError(f"be of a model with the {what} of this one", got)
+        (seed, reference, *left_out), (first, *others) = facts["report"], facts["runs"]  # at least one run
+        cases = [_case(run, f"{number}/", arrays, model) for number, run in enumerate((first, *others))]
+        report = {"seed": int(seed), "reference": str(reference), "left_out": tuple(map(str, left_out))}
+    except UnfitError:
+        raise
+    except KeyError as error:
+        raise UnfitError("hold all that verify_layer wrote", {"missing": str(error)[:LONGEST]}) from error
+    except Exception as error:  # NumPy, zipfile and JSON raise errors of many classes
+        raise UnfitError("be a golden file of verify_layer (it is cut short, or of another format)") from error
+    return cases, report
+
+
+def _case(run: Mapping[str, Any], start: str, arrays: Mapping[str, NDArray[Any]], model: Model) -> LayerCase:
+    """Return a run whose arrays fit the model and each other."""
+    specs, outputs = input_specs(model), [value.name for value in model.graph.output]
+    lengths = {str(name): int(length) for name, length in run["lengths"].items()}
+    inputs, exact, direct = (
+        {name: arrays[f"{start}{part}/{name}"] for name in names}
+        for part, names in zip(PARTS, (specs, outputs, outputs), strict=True)
+    )
+    wanted = [(spec.dtype, tuple(evaluated(n, lengths) for n in spec.shape)) for spec in specs.values()]
+    wanted += [("float64" if x.dtype.name in EPS else x.dtype.name, x.shape) for x in direct.values()]
+    for (name, x), (dtype, shape) in zip([*inputs.items(), *exact.items()], wanted, strict=True):
+        if x.dtype != numpy_dtype(dtype) or x.shape != shape:
+            got = {f"{start}{name}": f"{x.dtype}{list(x.shape)}", "must be": f"{dtype}{list(shape)}"}
+            raise UnfitError("hold arrays that fit the model and each other", got)
+    return LayerCase(lengths, inputs, exact, direct, str(run["kind"]), is_own=bool(run["is_own"]))

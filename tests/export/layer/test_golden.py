@@ -1,0 +1,461 @@
+"""The file of a layer, verified where the layer's code is not: by the golden file that `verify_layer` wrote."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from command import refused, run
+from internals import override
+from onnx import numpy_helper
+
+from sdpa_xp import KVCache, scaled_dot_product_attention
+from sdpa_xp.layers import Linear, MultiHeadAttention
+from sdpa_xp_export import TensorSpec, save, to_onnx, verify, verify_layer
+
+pytestmark = pytest.mark.usefixtures("short_verify")
+
+
+def decode(layer: Any, x: Any, past_key: Any, past_value: Any) -> dict[str, Any]:
+    cache = KVCache(past_key, past_value).append(*layer.project_key_value(x))
+    return {"output": layer.attend(x, cache), "key": cache.key, "value": cache.value}
+
+
+HALF = MultiHeadAttention.init(
+    np.random.default_rng(0), 16, num_heads=4, num_kv_heads=2, like=np.ones(1, np.float16)
+)
+STEP = MethodType(decode, HALF)
+PAST = TensorSpec("float16", ("B", 2, "P", 4))
+
+
+@cache
+def decoder() -> onnx.ModelProto:
+    return to_onnx(STEP, TensorSpec("float16", ("B", "L", 16)), PAST, PAST)
+
+
+@pytest.fixture(scope="module")
+def written() -> list[bytes]:
+    """The golden file of the decoder, once a test has written it."""
+    return []
+
+
+@pytest.fixture
+def files(tmp_path: Path, written: list[bytes]) -> tuple[Path, Path]:
+    """A decoder with its golden file."""
+    golden = tmp_path / "a.npz"
+    if not written:
+        assert verify_layer(decoder(), STEP, golden=golden, seed=0).agrees
+        written.append(golden.read_bytes())
+    golden.write_bytes(written[0])
+    return save(decoder(), tmp_path / "a.onnx"), golden
+
+
+def edited(golden: Path, edit: Callable[[dict[str, Any], dict[str, Any]], object]) -> Path:
+    """Change the facts and the arrays of a golden file."""
+    with np.load(golden) as stored:
+        arrays = dict(stored)
+    facts = json.loads(str(arrays["facts"]))
+    edit(facts, arrays)
+    if "facts" in arrays:
+        arrays["facts"] = np.array(json.dumps(facts))
+    np.savez(golden, **arrays)
+    return golden
+
+
+def with_other_weights(path: Path) -> None:
+    """Change one number of one weight in a file."""
+    model = onnx.load(path)
+    large = max(model.graph.initializer, key=lambda tensor: np.prod(tensor.dims))
+    weight = numpy_helper.to_array(large).copy()
+    weight.flat[0] += 1
+    large.CopyFrom(numpy_helper.from_array(weight, large.name))
+    onnx.save(model, path)
+
+
+def digest_of(path: Path, capsys: pytest.CaptureFixture[str], golden: Path) -> str:
+    """The digest of a model, as the command refuses a golden file for it."""
+    return refused(capsys, "verify", path, "--golden", golden).rpartition("model=")[2].strip(". \n")
+
+
+def test_a_decoder_agrees_where_its_code_is_not(
+    capsys: pytest.CaptureFixture[str], files: tuple[Path, Path]
+) -> None:
+    """The runs, the errors and the bounds are those of `verify_layer`, but for bounds of more errors."""
+    model, golden = files
+    code, out, err = run(capsys, "verify", model, "--golden", golden, "--json", "--require-provider", "cpu")
+    assert (code, err) == (0, "")
+    facts = json.loads(out)
+    assert (facts["holds"], facts["agrees"], facts["seed"], facts["reference"]) == (True, True, 0, "float64")
+    assert not {"call", "call_from_metadata", "computed_in"} & facts.keys()
+    report = verify_layer(decoder(), STEP, seed=0, provider="cpu")
+    assert report.left_out == tuple(facts["left_out"])
+    assert [one["inputs"] for one in facts["runs"]] == [one.inputs for one in report.runs]
+    assert {"B=2 L=2 P=0"} < {one.inputs for one in report.runs}
+    assert any("large tokens" in one.inputs for one in report.runs)
+    wider = 0
+    for one, other in zip(report.runs, facts["runs"], strict=True):
+        if one.is_plain:  # the same error, since the same engine ran the same inputs
+            assert one.agreement.absolute == other["agreement"]["absolute"]
+        assert one.agreement.bound <= other["agreement"]["bound"] <= 8 * one.agreement.bound
+        wider += other["agreement"]["bound"] > one.agreement.bound
+    assert wider > len(report.runs) / 2  # since the layer cannot be called again if a bound is small by luck
+
+
+def test_another_engine_agrees(capsys: pytest.CaptureFixture[str], files: tuple[Path, Path]) -> None:
+    """It adds in another order, as another CPU does."""
+    code, out, _ = run(capsys, "verify", files[0], "--golden", files[1], "--engine", "reference")
+    assert code == 0, out
+
+
+def test_what_the_command_shows(capsys: pytest.CaptureFixture[str], files: tuple[Path, Path]) -> None:
+    model, golden = files
+    page = model.with_suffix(".html")
+    code, out, err = run(capsys, "verify", model, "--golden", golden, "--runs", "--html", page)
+    assert (code, err) == (0, "")
+    assert "the inputs and the results of the layer, in float64, were read from the golden file" in out
+    assert "--seed" not in out
+    assert "golden file" in page.read_text()
+    code, out, _ = run(
+        capsys, "verify", model, "--golden", golden, "--require-runtime", "--engine", "reference"
+    )
+    assert code == 1
+    assert "FAILS: the file is for onnxruntime" in out
+
+
+def test_the_file_is_plain_arrays(files: tuple[Path, Path]) -> None:
+    """NumPy alone can use it: of each run the inputs, the reference, and the layer in its own dtype."""
+    with np.load(files[1], allow_pickle=False) as golden:
+        runs = json.loads(str(golden["facts"]))["runs"]
+        for number, one_run in enumerate(runs):
+            past, new = one_run["lengths"]["P"], one_run["lengths"]["L"]
+            assert golden[f"{number}/inputs/past_key"].shape[2] == past
+            exact, direct = (golden[f"{number}/{part}/key"] for part in ("exact", "direct"))
+            assert (exact.dtype, direct.dtype) == (np.float64, np.float16)
+            assert exact.shape[2] == direct.shape[2] == past + new
+    assert {part.split("/")[1] for part in golden.files if "/" in part} == {"inputs", "exact", "direct"}
+
+
+@pytest.mark.parametrize("external_above", [0, 2**30])
+def test_external_data_are_weights_of_the_model(
+    capsys: pytest.CaptureFixture[str], files: tuple[Path, Path], external_above: int
+) -> None:
+    model, golden = files
+    wide = save(decoder(), model.with_name("b.onnx"), external_above=external_above)
+    assert run(capsys, "verify", wide, "--golden", golden)[0] == 0
+
+
+def test_other_weights_are_another_model(capsys: pytest.CaptureFixture[str], files: tuple[Path, Path]) -> None:
+    model, golden = files
+    with_other_weights(model)
+    err = refused(capsys, "verify", model, "--golden", golden)
+    assert err.startswith(
+        "sdpa-xp: verify: `--golden` must be of a model with the digest of nodes and weights of"
+    )
+    assert f"got --golden={golden}, golden file=" in err
+
+
+def test_other_weights_disagree(capsys: pytest.CaptureFixture[str], files: tuple[Path, Path]) -> None:
+    """Also if the digest is right, as if an engine computed another model than the file has."""
+    model, golden = files
+    with_other_weights(model)
+    digest = digest_of(model, capsys, golden)
+    edited(golden, lambda facts, _: facts["model"].update({"digest of nodes and weights": digest}))
+    code, out, _ = run(capsys, "verify", model, "--golden", golden)
+    assert code == 1
+    assert "DISAGREES" in out
+    assert "FAILS: output of B=8 L=1 P=3 on CPUExecutionProvider: error" in out
+
+
+@pytest.mark.parametrize("output", ["output", "key"])
+def test_a_wrong_number_disagrees(
+    capsys: pytest.CaptureFixture[str], files: tuple[Path, Path], output: str
+) -> None:
+    """An engine that computes one output wrong, in one run."""
+
+    def wrong(_: Any, arrays: dict[str, Any]) -> None:
+        for part in ("exact", "direct"):  # the bound stays
+            arrays[f"3/{part}/{output}"].flat[-1] += 0.5
+
+    code, out, _ = run(capsys, "verify", files[0], "--golden", edited(files[1], wrong), "--json")
+    assert (code, len(json.loads(out)["failures"])) == (1, 1)
+
+
+def renamed(model: onnx.ModelProto, old: str, new: str) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for value in (*copy.graph.input, *copy.graph.output):
+        value.name = new if value.name == old else value.name
+    for node in copy.graph.node:
+        node.input[:] = [new if name == old else name for name in node.input]
+        node.output[:] = [new if name == old else name for name in node.output]
+    return copy
+
+
+@pytest.mark.parametrize("side", ["inputs", "outputs"])
+@pytest.mark.parametrize("change", ["name", "dtype", "shape"])
+def test_a_golden_file_of_another_layer(
+    capsys: pytest.CaptureFixture[str], files: tuple[Path, Path], change: str, side: str
+) -> None:
+    """The message says what both have."""
+    value = "past_key" if side == "inputs" else "output"
+    model = (
+        renamed(decoder(), value, "other")
+        if change == "name"
+        else onnx.ModelProto.FromString(decoder().SerializeToString())
+    )
+    for one in (*model.graph.input, *model.graph.output):
+        if one.name == value and change == "dtype":
+            one.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+        if one.name == value and change == "shape":
+            one.type.tensor_type.shape.dim[-1].dim_value = 5
+    files[0].write_bytes(model.SerializeToString())
+    err = refused(capsys, "verify", files[0], "--golden", files[1])
+    assert f"`--golden` must be of a model with the {side} of this one" in err
+    of_golden, of_model = err.partition("golden file=")[2].split(", model=")
+    assert {"name": "other:", "dtype": f"{value}: float32[", "shape": ",5]"}[change] in of_model
+    assert f"{value}: float16[" in of_golden
+
+
+CUT = "`--golden` must be a golden file of verify_layer (it is cut short, or of another format)"
+
+
+def bomb(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("facts.npy", bytes(2**24))
+
+
+def claiming(path: Path) -> None:
+    """An array whose header says that it has a terabyte."""
+    file = io.BytesIO()
+    header = {"descr": "<f8", "fortran_order": False, "shape": (2**37,)}
+    np.lib.format.write_array_header_1_0(file, header)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("facts.npy", file.getvalue())
+
+
+class Running:
+    """A pickle that makes a folder when it is loaded."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (f"{self.path}.ran",)
+
+
+def pickled(path: Path) -> None:
+    np.savez(path, facts=np.array([Running(path)], object))
+
+
+def without(name: str) -> Callable[[Path], object]:
+    return lambda path: edited(path, lambda _, arrays: arrays.pop(name))
+
+
+def fact(edit: Callable[[dict[str, Any]], object]) -> Callable[[Path], object]:
+    return lambda path: edited(path, lambda facts, _: edit(facts))
+
+
+def array(name: str, change: Callable[[Any], Any]) -> Callable[[Path], object]:
+    return lambda path: edited(path, lambda _, arrays: arrays.update({name: change(arrays[name])}))
+
+
+FITS = "`--golden` must hold arrays that fit the model and each other"
+HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "empty": (lambda path: path.write_bytes(b""), CUT),
+    "text": (lambda path: path.write_bytes(b"golden" * 99), CUT),
+    "cut short": (lambda path: path.write_bytes(path.read_bytes()[:-1000]), CUT),
+    "one array": (lambda path: path.write_bytes(npy()), CUT),
+    "a pickle": (pickled, CUT),
+    "a bomb": (bomb, "must have at most 2147483647 bytes, without compression"),
+    "a header of a terabyte": (claiming, CUT),
+    "no facts": (without("facts"), "must hold all that verify_layer wrote; got"),
+    "no array": (without("2/inputs/past_key"), "missing='2/inputs/past_key'"),
+    "no reference": (without("2/exact/key"), "missing='2/exact/key'"),
+    "no bound": (without("0/direct/key"), "missing='0/direct/key'"),
+    "no runs": (fact(lambda facts: facts["runs"].clear()), CUT),
+    "no digest": (fact(lambda facts: facts["model"].popitem()), "missing='digest of nodes and weights'"),
+    "runs of numbers": (fact(lambda facts: facts.update(runs=[1, 2])), CUT),
+    "facts of numbers": (lambda path: np.savez(path, facts=np.ones(3)), CUT),
+    "deep facts": (lambda path: np.savez(path, facts=np.array("[" * 10**5)), CUT),
+    "lengths of words": (fact(lambda facts: facts["runs"][0]["lengths"].update(B="many")), CUT),
+    "other lengths": (fact(lambda facts: facts["runs"][0]["lengths"].update(B=2**70)), FITS),
+    "too few lengths": (fact(lambda facts: facts["runs"][0]["lengths"].popitem()), "missing='"),
+    "another dtype": (array("1/inputs/x", lambda x: x.astype(np.float64)), FITS),
+    "another order of bytes": (array("1/inputs/x", lambda x: x.astype(">f2")), FITS),
+    "another shape": (array("1/inputs/x", lambda x: x[..., :-1]), FITS),
+    "another rank": (array("1/inputs/x", lambda x: x[0]), FITS),
+    "texts": (array("1/exact/key", lambda x: x.astype(str)), FITS),
+    "a reference of integers": (array("1/exact/key", lambda x: x.astype(np.int64)), FITS),
+    "another reference": (array("1/exact/key", lambda x: x[..., :-1]), FITS),
+    "results of complex numbers": (array("1/direct/key", lambda x: x.astype(complex)), FITS),
+}
+
+
+def npy() -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.ones(3))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_files_that_are_no_golden_file(
+    capsys: pytest.CaptureFixture[str], files: tuple[Path, Path], case: str
+) -> None:
+    change, words = HOSTILE[case]
+    change(files[1])
+    err = refused(capsys, "verify", files[0], "--golden", files[1])
+    assert words in err
+    assert f"--golden={files[1]}" in err
+    assert len(err) < 1000
+    assert not Path(f"{files[1]}.ran").exists()
+
+
+def test_a_file_that_is_cut_anywhere(capsys: pytest.CaptureFixture[str], files: tuple[Path, Path]) -> None:
+    data = files[1].read_bytes()
+    for size in np.random.default_rng(0).integers(0, len(data), 20):
+        files[1].write_bytes(data[:size])
+        assert CUT in refused(capsys, "verify", files[0], "--golden", files[1])
+
+
+def test_a_file_with_a_wrong_byte_is_refused_or_disagrees_or_agrees(
+    capsys: pytest.CaptureFixture[str], files: tuple[Path, Path]
+) -> None:
+    """But it raises nothing else: NumPy's archives have a checksum of each array."""
+    data, rng = files[1].read_bytes(), np.random.default_rng(0)
+    for place in rng.integers(0, len(data), 20):
+        files[1].write_bytes(data[:place] + bytes([data[place] ^ 255]) + data[place + 1 :])
+        assert run(capsys, "verify", files[0], "--golden", files[1])[0] in (0, 1, 2)
+
+
+def test_what_is_no_file(capsys: pytest.CaptureFixture[str], files: tuple[Path, Path]) -> None:
+    model, golden = files
+    assert "`--golden` must be a file; got" in refused(capsys, "verify", model, "--golden", model.parent)
+    absent = golden.with_name("b.npz")
+    assert f"There is no file {absent}" in refused(capsys, "verify", model, "--golden", absent)
+    os.mkfifo(absent)
+    assert "`--golden` must be a file, not a pipe" in refused(capsys, "verify", model, "--golden", absent)
+
+
+def test_too_large_a_file_is_not_read(
+    capsys: pytest.CaptureFixture[str], files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    override(monkeypatch, "LARGEST_GOLDEN", 1000)
+    assert "must have at most 1000 bytes" in refused(capsys, "verify", files[0], "--golden", files[1])
+
+
+@pytest.mark.parametrize(
+    "others", [["--seed", 3], ["--thorough"], ["--call", "a.toml"], ["--seed", 3, "--thorough"]]
+)
+def test_a_golden_file_has_its_runs(
+    capsys: pytest.CaptureFixture[str], files: tuple[Path, Path], others: list[Any]
+) -> None:
+    err = refused(capsys, "verify", files[0], "--golden", files[1], *others)
+    named = " and ".join(f"`{flag}`" for flag in others if str(flag).startswith("--"))
+    assert f"verify: `--golden` must be passed without {named}: it has the runs; got" in err
+
+
+def test_the_page_replaces_no_file_that_is_read(
+    capsys: pytest.CaptureFixture[str], files: tuple[Path, Path]
+) -> None:
+    model, golden = files
+    err = refused(capsys, "verify", model, "--golden", golden, "--html", golden, "--force")
+    assert "`--html` must not be the golden file" in err
+
+
+def test_without_the_layer_the_command_says_how(
+    capsys: pytest.CaptureFixture[str], files: tuple[Path, Path]
+) -> None:
+    err = refused(capsys, "verify", files[0])
+    assert "is a layer that to_onnx wrote" in err
+    assert "Where the code of the layer is not, use sdpa-xp verify --golden." in err
+    with pytest.raises(ValueError, match="--golden"):
+        verify(files[0])
+
+
+def simple(x: Any) -> Any:
+    return scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+X = TensorSpec("float32", ("B", 2, "L", 8))
+
+
+def test_a_model_that_disagrees_has_no_golden_file(tmp_path: Path) -> None:
+    model = to_onnx(lambda x: scaled_dot_product_attention(x, x, x), X)
+    report = verify_layer(model, simple, golden=tmp_path / "a.npz")
+    assert not report.agrees
+    assert report.notes[-1] == "the golden file was not written, since the model disagrees"
+    assert os.listdir(tmp_path) == []
+
+
+def test_no_other_file_is_replaced(tmp_path: Path) -> None:
+    path = save(to_onnx(simple, X), tmp_path / "a.onnx")
+    before, golden = path.read_bytes(), tmp_path / "a.npz"
+    with pytest.raises(FileExistsError, match=r"^verify_layer: `golden` must not be the model; got golden="):
+        verify_layer(path, simple, golden=path, overwrite=True)
+    golden.write_text("before")
+    with pytest.raises(FileExistsError, match=r"^verify_layer: `golden` must not exist; got.*overwrite=True"):
+        verify_layer(path, simple, golden=golden)
+    with pytest.raises(TypeError, match=r"^verify_layer: `overwrite` must be True or False"):
+        verify_layer(path, simple, golden=golden, overwrite=1)  # type: ignore[arg-type]
+    with pytest.raises(FileNotFoundError, match=r"^verify_layer: the folder of `golden` must exist"):
+        verify_layer(path, simple, golden=tmp_path / "none" / "a.npz")
+    assert (path.read_bytes(), golden.read_text()) == (before, "before")
+    assert verify_layer(path, simple, golden=golden, overwrite=True).agrees
+    assert golden.read_bytes()[:2] == b"PK"
+
+
+def test_large_runs_are_left_out(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    override(monkeypatch, "LARGEST_GOLDEN_RUN", 2**14)
+    model = save(to_onnx(simple, X), tmp_path / "a.onnx")
+    whole = verify_layer(model, simple, golden=tmp_path / "a.npz", seed=0)
+    code, out, _ = run(capsys, "verify", model, "--golden", tmp_path / "a.npz", "--json")
+    facts = json.loads(out)
+    kept = [one["inputs"] for one in facts["runs"]]
+    dropped = [line.partition(":")[0] for line in facts["left_out"] if "too large for a golden file" in line]
+    assert code == 0
+    assert dropped
+    assert sorted([*kept, *dropped]) == sorted(one.inputs for one in whole.runs)
+
+
+def test_layers_of_other_dtypes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """bfloat16, of which NumPy knows nothing; integers and booleans in and out; no lengths; no float64."""
+
+    def chosen(x: Any, ids: Any, keep: Any) -> Any:
+        xp = x.__array_namespace__()
+        kept = xp.where(keep, x, 0 * x)
+        return {"best": xp.argmax(kept, axis=-1), "is_large": kept > 0.5, "sum": kept + xp.astype(ids, x.dtype)}
+
+    def own(ids: Any) -> Any:
+        xp = ids.__array_namespace__()
+        return xp.exp(xp.astype(ids, xp.float32) / 10)
+
+    fixed = (2, 5, 8)
+    layers: dict[str, tuple[Any, list[TensorSpec]]] = {
+        "bfloat16": (simple, [TensorSpec("bfloat16", ("B", 2, "L", 8))]),
+        "several": (chosen, [TensorSpec(name, fixed) for name in ("float32", "int64", "bool")]),
+        "own": (own, [TensorSpec("int64", ("B", 4))]),
+        "float64": (Linear(np.eye(4)), [TensorSpec("float64", ("B", 4))]),
+    }
+    for name, (layer, specs) in layers.items():
+        golden = tmp_path / f"{name}.npz"
+        model = save(to_onnx(layer, *specs), tmp_path / f"{name}.onnx")
+        report = verify_layer(model, layer, golden=golden)
+        assert report.agrees, str(report)
+        code, out, err = run(capsys, "verify", model, "--golden", golden, "--json")
+        assert code == 0, out + err
+        facts = json.loads(out)
+        assert (facts["reference"], len(facts["runs"])) == (report.reference, len(report.runs))
+        for one, other in zip(report.runs, facts["runs"], strict=True):
+            assert one.agreement.bound <= other["agreement"]["bound"]
