@@ -79,9 +79,9 @@ def _parsed(file: Path, model: Model) -> tuple[list[LayerCase], dict[str, Any]]:
             # NumPy knows no bfloat16, and reads two bytes of no kind.
             arrays = {key: x.view(BFLOAT16) if x.dtype == "V2" else x for key, x in stored.items()}
         facts = json.loads(str(arrays["facts"]))
-        for what, own in _identity(model).items():
-            if (stated := str(facts["model"][what])) != own:
-                got = {"golden file": stated[:LONGEST], "model": own[:LONGEST]}
+        for what, expected in _identity(model).items():
+            if (stated := str(facts["model"][what])) != expected:
+                got = {"golden file": stated[:LONGEST], "model": expected[:LONGEST]}
                 raise UnfitError(f"be of a model with the {what} of this one", got)
         (seed, reference, *left_out), (first, *others) = facts["report"], facts["runs"]  # at least one run
         cases = [_case(run, f"{number}/", arrays, model) for number, run in enumerate((first, *others))]

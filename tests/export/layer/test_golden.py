@@ -106,7 +106,8 @@ def test_a_decoder_agrees_where_its_code_is_not(
     for one, other in zip(report.runs, facts["runs"], strict=True):
         if one.is_plain:  # the same error, since the same engine ran the same inputs
             assert one.agreement.absolute == other["agreement"]["absolute"]
-        assert one.agreement.bound <= other["agreement"]["bound"] <= 8 * one.agreement.bound
+            assert other["agreement"]["bound"] <= 8 * one.agreement.bound  # large tokens may flip a softmax
+        assert one.agreement.bound <= other["agreement"]["bound"]
         wider += other["agreement"]["bound"] > one.agreement.bound
     assert wider > len(report.runs) / 2  # since the layer cannot be called again if a bound is small by luck
 
@@ -437,7 +438,7 @@ def test_layers_of_other_dtypes(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         kept = xp.where(keep, x, 0 * x)
         return {"best": xp.argmax(kept, axis=-1), "is_large": kept > 0.5, "sum": kept + xp.astype(ids, x.dtype)}
 
-    def own(ids: Any) -> Any:
+    def expected(ids: Any) -> Any:
         xp = ids.__array_namespace__()
         return xp.exp(xp.astype(ids, xp.float32) / 10)
 
@@ -445,7 +446,7 @@ def test_layers_of_other_dtypes(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     layers: dict[str, tuple[Any, list[TensorSpec]]] = {
         "bfloat16": (simple, [TensorSpec("bfloat16", ("B", 2, "L", 8))]),
         "several": (chosen, [TensorSpec(name, fixed) for name in ("float32", "int64", "bool")]),
-        "own": (own, [TensorSpec("int64", ("B", 4))]),
+        "expected": (own, [TensorSpec("int64", ("B", 4))]),
         "float64": (Linear(np.eye(4)), [TensorSpec("float64", ("B", 4))]),
     }
     for name, (layer, specs) in layers.items():

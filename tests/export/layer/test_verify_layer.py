@@ -25,14 +25,15 @@ X = TensorSpec("float32", ("B", "L", 64))
 
 
 def changed(model: Any, old: float, new: float) -> Any:
-    """The model with another number in place of a single one."""
+    """The model with another number in place of a single one, and of its negative."""
     edited = onnx.ModelProto()
     edited.CopyFrom(model)
     count = 0
     for tensor in (tensor for graph in graphs(edited.graph) for tensor in graph.initializer):
         array = numpy_helper.to_array(tensor)
-        if array.size == 1 and array.reshape(()) == old:
-            tensor.CopyFrom(numpy_helper.from_array(np.full(array.shape, new, array.dtype), tensor.name))
+        if array.size == 1 and (number := array.item()) in (old, -old):
+            full = np.full(array.shape, new if number == old else -new, array.dtype)
+            tensor.CopyFrom(numpy_helper.from_array(full, tensor.name))
             count += 1
     assert count
     return edited
