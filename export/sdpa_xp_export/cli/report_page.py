@@ -6,6 +6,8 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from html import escape
+from pathlib import Path
+from string import Template
 
 from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._call.text import to_json
@@ -16,56 +18,11 @@ LEFT, RIGHT, TOP, BOTTOM = 60, 16, 16, 44
 LEAST_SHARE = 1e-4
 """Runs that use up less of their bound stand on the lower edge."""
 RUN_COLUMNS = ("lengths", "provider", "output", "error", "bound", "agrees", "rows", "ms", "peak MB")
+_ELSEWHERE = "Nodes that ran on another provider than the one asked for"
 NODE_COLUMNS = ("node that fell back", "op", "provider", "asked")
 
-# A model is not trusted, and its metadata stand in the page: the policy forbids scripts and all other files.
-_HEAD = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta http-equiv="Content-Security-Policy"
-  content="default-src 'none'; style-src 'unsafe-inline'; img-src data:">
-<link rel="icon" href="data:,">
-<title>{title}</title>
-<style>
-:root {{ --text: #1c2024; --soft: #5a6169; --ground: #fff; --line: #d5d9de;
-  --good: #12652f; --bad: #b3121d; }}
-@media (prefers-color-scheme: dark) {{
-  :root {{ --text: #e6e8eb; --soft: #a3abb4; --ground: #15181c; --line: #3a4149;
-    --good: #6fd392; --bad: #ff8a8f; }}
-}}
-body {{ margin: 0 auto; max-width: 64rem; padding: 1rem; background: var(--ground); color: var(--text);
-  font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }}
-h1 {{ font-size: 1.4rem; line-height: 1.3; }}
-dl {{ display: grid; grid-template-columns: max-content minmax(0, 1fr); gap: .2rem 1rem; }}
-dt {{ color: var(--soft); }}
-dd {{ margin: 0; }}
-.good {{ color: var(--good); font-weight: 600; }}
-.bad {{ color: var(--bad); font-weight: 600; }}
-.wide {{ overflow-x: auto; margin: 1.5rem 0; }}
-table {{ border-collapse: collapse; font-size: .875rem; font-variant-numeric: tabular-nums;
-  overflow-wrap: normal; }}
-caption {{ text-align: left; font-size: 1rem; font-weight: 600; padding-bottom: .4rem; }}
-th, td {{ text-align: left; padding: .25rem 1rem .25rem 0; border-bottom: 1px solid var(--line); }}
-figure {{ margin: 1.5rem 0; }}
-figcaption {{ color: var(--soft); font-size: .875rem; }}
-svg {{ max-width: 100%; height: auto; font-size: 12px; fill: var(--soft); }}
-svg .axis {{ fill: none; stroke: var(--line); }}
-svg .bound {{ stroke: var(--bad); stroke-dasharray: 4 3; }}
-svg .in {{ fill: var(--good); }}
-svg .beyond {{ fill: var(--bad); }}
-@media (max-width: 36rem) {{
-  dl {{ grid-template-columns: minmax(0, 1fr); gap: 0; }}
-  dd {{ margin-bottom: .5rem; }}
-  th, td {{ padding-right: .6rem; }}
-}}
-thead th {{ color: var(--soft); }}
-tbody th {{ font-weight: 400; min-width: 8rem; }}
-</style>
-</head>
-"""
+# A model is not trusted, and its metadata stand in the page: its policy forbids scripts and all other files.
+_PAGE = Template(Path(__file__).with_suffix(".html").read_text(encoding="utf-8"))
 
 
 def page(report: LayerReport, model: str, failures: Sequence[str] = ()) -> str:
@@ -84,29 +41,20 @@ def page(report: LayerReport, model: str, failures: Sequence[str] = ()) -> str:
         "compared with": origin(report),
         **(stated(report.call) if isinstance(report, Report) else {}),
     }
-    parts = [
-        _HEAD.format(title=_safe(f"{model} {verdict}")),
-        f"<body>\n<main>\n<h1>{_safe(model)}: {_marked(verdict, good=not failures)}</h1>\n",
-        f"<p>{_safe(' '.join(str(report).split()))}</p>\n",
-        _list(failures),
-        "<dl>\n",
-        *(f"<dt>{_safe(name)}</dt><dd>{_safe(_fact(fact))}</dd>\n" for name, fact in facts.items()),
-        "</dl>\n",
-        _error_picture(report.runs),
-        _runs_table(report.runs),
-        _table(
-            "Nodes that ran on another provider than the one asked for",
-            NODE_COLUMNS,
-            (
-                [*map(_safe, (node.node, node.op)), _marked(node.provider, good=False), _safe(node.requested)]
-                for node in report.fell_back
-            ),
-        )
-        if report.fell_back
-        else "",
-        "</main>\n</body>\n</html>\n",
-    ]
-    return "".join(parts)
+    elsewhere = (
+        [*map(_safe, (node.node, node.op)), _marked(node.provider, good=False), _safe(node.requested)]
+        for node in report.fell_back
+    )
+    return _PAGE.substitute(
+        title=_safe(f"{model} {verdict}"),
+        heading=f"{_safe(model)}: {_marked(verdict, good=not failures)}",
+        summary=_safe(" ".join(str(report).split())),
+        failures=_list(failures),
+        facts="".join(f"<dt>{_safe(name)}</dt><dd>{_safe(_fact(fact))}</dd>\n" for name, fact in facts.items()),
+        picture=_error_picture(report.runs),
+        runs=_runs_table(report.runs),
+        elsewhere=_table(_ELSEWHERE, NODE_COLUMNS, elsewhere) if report.fell_back else "",
+    )
 
 
 def origin(report: LayerReport) -> str:
