@@ -5,7 +5,7 @@ A condition is traced from the formula of its mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property, reduce
 from typing import Any, TypeAlias, cast
 
@@ -21,14 +21,28 @@ AllowedPairs: TypeAlias = GraphValue | bool
 
 
 def allowed_pairs(mask: Mask, tile: GraphTile) -> AllowedPairs:
-    """mask -> the pairs of the tile that may attend."""
-    lowered = _CONDITIONS.get(kind_of(mask))
-    return allowed_by_formula(mask, tile) if lowered is None else lowered(tile, **mask.arguments)
+    """mask -> the pairs of the tile that may attend.
+
+    Joined masks are asked one by one, so that messages name the part that they are about.
+    """
+    kind, arguments = kind_of(mask), cast(Any, mask.arguments)
+    if kind == "at_positions":
+        tile = tile.at_positions(arguments["query_positions"], arguments["key_positions"])
+    if kind == "from_function":  # messages name the function, not a formula
+        return cast(AllowedPairs, call_index_function("attn_mask", arguments["mask_mod"], tile.indices, "bool"))
+    if kind not in ("&", "|", "~", "at_positions"):
+        return allowed_by_formula(mask, tile)
+    parts = (allowed_pairs(part, tile) for part in mask.parts)
+    if kind != "~":
+        return reduce(both_allow if kind == "&" else _either_allows, parts)
+    (allowed,) = parts
+    return not allowed if isinstance(allowed, bool) else ~allowed
 
 
 def all_allowed(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
     """masks -> And of the pairs that they allow, and of the real keys of a padded cache; False as a value."""
-    allowed = _all_of(tile, masks)
+    every: AllowedPairs = True  # for no mask
+    allowed = reduce(both_allow, (allowed_pairs(mask, tile) for mask in masks), every)
     if tile.lengths.filled is not None:
         allowed = both_allow(allowed, tile.key_index < tile.here(tile.lengths.filled))
     return tile.graph.constant(False, "bool") if allowed is False else allowed
@@ -45,43 +59,6 @@ def _either_allows(one: AllowedPairs, other: AllowedPairs) -> AllowedPairs:
     if one is False or other is True:
         return other
     return one if other is False or one is True else one | other
-
-
-def _all_of(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
-    every: AllowedPairs = True  # for no mask
-    return reduce(both_allow, (allowed_pairs(mask, tile) for mask in masks), every)
-
-
-def _any_of(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
-    return reduce(_either_allows, (allowed_pairs(mask, tile) for mask in masks))
-
-
-def _none_of(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
-    (mask,) = masks
-    allowed = allowed_pairs(mask, tile)
-    return not allowed if isinstance(allowed, bool) else ~allowed
-
-
-def _from_function(tile: GraphTile, mask_mod: Callable[..., Any]) -> AllowedPairs:
-    allowed: AllowedPairs = call_index_function("attn_mask", mask_mod, tile.indices, "bool")
-    return allowed
-
-
-def _at_positions(
-    tile: GraphTile, modifiers: Sequence[Mask], query_positions: object, key_positions: object
-) -> AllowedPairs:
-    return allowed_pairs(modifiers[0], tile.at_positions(query_positions, key_positions))
-
-
-_CONDITIONS: dict[str, Callable[..., AllowedPairs]] = {
-    # Joined masks are asked one by one, so that messages name the part that they are about.
-    "&": _all_of,
-    "|": _any_of,
-    "~": _none_of,
-    "at_positions": _at_positions,
-    "from_function": _from_function,  # messages name the function, not a formula
-}
-"""The conditions that are written here, by the name of their mask; any other is traced from its formula."""
 
 
 class _Queries:
@@ -114,12 +91,11 @@ KeyRange: TypeAlias = tuple[GraphValue | None, GraphValue | None]
 def key_range(tile: GraphTile, first: GraphValue, last: GraphValue) -> tuple[GraphValue, GraphValue] | None:
     """Queries first to last, (1,) each -> the first key and the last + 1, (1,) each; None for all of the tile.
 
-    The range holds at least one key. A mask without an entry in `_KEY_RANGES`, such as an array, sets no bound.
+    The range holds at least one key.
     """
     host, filled = tile.host, tile.lengths.filled
     queries = _Queries(tile, first, last)
-    kinds = ((kind_of(mask), mask) for mask in tile.masks)
-    ranges = [_KEY_RANGES[kind](tile, queries, **mask.arguments) for kind, mask in kinds if kind in _KEY_RANGES]
+    ranges = [_bounds(mask, tile, queries) for mask in tile.masks]
     if filled is not None and all(stop is None for _, stop in ranges):
         ranges.append((None, host.extreme("ReduceMax", filled)))
     starts = [start for start, _ in ranges if start is not None]
@@ -155,37 +131,21 @@ def _moved(tile: GraphTile, query: GraphValue, offset: object, op: str) -> Graph
     return query + tile.host.extreme(op, integers, shifts=True)
 
 
-def _causal_keys(tile: GraphTile, queries: _Queries, offset: object) -> KeyRange:
-    return None, _moved(tile, queries.last, offset, "ReduceMax") + 1
-
-
-def _sliding_window_keys(
-    tile: GraphTile, queries: _Queries, left: int | None, right: int | None, offset: object
-) -> KeyRange:
-    start = None if left is None else _moved(tile, queries.first, offset, "ReduceMin") - left
-    stop = None if right is None else _moved(tile, queries.last, offset, "ReduceMax") + (right + 1)
-    return start, stop
-
-
-def _padding_keys(tile: GraphTile, _: _Queries, key_lengths: object, **_lengths: object) -> KeyRange:
-    if key_lengths is None:
-        return None, None
-    return None, _extreme(tile, "ReduceMax", tile.whole.integers("attn_mask.key_lengths", key_lengths))
-
-
-def _prefix_keys(tile: GraphTile, _: _Queries, length: object) -> KeyRange:
-    return None, _extreme(tile, "ReduceMax", tile.whole.integers("attn_mask.length", length))
-
-
-def _chunked_keys(_: GraphTile, queries: _Queries, size: int) -> KeyRange:
-    return queries.first // size * size, (queries.last // size + 1) * size
-
-
-_KEY_RANGES: dict[str, Callable[..., KeyRange]] = {
-    "causal": _causal_keys,
-    "sliding_window": _sliding_window_keys,
-    "padding": _padding_keys,
-    "prefix": _prefix_keys,
-    "chunked": _chunked_keys,
-}
-"""The masks whose range follows from their numbers, by name."""
+def _bounds(mask: Mask, tile: GraphTile, queries: _Queries) -> KeyRange:
+    """Return the range that follows from the numbers of a mask; an array, for example, sets no bound."""
+    arguments: Any = mask.arguments
+    match kind_of(mask):
+        case "causal" | "sliding_window":
+            left, right, offset = arguments.get("left"), arguments.get("right", 0), arguments["offset"]
+            start = None if left is None else _moved(tile, queries.first, offset, "ReduceMin") - left
+            stop = None if right is None else _moved(tile, queries.last, offset, "ReduceMax") + (right + 1)
+            return start, stop
+        case "padding" | "prefix":
+            name = "key_lengths" if "key_lengths" in arguments else "length"
+            if arguments[name] is not None:
+                lengths = tile.whole.integers(f"attn_mask.{name}", arguments[name])
+                return None, _extreme(tile, "ReduceMax", lengths)
+        case "chunked":
+            size = arguments["size"]
+            return queries.first // size * size, (queries.last // size + 1) * size
+    return None, None
