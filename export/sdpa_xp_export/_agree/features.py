@@ -8,23 +8,7 @@ from typing import Any
 
 from sdpa_xp import biases, masks
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._agree.library_calls import (
-    LARGEST_CODE,
-    Compute,
-    attention,
-    cached,
-    dot_product,
-    key_sums_of,
-    lse_of,
-    merged_halves,
-    paged,
-    quantised,
-    reproducible,
-    scores_of,
-    storable,
-    varlen,
-    weights_of,
-)
+from sdpa_xp_export._agree import library_calls as library
 from sdpa_xp_export._call.call import ExportCall, checked_call
 from sdpa_xp_export._verify.expected import Arrays
 from sdpa_xp_export.spec import TensorSpec
@@ -49,7 +33,7 @@ class Feature:
     """A call, and how sdpa_xp computes its one output."""
 
     call: ExportCall
-    compute: Compute = attention
+    compute: library.Compute = library.attention
     no_graph: str = ""
     """Why no graph computes the call; empty if one does."""
     adapt: Callable[[Arrays], Arrays] = dict
@@ -167,10 +151,10 @@ def _rules(dtype: str) -> dict[str, Feature]:
         'softmax_dtype="float64"': Feature(_call(query, key, softmax_dtype="float64")),
         'layout="...LHE"': Feature(_call(*swapped, is_causal=True, layout="...LHE")),
         "two axes": Feature(_call(rows, keys, is_causal=True)),
-        "dot_product_attention": Feature(_call(query, key, is_causal=True, scale=0.3), dot_product),
+        "dot_product_attention": Feature(_call(query, key, is_causal=True, scale=0.3), library.dot_product),
         "reproducible=True": Feature(
             _call(query, key, is_causal=True, attn_mask=padding),
-            reproducible,
+            library.by("scaled_dot_product_attention", reproducible=True),
             "each runtime adds in an order of its own",
         ),
     }
@@ -185,11 +169,13 @@ def _outputs(dtype: str) -> dict[str, Feature]:
 
     merged = "no graph merges states: it gives output and lse of one of them"
     return {
-        "attention_state.lse": Feature(call_for("lse"), lse_of),
-        "attention_weights": Feature(call_for("weights"), weights_of),
-        "attention_scores": Feature(call_for("scores"), scores_of),
-        "attention_statistics": Feature(call_for("key_sums"), key_sums_of),
-        "merge_states": Feature(_call(query, key, **rules), merged_halves, merged),
+        "attention_state.lse": Feature(call_for("lse"), library.by("attention_state", field="lse")),
+        "attention_weights": Feature(call_for("weights"), library.by("attention_weights", "value")),
+        "attention_scores": Feature(call_for("scores"), library.by("attention_scores", "value", "sinks")),
+        "attention_statistics": Feature(
+            call_for("key_sums"), library.by("attention_statistics", "value", field="key_sums", of="key_sums")
+        ),
+        "merge_states": Feature(_call(query, key, **rules), library.merged_halves, merged),
     }
 
 
@@ -203,16 +189,19 @@ def _caches(dtype: str) -> dict[str, Feature]:
     traced = "`export_attention` has no quantised caches; `to_onnx` traces them"
     lengths: dict[str, Any] = {"past_lengths": TensorSpec("int64", ("B",))}
     return {
-        "KVCache": Feature(_call(query, new, **past, is_causal=True), cached),
-        "PagedKVCache": Feature(_call(query, new, **room, **lengths, is_causal=True), paged),
+        "KVCache": Feature(_call(query, new, **past, is_causal=True), library.cached),
+        "PagedKVCache": Feature(_call(query, new, **room, **lengths, is_causal=True), library.paged),
         **{
             f"KVCache.from_stored, {codes}": Feature(
-                _call(query, tokens, attn_mask=padding), quantised(codes), traced, storable(codes)
+                _call(query, tokens, attn_mask=padding),
+                library.quantised(codes),
+                traced,
+                library.storable(codes),
             )
-            for codes in LARGEST_CODE
+            for codes in library.LARGEST_CODE
         },
         "varlen_attention": Feature(
             _call(packed, packed_keys, attn_mask=masks.document(QUERY_IDS, KEY_IDS)),
-            varlen(QUERY_IDS, KEY_IDS),
+            library.varlen(QUERY_IDS, KEY_IDS),
         ),
     }

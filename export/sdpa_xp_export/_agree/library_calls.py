@@ -26,32 +26,18 @@ LARGEST_CODE = {"int8": 127.0, "int4": 7.0}
 """Of a quantised cache, whose smallest code is its negative."""
 
 
-def attention(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
-    return sdpa_xp.scaled_dot_product_attention(**library_arguments(call, arrays), **PORTABLE)
+def by(function: str, *without: str, field: str = "", **rules: object) -> Compute:
+    """Return how a public function computes a call, or a `field` of its result, `without` some arguments."""
+
+    def compute(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
+        arguments = _without(library_arguments(call, arrays), *without)
+        result = getattr(sdpa_xp, function)(**arguments, **rules, **PORTABLE)
+        return getattr(result, field) if field else result
+
+    return compute
 
 
-def reproducible(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
-    return sdpa_xp.scaled_dot_product_attention(
-        **library_arguments(call, arrays), reproducible=True, **PORTABLE
-    )
-
-
-def lse_of(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
-    return sdpa_xp.attention_state(**library_arguments(call, arrays), **PORTABLE).lse
-
-
-def weights_of(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
-    return sdpa_xp.attention_weights(**_without(library_arguments(call, arrays), "value"), **PORTABLE)
-
-
-def scores_of(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
-    arguments = _without(library_arguments(call, arrays), "value", "sinks")
-    return sdpa_xp.attention_scores(**arguments, **PORTABLE)
-
-
-def key_sums_of(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
-    arguments = _without(library_arguments(call, arrays), "value")
-    return sdpa_xp.attention_statistics(**arguments, of="key_sums", **PORTABLE).key_sums
+attention = by("scaled_dot_product_attention")
 
 
 def merged_halves(_xp: Any, call: ExportCall, arrays: Mapping[str, Any]) -> Any:
