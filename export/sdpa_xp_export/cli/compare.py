@@ -27,16 +27,17 @@ from sdpa_xp_export.cli.shared import (
     Force,
     Steps,
     check_output,
-    completed_from,
     progress,
     say,
     say_json,
     say_table,
+    value_option,
 )
 from sdpa_xp_export.forms.choice import FORMS
 from sdpa_xp_export.spec import dtype_hint
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
+SEVERAL = "{}; repeat the option for several. Default: all{}."
 COLUMNS = ("backend", "by", "dtype", "device", "error", "used", "agrees")
 LEGEND = (
     "by: xp computes with the library's arrays, the others are forms of a graph",
@@ -80,22 +81,14 @@ def run_demo(
 
 def agree(
     dtype: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="<dtype>",
-            help=f"{', '.join(DTYPES)}; repeat the option for several. Default: all.",
-            autocompletion=completed_from(DTYPES),
-        ),
+        list[str] | None, value_option("<dtype>", SEVERAL.format(", ".join(DTYPES), ""), DTYPES)
     ] = None,
     backend: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="<library>",
-            help=(
-                f"{', '.join(backends.LIBRARIES)}; repeat the option for several. "
-                "Default: all that are installed."
-            ),
-            autocompletion=completed_from(backends.LIBRARIES),
+        value_option(
+            "<library>",
+            SEVERAL.format(", ".join(backends.LIBRARIES), " that are installed"),
+            backends.LIBRARIES,
         ),
     ] = None,
     as_json: AsJson = False,

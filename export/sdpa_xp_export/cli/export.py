@@ -33,7 +33,7 @@ from sdpa_xp_export._files.model import Model, metadata_of
 from sdpa_xp_export._files.paths import PathArgument, absence_hint
 from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, OPENVINO_RUNTIME, STANDARD_RUNTIME, TARGETS
 from sdpa_xp_export._verify.model import shown_type
-from sdpa_xp_export.cli.shared import AsJson, Force, check_output, completed_from, say, say_json
+from sdpa_xp_export.cli.shared import AsJson, Force, check_output, say, say_json, value_option
 from sdpa_xp_export.export import export_attention
 from sdpa_xp_export.forms.choice import FORMS
 from sdpa_xp_export.save import save
@@ -47,6 +47,11 @@ RUNTIMES = [
     OPENVINO_RUNTIME,
     STANDARD_RUNTIME,
 ]
+FORM_HELP = f"The form of the graph: auto (default), {', '.join(FORMS)}."
+RUNTIME_HELP = (
+    f"The oldest onnxruntime that will run the file, and its provider ({', '.join(TARGETS)}), in quotes. Or "
+    f"'{OPENVINO_RUNTIME}', or '{STANDARD_RUNTIME}' for standard operators alone. Default: '{DEFAULT_RUNTIME}'."
+)
 TYPES: dict[OptionKind | None, tuple[type, ...]] = {
     "number": (int, float),
     "number or array": (int, float, str),
@@ -86,11 +91,8 @@ def _with_flags_of_a_call(command: F) -> F:
     for name, types in CALL_KEYS.items():
         option, flag = OPTIONS[name], name.replace("_", "-")
         names = [f"--{flag}/--no-{flag}"] if option.kind == "flag" else []
-        completion = completed_from(option.choices) if option.choices else None
-        default = typer.Option(
-            None, *names, help=option.help, metavar=METAVARS.get(option.kind), autocompletion=completion
-        )
-        flags.append(inspect.Parameter(name, kind, default=default, annotation=types[-1] | None))
+        read = value_option(METAVARS.get(option.kind), option.help, option.choices, None, *names)
+        flags.append(inspect.Parameter(name, kind, default=read, annotation=types[-1] | None))
     parameters = [
         parameter
         for parameter in inspect.signature(command, eval_str=True).parameters.values()
@@ -103,37 +105,13 @@ def _with_flags_of_a_call(command: F) -> F:
 @_with_flags_of_a_call
 def export(
     dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar="<dtype>",
-            help="Replaces the dtype of query, key, value and cache.",
-            autocompletion=completed_from(FLOATING),
-        ),
+        str | None, value_option("<dtype>", "Replaces the dtype of query, key, value and cache.", FLOATING)
     ] = None,
-    form: Annotated[
-        str | None,
-        typer.Option(
-            metavar="<form>",
-            help=f"The form of the graph: auto (default), {', '.join(FORMS)}.",
-            autocompletion=completed_from(["auto", *FORMS]),
-        ),
-    ] = None,
+    form: Annotated[str | None, value_option("<form>", FORM_HELP, ["auto", *FORMS])] = None,
     opset: Annotated[
-        int | None,
-        typer.Option(metavar="<number>", help="The ONNX opset, 17 to 24. The default depends on the form."),
+        int | None, value_option("<number>", "The ONNX opset, 17 to 24. The default depends on the form.")
     ] = None,
-    runtime: Annotated[
-        str | None,
-        typer.Option(
-            metavar="<runtime>",
-            help=(
-                "The oldest onnxruntime that will run the file, and its provider "
-                f"({', '.join(TARGETS)}), in quotes. Or '{OPENVINO_RUNTIME}', or '{STANDARD_RUNTIME}' for "
-                f"standard operators alone. Default: '{DEFAULT_RUNTIME}'."
-            ),
-            autocompletion=completed_from(RUNTIMES),
-        ),
-    ] = None,
+    runtime: Annotated[str | None, value_option("<runtime>", RUNTIME_HELP, RUNTIMES)] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help=f"The file to write. Default: {DEFAULT_OUTPUT}.")
     ] = None,

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Protocol
+from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -37,16 +37,19 @@ def completed_from(values: Iterable[str]) -> Callable[[str], list[str]]:
     return complete
 
 
+def value_option(metavar: str | None, help: str, values: Iterable[str] = (), *given: Any) -> Any:
+    """Return an option whose value the help calls `metavar`; a shell completes it by `values`.
+
+    What is `given` are its default and its names, if these do not follow from the parameter.
+    """
+    completion = completed_from(values) if values else None
+    return typer.Option(*given, metavar=metavar, help=help, autocompletion=completion)
+
+
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
-Provider = Annotated[
-    str | None,
-    typer.Option(
-        metavar="<provider>",
-        help="cpu, cuda, wasm or webgpu. Default: cpu, and cuda if it starts here.",
-        autocompletion=completed_from(PROVIDERS),
-    ),
-]
+_PROVIDER_HELP = "cpu, cuda, wasm or webgpu. Default: cpu, and cuda if it starts here."
+Provider = Annotated[str | None, value_option("<provider>", _PROVIDER_HELP, PROVIDERS)]
 
 
 def check_output(output: PathArgument, path: Path, inputs: Mapping[Path, str]) -> None:
@@ -59,16 +62,6 @@ def check_output(output: PathArgument, path: Path, inputs: Mapping[Path, str]) -
 
 NUMBERS = ("error", "bound", "used", "rows", "ms", "peak MB")
 """Columns of numbers."""
-
-
-class Steps(Protocol):
-    """What the progress bar shows of the steps of the work."""
-
-    def begin(self, name: str) -> None:
-        """Name the step that begins."""
-
-    def end(self, name: str, total: int | None = None) -> None:
-        """Count a step that is done; `total` is the number of all steps if that was not known before."""
 
 
 def say(line: str) -> None:
@@ -103,18 +96,20 @@ def say_json(value: object) -> None:
     print(json.dumps(finite(value), allow_nan=False))
 
 
-class _Bar:
-    """A bar of rich with one task."""
+class Steps:
+    """The steps of the work, as a bar of rich with one task shows them."""
 
     def __init__(self, bar: Progress, steps: int | None) -> None:
         self.bar, self.steps, self.task = bar, steps, bar.add_task("", total=steps)
         bar.refresh()
 
     def begin(self, name: str) -> None:
+        """Name the step that begins."""
         self.bar.update(self.task, description=plain(name))
         self.bar.refresh()
 
     def end(self, name: str, total: int | None = None) -> None:
+        """Count a step that is done; `total` is the number of all steps if that was not known before."""
         known = self.steps if total is None else total
         self.bar.update(self.task, advance=1, total=known, description=plain(name))
         self.bar.refresh()
@@ -145,7 +140,7 @@ def progress(
         disable=hidden,
     )
     with nullcontext() if hidden else bar:  # rich before 14.3 ends a disabled bar, too, by an empty line
-        yield _Bar(bar, steps)
+        yield Steps(bar, steps)
 
 
 def _out() -> Console:
