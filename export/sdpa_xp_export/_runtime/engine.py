@@ -23,9 +23,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp_export._runtime import wasm, webgpu
-from sdpa_xp_export._runtime.wasm import WASM
-from sdpa_xp_export._runtime.webgpu import WEBGPU
+from sdpa_xp_export._runtime import browsers
+from sdpa_xp_export._runtime.browsers import WASM, WEBGPU
 
 LONG_RUN = 0.05
 """Seconds; in a run of this length, the additional time of a first run is small."""
@@ -63,7 +62,7 @@ def start_session(
 ) -> Any:
     """Start a session of a model, which is bytes or in a file, on `provider`."""
     if provider == WASM:
-        return wasm.WasmSession(source, profile)
+        return browsers.WasmSession(source, profile)
     import onnxruntime
 
     if provider == CUDA and hasattr(onnxruntime, "preload_dlls"):
@@ -79,7 +78,7 @@ def start_session(
         options.enable_profiling = True
         options.profile_file_prefix = str(profile)
     if provider == WEBGPU:  # the CPU computes nodes without a kernel there
-        options.add_provider_for_devices([webgpu.device()], {})
+        options.add_provider_for_devices([browsers.webgpu_device()], {})
         return onnxruntime.InferenceSession(source, options)
     wanted = [
         (name, PROVIDER_OPTIONS[name]) if name in PROVIDER_OPTIONS else name
@@ -105,10 +104,10 @@ def about(wanted: Sequence[str], probe: bytes) -> dict[str, Any]:
     facts["offered"] = list(onnxruntime.get_available_providers())
     try:
         if WASM in wanted:
-            facts["version"] = wasm.node().version
+            facts["version"] = browsers.node().version
             facts["offered"] = [WASM]
         if WEBGPU in wanted:
-            facts["note"] = webgpu.note()
+            facts["note"] = browsers.webgpu_note()
             facts["offered"].append(WEBGPU)
     except Exception as error:  # onnxruntime's errors have no other base
         facts["why_not"] = (str(error) or type(error).__name__).splitlines()[0]
@@ -234,7 +233,7 @@ def kilobytes(name: str) -> int:
 def limit_memory(provider: str, most: int) -> None:
     """Limit the memory of a process beside this one that runs the models of a provider."""
     if provider == WASM:
-        wasm.node().limit_memory(most)
+        browsers.node().limit_memory(most)
 
 
 def element_types(model: Any) -> dict[str, int]:

@@ -6,7 +6,7 @@ from sdpa_xp_export._call.call import ExportCall
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.forms.form import Form, finished_outputs, read_inputs
-from sdpa_xp_export.forms.summed import sums_of
+from sdpa_xp_export.lowering.statistics import sums_of
 from sdpa_xp_export.lowering.tile import whole_tile
 from sdpa_xp_export.lowering.tile_attention import attend_tile, scale_query
 

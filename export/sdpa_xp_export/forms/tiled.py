@@ -31,10 +31,10 @@ from sdpa_xp_export._call.mask_analysis import is_only_causal, may_mask
 from sdpa_xp_export._graph.graph import Graph, GraphValue
 from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.forms.form import Form, FormInputs, finished_outputs, read_inputs
-from sdpa_xp_export.forms.summed import most_blocks, sums_of
 from sdpa_xp_export.lowering.graph_lengths import GraphLengths, LengthsAsData, LengthsInBody
 from sdpa_xp_export.lowering.head_parts import HeadPart, HeadParts, head_parts
 from sdpa_xp_export.lowering.masks import all_allowed, key_range
+from sdpa_xp_export.lowering.statistics import most_blocks, sums_of
 from sdpa_xp_export.lowering.tile import GraphTile, KeyMask, TileRange, whole_tile
 from sdpa_xp_export.lowering.tile_attention import attend_tile, scale_query
 

@@ -1,4 +1,4 @@
-// Runs models in onnxruntime-web on WebAssembly for wasm.py. Its messages are those of frames.py.
+// Runs models in onnxruntime-web on WebAssembly for browsers.py. Its messages are those of frames.py.
 
 "use strict";
 const fs = require("node:fs");
