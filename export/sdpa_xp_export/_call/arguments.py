@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import array_api_compat
@@ -15,6 +15,7 @@ from sdpa_xp._checks.keywords import (
     check_layout,
     check_number,
     check_probability,
+    check_softcap,
     refuse_other_kind,
 )
 from sdpa_xp._checks.score_arrays import check_broadcasts, joins_scores, warn_if_zeros_and_ones
@@ -135,11 +136,8 @@ def scale(arguments: Arguments, name: str) -> float | GraphOperand:
     return check_number(arguments.function, name, value, arguments.accumulation_dtype)
 
 
-def number(check: Callable[[str, Any, str], float | None]) -> Callable[[Arguments, str], float | None]:
-    """Return what checks a number that the dtype of the scores must hold, by the library's check of it."""
-    return lambda arguments, name: check(
-        arguments.function, arguments.passed[name], arguments.accumulation_dtype
-    )
+def softcap(arguments: Arguments, name: str) -> float | None:
+    return check_softcap(arguments.function, arguments.passed[name], arguments.accumulation_dtype)
 
 
 def sinks(arguments: Arguments, name: str) -> GraphOperand | None:

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, TypeAlias, cast, get_origin, get_typ
 
 from sdpa_xp import biases, masks
 from sdpa_xp._checks.arrays import HLE, LAYOUTS, Sizes
-from sdpa_xp._checks.keywords import check_softcap
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp_export._call import arguments as checked
@@ -39,10 +38,10 @@ class Option:
 
     kind: OptionKind | None
     """None if it is never written."""
-    check: Callable[[Arguments, str], Any]
-    """Return what the call holds of the argument of that name."""
     help: str = ""
     """What the command says about its flag."""
+    check: Callable[[Arguments, str], Any] | None = None
+    """Return what the call holds of the argument of that name. None for the check of its kind."""
     default: object = None
     choices: tuple[str, ...] = ()
     """What a shell completes the flag with."""
@@ -50,7 +49,23 @@ class Option:
     """What a fused operator without the option lacks: "it has no sinks". "" if each form says what it takes."""
 
 
-_PAST = Option("spec", checked.spec, "A cache, dtype[length,...], such as float32[B,2,P,64].")
+CHECKS: dict[OptionKind | None, Callable[[Arguments, str], Any]] = {
+    "spec": checked.spec,
+    "modifier": checked.mask_or_bias,
+    "flag": checked.flag,
+}
+"""The checks of the kinds whose options are all checked alike."""
+_QUERY = (
+    "Required, here or in --config: dtype[length,...], such as float32[B,8,L,64]; a name is an open length."
+)
+_MASK = "An array, such as bool[B,1,1,S], or masks, such as causal() & padding(int64[B])."
+_BIAS = "An array, such as float32[8,L,S], or biases, such as alibi(8)."
+_SCALE = "A number, or dtype[length,...] for an input. Default: 1/sqrt(E)."
+_SINKS = "One logit for each query head, dtype[Hq], such as float32[8]."
+_SOFTMAX_DTYPE = "float64 computes float32 inputs more precisely."
+_PAST_LENGTHS = "The number of tokens in a cache with free space, such as int64[B]."
+_OUTPUTS = f"One or more of {', '.join(OUTPUTS)}, joined by commas. Default: output."
+_PAST = Option("spec", "A cache, dtype[length,...], such as float32[B,2,P,64].")
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # equal numbers in two calls would be compared as arrays
@@ -59,91 +74,38 @@ class ExportCall:
 
     # This is the table of options: checks, the metadata of models, TOML files and the flags of the command are
     # read from it. An option is added here, to the signature of `export_attention`, and where it is computed.
-    query: Annotated[
-        TensorSpec,
-        Option(
-            "spec",
-            checked.spec,
-            "Required, here or in --config: dtype[length,...], such as float32[B,8,L,64]; "
-            "a name is an open length.",
-        ),
-    ]
-    key: Annotated[
-        TensorSpec, Option("spec", checked.spec, "Default: the same as --query, which is self-attention.")
-    ]
-    value: Annotated[TensorSpec, Option("spec", checked.spec, "Default: the same as --key.")]
-    attn_mask: Annotated[
-        Mask | GraphOperand | None,
-        Option(
-            "modifier",
-            checked.mask_or_bias,
-            "An array, such as bool[B,1,1,S], or masks, such as causal() & padding(int64[B]).",
-        ),
-    ]
-    bias: Annotated[
-        Bias | GraphOperand | None,
-        Option(
-            "modifier", checked.mask_or_bias, "An array, such as float32[8,L,S], or biases, such as alibi(8)."
-        ),
-    ]
-    is_causal: Annotated[
-        bool, Option("flag", checked.flag, "Query i attends to key j only if j <= i.", default=False)
-    ]
-    scale: Annotated[
-        float | GraphOperand,
-        Option(
-            "number or array", checked.scale, "A number, or dtype[length,...] for an input. Default: 1/sqrt(E)."
-        ),
-    ]
+    query: Annotated[TensorSpec, Option("spec", _QUERY)]
+    key: Annotated[TensorSpec, Option("spec", "Default: the same as --query, which is self-attention.")]
+    value: Annotated[TensorSpec, Option("spec", "Default: the same as --key.")]
+    attn_mask: Annotated[Mask | GraphOperand | None, Option("modifier", _MASK)]
+    bias: Annotated[Bias | GraphOperand | None, Option("modifier", _BIAS)]
+    is_causal: Annotated[bool, Option("flag", "Query i attends to key j only if j <= i.", default=False)]
+    scale: Annotated[float | GraphOperand, Option("number or array", _SCALE, checked.scale)]
     softcap: Annotated[
         float | None,
-        Option(
-            "number", checked.number(check_softcap), "A positive number; 0 turns it off.", noun="a soft cap"
-        ),
+        Option("number", "A positive number; 0 turns it off.", checked.softcap, noun="a soft cap"),
     ]
-    sinks: Annotated[
-        GraphOperand | None,
-        Option(
-            "array",
-            checked.sinks,
-            "One logit for each query head, dtype[Hq], such as float32[8].",
-            noun="sinks",
-        ),
-    ]
-    dropout_p: Annotated[float, Option(None, checked.no_dropout, default=0.0)]
+    sinks: Annotated[GraphOperand | None, Option("array", _SINKS, checked.sinks, noun="sinks")]
+    dropout_p: Annotated[float, Option(None, check=checked.no_dropout, default=0.0)]
+    # Scores are in no half dtype.
     softmax_dtype: Annotated[
-        WideDtype | None,
-        Option(
-            "word",
-            checked.softmax_dtype,
-            "float64 computes float32 inputs more precisely.",
-            choices=FLOATING[2:],  # float32 and float64: scores are in no half dtype
-        ),
+        WideDtype | None, Option("word", _SOFTMAX_DTYPE, checked.softmax_dtype, choices=FLOATING[2:])
     ]
     layout: Annotated[
-        Layout, Option("word", checked.layout, "...HLE (default) or ...LHE.", default=HLE, choices=LAYOUTS)
+        Layout, Option("word", "...HLE (default) or ...LHE.", checked.layout, default=HLE, choices=LAYOUTS)
     ]
     past_key: Annotated[TensorSpec | None, _PAST]
     past_value: Annotated[TensorSpec | None, _PAST]
-    past_lengths: Annotated[
-        TensorSpec | None,
-        Option("spec", checked.spec, "The number of tokens in a cache with free space, such as int64[B]."),
-    ]
+    past_lengths: Annotated[TensorSpec | None, Option("spec", _PAST_LENGTHS)]
     outputs: Annotated[
         tuple[str, ...],
-        Option(
-            "names",
-            checked.outputs,
-            f"One or more of {', '.join(OUTPUTS)}, joined by commas. Default: output.",
-            default=("output",),
-            choices=OUTPUTS,
-        ),
+        Option("names", _OUTPUTS, checked.outputs, default=("output",), choices=OUTPUTS),
     ]
-    cached: Annotated[bool, Option(None, checked.cached, default=False)]
+    cached: Annotated[bool, Option(None, check=checked.cached, default=False)]
     """Whether the queries are the last of more tokens: of `past_key` and `key`, or of `key` alone."""
-    top_k: Annotated[int, Option(None, checked.of_statistics, default=0)]
+    top_k: Annotated[int, Option(None, check=checked.of_statistics, default=0)]
     """How many keys of each query `top_weights` and `top_indices` have."""
-    block_size: Annotated[tuple[int, int] | None, Option(None, checked.of_statistics)]
+    block_size: Annotated[tuple[int, int] | None, Option(None, check=checked.of_statistics)]
     """The queries and keys of a block in `block_sums`."""
     inputs: Mapping[str, TensorSpec]
     """The inputs of the graph, in their order."""
@@ -221,7 +183,9 @@ def checked_call(function: str, query: object, key: object, value: object, **opt
     assert options.keys() <= OPTIONS.keys(), options  # what a user may misspell is checked before
     passed = {name: option.default for name, option in OPTIONS.items()} | options
     arguments = Arguments(function, passed | {"query": query, "key": key, "value": value})
-    values: dict[str, Any] = {name: option.check(arguments, name) for name, option in OPTIONS.items()}
+    values: dict[str, Any] = {
+        name: (option.check or CHECKS[option.kind])(arguments, name) for name, option in OPTIONS.items()
+    }
     namer = arguments.namer
     return ExportCall(**values, inputs=namer.inputs, initializers=namer.initializers, sizes=arguments.sizes)
 
