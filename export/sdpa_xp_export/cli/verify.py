@@ -203,9 +203,10 @@ def _check(provider: str | None, required: str | None) -> None:
 
 def _check_alone(others: dict[str, object]) -> None:
     """Refuse options that choose other runs than those of a golden file."""
-    if passed := {name: value for name, value in others.items() if value is not None}:
-        rule = f"`golden` must be passed without {' and '.join(f'`{name}`' for name in passed)}: it has the runs"
-        raise ArgumentValueError("verify", rule, passed)
+    if options := {name: value for name, value in others.items() if value is not None}:
+        names = " and ".join(f"`{name}`" for name in options)
+        rule = f"`golden` must be passed without {names}: it has the runs"
+        raise ArgumentValueError("verify", rule, options)
 
 
 def _failures(report: LayerReport, *, on_provider: bool, on_engine: EngineName | None) -> list[str]:

@@ -446,7 +446,7 @@ def test_layers_of_other_dtypes(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     layers: dict[str, tuple[Any, list[TensorSpec]]] = {
         "bfloat16": (simple, [TensorSpec("bfloat16", ("B", 2, "L", 8))]),
         "several": (chosen, [TensorSpec(name, fixed) for name in ("float32", "int64", "bool")]),
-        "expected": (own, [TensorSpec("int64", ("B", 4))]),
+        "expected": (expected, [TensorSpec("int64", ("B", 4))]),
         "float64": (Linear(np.eye(4)), [TensorSpec("float64", ("B", 4))]),
     }
     for name, (layer, specs) in layers.items():
