@@ -37,13 +37,13 @@ def completed_from(values: Iterable[str]) -> Callable[[str], list[str]]:
     return complete
 
 
-def value_option(metavar: str | None, help: str, values: Iterable[str] = (), *given: Any) -> Any:
+def value_option(metavar: str | None, help: str, values: Iterable[str] = (), *declared: Any) -> Any:
     """Return an option whose value the help calls `metavar`; a shell completes it by `values`.
 
-    What is `given` are its default and its names, if these do not follow from the parameter.
+    What is `declared` are its default and its names, if these do not follow from the parameter.
     """
     completion = completed_from(values) if values else None
-    return typer.Option(*given, metavar=metavar, help=help, autocompletion=completion)
+    return typer.Option(*declared, metavar=metavar, help=help, autocompletion=completion)
 
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
