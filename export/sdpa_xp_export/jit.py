@@ -6,8 +6,10 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial, update_wrapper
 from inspect import BoundArguments
+from operator import attrgetter
 from pathlib import Path
 from threading import RLock
 from types import FunctionType, MethodType
@@ -42,8 +44,8 @@ from sdpa_xp_export.to_onnx import NOT_CALLABLE_HINT, model_of_call
 from sdpa_xp_export.verify_layer import verify_layer
 
 FUNCTION = "jit"
-Prepared: TypeAlias = tuple[Run, Callable[[Sequence[Any]], Any]]
-"""What computes the outputs from the arrays of a call, and what returns them as the layer returns them."""
+Prepared: TypeAlias = tuple[Run, TracedSignature]
+"""What computes the outputs from the arrays of a call, and the signature that it belongs to."""
 MOST_SHAPES = 4096
 """The most combinations of shapes whose session is remembered; for others it is looked for among all."""
 
@@ -167,9 +169,11 @@ class JittedLayer:
         ['x']
     """
 
+    __slots__ = ("__dict__", "__weakref__", "_lock", "_options", "_runs", "_state", "_target", "_traced")
+
     def __init__(self, layer: Callable[..., Any], target: Runtime, options: _Options) -> None:
         self.__wrapped__ = layer
-        update_wrapper(self, layer, updated=())
+        update_wrapper(self, layer, updated=["__dict__"] * isinstance(layer, FunctionType))
         self._target, self._options = target, options
         self._lock = RLock()
         self._forget()
@@ -178,7 +182,6 @@ class JittedLayer:
     def _forget(self) -> None:
         self._traced: tuple[TracedSignature, ...] = ()
         self._runs: dict[object, Prepared] = {}
-        self._state = State()
 
     def __repr__(self) -> str:
         return f"jit({brief(self.__wrapped__)}, runtime={str(self._target)!r})"
@@ -192,8 +195,9 @@ class JittedLayer:
         owner = getattr(layer, "__self__", None)
         if self in getattr(owner, "__dict__", {}).get("_jitted", {}).values():
             return getattr, (owner, layer.__name__)
-        if getattr(sys.modules.get(layer.__module__), name, None) is self:
-            return name  # the decorator has put it in the place of the function
+        with suppress(AttributeError):
+            if attrgetter(name)(sys.modules[layer.__module__]) is self:
+                return name  # the decorator has put it in the place of the function
         return partial(jit, **self._options), (layer,)
 
     def __get__(self, instance: Any, _owner: type | None = None) -> JittedLayer:
@@ -204,6 +208,11 @@ class JittedLayer:
         if self not in methods:
             methods[self] = jit(MethodType(self.__wrapped__, instance), **self._options)
         return methods[self]
+
+    def _is_method_of(self, owner: object) -> bool:
+        kinds = owner.__mro__ if isinstance(owner, type) else type(owner).__mro__
+        members = (vars(kind).get(getattr(self.__wrapped__, "__name__", "")) for kind in kinds)
+        return any(self in (member, getattr(member, "__func__", None)) for member in members)
 
     def __call__(self, *args: Any, **keywords: Any) -> Any:
         """Return what the layer returns.
@@ -234,12 +243,13 @@ class JittedLayer:
                 structure.append(tuple(keywords))
                 flatten(keywords.values(), structure, arrays)
         except UnknownArgumentError as unknown:
+            if args and unknown.args[0] is args[0] and self._is_method_of(args[0]):
+                return self.__get__(args[0])(*args[1:], **keywords)  # called by its class, with the object
             raise unknown_argument_error(FUNCTION, unknown.args[0], self.__wrapped__, args, keywords) from None
         signatures = array_signatures(arrays)
         key = (*structure, signatures)
-        runs = self._runs  # of the present weights, whatever another thread finds
-        prepared = runs.get(key) if self._state.is_same() else None
-        if prepared is None:
+        prepared = self._runs.get(key)
+        if prepared is None or not prepared[1].state.is_same():
             if has_override(*arrays):  # values of a graph: this layer is called by another one that is traced
                 return self.__wrapped__(*args, **keywords)
             call = LayerCall.from_arguments(FUNCTION, self.__wrapped__, args, keywords)
@@ -248,32 +258,29 @@ class JittedLayer:
                 return self.__wrapped__(*args, **keywords)
             prepared = self._prepared(call, arrays)
             if signatures is not None:
-                _remember(runs, key, prepared)
-        run, outputs = prepared
+                _remember(self._runs, key, prepared)
+        run, traced = prepared
         try:
-            return outputs(run(arrays))
+            return traced.outputs(run(arrays))
         except Exception as error:  # onnxruntime's errors have no other base
             with errors_reworded("run", FUNCTION):
                 raise error
 
     def _prepared(self, call: LayerCall, arrays: Sequence[Any]) -> Prepared:
         """Return what computes a call, from a session that is open or from a new one."""
-        known = self._open(call) if self._state.is_same() else None
+        known = self._open(call)
         if known is None:
             with self._lock:
-                known = self._open(call) if self._state.is_same() else None
-                known = known or self._trace(call)  # another thread may have opened it meanwhile
-        return runner(known.session, call.order, arrays), known.outputs
+                known = self._open(call) or self._trace(call)  # another thread may have opened it meanwhile
+        return runner(known.session, call.order, arrays), known
 
     def _open(self, call: LayerCall) -> TracedSignature | None:
-        return next((traced for traced in self._traced if traced.takes(call)), None)
+        alike = (traced for traced in self._traced if traced.takes(call))
+        return next((traced for traced in alike if traced.state.is_same()), None)
 
     def _trace(self, call: LayerCall) -> TracedSignature:
         """Write the graph of a call, with open lengths where the layer allows it, and open its session."""
-        first = State(self.__wrapped__, self._functions(call))
-        if not self._state.is_same():
-            self._forget()
-        shapes, (model, result), state, repeated = self._exported(call)
+        shapes, (model, result), state = self._exported(call)
         if self._options["verify"]:
             _verify(model, self.__wrapped__, call.with_shapes(shapes), self._target)
         session = open_session(model, PROVIDERS[self._target.provider], FUNCTION, spins=True)
@@ -285,30 +292,23 @@ class JittedLayer:
             session,
             as_returned(result),
             lengths_of_pasts(call.names, shapes),
+            state,
         )
-        if repeated and state.changes() <= repeated:
-            state = State(self.__wrapped__, self._functions(call))
-        if not first.changes() <= repeated:  # while this graph was written, so the others are old
-            self._forget()
-        self._traced, self._state = (*self._traced, traced), state
+        kept = [other for other in self._traced if other.state.is_same()]
+        if len(kept) < len(self._traced):
+            self._runs = {key: one for key, one in [*self._runs.items()] if one[1] in kept}
+        self._traced = (*kept, traced)
         return traced
 
-    def _functions(self, call: LayerCall) -> list[object]:
-        """Return the functions and the masks that calls have passed."""
-        structures = (call.structure, *(traced.structure for traced in self._traced))
-        return [part.value for one in structures for part in one if isinstance(part, Identity)]
-
-    def _exported(
-        self, call: LayerCall
-    ) -> tuple[Sequence[SymbolicShape], tuple[Model, Any], State, set[tuple[int, Any]]]:
-        """Return the graph of a call, the state that it was written from, and what the layer changes itself.
+    def _exported(self, call: LayerCall) -> tuple[Sequence[SymbolicShape], tuple[Model, Any], State]:
+        """Return the graph of a call, and the state that it was written from.
 
         The state is taken before the layer is called, so that the next call sees what another thread changed
-        meanwhile. A layer that fills something in its first call is called again. If it changes the same places
-        in both calls, and both graphs are equal, these places may change.
+        meanwhile. A layer that changes something itself is called again. If both graphs are equal, what it
+        changes in each call, such as a counter, is ignored from then on.
         """
         layer, target, options = self.__wrapped__, self._target, self._options
-        functions = self._functions(call)
+        functions = [part.value for part in call.structure if isinstance(part, Identity)]
 
         def exported(shapes: Sequence[SymbolicShape]) -> tuple[tuple[Model, Any], State]:
             state = State(layer, functions)
@@ -320,14 +320,13 @@ class JittedLayer:
             shapes, (traced, state) = most_open([*zip(call.names, call.specs, strict=True)], exported)
             if not state.is_whole:
                 raise _too_much(self.__wrapped__)
-            repeated: set[tuple[int, Any]] = set()
-            if changed := state.changes():
-                before, (traced, state) = traced, exported(shapes)
-                if _are_equal(traced[0], before[0]) and state.changes() == changed:
-                    repeated = changed
+            if before := state.changes():
+                first, (traced, state) = traced, exported(shapes)
+                if _are_equal(traced[0], first[0]):
+                    state.ignore_repeated(before)
         except Exception as error:  # the layer is anyone's function, and raises what it likes
             raise located_error(FUNCTION, error) from error
-        return shapes, traced, state, repeated
+        return shapes, traced, state
 
     def refresh(self) -> None:
         """Forget all graphs, so that the next call writes one with what the layer holds then."""
@@ -388,7 +387,8 @@ def _methods_of(owner: Any) -> _Methods:
         raise ArgumentTypeError(FUNCTION, rule, {"object": type(owner).__name__}, hint)
     methods: _Methods | None = vars(owner).get("_jitted")
     if methods is None or methods.owner is not owner:
-        methods = vars(owner)["_jitted"] = _Methods(owner)
+        methods = _Methods(owner)
+        (type if isinstance(owner, type) else object).__setattr__(owner, "_jitted", methods)
     return methods
 
 

@@ -29,7 +29,7 @@ from sdpa_xp_export._layer.layer import (
     with_arrays,
     with_parameters,
 )
-from sdpa_xp_export._layer.results import is_output, named_outputs
+from sdpa_xp_export._layer.results import is_output, outputs_of
 from sdpa_xp_export._layer.state import State
 from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, ERF_KEEPS_NAN, Runtime
 from sdpa_xp_export.export import finished_model
@@ -257,12 +257,12 @@ def _outputs(graph: TracedGraph, result: Any, *, numbers_stay: bool) -> dict[str
     """Return the outputs of the graph by name, each of which is a separate value."""
     outputs: dict[str, GraphValue] = {}
     used = graph.used_names
-    for name, part in named_outputs(result).items():
+    for name, part in outputs_of(result):
         if not isinstance(name, str) or not name:
             rule = "the keys of the mapping that `layer` returns must be names of outputs, such as 'output'"
             error = ArgumentValueError if isinstance(name, str) else ArgumentTypeError
             raise error(FUNCTION, rule, {"key": repr(name)})
-        if name in used:
+        if name in used or name in outputs:
             rule = "an output must not have the name of an argument, a parameter, or another value"
             hint = "Return a mapping or a NamedTuple: its names are those of the outputs."
             raise ArgumentValueError(FUNCTION, rule, {"output": repr(name)}, hint)

@@ -7,33 +7,27 @@ their attributes; and in what the standard library has for values, such as `type
 
 from __future__ import annotations
 
+import dis
 import functools
+import sys
 import threading
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, ValuesView
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, TypeAlias
 
+from sdpa_xp_export._arrays.operators import is_array
 from sdpa_xp_export._packages import ARRAY_LIBRARIES, LIBRARIES, package_of
 
-_WITHOUT_STATE = ARRAY_LIBRARIES - {"sdpa_xp", "torch"}
-_WITHOUT_STATE |= {
-    "_io",
-    "_thread",
-    "asyncio",
-    "concurrent",
-    "io",
-    "logging",
-    "multiprocessing",
-    "queue",
-    "selectors",
-}
-_WITHOUT_STATE |= {"socket", "ssl", "subprocess", "threading"}
+_WITHOUT_STATE = ARRAY_LIBRARIES - {"sdpa_xp", "sdpa_xp_export", "torch"}
+_WITHOUT_STATE |= {"_io", "_thread", "asyncio", "concurrent", "io", "logging", "multiprocessing", "queue"}
+_WITHOUT_STATE |= {"selectors", "socket", "ssl", "subprocess", "threading"}
 """Modules whose objects are no parameters, or change without an effect on a layer: locks, loggers, files."""
+_OF_SCOPE = {f"{how}_{what}" for how in ("LOAD", "STORE", "DELETE") for what in ("GLOBAL", "NAME")}
 MISSING = object()
 """Stands for a name that has no value."""
 
@@ -60,62 +54,98 @@ text before a key in an error, "Layer." before an attribute."""
 def containers(value: Any, home: str) -> Iterator[Container]:
     """Yield what one object holds; `home` is the package of the layer, whose functions belong to the caller."""
     if isinstance(value, types.FunctionType):
-        if package_of(value) not in LIBRARIES:
+        if package_of(value) not in ARRAY_LIBRARIES:
             yield from ((cell, cell, name) for name, cell in closure_of(value))
-            yield from _of_itself(value.__defaults__ or (), value.__kwdefaults__ or {}, label=value.__name__)
+            yield _named_attributes(value, ["__code__", "__defaults__", "__kwdefaults__"])
             yield value.__dict__, value.__dict__, f"{value.__name__}."
             yield from _named_globals(value, home)
     elif isinstance(value, types.MethodType):
         yield from _of_itself((value.__func__, value.__self__))
-    elif isinstance(value, functools.partial):
-        yield from _of_itself((value.func, *value.args), value.keywords)
+    elif isinstance(value, types.BuiltinMethodType) and not isinstance(value.__self__, types.ModuleType):
+        yield from _of_itself((value.__self__,))  # such as `weights.get`
     elif functions := wrapped_functions(value):
         yield from _of_itself((*functions.values(),))
     elif isinstance(value, type):
         if package_of(value) not in LIBRARIES:
             yield vars(value), value, f"{value.__name__}."
-            yield from _of_itself(value.__bases__)
+            yield from _of_itself((type(value), *value.__bases__))
     elif isinstance(value, ContextVar):
         yield Named(lambda _, missing: value.get(missing), ["value"]), value, ""
     elif isinstance(value, weakref.ref):
         yield Named(lambda *_: value(), ["object"]), value, ""
-    elif package_of(type(value)) == "sdpa_xp_export":
-        yield from _of_itself((getattr(value, "__wrapped__", None),))  # another layer of jit
-    elif not isinstance(value, types.ModuleType | types.BuiltinFunctionType):
-        if isinstance(value, dict | list | set | frozenset | tuple | deque | types.MappingProxyType):
+    elif isinstance(value, types.ModuleType):
+        if package_of_module(value) not in LIBRARIES and "-packages" not in str(getattr(value, "__file__", "")):
+            yield vars(value), vars(value), f"{value.__name__}."
+    else:
+        if isinstance(value, functools.partial):
+            yield from _of_itself((value.func, *value.args), value.keywords)
+        elif isinstance(value, KeysView | ValuesView | ItemsView):
+            yield from _of_itself((getattr(value, "mapping", None),))
+        elif isinstance(value, dict | list | set | frozenset | tuple | deque | types.MappingProxyType):
             yield from _of_itself(value)
         yield from _attributes(value)
 
 
-def _of_itself(*parts: Any, label: str = "") -> Iterator[Container]:
-    return ((one, one, label) for one in parts if one or not isinstance(one, tuple))
+def is_held_array(value: Any) -> bool:
+    """Return whether an object is an array: np.ndarray itself has the methods of arrays, and is none."""
+    try:
+        return is_array(value) and not isinstance(value, type)
+    except Exception:  # an object may answer any attribute with any error
+        return False
+
+
+def _of_itself(*parts: Any) -> Iterator[Container]:
+    return ((one, one, "") for one in parts if one or not isinstance(one, tuple))
+
+
+def _named_attributes(value: Any, names: list[str]) -> Container:
+    return Named(functools.partial(getattr, value), names), value, f"{type(value).__name__}."
+
+
+def attributes_of(value: Any) -> dict[str, Any] | None:
+    """Return the dictionary with the attributes of an object, if it has one."""
+    try:
+        attributes = value.__dict__
+    except Exception:  # an object may answer any attribute with any error
+        return None
+    return attributes if isinstance(attributes, dict) else None
 
 
 def _attributes(value: Any) -> Iterator[Container]:
-    kind, label = type(value), f"{type(value).__name__}."
+    kind = type(value)
     if package_of(kind) in _WITHOUT_STATE and kind is not threading.local:
         return
     yield from _of_itself((kind,))
-    if isinstance(attributes := getattr(value, "__dict__", None), dict):
-        yield attributes, attributes, label
-    if slots := slot_names(kind):
-        yield Named(functools.partial(getattr, value), slots), value, label
+    if (attributes := attributes_of(value)) is not None:
+        yield attributes, attributes, f"{kind.__name__}."
+    if (slots := slot_names(kind)) and package_of(kind) != "sdpa_xp_export":  # sessions of another layer of jit
+        yield _named_attributes(value, slots)
 
 
 def _named_globals(function: types.FunctionType, home: str) -> Iterator[Container]:
     """Yield the globals that a function of the caller names, and what it names of modules."""
-    if "-packages" in function.__code__.co_filename and package_of(function) != home:
-        return  # of site-packages or dist-packages
-    scope, names = function.__globals__, {*code_names(function.__code__)}
-    yield Named(scope.get, [*names]), scope, ""
-    for name in names & scope.keys():
-        if is_module_of_caller(part := scope[name]):
-            yield Named(vars(part).get, [*(names & vars(part).keys())]), vars(part), f"{name}."
+    package = package_of(function)
+    if package in LIBRARIES or ("-packages" in function.__code__.co_filename and package != home):
+        return  # of Python, or of site-packages or dist-packages
+    of_scope, names = code_names(function.__code__)
+    yield Named(function.__globals__.get, [*of_scope]), function.__globals__, ""
+    modules = [function.__globals__.get(name) for name in of_scope] + [*map(sys.modules.get, names)]
+    known: set[int] = set()
+    while modules:
+        if is_module_of_caller(module := modules.pop()) and id(module) not in known:
+            known.add(id(module))
+            scope = vars(module)
+            yield Named(scope.get, [*names]), scope, f"{scope['__name__']}."
+            modules += [scope.get(name) for name in names]
 
 
 def is_module_of_caller(part: object) -> bool:
     """Return whether an object is a module, and not one of a library of arrays."""
-    return isinstance(part, types.ModuleType) and part.__name__.partition(".")[0] not in ARRAY_LIBRARIES
+    return isinstance(part, types.ModuleType) and package_of_module(part) not in ARRAY_LIBRARIES
+
+
+def package_of_module(module: types.ModuleType) -> str:
+    return module.__name__.partition(".")[0]
 
 
 def contents(container: Any) -> dict[Any, Any]:
@@ -145,12 +175,21 @@ def home_of(layer: Any) -> Any:
     return layer if hasattr(layer, "__qualname__") else type(layer)
 
 
-def code_names(code: types.CodeType) -> Iterator[str]:
-    """Yield the names of globals, and of attributes, in some code and in the code within it."""
-    yield from code.co_names
+@functools.lru_cache(4096)
+def code_names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the globals that some code and the code within it names, and these with attributes and texts.
+
+    A text may be the name of an attribute in `getattr`, or of a global in `globals()`.
+    """
+    of_scope = {str(step.argval) for step in dis.get_instructions(code) if step.opname in _OF_SCOPE}
+    texts = {const for const in code.co_consts if isinstance(const, str) and const.isidentifier()}
+    of_scope |= texts if "globals" in of_scope else set()
+    names = {*code.co_names, *texts}
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            yield from code_names(inner)
+            of_inner = code_names(inner)
+            of_scope, names = of_scope | of_inner[0], names | of_inner[1]
+    return frozenset(of_scope), frozenset(names)
 
 
 def slot_names(kind: type) -> list[str]:

@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, cast
 
-from sdpa_xp_export._arrays.operators import is_array
 from sdpa_xp_export._layer.contents import (
     Named,
     closure_of,
     containers,
     contents,
     home_of,
+    is_held_array,
     slot_names,
     wrapped_functions,
 )
@@ -66,7 +66,7 @@ class _Copy:
             if id(value) in self.known:
                 continue
             self.known[id(value)] = value
-            if is_array(value) and not isinstance(value, type):  # np.ndarray itself has the methods of arrays
+            if is_held_array(value):
                 change = self.in_library if id(value) in library else self.change
                 if (other := change(value)) is not value:
                     self.changed[id(value)] = other
@@ -148,9 +148,9 @@ class _Copy:
 
     def _copy_function(self, value: types.FunctionType) -> None:
         named = [one for one in containers(value, self.home) if isinstance(one[0], Named)]
-        changed = [(scope, label, self._needed_in(names)) for names, scope, label in named]
+        changed = [(scope, self._needed_in(names)) for names, scope, _ in named if isinstance(scope, dict)]
         scope = value.__globals__
-        if any(parts for _, _, parts in changed):  # functions of a module share what they name
+        if any(parts for _, parts in changed):  # functions of a module share what they name
             scope = self.globals.setdefault(id(scope), dict(scope))
         # Filled later: a cell may lead to the function itself.
         cells = [self.cells.setdefault(id(cell), types.CellType()) for _, cell in closure_of(value)]
@@ -159,11 +159,13 @@ class _Copy:
         for cell, (_, original) in zip(cells, closure_of(value), strict=True):
             for inner in contents(original).values():
                 cell.cell_contents = self.copy_of(inner)
-        for of_module, label, parts in changed:
+        for of_module, parts in changed:
             target = scope
             if parts and of_module is not value.__globals__:
                 module = self.modules.setdefault(id(of_module), types.ModuleType(of_module["__name__"]))
-                scope[label[:-1]] = module
+                scope |= {
+                    name: module for name, x in scope.items() if getattr(x, "__dict__", None) is of_module
+                }
                 target = vars(module)
                 target.update({name: x for name, x in of_module.items() if name not in target})
             target.update(self._copies_in(parts))

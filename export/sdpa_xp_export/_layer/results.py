@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 from sdpa_xp import AttentionStatistics
@@ -11,20 +13,27 @@ from sdpa_xp_export._arrays.operators import is_array
 from sdpa_xp_export._call.statistics import as_statistics, by_name
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.lengths import FloatOfLengths, Length
+from sdpa_xp_export._packages import package_of
 
 Structure: TypeAlias = tuple[Mapping[Any, Any], Callable[[Iterable[Any]], Any]]
 """The parts of a structure by name, and what makes a structure of other parts."""
+Put: TypeAlias = Callable[[Any, Any, Any], None]
 Maker: TypeAlias = Callable[[Iterator[Any]], Any]
 
 
 def named_outputs(result: Any) -> dict[Any, Any]:
-    """Return the arrays and numbers that a layer returned, by name; None and text are no outputs.
+    """Return `outputs_of` a layer's result as a dictionary."""
+    return dict(outputs_of(result))
+
+
+def outputs_of(result: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the arrays and numbers that a layer returned, with their names; None and text are no outputs.
 
     A mapping, a NamedTuple and a dataclass have names; else they are `output`, or `output_0` and on. Names of
     structures within others are joined by `_`. Statistics have the names of those that were asked for; top keys
     are `top_weights` and `top_indices`.
     """
-    return dict(_outputs("output", result, is_named=False))
+    return _outputs("output", result, is_named=False)
 
 
 def _outputs(name: Any, result: Any, *, is_named: bool) -> Iterator[tuple[Any, Any]]:
@@ -68,15 +77,27 @@ def _structure(result: Any) -> Structure | None:
         return named, lambda parts: as_statistics(dict(zip(named, parts, strict=True)))
     if isinstance(result, Mapping):
         keys = [*result]
+        if isinstance(result, dict) and kind is not dict:  # another kind of dictionary, with what it has beside
+            return result, partial(_refilled, _emptied(result, keys, dict.__setitem__), keys, dict.__setitem__)
         return result, lambda parts: dict(zip(keys, parts, strict=True))
-    if isinstance(result, tuple | list):
+    if kind in (tuple, list) or hasattr(result, "_make"):
         names = getattr(result, "_fields", range(len(result)))
         return dict(zip(names, result, strict=True)), getattr(kind, "_make", kind)
-    if dataclasses.is_dataclass(result) and kind.__module__.partition(".")[0] not in (
-        "sdpa_xp",
-        "sdpa_xp_export",
-    ):
-        fields = [field.name for field in dataclasses.fields(result)]
-        named = {name: getattr(result, name) for name in fields}
-        return named, lambda parts: kind(**dict(zip(fields, parts, strict=True)))
+    if dataclasses.is_dataclass(result) and package_of(kind) not in ("sdpa_xp", "sdpa_xp_export"):
+        names = [field.name for field in dataclasses.fields(result)]
+        named = {name: getattr(result, name) for name in names}
+        return named, partial(_refilled, _emptied(result, names, object.__setattr__), names, object.__setattr__)
     return None
+
+
+def _emptied(result: Any, names: Sequence[Any], put: Put) -> Any:
+    """Return a copy of a structure without its parts: values of a graph would keep the graph."""
+    return _refilled(result, names, put, [None] * len(names))
+
+
+def _refilled(structure: Any, names: Sequence[Any], put: Put, parts: Iterable[Any]) -> Any:
+    """Return a copy of a structure with other parts, which is made without a call of its class."""
+    copied = copy.copy(structure)
+    for name, part in zip(names, parts, strict=True):
+        put(copied, name, part)
+    return copied

@@ -30,15 +30,23 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from operator import is_
-from typing import Any, cast
+from typing import Any, NamedTuple, TypeAlias
 
-from sdpa_xp_export._arrays.operators import is_array
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.lengths import FloatOfLengths, Length
-from sdpa_xp_export._layer.contents import MISSING, Named, containers, contents, home_of
+from sdpa_xp_export._layer.contents import (
+    MISSING,
+    Named,
+    attributes_of,
+    containers,
+    contents,
+    home_of,
+    is_held_array,
+)
 from sdpa_xp_export._packages import package_of
 
 MOST = 100_000
@@ -47,9 +55,13 @@ _COMPARED = (numbers.Number, str, bytes, types.NoneType)
 """Types of values that are the same if they are equal."""
 _OF_TENSORS: dict[str, Callable[[Any], object]] = {
     **{name: operator.methodcaller(name) for name in ("data_ptr", "stride")},
-    **{name: operator.attrgetter(name) for name in ("shape", "_version")},
+    **{name: operator.attrgetter(name) for name in ("shape", "_version", "dtype")},
 }
 """What tells of other memory of a tensor of torch, and of a write: torch has no public name for its count."""
+Change: TypeAlias = tuple[int, Any]
+"""A place that changed, as the identity of its target and a key; None stands for any key."""
+_ORDER = object()
+"""The key of a change of the order of a dictionary."""
 _CONTENTS, _DICTIONARY = operator.attrgetter("cell_contents"), operator.attrgetter("__dict__")
 
 
@@ -73,6 +85,26 @@ class _StatePlace:
         return f"{self.label}{key}" if self.label[-1:] in ("", ".") else f"{self.label}[{key!r}]"
 
 
+class _Views(NamedTuple):
+    """What a state compares: pairs of what is iterated over now, and what was there."""
+
+    sized: tuple[list[Any], list[int]]
+    live: tuple[list[Iterable[Any]], list[Any]]
+    cells: tuple[list[Any], list[Any]]
+    dictionaries: tuple[list[Any], list[Any]]
+    named: list[tuple[Callable[[Any, Any], Any], list[str], list[Any]]]
+
+    def are_same(self) -> bool:
+        if [*map(len, self.sized[0])] != self.sized[1]:
+            return False
+        is_same = all(map(is_, chain.from_iterable(self.live[0]), self.live[1]))
+        is_same = is_same and all(map(is_, map(_CONTENTS, self.cells[0]), self.cells[1]))
+        is_same = is_same and all(map(is_, map(_DICTIONARY, self.dictionaries[0]), self.dictionaries[1]))
+        for get, names, parts in self.named:
+            is_same = is_same and all(map(is_, map(get, names, repeat(MISSING)), parts))
+        return is_same
+
+
 class State:
     """What a layer, and other functions that it may call, lead to.
 
@@ -80,11 +112,13 @@ class State:
         is_whole: Whether it has all of it: the layer leads to no more than `MOST` objects.
     """
 
-    def __init__(self, layer: Callable[..., Any] | None = None, others: Iterable[object] = ()) -> None:
+    def __init__(self, layer: Callable[..., Any], others: Iterable[object] = ()) -> None:
         self._layer, self._others = layer, [*others]
+        self._ignored: frozenset[Change] = frozenset()
         self._home = package_of(home_of(layer))
         self._places: dict[int, _StatePlace] = {}  # by the identity of the target
-        self._values: list[tuple[_StatePlace, Any]] = []  # where values of a graph stand
+        self._values: list[tuple[_StatePlace, Any]] = []  # where values of a graph stand, or lead to
+        self._lengths: list[tuple[_StatePlace, Any]] = []  # the same for lengths
         self._marks: dict[tuple[int, Any], tuple[Callable[[], object], object]] = {}
         self._attributes: list[tuple[Any, dict[str, Any]]] = []  # of each object that has a dictionary
         known: dict[int, object] = {}  # alive, so that no other object gets its number
@@ -94,87 +128,94 @@ class State:
         while self._waiting and len(known) < MOST:
             value, label, owner = self._waiting.popleft()
             if isinstance(value, GraphValue | Length | FloatOfLengths):
-                self._values += [owner] if owner else []
+                places = self._values if isinstance(value, GraphValue) else self._lengths
+                places += [owner] if owner else []
             elif id(value) not in known and value is not MISSING and not isinstance(value, _COMPARED):
                 known[id(value)] = value
                 self._look(value, label, owner)
         self.is_whole = not self._waiting
-        self._keep_views()
+        self._views = self._new_views()
 
-    def _keep_views(self) -> None:
-        """Keep what each call compares, in lists over which a loop runs in C."""
+    def _new_views(self) -> _Views:
+        """Return what each call compares, in lists over which a loop runs in C."""
         places = self._places.values()
         cells = [place for place in places if isinstance(place.container, types.CellType) and place.parts]
-        self._cells = [place.container for place in cells], [place.parts[""] for place in cells]
-        self._dictionaries = (
-            [x for x, _ in self._attributes],
-            [attributes for _, attributes in self._attributes],
-        )
         named = [place for place in places if isinstance(place.container, Named)]
-        self._named = [(p.container.get, p.container.names, [*p.parts.values()]) for p in named]
         of_many = [place for place in places if not isinstance(place.container, types.CellType | Named)]
-        self._sized = [place.container for place in of_many], [len(place.parts) for place in of_many]
-        self._live: list[Iterable[Any]] = []
-        self._parts: list[Any] = []
+        live: list[Iterable[Any]] = []
+        parts: list[Any] = []
         for place in of_many:
             if isinstance(place.container, Mapping) and place.parts:
-                self._live += [place.container, place.container.values()]
-                self._parts += [*place.parts, *place.parts.values()]
+                live += [place.container, place.container.values()]
+                parts += [*place.parts, *place.parts.values()]
             elif place.parts:
-                self._live.append(place.container)
-                self._parts += place.parts.values()
+                live.append(place.container)
+                parts += place.parts.values()
+        return _Views(
+            ([place.container for place in of_many], [len(place.parts) for place in of_many]),
+            (live, parts),
+            ([place.container for place in cells], [place.parts[""] for place in cells]),
+            ([x for x, _ in self._attributes], [attributes for _, attributes in self._attributes]),
+            [(p.container.get, p.container.names, [*p.parts.values()]) for p in named],
+        )
 
     def is_same(self) -> bool:
-        """Return whether each place holds what it did."""
+        """Return whether each place holds what it did, apart from those whose changes are ignored."""
         try:
-            (sized, lengths), (cells, contents) = self._sized, self._cells
-            if [*map(len, sized)] != lengths:
+            if self._views.are_same() and all(mark() == was for mark, was in self._marks.values()):
+                return True
+            if any(not {(number, key), (number, None)} & self._ignored for number, key in self.changes()):
                 return False
-            is_same = all(map(is_, chain.from_iterable(self._live), self._parts))
-            is_same = is_same and all(map(is_, map(_CONTENTS, cells), contents))
-            is_same = is_same and all(map(is_, map(_DICTIONARY, self._dictionaries[0]), self._dictionaries[1]))
-            for get, names, parts in self._named:
-                is_same = is_same and all(map(is_, map(get, names, repeat(MISSING)), parts))
-            if not is_same and self.changes():
-                return False
-            for mark, was in self._marks.values():
-                if mark() != was:
-                    return False
-        except (AttributeError, RuntimeError, ValueError):  # it changes just now, or a cell is empty
-            return False
+            for number, place in self._places.items():
+                if any(target == number for target, _ in self._ignored):
+                    place.parts = contents(place.container)
+            self._views = self._new_views()
+        except (AttributeError, ReferenceError, RuntimeError, ValueError):
+            return False  # it changes just now, or an object is gone
         return True
 
-    def changes(self) -> set[tuple[int, Any]]:
+    def ignore_repeated(self, before: set[Change]) -> None:
+        """Ignore what changed since, if an earlier call of the layer has made the changes `before`.
+
+        A list, or a dictionary that is not of attributes, may grow in each call: then it is ignored as a whole.
+        """
+        changes = self.changes()
+        new = {number for number, _ in changes - before}
+        if new <= {number for number, _ in before} - {id(attributes) for _, attributes in self._attributes}:
+            self._ignored = frozenset((changes & before) | {(number, None) for number in new})
+
+    def changes(self) -> set[Change]:
         """Return the places that hold something else, each as the identity of its target and a key."""
-        changed = {key for key, (mark, was) in self._marks.items() if mark() != was}
-        changed |= {
-            (id(owner), "__dict__")
-            for owner, dictionary in self._attributes
-            if owner.__dict__ is not dictionary
-        }
+        changed: set[Change] = {key for key, (mark, was) in self._marks.items() if mark() != was}
+        replaced = (owner for owner, attributes in self._attributes if owner.__dict__ is not attributes)
+        changed |= {(id(owner), "__dict__") for owner in replaced}
         for number, place in self._places.items():
             before, now = place.parts, contents(place.container)
             for key in before.keys() | now.keys():
                 if not _are_same(before.get(key, MISSING), now.get(key, MISSING)):
                     changed.add((number, key))
+            if len(before) == len(now) and not all(map(_are_same, before, now)):
+                changed.add((number, _ORDER))
         return changed
 
     def names_of_values(self) -> list[str]:
         """Return the names of the places with a value of a graph."""
-        return [place.name(key) for place, key in self._values]
+        return [*map(_name, self._values)]
 
     def put_back(self) -> list[str]:
         """Take back what now leads to values of a graph, and return the names of its places."""
-        kept: list[str] = []
-        while values := State(self._layer, self._others)._values:
-            places = {place.name(key): (place, key) for place, key in map(self._known_place, values)}
-            if places.keys() <= {*kept}:  # what cannot be taken back stays
+        kept, kept_values = dict[str, None](), dict[str, None]()
+        while (now := State(self._layer, self._others))._values or now._lengths:
+            values, lengths = ([*map(self._known_place, places)] for places in (now._values, now._lengths))
+            names = [*map(_name, values + lengths)]
+            if {*names} <= kept.keys():  # what cannot be taken back stays
                 break
-            kept += places
-            for place, key in places.values():
+            kept |= dict.fromkeys(names)
+            kept_values |= dict.fromkeys(map(_name, values))
+            for place, key in values + lengths:
                 if id(place.target) in self._places:
                     _put_back(self._places[id(place.target)], key)
-        return kept
+        return [*kept_values]  # a length is no number elsewhere, and is dropped without a word
 
     def _known_place(self, value: tuple[_StatePlace, Any]) -> tuple[_StatePlace, Any]:
         """Return the place that led to another one, and was there before."""
@@ -185,7 +226,7 @@ class State:
 
     def _look(self, value: Any, label: str, owner: tuple[_StatePlace, Any] | None) -> None:
         """Note the places of what one object holds, to look at them later."""
-        if is_array(value) and not isinstance(value, type):  # np.ndarray itself has the methods of arrays
+        if is_held_array(value):
             self._marks |= _marks_of_tensor(value)
         elif isinstance(value, bytearray | array.array):
             self._marks[id(value), bytes] = functools.partial(bytes, value), bytes(value)
@@ -194,9 +235,11 @@ class State:
                 if isinstance(container, tuple | frozenset):  # they do not change
                     self._waiting.extend((part, label, owner) for part in container)
                     continue
-                if (attributes := getattr(value, "__dict__", None)) is container:
-                    self._attributes.append((value, cast("dict[str, Any]", attributes)))
+                if container is attributes_of(value) and container is not None:
+                    self._attributes.append((value, container))
                 place = self._places.get(id(target))
+                if place is not None and not isinstance(place.container, Named):
+                    continue  # it is watched as a whole
                 if place is None:
                     empty = Named(container.get, []) if isinstance(container, Named) else container
                     place = self._places[id(target)] = _StatePlace(empty, target, prefix or label, owner)
@@ -206,6 +249,12 @@ class State:
                     place.container.names += new
                 place.parts |= new
                 self._waiting.extend((part, place.name(key), (place, key)) for key, part in new.items())
+                if isinstance(container, Mapping):
+                    self._waiting.extend((key, label, owner) for key in new)
+
+
+def _name(where: tuple[_StatePlace, Any]) -> str:
+    return where[0].name(where[1])
 
 
 def _put_back(place: _StatePlace, key: Any) -> None:
@@ -213,6 +262,8 @@ def _put_back(place: _StatePlace, key: Any) -> None:
     container, target, part = place.container, place.target, place.parts.get(key, MISSING)
     if isinstance(container, types.CellType):
         container.cell_contents = part
+    elif isinstance(target, ContextVar):
+        target.set(None if part is MISSING else part)
     elif isinstance(container, list):
         container[:] = place.parts.values()
     elif isinstance(container, set | deque):

@@ -9,10 +9,11 @@ from typing import Any
 from sdpa_xp_export._files.model import Model
 from sdpa_xp_export._layer.call_signature import LayerCall, Structure
 from sdpa_xp_export._layer.open_lengths import fits
+from sdpa_xp_export._layer.state import State
 from sdpa_xp_export.spec import SymbolicShape
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class TracedSignature:
     """The session of all calls that are alike but for their numbers and open lengths."""
 
@@ -25,6 +26,8 @@ class TracedSignature:
     """Returns arrays as the layer returns them."""
     may_be_empty: frozenset[str]
     """The names of lengths that may be 0."""
+    state: State
+    """What the layer held when the graph was written."""
 
     def __str__(self) -> str:
         pairs = zip(self.dtypes, self.shapes, strict=True)

@@ -47,6 +47,12 @@ class Scaled:
     def static(x: Any) -> Any:
         return x + 1
 
+    @classmethod
+    @jit
+    def of_class(cls, x: Any) -> Any:
+        return x * cls.factor
+
+    factor = 4.0
     function = jit(functools.partial(lambda by, x: x + by, 2.0))
 
 
@@ -75,6 +81,10 @@ def test_methods_have_graphs_of_their_own() -> None:
     one.scale = 5.0
     np.testing.assert_array_equal(one.method(X), X * 5)
     np.testing.assert_array_equal(one.static(X), X + 1)
+    np.testing.assert_array_equal(Scaled.method(other, X), X * 3)
+    np.testing.assert_array_equal(one.of_class(X), X * 4)
+    np.testing.assert_array_equal(type("Derived", (Scaled,), {"factor": 6.0}).of_class(X), X * 6)
+    assert pickle.loads(pickle.dumps(Scaled.static)) is Scaled.static
     np.testing.assert_array_equal(one.function(X), X + 2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,6 +26,14 @@ class Output:
     cache: Any = None
 
 
+@dataclass
+class Doubling:
+    value: Any
+
+    def __post_init__(self) -> None:
+        self.value = self.value * 2
+
+
 RESULTS: dict[str, Callable[[Any], Any]] = {
     "None": lambda x: (x + 1, None),
     "numbers": lambda x: (x + 1, 3, 0.5, True, np.float32(2)),
@@ -33,6 +42,9 @@ RESULTS: dict[str, Callable[[Any], Any]] = {
     "cache of a decoder": lambda x: {"output": x + 1, "cache": ((x, x * 2), (x * 3, x * 4))},
     "NamedTuple": lambda x: Pair(x + 1, Pair(None, x * 2)),
     "dataclass": lambda x: Output(x + 1, (x * 2, None)),
+    "a dataclass that computes": lambda x: Doubling(x + 1),
+    "another dictionary": lambda x: collections.OrderedDict(a=x + 1, b=x * 2),
+    "a default": lambda x: collections.defaultdict(list, a=x + 1),
     "empty structures": lambda x: (x + 1, (), {}, []),
     "the argument": lambda x: (x, x),
     "a length": lambda x: (x + 1, x.shape[0], x.shape[0] // 2, x.shape[0] / 4),
@@ -52,7 +64,7 @@ def assert_same(one: Any, other: Any) -> None:
     elif isinstance(one, tuple | list):
         assert len(one) == len(other)
         [assert_same(*pair) for pair in zip(one, other, strict=True)]
-    elif isinstance(one, Output):
+    elif isinstance(one, Output | Doubling):
         assert_same(vars(one), vars(other))
     else:
         assert one == other
@@ -87,6 +99,11 @@ def test_what_a_file_cannot_return(wrong: str) -> None:
     layer = RESULTS["numbers"] if wrong == "numbers" else lambda x: (x, object())
     with pytest.raises(TypeError, match=r"^to_onnx: `layer` must return arrays, also in tuples.*got output_1="):
         to_onnx(layer, TensorSpec("float32", ("N", 3)))
+
+
+def test_two_outputs_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"must not have the name of .* another value; got output='a_b'"):
+        jit(lambda x: {"a": {"b": x + 1}, "a_b": x * 2})(X)
 
 
 @pytest.mark.parametrize("nothing", [(), {}, None, [None], {"a": ()}, "text"])

@@ -8,6 +8,7 @@ import collections
 import contextvars
 import functools
 import os
+import sys
 import threading
 import types
 import weakref
@@ -203,7 +204,109 @@ def of_standard_library() -> Iterator[Case]:
     )
 
 
+def a_dictionary_changes_its_order() -> Case:
+    steps = {"mul": lambda x: x * 2, "add": lambda x: x + 1}
+    layer = lambda x: functools.reduce(lambda y, step: step(y), steps.values(), x)  # noqa: E731
+    return layer, lambda: steps.update(mul=steps.pop("mul"))
+
+
+def a_key_of_a_dictionary() -> Case:
+    model = Model(bias=1.0)
+    factors = {model: 2.0}
+    return lambda x: sum(x * f + key.bias for key, f in factors.items()), lambda: setattr(model, "bias", 5.0)
+
+
+def a_private_slot() -> Case:
+    class Private:
+        __slots__ = ("__scale",)
+
+        def __init__(self) -> None:
+            self.set(2.0)
+
+        def set(self, scale: float) -> None:
+            self.__scale = scale
+
+        def __call__(self, x: Any) -> Any:
+            return x * self.__scale
+
+    layer = Private()
+    return layer, lambda: layer.set(5.0)
+
+
+def an_attribute_of_a_decorated_function() -> Case:
+    @jit
+    def inner(x: Any) -> Any:
+        return x * inner.scale
+
+    inner.scale = 2.0
+    return lambda x: inner(x) + 1, lambda: setattr(inner, "scale", 5.0)
+
+
+def a_module_in_an_attribute() -> Case:
+    module: Any = types.ModuleType("settings_of_a_test")
+    module.scale = 2.0
+    holder = Model(cfg=module)
+    return lambda x: x * holder.cfg.scale, lambda: setattr(module, "scale", 5.0)
+
+
+def a_module_that_a_function_imports() -> Case:
+    module: Any = types.ModuleType("sdpa_settings")
+    module.scale = 2.0
+    sys.modules["sdpa_settings"] = module
+
+    def layer(x: Any) -> Any:
+        from sdpa_settings import scale  # type: ignore[import-not-found]
+
+        return x * scale
+
+    return layer, lambda: setattr(module, "scale", 5.0)
+
+
+def a_text_that_names_a_global() -> Case:
+    globals()["BY_TEXT"] = 2.0
+    return lambda x: x * globals()["BY_TEXT"], lambda: globals().update(BY_TEXT=5.0)
+
+
+def the_defaults_of_a_function() -> Case:
+    def inner(x: Any, scale: float = 2.0) -> Any:
+        return x * scale
+
+    return lambda x: inner(x), lambda: setattr(inner, "__defaults__", (5.0,))
+
+
+def a_bound_method_of_a_dictionary() -> Case:
+    scales = {"a": 2.0}
+    get = scales.get
+    return lambda x: x * get("a"), lambda: scales.update(a=5.0)
+
+
+def a_view_of_a_dictionary() -> Case:
+    scales = {"a": 2.0}
+    values = scales.values()
+    return lambda x: x * sum(values), lambda: scales.update(b=5.0)
+
+
+def a_metaclass() -> Case:
+    meta: Any = type("Meta", (type,), {"scale": 2.0})
+    kind = meta("Kind", (), {"__call__": lambda self, x: x * type(type(self)).scale})
+    return kind(), lambda: setattr(meta, "scale", 5.0)
+
+
+def a_function_that_looks_like_one_of_numpy() -> Case:
+    scale = [2.0]
+
+    @functools.wraps(np.linalg.norm)
+    def layer(x: Any) -> Any:
+        return x * scale[0]
+
+    return lambda x: layer(x), lambda: scale.insert(0, 5.0)
+
+
 CASES: list[Callable[[], Case]] = [
+    a_dictionary_changes_its_order, a_key_of_a_dictionary, a_private_slot, an_attribute_of_a_decorated_function,
+    a_module_in_an_attribute, a_module_that_a_function_imports, a_text_that_names_a_global,
+    the_defaults_of_a_function, a_bound_method_of_a_dictionary, a_view_of_a_dictionary, a_metaclass,
+    a_function_that_looks_like_one_of_numpy,
     a_list_grows, a_list_shrinks, a_dictionary_in_a_list_grows, a_key_is_renamed, a_set_changes_an_element,
     a_field_of_a_dataclass_grows, a_new_attribute, an_attribute_goes, another_dictionary_of_attributes,
     a_new_attribute_of_the_class, another_method, a_slot_without_a_value, a_new_global,
@@ -379,6 +482,46 @@ def test_a_number_that_counts_the_calls() -> None:
     fast = jit(counted)
     results = [fast(X)[0, 0, 0] for _ in range(3)]
     assert results == sorted({*results})
+
+
+def test_what_does_not_change_a_graph_writes_none() -> None:
+    """Counters, logs and other layers' counters; a global with the name of an attribute; objects that raise."""
+
+    class Odd:
+        def __getattr__(self, name: str) -> Any:
+            raise KeyError(name)
+
+    inner = Model(count=0, odd=Odd(), log={})
+    log: list[int] = []
+    durations: collections.deque[int] = collections.deque(maxlen=3)
+
+    def counted(x: Any) -> Any:
+        inner.count += 1
+        log.append(inner.count), durations.append(inner.count)
+        inner.log[len(inner.log)] = inner.count
+        return x + 1
+
+    one, other = jit(lambda x: counted(x) * 2), jit(lambda x: counted(x) * 3)
+    for _ in range(2):
+        one(X), other(X)
+    models, count = (one.model, other.model), inner.count
+    for _ in range(3):
+        np.testing.assert_array_equal(one(X), (X + 1) * 2)
+        np.testing.assert_array_equal(other(X), (X + 1) * 3)
+    assert inner.count == count
+    counted(X)
+    one(X), other(X)
+    assert (one.model, other.model) == models
+    assert inner.count == count + 1
+
+    globals()["step"] = 0
+    layer = Model(step=2.0)
+    fast = jit(lambda x: x * layer.step)
+    fast(X)
+    model = fast.model
+    globals()["step"] = 1
+    fast(X)
+    assert fast.model is model
 
 
 def test_too_many_objects_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

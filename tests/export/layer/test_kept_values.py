@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import contextvars
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,8 @@ from sdpa_xp_export import TensorSpec, jit, to_onnx
 X = np.ones((2, 4), np.float32)
 SPEC = TensorSpec("float32", ("B", 4))
 KEPT: Any = None
+CONTEXT: contextvars.ContextVar[Any] = contextvars.ContextVar("kept", default=None)
+MODULE: Any = types.ModuleType("a_module")
 
 
 class Layer:
@@ -93,8 +97,12 @@ def in_two_places(layer: Any, y: Any) -> None:
     layer.kept = layer.new = [y]
 
 
-def a_length(layer: Any, y: Any) -> None:
-    layer.kept = y.shape[0]
+def by_context(layer: Any, y: Any) -> None:
+    CONTEXT.set(y * layer.number)
+
+
+def by_new_attribute_of_a_module(layer: Any, y: Any) -> None:
+    MODULE.kept = y * layer.number
 
 
 WAYS: dict[Callable[[Any, Any], None], str] = {
@@ -110,8 +118,9 @@ WAYS: dict[Callable[[Any, Any], None], str] = {
     of_an_inner_layer: r"Inner\.kept",
     of_the_class: r"Layer\.shared",
     by_global: r"KEPT",
+    by_context: r"CONTEXT\['value'\]",
+    by_new_attribute_of_a_module: r"a_module\.kept",
     in_two_places: r"Layer\.kept, Layer\.new",
-    a_length: r"Layer\.kept",
 }
 
 
@@ -135,15 +144,28 @@ def test_a_layer_that_keeps_a_value_is_refused_and_is_as_it_was(way: Callable[[A
         with pytest.raises(ValueError, match=message):
             to_onnx(called, SPEC)
         assert state_of(layer) == before
-    if way is a_length:  # a graph for one length needs no value for it
-        np.testing.assert_array_equal(jit(called)(X), X * 3)
-    else:
-        with pytest.raises(ValueError, match=r"^jit: `layer` must keep no value of a graph"):
-            jit(called)(X)
-        assert state_of(layer) == before
+    with pytest.raises(ValueError, match=r"^jit: `layer` must keep no value of a graph"):
+        jit(called)(X)
+    assert state_of(layer) == before
     np.testing.assert_array_equal(called(X), X * 3)
     vars(Layer).get("shared") is None or delattr(Layer, "shared")
     globals().update(KEPT=None)
+
+
+def test_a_length_is_dropped() -> None:
+    layer = Layer()
+
+    def called(x: Any) -> Any:
+        layer.kept, layer.named["shape"] = x.shape[0], x.shape
+        return x * 2
+
+    to_onnx(called, SPEC)
+    assert layer.kept is None
+    assert layer.named == {"old": 1.0}
+    fast = jit(called)
+    for length in (2, 3):
+        fast(np.ones((length, 4), np.float32))
+    assert len(fast.models) == 1
 
 
 def test_by_closure_and_slot() -> None:
