@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 sys.path.insert(0, str(DOCS / "_site"))  # as the build of the site does
 
+from call_options import Options  # noqa: E402
 from public_names import PublicNames  # noqa: E402
 
 MODULES = (
@@ -52,7 +53,7 @@ def loaded(*extensions: type[griffe.Extension]) -> griffe.ModulesCollection:
     """Both packages, with the names that mkdocstrings sees, after these extensions of the site."""
     loader = griffe.GriffeLoader(
         search_paths=[ROOT, ROOT / "export"],
-        extensions=griffe.load_extensions(*extensions, PublicNames),
+        extensions=griffe.load_extensions(Options, *extensions, PublicNames),
         docstring_parser=griffe.Parser.google,
         docstring_options={"returns_named_value": False},
     )

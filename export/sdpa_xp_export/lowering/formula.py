@@ -238,7 +238,8 @@ def _traced(name: str, modifier: Mask | Bias, tile: GraphTile, formula: Callable
             return formula(_with_values(modifier, tile).bind(cast(Any, grid)), FormulaTile(grid))
         except TRACING_ERRORS as error:
             message = message_of(error)
-            if message and message.function == grid.function and message.argument.startswith(name):
+            is_own = message is not None and message.function == grid.function
+            if message and is_own and message.argument.startswith((name, *modifier.arguments)):
                 raise  # a check of an argument
             what = f"the formula of {type(modifier).__name__} (`{name}`)"
             hint = (
