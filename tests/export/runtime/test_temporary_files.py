@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import run
 
 from sdpa_xp_export import TensorSpec, export_attention, jit, save, to_onnx, verify, verify_layer
 
@@ -60,15 +59,14 @@ def test_files_of_the_user_are_named_by_their_flag(tmp_path: Path) -> None:
     assert not [*tmp_path.iterdir()]
 
 
-def test_no_folder_can_be_written_to(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, model: Path
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: ["/no/such/folder"])
-    code, out, error = run(capsys, "verify", model)
-    assert (code, out) == (2, "")
+def test_no_folder_can_be_written_to(model: Path) -> None:
+    """In a process of its own: other tests share one that has its folder already."""
+    code = "import tempfile; tempfile._candidate_tempdir_list = lambda: ['/no/such/folder']" + LIMITED
+    code = code.format(limit=2**40, arguments=["verify", str(model)])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     why = "No usable temporary directory found in ['/no/such/folder']"
-    assert error == f"sdpa-xp: verify: `TMPDIR` must be writable ({why}); got TMPDIR=None. {HINT}\n"
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"sdpa-xp: verify: `TMPDIR` must be writable ({why}); got TMPDIR=None. {HINT}\n"
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EDQUOT, errno.EACCES])
