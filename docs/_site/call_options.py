@@ -16,8 +16,9 @@ class Options(Extension):
             options: Any = pkg["_call.options"]
             for function in _functions(pkg):
                 for decorator in function.decorators:
-                    if str(decorator.value).startswith("takes_options("):
-                        kind, *defaults = decorator.value.arguments  # type: ignore[union-attr]
+                    called: Any = decorator.value
+                    if str(called).startswith("takes_options("):
+                        kind, *defaults = called.arguments
                         _show(
                             function, options, str(kind), {default.name: default.value for default in defaults}
                         )

@@ -201,8 +201,8 @@ def test_a_table_that_is_indexed_twice(library: Library, index: str, name: str) 
         }
         if name == "attn_mask":
             rules = {"attn_mask": masks.from_function(lambda b, h, i, j: read(table, b, h, i, j) > 0)}
-    # Dask asserts what its blocks have.
-    with pytest.raises((IndexError, ValueError, AssertionError)) as error:
+    of_dask = (AssertionError,) if library.name == "dask" else ()  # Dask asserts what its blocks have
+    with pytest.raises((IndexError, ValueError, *of_dask)) as error:
         library.call(scaled_dot_product_attention, x, x, x, **rules)
     if not isinstance(error.value, AssertionError):
         assert name in str(error.value)
