@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,8 +26,10 @@ class Backend:
     version: str
     put: Callable[[NDArray[Any]], Any]
     """A NumPy array -> an array of the library."""
-    get: Callable[[Any], NDArray[Any]]
-    """An array of the library -> a NumPy array, once it is computed."""
+
+    def get(self, array: Any) -> NDArray[Any]:
+        """Return an array of the library as one of NumPy, once it is computed."""
+        return to_numpy("agree", "array", array)
 
     def namespace(self) -> Any:
         """Return the array-API namespace of the library."""
@@ -82,13 +83,7 @@ def _open(name: str) -> list[Backend]:
     like = module.zeros((1,))
     version = getattr(module, "__version__", None) or importlib.import_module(name).__version__
     return [
-        Backend(
-            name,
-            shown,
-            str(version),
-            package.put or _on_device(like, device),
-            partial(to_numpy, "agree", "array"),
-        )
+        Backend(name, shown, str(version), package.put or _on_device(like, device))
         for shown, device in devices.items()
     ]
 
@@ -119,10 +114,6 @@ def _devices_of_torch(torch: Any) -> dict[str, Any]:
     return {name: name for name in ("cpu", *(f"cuda:{index}" for index in range(torch.cuda.device_count())))}
 
 
-def _devices_of_jax(_module: Any) -> dict[str, Any]:
-    return {str(device): device for device in importlib.import_module("jax").devices()}
-
-
 class Package(NamedTuple):
     """How a library is found."""
 
@@ -138,7 +129,7 @@ _PACKAGES = {
     "numpy": Package("numpy"),
     "torch": Package("torch", _devices_of_torch),
     "array-api-strict": Package("array_api_strict"),
-    "jax": Package("jax.numpy", _devices_of_jax),
+    "jax": Package("jax.numpy", lambda _: {str(at): at for at in importlib.import_module("jax").devices()}),
     "cupy": Package("cupy", lambda cupy: {"cuda:0": None} if cupy.is_available() else {}),
     "dask": Package("dask.array", put=_in_halves),
     "mlx": Package("mlx.core", lambda mx: {mx.default_device().type.name: None}, _in_mlx),

@@ -99,19 +99,13 @@ class Row:
 
     def as_json(self) -> dict[str, Any]:
         """Return the row, what follows from its results, and each result."""
-        worst = None if self.worst is None else asdict(self.worst)
-        results = [asdict(result) | {"agrees": result.agrees} for result in self.results]
-        return {
-            "backend": self.backend,
-            "implementation": self.implementation,
-            "dtype": self.dtype,
-            "device": self.device,
-            "agrees": self.agrees,
+        names = ("backend", "implementation", "dtype", "device", "agrees")
+        return {name: getattr(self, name) for name in names} | {
             "jobs": len(self.ran),
             "disagreeing": list(self.disagreeing),
-            "worst": worst,
+            "worst": None if self.worst is None else asdict(self.worst),
             "seconds": self.seconds,
-            "features": results,
+            "features": [asdict(result) | {"agrees": result.agrees} for result in self.results],
         }
 
 
@@ -207,7 +201,7 @@ def _put(arguments: Arrays, backend: Backend) -> Arrays:
 
     def put(value: Any) -> Any:
         if isinstance(value, tuple):
-            return tuple(put(element) for element in value)
+            return tuple(map(put, value))
         return backend.put(value) if isinstance(value, np.ndarray) else value
 
     return {name: put(value) for name, value in arguments.items()}

@@ -66,7 +66,9 @@ class Arguments:
         self.layout = cast(str, passed["layout"])
         self.sizes = _sizes(function, self.specs, self.layout)
         # A wrong `softmax_dtype` is refused in its turn: it changes nothing here.
-        self.softmax_dtype = _dtype_name(passed["softmax_dtype"])
+        dtype_of_scores: Any = passed["softmax_dtype"]  # of any library, or its name
+        is_name = dtype_of_scores is None or isinstance(dtype_of_scores, str)
+        self.softmax_dtype = dtype_of_scores if is_name else dtype_name(dtype_of_scores)
         self.accumulation_dtype = "float64" if "float64" in (dtype, self.softmax_dtype) else "float32"
         self.namer = OperandNamer(function, inputs=dict(self.specs))
 
@@ -164,11 +166,6 @@ def softmax_dtype(arguments: Arguments, name: str) -> Any:
         rule = f"`{name}` must be None, or float32 or float64 and no narrower than the scores"
         raise ArgumentValueError(arguments.function, rule, {name: repr(arguments.passed[name])})
     return arguments.softmax_dtype
-
-
-def _dtype_name(dtype: Any) -> str | None:
-    """Return the name of a dtype of any library; it may be the name already."""
-    return dtype if dtype is None or isinstance(dtype, str) else dtype_name(dtype)
 
 
 def layout(arguments: Arguments, _name: str) -> str:

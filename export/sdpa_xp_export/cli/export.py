@@ -18,7 +18,7 @@ import os
 import shlex
 import tomllib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
@@ -52,24 +52,70 @@ RUNTIME_HELP = (
     f"The oldest onnxruntime that will run the file, and its provider ({', '.join(TARGETS)}), in quotes. Or "
     f"'{OPENVINO_RUNTIME}', or '{STANDARD_RUNTIME}' for standard operators alone. Default: '{DEFAULT_RUNTIME}'."
 )
-TYPES: dict[OptionKind | None, tuple[type, ...]] = {
-    "number": (int, float),
-    "number or array": (int, float, str),
-    "flag": (bool,),
-    "names": (list, str),
+
+
+class Source(NamedTuple):
+    """The command that reads settings from a file, and the argument that names the file: for messages."""
+
+    function: str
+    argument: str
+    keys_are_flags: bool
+    """Whether each setting is a flag of the command, too."""
+
+    def named(self, setting: str) -> str:
+        """Return how a message names a setting."""
+        return f"`{setting}`" if self.keys_are_flags else f"`{setting}` in `{self.argument}`"
+
+
+def _spec(source: Source, name: str, text: str, kind: str = "a spec") -> TensorSpec:
+    try:
+        return TensorSpec.parse(text)
+    except (ArgumentTypeError, ArgumentValueError) as error:
+        # In its own words the spec is `text`, and its dtype and shape have names that flags have, too.
+        of_spec = error.rule.replace("`text` must be ", "").replace("`shape`", "its shape")
+        of_spec = of_spec.replace("`dtype`", "its dtype")
+        rule = f"{source.named(name)} must be {kind}: {of_spec}"
+        raise ArgumentValueError(source.function, rule, {name: repr(text)}, error.hint) from error
+
+
+def _number_or_spec(source: Source, name: str, text: str) -> float | TensorSpec:
+    try:
+        return float(text)
+    except ValueError:
+        return _spec(source, name, text, "a number or a spec")
+
+
+def _modifier(source: Source, name: str, text: str) -> Expression:
+    return parse(source.function, name, text, shown=source.named(name))
+
+
+def _names(_source: Source, _name: str, text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """How an option of a kind is passed to the command, and in TOML."""
+
+    metavar: str | None
+    """What the help writes for its value."""
+    read: Callable[[Source, str, str], object] | None = None
+    """Reads its text; None if it is as it stands in TOML."""
+    types: tuple[type, ...] = (str,)
+    """Its types in TOML; the last one is that of its flag."""
+
+
+KINDS: dict[OptionKind | None, Kind] = {
+    "spec": Kind("<spec>", _spec),
+    "array": Kind("<spec>", _spec),
+    "number or array": Kind("<number or spec>", _number_or_spec, (int, float, str)),
+    "modifier": Kind("<text>", _modifier),
+    "number": Kind("<number>", types=(int, float)),
+    "flag": Kind(None, types=(bool,)),
+    "word": Kind("<word>"),
+    "names": Kind("<names>", _names, (list, str)),
 }
-"""The types of an option in TOML if it is not a text alone; the last one is that of its flag."""
-METAVARS: dict[OptionKind | None, str] = {
-    "spec": "<spec>",
-    "array": "<spec>",
-    "number or array": "<number or spec>",
-    "modifier": "<text>",
-    "number": "<number>",
-    "word": "<word>",
-    "names": "<names>",
-}
-"""What the help writes for the value of an option."""
-CALL_KEYS = {name: TYPES.get(option.kind, (str,)) for name, option in OPTIONS.items() if option.kind}
+CALL_KEYS = {name: KINDS[option.kind].types for name, option in OPTIONS.items() if option.kind}
 KEYS: dict[str, tuple[type, ...]] = CALL_KEYS | {
     "dtype": (str,),
     "form": (str,),
@@ -91,7 +137,7 @@ def _with_flags_of_a_call(command: F) -> F:
     for name, types in CALL_KEYS.items():
         option, flag = OPTIONS[name], name.replace("_", "-")
         names = [f"--{flag}/--no-{flag}"] if option.kind == "flag" else []
-        read = value_option(METAVARS.get(option.kind), option.help, option.choices, None, *names)
+        read = value_option(KINDS[option.kind].metavar, option.help, option.choices, None, *names)
         flags.append(inspect.Parameter(name, kind, default=read, annotation=types[-1] | None))
     parameters = [
         parameter
@@ -176,19 +222,6 @@ def _facts(model: Model, path: Path) -> dict[str, object]:
     }
 
 
-class Source(NamedTuple):
-    """The command that reads settings from a file, and the argument that names the file: for messages."""
-
-    function: str
-    argument: str
-    keys_are_flags: bool
-    """Whether each setting is a flag of the command, too."""
-
-    def named(self, setting: str) -> str:
-        """Return how a message names a setting."""
-        return f"`{setting}`" if self.keys_are_flags else f"`{setting}` in `{self.argument}`"
-
-
 CONFIG = Source("export", "config", keys_are_flags=True)
 CALL = Source("verify", "call", keys_are_flags=False)
 
@@ -232,8 +265,9 @@ def export_arguments(settings: dict[str, Any], source: Source = CONFIG) -> dict[
     """Return the arguments of `export_attention` that `settings` state."""
     arguments = {name: value for name, value in settings.items() if name != "dtype"}
     for name, option in OPTIONS.items():
-        if isinstance(arguments.get(name), str) and option.kind in _READERS:
-            arguments[name] = _READERS[option.kind](source, name, arguments[name])
+        read = KINDS[option.kind].read if option.kind else None
+        if read and isinstance(arguments.get(name), str):
+            arguments[name] = read(source, name, arguments[name])
     if "query" not in arguments:
         rule = f"{source.named('query')} must be given"
         got = {name: repr(value) for name, value in settings.items()}
@@ -244,42 +278,6 @@ def export_arguments(settings: dict[str, Any], source: Source = CONFIG) -> dict[
     if "dtype" in settings:
         arguments |= _with_dtype(source, arguments, settings["dtype"])
     return arguments
-
-
-def _spec(source: Source, name: str, text: str, kind: str = "a spec") -> TensorSpec:
-    try:
-        return TensorSpec.parse(text)
-    except (ArgumentTypeError, ArgumentValueError) as error:
-        # In its own words the spec is `text`, and its dtype and shape have names that flags have, too.
-        of_spec = error.rule.replace("`text` must be ", "").replace("`shape`", "its shape")
-        of_spec = of_spec.replace("`dtype`", "its dtype")
-        rule = f"{source.named(name)} must be {kind}: {of_spec}"
-        raise ArgumentValueError(source.function, rule, {name: repr(text)}, error.hint) from error
-
-
-def _number_or_spec(source: Source, name: str, text: str) -> float | TensorSpec:
-    try:
-        return float(text)
-    except ValueError:
-        return _spec(source, name, text, "a number or a spec")
-
-
-def _modifier(source: Source, name: str, text: str) -> Expression:
-    return parse(source.function, name, text, shown=source.named(name))
-
-
-def _names(_source: Source, _name: str, text: str) -> list[str]:
-    return [name.strip() for name in text.split(",")]
-
-
-_READERS: dict[OptionKind | None, Callable[[Source, str, str], object]] = {
-    "spec": _spec,
-    "array": _spec,
-    "number or array": _number_or_spec,
-    "modifier": _modifier,
-    "names": _names,
-}
-"""What reads the text of an option, by its kind; others are as they stand in TOML."""
 
 
 def _with_dtype(source: Source, arguments: dict[str, Any], dtype: str) -> dict[str, TensorSpec]:

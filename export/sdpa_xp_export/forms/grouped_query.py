@@ -65,25 +65,22 @@ def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphV
     parts = 2 if call.sizes.heads % 2 == 0 else 1
     query, key, value = (_split(array, parts, axis=1) for array in (inputs.query, inputs.key, inputs.value))
     split_sinks = [None] * parts if sinks is None else _split(sinks, parts, axis=0)
-    lengths, window = _lengths(inputs), _window(call)
-    halves = [
-        _node(call, q, k, v, lengths, part_sinks, window)
-        for q, k, v, part_sinks in zip(query, key, value, split_sinks, strict=True)
-    ]
+    lengths = _lengths(inputs)
+    halves = [_node(call, lengths, *operands) for operands in zip(query, key, value, split_sinks, strict=True)]
     output = halves[0] if parts == 1 else xp.concat(halves, axis=1)
     return finished_outputs(inputs, {"output": xp.where(_holds_nan(inputs), math.nan, output)})
 
 
 def _node(
     call: ExportCall,
+    lengths: tuple[GraphValue, GraphValue],
     query: GraphValue,
     key: GraphValue,
     value: GraphValue,
-    lengths: tuple[GraphValue, GraphValue],
     sinks: GraphValue | None,
-    window: int,
 ) -> GraphValue:
     """Write the node; all keys are real."""
+    before, _ = key_window(call.masks)
     graph, heads, groups = query.graph, int(query.dims[-3]), int(key.dims[-3])
     sides = [packed(array) for array in (query, key, value)]
     # The past key and value are left out, and in front of the sinks four more optional inputs.
@@ -97,7 +94,7 @@ def _node(
         num_heads=heads,
         kv_num_heads=groups,
         scale=call.scale,
-        local_window_size=window,
+        local_window_size=ALL if before is None else before + 1,  # a window counts the query's own key
         **FORM.attributes(call),
     )
     return unpacked(output, heads)
@@ -127,12 +124,6 @@ def _split(value: GraphValue, parts: int, axis: int) -> list[GraphValue]:
     shape = (*value.dims[:axis], size, *value.dims[axis + 1 :])
     sizes = value.graph.constant([size] * parts, "int64")
     return value.graph.add_many("Split", value, sizes, outputs=[(value.elem_type, shape)] * parts, axis=axis)
-
-
-def _window(call: ExportCall) -> int:
-    """Return how many keys a query attends to, including its own."""
-    before, _ = key_window(call.masks)
-    return ALL if before is None else before + 1
 
 
 def _lengths(inputs: FormInputs) -> tuple[GraphValue, GraphValue]:
