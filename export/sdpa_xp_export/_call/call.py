@@ -138,7 +138,7 @@ class ExportCall:
         """The masks that must all allow a pair, `is_causal` among them; the lengths of a cache are not."""
         conjuncts: list[Mask] = [masks.causal()] if self.is_causal else []
         if isinstance(self.attn_mask, Mask):
-            conjuncts += _conjuncts(self.attn_mask)
+            conjuncts += _parts(self.attn_mask, "&")
         elif self.attn_mask is not None and self.attn_mask.dtype == "bool":
             # An operand is an array to masks and biases, which look only at its dtype and shape.
             conjuncts.append(masks.from_array(cast(Any, self.attn_mask)))
@@ -156,7 +156,7 @@ class ExportCall:
             for term in terms
             if term is not None
         )
-        return tuple(addend for bias in wrapped for addend in _addends(bias))
+        return tuple(addend for bias in wrapped for addend in _parts(bias, "+"))
 
 
 # Annotations are text in this file: `get_type_hints` evaluates them, once for the process.
@@ -190,13 +190,8 @@ def checked_call(function: str, query: object, key: object, value: object, **opt
     return ExportCall(**values, inputs=namer.inputs, initializers=namer.initializers, sizes=arguments.sizes)
 
 
-def _conjuncts(mask: Mask) -> list[Mask]:
-    if kind_of(mask) != "&":
-        return [mask]
-    return [conjunct for part in mask.parts for conjunct in _conjuncts(part)]
-
-
-def _addends(bias: Bias) -> list[Bias]:
-    if kind_of(bias) != "+":
-        return [bias]
-    return [addend for part in bias.parts for addend in _addends(part)]
+def _parts(value: Any, kind: str) -> list[Any]:
+    """Return what an operator joined, also in the parts of a part; a value that it did not join is one part."""
+    if kind_of(value) != kind:
+        return [value]
+    return [part for joined in value.parts for part in _parts(joined, kind)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from itertools import count
 from types import ModuleType
 from typing import Any, TypeAlias
 
@@ -81,10 +82,8 @@ class OperandNamer:
         return value
 
     def _free(self, name: str) -> str:
-        used = {*self.inputs, *self.initializers}
-        return next(
-            free for n in range(1, len(used) + 2) if (free := f"{name}_{n}" if n > 1 else name) not in used
-        )
+        names = (name if n == 1 else f"{name}_{n}" for n in count(1))
+        return next(free for free in names if free not in self.inputs and free not in self.initializers)
 
 
 def with_operands(value: Any, operand: Callable[[str, Any], Any]) -> Any:

@@ -120,10 +120,8 @@ def _literal_text(value: object) -> str:
     """Return the text of a literal; numbers of NumPy are written as Python's."""
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_literal_text, value))}]"
-    if isinstance(value, numbers.Integral) and not isinstance(value, bool):
-        return repr(int(value))
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        return repr(float(value))
+        return repr(int(value) if isinstance(value, numbers.Integral) else float(value))
     return repr(value)
 
 

@@ -11,13 +11,7 @@ from sdpa_xp._checks.messages import nearest_hint
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 ProviderName: TypeAlias = Literal[
-    "cpu",
-    "cuda",
-    "wasm",
-    "webgpu",
-    "CPUExecutionProvider",
-    "CUDAExecutionProvider",
-    "WebGpuExecutionProvider",
+    "cpu", "cuda", "wasm", "webgpu", "CPUExecutionProvider", "CUDAExecutionProvider", "WebGpuExecutionProvider"
 ]
 """A provider on which `verify` can run models, by its short name or by onnxruntime's own name."""
 OnnxruntimeTarget: TypeAlias = Literal["cpu", "cuda", "wasm", "webgpu", "web"]

@@ -18,21 +18,7 @@ from sdpa_xp_export._agree import backends
 from sdpa_xp_export._agree.comparison import Row, compare, feature_jobs
 from sdpa_xp_export._files.paths import PathArgument
 from sdpa_xp_export._runtime.session import providers, version
-from sdpa_xp_export.cli import DISAGREES
-from sdpa_xp_export.cli.shared import (
-    NO,
-    YES,
-    AsJson,
-    Cell,
-    Force,
-    Steps,
-    check_output,
-    progress,
-    say,
-    say_json,
-    say_table,
-    value_option,
-)
+from sdpa_xp_export.cli import DISAGREES, shared
 from sdpa_xp_export.forms.choice import FORMS
 from sdpa_xp_export.spec import dtype_hint
 
@@ -52,7 +38,7 @@ def run_demo(
     folder: Annotated[Path, typer.Option("--output", "-o", help="The folder for the files.")] = Path(
         "demo-output"
     ),
-    force: Force = False,
+    force: shared.Force = False,
 ) -> None:
     """Compare a real encoder's attention on every library.
 
@@ -60,38 +46,38 @@ def run_demo(
     folder gets the graph, attention.onnx, and a picture of the weights, attention.png. The encoder comes with
     the extra `demo`.
     """
-    check_output(PathArgument("demo", "output"), folder, {})
+    shared.check_output(PathArgument("demo", "output"), folder, {})
     demo.check_folder(folder, overwrite=force)
     encoded = demo.activations()
-    say(f"all-MiniLM-L6-v2, attention of {len(encoded.layers)} layers x 12 heads on:")
+    shared.say(f"all-MiniLM-L6-v2, attention of {len(encoded.layers)} layers x 12 heads on:")
     for tokens in encoded.tokens:
-        say("  " + " ".join(token for token in tokens if token != "[PAD]"))
+        shared.say("  " + " ".join(token for token in tokens if token != "[PAD]"))
     for line in demo.findings(encoded):
-        say(line)
+        shared.say(line)
     libraries = backends.find_backends()
     most = _most_rows(demo.DTYPES, libraries, providers())
-    with progress("demo", steps=most, is_timed=False) as steps:
+    with shared.progress("demo", steps=most, is_timed=False) as steps:
         rows = _collected(demo.rows(encoded, libraries, steps.begin), steps)
     _show(rows)
     _show_missing()
     for path in demo.write(encoded, folder, overwrite=force):
-        say(f"wrote {path}")
+        shared.say(f"wrote {path}")
     _judge(rows)
 
 
 def agree(
     dtype: Annotated[
-        list[str] | None, value_option("<dtype>", SEVERAL.format(", ".join(DTYPES), ""), DTYPES)
+        list[str] | None, shared.value_option("<dtype>", SEVERAL.format(", ".join(DTYPES), ""), DTYPES)
     ] = None,
     backend: Annotated[
         list[str] | None,
-        value_option(
+        shared.value_option(
             "<library>",
             SEVERAL.format(", ".join(backends.LIBRARIES), " that are installed"),
             backends.LIBRARIES,
         ),
     ] = None,
-    as_json: AsJson = False,
+    as_json: shared.AsJson = False,
 ) -> None:
     """Compare every feature with the reference.
 
@@ -105,11 +91,11 @@ def agree(
             raise ArgumentValueError("agree", rule, {"dtype": repr(name)}, dtype_hint(name, DTYPES))
     libraries, offered = backends.find_backends(backend), providers()
     most = _most_rows(dtypes, libraries, offered)
-    with progress("agree", steps=most, quiet=as_json, is_timed=False) as steps:
+    with shared.progress("agree", steps=most, quiet=as_json, is_timed=False) as steps:
         compared = (compare(feature_jobs(name), name, libraries, offered, steps.begin) for name in dtypes)
         collected = _collected(chain.from_iterable(compared), steps)
     if as_json:
-        say_json([row.as_json() for row in collected])
+        shared.say_json([row.as_json() for row in collected])
     else:
         _show(collected)
         if backend is None:
@@ -117,14 +103,14 @@ def agree(
     _judge(collected)
 
 
-def list_backends(as_json: AsJson = False) -> None:
+def list_backends(as_json: shared.AsJson = False) -> None:
     """List the installed array libraries and onnxruntime providers."""
     rows = [(library.name, library.version, library.device) for library in backends.find_backends()]
     rows += [("onnxruntime", version(), name) for name in providers()]
     if as_json:
-        say_json([dict(zip(("name", "version", "device"), row, strict=True)) for row in rows])
+        shared.say_json([dict(zip(("name", "version", "device"), row, strict=True)) for row in rows])
     else:
-        say_table(("library", "version", "device or provider"), rows)
+        shared.say_table(("library", "version", "device or provider"), rows)
 
 
 def _most_rows(dtypes: Sized, libraries: Sized, offered: Sized) -> int:
@@ -132,7 +118,7 @@ def _most_rows(dtypes: Sized, libraries: Sized, offered: Sized) -> int:
     return len(dtypes) * (len(libraries) + len(offered) * len(FORMS))
 
 
-def _collected(rows: Iterable[Row], steps: Steps) -> list[Row]:
+def _collected(rows: Iterable[Row], steps: shared.Steps) -> list[Row]:
     """Collect the rows, with a progress bar."""
     collected = []
     for row in rows:
@@ -143,19 +129,19 @@ def _collected(rows: Iterable[Row], steps: Steps) -> list[Row]:
 
 def _show(rows: Iterable[Row]) -> None:
     """Print the rows that ran something, with the worst error of their jobs; then those that disagree."""
-    cells: list[list[Cell]] = []
+    cells: list[list[shared.Cell]] = []
     for row in rows:
         if row.worst is None:
             continue
         labels = (row.backend, row.implementation, row.dtype, row.device)
         heat = _heat(row.worst.absolute, row.worst.bound)
-        cells.append([*labels, f"{row.worst.absolute:.1e}", heat, YES if row.agrees else NO])
-    say_table(COLUMNS, cells)
+        cells.append([*labels, f"{row.worst.absolute:.1e}", heat, shared.YES if row.agrees else shared.NO])
+    shared.say_table(COLUMNS, cells)
     for line in LEGEND:
-        say(line)
+        shared.say(line)
     for row in rows:
         if not row.agrees:
-            say(f"DISAGREES: {row.name}: {', '.join(row.disagreeing)}")
+            shared.say(f"DISAGREES: {row.name}: {', '.join(row.disagreeing)}")
 
 
 def _show_missing() -> None:
@@ -163,10 +149,10 @@ def _show_missing() -> None:
     missing = backends.missing_libraries()
     if not missing:
         return
-    say(f"not compared, because not installed: {', '.join(missing)}")
+    shared.say(f"not compared, because not installed: {', '.join(missing)}")
     extras = [name for name in missing if name not in ("array-api-strict", "cupy")]  # no extra; needs a GPU
     if extras:
-        say(f"  {install_hint(','.join(extras))}")
+        shared.say(f"  {install_hint(','.join(extras))}")
 
 
 def _heat(error: float, bound: float) -> Text:

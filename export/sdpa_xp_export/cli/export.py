@@ -116,15 +116,9 @@ KINDS: dict[OptionKind | None, Kind] = {
     "names": Kind("<names>", _names, (list, str)),
 }
 CALL_KEYS = {name: KINDS[option.kind].types for name, option in OPTIONS.items() if option.kind}
-KEYS: dict[str, tuple[type, ...]] = CALL_KEYS | {
-    "dtype": (str,),
-    "form": (str,),
-    "opset": (int,),
-    "runtime": (str,),
-    "output": (str,),
-}
+OTHER_KEYS: dict[str, tuple[type, ...]] = dict.fromkeys(("dtype", "form", "opset", "runtime", "output"), (str,))
+KEYS = CALL_KEYS | OTHER_KEYS | {"opset": (int,)}
 """The types of each setting. The last five are no options of a call, but of its graph and file."""
-
 
 MOST_BYTES = 2**24
 NOT_WAITING = getattr(os, "O_NONBLOCK", 0)

@@ -213,11 +213,6 @@ def _expanded_mask(inputs: FormInputs, mask: GraphValue) -> GraphValue:
     return mask if mask.ndim == 2 else ops.to_rank(mask, RANK)
 
 
-def _opset_of(call: ExportCall) -> int:
-    """Return the opset in which the node takes key lengths, if the call is one of these; else the first."""
-    return 24 if counts_real_keys(call) else 23
-
-
 # Before 1.28 the node gives wrong numbers: masked keys leak with a soft cap (to 1.26), and causal masks move
 # (1.25 to 1.27).
 FORM = Form(
@@ -230,7 +225,7 @@ FORM = Form(
     since=(1, 28),
     opsets=range(23, 25),
     default_opset=23,
-    opset_of=_opset_of,
+    opset_of=lambda call: 24 if counts_real_keys(call) else 23,  # the first in which the node takes key lengths
     wrong_on={"openvino": "OpenVINO's kernels for Attention hide a NaN in a query"},
     quadratic_on_cuda=_quadratic_on_cuda,
 )

@@ -103,7 +103,8 @@ def read_inputs(
         for name in ("query", "key", "value")
     )
     if cuts_keys(call):
-        key, value = (_first_keys(lengths, array) for array in (key, value))
+        first_keys = graph.constant([0], "int64"), lengths.length(call.sizes.queries)
+        key, value = (ops.cut(array, first_keys, -2, "first keys") for array in (key, value))
     return FormInputs(lengths, query, key, value, present)
 
 
@@ -141,9 +142,3 @@ def _appended(lengths: GraphLengths, past: GraphValue, new: GraphValue, *, in_pl
     return graph.add(
         "ScatterElements", past, index, new, dtype=past.elem_type, shape=past.dims, axis=new.ndim + axis
     )
-
-
-def _first_keys(lengths: GraphLengths, value: GraphValue) -> GraphValue:
-    """(..., S, E) -> the first L of them."""
-    zero = lengths.graph.constant([0], "int64")
-    return ops.cut(value, (zero, lengths.length(lengths.call.sizes.queries)), -2, "first keys")

@@ -73,18 +73,15 @@ def unsupported_by_contrib(call: ExportCall) -> str | None:
 
 def packed(value: GraphValue) -> GraphValue:
     """(B, H, L, E) -> (B, L, H * E)."""
-    heads, width = value.dims[-3], value.dims[-1]
-    assert isinstance(heads, int)
-    assert isinstance(width, int)
+    heads, width = int(value.dims[-3]), int(value.dims[-1])
     swapped = xp.moveaxis(value, -2, -3)
     return xp.reshape(swapped, [0, 0, heads * width], dims=(*swapped.dims[:2], heads * width))
 
 
 def unpacked(value: GraphValue, heads: int) -> GraphValue:
     """(B, L, H * Ev) -> (B, H, L, Ev)."""
-    batch, length, width = value.dims
-    assert isinstance(width, int)
-    split = xp.reshape(value, [0, 0, heads, width // heads], dims=(batch, length, heads, width // heads))
+    width = int(value.dims[-1]) // heads
+    split = xp.reshape(value, [0, 0, heads, width], dims=(*value.dims[:2], heads, width))
     return xp.moveaxis(split, -2, -3)
 
 

@@ -143,10 +143,17 @@ class FormulaGrid:
         return value
 
 
+def _of_tile(name: str) -> Any:
+    """Return an attribute that is one of the graph's tile, which writes nodes when it is read."""
+    return property(lambda tile: getattr(tile._tile, name))
+
+
 class FormulaTile:
     """A tile of a graph, as patterns and terms see it when they are asked about it."""
 
     leading = block = origin = placement = None
+    query_index, key_index, indices = map(_of_tile, ("query_index", "key_index", "indices"))
+    row_index = _of_tile("row")
 
     def __init__(self, grid: FormulaGrid) -> None:
         self.grid = grid
@@ -170,22 +177,6 @@ class FormulaTile:
         if self.positions is not None:
             return -math.inf, math.inf
         return self.columns.start - self.last_position, self.columns.stop - 1 - self.first_position
-
-    @property
-    def query_index(self) -> GraphValue:
-        return self._tile.query_index
-
-    @property
-    def row_index(self) -> GraphValue:
-        return self._tile.row
-
-    @property
-    def key_index(self) -> GraphValue:
-        return self._tile.key_index
-
-    @property
-    def indices(self) -> tuple[GraphValue, GraphValue, GraphValue, GraphValue]:
-        return self._tile.indices
 
     @property
     def shape(self) -> tuple[int | str, ...]:

@@ -59,10 +59,12 @@ def attend_tile(
         results["row_max"] = _without_last_axis(m)
         if call.outputs == ("row_max",):
             return results
-    weights, of_rows = (
-        _explicit_softmax(tile, scores, m, runtime) if explicit_softmax else (_softmax(scores), {})
-    )
-    results |= of_rows | {"weights": weights}
+    if explicit_softmax:
+        weights, of_rows = _explicit_softmax(tile, scores, m, runtime)
+        results |= of_rows
+    else:
+        weights = scores.graph.add("Softmax", scores, dtype=scores.elem_type, shape=scores.dims, axis=-1)
+    results["weights"] = weights
     if call.sums_queries:
         results |= statistics.sums_of_weights(tile, weights)
     if not STATISTICS.issuperset(call.outputs):  # a runtime drops an output that weights or an lse do not need
@@ -115,10 +117,6 @@ def _expand_to_batch(tile: GraphTile, scores: GraphValue) -> GraphValue:
     ones = [lengths.graph.constant([1], "int64")] * 3
     target = tile.here(xp.concat([*(lengths.length(length) for length in batch), *ones]))
     return xp.broadcast_to(scores, target, dims=(*batch, *scores.dims[-3:]))
-
-
-def _softmax(scores: GraphValue) -> GraphValue:
-    return scores.graph.add("Softmax", scores, dtype=scores.elem_type, shape=scores.dims, axis=-1)
 
 
 def _explicit_softmax(
