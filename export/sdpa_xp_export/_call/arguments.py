@@ -83,7 +83,12 @@ class Arguments:
     def check_pairs(self, name: str, operand: GraphOperand) -> None:
         """Check an array over all pairs, which a mask or a bias is or holds."""
         if operand.dtype in INTEGERS:
-            raise _integers_refused(self.function, name, operand.dtype)
+            # They may mean several things.
+            rule, hint = f"`{name}` must be floating", "Convert it with astype, or pass a spec of float32."
+            if name == "attn_mask":
+                rule = "`attn_mask` must be boolean (True = may attend) or floating (added to the scores)"
+                hint = "Pass `attn_mask != 0` if 1 means may attend, `== 0` if 0 does, or a spec of bool."
+            raise ArgumentTypeError(self.function, rule, {f"{name}.dtype": operand.dtype}, hint)
         query = self.specs["query"].dtype
         if (name == "bias" or operand.dtype != "bool") and not self._joins(operand):
             got = {"query.dtype": query, f"{name}.dtype": operand.dtype}
@@ -233,17 +238,6 @@ def _check_not_empty(function: str, name: str, operand: GraphOperand | TensorSpe
         rule = f"the lengths of `{name}` must be at least 1, since a graph of attention is not made for none"
         hint = "Write a name, such as 'L', for an open length."
         raise ArgumentValueError(function, rule, {f"{name}.shape": operand.shape}, hint)
-
-
-def _integers_refused(function: str, name: str, dtype: str) -> TypeError:
-    """Return the error for a mask or a bias of integers, which may mean several things."""
-    if name == "attn_mask":
-        rule = "`attn_mask` must be boolean (True = may attend) or floating (added to the scores)"
-        hint = "Pass `attn_mask != 0` if 1 means may attend, `== 0` if 0 does, or a spec of bool."
-    else:
-        rule = f"`{name}` must be floating"
-        hint = "Convert it with astype, or pass a spec of float32."
-    return ArgumentTypeError(function, rule, {f"{name}.dtype": dtype}, hint)
 
 
 def _hint_for_named_lengths(name: str, operand: GraphOperand, pairs: tuple[int | str, ...]) -> str:

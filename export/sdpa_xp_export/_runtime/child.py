@@ -40,9 +40,8 @@ def main() -> None:
     answers, requests = _own_streams()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process gets the same Ctrl-C, and ends this one
     _end_without_a_trace()
-    sys.path[:] = json.loads(
-        requests.readline()
-    )  # before all else is imported, from where the other process would
+    # Before all else is imported, from where the other process would.
+    sys.path[:] = json.loads(requests.readline())
     # The package itself would import onnx, which takes longer than all else here.
     package = types.ModuleType("sdpa_xp_export")
     package.__path__ = [str(Path(__file__).parents[1])]

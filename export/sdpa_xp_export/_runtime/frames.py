@@ -81,8 +81,7 @@ def _dtype(name: str) -> Any:
         import ml_dtypes
 
         return np.dtype(ml_dtypes.bfloat16)
-    dtype: np.dtype[Any] = np.dtype(name)
-    return dtype
+    return np.dtype(name)
 
 
 def _bytes(file: IO[bytes], count: int) -> Any:

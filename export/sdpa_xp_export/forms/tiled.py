@@ -264,11 +264,8 @@ def loop_over_steps(
     one = ops.shape_of(carried)
     so_far = [body.input("SumSoFar", start.elem_type, start.dims) for start in starts]
     goes_on, sums, results = step(body, number * one, so_far)
-    states = [
-        ops.scalar(goes_on),
-        body.copy(carried),
-        *sums,
-    ]  # an output of a body must be the output of a node
+    # An output of a body must be the output of a node.
+    states = [ops.scalar(goes_on), body.copy(carried), *sums]
     stacked = [(result.elem_type, ("steps", *result.dims)) for result in results]
     captured = _sum_of_captured(body)
     outputs = graph.add_many(

@@ -40,8 +40,7 @@ def entropy(p: GraphValue, difference: GraphValue, of_keys: GraphValue, l: Graph
     """
     finite = xp.where(difference < LEAST_DIFFERENCE, LEAST_DIFFERENCE, difference)
     weighted = ops.reduce("ReduceSum", p * finite)
-    result: GraphValue = of_keys / l * xp.log(l) - weighted / l
-    return result
+    return of_keys / l * xp.log(l) - weighted / l
 
 
 def top_keys(
@@ -85,8 +84,7 @@ def top_keys(
 
 def key_sums(tile: GraphTile) -> GraphValue:
     """Return which rows are queries, (1, rows): the sum over the queries is a product with it."""
-    is_query: GraphValue = xp.expand_dims(tile.row_numbers >= 0, axis=0)
-    return is_query
+    return xp.expand_dims(tile.row_numbers >= 0, axis=0)
 
 
 def block_sums(tile: GraphTile) -> GraphValue:
@@ -96,8 +94,7 @@ def block_sums(tile: GraphTile) -> GraphValue:
     first, count = tile.blocks_of_queries(size)
     block = xp.floor_divide(tile.row_numbers, size) - first  # negative before the first query
     numbers = xp.arange(0, count, length="query_blocks")
-    is_in_block: GraphValue = xp.expand_dims(numbers, axis=1) == xp.expand_dims(block, axis=0)
-    return is_in_block
+    return xp.expand_dims(numbers, axis=1) == xp.expand_dims(block, axis=0)
 
 
 def sums_of_weights(tile: GraphTile, weights: GraphValue) -> dict[str, GraphValue]:
@@ -153,8 +150,7 @@ class SumOverQueries:
             columns = _blocks(columns, self.size[1])
             dims = (*before, "query_blocks", "key_blocks")
         target = xp.concat([*(lengths.length(length) for length in before), rows, columns])
-        start: GraphValue = xp.broadcast_to(zero, target, dims=dims)
-        return start
+        return xp.broadcast_to(zero, target, dims=dims)
 
     def added(self, tile: GraphTile, total: GraphValue, of_tile: GraphValue) -> GraphValue:
         """Return the total with the sums of a tile, (..., its blocks of queries, its columns)."""
@@ -204,5 +200,4 @@ def most_blocks(call: ExportCall, rows: int) -> int:
 
 def _blocks(length: GraphValue, size: int) -> GraphValue:
     """(1,) -> how many blocks of a size cover it, (1,)."""
-    count: GraphValue = xp.floor_divide(length + (size - 1), size, exact=False)
-    return count
+    return xp.floor_divide(length + (size - 1), size, exact=False)
