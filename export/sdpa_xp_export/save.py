@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import re
+import uuid
 from collections.abc import Iterator
-from contextlib import suppress
 from numbers import Integral
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,7 +19,7 @@ from google.protobuf.message import EncodeError
 
 from sdpa_xp._checks.keywords import check_flag, explains_keywords
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp_export._files.atomic import Writer, give_name, write_with
+from sdpa_xp_export._files.atomic import tidied, write_whole
 from sdpa_xp_export._files.loading import data_files
 from sdpa_xp_export._files.model import (
     EXTERNAL_ABOVE,
@@ -52,8 +52,9 @@ def save(
     """Write `model` to `path`, completely or not at all.
 
     A model of up to 2 GiB, the limit of protobuf, is one file. The initializers of a larger model are in a
-    second file beside it, `<name>.<32 hex digits>.data`. If a save is interrupted, the old model and its data
-    are unchanged, and the next save there removes what is left. New files get the permissions of the old ones.
+    second file beside it, `<name>.<32 hex digits>.data`. If a save fails or is interrupted, the old model and
+    its data are unchanged, and nothing is left. If its process is killed, a `.<32 hex digits>.unfinished` or a
+    data file that no model refers to may stay. New files get the permissions of the old ones.
 
     Args:
         model: The result of `export_attention` or `to_onnx`; it is not changed.
@@ -104,24 +105,19 @@ def write_model(model: Model, path: str | os.PathLike[str], *, overwrite: bool, 
     with reworded(ARGUMENT, path):
         target = free_target(path, ARGUMENT, overwrite=overwrite)
         check_is_no_input(ARGUMENT, target, _read_by(model) | _data_beside(target))
-        writer = Writer(target)
-        data, before = _data_file(target, writer.number), set[Path]()
+        data, before = target.with_name(f"{target.name}.{uuid.uuid4().hex}.data"), set[Path]()
 
         def write() -> None:
-            proto = _in_one_file(model) if small else _with_data_in(data, model, writer)
-            unfinished = writer.marker if writer.has(writer.marker) else writer.create(writer.marker)
-            writer.write(unfinished, lambda file: file.write(_serialized(proto)))
+            proto = _in_one_file(model) if small else _with_data_in(data, model, target)
+            write_whole(
+                target,
+                lambda file: file.write(_serialized(proto)),
+                ARGUMENT,
+                overwrite=overwrite,
+                at_last=lambda: before.update(_data_of(target)),  # also that of a save which wrote meanwhile
+            )
 
-            def take(_: bool) -> None:
-                before.update(_data_of(target))  # the data of another save that wrote meanwhile, too
-                _mark(before, writer)
-                give_name(writer, unfinished, ARGUMENT, overwrite=overwrite)
-                writer.forget(unfinished)
-
-            writer.alone(take)
-
-        writer.tidy = lambda: _remove_unless_referred_to({data, *before}, target)
-        write_with(writer, write, _remove_data)
+        tidied(write, lambda: _remove_unless_referred_to({data, *before}, target))
     return target
 
 
@@ -146,8 +142,8 @@ def _data_beside(target: Path) -> dict[Path, str]:
     return {target: f"the data of {owner.name}"} if owner and target in _data_of(owner) else {}
 
 
-def _with_data_in(data: Path, model: Model, writer: Writer) -> onnx.ModelProto:
-    """Write the numbers to `data`; return the model that refers to them there."""
+def _with_data_in(data: Path, model: Model, target: Path) -> onnx.ModelProto:
+    """Write the numbers to `data`, to which no model refers yet; return the model that refers to them there."""
     referring = without_initializers(model)
 
     def write_all(file: BinaryIO) -> None:
@@ -160,10 +156,7 @@ def _with_data_in(data: Path, model: Model, writer: Writer) -> onnx.ModelProto:
                 file.write(chunk)
             referring.graph.initializer.append(_reference(tensor, data.name, offset, file.tell() - offset))
 
-    unfinished = writer.create(writer.marker.with_suffix(".data.unfinished"))
-    writer.write(unfinished, write_all)
-    writer.create(writer.marker)  # if this process dies, a later writer finds the marker, and removes `data`
-    unfinished.rename(data)
+    write_whole(data, write_all, ARGUMENT, like=target)
     return referring
 
 
@@ -210,25 +203,6 @@ def _remove_unless_referred_to(files: set[Path], target: Path) -> None:
     existing = {file for file in files if file.exists()}
     for unused in existing - _data_of(target) if existing else ():
         unused.unlink(missing_ok=True)
-
-
-def _remove_data(number: str, folder: Path) -> None:
-    """Remove the data that a dead save wrote, or was about to remove."""
-    for file in folder.glob(f"*.{number}.data"):
-        with suppress(OSError):  # a model that cannot be read may refer to it
-            _remove_unless_referred_to({file}, file.with_name(file.name.removesuffix(f".{number}.data")))
-
-
-def _mark(files: set[Path], writer: Writer) -> None:
-    """Mark the data of the model that is replaced, so that a later save removes them if this one dies."""
-    for file in files:
-        number = file.name.rpartition(".data")[0].rpartition(".")[2]
-        with suppress(FileExistsError):
-            writer.create_alone(file.with_name(f".{number}.unfinished"))
-
-
-def _data_file(target: Path, number: str) -> Path:
-    return target.with_name(f"{target.name}.{number}.data")
 
 
 def _data_of(target: Path) -> set[Path]:
