@@ -5,11 +5,11 @@ Large initializers are written to a second file if one file cannot hold them.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import uuid
 from collections.abc import Iterator
-from numbers import Integral
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 from google.protobuf.message import EncodeError
 
-from sdpa_xp._checks.keywords import check_flag, explains_keywords
+from sdpa_xp._checks.keywords import check_flag, check_integer, explains_keywords
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export._files.atomic import tidied, write_whole
 from sdpa_xp_export._files.loading import data_files
@@ -93,17 +93,9 @@ def save(
     if not isinstance(model, LargeModel):
         check_holds_data("save", model)  # onnx would look for external data beside `path`
     replaces = check_flag("save", "overwrite", overwrite)
-    if isinstance(external_above, bool) or not isinstance(external_above, Integral):
-        got = {"external_above": repr(external_above)}
-        raise ArgumentTypeError("save", "`external_above` must be an integer", got)
-    return write_model(model, path, overwrite=replaces, external_above=external_above)
-
-
-def write_model(model: Model, path: str | os.PathLike[str], *, overwrite: bool, external_above: int) -> Path:
-    """Write `model` to `path` as `save` says; returns the file, with links followed."""
-    small = initializer_bytes(model) <= external_above
+    small = initializer_bytes(model) <= check_integer("save", "external_above", external_above, most=math.inf)
     with reworded(ARGUMENT, path):
-        target = free_target(path, ARGUMENT, overwrite=overwrite)
+        target = free_target(path, ARGUMENT, overwrite=replaces)
         check_is_no_input(ARGUMENT, target, _read_by(model) | _data_beside(target))
         data, before = target.with_name(f"{target.name}.{uuid.uuid4().hex}.data"), set[Path]()
 
@@ -113,7 +105,7 @@ def write_model(model: Model, path: str | os.PathLike[str], *, overwrite: bool, 
                 target,
                 lambda file: file.write(_serialized(proto)),
                 ARGUMENT,
-                overwrite=overwrite,
+                overwrite=replaces,
                 at_last=lambda: before.update(_data_of(target)),  # also that of a save which wrote meanwhile
             )
 

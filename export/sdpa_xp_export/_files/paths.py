@@ -77,11 +77,9 @@ def free_target(path: str | os.PathLike[str], argument: PathArgument, *, overwri
     """
     checked = argument.checked(path)
     target = Path(os.path.realpath(checked))
-    if checked.exists() and not checked.is_file():  # a pipe, as /dev/stdout, has no name to follow
+    # A pipe, as /dev/stdout, has no name to follow; a real path that is still a link runs in a circle.
+    if target.is_symlink() or (checked.exists() and not checked.is_file()):
         raise FileExistsError(argument.message("must be a file", checked))
-    # A real path that is still a link belongs to links that run in a circle.
-    if target.is_symlink() or (target.exists() and not target.is_file()):
-        raise FileExistsError(argument.message("must be a file", target))
     if not target.parent.is_dir():
         rule = f"the folder of `{argument.argument}` must exist"
         raise FileNotFoundError(Message(argument.function, rule, {argument.argument: target}))

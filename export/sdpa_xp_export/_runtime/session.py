@@ -31,7 +31,7 @@ from sdpa_xp_export._runtime.releases import (
     newer_note,
     short_provider,
 )
-from sdpa_xp_export.save import write_model
+from sdpa_xp_export.save import save
 
 MODULES: dict[EngineName, str] = {"onnxruntime": "onnxruntime", "openvino": "openvino", "reference": "onnx"}
 """The module of each engine."""
@@ -95,7 +95,7 @@ def source_of(model: Model, folder: Path) -> bytes | str:
     if isinstance(model, onnx.ModelProto) and initializer_bytes(model) <= EXTERNAL_ABOVE:
         return bytes(model.SerializeToString())
     path = folder / "model.onnx"
-    return str(write_model(model, path, overwrite=False, external_above=EXTERNAL_ABOVE))
+    return str(save(model, path, external_above=EXTERNAL_ABOVE))
 
 
 def check_started(provider: str, started: Sequence[str], function: str = "verify") -> None:

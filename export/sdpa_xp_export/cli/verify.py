@@ -20,7 +20,6 @@ from sdpa_xp_export._runtime.releases import (
     ENGINES,
     PROVIDERS,
     EngineName,
-    ProviderName,
     Runtime,
     short_provider,
 )
@@ -136,28 +135,19 @@ def run_verify(
                 inputs |= dict.fromkeys(data_files(model), "the data of the model")
         check_output(HTML, html, inputs)
         free_target(html, HTML, overwrite=force)
-    requested = cast(ProviderName | None, require_provider or provider)  # `verify` refuses others
-    on_engine = cast(EngineName, engine)
-    limits = timeout, None if memory is None else _number_of_bytes(memory)
-    report: LayerReport
+    limits = {"timeout": timeout, "memory": None if memory is None else _number_of_bytes(memory)}
+    runtime: dict[str, Any] = {"provider": require_provider or provider, "engine": engine, **limits}
+    report: LayerReport  # both functions refuse other providers and engines
     with progress(f"verify {model.name}", quiet=as_json) as steps:
         if golden is not None:
-            report = verify_golden(model, golden, requested, on_engine, *limits)
+            report = verify_golden(model, golden, **runtime)
         else:
-            report = verify(
-                model,
-                call=None if call is None else _written(call),
-                provider=requested,
-                engine=on_engine,
-                seed=seed,
-                thorough=thorough,
-                watch=lambda _done, total, shown: steps.end(shown, total),
-                timeout=limits[0],
-                memory=limits[1],
-            )
+            runtime |= {"watch": lambda _done, total, shown: steps.end(shown, total)}
+            stated = None if call is None else _written(call)
+            report = verify(model, call=stated, seed=seed, thorough=thorough, **runtime)
     flags = {"thorough": "--thorough", "memory": "--memory"}  # what was left out names keywords of `verify`
     report = replace(report, left_out=tuple(renamed(line, flags) for line in report.left_out))
-    on_required = on_engine if require_runtime else None
+    on_required = cast(EngineName, engine) if require_runtime else None
     failures = _failures(report, on_provider=require_provider is not None, on_engine=on_required)
     if html:
         publish(page.page(report, model.name, failures).encode(), html, HTML, overwrite=force)
