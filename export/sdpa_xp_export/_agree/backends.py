@@ -129,7 +129,9 @@ _PACKAGES = {
     "numpy": Package("numpy"),
     "torch": Package("torch", _devices_of_torch),
     "array-api-strict": Package("array_api_strict"),
-    "jax": Package("jax.numpy", lambda _: {str(at): at for at in importlib.import_module("jax").devices()}),
+    "jax": Package(
+        "jax.numpy", lambda _: {str(device): device for device in importlib.import_module("jax").devices()}
+    ),
     "cupy": Package("cupy", lambda cupy: {"cuda:0": None} if cupy.is_available() else {}),
     "dask": Package("dask.array", put=_in_halves),
     "mlx": Package("mlx.core", lambda mx: {mx.default_device().type.name: None}, _in_mlx),
