@@ -248,6 +248,7 @@ PLACES = {
     "widest_dtype": "sdpa_xp._libraries:widest_dtype",
     "with_arrays": "sdpa_xp_export._agree.library_calls:with_inputs",
     "with_changed_arrays": "sdpa_xp_export._layer.held_arrays:with_changed_arrays",
+    "with_extremes": "sdpa_xp_export._verify.inputs:with_extremes",
     "with_nan": "sdpa_xp_export._verify.inputs:with_nan",
     "with_operands": "sdpa_xp_export._call.operands:with_operands",
     "with_weights": "sdpa_xp_export._files.model:with_weights",

@@ -278,7 +278,7 @@ def judged_runs(pairs: Sequence[tuple[LayerCase, TimedRun]], provider: str) -> I
         else:
             dtype = judged_dtype(triples[0][0], pairs[0][0], output)
             errors = rounding_errors([case for case, _ in pairs], output, dtype)
-            agreements = judge_together(triples, dtype, errors)
+            agreements = judge_together(triples, dtype, errors, sums=[case.longest_sum for case, _ in pairs])
         for (case, run), agreement in zip(pairs, agreements, strict=True):
             longest = max(case.lengths.values(), default=0)
             count = math.prod(case.exact[output].shape[:-1])

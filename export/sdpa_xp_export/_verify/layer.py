@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp.errors import ArgumentValueError, message_of
-from sdpa_xp_export._layer.layer import Way, ways_to_copy, with_arrays
+from sdpa_xp_export._layer.layer import Change, Way, ways_to_copy, with_arrays
 from sdpa_xp_export._layer.results import named_outputs
 from sdpa_xp_export._verify.expected import Arrays
 from sdpa_xp_export._verify.judging import EPS, textbook_error
@@ -61,6 +62,12 @@ class LayerCase:
         """The case as a report shows it."""
         return (shown_lengths(self.lengths) if self.lengths else shown_shapes(self.inputs)) + self.kind
 
+    @property
+    def longest_sum(self) -> int:
+        """The most terms that a sum over tokens may have: the longest axis of an input that is not a width."""
+        shapes = [x.shape[: -1 if x.dtype.name in EPS and x.ndim > 1 else None] for x in self.inputs.values()]
+        return max(itertools.chain(*shapes), default=0)
+
 
 class BothLayers:
     """A layer with its keyword arguments, and the same with its weights in float64.
@@ -94,15 +101,15 @@ class BothLayers:
         exact, refused = None, ""
         if not self.why_not_wide:
             try:
-                exact = self._called(self.wide, _in_float64(arrays))
+                exact = self._called(self.wide, _converted(_widened, arrays))
             except Exception as error:  # the layer is anyone's function, and it accepts its own dtype
                 refused = f"it raises an error there, {words_of(error)}"
         if exact and {name: x.shape for name, x in exact.items()} != {n: x.shape for n, x in direct.items()}:
             exact, refused = None, "it returns outputs of other names or shapes there"
         if exact is None:
-            return LayerCase(lengths, arrays, _in_float64(direct), direct, refused=refused)
+            return LayerCase(lengths, arrays, _converted(_widened, direct), direct, refused=refused)
         if self.double:
-            direct = self._double_precision(exact, _single(arrays))
+            direct = self._double_precision(exact, _converted(_narrowed, arrays))
         return LayerCase(lengths, arrays, exact, direct)
 
     def ordinary_case(self, lengths: Lengths, arrays: Arrays, rng: np.random.Generator) -> LayerCase:
@@ -168,7 +175,7 @@ class BothLayers:
     def _with_other_errors(self, case: LayerCase) -> Outputs:
         """Return the results with rounding errors in the inputs and weights, other ones at each call."""
         if self.double:
-            return self._double_precision(case.exact, _perturbed(_single(case.inputs), self.rng))
+            return self._double_precision(case.exact, _perturbed(_converted(_narrowed, case.inputs), self.rng))
         off = self._called(self.moved_again(), _perturbed(case.inputs, self.rng))
         return {name: _further(x, off[name]) for name, x in case.exact.items()} if case.is_own else off
 
@@ -183,7 +190,7 @@ class BothLayers:
 
     def _own_case(self, case: LayerCase, rng: np.random.Generator) -> LayerCase:
         narrow = case.narrow if case.narrow is not None else self._called(self.layer, case.inputs)
-        exact = _in_float64(narrow)
+        exact = _converted(_widened, narrow)
         off = _furthest(exact, *(self._called(self.moved, _perturbed(case.inputs, rng)) for _ in range(3)))
         direct = {name: _further(x, off[name]) for name, x in exact.items()}
         return replace(case, exact=exact, direct=direct, is_own=True)
@@ -208,7 +215,7 @@ class BothLayers:
         There is no wider dtype to measure it with. So it is the error of float32 for the inputs `single`, 2**29
         times smaller.
         """
-        right = self._called(self.wide, _in_float64(single))
+        right = self._called(self.wide, _converted(_widened, single))
         off = self._called(self.narrow, single)
         return {
             name: x if x.dtype.kind in "iub" else x + (off[name] - right[name]) * 2.0**-29
@@ -278,7 +285,7 @@ def _perturbed(arrays: Arrays, rng: np.random.Generator) -> Arrays:
     The change of the result shows how much rounding errors of that size may change it, in any order of
     operations.
     """
-    return {name: _moved(x, rng) for name, x in arrays.items()}
+    return _converted(lambda x: _moved(x, rng), arrays)
 
 
 def _moved(x: NDArray[Any], rng: np.random.Generator) -> NDArray[Any]:
@@ -327,10 +334,6 @@ def _narrowed(x: NDArray[Any]) -> NDArray[Any]:
     return x.astype(np.float32) if x.dtype == np.float64 else x
 
 
-def _single(arrays: Arrays) -> Arrays:
-    return {name: _narrowed(x) for name, x in arrays.items()}
-
-
 def _further(exact: NDArray[Any], direct: NDArray[Any]) -> NDArray[Any]:
     """Return `direct` with its distance from `exact` increased by the error of `exact` itself."""
     if direct.dtype.name not in EPS:
@@ -340,5 +343,5 @@ def _further(exact: NDArray[Any], direct: NDArray[Any]) -> NDArray[Any]:
         return np.where(np.isfinite(exact), further, direct).astype(direct.dtype)
 
 
-def _in_float64(outputs: Outputs) -> Outputs:
-    return {name: _widened(x) for name, x in outputs.items()}
+def _converted(change: Change, arrays: Outputs) -> Outputs:
+    return {name: change(x) for name, x in arrays.items()}

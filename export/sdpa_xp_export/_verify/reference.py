@@ -12,7 +12,8 @@ of any size.
 
 The spread of an element is the standard deviation of the rounding errors of its sum over the keys, in units of
 epsilon: the sum may be rounded once for each key. It grows with the number of keys where one large term is
-among many small ones, since it may be the first.
+among many small ones, since it may be the first. The terms of a statistic may be equal, if all scores are. Then
+their roundings may all have one sign, and four spreads are what they come to.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ REACH = 2.0**-8
 """The most that a score is off by, over its magnitude."""
 UNIFORM = 1 / math.sqrt(12)
 """The standard deviation of a rounding error, which is uniform, over its range."""
+DRIFT = 3 / 16
+"""By how much each of many equal terms may move their sum, in units of epsilon times the sum, if they are added
+one after the other, and all roundings have one sign. At the worst, the sum is 4/3 of a power of 2: a quarter of
+the terms are rounded by up to half an epsilon of this power, the half before by a quarter of it, and so on."""
 Addend: TypeAlias = NDArray[Any] | Callable[..., Any]
 """An array that is added, or score_mod(score, batch, head, query_index, key_index) -> score."""
 
@@ -265,8 +270,9 @@ def spreads(value: NDArray[Any], exact: Mapping[str, Floats]) -> dict[str, Float
     weights, value = (np.where(np.isfinite(x), x, 0.0) for x in both)
     if value.ndim > 2:
         value = _with_heads(np, value, weights.shape[-3])
-    of_sum = UNIFORM * np.sqrt(np.count_nonzero(weights, axis=-1, keepdims=True))
-    of_queries = UNIFORM * np.sqrt(np.count_nonzero(weights, axis=-2))
+    keys, queries = (np.count_nonzero(weights, axis=axis) for axis in (-1, -2))
+    of_sum = UNIFORM * np.sqrt(keys)[..., None]
+    of_equal, of_queries = (np.maximum(UNIFORM * np.sqrt(n), DRIFT / 4 * n) for n in (keys, queries))
     # In any order of the terms, partial sums are about as large as the largest term, or as the whole sum.
     partial = np.sqrt(np.square(exact["output"]) + np.square(weights) @ np.square(value))
     return {
@@ -275,7 +281,7 @@ def spreads(value: NDArray[Any], exact: Mapping[str, Floats]) -> dict[str, Float
         "weights": of_sum * weights,
         "scores": np.zeros(()),
         "row_max": np.zeros(()),
-        "entropy": of_sum[..., 0] * np.sum(weights * _information(weights), axis=-1),
+        "entropy": of_equal * np.sum(weights * _information(weights), axis=-1),
         "key_sums": of_queries * np.sum(weights, axis=-2),
     }
 

@@ -305,23 +305,19 @@ def trials(
             # In a half dtype the textbook formula would overflow, but sums and scores are never in one.
             dtype = call.accumulation_dtype
         sample = sampled_rows(call, setting.lengths, borders, rng, min(rows, setting.rows or rows))
-        expected: list[dict[str, ExpectedRows]] = []
+        parts: list[dict[str, ExpectedRows]] = []
         copies: Arrays = {}
         heads, _, keys = _sizes(call, setting.lengths)
         at_once = max(SCORES_AT_ONCE // max(heads * keys, 1), 1)
         for piece in np.array_split(sample, range(at_once, len(sample), at_once)):
             check_time()
             arguments = reference_inputs(call, arrays, piece)
-            expected.append(expected_rows(call, arguments, dtype, leaks=bool(setting.nan_in)))
+            parts.append(expected_rows(call, arguments, dtype, leaks=bool(setting.nan_in)))
             # Each piece has the whole cache.
             copies = copies or (expected_cache(call, arguments) if call.cached else {})
-        joined = {name: _joined([rows[name] for rows in expected], row_axis(name)) for name in call.outputs}
+        joined = {n: ExpectedRows.joined([rows[n] for rows in parts], row_axis(n)) for n in call.outputs}
         # What is expected was computed without NaN: the reference never reads a key that is hidden.
         yield Trial(setting, poison(call, arrays), sample, reference_shape(call, arrays), joined, copies)
-
-
-def _joined(parts: Sequence[ExpectedRows], axis: int | None) -> ExpectedRows:
-    return ExpectedRows.summed(parts) if axis is None else ExpectedRows.joined(parts, axis)
 
 
 def sampled_rows(

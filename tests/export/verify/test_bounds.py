@@ -71,7 +71,7 @@ def test_a_mean_is_held_by_the_sizes_of_its_terms(share: float, agrees: bool) ->
 def test_errors_of_sums_count_by_their_spread(spread: list[float], share: float, agrees: bool) -> None:
     """Where a sum is rounded often, an error of the textbook formula says less, and one of the model too."""
     of_textbook, of_result = (8 + one for one in spread)
-    bound = 2 * OFF / of_textbook * of_result + 4 * EPS * 8
+    bound = (2 * OFF / of_textbook + 4 * EPS) * of_result
     run = compared([0, share * bound], [8, 1], [4, 2.0**20], spread=spread)
     assert within(run) is agrees
 
