@@ -8,8 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from calls import draw_named
+from internals import EPS
 
 INPUTS = ("query", "key", "value")
+DRAWS = 8
+"""How often the textbook is computed with other rounding errors, beside once without."""
+Named = Mapping[Any, np.ndarray]
+"""What is differentiated, or derivatives, by name or number."""
 
 
 class Call(NamedTuple):
@@ -37,6 +42,32 @@ def keywords(call: Call, placed: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords of a call of the library, whose arrays are `placed` in one."""
     arrays = {name: x for name, x in placed.items() if name not in INPUTS and "." not in name}
     return {**arrays, **call.rules, **call.holds(placed)}
+
+
+def textbook(exact: Named, compute: Callable[[Callable[[Any], Any]], Named]) -> Named:
+    """What `compute` returns in the dtype of the result, for each element the worst of several draws.
+
+    `compute` has a function that it applies to each array. It changes nothing in the first draw, and in the
+    others each number by at most two rounding errors. Derivatives are often small differences of large ones.
+    The error of the formula in it is random, and another on each CPU, which adds in an order of its own. The
+    draws show what it can be, where one alone may be nearly exact by luck.
+    """
+    rng = np.random.default_rng(0)
+
+    def moved(x: Any) -> Any:
+        if isinstance(x, Mapping):
+            return {name: moved(array) for name, array in x.items()}
+        if isinstance(x, tuple):
+            return tuple(map(moved, x))
+        step = 2 * EPS[x.dtype.name] * rng.uniform(-1, 1, x.shape)
+        return (x.astype(np.float64) * (1 + step)).astype(x.dtype)
+
+    worst = dict(compute(lambda x: x))
+    for _ in range(DRAWS):
+        for name, other in compute(moved).items():
+            further = np.abs(other - exact[name]) > np.abs(worst[name] - exact[name])
+            worst[name] = np.where(further, other, worst[name])
+    return worst
 
 
 def gradients(

@@ -29,8 +29,8 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 RESULTS = Path(__file__).parents[2] / "results" / "derivatives.json"
 PACKAGES = ("sdpa_xp", "numpy", "torch", "jax", "mlx", "dask", "array_api_strict")
 LONGEST_REASON = 160
-Quantities = Mapping[Quantity | Literal["weights"], Sequence[np.ndarray]]
-"""Each quantity, and the gradient of the weights, whose differences the second derivatives are."""
+Quantities = Mapping[tuple[Quantity | Literal["weights"], int], np.ndarray]
+"""The arrays of each quantity; and the gradient of the weights, whose differences second derivatives are."""
 
 
 class Drawn(NamedTuple):
@@ -57,7 +57,7 @@ def textbook(feature: Feature, drawn: Drawn, dtype: str, dropped: np.ndarray | N
     first, other = (autograd.gradients(call, x, cotangent, dtype, dropped) for x in (arrays, tangents))
     second = autograd.second_order(call, arrays, tangents, (cotangent, still), dtype, dropped)
     along = {name: x[None] for name, x in tangents.items()}
-    return {
+    quantities: dict[Quantity | Literal["weights"], Sequence[np.ndarray]] = {
         "weights": [first["weights"]],
         "gradients": [first[name] for name in arrays],
         "tangent": [autograd.jvp(call, arrays, tangents, dtype, dropped)],
@@ -66,6 +66,7 @@ def textbook(feature: Feature, drawn: Drawn, dtype: str, dropped: np.ndarray | N
         "mapped": [np.stack([first[name], other[name]]) for name in arrays],
         "hessian": [autograd.hessian(call, arrays, cotangent, dtype, dropped)],
     }
+    return {(name, n): x for name, several in quantities.items() for n, x in enumerate(several)}
 
 
 def kept_weights(feature: Feature, library: Library) -> np.ndarray | None:
@@ -92,11 +93,14 @@ def outcome(
         computed = [library.get(x) for x in results]
     except Exception as error:  # whatever the library raises: the table says it
         return {"refused": reason(error)}
-    expected = exact[derivative.quantity]
+    expected, rounded = (
+        [x for (name, _), x in quantities.items() if name == derivative.quantity]
+        for quantities in (exact, plain)
+    )
     if not all(np.isfinite(x).all() for x in computed):
         return {"nan": "NaN: fill the padding with zeros"}
-    size = max(1.0, *(float(np.abs(x).max()) for x in (*expected, *exact["weights"])))
-    runs = list(zip(computed, expected, plain[derivative.quantity], strict=True))
+    size = max(1.0, *(float(np.abs(x).max()) for x in (*expected, exact["weights", 0])))
+    runs = list(zip(computed, expected, rounded, strict=True))
     worst = max(judge_together(runs, "float32", size), key=lambda agreement: agreement.share)
     return {"error": float(f"{worst.absolute:.2g}"), "bound": float(f"{worst.bound:.2g}")}
 
@@ -124,7 +128,8 @@ def rows(name: str, title: str) -> list[dict[str, Any]]:
     """Return a row for each derivative of a column, with the outcome of one feature."""
     (library, derivatives), feature = columns()[name](), features()[title]
     drawn, dropped = draw(feature), kept_weights(feature, library)
-    exact, plain = (textbook(feature, drawn, dtype, dropped) for dtype in ("float64", "float32"))
+    exact = textbook(feature, drawn, "float64", dropped)
+    plain = autograd.textbook(exact, lambda moved: textbook(feature, Drawn(*moved(drawn)), "float32", dropped))
     problem, measured = Problem.placed(feature, library), []
     for derivative, way in derivatives.items():
         if feature.instead and derivative in OF_SDPA_XP:

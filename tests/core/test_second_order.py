@@ -58,10 +58,9 @@ def assert_agree(library: Library, drawn: Drawn, dtype: Any = F) -> None:
     assert gradients.keys() == derivatives.keys() == drawn.arrays.keys()
     kind = np.dtype(dtype).name
     expected = autograd.gradients(drawn.call, drawn.arrays, drawn.cotangents[0])
-    exact, textbook = (
-        autograd.second_order(drawn.call, drawn.arrays, drawn.tangents, drawn.cotangents, d)
-        for d in ("float64", kind)
-    )
+    inputs = drawn.arrays, drawn.tangents, drawn.cotangents
+    exact = autograd.second_order(drawn.call, *inputs)
+    textbook = autograd.textbook(exact, lambda moved: autograd.second_order(drawn.call, *moved(inputs), kind))
     for name, array in drawn.arrays.items():
         assert (derivatives[name].shape, derivatives[name].dtype) == (array.shape, array.dtype)
         size = max(1.0, np.abs(expected[name]).max())
@@ -198,6 +197,21 @@ def test_empty_axes(query: Any, key: Any, width: int) -> None:
         for name, x in part.items():
             np.testing.assert_array_equal(x, np.zeros_like(arrays[name]))
             x[...] = 1  # the caller's own, which no other result shares
+
+
+def test_the_textbook_of_several_draws() -> None:
+    """A small sum of large numbers may be exact by luck; in another order it is not, and has to agree."""
+    rng, shares = np.random.default_rng(0), []
+    for _ in range(200):
+        x = rng.standard_normal(30).astype(F)
+        exact = {"": x.astype(np.float64).sum(keepdims=True)}
+        textbook = autograd.textbook(exact, lambda moved, x=x: {"": moved(x).sum(keepdims=True)})
+        result = np.add.accumulate(rng.permutation(x))[-1:]
+        (agreement,) = judge_together([(result, exact[""], textbook[""])], "float32")
+        shares.append(agreement.share)
+        result += F(4 * agreement.bound)
+        assert not judge_together([(result, exact[""], textbook[""])], "float32")[0].agrees
+    assert max(shares) < 0.75
 
 
 def test_repr() -> None:
