@@ -29,7 +29,7 @@ THIN := --thin
 # JAX compiles each operation for each shape. This makes of it what is computed at once, in less than half of the time.
 # What that leaves out: some of what the compiler does to a whole call. The part `jit` of the tests has it.
 XLA_AT_ONCE := XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_backend_optimization_level=0 \
-	--xla_cpu_parallel_codegen_split_count=1 --xla_llvm_disable_expensive_passes=true"
+	--xla_cpu_parallel_codegen_split_count=1 --xla_llvm_disable_expensive_passes=true $(XLA_FLAGS)"
 
 # Libraries that are set to refuse what they compute by default, and NumPy with torch's kernel: tests/libraries.py. With THIN, JAX has
 # tests/core/libraries/test_strict_settings.py alone, which compiles little.
@@ -52,7 +52,7 @@ GPU_RELEASES := 1.28.0 1.31.1
 ifeq ($(filter part-%,$(MAKECMDGOALS)),)
 .NOTPARALLEL:
 endif
-.PHONY: demo help test test-fast test-lowest check bench bench-full mutants agreement derivatives false-alarms runtimes array-api cuda-placement docs docs-serve docs-check notebooks release-check pins clean
+.PHONY: demo help test test-fast test-lowest test-cpus check bench bench-full mutants agreement derivatives false-alarms runtimes array-api cuda-placement docs docs-serve docs-check notebooks release-check pins clean
 
 demo: $(VENV)/demo
 	$(BIN)/sdpa-xp demo --force
@@ -61,6 +61,7 @@ help:
 	@echo "demo           export a graph, verify it, and write a report: a first look"
 	@echo "test-fast      the tests of a first change, on NumPy, and on torch if it is installed"
 	@echo "test-lowest    the tests with the lowest versions that pyproject.toml allows"
+	@echo "test-cpus      the tests, and false alarms, as on older CPUs: hours"
 	@echo "test           all checks and tests on all libraries; THIN= leaves no case out"
 	@echo "check          the linters, and the types"
 	@echo "docs-serve     the site while you write"
@@ -183,6 +184,10 @@ PART ?= 1/1
 false-alarms: $(VENV)/test $(RELEASES:%=$(VENV)/onnxruntime/%/installed)
 	set -e; for path in tests $(RELEASES:%=$(VENV)/onnxruntime/%:tests); do \
 		PYTHONPATH=$$path $(BIN)/python -m quality.faults.false_alarms --part $(PART); done
+
+# The tests as on older CPUs: quality/cpus.py. What passed is kept in build/cpus; `make test-cpus PART=3/40` runs one of 40.
+test-cpus: $(VENV)/test $(REDUCED:%=$(VENV)/onnxruntime/%/installed) $(BROWSERS)
+	PYTHONPATH=. $(BIN)/python -m quality.cpus --part $(PART) $(filter-out part-check,$(PARTS))
 
 runtimes: $(VENV)/test $(RELEASES:%=$(VENV)/onnxruntime/%/installed) $(VENV)/webgpu/installed $(VENV)/site/installed
 	PYTHONPATH=tests $(BIN)/python -m quality.runtime.matrix

@@ -1,8 +1,9 @@
-"""`python -m quality.faults.false_alarms`: run `verify` on right models, and print each that it calls wrong.
+"""`python -m quality.faults.false_alarms`: verify right models, and print each that is called wrong.
 
-The models are every form of each call in quality/runtime/jobs.py, and of random calls. `make false-alarms` runs
-them in each release of onnxruntime, with the forms that the exporter writes for it. All of it takes hours:
-`--part 3/40` runs one model of 40, and `--seconds` ends a run in time.
+The models are every form of each call in quality/runtime/jobs.py, and of random calls, for `verify`; and the
+layers of right_layers.py, each with many seeds, for `verify_layer`: 5,005 in onnxruntime 1.31. `make
+false-alarms` runs them in each release, with the forms that the exporter writes for it, and `make test-cpus` as
+on older CPUs. All of it takes hours: `--part 3/40` runs one model of 40, and `--seconds` ends a run in time.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
+import pytest
 from feature_calls import DTYPES
 from hypothesis import HealthCheck, Phase, given
 from internals import (
@@ -29,11 +32,13 @@ from internals import (
     with_operands,
 )
 from random_calls import CALLS, Part, taken_in_order
+from short_runs import run_each_model_once
 
+from quality.faults.right_layers import LAYERS
 from quality.runtime.jobs import jobs
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp_export import TensorSpec, verify
+from sdpa_xp_export import TensorSpec, to_onnx, verify, verify_layer
 from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
 
@@ -129,6 +134,13 @@ def alarm(right: Right, runtime: str, **options: Any) -> str | None:
     return None if report.agrees else f"{name}, {form}: {report}"
 
 
+def alarm_of_layer(name: str, seed: int) -> str | None:
+    """What `verify_layer` says against a layer of that name, or None if it agrees."""
+    layer, spec = LAYERS[name]
+    report = verify_layer(to_onnx(layer, spec), layer, seed=seed)
+    return None if report.agrees else f"{name}, seed {seed}: {report}"
+
+
 def functions_of(call: ExportCall) -> dict[str, Any]:
     """The mask and the bias that hold a function, with specs; the metadata cannot hold them."""
     options = {name: getattr(call, name) for name in ("attn_mask", "bias")}
@@ -147,7 +159,11 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="quality.faults.false_alarms", description=__doc__)
     parser.add_argument("--part", default="1/1", help="3/40 is the third, 43rd, 83rd model and so on")
     parser.add_argument("--random", type=int, default=400, help="the number of random calls")
+    parser.add_argument("--layers", type=int, default=115, help="the number of seeds for each layer")
     parser.add_argument("--seed", type=int, default=0, help="of the random calls, and of the inputs")
+    parser.add_argument(
+        "--here", action="store_true", help="run models in this process: an emulator does not emulate others"
+    )
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no model after that")
     chosen = parser.parse_args(arguments)
     first, _, step = chosen.part.partition("/")
@@ -159,12 +175,17 @@ def main(arguments: list[str]) -> int:
         if chosen.random:
             yield from random_calls(chosen.random, chosen.seed)
 
-    models = list(right_models(calls(), runtime))[int(first) - 1 :: int(step)]
+    models = [partial(alarm, right, text, seed=chosen.seed) for right in right_models(calls(), runtime)]
+    seeds = range(chosen.seed, chosen.seed + chosen.layers)
+    models += [partial(alarm_of_layer, name, seed) for seed in seeds for name in LAYERS]
+    models = models[int(first) - 1 :: int(step)]
+    if chosen.here:
+        run_each_model_once(pytest.MonkeyPatch())
     ran = alarms = 0
-    for right in models:
+    for say in models:
         if time.monotonic() > end:
             break
-        said = alarm(right, text, seed=chosen.seed)
+        said = say()
         ran += 1
         if said:
             alarms += 1
