@@ -41,6 +41,7 @@ SUITES = {
 """In the order in which they are tried."""
 LEFT_OUT = {
     "tests/site": "asks about pages, and builds them",
+    "quality/test_cpus.py": "starts processes with the switches of older CPUs",
     "quality/mutants": "reads the text of the lines that a mutant changes",
 }
 """The folders of tests that judge no mutant, with the reason."""

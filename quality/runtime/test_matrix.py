@@ -86,7 +86,7 @@ def test_a_graph_that_a_later_release_computes_otherwise_is_wrong_for_its_own(
 ) -> None:
     """A window of GroupQueryAttention as onnxruntime 1.23 counts its keys, which is one key more since 1.24."""
     monkeypatch.setattr(grouped_query, "WINDOW_COUNTS_ITSELF", (1, 23))
-    monkeypatch.setattr(grouped_query, "_window", lambda call: 40)
+    monkeypatch.setattr(grouped_query, "key_window", lambda masks: (40 - 1, 0))
     calls = [job for job in all_jobs() if job.name == "long, of itself, window (float32)"]
     graphs = exports(["1.23.2", INSTALLED], ["grouped_query"], calls)
     faulty = {release: faults(release, graphs) for release in ("1.23.2", INSTALLED)}
