@@ -6,6 +6,8 @@ NumPy, and any method that a value lacks, is refused; a hint names the function 
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -21,42 +23,22 @@ _OPERATORS = (
     *("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"),
 )
 """The functions of NumPy that compute operators."""
-_TWO = "x, y"
 ARGUMENTS = {
-    **dict.fromkeys(("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "pow"), _TWO),
-    **dict.fromkeys(("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"), _TWO),
-    **dict.fromkeys(("bitwise_and", "bitwise_or", "bitwise_xor"), _TWO),
-    **dict.fromkeys(("bitwise_left_shift", "bitwise_right_shift"), _TWO),
-    **dict.fromkeys(("logical_and", "logical_or", "logical_xor"), _TWO),
-    **dict.fromkeys(("matmul", "maximum", "minimum", "result_type", "tensordot", "vecdot"), _TWO),
-    **dict.fromkeys(("atan2", "copysign", "hypot", "logaddexp", "nextafter"), _TWO),
-    **dict.fromkeys(("broadcast_arrays", "isin", "meshgrid", "searchsorted"), _TWO),
-    **dict.fromkeys(("reshape", "broadcast_to"), "x, shape"),
-    **dict.fromkeys(("zeros", "ones", "empty"), "shape"),
-    **dict.fromkeys(("cumulative_prod", "cumulative_sum"), "x, axis=0"),
-    "can_cast": "x, dtype",
-    "isdtype": "x.dtype, 'integral'",
-    **dict.fromkeys(("finfo", "iinfo"), "dtype"),
+    **dict.fromkeys(("broadcast_arrays", "meshgrid", "result_type"), "x, y"),
     **dict.fromkeys(("concat", "stack"), "[x, y], axis=0"),
-    **dict.fromkeys(("expand_dims", "squeeze", "unstack"), "x, axis=0"),
-    "arange": "length",
+    **dict.fromkeys(("cumulative_prod", "cumulative_sum", "expand_dims", "squeeze", "unstack"), "x, axis=0"),
+    **dict.fromkeys(("arange", "eye"), "length"),
+    "asarray": "x",
     "broadcast_shapes": "shape, shape",
-    "astype": "x, dtype",
     "clip": "x, min, max",
-    "eye": "length",
-    "full": "shape, number",
-    "full_like": "x, number",
-    "linspace": "start, stop, length",
-    "moveaxis": "x, source, destination",
-    "permute_dims": "x, axes",
+    "isdtype": "x.dtype, 'integral'",
     "repeat": "x, repeats, axis=0",
     "roll": "x, shift, axis=0",
     "take": "x, indices, axis=0",
-    "take_along_axis": "x, indices, axis=0",
-    "tile": "x, repetitions",
-    "where": "condition, x, y",
 }
-"""What a function of the namespace takes, if it is not `x` alone."""
+"""What a function of the namespace takes, if it is not what its signature requires."""
+_PARAMETERS = {"value": "x", "one": "x", "from_": "x", "other": "y", "type": "dtype", "to": "dtype"}
+"""The parameters that a hint calls otherwise."""
 
 OTHER_NAMES = {
     **dict.fromkeys(("transpose", "permute", "swapaxes", "swapdims"), "permute_dims"),
@@ -212,6 +194,12 @@ def function_hint(name: str, namespace: ModuleType) -> str:
     if standard not in namespace.__all__:
         return f"The namespace of a value has no `{name}` and no replacement for it."
     call = f"xp.{standard}"
-    if callable(getattr(namespace, standard)):
-        call += f"({ARGUMENTS.get(standard, 'x')})"
+    if callable(function := getattr(namespace, standard)):
+        call += f"({ARGUMENTS.get(standard) or _required(function)})"
     return f"Take functions from the namespace, as xp = x.__array_namespace__(), {call}."
+
+
+def _required(function: Callable[..., Any]) -> str:
+    parameters = inspect.signature(function).parameters.values()
+    required = (parameter.name for parameter in parameters if parameter.default is parameter.empty)
+    return ", ".join(_PARAMETERS.get(name, name) for name in required)

@@ -17,10 +17,11 @@ X = TensorSpec("float32", (1, 4, 4))
 OPERANDS: dict[str, Any] = {
     "axes": (1, 0, 2),
     "destination": 2,
+    "fill_value": 1.0,
     "length": 4,
     "max": 1.0,
     "min": 0.0,
-    "number": 1.0,
+    "num": 4,
     "repeats": 2,
     "repetitions": (2, 1),
     "shift": 1,
