@@ -16,13 +16,7 @@ from sdpa_xp_export._files.atomic import publish
 from sdpa_xp_export._files.loading import data_files
 from sdpa_xp_export._files.paths import PathArgument, free_target
 from sdpa_xp_export._runtime.limits import TIMEOUT
-from sdpa_xp_export._runtime.releases import (
-    ENGINES,
-    PROVIDERS,
-    EngineName,
-    Runtime,
-    short_provider,
-)
+from sdpa_xp_export._runtime.releases import ENGINES, PROVIDERS, EngineName, Runtime, short_provider
 from sdpa_xp_export.cli import DISAGREES
 from sdpa_xp_export.cli import report_page as page
 from sdpa_xp_export.cli.export import CALL, export_arguments, read
@@ -33,11 +27,11 @@ from sdpa_xp_export.cli.shared import (
     Force,
     Provider,
     check_output,
-    completed_from,
     progress,
     say,
     say_json,
     say_table,
+    value_option,
 )
 from sdpa_xp_export.report import LayerReport, Report, Run, closest_runs, described_error, shown_math_mode
 from sdpa_xp_export.verify import verify
@@ -63,19 +57,14 @@ def run_verify(
     ] = None,
     provider: Provider = None,
     engine: Annotated[
-        str,
-        typer.Option(
-            metavar="<engine>",
-            help=f"What runs the model: {', '.join(ENGINES)}.",
-            autocompletion=completed_from(ENGINES),
-        ),
+        str, value_option("<engine>", f"What runs the model: {', '.join(ENGINES)}.", ENGINES)
     ] = "onnxruntime",
     require_provider: Annotated[
         str | None,
-        typer.Option(
-            metavar="<provider>",
-            help="Run on this provider. Exit 1 if a node ran elsewhere, 2 if it is not offered.",
-            autocompletion=completed_from(PROVIDERS),
+        value_option(
+            "<provider>",
+            "Run on this provider. Exit 1 if a node ran elsewhere, 2 if it is not offered.",
+            PROVIDERS,
         ),
     ] = None,
     require_runtime: Annotated[
@@ -107,9 +96,9 @@ def run_verify(
     ] = TIMEOUT,
     memory: Annotated[
         str | None,
-        typer.Option(
-            metavar="<bytes>",
-            help="The most memory of the model, such as 4GiB. Default: 8 GiB, more for a large model or call. "
+        value_option(
+            "<bytes>",
+            "The most memory of the model, such as 4GiB. Default: 8 GiB, more for a large model or call. "
             "A limit also leaves out runs that are too long for it.",
         ),
     ] = None,
