@@ -114,21 +114,11 @@ def of_ufunc(
     if name not in _OPERATORS or method != "__call__" or keywords or (out and out[0] is not inputs[0]):
         raise numpy_error(value, name)
     function = getattr(value.graph.namespace, OTHER_NAMES.get(name, name))
-    result = function(*(_operand(value, operand) for operand in inputs))
+    graph = value.graph
+    result = function(*(graph.operand(x) if isinstance(x, np.ndarray) else x for x in inputs))
     if out:
         check_in_place(result, out[0].dtype.name, out[0].shape)
     return result
-
-
-def _operand(value: GraphValue, operand: Any) -> Any:
-    """Convert an operand of NumPy to one that a Python operator can combine with a value."""
-    if isinstance(operand, np.ndarray):
-        return value.graph.operand(operand)
-    if not isinstance(operand, np.generic):
-        return operand
-    # float64 is a subclass of float, and promotes like it; other numbers of NumPy are arrays without axes.
-    number = isinstance(operand, float) or value.graph.mixes_kinds
-    return operand.item() if number else value.graph.operand(np.asarray(operand))
 
 
 def numpy_error(value: GraphValue, name: str) -> ArgumentTypeError:

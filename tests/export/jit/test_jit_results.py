@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -156,11 +157,12 @@ def test_the_default_dtype_of_torch() -> None:
 
 
 def test_a_float64_of_numpy_is_one_beside_numpy_arrays() -> None:
-    for dtype in (np.float32, np.float64):
+    layers = (lambda x: x * np.sqrt(8), lambda x: np.sqrt(8) - x, lambda x: np.add(x, np.sqrt(8)))
+    for layer, dtype in itertools.product(layers, (np.float16, np.float32, np.float64)):
         x = np.ones(3, dtype)
-        result = jit(lambda x: x * np.sqrt(8))(x)
+        result = jit(layer)(x)
         assert result.dtype == np.float64
-        np.testing.assert_array_equal(result, x * np.sqrt(8))
+        np.testing.assert_array_equal(result, layer(x))
     torch = pytest.importorskip("torch")
     assert jit(lambda x: x * np.sqrt(8))(torch.ones(3)).dtype == torch.float32
 
