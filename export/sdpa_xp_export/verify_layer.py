@@ -283,6 +283,8 @@ def judged_runs(pairs: Sequence[tuple[LayerCase, TimedRun]], provider: str) -> I
             longest = max(case.lengths.values(), default=0)
             count = math.prod(case.exact[output].shape[:-1])
             where = f"{output}{list(agreement.index)}" if agreement.index else ""
+            if (shape := run.outputs[output].shape) != case.exact[output].shape:
+                where = f"{output}.shape {shape} instead of {case.exact[output].shape}"
             measured = (run.seconds, run.peak_bytes, longest, count, count, where)
             yield Run(case.shown, provider, output, agreement, *measured)
 

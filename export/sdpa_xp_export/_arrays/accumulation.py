@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sdpa_xp.errors import ArgumentValueError
@@ -39,22 +40,6 @@ def _prod(number: GraphValue, axis: Axes, keepdims: bool) -> GraphValue:
     return number
 
 
-def cumulative_sum(
-    x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
-) -> Any:
-    """Return the sum up to each element; with `include_initial`, also the 0 in front."""
-    keywords = {"axis": axis, "include_initial": include_initial}
-    return accumulated("cumulative_sum", _sums, x, dtype, **keywords)
-
-
-def cumulative_prod(
-    x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
-) -> Any:
-    """Return the product up to each element; with `include_initial`, also the 1 in front."""
-    keywords = {"axis": axis, "include_initial": include_initial}
-    return accumulated("cumulative_prod", _cumulative_prod, x, dtype, **keywords)
-
-
 def _sums(number: GraphValue, axis: int | None, include_initial: bool) -> GraphValue:
     position = _only_axis("cumulative_sum", number, axis)
     along = number.graph.constant(position, "int64")
@@ -62,7 +47,7 @@ def _sums(number: GraphValue, axis: int | None, include_initial: bool) -> GraphV
     return _with_initial(sums, 0, position) if include_initial else sums
 
 
-def _cumulative_prod(number: GraphValue, axis: int | None, include_initial: bool) -> GraphValue:
+def _products_up_to(number: GraphValue, axis: int | None, include_initial: bool) -> GraphValue:
     position = _only_axis("cumulative_prod", number, axis)
     if include_initial:
         return _products(_with_initial(number, 1, position), position)[1]
@@ -71,6 +56,21 @@ def _cumulative_prod(number: GraphValue, axis: int | None, include_initial: bool
     products = _products(_with_initial(number, 1, position), position)[1]
     bounds = (number.graph.constant([bound], "int64") for bound in (1, 2**62))
     return ops.cut(products, (next(bounds), next(bounds)), position, number.dims[position])
+
+
+def _cumulative(name: str, compute: Callable[..., GraphValue]) -> Callable[..., Any]:
+    """Make a function of what is up to each element; with `include_initial`, also of nothing in front."""
+
+    def function(
+        x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
+    ) -> Any:
+        return accumulated(name, compute, x, dtype, axis=axis, include_initial=include_initial)
+
+    return function
+
+
+cumulative_sum = _cumulative("cumulative_sum", _sums)
+cumulative_prod = _cumulative("cumulative_prod", _products_up_to)
 
 
 def _only_axis(name: str, value: GraphValue, axis: int | None) -> int:

@@ -22,7 +22,6 @@ from sdpa_xp_export._arrays.operators import array_function, binary, computed, e
 from sdpa_xp_export._arrays.parts import with_sign
 from sdpa_xp_export._dtypes.dtype import FLOATING, SIGNED, bits
 from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.lengths import joint_shape
 
 __all__ = ["bitwise_left_shift", "bitwise_right_shift", "divide", "floor_divide", "pow", "remainder"]
 
@@ -94,7 +93,7 @@ def _quotient_and_remainder_of_floats(one: GraphValue, other: GraphValue) -> tup
 
     The quotient follows from the remainder, which is exact: 1.0 // 0.1 is 9, though 1.0 / 0.1 is 10.
     """
-    dtype, shape = one.elem_type, joint_shape(one.dims, other.dims)
+    dtype, shape = one.elem_type, one.graph.joint_shape(one.dims, other.dims)
     if dtype in ("float16", "bfloat16"):
         one, other = one.astype("float32"), other.astype("float32")
     rest = computed("Mod", one, other, shape=shape, fmod=1)
@@ -199,7 +198,7 @@ def _number_and_count(name: str, one: Any, other: Any) -> tuple[GraphValue, Grap
 
 def _shifted(direction: str, number: GraphValue, count: GraphValue) -> GraphValue:
     """Shift numbers as 64 bits; a shift by 64 bits or more, which C++ leaves undefined, gives 0."""
-    wide, shape = count.astype("uint64"), joint_shape(number.dims, count.dims)
+    wide, shape = count.astype("uint64"), count.graph.joint_shape(number.dims, count.dims)
     bits_of = number.astype("uint64")
     shifted = computed("BitShift", bits_of, minimum(wide, 63), shape=shape, direction=direction)
     return where(less(wide, 64), shifted, 0).astype(number.elem_type)

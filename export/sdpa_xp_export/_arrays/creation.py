@@ -15,8 +15,8 @@ from sdpa_xp_export._arrays.manipulation import broadcast_to, expand_dims
 from sdpa_xp_export._arrays.operators import graph_of, is_array
 from sdpa_xp_export._dtypes.dtype import Dtype, default_dtype, dtype_name, numpy_dtype
 from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export._graph.lengths import FloatOfLengths, Length, joined_name, plain
-from sdpa_xp_export._graph.traced_graph import name_length
+from sdpa_xp_export._graph.lengths import FloatOfLengths, Length, plain
+from sdpa_xp_export._graph.terms import added, joined_name
 
 __all__ = ["arange", "asarray", "astype", "empty", "empty_like", "eye", "from_dlpack", "full", "full_like"]
 __all__ += ["linspace", "ones", "ones_like", "zeros", "zeros_like"]
@@ -78,13 +78,9 @@ def arange(
         numbers = np.arange(start, stop, step)
         default = default_dtype(float if numbers.dtype.kind == "f" else int)
         return np.asarray(numbers, numpy_dtype(default if dtype is None else dtype_name(dtype)))
-    if length is None:
-        length = _count(start, stop, step)
-    else:  # a 0 that no node reads: constants are numbered, and so all graphs keep the names that were measured
-        graph.constant(0, "int64")
+    length = _count(graph, start, stop, step) if length is None else length
     bounds = [_as_int64(graph, bound) for bound in (start, stop, step)]
     counted = graph.add("Range", *bounds, dtype="int64", shape=(length,))
-    name_length(counted, 0, length)
     return counted if dtype is None else counted.astype(dtype_name(dtype))
 
 
@@ -94,9 +90,11 @@ def places(graph: Graph, length: int | Length) -> GraphValue:
     return counted if isinstance(counted, GraphValue) else graph.constant(counted, "int64")
 
 
-def as_value(graph: Graph, length: int | Length) -> GraphValue:
-    """Return a length as an integer, ()."""
-    return graph.constant(length, "int64") if isinstance(length, int) else graph.operand(length)
+def as_value(graph: Graph, length: int | Length, least: int = 0) -> GraphValue:
+    """Return a length as an integer, (), that is at least `least`."""
+    if isinstance(length, int):
+        return graph.constant(max(length, least), "int64")
+    return maximum(graph.operand(length), least, exact=False) if least else graph.operand(length)
 
 
 def _as_int64(graph: Graph, bound: Any) -> GraphValue:
@@ -110,13 +108,12 @@ def _as_int64(graph: Graph, bound: Any) -> GraphValue:
     return value.astype("int64")
 
 
-def _count(start: Any, stop: Any, step: Any) -> int | str:
+def _count(graph: Graph, start: Any, stop: Any, step: Any) -> int | str:
     """Return how many numbers there are from `start` to `stop`, or a name for that."""
-    try:
-        counted = plain(stop - start) if isinstance(step, int) and step == 1 else None
-    except TypeError:  # the start is no part of the stop, so no sum of names says how many there are
-        counted = None
-    return counted if isinstance(counted, int | str) else joined_name("arange", start, stop, step)
+    if isinstance(step, int) and step > 0 and all(isinstance(bound, int | Length) for bound in (start, stop)):
+        first, end = (graph.lengths.terms(plain(bound)) for bound in (start, stop))
+        return graph.lengths.counted(added(end, first, -1), step)
+    return joined_name("arange", start, stop, step)
 
 
 def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: object = None) -> Any:

@@ -25,64 +25,24 @@ from sdpa_xp_export._arrays.operators import (
 )
 from sdpa_xp_export._dtypes.dtype import INTEGERS, default_dtype
 from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export._graph.lengths import FloatOfLengths, Length, joint_shape
+from sdpa_xp_export._graph.lengths import FloatOfLengths, Length
 
-__all__ = [
-    "abs",
-    "add",
-    "bitwise_and",
-    "bitwise_invert",
-    "bitwise_or",
-    "bitwise_xor",
-    "clip",
-    "cos",
-    "equal",
-    "erf",
-    "exp",
-    "floor",
-    "greater",
-    "greater_equal",
-    "is_masked",
-    "less",
-    "less_equal",
-    "log",
-    "logical_and",
-    "logical_not",
-    "logical_or",
-    "logical_xor",
-    "maximum",
-    "minimum",
-    "multiply",
-    "negative",
-    "not_equal",
-    "positive",
-    "sin",
-    "sqrt",
-    "square",
-    "subtract",
-    "tanh",
-    "where",
-]
+__all__ = ["abs", "add", "bitwise_and", "bitwise_invert", "bitwise_or", "bitwise_xor", "clip", "cos", "equal"]
+__all__ += ["erf", "exp", "floor", "greater", "greater_equal", "is_masked", "less", "less_equal", "log"]
+__all__ += ["logical_and", "logical_not", "logical_or", "logical_xor", "maximum", "minimum", "multiply"]
+__all__ += ["negative", "not_equal", "positive", "sin", "sqrt", "square", "subtract", "tanh", "where"]
 
 
 def _unary(name: str, op: str, category: str = "floating") -> Callable[[Any], GraphValue]:
     """Make a function of one operand that is one operator of ONNX."""
 
-    def function(value: Any) -> GraphValue:
-        return unary(op, name, category, value)
-
-    function.__name__ = name  # by which other libraries are asked for it
-    return array_function(function)
+    return array_function(lambda value: unary(op, name, category, value), name)
 
 
 def _binary(name: str, op: str, category: str, dtype: str | None = None) -> Callable[[Any, Any], GraphValue]:
     """Make a function of two operands that is one operator of ONNX; `dtype` is another dtype of its result."""
 
-    def function(one: Any, other: Any) -> GraphValue:
-        return binary(op, name, category, one, other, dtype)
-
-    function.__name__ = name  # by which other libraries are asked for it
-    return array_function(function)
+    return array_function(lambda one, other: binary(op, name, category, one, other, dtype), name)
 
 
 add = _binary("add", "Add", "numeric")
@@ -165,7 +125,9 @@ def minimum(one: Any, other: Any, *, exact: bool = True) -> GraphValue:
 def _extreme(op: str, name: str, compare: str, one: Any, other: Any, exact: bool) -> GraphValue:
     first, second = operands(name, "numeric", one, other)
     if first.elem_type != "int64" or not exact:
-        return elementwise(op, first, second)
+        # A bound that is a constant comes first: onnxscript 0.7.2 makes a Clip of two bounds, under a name that
+        # another Clip of the same number also gets.
+        return elementwise(op, second, first)
     # onnxruntime's kernel misorders large int64, so the two are compared, and one is chosen.
     return where(elementwise(compare, first, second, dtype="bool"), first, second)
 
@@ -191,8 +153,10 @@ def where(condition: GraphValue, one: Any, other: Any) -> GraphValue:
     if _is_scalar(one) and _is_scalar(other):
         one, other = _of_default_dtype(graph, one, other)
     first, second = promoted("where", one, other)
+    if first.elem_type == "bool":  # neither onnxruntime nor OpenVINO chooses conditions
+        return (condition & first) | (~condition & second)
     inner = kernel_dtype("Where", first)
-    shape = joint_shape(condition.dims, first.dims, second.dims)
+    shape = graph.joint_shape(condition.dims, first.dims, second.dims)
     chosen = graph.add("Where", condition, first.astype(inner), second.astype(inner), dtype=inner, shape=shape)
     return chosen.astype(first.elem_type)
 
@@ -243,8 +207,7 @@ def _bitwise(name: str, op: str) -> Callable[[Any, Any], GraphValue]:
         _bits_need_opset(first, name)
         return elementwise(f"Bitwise{op}", first, second)
 
-    function.__name__ = name  # by which other libraries are asked for it
-    return array_function(function)
+    return array_function(function, name)
 
 
 bitwise_and = _bitwise("bitwise_and", "And")

@@ -10,18 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sdpa_xp_export._arrays.arithmetic import pow
-from sdpa_xp_export._arrays.elementwise import (
-    abs,
-    equal,
-    exp,
-    less,
-    log,
-    maximum,
-    minimum,
-    not_equal,
-    sqrt,
-    where,
-)
+from sdpa_xp_export._arrays.elementwise import abs, equal, exp, less, log, maximum, minimum, sqrt, where
 from sdpa_xp_export._arrays.operators import admitted, array_function, operands, widened
 from sdpa_xp_export._arrays.parts import isinf, round
 from sdpa_xp_export._graph.graph import GraphValue
@@ -29,28 +18,14 @@ from sdpa_xp_export._graph.graph import GraphValue
 __all__ = ["expm1", "hypot", "log1p", "log2", "log10", "logaddexp", "reciprocal"]
 
 
-def _unary(name: str, compute: Callable[[GraphValue], GraphValue]) -> Callable[[Any], GraphValue]:
-    """Make a function of a float, computed in float32 or float64."""
+def _of_floats(name: str, compute: Callable[..., GraphValue]) -> Callable[..., GraphValue]:
+    """Make a function of one float or of two, computed in float32 or float64."""
 
-    def function(value: Any) -> GraphValue:
-        number = admitted(name, "floating", value)
-        return compute(widened(number)).astype(number.elem_type)
+    def function(one: Any, *more: Any) -> GraphValue:
+        numbers = operands(name, "floating", one, *more) if more else (admitted(name, "floating", one),)
+        return compute(*map(widened, numbers)).astype(numbers[0].elem_type)
 
-    function.__name__ = name  # by which other libraries are asked for it
-    return array_function(function)
-
-
-def _binary(
-    name: str, compute: Callable[[GraphValue, GraphValue], GraphValue]
-) -> Callable[[Any, Any], GraphValue]:
-    """Make a function of two floats, computed in float32 or float64."""
-
-    def function(one: Any, other: Any) -> GraphValue:
-        first, second = operands(name, "floating", one, other)
-        return compute(widened(first), widened(second)).astype(first.elem_type)
-
-    function.__name__ = name  # by which other libraries are asked for it
-    return array_function(function)
+    return array_function(function, name)
 
 
 def _log1p(x: GraphValue) -> GraphValue:
@@ -59,7 +34,7 @@ def _log1p(x: GraphValue) -> GraphValue:
     With u = 1 + x rounded, log(u) x / (u - 1) corrects the rounding (Goldberg 1991, theorem 4).
     """
     u = 1.0 + x
-    return where(not_equal(u, 1.0) & not_equal(u, math.inf), log(u) * (x / (u - 1.0)), x)
+    return where(~equal(u, 1.0) & ~equal(u, math.inf), log(u) * (x / (u - 1.0)), x)
 
 
 def _expm1(x: GraphValue) -> GraphValue:
@@ -104,9 +79,9 @@ def _hypot(one: GraphValue, other: GraphValue) -> GraphValue:
     return where(isinf(one) | isinf(other), math.inf, length)
 
 
-log1p, expm1 = _unary("log1p", _log1p), _unary("expm1", _expm1)
-log2, log10 = _unary("log2", _logarithm(2)), _unary("log10", _logarithm(10))
-logaddexp, hypot = _binary("logaddexp", _logaddexp), _binary("hypot", _hypot)
+log1p, expm1 = _of_floats("log1p", _log1p), _of_floats("expm1", _expm1)
+log2, log10 = _of_floats("log2", _logarithm(2)), _of_floats("log10", _logarithm(10))
+logaddexp, hypot = _of_floats("logaddexp", _logaddexp), _of_floats("hypot", _hypot)
 
 
 @array_function

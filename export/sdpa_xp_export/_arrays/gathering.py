@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+from sdpa_xp_export._arrays import ops
 from sdpa_xp_export._arrays.elementwise import not_equal
 from sdpa_xp_export._arrays.manipulation import axis_of, broadcast_to, moveaxis, permute_dims, stack
 from sdpa_xp_export._arrays.operators import array_function
 from sdpa_xp_export._dtypes.dtype import INTEGERS
 from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.lengths import Length, joined_name, joint_shape
-from sdpa_xp_export._graph.traced_graph import name_length
+from sdpa_xp_export._graph.lengths import Length
+from sdpa_xp_export._graph.terms import joined_name
 
 __all__ = ["nonzero", "take", "take_along_axis"]
 
@@ -25,6 +26,9 @@ def take(value: GraphValue, indices: GraphValue, *, axis: int | None = None) -> 
         raise ArgumentValueError(value.graph.function, rule, {"shape": value.dims})
     axis = axis_of(value, axis or 0)
     shape = (*value.dims[:axis], *index.dims, *value.dims[axis + 1 :])
+    if index.dims == (0,):  # for which OpenVINO's Gather takes one element
+        zero = value.graph.constant([0], "int64")
+        return ops.cut(value, (zero, zero), axis, 0)
     return value.graph.add("Gather", value, index, dtype=value.elem_type, shape=shape, axis=axis)
 
 
@@ -36,7 +40,7 @@ def take_along_axis(value: GraphValue, indices: GraphValue, *, axis: int = -1) -
         rule = "`indices` must have as many axes as the array"
         raise ArgumentValueError(value.graph.function, rule, {"shape": value.dims, "indices.shape": index.dims})
     others = [(*x.dims[:position], 1, *x.dims[position + 1 :]) for x in (value, index)]
-    shape = Length.in_shape(value.graph, joint_shape(*others))
+    shape = Length.in_shape(value.graph, value.graph.joint_shape(*others))
     value, index = (
         broadcast_to(x, (*shape[:position], x.shape[position], *shape[position + 1 :])) for x in (value, index)
     )
@@ -60,11 +64,18 @@ def nonzero(value: GraphValue) -> tuple[GraphValue, ...]:
         rule = "`nonzero` needs an array with axes"
         raise ArgumentValueError(value.graph.function, rule, {"shape": value.dims})
     condition = value if value.elem_type == "bool" else not_equal(value, 0)
-    count = joined_name("nonzero", next(value.graph.count))
+    count = joined_name("nonzero", _unmoved(condition))
     indices = value.graph.add("NonZero", condition, dtype="int64", shape=(value.ndim, count))
-    name_length(indices, 1, count)
-    axes = range(value.ndim)
-    return tuple(take(indices, value.graph.constant(axis, "int64"), axis=0) for axis in axes)
+    return tuple(take(indices, value.graph.constant(n, "int64"), axis=0) for n in range(value.ndim))
+
+
+def _unmoved(value: GraphValue) -> str:
+    """Return the name of the value whose elements, in some order, are those of `value`."""
+    name = value.name
+    for node in reversed(value.graph.nodes):
+        if name in node.output and node.op_type in ("Reshape", "Squeeze", "Transpose", "Unsqueeze"):
+            name = node.input[0]
+    return name
 
 
 def elements_at(value: GraphValue, arrays: Mapping[int, GraphValue], *, first: bool) -> GraphValue:
@@ -76,7 +87,7 @@ def elements_at(value: GraphValue, arrays: Mapping[int, GraphValue], *, first: b
     indices = [_as_index(array) for array in arrays.values()]
     if len(axes) == 1:
         return take(value, indices[0], axis=axes[0])
-    shape = Length.in_shape(value.graph, joint_shape(*(index.dims for index in indices)))
+    shape = Length.in_shape(value.graph, value.graph.joint_shape(*(index.dims for index in indices)))
     index = stack([broadcast_to(index.astype("int64"), shape) for index in indices], axis=-1)
     others = [axis for axis in range(value.ndim) if axis not in axes]
     moved = permute_dims(value, (*axes, *others))

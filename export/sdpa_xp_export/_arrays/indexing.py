@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import operator
-from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 from sdpa_xp.errors import ArgumentTypeError, Message
+from sdpa_xp_export._arrays.creation import arange
 from sdpa_xp_export._arrays.gathering import elements_at, nonzero, take
 from sdpa_xp_export._arrays.manipulation import axis_of, expand_dims
 from sdpa_xp_export._arrays.operators import array_function, is_array
 from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export._graph.lengths import Length, has_names, joined_name, plain
-from sdpa_xp_export._graph.traced_graph import name_length, traced_graph_of
+from sdpa_xp_export._graph.lengths import Length, has_names, plain
+from sdpa_xp_export._graph.terms import added, joined_name, parts
+from sdpa_xp_export._graph.traced_graph import traced_graph_of
 
 __all__ = ["unstack"]
 
@@ -64,7 +65,7 @@ def _entries(value: GraphValue, index: object) -> list[Any]:
 def _indices_of(value: GraphValue, mask: GraphValue, axis: int | None) -> tuple[GraphValue, ...]:
     """Return the indices of the True elements of a mask, which begins at `axis` if that is known."""
     masked = mask.dims if axis is None else value.dims[axis : axis + mask.ndim]
-    if not mask.ndim or mask.dims != masked:
+    if not mask.ndim or mask.graph.loose(mask.dims) != mask.graph.loose(masked):
         rule = "a mask must have the lengths of the axes that it indexes"
         got = {"mask.shape": mask.dims, "shape": value.dims}
         raise IndexError(Message(value.graph.function, rule, got))
@@ -98,30 +99,38 @@ def _sliced(value: GraphValue, part: slice, axis: int) -> GraphValue:
         return value
     length, step = value.dims[axis], 1 if part.step is None else part.step
     start, stop = plain(part.start), plain(part.stop)
+    if value.graph.for_openvino and isinstance(start, str) and step == 1:
+        # OpenVINO 2026.4 takes the length of a Slice with a computed start for that of its input.
+        value = _sliced(value, slice(part.stop), axis)
+        return take(value, arange(part.start, value.shape[axis]), axis=axis)
     bounds = [_bound(value, start, 0 if step > 0 else 2**62)]  # Slice cuts a bound off at the end of the axis
     bounds.append(_bound(value, stop, 2**62 if step > 0 else -(2**62)))
     new = _length_of(value.graph, length, start, stop, step)
     axes, steps = (value.graph.constant([number], "int64") for number in (axis, step))
     shape = (*value.dims[:axis], new, *value.dims[axis + 1 :])
-    sliced = value.graph.add("Slice", value, *bounds, axes, steps, dtype=value.elem_type, shape=shape)
-    return name_length(sliced, axis, new)
+    return value.graph.add("Slice", value, *bounds, axes, steps, dtype=value.elem_type, shape=shape)
 
 
 def _length_of(graph: Graph, length: int | str, start: Any, stop: Any, step: int) -> int | str:
     """Return how many entries a slice has, or a name for that; slices that are known to be alike share it."""
     if isinstance(length, int) and not has_names([start, stop]):
         return len(range(length)[start:stop:step])
-    if isinstance(length, str) and isinstance(start, str) and step == 1 and stop is None:
-        with suppress(TypeError):  # the start may be no part of the length
-            return cast("int | str", plain(Length(graph, length) - Length(graph, start)))
-    if start in (None, 0) and step == 1 and (stop == 1 or isinstance(stop, str)):
-        return 1 if stop == 1 else stop
-    if (start, stop, step) in ((None, None, -1), (-1, None, 1)):
-        return length if step == -1 else 1
-    front, behind = start or 0, stop or 0
-    if step == 1 and isinstance(front, int) and isinstance(behind, int) and front >= 0 >= behind:
-        return joined_name(length, "less", front - behind)
-    return joined_name(length, start, stop, step)
+    if (start, stop, step) == (None, None, -1):
+        return length
+    names, name, start = graph.lengths, joined_name(length, start, stop, step), start or 0
+    first, axis = names.terms(start), names.terms(length)
+    if (start, stop) in ((0, 1), (-1, None)) or (stop is None and added(axis, first, -1) == {(): 1}):
+        return 1
+    if step < 0 or (isinstance(start, int) and start < 0) or (isinstance(stop, int) and stop > 0):
+        return name  # a bound may be beyond the axis
+    if stop == 0:
+        return 0
+    end = names.terms(stop) if isinstance(stop, str) else added(axis, names.terms(stop or 0))
+    count, behind = names.counted(added(end, first, -1), step), added(axis, end, -1)
+    is_beyond = isinstance(stop, str) and behind != {(): 1} and (parts(end)[1] or (start and parts(behind)[1]))
+    if is_beyond or parts(first)[1]:
+        names.computed[name] = "like", str(count), 0
+    return name if name in names.computed else count
 
 
 def _bound(value: GraphValue, bound: Any, default: int) -> GraphValue:

@@ -6,30 +6,19 @@ themselves are then a value.
 
 from __future__ import annotations
 
-import math
 import operator
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._arrays.operators import array_function, kernel_dtype, promoted
 from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.lengths import Length, broadcasts_to, has_names, joint_shape, plain, quotient_name
-from sdpa_xp_export._graph.traced_graph import TracedGraph, name_length, traced_graph_of
+from sdpa_xp_export._graph.lengths import Length, broadcasts_to, has_names, plain
+from sdpa_xp_export._graph.traced_graph import TracedGraph, traced_graph_of
 from sdpa_xp_export.spec import SymbolicShape, total
 
-__all__ = [
-    "broadcast_to",
-    "concat",
-    "expand_dims",
-    "matrix_transpose",
-    "moveaxis",
-    "permute_dims",
-    "reshape",
-    "squeeze",
-    "stack",
-]
+__all__ = ["broadcast_to", "concat", "expand_dims", "matrix_transpose", "moveaxis", "permute_dims", "reshape"]
+__all__ += ["squeeze", "stack"]
 
 Axes = int | Sequence[int] | None
 
@@ -77,25 +66,21 @@ def reshape(
         raise ArgumentValueError(value.graph.function, rule, {"x.shape": value.dims, "shape": shape})
     stated = list(shape)
     for axis in left:
-        stated[axis] = _remaining_length(value.dims, [length for length in shape if length != -1])
-    # A length that stays where it is needs not be read: in the target of Reshape 0 stands for it, unless a
-    # length is 0.
-    is_empty = 0 in shape
-    kept = [
-        0 if not is_empty and value.dims[axis : axis + 1] == (length,) else length
-        for axis, length in enumerate(shape)
-    ]
-    if has_names(kept):
-        target = concat([traced_graph_of(value).length(length) for length in kept])
+        others = tuple(length for length in shape if length != -1)
+        stated[axis] = value.graph.lengths.remaining(value.dims, others)
+    if tuple(stated) == value.dims:
+        return value
+    # A length that stays where it is needs not be read: in the target of Reshape 0 stands for it. Any other one
+    # may be 0 in a run; then no length stands for another.
+    lengths = [0 if value.dims[axis : axis + 1] == (length,) else length for axis, length in enumerate(shape)]
+    attributes = {}
+    if 0 in shape or (has_names(lengths) and all(map(traced_graph_of(value).knows, stated))):
+        lengths, attributes = stated, {"allowzero": 1}
+    if has_names(lengths):
+        target = concat([traced_graph_of(value).length(length) for length in lengths])
     else:
-        target = value.graph.constant(kept, "int64")
-    attributes = {"allowzero": 1} if is_empty else {}
-    reshaped = value.graph.add(
-        "Reshape", value, target, dtype=value.elem_type, shape=tuple(stated), **attributes
-    )
-    for axis in left:
-        name_length(reshaped, axis, stated[axis])
-    return reshaped
+        target = value.graph.constant(lengths, "int64")
+    return value.graph.add("Reshape", value, target, dtype=value.elem_type, shape=tuple(stated), **attributes)
 
 
 def _reshaped(value: GraphValue, target: GraphValue | Sequence[int], dims: SymbolicShape) -> GraphValue:
@@ -106,23 +91,6 @@ def _reshaped(value: GraphValue, target: GraphValue | Sequence[int], dims: Symbo
     return value.graph.add("Reshape", value, target, dtype=value.elem_type, shape=dims)
 
 
-def _remaining_length(shape: SymbolicShape, others: list[Any]) -> int | str:
-    """Return the length that -1 stands for: the product of `shape` divided by the product of `others`."""
-    names = Counter(length for length in shape if isinstance(length, str))
-    names.subtract(length for length in others if isinstance(length, str))
-    one, other = (math.prod(length for length in side if isinstance(length, int)) for side in (shape, others))
-    common = math.gcd(one, other)
-    if common > 1:
-        one, other = one // common, other // common
-    parts = [name for name, count in names.items() for _ in range(count)]
-    if min(names.values(), default=0) >= 0 and other and one % other == 0:
-        if not parts:
-            return one // other
-        if len(parts) == 1 and one == other:
-            return parts[0]
-    return quotient_name(parts, one, [name for name in names if names[name] < 0], other)
-
-
 @array_function
 def permute_dims(value: GraphValue, axes: Sequence[int]) -> GraphValue:
     """value -> Transpose."""
@@ -131,7 +99,7 @@ def permute_dims(value: GraphValue, axes: Sequence[int]) -> GraphValue:
         rule = "`axes` must name each axis"
         raise ArgumentValueError(value.graph.function, rule, {"axes": axes, "shape": value.dims})
     shape = tuple(value.dims[axis] for axis in perm)
-    if not perm:  # an attribute without elements has no type
+    if perm == (*range(value.ndim),):  # also without axes, for which the attribute would have no type
         return value
     return value.graph.add("Transpose", value, dtype=value.elem_type, shape=shape, perm=[*perm])
 
@@ -191,7 +159,7 @@ def squeeze(value: GraphValue, axis: int | Sequence[int]) -> GraphValue:
 @array_function
 def broadcast_to(value: GraphValue, shape: Any, *, dims: SymbolicShape | None = None) -> GraphValue:
     """value -> Expand; with `dims`, the shape that results, `shape` is a value of the lengths."""
-    target = tuple(map(plain, shape)) if dims is None else joint_shape(value.dims, dims)
+    target = tuple(map(plain, shape)) if dims is None else value.graph.joint_shape(value.dims, dims)
     if not broadcasts_to(value.dims, target):
         rule = "`x` must broadcast to `shape`"
         raise ArgumentValueError(value.graph.function, rule, {"x.shape": value.dims, "shape": target})
@@ -232,12 +200,9 @@ def concat(values: Sequence[GraphValue], *, axis: int | None = 0) -> GraphValue:
 def _check_alike(values: Sequence[GraphValue], axis: int | None) -> None:
     """Check that all values have the same lengths, as far as these are known, except along `axis`."""
     ranks = {value.ndim for value in values}
-    lengths = [
-        {value.dims[position] for value in values if isinstance(value.dims[position], int)}
-        for position in range(min(ranks))
-        if position != axis
-    ]
-    if len(ranks) > 1 or any(len(known) > 1 for known in lengths):
+    others = [position for position in range(min(ranks)) if position != axis]
+    known = [{n for value in values if isinstance(n := value.dims[position], int)} for position in others]
+    if len(ranks) > 1 or any(len(lengths) > 1 for lengths in known):
         rule = "arrays that are joined must have the same shape" + (
             "" if axis is None else ", except along `axis`"
         )

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
-from sdpa_xp_export._graph.graph import GraphValue
+from sdpa_xp_export._graph.graph import BRANCH_HINT, GraphValue
 from sdpa_xp_export.spec import SymbolicShape
 
 _OPERATORS = (
@@ -132,6 +132,7 @@ def attribute_error(value: GraphValue, name: str) -> AttributeError:
     rule = f"a value of a graph has no attribute {name!r}"
     # Python and libraries ask for private attributes to find out what an object is, which no user wrote.
     hint = "" if name.startswith("_") else function_hint(name, value.graph.namespace)
+    hint += f" {BRANCH_HINT}" if name in ("any", "all") else ""  # whose callers want an `if`, the next error
     return AttributeError(Message(value.graph.function, rule, {"value": value.name}, hint))
 
 
@@ -149,7 +150,7 @@ def check_in_place(result: GraphValue, dtype: str, shape: SymbolicShape) -> None
     if result.elem_type != dtype:
         got = {"dtype": dtype, "dtype of the result": result.elem_type}
         raise ArgumentTypeError(result.graph.function, rule, got, hint)
-    if result.dims != shape:
+    if result.graph.loose(result.dims) != result.graph.loose(shape):
         shapes = {"shape": shape, "shape of the result": result.dims}
         raise ArgumentValueError(result.graph.function, rule, shapes, hint)
 

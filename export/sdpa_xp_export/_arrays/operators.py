@@ -30,7 +30,7 @@ from sdpa_xp_export._dtypes.dtype import (
     of_scalar,
 )
 from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export._graph.lengths import FloatOfLengths, Length, joint_shape
+from sdpa_xp_export._graph.lengths import FloatOfLengths, Length
 from sdpa_xp_export.spec import SymbolicShape
 
 # Operators without a kernel for a dtype on onnxruntime's CPU provider, and the dtype to compute in instead.
@@ -39,7 +39,7 @@ _MOVING = ("Cast", "Concat", "Gather", "Identity", "Reshape", "Slice", "Squeeze"
 """Operators that only move elements: they have kernels for every dtype."""
 
 _MISSING = {
-    "Where": ("bool", "int8", "int16", "uint16", "uint32", "uint64"),
+    "Where": ("int8", "int16", "uint16", "uint32", "uint64"),
     "Max": ("int8", "int16", "uint8", "uint16"),
     "Min": ("int8", "int16", "uint8", "uint16"),
     "MatMul": ("int8", "int16", "uint8", "uint16"),
@@ -49,7 +49,6 @@ _MISSING = {
 }
 
 _WIDER = {
-    "bool": "uint8",
     "int8": "int32",
     "int16": "int32",
     "uint8": "int32",
@@ -64,11 +63,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def array_function(function: Callable[P, T]) -> Callable[P, T]:
+def array_function(function: Callable[P, T], name: str = "") -> Callable[P, T]:
     """Make a function of values a function of the namespace, whose arguments may also be other arrays.
 
     Without a value among the arguments, the function of that name in the arrays' own library is called.
     """
+    function.__name__ = name or function.__name__
 
     @functools.wraps(function)
     def dispatched(*arguments: Any, **keywords: Any) -> Any:
@@ -174,7 +174,7 @@ def admitted(name: str, category: str, value: GraphValue) -> GraphValue:
 
 def elementwise(op: str, one: GraphValue, other: GraphValue, dtype: str | None = None) -> GraphValue:
     """Write `op` of two values that have one dtype."""
-    shape = joint_shape(one.dims, other.dims)
+    shape = one.graph.joint_shape(one.dims, other.dims)
     if one.elem_type == "float64":
         # onnxruntime folds a number that the result of a MatMul is multiplied with into the MatMul, as a
         # float32, and leaves out a product with a number that is 1 as a float32, such as 1 + 1e-9. So both

@@ -31,8 +31,7 @@ def _rounding(name: str, round_floats: Callable[[GraphValue], GraphValue]) -> Ca
         number = admitted(name, "numeric", value)
         return number if number.elem_type in INTEGERS else round_floats(number)
 
-    function.__name__ = name  # by which other libraries are asked for it
-    return array_function(function)
+    return array_function(function, name)
 
 
 ceil = _rounding("ceil", lambda number: computed("Ceil", number, shape=number.dims))

@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 
 from sdpa_xp.errors import ArgumentValueError
+from sdpa_xp_export._arrays import ops
+from sdpa_xp_export._arrays.elementwise import equal, where
 from sdpa_xp_export._arrays.manipulation import axes_of, expand_dims, moveaxis, permute_dims, reshape, squeeze
 from sdpa_xp_export._arrays.operators import array_function, computed, operands
 from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.lengths import Length, joint_shape
+from sdpa_xp_export._graph.traced_graph import TracedGraph
 
 __all__ = ["matmul", "tensordot", "vecdot"]
 
@@ -18,28 +20,32 @@ __all__ = ["matmul", "tensordot", "vecdot"]
 def matmul(one: GraphValue, other: GraphValue) -> GraphValue:
     """(..., M, K), (..., K, N) -> MatMul; a vector is a row on the left, and a column on the right."""
     one, other = operands("matmul", "numeric", one, other)
+    got = {"first.shape": one.dims, "second.shape": other.dims}
     if not one.ndim or not other.ndim:
         rule = "the operands of `matmul` must have axes"
-        raise ArgumentValueError(
-            one.graph.function, rule, {"first.shape": one.dims, "second.shape": other.dims}
-        )
+        raise ArgumentValueError(one.graph.function, rule, got)
     left = one.dims[:-1]
     right = other.dims[-1:] if other.ndim > 1 else ()
-    if one.dims[-1] != other.dims[-2 if other.ndim > 1 else -1]:
+    rows = other.dims[-2:-1] if other.ndim > 1 else other.dims
+    if one.graph.loose(one.dims[-1:]) != one.graph.loose(rows):
         rule = "the last axis of the first operand must be as long as the last but one of the second"
-        got = {"first.shape": one.dims, "second.shape": other.dims}
         raise ArgumentValueError(one.graph.function, rule, got)
     if one.dims[-1] == 0 and one.elem_type == "uint64":  # for which onnxruntime fails
         rule = "`matmul` of uint64 must sum at least one product"
-        got = {"first.shape": one.dims, "second.shape": other.dims}
         raise ArgumentValueError(one.graph.function, rule, got, "Convert both operands to int64.")
-    batch = joint_shape(one.dims[:-2], other.dims[:-2])
+    batch = one.graph.joint_shape(one.dims[:-2], other.dims[:-2])
     # onnxruntime folds a number that an operand of a MatMul is multiplied with into the MatMul, as a float32;
     # and before 1.26 it joins a Transpose and a MatMul of float64 to a node that has no kernel. It does
     # neither across Neg, so in float64 both operands are negated.
     if one.elem_type == "float64":
         one, other = -one, -other
-    return computed("MatMul", one, other, shape=(*batch, *left[-1:], *right))
+    product = computed("MatMul", one, other, shape=(*batch, *left[-1:], *right))
+    is_known = isinstance(one.dims[-1], int) and one.dims[-1] > 0
+    if is_known or max(one.ndim, other.ndim) < 3 or not isinstance(one.graph, TracedGraph):
+        return product
+    # Where there is nothing to sum, onnxruntime 1.31 sets one matrix of a batch to 0, and no other one.
+    is_empty = equal(ops.length_of(one, one.ndim - 1), 0)
+    return where(is_empty, one.graph.constant(0, product.elem_type), product)
 
 
 @array_function
@@ -64,7 +70,8 @@ def tensordot(
     if isinstance(axes, int):
         axes = range(first.ndim - axes, first.ndim), range(axes)
     left, right = axes_of(first, tuple(axes[0])), axes_of(second, tuple(axes[1]))
-    if [first.dims[axis] for axis in left] != [second.dims[axis] for axis in right]:
+    fits = first.graph.loose([first.dims[axis] for axis in left])
+    if fits != second.graph.loose([second.dims[axis] for axis in right]):
         rule = "the axes that `tensordot` sums over must have the same lengths"
         got = {"first.shape": first.dims, "second.shape": second.dims, "axes": axes}
         raise ArgumentValueError(first.graph.function, rule, got)
@@ -73,19 +80,11 @@ def tensordot(
     row_shape, column_shape = (
         [x.shape[axis] for axis in free] for x, free in ((first, rows), (second, columns))
     )
-    first = reshape(
-        permute_dims(first, (*rows, *left)), (*row_shape, _merged([one.shape[axis] for axis in left]))
+    first_sum, second_sum = (
+        math.prod(x.shape[n] for n in summed) for x, summed in ((first, left), (second, right))
     )
-    # The columns are joined after the summed axes, since a shape may have one length that is left open.
+    first = reshape(permute_dims(first, (*rows, *left)), (*row_shape, first_sum))
+    # Over all axes it is a product of vectors. OpenVINO 2026.4 ends the process for one of a row and a column.
     second = permute_dims(second, (*right, *columns))
-    second = reshape(second, (_merged([other.shape[axis] for axis in right]), *column_shape))
-    second = reshape(second, (second.shape[0], _merged(column_shape)))
-    first = first if rows else expand_dims(first, axis=0)
+    second = reshape(second, (second_sum, math.prod(column_shape)) if columns else (second_sum,))
     return reshape(matmul(first, second), (*row_shape, *column_shape))
-
-
-def _merged(lengths: Sequence[int | Length]) -> int | Length:
-    """Return the length of axes that are joined; -1 if only Reshape knows it."""
-    if any(isinstance(length, Length) for length in lengths):
-        return lengths[0] if len(lengths) == 1 else -1
-    return math.prod(length for length in lengths if isinstance(length, int))

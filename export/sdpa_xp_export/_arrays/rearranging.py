@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export._arrays.accumulation import cumulative_sum
 from sdpa_xp_export._arrays.arithmetic import floor_divide
@@ -19,7 +21,8 @@ from sdpa_xp_export._arrays.ordering import searchsorted
 from sdpa_xp_export._arrays.reductions import sum
 from sdpa_xp_export._dtypes.dtype import INTEGERS
 from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.lengths import Length, joined_name, joint_shape, plain
+from sdpa_xp_export._graph.lengths import Length, plain
+from sdpa_xp_export._graph.terms import joined_name
 
 __all__ = ["broadcast_arrays", "broadcast_shapes", "flip", "meshgrid", "repeat", "roll", "tile", "tril", "triu"]
 
@@ -33,18 +36,18 @@ def flip(value: GraphValue, *, axis: Axes = None) -> GraphValue:
 
 
 @array_function
-def roll(value: GraphValue, shift: int | Sequence[int], *, axis: Axes = None) -> GraphValue:
+def roll(value: GraphValue, shift: Any, *, axis: Axes = None) -> GraphValue:
     """Shift elements along axes; those that leave at the end come back at the start."""
     if axis is None:
         return reshape(roll(reshape(value, (-1,)), shift, axis=0), value.shape)
     axes = axes_of(value, axis) if isinstance(axis, int) else tuple(axis_of(value, one) for one in axis)
-    shifts = (shift,) * len(axes) if isinstance(shift, int) else tuple(shift)
+    shifts = tuple(shift) if isinstance(shift, Sequence) else (shift,) * len(axes)
     if len(shifts) != len(axes):
         rule = "`shift` must be one number, or one for each axis"
         raise ArgumentValueError(value.graph.function, rule, {"shift": shift, "axis": axis})
     for position, count in zip(axes, shifts, strict=True):
         shifted = places(value.graph, value.shape[position]) - count
-        length = as_value(value.graph, value.shape[position])
+        length = as_value(value.graph, value.shape[position], least=1)  # a division by 0 fails, also of nothing
         value = take(value, computed("Mod", shifted, length, shape=shifted.dims), axis=position)
     return value
 
@@ -58,18 +61,15 @@ def repeat(value: GraphValue, repeats: Any, *, axis: int | None = None) -> Graph
     length = value.shape[position]
     if isinstance(repeats, int | Length):
         copies = places(value.graph, length * repeats)
-        return take(
-            value,
-            floor_divide(copies, repeats if isinstance(repeats, Length) else max(repeats, 1), exact=False),
-            axis=position,
-        )
+        count = as_value(value.graph, repeats, least=1)
+        return take(value, floor_divide(copies, count, exact=False), axis=position)
     counts = value.graph.operand(repeats)
     if counts.elem_type not in INTEGERS or counts.ndim > 1:
         rule = "`repeats` must be an integer, or an array of integers with one axis"
         raise ArgumentTypeError(value.graph.function, rule, {"dtype": counts.elem_type, "shape": counts.dims})
     counts = broadcast_to(to_rank(counts.astype("int64"), 1), (length,))
     ends = cumulative_sum(counts)
-    copies = arange(0, sum(counts), length=joined_name("repeated", next(value.graph.count)))
+    copies = arange(0, sum(counts), length=joined_name("repeated", counts))
     return take(value, searchsorted(ends, copies, side="right"), axis=position)
 
 
@@ -96,8 +96,7 @@ def _triangle(name: str, outside: Callable[[Any, Any], GraphValue]) -> Callable[
         is_outside = outside(columns, expand_dims(rows + k, axis=-1))
         return where(is_outside, value.graph.constant(0, value.elem_type), value)
 
-    function.__name__ = name  # by which other libraries are asked for it
-    return array_function(function)
+    return array_function(function, name)
 
 
 # Not ONNX's Trilu, of which the CPU provider has kernels for few dtypes.
@@ -110,7 +109,7 @@ def broadcast_arrays(*arrays: GraphValue) -> tuple[GraphValue, ...]:
     graph = graph_of(arrays)
     assert graph is not None  # one of the arrays is a value
     values = [graph.operand(array) for array in arrays]
-    shape = Length.in_shape(graph, joint_shape(*(value.dims for value in values)))
+    shape = Length.in_shape(graph, graph.joint_shape(*(value.dims for value in values)))
     return tuple(broadcast_to(value, shape) for value in values)
 
 
@@ -118,9 +117,10 @@ def broadcast_shapes(*shapes: Sequence[int | Length]) -> tuple[int | Length, ...
     """Return the shape that shapes broadcast to."""
     if not shapes:
         return ()
-    joint = joint_shape(*(tuple(map(plain, shape)) for shape in shapes))
     graph = graph_of([tuple(shape) for shape in shapes])
-    return joint if graph is None else Length.in_shape(graph, joint)  # type: ignore[return-value]  # no names
+    if graph is None:
+        return np.broadcast_shapes(*map(tuple, shapes))
+    return Length.in_shape(graph, graph.joint_shape(*(tuple(map(plain, shape)) for shape in shapes)))
 
 
 @array_function

@@ -44,8 +44,7 @@ def _of_floats(name: str, formula: Callable[[GraphValue], GraphValue]) -> Callab
             return formula(number)
         return unary(name.capitalize(), name, "floating", number)
 
-    function.__name__ = name  # by which other libraries are asked for it
-    return array_function(function)
+    return array_function(function, name)
 
 
 def _odd(formula: Callable[[GraphValue], GraphValue]) -> Callable[[GraphValue], GraphValue]:

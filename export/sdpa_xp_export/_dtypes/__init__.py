@@ -26,24 +26,6 @@ bfloat16 = Dtype("bfloat16")
 float32 = Dtype("float32")
 float64 = Dtype("float64")
 
-__all__ = [
-    "__array_namespace_info__",
-    "bfloat16",
-    "bool",
-    "can_cast",
-    "finfo",
-    "float16",
-    "float32",
-    "float64",
-    "iinfo",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "isdtype",
-    "result_type",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-]
+__all__ = ["__array_namespace_info__", "bfloat16", "bool", "can_cast", "finfo", "float16", "float32"]
+__all__ += ["float64", "iinfo", "int8", "int16", "int32", "int64", "isdtype", "result_type", "uint8"]
+__all__ += ["uint16", "uint32", "uint64"]

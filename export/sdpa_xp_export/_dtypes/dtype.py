@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import ml_dtypes
 import numpy as np
@@ -101,6 +101,15 @@ class Dtype:
             raise ArgumentTypeError("to_onnx", rule, {"compared with": repr(other)}, hint)
         return self.name == name
 
+    if not TYPE_CHECKING:  # a type checker would allow any attribute
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("_"):  # Python asks for some of a dtype that is not made yet
+                raise AttributeError(name)
+            rule = f"a dtype of a graph has no attribute {name!r}"
+            hint = "Write xp.isdtype(x.dtype, 'integral') for its kind, and xp.iinfo or xp.finfo(x.dtype).bits."
+            raise AttributeError(Message("to_onnx", rule, {"dtype": self}, hint))
+
     def __hash__(self) -> NoReturn:
         # Equal objects need one hash, and the dtypes of other libraries have others: a dict would miss them.
         rule = "a dtype of a graph cannot be a key, or be in a set"
@@ -122,21 +131,8 @@ def numpy_dtype(dtype: str) -> np.dtype[Any]:
     return np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
 
 
-ONNX_DTYPE = {
-    "float32": 1,
-    "uint8": 2,
-    "int8": 3,
-    "uint16": 4,
-    "int16": 5,
-    "int32": 6,
-    "int64": 7,
-    "bool": 9,
-    "float16": 10,
-    "float64": 11,
-    "uint32": 12,
-    "uint64": 13,
-    "bfloat16": 16,
-}
+_IN_ORDER = "float32 uint8 int8 uint16 int16 int32 int64 - bool float16 float64 uint32 uint64 - - bfloat16"
+ONNX_DTYPE = {name: number for number, name in enumerate(_IN_ORDER.split(), 1) if name != "-"}
 """The number that ONNX has for each dtype, by name. onnx is not asked: `_agree.backends` does without it."""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -20,16 +20,21 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from sdpa_xp._checks.arrays import broadcast
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp_export._dtypes.dtype import ONNX_DTYPE, Dtype, dtype_name, holds, numpy_dtype, to_numpy
 from sdpa_xp_export._files.model import Weight
+from sdpa_xp_export._graph.length_names import LengthNames
 from sdpa_xp_export._graph.lengths import DEVICE, Device, FloatOfLengths, Length, plain
-from sdpa_xp_export.spec import SymbolicShape, TensorSpec
+from sdpa_xp_export.spec import SymbolicShape, TensorSpec, as_lengths
 
 Attend: TypeAlias = Callable[["Graph", str, Mapping[str, object], Mapping[str, object]], Any]
 """Writes a call of the library: the graph, the public function, its arrays by name, its other arguments."""
 CONTRIB = "com.microsoft"
 """The domain of onnxruntime's own operators."""
+_COMMUTING = ("Add", "Mul", "Equal", "And", "Or", "Xor", "BitwiseAnd", "BitwiseOr", "BitwiseXor")
+_MIRRORED = {"Greater": "Less", "GreaterOrEqual": "LessOrEqual"}
+BRANCH_HINT = "No `if` can choose by it: combine conditions with `&`, `|` and `~`, and choose with `where`."
 _Operator: TypeAlias = Callable[..., "GraphValue"]
 
 
@@ -59,12 +64,15 @@ class Graph:
     """The function that messages name."""
     inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
     nodes: list[onnx.NodeProto] = field(default_factory=list)
+    written: dict[bytes, list[str]] = field(default_factory=dict)
+    """The outputs of each node, by what it computes."""
     declared: list[onnx.ValueInfoProto] = field(default_factory=list)
     """Shapes of values that no operator says."""
     constants: dict[tuple[str, tuple[int, ...], bytes], onnx.TensorProto] = field(default_factory=dict)
     named: dict[str, GraphValue] = field(default_factory=dict)
     """Inputs and initializers, by the names that the call has for them."""
     weights: list[Weight] = field(default_factory=list)
+    lengths: LengthNames = field(default_factory=LengthNames)
     count: Iterator[int] = field(default_factory=itertools.count)
     outer: Graph | None = None
     """The graph around this one, if this is the body of a loop."""
@@ -127,11 +135,21 @@ class Graph:
         rule = "a function of the indices must compute with its arguments and with numbers alone"
         raise ArgumentTypeError(self.function, rule, {"operand": type(array).__name__})
 
-    def computed_length(self, name: str, operation: str, *operands: int | str) -> str:
-        """Refuse a length that is computed from others. `TracedGraph` reads lengths and computes with them."""
-        del operation, operands
-        rule = "a function of the indices must not compute with lengths that are known only when the graph runs"
-        raise ArgumentTypeError(self.function, rule, {"length": name})
+    def dims_of(self, value: GraphValue) -> SymbolicShape:
+        """Return the shape of a value. `TracedGraph` has one name for all lengths that are equal."""
+        return tuple(map(plain, value.dims))
+
+    def loose(self, shape: Sequence[int | str]) -> SymbolicShape:
+        """Return a shape whose lengths are equal to others unless a difference of lengths is negative."""
+        return tuple(map(self.lengths.loose, shape))
+
+    def joint_shape(self, *shapes: SymbolicShape) -> SymbolicShape:
+        """Return the shape that `shapes` broadcast to."""
+        for known in (shapes, map(self.loose, shapes)):
+            if (joint := broadcast(*map(as_lengths, known))) is not None:
+                return joint
+        rule = "shapes must broadcast; a name broadcasts only with itself and with 1"
+        raise ArgumentValueError(self.function, rule, {"shapes": ", ".join(map(str, shapes))})
 
     def float_of(self, operation: str, *operands: Any) -> FloatOfLengths:
         """Return the result of an operation on lengths and numbers, in float64."""
@@ -191,16 +209,26 @@ class Graph:
         domain: str = "",
         **attributes: Any,
     ) -> list[GraphValue]:
-        """Add a node with one output for each dtype and shape in `outputs`."""
-        name = f"{op}_{next(self.count)}"  # bodies share the count, so that no name stands in two graphs
-        names = [name, *(f"{name}_{index}" for index in range(1, len(outputs)))]
+        """Add a node with one output for each dtype and shape in `outputs`, unless a node computes them.
+
+        A tool may take two nodes that compute the same for one, and leave an invalid graph; and selections by
+        equal masks have one length.
+        """
         for value in inputs:
             if value is not None and value.graph.count is not self.count:
                 rule = "a value must be used in the graph that it was computed for"
                 hint = "Compute it again in each call of the layer: it was kept from an earlier one."
                 raise ArgumentValueError(self.function, rule, {"value": value}, hint)
         input_names = ["" if value is None else value.name for value in inputs]
-        self.nodes.append(helper.make_node(op, input_names, names, name=name, domain=domain, **attributes))
+        order = sorted(input_names) if op in _COMMUTING else input_names[:: -1 if op in _MIRRORED else 1]
+        alike, attributes = _MIRRORED.get(op, op), attributes | {"domain": domain}
+        key = helper.make_node(alike, order, [""] * len(outputs), **attributes).SerializeToString()
+        if op == "Identity" or key not in self.written:  # a copy is there to be another value
+            name = f"{op}_{next(self.count)}"  # bodies share the count, so that no name stands in two graphs
+            names = [name, *(f"{name}_{index}" for index in range(1, len(outputs)))]
+            self.nodes.append(helper.make_node(op, input_names, names, name=name, **attributes))
+            self.written[key] = names
+        names = self.written[key]
         return [GraphValue(self, output, *like) for output, like in zip(names, outputs, strict=True)]
 
     def copy(self, value: GraphValue) -> GraphValue:
@@ -236,22 +264,12 @@ class Graph:
 
 def _operator(function: str) -> _Operator:
     """Return an operator with the value as its left or only operand: a function of the value's array API."""
-
-    def operator(value: GraphValue, *other: object) -> GraphValue:
-        result: GraphValue = getattr(value.graph.namespace, function)(value, *other)
-        return result
-
-    return operator
+    return lambda value, *other: getattr(value.graph.namespace, function)(value, *other)
 
 
 def _reflected(function: str) -> _Operator:
     """Return an operator with the value as its right operand."""
-
-    def operator(value: GraphValue, other: object) -> GraphValue:
-        result: GraphValue = getattr(value.graph.namespace, function)(other, value)
-        return result
-
-    return operator
+    return lambda value, other: getattr(value.graph.namespace, function)(other, value)
 
 
 def _augmented(operator: str) -> _Operator:
@@ -276,7 +294,7 @@ class GraphValue:
     """The shape, in which a name is text that can be compared with other names."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dims", tuple(map(plain, self.dims)))  # frozen, so that it can be shared
+        object.__setattr__(self, "dims", self.graph.dims_of(self))  # frozen, so that it can be shared
 
     @property
     def dtype(self) -> Dtype:
@@ -378,12 +396,15 @@ class GraphValue:
         return self
 
     def __iter__(self) -> Iterator[GraphValue]:
+        if self.dims and isinstance(self.dims[0], str):
+            rule = "a loop over a length that is known only when the graph runs cannot be exported"
+            hint = "With xp = x.__array_namespace__(), write xp.sum(x, axis=0) for sum(x); or fix the length."
+            raise ArgumentTypeError(self.graph.function, rule, {"shape": self.dims}, hint)
         return iter(self.graph.namespace.unstack(self))
 
     def __bool__(self) -> NoReturn:
         rule = "a value of a graph is neither true nor false while the graph is written"
-        hint = "Combine conditions with `&`, `|` and `~`, and choose with `where`."
-        raise ArgumentTypeError(self.graph.function, rule, {"value": self}, hint)
+        raise ArgumentTypeError(self.graph.function, rule, {"value": self}, BRANCH_HINT)
 
     def _no_number(self) -> NoReturn:
         rule = "a value of a graph cannot be used as a Python number while the graph is written"

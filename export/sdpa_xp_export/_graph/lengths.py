@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 import numpy as np
 
 from sdpa_xp._checks.arrays import broadcast
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+from sdpa_xp.errors import ArgumentTypeError
+from sdpa_xp_export._graph.length_names import LengthNames
+from sdpa_xp_export._graph.terms import Terms, added, multiplied
 from sdpa_xp_export._packages import LIBRARIES
-from sdpa_xp_export.spec import SymbolicShape, addends, as_lengths
+from sdpa_xp_export.spec import SymbolicShape, as_lengths
 
 HINT = (
     "Compute with +, -, *, //, %, / and **, such as x.shape[1] ** 0.5 for math.sqrt; `reshape` takes -1. "
@@ -33,12 +35,13 @@ _COMPARISONS = (np.equal, np.not_equal, np.less, np.less_equal, np.greater, np.g
 
 
 class LengthOwner(Protocol):
-    """The graph of a length: the name for messages, and the nodes of computed lengths."""
+    """The graph of a length: the name for messages, and the names of lengths."""
 
     @property
     def function(self) -> str: ...
 
-    def computed_length(self, name: str, operation: str, *operands: int | str) -> str: ...
+    @property
+    def lengths(self) -> LengthNames: ...  # a field of it
 
     def float_of(self, operation: str, *operands: Any) -> Any: ...
 
@@ -46,29 +49,36 @@ class LengthOwner(Protocol):
 _Operator: TypeAlias = Callable[[Any, Any], Any]
 
 
-def _beside_floats(operation: str, *, reflected: bool = False) -> Callable[[_Operator], _Operator]:
-    """Leave an operator of lengths to an array or a `FloatOfLengths` beside it; a float gives a float."""
+def _both_sides(combine: Callable[..., Any]) -> tuple[_Operator, _Operator]:
+    """Return an operator and its reflection: `combine` gets the value, the other, and both in their order."""
+    return lambda one, other: combine(one, other, one, other), lambda one, other: combine(
+        one, other, other, one
+    )
 
-    def decorator(of_integers: _Operator) -> _Operator:
-        def combine(length: Any, other: Any) -> Any:
-            if isinstance(other, FloatOfLengths) or hasattr(type(other), "__sdpa_xp__"):
-                return NotImplemented
-            if isinstance(other, float):
-                operands = (other, length) if reflected else (length, other)
-                return length.graph.float_of(operation, *operands)
-            return of_integers(length, other)
 
-        return combine
+def _operators(operation: str, of_terms: Callable[[Terms, Terms], Terms] | None = None) -> Any:
+    """Return an operator of lengths and its reflection, which give floats beside floats, or without `of_terms`.
 
-    return decorator
+    Arrays and a `FloatOfLengths` compute it themselves.
+    """
+
+    def combine(length: Any, other: Any, *operands: Any) -> Any:
+        if isinstance(other, FloatOfLengths) or hasattr(type(other), "__sdpa_xp__"):
+            return NotImplemented
+        terms = [] if isinstance(other, float) else [*map(length.terms, operands)]
+        if of_terms is None or not terms:
+            return length.graph.float_of(operation, *operands)
+        return length.of(of_terms(*terms))
+
+    return _both_sides(combine)
 
 
 class Length:
     """The name of a length, or of an integer computed from lengths. It stands in shapes, but is no number.
 
-    `past + new` is the length of both, and `past + new - new` is `past` again. A cache needs no more to say
-    where its tokens stand. Other integer arithmetic gives a name of its own, which the graph computes. A
-    division or a power is a `FloatOfLengths`. A length is equal to itself. Any other comparison is refused,
+    Integer arithmetic gives a sum of products, and the graph has one name for all ways to the same sum:
+    `past + new - new` is `past` again, and 2 L // 2 is L. The graph computes it from the lengths of its inputs.
+    A division or a power is a `FloatOfLengths`. A length is equal to itself. Any other comparison is refused,
     because a run decides it, and Python would take one branch for all runs.
     """
 
@@ -96,85 +106,40 @@ class Length:
         """Return a shape as the caller sees it: its names know their graph."""
         return tuple(length if isinstance(length, int) else cls(graph, length) for length in shape)
 
-    def _sum(self, parts: list[str]) -> int | Length:
-        if all(part.isdecimal() for part in parts):
-            return sum(map(int, parts))
-        return Length(self.graph, "+".join(parts))
+    __add__, __radd__ = _operators("add", added)
+    __sub__, __rsub__ = _operators("subtract", lambda one, other: added(one, other, -1))
+    __mul__, __rmul__ = _operators("multiply", multiplied)
+    __truediv__, __rtruediv__ = _operators("divide")
+    _float_power, _float_quotient, _float_rest = (
+        _operators(name)[0] for name in ("pow", "floor_divide", "remainder")
+    )
 
-    @_beside_floats("add")
-    def __add__(self, other: object) -> Any:
-        return self._sum([*addends(self.name), *self._parts(other)])
-
-    @_beside_floats("add", reflected=True)
-    def __radd__(self, other: object) -> Any:
-        return self._sum([*self._parts(other), *addends(self.name)])
-
-    @_beside_floats("subtract")
-    def __sub__(self, other: object) -> Any:
-        left, parts = addends(self.name), self._parts(other)
-        if any(parts.count(part) > left.count(part) for part in parts):
-            return self._computed(joined_name(self, "less", other), "subtract", self, other)
-        for part in parts:
-            left.remove(part)
-        return self._sum(left)
-
-    @_beside_floats("subtract", reflected=True)
-    def __rsub__(self, other: object) -> Any:
-        self._parts(other)
-        return self._computed(joined_name(other, "less", self), "subtract", other, self)
-
-    @_beside_floats("multiply")
-    def __mul__(self, other: object) -> Any:
-        self._parts(other)
-        if isinstance(other, int) and other < 2:
-            return self if other else 0
-        names, factor = ([self.name], other) if isinstance(other, int) else ([self.name, str(other)], 1)
-        return self._computed(quotient_name(names, factor, [], 1), "multiply", self, other)
-
-    __rmul__ = __mul__
-
-    @_beside_floats("floor_divide")
-    def __floordiv__(self, other: object) -> Any:
-        divisor = self._divisor(other)
-        name = quotient_name([self.name], 1, [], divisor)
-        return self if divisor == 1 else self._computed(name, "floor_divide", self, divisor)
-
-    @_beside_floats("remainder")
-    def __mod__(self, other: object) -> Any:
-        divisor = self._divisor(other)
-        return self._computed(joined_name(self, "modulo", divisor), "remainder", self, divisor)
-
-    @_beside_floats("pow")
-    def __pow__(self, other: object) -> Any:
-        if not isinstance(other, int) or other < 0:
-            return self.graph.float_of("pow", self, other)
-        return reduce(operator.mul, [self] * other, 1)
-
-    @_beside_floats("divide")
-    def __truediv__(self, other: object) -> Any:
-        self._parts(other)
-        return self.graph.float_of("divide", self, other)
-
-    @_beside_floats("divide", reflected=True)
-    def __rtruediv__(self, other: object) -> Any:
-        self._parts(other)
-        return self.graph.float_of("divide", other, self)
-
-    def _computed(self, name: str, operation: str, *operands: Any) -> Length:
-        return Length(self.graph, self.graph.computed_length(name, operation, *map(plain, operands)))
-
-    def _divisor(self, other: object) -> int:
-        if isinstance(other, bool) or not isinstance(other, int) or other < 1:
+    def __floordiv__(self, other: Any) -> Any:
+        if isinstance(other, bool | Length) or (isinstance(other, int) and other < 1):
             self._refuse()
-        return other
+        if not isinstance(other, int):
+            return self._float_quotient(other)
+        return self.of(self.graph.lengths.quotient(self.terms(self), other))
 
-    def _parts(self, other: object) -> list[str]:
-        """Return the names and numbers that a length or a number is the sum of; 0 has none."""
+    def __mod__(self, other: Any) -> Any:
+        return self - self // other * other if isinstance(other, int | Length) else self._float_rest(other)
+
+    def __pow__(self, other: Any) -> Any:
+        is_count = isinstance(other, int) and other >= 0
+        return reduce(operator.mul, [self] * other, 1) if is_count else self._float_power(other)
+
+    def of(self, terms: Terms) -> int | Length:
+        """Return the number or the length that is a sum."""
+        name = self.graph.lengths.name_of(terms)
+        return name if isinstance(name, int) else Length(self.graph, name)
+
+    def terms(self, other: object) -> Terms:
+        """Return the terms of a length or a number."""
         if isinstance(other, Length):
-            return addends(other.name)
-        if isinstance(other, bool) or not isinstance(other, int) or other < 0:
+            return self.graph.lengths.terms(other.name)
+        if isinstance(other, bool) or not isinstance(other, int):
             self._refuse()
-        return [str(other)] if other else []
+        return added({}, {(): other})
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
         raise length_error(self.graph.function, {"length": self})
@@ -183,7 +148,7 @@ class Length:
         raise length_error(self.graph.function, {"length": self}, COMPARISON_HINT)
 
     def __eq__(self, other: object) -> bool:
-        if isinstance(other, str | Length) and sorted(addends(self.name)) == sorted(addends(str(other))):
+        if isinstance(other, str | Length) and self.name == str(other):
             return True
         # A value of the graph compares itself, in the graph. None and a tuple are no lengths.
         if other is None or isinstance(other, tuple | list) or hasattr(type(other), "__sdpa_xp__"):
@@ -213,13 +178,13 @@ class Length:
     __lt__ = __le__ = __gt__ = __ge__ = __bool__
 
 
-def _float_operator(operation: str, *, reflected: bool = False) -> _Operator:
-    def combine(one: Any, other: Any) -> Any:
+def _float_operators(operation: str) -> tuple[_Operator, _Operator]:
+    def combine(value: Any, other: Any, *operands: Any) -> Any:
         if isinstance(other, bool) or not isinstance(other, int | float | Length | FloatOfLengths):
             return NotImplemented
-        return one.graph.float_of(operation, *((other, one) if reflected else (one, other)))
+        return value.graph.float_of(operation, *operands)
 
-    return combine
+    return _both_sides(combine)
 
 
 class FloatOfLengths:
@@ -241,16 +206,13 @@ class FloatOfLengths:
             """What `isinstance` asks: a float for the code of a layer, which would see one in a run."""
             return float if _asks_as_layer(sys._getframe(1)) else FloatOfLengths
 
-    __add__, __radd__ = _float_operator("add"), _float_operator("add", reflected=True)
-    __sub__, __rsub__ = _float_operator("subtract"), _float_operator("subtract", reflected=True)
-    __mul__, __rmul__ = _float_operator("multiply"), _float_operator("multiply", reflected=True)
-    __truediv__, __rtruediv__ = _float_operator("divide"), _float_operator("divide", reflected=True)
-    __floordiv__, __rfloordiv__ = (
-        _float_operator("floor_divide"),
-        _float_operator("floor_divide", reflected=True),
-    )
-    __mod__, __rmod__ = _float_operator("remainder"), _float_operator("remainder", reflected=True)
-    __pow__, __rpow__ = _float_operator("pow"), _float_operator("pow", reflected=True)
+    __add__, __radd__ = _float_operators("add")
+    __sub__, __rsub__ = _float_operators("subtract")
+    __mul__, __rmul__ = _float_operators("multiply")
+    __truediv__, __rtruediv__ = _float_operators("divide")
+    __floordiv__, __rfloordiv__ = _float_operators("floor_divide")
+    __mod__, __rmod__ = _float_operators("remainder")
+    __pow__, __rpow__ = _float_operators("pow")
 
     def __array_ufunc__(self, ufunc: np.ufunc, *_: object, **__: object) -> Any:
         return self**0.5 if ufunc is np.sqrt else self._refuse()
@@ -283,25 +245,6 @@ def plain(length: Any) -> Any:
 def has_names(shape: Sequence[Any]) -> bool:
     """Return whether one of the lengths is known only when the graph runs."""
     return any(isinstance(length, str) for length in shape)
-
-
-def joined_name(*parts: object) -> str:
-    """Return a name for a new length, made of what it follows from; equal parts give equal names."""
-    return "_".join(str(part).replace("+", "_and_").replace("-", "minus_") for part in parts)
-
-
-def quotient_name(names: Sequence[str], factor: int, divisors: Sequence[str], divisor: int) -> str:
-    """Return a name for a product of lengths and a number, divided by others."""
-    return joined_name("times", *sorted(names), factor, "over", *divisors, divisor)
-
-
-def joint_shape(*shapes: SymbolicShape) -> SymbolicShape:
-    """Return the shape that `shapes` broadcast to."""
-    joint = broadcast(*map(as_lengths, shapes))
-    if joint is None:
-        rule = "shapes must broadcast; a name broadcasts only with itself and with 1"
-        raise ArgumentValueError("to_onnx", rule, {"shapes": ", ".join(map(str, shapes))})
-    return joint
 
 
 def broadcasts_to(shape: SymbolicShape, target: SymbolicShape) -> bool:

@@ -16,8 +16,9 @@ import onnx
 from sdpa_xp.errors import ArgumentTypeError
 from sdpa_xp_export._dtypes.dtype import to_numpy
 from sdpa_xp_export._graph.graph import Attend, Graph, GraphValue
-from sdpa_xp_export._graph.lengths import Length, plain
-from sdpa_xp_export.spec import SymbolicShape, addends
+from sdpa_xp_export._graph.lengths import Length, length_error, plain
+from sdpa_xp_export._graph.terms import Terms, added, factors, parts
+from sdpa_xp_export.spec import SymbolicShape
 
 _MOVING = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Expand")
 """Operators that change no integer but its dtype."""
@@ -36,21 +37,15 @@ class TracedGraph(Graph):
     """Each array that met a value, which keeps it alive, and its initializer, by identity."""
     length_sources: dict[str, tuple[GraphValue, int]] = field(default_factory=dict)
     """A value that has a length, and the axis, by the name of the length."""
-    computed_lengths: dict[str, tuple[str, tuple[int | str, ...]]] = field(default_factory=dict)
-    """The operation and the operands of a length that is computed from others, by its name."""
     concatenated: dict[str, tuple[int, GraphValue, GraphValue]] = field(default_factory=dict)
     """The axis and the two parts of a value that joins two others, by its name. A cache is such a value."""
     equal_values: dict[str, GraphValue] = field(default_factory=dict)
     """Another value with the same numbers, which an attention node returns anyway, by the name of a value."""
 
     def input(self, name: str, dtype: str, shape: SymbolicShape) -> GraphValue:
-        """Add an input; its named lengths are read from it."""
-        value = Graph.input(self, name, dtype, shape)
-        self.named[name] = value
-        for axis, length in enumerate(shape):
-            if isinstance(length, str):
-                self.length_sources.setdefault(length, (value, axis))
-        return value
+        """Add an input."""
+        self.named[name] = Graph.input(self, name, dtype, shape)
+        return self.named[name]
 
     @property
     def used_names(self) -> set[str]:
@@ -64,22 +59,47 @@ class TracedGraph(Graph):
         candidates = (f"{name}_{n}" if n else name for n in itertools.count())
         return next(candidate for candidate in candidates if candidate not in used)
 
-    def length(self, name: int | str) -> GraphValue:
-        """Return the length of that name, (1,)."""
-        if isinstance(name, int) or name.isdecimal():
-            return self.constant([int(name)], "int64")
-        if name in self.length_sources:
-            value, axis = self.length_sources[name]
-            return self.add("Shape", value, dtype="int64", shape=(1,), start=axis, end=axis + 1)
-        if name in self.computed_lengths:
-            operation, operands = self.computed_lengths[name]
-            return cast(GraphValue, getattr(self.namespace, operation)(*map(self.length, operands)))
-        return reduce(operator.add, map(self.length, addends(name)))
+    def dims_of(self, value: GraphValue) -> SymbolicShape:
+        """Return the shape of a value in the names of the graph; a length that nothing says is read from it."""
+        dims = tuple(self.lengths.axis(n) if isinstance(n, str) else n for n in map(plain, value.dims))
+        for axis, length in enumerate(dims):
+            if not self.knows(length):
+                self.length_sources[str(length)] = value, axis
+        return dims
 
-    def computed_length(self, name: str, operation: str, *operands: int | str) -> str:
-        """Let the length of that name be computed from others, unless a value has it."""
-        self.computed_lengths[name] = operation, operands
-        return name
+    def knows(self, length: int | str) -> bool:
+        """Return whether a length is a number, or can be read or computed."""
+        if isinstance(length, int) or length in self.length_sources:
+            return True
+        if length in self.lengths.computed:
+            return self.lengths.computed[length][0] != "like"
+        names = {name for product in self.lengths.terms(length) for name in product}
+        return length not in names and all(map(self.knows, names))
+
+    def length(self, length: int | str) -> GraphValue:
+        """Return a length, (1,)."""
+        if isinstance(length, int):
+            return self.constant([length], "int64")
+        if length in self.length_sources:
+            value, axis = self.length_sources[length]
+            return self.add("Shape", value, dtype="int64", shape=(1,), start=axis, end=axis + 1)
+        if length in self.lengths.computed:
+            function, operand, number = self.lengths.computed[length]
+            compute = getattr(self.namespace, function)
+            return cast(GraphValue, compute(self.length(operand), number, exact=False))
+        terms = self.lengths.terms(length)
+        if not self.knows(length):  # L, beside inputs of the lengths P + L and P
+            for known in self.length_sources:
+                rest = added(self.lengths.terms(known), terms, -1)
+                if all(self.knows(name) for names in rest for name in names):
+                    return self.length(known) - self.length(self.lengths.name_of(rest))
+            raise length_error(self.function, {"length": length})
+        plus, minus = parts(terms)
+        total = self._sum(plus or {(): 0})
+        return total - self._sum(minus) if minus else total
+
+    def _sum(self, terms: Terms) -> GraphValue:
+        return reduce(operator.add, [reduce(operator.mul, map(self.length, term)) for term in factors(terms)])
 
     def from_array(self, array: object) -> GraphValue:
         """Convert an array of any library to an initializer, one for each array, and a length to a number."""
@@ -104,7 +124,7 @@ class TracedGraph(Graph):
 
     def call_graph(self, named: dict[str, GraphValue], float_dtype: str, attend: Attend) -> Graph:
         """Return this graph as the graph of one call of attention, whose inputs are values of this graph."""
-        lists = ("inputs", "nodes", "constants", "weights")  # the call writes its nodes here
+        lists = ("inputs", "nodes", "written", "constants", "weights")  # the call writes its nodes here
         shared = {name: getattr(self, name) for name in lists}
         return self.part(attend=attend, float_dtype=float_dtype, named=named, **shared)
 
@@ -119,14 +139,6 @@ class TracedGraph(Graph):
         self.nodes[:] = reversed(kept)
         self.weights[:] = [weight for weight in self.weights if weight.name in needed]
         self.constants = {key: constant for key, constant in self.constants.items() if constant.name in needed}
-
-
-def name_length(value: GraphValue, axis: int, name: int | str) -> GraphValue:
-    """Let a name of a length be read from `value`, if its graph reads lengths; return `value`."""
-    if isinstance(name, str) and isinstance(value.graph, TracedGraph):
-        # The first value stays: its Shape needs no node before it if it is an input.
-        value.graph.length_sources.setdefault(name, (value, axis))
-    return value
 
 
 def traced_graph_of(value: GraphValue) -> TracedGraph:

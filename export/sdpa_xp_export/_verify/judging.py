@@ -40,6 +40,7 @@ from sdpa_xp_export.report import Agreement
 
 # By luck the textbook formula may be exact in a run, and the model need not be.
 ROUNDINGS = 4
+OF_ANOTHER_SHAPE = Agreement(math.inf, math.inf, 0.0)
 EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 
 
@@ -55,6 +56,9 @@ def judge(
     It is relative to `largest_terms`, the largest sum of the sizes of the terms of an element, or else to the
     largest value of the reference.
     """
+    if result.shape != reference.shape:
+        rule = "`result` must have the shape of the reference"
+        raise ArgumentValueError("judge", rule, {"result": result.shape, "reference": reference.shape})
     return judge_together([(result, reference, textbook)], dtype, largest_terms=largest_terms)[0]
 
 
@@ -75,7 +79,6 @@ def judge_together(
     drift = DRIFT * min(EPS[dtype], EPS["float32"])
     compared = []
     for result, reference, textbook in runs:
-        _check_shapes(result, reference)
         largest = largest_of(reference) if largest_terms is None else largest_terms
         compared.append((result, reference, largest, textbook_error(reference, textbook, largest)))
     relative_bound = 2 * max(error for *_, error in compared) + ROUNDINGS * size * EPS[dtype]
@@ -96,7 +99,9 @@ def judge_integers(runs: Sequence[tuple[NDArray[Any], NDArray[Any], NDArray[Any]
     flipped = max(float(np.mean(direct != exact)) if exact.size else 0.0 for _, exact, direct in runs)
     agreements = []
     for result, exact, _ in runs:
-        _check_shapes(result, exact)
+        if result.shape != exact.shape:
+            agreements.append(OF_ANOTHER_SHAPE)
+            continue
         error, index = _distance(result, exact)
         few = np.count_nonzero(result != exact) <= 2 * flipped * exact.size + 1
         largest = largest_of(np.asarray(exact, np.float64))
@@ -112,12 +117,6 @@ def _distance(result: NDArray[Any], exact: NDArray[Any]) -> tuple[float, tuple[i
     rough = np.abs(result[unlike].astype(np.float64) - exact[unlike].astype(np.float64))
     index = tuple(int(n) for n in np.argwhere(unlike)[int(np.argmax(rough))])
     return abs(float(int(result[index]) - int(exact[index]))), index  # float64 does not hold all of 64 bits
-
-
-def _check_shapes(result: NDArray[Any], reference: NDArray[np.float64]) -> None:
-    if result.shape != reference.shape:
-        rule = "`result` must have the shape of the reference"
-        raise ArgumentValueError("judge", rule, {"result": result.shape, "reference": reference.shape})
 
 
 def textbook_error(
@@ -251,6 +250,8 @@ def smallest(dtype: str) -> float:
 
 def closest(result: NDArray[Any], reference: Floats, bound: Floats | float) -> Agreement:
     """Return the error and the bound of the element that is closest to its bound, or furthest beyond it."""
+    if result.shape != reference.shape:
+        return OF_ANOTHER_SHAPE
     errors = _errors(result, reference)
     if not errors.size:
         return Agreement(0.0, 0.0, 0.0)

@@ -144,7 +144,7 @@ def _value(graph: TracedGraph, array: object) -> GraphValue:
 
 
 def _spec(value: GraphValue) -> ComputedSpec:
-    return ComputedSpec(value.elem_type, value.dims, value)
+    return ComputedSpec(value.elem_type, value.graph.loose(value.dims), value)
 
 
 def _with_specs(graph: TracedGraph, argument: Any, adds_head: bool) -> Any:

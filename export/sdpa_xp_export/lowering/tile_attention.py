@@ -11,7 +11,6 @@ from sdpa_xp_export._call.arguments import SUMS_OF_QUERIES
 from sdpa_xp_export._call.mask_analysis import has_empty_rows, is_only_causal
 from sdpa_xp_export._call.operands import Initializer, Input
 from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.lengths import joint_shape
 from sdpa_xp_export._runtime.releases import Runtime
 from sdpa_xp_export.lowering import statistics
 from sdpa_xp_export.lowering.biases import add_biases
@@ -173,7 +172,7 @@ def matmul_grouped(
     (..., H, -1, X) and (..., Hq, -1, Y), if only a run says H.
     """
     heads, groups = rows.dims[-3], shared.dims[-3]
-    batch = joint_shape(rows.dims[:-3], shared.dims[:-3])
+    batch = rows.graph.joint_shape(rows.dims[:-3], shared.dims[:-3])
     shape = (*batch, heads, rows.dims[-2], shared.dims[-1])
     if heads == groups:
         return rows @ shared

@@ -1,0 +1,118 @@
+"""The names of the lengths of a graph: one for all that are equal, and how each of them is computed."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import reduce
+
+from sdpa_xp_export._graph.terms import Terms, added, divided, joined_name, multiplied, parts, text
+from sdpa_xp_export.spec import SymbolicShape, addends
+
+
+@dataclass(slots=True)
+class LengthNames:
+    """The sums that names stand for, and the operations that give other lengths.
+
+    A difference of lengths is an integer, which may be negative. An axis of that length has another name, since
+    x[1:] of an empty array has no element. So N - 1 + 1 is N, but the length of x[1:], plus 1, is not.
+    """
+
+    names: dict[frozenset[tuple[tuple[str, ...], int]], str] = field(default_factory=dict)
+    """The name of each sum: the first one that was written."""
+    sums: dict[str, Terms] = field(default_factory=dict)
+    """The terms of the names of sums."""
+    computed: dict[str, tuple[str, str, int]] = field(default_factory=dict)
+    """A function and its operands, a name and a number, by the name of the length that it gives. A length that
+    is "like" another is read from an array, because a bound of a slice may be beyond its axis."""
+    exact: set[str] = field(default_factory=set)
+    """The quotients that have no rest in any run, since a Reshape would have failed."""
+
+    def terms(self, name: int | str) -> Terms:
+        """Return what a name, or a sum of names, stands for."""
+        if name in self.sums:
+            return self.sums[str(name)]
+        terms: Terms = {}
+        for part in addends(str(name)):
+            is_number = part.lstrip("-").isdecimal()
+            terms = added(terms, {(): int(part)} if is_number else self.sums.get(part, {(part,): 1}))
+        return terms
+
+    def name_of(self, terms: Terms) -> int | str:
+        """Return the name of a sum, or the number that it is."""
+        if terms.keys() <= {()}:
+            return terms.get((), 0)
+        key = frozenset(terms.items())
+        if key not in self.names:
+            name = text(terms)
+            while name in self.names.values():  # the caller has a length of that name
+                name += "_"
+            self.names[key], self.sums[name] = name, terms
+        return self.names[key]
+
+    def quotient(self, terms: Terms, divisor: int) -> Terms:
+        """Return a sum divided by a number, and rounded down."""
+        whole = {names: number // divisor for names, number in terms.items()}
+        rest = {names: number % divisor for names, number in terms.items()}
+        common = math.gcd(divisor, *rest.values())
+        name = self.name_of(added({}, {names: number // common for names, number in rest.items()}))
+        if isinstance(name, str):
+            function, dividend, inner = self.computed.get(name, ("", name, 1))
+            if function != "floor_divide":  # (N // 2) // 3 is N // 6
+                dividend, inner = name, 1
+            quotient = joined_name(dividend, "over", inner * divisor // common)
+            self.computed[quotient] = "floor_divide", dividend, inner * divisor // common
+            whole = {**added(whole, {(quotient,): 1})}
+        return added({}, whole)
+
+    def counted(self, terms: Terms, step: int) -> int | str:
+        """Return how many numbers a range has: its length divided by the step, rounded up, but not below 0."""
+        length = self.name_of(terms)
+        length = self.axis(length) if isinstance(length, str) else max(length, 0)
+        return self.name_of(self.quotient(added(self.terms(length), {(): step - 1}), step))
+
+    def axis(self, name: str) -> str:
+        """Return the name of an axis of that length, which is not negative."""
+        terms = self.terms(name)
+        plus, minus = map(text, parts(terms))
+        if not minus:
+            return self.names.setdefault(frozenset(terms.items()), name)
+        limited = joined_name(plus, "less", minus)
+        self.computed[limited] = "maximum", str(self.name_of(terms)), 0
+        return limited
+
+    def loose(self, length: int | str) -> int | str:
+        """Return a length in which no difference is limited to 0: axes fit if their lengths are then equal."""
+        length = self.name_of(self._loose(self.terms(length)))
+        return self.axis(length) if isinstance(length, str) else length
+
+    def _loose(self, terms: Terms) -> Terms:
+        total: Terms = {}
+        for names, factor in terms.items():
+            term: Terms = {(): 1}
+            for name in names:
+                function, operand, number = self.computed.get(name, ("", name, 0))
+                is_exact = name in self.exact and factor % number == 0
+                factor //= number if is_exact else 1
+                known = is_exact or function in ("maximum", "like")
+                term = multiplied(term, self._loose(self.terms(operand)) if known else {(name,): 1})
+            total = added(total, term, factor)
+        return total
+
+    def remaining(self, shape: SymbolicShape, others: SymbolicShape) -> int | str:
+        """Return the length of the last axis if the elements of a shape get other axes."""
+        one: Terms = {(): 1}
+        dividend, divisor = (
+            reduce(multiplied, map(self.terms, (Counter(lengths) - Counter(rest)).elements()), one)
+            for lengths, rest in ((shape, others), (others, shape))
+        )
+        names, number = next(iter(divisor.items()))
+        left = divided(dividend, names) if len(divisor) == 1 else None
+        if left is None:
+            return joined_name(text(dividend), "over", text(divisor))
+        quotient = self.quotient(left, number)
+        self.exact |= {name for names in quotient for name in names} - {
+            name for names in left for name in names
+        }
+        return self.name_of(quotient)

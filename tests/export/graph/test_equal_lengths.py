@@ -1,0 +1,233 @@
+"""Equal lengths have one name, however a layer comes to them, and each is the number that NumPy has."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from graphs import run
+
+from sdpa_xp_export import TensorSpec, to_onnx
+
+Layer = Callable[..., Any]
+OF_ONE: dict[str, Layer] = {
+    "a mask, twice": lambda xp, x: (lambda m: x[m] + 2 * x[m])(x > 0),
+    "equal masks": lambda xp, x: x[x > 0] + 2 * x[x > 0],
+    "mirrored masks": lambda xp, x: x[x > 0] + x[0 < x],  # noqa: SIM300
+    "masks that commute": lambda xp, x: x[(x > 0) & (x < 2)] + x[(x < 2) & (x > 0)],
+    "a mask and its indices": lambda xp, x: x[x > 0] + xp.take(x, xp.nonzero(x > 0)[0]),
+    "nonzero, twice": lambda xp, x: xp.nonzero(x > 0)[0] + xp.nonzero(x > 0)[0],
+    "nonzero of numbers": lambda xp, x: xp.nonzero(x)[0] + xp.nonzero(x != 0)[0],
+    "a flat mask": lambda xp, x: x[x > 0] + xp.reshape(x, (-1,))[xp.reshape(x > 0, (-1,))],
+    "a mask that was taken": lambda xp, x: (lambda m: x[m] + x[m])(xp.take(x > 0, xp.arange(x.shape[0]))),
+    "as many zeros": lambda xp, x: xp.zeros(x[x > 0].shape[0], dtype=x.dtype) + x[x > 0],
+    "unique values": lambda xp, x: xp.unique_values(x) + xp.unique_counts(x).values,
+    "repeats": lambda xp, x: (lambda n: xp.repeat(x, n) + xp.repeat(x, n))(xp.astype(x > 0, xp.int64)),
+    "N + 1": lambda xp, x: xp.zeros(x.shape[0] + 1) + xp.zeros(1 + x.shape[0]),
+    "2 N": lambda xp, x: (
+        xp.zeros(2 * x.shape[0]) + xp.zeros(x.shape[0] + x.shape[0]) + xp.zeros(x.shape[0] * 2)
+    ),
+    "3 N - N": lambda xp, x: xp.zeros(3 * x.shape[0] - x.shape[0]) + xp.concat([x, x]),
+    "N - 1 + 1": lambda xp, x: xp.zeros(x.shape[0] - 1 + 1) + xp.zeros(x.shape[0] + 3 - 3) + x,
+    "a square": lambda xp, x: xp.zeros((x.shape[0] + 1) ** 2) + xp.zeros(x.shape[0] ** 2 + 1 + x.shape[0] * 2),
+    "2 N // 2": lambda xp, x: xp.zeros(2 * x.shape[0] // 2) + x,
+    "rounded up": lambda xp, x: (
+        xp.zeros((x.shape[0] + 1) // 2) + x[::2] + xp.arange(0, x.shape[0], 2, dtype=x.dtype)
+    ),
+    "halves of equal sums": lambda xp, x: xp.zeros((x.shape[0] + 3) // 2) + xp.zeros((3 + x.shape[0]) // 2),
+    "N // 2 // 3": lambda xp, x: xp.zeros(x.shape[0] // 2 // 3) + xp.zeros(x.shape[0] // 6),
+    "2 N // 4": lambda xp, x: xp.zeros(2 * x.shape[0] // 4) + xp.zeros(x.shape[0] // 2),
+    "quotient and rest": lambda xp, x: xp.zeros(x.shape[0] // 4 * 4 + x.shape[0] % 4) + x,
+    "neighbours": lambda xp, x: x[1:] - x[:-1] + x[: x.shape[0] - 1] + x[1 : x.shape[0]] + xp.diff(x),
+    "third neighbours": lambda xp, x: x[3:] + x[:-3],
+    "rolled by hand": lambda xp, x: xp.concat([x[1:], x[:1]]) + x + xp.roll(x, -1),
+    "shifted": lambda xp, x: xp.concat([xp.zeros(1, dtype=x.dtype), x])[:-1] + x,
+    "halves": lambda xp, x: (lambda n: xp.concat([x[n:], x[:n]]) + x)(x.shape[0] // 2),
+    "four parts": lambda xp, x: (lambda n: xp.concat([x[:n], x[n:]]) + x)(x.shape[0] // 4 * 4),
+    "tiles and repeats": lambda xp, x: xp.tile(x, (2,)) + xp.repeat(x, 2) + xp.reshape(xp.stack([x, x]), (-1,)),
+    "the size": lambda xp, x: xp.zeros(xp.stack([x, x, x]).size) + xp.reshape(xp.stack([x, x, x]), (-1,)),
+    "flat and back": lambda xp, x: (
+        xp.reshape(xp.reshape(xp.stack([x, x], axis=-1), (-1,)), (-1, 2)) + x[:, None]
+    ),
+    "sums up to each": lambda xp, x: xp.cumulative_sum(x, include_initial=True)[1:] + x,
+    "products of rolled rows": lambda xp, x: xp.vecdot(xp.concat([x[1:], x[:1]]), x),
+    "a product of rolled rows": lambda xp, x: xp.concat([x[1:], x[:1]]) @ x,
+    "a sum of rolled rows": lambda xp, x: xp.tensordot(xp.concat([x[1:], x[:1]]), x, axes=1),
+    "a rolled mask": lambda xp, x: x[xp.concat([x[1:] > 0, x[:1] > 0])],
+}
+
+
+def expected(layer: Layer, *arrays: np.ndarray) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return layer(np, *arrays)
+
+
+@pytest.mark.parametrize("name", OF_ONE)
+def test_equal_lengths(name: str) -> None:
+    layer = OF_ONE[name]
+    model = to_onnx(lambda x: layer(x.__array_namespace__(), x), TensorSpec("float32", ("N",)))
+    for length in (0, 1, 2, 3, 5, 8, 13):
+        x = np.random.default_rng(length).integers(-3, 4, length).astype(np.float32)
+        output = run(model, {"x": x})["output"]
+        np.testing.assert_array_equal(output, expected(layer, x), f"N={length}", strict=False)
+
+
+def test_a_length_may_be_divided() -> None:
+    """What a Reshape divides is divisible, so that the quotient times the divisor is the length again."""
+    for layer in (
+        lambda xp, x: xp.reshape(xp.reshape(x, (-1, 4)), (-1,)) + x,
+        lambda xp, x: xp.reshape(xp.reshape(x, (2, -1)), (-1,)) + x,
+        lambda xp, x: xp.reshape(x, (-1, 4))[:, 0] + xp.zeros(x.shape[0] // 4),
+    ):
+        model = to_onnx(lambda x, f=layer: f(x.__array_namespace__(), x), TensorSpec("float32", ("N",)))
+        for length in (0, 4, 12):
+            x = np.arange(length, dtype=np.float32)
+            np.testing.assert_array_equal(run(model, {"x": x})["output"], layer(np, x))
+
+
+NUMBERS: dict[str, Layer] = {
+    "differences": lambda n: (n - 1, 3 - n, n - 1 + 1, 0 - n, 2 * n - 7, -1 * n + 4),
+    "quotients": lambda n: (n // 2, (n - 3) // 2, n % 3, (n - 5) % 4, (3 * n + 5) // 2, n // 2 // 3, 2 * n % 2),
+    "products": lambda n: (n * n, (n + 1) * (n - 1), n**3, 4 * n + n, (n - 2) * (n - 2)),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_integers_of_lengths(name: str) -> None:
+    """As Python computes them, also below 0."""
+
+    def layer(x: Any) -> Any:
+        xp = x.__array_namespace__()
+        numbers = [*NUMBERS[name](x.shape[0])]
+        return xp.stack(
+            [
+                xp.asarray(number)
+                if not isinstance(number, int)
+                else number + 0 * xp.astype(xp.sum(x), xp.int64)
+                for number in numbers
+            ]
+        )
+
+    model = to_onnx(layer, TensorSpec("float32", ("N",)))
+    for length in (0, 1, 2, 5, 9):
+        output = run(model, {"x": np.zeros(length, np.float32)})["output"]
+        assert output.tolist() == [*NUMBERS[name](length)]
+
+
+def test_a_cut_off_length_is_no_difference() -> None:
+    """x[1:] of no elements has none, so its length and 1 are 1, where N - 1 + 1 is 0."""
+
+    def layer(x: Any) -> Any:
+        xp = x.__array_namespace__()
+        rest = x[1:]
+        return (
+            rest,
+            xp.asarray(x.shape[0] - 1),
+            xp.zeros(rest.shape[0] + 1),
+            xp.zeros(x.shape[0] - 1 + 1),
+            x[:0],
+        )
+
+    model = to_onnx(layer, TensorSpec("float32", ("N",)))
+    for length, numbers in ((0, (0, -1, 1, 0, 0)), (1, (0, 0, 1, 1, 0)), (4, (3, 3, 4, 4, 0))):
+        outputs = [*run(model, {"x": np.ones(length, np.float32)}).values()]
+        assert tuple(int(y) if not y.ndim else y.shape[0] for y in outputs) == numbers
+
+
+def test_a_bound_beyond_the_axis() -> None:
+    """A length that a slice claims is not read from it: y[:N] may have fewer rows."""
+
+    def layer(x: Any, y: Any) -> Any:
+        xp = x.__array_namespace__()
+        n = x.shape[0]
+        return (
+            y[: n // 2],
+            xp.zeros(n // 2),
+            y[n - 2 :],
+            xp.zeros(y[n - 2 :].shape[0]),
+            y[1:n],
+            xp.zeros(y[1:n].shape[0]),
+        )
+
+    model = to_onnx(layer, TensorSpec("float32", ("N",)), TensorSpec("float32", (3,)))
+    for length in (0, 2, 4, 9):
+        y = np.arange(3, dtype=np.float32)
+        outputs = [*run(model, {"x": np.ones(length, np.float32), "y": y}).values()]
+        shapes = [
+            part.shape for part in (y[: length // 2], np.zeros(length // 2), y[length - 2 :], y[length - 2 :])
+        ]
+        assert [output.shape for output in outputs[:4]] == shapes
+        assert outputs[4].shape == outputs[5].shape == y[1:length].shape
+
+
+def test_names_of_two_inputs() -> None:
+    def layer(x: Any, y: Any) -> Any:
+        xp = x.__array_namespace__()
+        return xp.concat([x, y]) + xp.concat([y, x]), xp.zeros(y.shape[0] + x.shape[0]) + xp.concat([x, y])
+
+    model = to_onnx(layer, TensorSpec("float32", ("N",)), TensorSpec("float32", ("M",)))
+    assert model.graph.output[0].type == model.graph.output[1].type
+    x, y = np.arange(2, dtype=np.float32), np.ones(3, np.float32)
+    np.testing.assert_array_equal(run(model, {"x": x, "y": y})["output_0"], [1, 2, 2, 1, 2])
+
+
+def test_sums_in_specs() -> None:
+    """The names of a sum may stand in any order, and one of them may follow from the others."""
+    specs = [TensorSpec("float32", shape) for shape in (("P+L",), ("L+P",), ("P",))]
+
+    def layer(x: Any, y: Any, p: Any) -> Any:
+        xp = x.__array_namespace__()
+        return x + y, xp.zeros(x.shape[0] - p.shape[0]), xp.concat([p, x[p.shape[0] :]]) + y
+
+    model = to_onnx(layer, *specs)
+    assert [value.type.tensor_type.shape.dim[0].dim_param for value in model.graph.input] == ["P+L", "L+P", "P"]
+    feeds = {"x": np.ones(5, np.float32), "y": np.ones(5, np.float32), "p": np.ones(2, np.float32)}
+    assert [y.shape for y in run(model, feeds).values()] == [(5,), (3,), (5,)]
+
+
+def test_a_caller_may_have_any_name() -> None:
+    """Also one that the graph would give: it stays another length."""
+    specs = [TensorSpec("float32", (name,)) for name in ("N", "N_minus_1", "N_times_2")]
+
+    def layer(x: Any, y: Any, z: Any) -> Any:
+        xp = x.__array_namespace__()
+        return xp.zeros(x.shape[0] * 2), z, xp.asarray(x.shape[0] - 1), y
+
+    model = to_onnx(layer, *specs)
+    x, y, z = (np.ones(length, np.float32) for length in (4, 7, 2))
+    outputs = [*run(model, {"x": x, "y": y, "z": z}).values()]
+    assert ([output.shape for output in outputs], int(outputs[2])) == ([(8,), (2,), (), (7,)], 3)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda xp, x: xp.zeros(x.shape[0] + 1) + x,
+        lambda xp, x: x[x > 0] + x[x < 0],
+        lambda xp, x: xp.zeros(x.shape[0] // 2 * 2) + x,
+        lambda xp, x: x[2:] + x[1:],
+        lambda xp, x: xp.reshape(x, (-1, 2)) + xp.reshape(x, (-1, 4))[:, :2],
+    ],
+)
+def test_other_lengths_are_refused(layer: Layer) -> None:
+    with pytest.raises(ValueError, match="to_onnx: shapes must broadcast; a name broadcasts only with itself"):
+        to_onnx(lambda x: layer(x.__array_namespace__(), x), TensorSpec("float32", ("N",)))
+
+
+def test_lengths_that_differ_in_a_run_do_not_agree_by_luck() -> None:
+    """Where a difference is cut off, axes that fit otherwise do not: the run fails, as NumPy does."""
+    model = to_onnx(
+        lambda x: (lambda xp: xp.concat([x[3:], xp.ones(3, dtype=x.dtype)]) + x)(x.__array_namespace__()),
+        TensorSpec("float32", ("N",)),
+    )
+    assert run(model, {"x": np.ones(4, np.float32)})["output"].shape == (4,)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    with pytest.raises(Exception, match="broadcast"):
+        session.run(None, {"x": np.ones(2, np.float32)})
