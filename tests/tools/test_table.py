@@ -117,7 +117,7 @@ def test_the_exporter_writes_older_opsets(opset: int) -> None:
 
 @pytest.mark.parametrize("name", ["tiled, two outputs", "arrays, tiled"])
 def test_float16_of_a_maximum_in_a_loop(name: str) -> None:
-    with pytest.raises(Exception, match="ReduceMax|Node input 'Reshape_.*is not a graph input"):
+    with pytest.raises(Exception, match=r"ReduceMax|Node input 'Reshape_.*is not a graph input"):
         run(TOOLS["float16 of onnxruntime"](MODELS[name].model), MODELS[name].feeds(0))
 
 
