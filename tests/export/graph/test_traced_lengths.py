@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import math
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -206,6 +208,55 @@ def test_dtypes_by_name() -> None:
 def test_refused_of_dtypes_and_devices(ask: Callable[[Any, Any], Any], words: str) -> None:
     with pytest.raises(TypeError, match=f"to_onnx: .*{words}"):
         answer_to(ask)
+
+
+@pytest.mark.parametrize("name", ["kind", "itemsize", "is_floating_point", "type"])
+def test_a_dtype_without_an_attribute(name: str) -> None:
+    words = rf"^to_onnx: a dtype of a graph has no attribute '{name}'; got dtype=float32\. Write xp.isdtype\("
+    with pytest.raises(AttributeError, match=words):
+        answer_to(lambda x, y: getattr(x.dtype, name))
+
+
+def test_a_dtype_can_be_copied() -> None:
+    """Python asks for attributes of a dtype that has no name yet."""
+    assert answer_to(lambda x, y: copy.deepcopy(x.dtype) == pickle.loads(pickle.dumps(x.dtype)) == "float32")
+    assert not answer_to(lambda x, y: hasattr(x.dtype, "kind"))
+
+
+LOOPS: dict[str, Callable[[Any], Any]] = {
+    "for": lambda x: [row for row in x],  # noqa: C416, the loop of a caller
+    "sum": sum,
+    "max": max,
+    "list": list,
+    "zip": lambda x: [*zip(x, x, strict=True)],
+    "unpacked": lambda x: (lambda one, *more: one)(*x),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_over_an_open_length(name: str) -> None:
+    words = (
+        r"^to_onnx: a loop over a length that is known only when the graph runs cannot be exported; "
+        r"got shape=\('B', 'L', 4\)\..*xp\.sum\(x, axis=0\) for sum\(x\); or fix the length\.$"
+    )
+    with pytest.raises(TypeError, match=words):
+        answer_to(lambda x, y: LOOPS[name](x))
+
+
+def test_a_loop_over_a_known_length() -> None:
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    model = to_onnx(lambda x: sum(x), TensorSpec("float32", (2, "L")))
+    np.testing.assert_array_equal(run(model, {"x": x})["output"], x.sum(axis=0))
+
+
+@pytest.mark.parametrize("name", ["any", "all"])
+def test_a_method_whose_answer_an_if_wants(name: str) -> None:
+    """The hint says both how to write it, and that no `if` can ask for it."""
+    words = (
+        rf"has no attribute '{name}'.*xp\.{name}\(x\)\. No `if` can choose by it: combine .* with `where`\.$"
+    )
+    with pytest.raises(AttributeError, match=words):
+        answer_to(lambda x, y: x if getattr(x > 0, name)() else y)
 
 
 def test_values_share_a_device() -> None:

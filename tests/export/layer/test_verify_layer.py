@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -193,6 +194,46 @@ def test_outputs_with_names_of_another_exporter_are_refused() -> None:
     model.graph.output[0].name = "y"
     with pytest.raises(ValueError, match="name its outputs as to_onnx does; got outputs=y, layer=output"):
         verify_layer(model, LAYER)
+
+
+SHAPES: dict[str, tuple[Any, Any, str]] = {
+    "a shorter axis": (
+        lambda x: x[:, 1:],
+        lambda x: x * 1,
+        r"output.shape \(1, 0, 64\) instead of \(1, 1, 64\)",
+    ),
+    "a longer axis": (
+        lambda x: x * 1,
+        lambda x: x[:, :-1],
+        r"output.shape \(1, 1, 64\) instead of \(1, 0, 64\)",
+    ),
+    "another axis": (
+        lambda x: x[..., None],
+        lambda x: x,
+        r"output.shape \(1, 1, 64, 1\) instead of \(1, 1, 64\)",
+    ),
+    "integers": (
+        lambda x: (x > 0)[:, 1:],
+        lambda x: x > 0,
+        r"output.shape \(1, 0, 64\) instead of \(1, 1, 64\)",
+    ),
+    "one of two": (
+        lambda x: (x * 2, x[:, :, 1:]),
+        lambda x: (x * 2, x),
+        r"output_1.shape \(1, 1, 63\) instead of \(1, 1, 64\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_an_output_of_another_shape_disagrees(name: str) -> None:
+    exported, layer, words = SHAPES[name]
+    report = verify_layer(to_onnx(exported, X), layer, seed=0)
+    assert not report.agrees
+    assert re.search(words, " ".join(str(report).split()))
+    agreed = {run.output for run in report.runs if run.agreement.agrees}
+    assert agreed <= {"output_0"}
+    assert ("output_0" in agreed) == (name == "one of two")
 
 
 def test_failures_are_sorted_and_the_smallest_is_named() -> None:
