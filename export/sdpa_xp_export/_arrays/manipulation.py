@@ -10,12 +10,14 @@ import operator
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._arrays.operators import array_function, kernel_dtype, promoted
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.lengths import Length, broadcasts_to, has_names, plain
 from sdpa_xp_export._graph.traced_graph import TracedGraph, traced_graph_of
-from sdpa_xp_export.spec import SymbolicShape, total
+from sdpa_xp_export.spec import SymbolicShape, as_lengths, total
 
 __all__ = ["broadcast_to", "concat", "expand_dims", "matrix_transpose", "moveaxis", "permute_dims", "reshape"]
 __all__ += ["squeeze", "stack"]
@@ -169,6 +171,8 @@ def broadcast_to(value: GraphValue, shape: Any, *, dims: SymbolicShape | None = 
         lengths = shape
     elif has_names(target):
         lengths = concat([traced_graph_of(value).length(length) for length in target])
+    elif 0 in target:  # onnxruntime takes an Expand from 1 to 0 for one that does nothing
+        return value.graph.constant(np.zeros(as_lengths(target)), value.elem_type)
     else:
         lengths = value.graph.constant([*target], "int64")
     inner = kernel_dtype("Expand", value)  # the CPU has no Expand of bfloat16

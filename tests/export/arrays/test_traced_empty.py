@@ -31,7 +31,10 @@ OF_ONE: dict[str, Row] = {name: UNARY[name] for name in ELEMENTWISE} | {
         xp.concat([x, x], axis=None),
     ),
     "stack": lambda xp, x: xp.stack([x, x], axis=-1),
-    "broadcast_to": lambda xp, x: xp.broadcast_to(x, (2, *x.shape)),
+    "broadcast_to": lambda xp, x: (xp.broadcast_to(x, (2, *x.shape)), xp.broadcast_to(xp.sum(x), (0, 1))),
+    "cumulative_sum": lambda xp, x: tuple(
+        xp.cumulative_sum(x, axis=axis, include_initial=True) for axis in range(x.ndim)
+    ),
     "permute_dims": lambda xp, x: xp.permute_dims(x, tuple(range(x.ndim))[::-1]),
     "__getitem__": lambda xp, x: (x[..., ::-1], x[None, ...]),
     "take": lambda xp, x: xp.take(x, xp.asarray([], dtype=xp.int64), axis=-1),
