@@ -17,8 +17,6 @@ from sdpa_xp_export._arrays.accumulation import *
 from sdpa_xp_export._arrays.arithmetic import *
 from sdpa_xp_export._arrays.creation import *
 from sdpa_xp_export._arrays.elementwise import *
-from sdpa_xp_export._arrays.exponentials import *
-from sdpa_xp_export._arrays.gathering import *
 from sdpa_xp_export._arrays.indexing import *
 from sdpa_xp_export._arrays.indexing import item as item
 from sdpa_xp_export._arrays.manipulation import *
@@ -32,8 +30,7 @@ from sdpa_xp_export._arrays.parts import *
 from sdpa_xp_export._arrays.products import *
 from sdpa_xp_export._arrays.rearranging import *
 from sdpa_xp_export._arrays.reductions import *
-from sdpa_xp_export._arrays.sets import *
-from sdpa_xp_export._arrays.trigonometry import *
+from sdpa_xp_export._arrays.transcendental import *
 from sdpa_xp_export._dtypes import *
 
 e, inf, nan, newaxis, pi = math.e, math.inf, math.nan, None, math.pi

@@ -1,27 +1,31 @@
-"""Sorting, the places of extremes, and searches in sorted numbers.
+"""Sorting, the places of extremes, searches in sorted numbers, and the unique elements of arrays.
 
 NaN is larger than each number, as in NumPy. Equal elements keep their order, as TopK takes the first one first.
+How many elements are unique is known only when the graph runs. Each NaN is unique, since no NaN equals another.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp_export._arrays import ops
-from sdpa_xp_export._arrays.elementwise import equal, less, less_equal, minimum, where
-from sdpa_xp_export._arrays.gathering import take, take_along_axis
-from sdpa_xp_export._arrays.manipulation import axis_of, expand_dims, moveaxis, reshape, squeeze
-from sdpa_xp_export._arrays.operators import admitted, array_function, operands
+from sdpa_xp_export._arrays.accumulation import cumulative_sum
+from sdpa_xp_export._arrays.creation import as_value, places
+from sdpa_xp_export._arrays.elementwise import equal, less, less_equal, maximum, minimum, not_equal, where
+from sdpa_xp_export._arrays.indexing import nonzero, take, take_along_axis
+from sdpa_xp_export._arrays.manipulation import axis_of, concat, expand_dims, moveaxis, reshape, squeeze
+from sdpa_xp_export._arrays.operators import admitted, array_function, operands, promoted
 from sdpa_xp_export._arrays.parts import isnan
-from sdpa_xp_export._arrays.reductions import count_nonzero, max, min
+from sdpa_xp_export._arrays.reductions import any, count_nonzero, max, min
 from sdpa_xp_export._dtypes.dtype import FLOATING
 from sdpa_xp_export._graph.graph import GraphValue
 from sdpa_xp_export._graph.lengths import has_names
 
-__all__ = ["argmax", "argmin", "argsort", "searchsorted", "sort"]
+__all__ = ["argmax", "argmin", "argsort", "isin", "searchsorted"]
+__all__ += ["sort", "unique_all", "unique_counts", "unique_inverse", "unique_values"]
 
 LEAST = -(2**63)
 
@@ -124,3 +128,73 @@ def searchsorted(
     if number.elem_type in FLOATING:
         is_before = is_before | (isnan(wanted) & (~isnan(ordered) if side == "left" else isnan(wanted)))
     return count_nonzero(is_before, axis=-1)
+
+
+class UniqueAll(NamedTuple):
+    """The unique elements, where each stands first, the place of each element among them, and their counts."""
+
+    values: GraphValue
+    indices: GraphValue
+    inverse_indices: GraphValue
+    counts: GraphValue
+
+
+class UniqueCounts(NamedTuple):
+    """The unique elements and their counts."""
+
+    values: GraphValue
+    counts: GraphValue
+
+
+class UniqueInverse(NamedTuple):
+    """The unique elements, and the place of each element among them."""
+
+    values: GraphValue
+    inverse_indices: GraphValue
+
+
+@array_function
+def unique_all(value: GraphValue) -> UniqueAll:
+    """Return the unique elements in ascending order, with their first places, an inverse and counts."""
+    flat = reshape(value, (-1,))
+    order = argsort(flat.astype("uint8") if flat.elem_type == "bool" else flat)
+    ordered = take(flat, order)
+    steps = places(value.graph, flat.shape[0])
+    begins = equal(steps, 0) | not_equal(ordered, take(ordered, maximum(steps - 1, 0, exact=False)))
+    (starts,) = nonzero(begins)
+    numbered = cumulative_sum(begins.astype("int64")) - 1
+    ends = concat([starts[1:], reshape(as_value(value.graph, flat.shape[0]), (1,))])
+    return UniqueAll(
+        values=take(ordered, starts),
+        indices=take(order, starts),
+        inverse_indices=reshape(take(numbered, argsort(order)), value.shape),
+        counts=ends[: starts.shape[0]] - starts,
+    )
+
+
+@array_function
+def unique_counts(value: GraphValue) -> UniqueCounts:
+    """Return the unique elements in ascending order, and how often each of them is there."""
+    unique = unique_all(value)
+    return UniqueCounts(unique.values, unique.counts)
+
+
+@array_function
+def unique_inverse(value: GraphValue) -> UniqueInverse:
+    """Return the unique elements in ascending order, and the place of each element among them."""
+    unique = unique_all(value)
+    return UniqueInverse(unique.values, unique.inverse_indices)
+
+
+@array_function
+def unique_values(value: GraphValue) -> GraphValue:
+    """Return the unique elements in ascending order."""
+    return unique_all(value).values
+
+
+@array_function
+def isin(one: Any, other: Any, *, invert: bool = False) -> GraphValue:
+    """Return whether each element of the first array is in the second one."""
+    first, second = promoted("isin", one, other)
+    is_in = any(equal(expand_dims(first, axis=-1), reshape(second, (-1,))), axis=-1)
+    return ~is_in if invert else is_in

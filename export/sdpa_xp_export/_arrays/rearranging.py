@@ -12,8 +12,7 @@ from sdpa_xp_export._arrays.accumulation import cumulative_sum
 from sdpa_xp_export._arrays.arithmetic import floor_divide
 from sdpa_xp_export._arrays.creation import arange, as_value, places
 from sdpa_xp_export._arrays.elementwise import greater, less, where
-from sdpa_xp_export._arrays.gathering import take
-from sdpa_xp_export._arrays.indexing import item
+from sdpa_xp_export._arrays.indexing import item, take
 from sdpa_xp_export._arrays.manipulation import Axes, axes_of, axis_of, broadcast_to, expand_dims, reshape
 from sdpa_xp_export._arrays.operators import array_function, computed, graph_of
 from sdpa_xp_export._arrays.ops import to_rank
