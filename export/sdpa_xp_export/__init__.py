@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from sdpa_xp_export._interrupts import end_at_once
+from ._interrupts import end_at_once
 
 end_at_once()  # the imports below take a second
 
@@ -21,15 +21,15 @@ except ImportError as error:
         raise ModuleNotFoundError(text, name="onnx") from _reason
 
 else:
-    from sdpa_xp_export._files.model import LargeModel
-    from sdpa_xp_export.export import export_attention
-    from sdpa_xp_export.jit import JittedLayer, jit
-    from sdpa_xp_export.report import LayerReport, Report
-    from sdpa_xp_export.save import save
-    from sdpa_xp_export.spec import TensorSpec
-    from sdpa_xp_export.to_onnx import to_onnx
-    from sdpa_xp_export.verify import verify
-    from sdpa_xp_export.verify_layer import verify_layer
+    from ._files.model import LargeModel
+    from .export import export_attention
+    from .jit import JittedLayer, jit
+    from .report import LayerReport, Report
+    from .save import save
+    from .spec import TensorSpec
+    from .to_onnx import to_onnx
+    from .verify import verify
+    from .verify_layer import verify_layer
 
 __all__ = [
     "JittedLayer",

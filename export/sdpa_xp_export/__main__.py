@@ -1,5 +1,5 @@
 """`python -m sdpa_xp_export` is the command `sdpa-xp`."""
 
-from sdpa_xp_export.cli import main
+from .cli import main
 
 main()

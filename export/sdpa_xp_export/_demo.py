@@ -20,15 +20,16 @@ from numpy.typing import NDArray
 
 from sdpa_xp import attention_weights, scaled_dot_product_attention
 from sdpa_xp.errors import Message
-from sdpa_xp_export._agree.backends import Backend
-from sdpa_xp_export._agree.comparison import Job, JobInputs, Row, compare
-from sdpa_xp_export._call.call import ExportCall, checked_call
-from sdpa_xp_export._files.atomic import publish
-from sdpa_xp_export._files.paths import PathArgument
-from sdpa_xp_export._runtime.session import providers
-from sdpa_xp_export.export import export_call
-from sdpa_xp_export.save import save
-from sdpa_xp_export.spec import TensorSpec
+
+from ._agree.backends import Backend
+from ._agree.comparison import Job, JobInputs, Row, compare
+from ._call.call import ExportCall, checked_call
+from ._files.atomic import publish
+from ._files.paths import PathArgument
+from ._runtime.session import providers
+from .export import export_call
+from .save import save
+from .spec import TensorSpec
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

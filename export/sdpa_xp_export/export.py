@@ -12,24 +12,17 @@ import sdpa_xp
 from sdpa_xp._checks.keywords import explains_keywords
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp_export import _arrays
-from sdpa_xp_export._call.call import (
-    OPTIONS,
-    ExportCall,
-    FormChoice,
-    Layout,
-    OutputName,
-    WideDtype,
-    checked_call,
-)
-from sdpa_xp_export._call.text import digest, to_json
-from sdpa_xp_export._dtypes.dtype import ONNX_DTYPE
-from sdpa_xp_export._files.model import Model, with_weights, without_numbers, write_metadata
-from sdpa_xp_export._graph.graph import CONTRIB, Graph, GraphValue
-from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, Runtime
-from sdpa_xp_export.forms.choice import FORMS, check_tensors, choose
-from sdpa_xp_export.forms.traced_attention import refuse_attention
-from sdpa_xp_export.spec import TensorSpec
+
+from . import _arrays
+from ._call.call import OPTIONS, ExportCall, FormChoice, Layout, OutputName, WideDtype, checked_call
+from ._call.text import digest, to_json
+from ._dtypes.dtype import ONNX_DTYPE
+from ._files.model import Model, with_weights, without_numbers, write_metadata
+from ._graph.graph import CONTRIB, Graph, GraphValue
+from ._runtime.releases import DEFAULT_RUNTIME, Runtime
+from .forms.choice import FORMS, check_tensors, choose
+from .forms.traced_attention import refuse_attention
+from .spec import TensorSpec
 
 MATH_MODE = "no TF32 (CUDA: use_tf32=0)"
 """The math mode in which a model's numbers hold, and the option that a session on CUDA needs for it."""

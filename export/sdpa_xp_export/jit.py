@@ -19,9 +19,10 @@ from sdpa_xp._checks.keywords import check_flag, explains_keywords
 from sdpa_xp._checks.messages import brief
 from sdpa_xp._libraries import array_signatures, has_override
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp_export._call.call import FormChoice
-from sdpa_xp_export._files.model import Model, initializers, without_numbers
-from sdpa_xp_export._layer.call_signature import (
+
+from ._call.call import FormChoice
+from ._files.model import Model, initializers, without_numbers
+from ._layer.call_signature import (
     Identity,
     LayerCall,
     UnknownArgumentError,
@@ -29,19 +30,19 @@ from sdpa_xp_export._layer.call_signature import (
     flatten,
     unknown_argument_error,
 )
-from sdpa_xp_export._layer.layer import located_error, with_arrays
-from sdpa_xp_export._layer.open_lengths import lengths_of_pasts, most_open
-from sdpa_xp_export._layer.results import as_returned, named_outputs
-from sdpa_xp_export._layer.state import MOST, State
-from sdpa_xp_export._layer.traced_signature import TracedSignature
-from sdpa_xp_export._runtime.array_session import Run, runner
-from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, PROVIDERS, ProviderName, Runtime
-from sdpa_xp_export._runtime.session import errors_reworded, installed_runtime, open_session
-from sdpa_xp_export.forms.choice import check_form, check_loaded_opset, check_opset
-from sdpa_xp_export.save import save
-from sdpa_xp_export.spec import SymbolicShape
-from sdpa_xp_export.to_onnx import NOT_CALLABLE_HINT, model_of_call
-from sdpa_xp_export.verify_layer import verify_layer
+from ._layer.layer import located_error, with_arrays
+from ._layer.open_lengths import lengths_of_pasts, most_open
+from ._layer.results import as_returned, named_outputs
+from ._layer.state import MOST, State
+from ._layer.traced_signature import TracedSignature
+from ._runtime.array_session import Run, runner
+from ._runtime.releases import DEFAULT_RUNTIME, PROVIDERS, ProviderName, Runtime
+from ._runtime.session import errors_reworded, installed_runtime, open_session
+from .forms.choice import check_form, check_loaded_opset, check_opset
+from .save import save
+from .spec import SymbolicShape
+from .to_onnx import NOT_CALLABLE_HINT, model_of_call
+from .verify_layer import verify_layer
 
 FUNCTION = "jit"
 Prepared: TypeAlias = tuple[Run, TracedSignature]

@@ -11,7 +11,7 @@ from sdpa_xp._checks.messages import Immutable
 from sdpa_xp._display import folded, table
 
 if TYPE_CHECKING:  # it needs onnx, and `Agreement` does not: `make test-fast` runs without
-    from sdpa_xp_export._call.call import ExportCall
+    from ._call.call import ExportCall
 
 SHOWN = 3
 """The most things that were not tried that a printed report names; it counts the others."""

@@ -19,9 +19,10 @@ from google.protobuf.message import EncodeError
 
 from sdpa_xp._checks.keywords import check_flag, check_integer, explains_keywords
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp_export._files.atomic import tidied, write_whole
-from sdpa_xp_export._files.loading import data_files
-from sdpa_xp_export._files.model import (
+
+from ._files.atomic import tidied, write_whole
+from ._files.loading import data_files
+from ._files.model import (
     EXTERNAL_ABOVE,
     LargeModel,
     Model,
@@ -30,7 +31,7 @@ from sdpa_xp_export._files.model import (
     initializer_parts,
     without_initializers,
 )
-from sdpa_xp_export._files.paths import PathArgument, check_is_no_input, free_target, reworded
+from ._files.paths import PathArgument, check_is_no_input, free_target, reworded
 
 ARGUMENT = PathArgument("save", "path")
 

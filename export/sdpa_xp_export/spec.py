@@ -13,8 +13,9 @@ from sdpa_xp._checks.keywords import explains_keywords
 from sdpa_xp._checks.messages import Immutable, nearest_hint
 from sdpa_xp._libraries import dtype_name
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp_export import _dtypes
-from sdpa_xp_export._dtypes.dtype import FLOATING, INTEGERS
+
+from . import _dtypes
+from ._dtypes.dtype import FLOATING, INTEGERS
 
 SymbolicShape: TypeAlias = tuple[int | str, ...]
 """A shape whose axes are integers, or names of lengths that are known when the graph runs."""

@@ -13,15 +13,16 @@ from typing import Any
 import sdpa_xp
 from sdpa_xp._checks.messages import shown
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp_export import _arrays
-from sdpa_xp_export._call.call import FormChoice
-from sdpa_xp_export._call.mask_analysis import CallNumbers, numbers_as_json, numbers_of
-from sdpa_xp_export._dtypes.dtype import FLOATING, default_dtypes
-from sdpa_xp_export._files.model import Model
-from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.traced_graph import TracedGraph, moved_inputs
-from sdpa_xp_export._layer.call_signature import Caller
-from sdpa_xp_export._layer.layer import (
+
+from . import _arrays
+from ._call.call import FormChoice
+from ._call.mask_analysis import CallNumbers, numbers_as_json, numbers_of
+from ._dtypes.dtype import FLOATING, default_dtypes
+from ._files.model import Model
+from ._graph.graph import GraphValue
+from ._graph.traced_graph import TracedGraph, moved_inputs
+from ._layer.call_signature import Caller
+from ._layer.layer import (
     bound_arguments,
     foreign_errors_reworded,
     parameter_arrays,
@@ -29,13 +30,13 @@ from sdpa_xp_export._layer.layer import (
     with_arrays,
     with_parameters,
 )
-from sdpa_xp_export._layer.results import is_output, outputs_of
-from sdpa_xp_export._layer.state import State
-from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, ERF_KEEPS_NAN, Runtime
-from sdpa_xp_export.export import finished_model
-from sdpa_xp_export.forms.choice import FORMS, check_loaded_opset, check_opset
-from sdpa_xp_export.forms.traced_attention import TracedAttention, operand_sources
-from sdpa_xp_export.spec import TensorSpec, array_spec_hint
+from ._layer.results import is_output, outputs_of
+from ._layer.state import State
+from ._runtime.releases import DEFAULT_RUNTIME, ERF_KEEPS_NAN, Runtime
+from .export import finished_model
+from .forms.choice import FORMS, check_loaded_opset, check_opset
+from .forms.traced_attention import TracedAttention, operand_sources
+from .spec import TensorSpec, array_spec_hint
 
 FUNCTION = "to_onnx"
 NOT_CALLABLE_HINT = "Pass a function or a layer. A model, or its file, is run by onnxruntime.InferenceSession."

@@ -16,19 +16,20 @@ from sdpa_xp._checks.keywords import check_flag, check_function, check_instance,
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._call.arguments import AXES
-from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.mask_analysis import constants
-from sdpa_xp_export._files.model import Model
-from sdpa_xp_export._runtime.limits import TIMEOUT, check_limits, check_time, deadline
-from sdpa_xp_export._runtime.process import RemoteSession, runtime_process
-from sdpa_xp_export._runtime.releases import EngineName, ProviderName
-from sdpa_xp_export._runtime.session import check_engine
-from sdpa_xp_export._verify.expected import heads_first, row_axis, stated_dtype
-from sdpa_xp_export._verify.inputs import seed_of
-from sdpa_xp_export._verify.judging import Compared, judge_copies, judge_rows
-from sdpa_xp_export._verify.lengths import OF_A_NUMBER, numbers_within, scores_shape
-from sdpa_xp_export._verify.model import (
+
+from ._call.arguments import AXES
+from ._call.call import ExportCall
+from ._call.mask_analysis import constants
+from ._files.model import Model
+from ._runtime.limits import TIMEOUT, check_limits, check_time, deadline
+from ._runtime.process import RemoteSession, runtime_process
+from ._runtime.releases import EngineName, ProviderName
+from ._runtime.session import check_engine
+from ._verify.expected import heads_first, row_axis, stated_dtype
+from ._verify.inputs import seed_of
+from ._verify.judging import Compared, judge_copies, judge_rows
+from ._verify.lengths import OF_A_NUMBER, numbers_within, scores_shape
+from ._verify.model import (
     blocks_of,
     check_interface,
     check_size,
@@ -40,8 +41,8 @@ from sdpa_xp_export._verify.model import (
     stated_call,
     written_call,
 )
-from sdpa_xp_export._verify.trials import DEFAULT_ROWS, THOROUGH_ROWS, Trial, left_out, trial_settings, trials
-from sdpa_xp_export.report import Agreement, Report, Run
+from ._verify.trials import DEFAULT_ROWS, THOROUGH_ROWS, Trial, left_out, trial_settings, trials
+from .report import Agreement, Report, Run
 
 MANY_SCORES = 2**22
 """Runs with more scores than that give their memory back."""

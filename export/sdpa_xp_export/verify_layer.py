@@ -15,33 +15,28 @@ from numpy.typing import NDArray
 from sdpa_xp._checks.keywords import check_flag, check_keys
 from sdpa_xp._checks.messages import shown
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp_export._call.mask_analysis import CallNumbers, numbers_from_json
-from sdpa_xp_export._dtypes.dtype import ONNX_DTYPE
-from sdpa_xp_export._files.atomic import publish
-from sdpa_xp_export._files.model import Model, exported_models
-from sdpa_xp_export._files.paths import PathArgument, check_is_no_input, free_target
-from sdpa_xp_export._layer.layer import bound_arguments, with_arrays
-from sdpa_xp_export._runtime.engine import TimedRun
-from sdpa_xp_export._runtime.limits import TIMEOUT, check_limits
-from sdpa_xp_export._runtime.process import RemoteSession, RuntimeProcess, runtime_process
-from sdpa_xp_export._runtime.releases import EngineName, ProviderName
-from sdpa_xp_export._runtime.session import check_engine
-from sdpa_xp_export._verify.golden import golden_file, read_golden
-from sdpa_xp_export._verify.inputs import seed_of
-from sdpa_xp_export._verify.judging import EPS, judge_integers, judge_together
-from sdpa_xp_export._verify.layer import BothLayers, LayerCase, words_of
-from sdpa_xp_export._verify.layer_cases import CaseList, Draw, LayerInputs
-from sdpa_xp_export._verify.lengths import LayerLengths
-from sdpa_xp_export._verify.model import (
-    blocks_of,
-    facts_of_run,
-    input_specs,
-    loaded_model,
-    missing_arguments_note,
-)
-from sdpa_xp_export.report import LayerReport, Run
-from sdpa_xp_export.spec import TensorSpec
-from sdpa_xp_export.to_onnx import traced_numbers
+
+from ._call.mask_analysis import CallNumbers, numbers_from_json
+from ._dtypes.dtype import ONNX_DTYPE
+from ._files.atomic import publish
+from ._files.model import Model, exported_models
+from ._files.paths import PathArgument, check_is_no_input, free_target
+from ._layer.layer import bound_arguments, with_arrays
+from ._runtime.engine import TimedRun
+from ._runtime.limits import TIMEOUT, check_limits
+from ._runtime.process import RemoteSession, RuntimeProcess, runtime_process
+from ._runtime.releases import EngineName, ProviderName
+from ._runtime.session import check_engine
+from ._verify.golden import golden_file, read_golden
+from ._verify.inputs import seed_of
+from ._verify.judging import EPS, judge_integers, judge_together
+from ._verify.layer import BothLayers, LayerCase, words_of
+from ._verify.layer_cases import CaseList, Draw, LayerInputs
+from ._verify.lengths import LayerLengths
+from ._verify.model import blocks_of, facts_of_run, input_specs, loaded_model, missing_arguments_note
+from .report import LayerReport, Run
+from .spec import TensorSpec
+from .to_onnx import traced_numbers
 
 GOLDEN = PathArgument("verify_layer", "golden")
 UNMEASURED = 16.0

@@ -196,3 +196,15 @@ def test_targets_of_make_find_what_their_programs_import() -> None:
                 ours = [folder for folder in AROUND if (folder / f"{top}.py").exists()]
                 ours += [ROOT] * (ROOT / top in AROUND)
                 assert not ours or set(ours) & {*folders}, f"{program} cannot import {name}"
+
+
+def test_imports_of_the_exporter_from_itself_are_relative(in_packages: Code) -> None:
+    """So a copy of the folder works under another name. child.py is run by its path, and has no package."""
+    exporter = Path("export/sdpa_xp_export")
+    for path, nodes in in_packages.items():
+        if path.is_relative_to(exporter) and path.name != "child.py":
+            modules = [
+                node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level
+            ]
+            modules += [name.name for node in nodes if isinstance(node, ast.Import) for name in node.names]
+            assert not [module for module in modules if module.partition(".")[0] == "sdpa_xp_export"], path

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from sdpa_xp._checks.messages import nearest_hint
 from sdpa_xp._libraries import dtype_name, library_of
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp_export._dtypes.dtype import numpy_dtype, to_numpy
+
+from .._dtypes.dtype import numpy_dtype, to_numpy
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,19 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp_export._agree.backends import Backend
-from sdpa_xp_export._agree.features import LENGTHS, LONGER, features
-from sdpa_xp_export._agree.library_calls import Compute, attention
-from sdpa_xp_export._call.call import ExportCall, FormName
-from sdpa_xp_export._runtime import session
-from sdpa_xp_export._runtime.releases import Runtime, runtime_text
-from sdpa_xp_export._verify.expected import Arrays, expected_rows, heads_first, reference_inputs, stated_dtype
-from sdpa_xp_export._verify.inputs import poison, random_inputs
-from sdpa_xp_export._verify.judging import ExpectedRows, judge
-from sdpa_xp_export._verify.reference import stages
-from sdpa_xp_export.export import export_call
-from sdpa_xp_export.forms.choice import FORMS, unsupported_reason
-from sdpa_xp_export.report import Agreement
+
+from .._call.call import ExportCall, FormName
+from .._runtime import session
+from .._runtime.releases import Runtime, runtime_text
+from .._verify.expected import Arrays, expected_rows, heads_first, reference_inputs, stated_dtype
+from .._verify.inputs import poison, random_inputs
+from .._verify.judging import ExpectedRows, judge
+from .._verify.reference import stages
+from ..export import export_call
+from ..forms.choice import FORMS, unsupported_reason
+from ..report import Agreement
+from .backends import Backend
+from .features import LENGTHS, LONGER, features
+from .library_calls import Compute, attention
 
 Expected: TypeAlias = Mapping[str, Sequence[ExpectedRows]]
 """What the output of each job should be, for each of its inputs."""

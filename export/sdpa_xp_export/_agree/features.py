@@ -8,10 +8,11 @@ from typing import Any
 
 from sdpa_xp import biases, masks
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._agree import library_calls as library
-from sdpa_xp_export._call.call import ExportCall, checked_call
-from sdpa_xp_export._verify.expected import Arrays
-from sdpa_xp_export.spec import TensorSpec
+
+from .._call.call import ExportCall, checked_call
+from .._verify.expected import Arrays
+from ..spec import TensorSpec
+from . import library_calls as library
 
 # Numbers of queries and keys that no block divides, and more keys than queries.
 LENGTHS = {"B": 2, "L": 19, "S": 33, "P": 14, "R": 40}

@@ -12,9 +12,10 @@ import sdpa_xp
 from sdpa_xp import masks
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._call.call import OPTIONS, ExportCall
-from sdpa_xp_export._call.operands import with_operands
-from sdpa_xp_export._verify.expected import Arrays, numbers
+
+from .._call.call import OPTIONS, ExportCall
+from .._call.operands import with_operands
+from .._verify.expected import Arrays, numbers
 
 Compute: TypeAlias = Callable[[Any, ExportCall, Mapping[str, Any]], Any]
 """A namespace, a call, and its inputs as arrays of that namespace -> the one output of the call."""

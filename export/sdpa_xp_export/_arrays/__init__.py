@@ -12,26 +12,26 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
-from sdpa_xp_export import _dtypes as _dtypes
-from sdpa_xp_export._arrays.accumulation import *
-from sdpa_xp_export._arrays.arithmetic import *
-from sdpa_xp_export._arrays.creation import *
-from sdpa_xp_export._arrays.elementwise import *
-from sdpa_xp_export._arrays.indexing import *
-from sdpa_xp_export._arrays.indexing import item as item
-from sdpa_xp_export._arrays.manipulation import *
-from sdpa_xp_export._arrays.numpy_and_torch import attribute_error as attribute_error
-from sdpa_xp_export._arrays.numpy_and_torch import in_place_result as in_place_result
-from sdpa_xp_export._arrays.numpy_and_torch import missing_function
-from sdpa_xp_export._arrays.numpy_and_torch import numpy_error as numpy_error
-from sdpa_xp_export._arrays.numpy_and_torch import of_ufunc as of_ufunc
-from sdpa_xp_export._arrays.ordering import *
-from sdpa_xp_export._arrays.parts import *
-from sdpa_xp_export._arrays.products import *
-from sdpa_xp_export._arrays.rearranging import *
-from sdpa_xp_export._arrays.reductions import *
-from sdpa_xp_export._arrays.transcendental import *
-from sdpa_xp_export._dtypes import *
+from .. import _dtypes as _dtypes
+from .._dtypes import *
+from .accumulation import *
+from .arithmetic import *
+from .creation import *
+from .elementwise import *
+from .indexing import *
+from .indexing import item as item
+from .manipulation import *
+from .numpy_and_torch import attribute_error as attribute_error
+from .numpy_and_torch import in_place_result as in_place_result
+from .numpy_and_torch import missing_function
+from .numpy_and_torch import numpy_error as numpy_error
+from .numpy_and_torch import of_ufunc as of_ufunc
+from .ordering import *
+from .parts import *
+from .products import *
+from .rearranging import *
+from .reductions import *
+from .transcendental import *
 
 e, inf, nan, newaxis, pi = math.e, math.inf, math.nan, None, math.pi
 

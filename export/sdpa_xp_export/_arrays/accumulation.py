@@ -6,22 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp_export._arrays import ops
-from sdpa_xp_export._arrays.elementwise import subtract
-from sdpa_xp_export._arrays.indexing import item
-from sdpa_xp_export._arrays.manipulation import (
-    Axes,
-    axes_of,
-    axis_of,
-    broadcast_to,
-    concat,
-    expand_dims,
-    moveaxis,
-)
-from sdpa_xp_export._arrays.operators import admitted, array_function
-from sdpa_xp_export._arrays.reductions import accumulated
-from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.lengths import has_names
+
+from .._graph.graph import GraphValue
+from .._graph.lengths import has_names
+from . import ops
+from .elementwise import subtract
+from .indexing import item
+from .manipulation import Axes, axes_of, axis_of, broadcast_to, concat, expand_dims, moveaxis
+from .operators import admitted, array_function
+from .reductions import accumulated
 
 __all__ = ["cumulative_prod", "cumulative_sum", "diff", "prod"]
 

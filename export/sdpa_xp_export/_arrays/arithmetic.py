@@ -15,13 +15,14 @@ from __future__ import annotations
 from typing import Any
 
 from sdpa_xp.errors import ArgumentValueError, Message
-from sdpa_xp_export._arrays import ops
-from sdpa_xp_export._arrays.elementwise import abs, equal, less, minimum, negative, where
-from sdpa_xp_export._arrays.manipulation import concat, reshape
-from sdpa_xp_export._arrays.operators import array_function, binary, computed, elementwise, operands
-from sdpa_xp_export._arrays.parts import with_sign
-from sdpa_xp_export._dtypes.dtype import FLOATING, SIGNED, bits
-from sdpa_xp_export._graph.graph import GraphValue
+
+from .._dtypes.dtype import FLOATING, SIGNED, bits
+from .._graph.graph import GraphValue
+from . import ops
+from .elementwise import abs, equal, less, minimum, negative, where
+from .manipulation import concat, reshape
+from .operators import array_function, binary, computed, elementwise, operands
+from .parts import with_sign
 
 __all__ = ["bitwise_left_shift", "bitwise_right_shift", "divide", "floor_divide", "pow", "remainder"]
 

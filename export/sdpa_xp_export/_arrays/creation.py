@@ -9,14 +9,15 @@ import array_api_compat
 import numpy as np
 
 from sdpa_xp.errors import ArgumentTypeError
-from sdpa_xp_export._arrays import ops
-from sdpa_xp_export._arrays.elementwise import equal, maximum, where
-from sdpa_xp_export._arrays.manipulation import broadcast_to, expand_dims
-from sdpa_xp_export._arrays.operators import graph_of, is_array
-from sdpa_xp_export._dtypes.dtype import Dtype, default_dtype, dtype_name, numpy_dtype
-from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export._graph.lengths import FloatOfLengths, Length, plain
-from sdpa_xp_export._graph.terms import added, joined_name
+
+from .._dtypes.dtype import Dtype, default_dtype, dtype_name, numpy_dtype
+from .._graph.graph import Graph, GraphValue
+from .._graph.lengths import FloatOfLengths, Length, plain
+from .._graph.terms import added, joined_name
+from . import ops
+from .elementwise import equal, maximum, where
+from .manipulation import broadcast_to, expand_dims
+from .operators import graph_of, is_array
 
 __all__ = ["arange", "asarray", "astype", "empty", "empty_like", "eye", "from_dlpack", "full", "full_like"]
 __all__ += ["linspace", "ones", "ones_like", "zeros", "zeros_like"]

@@ -11,7 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp_export._arrays.operators import (
+
+from .._dtypes.dtype import INTEGERS, default_dtype
+from .._graph.graph import Graph, GraphValue
+from .._graph.lengths import FloatOfLengths, Length
+from .operators import (
     Scalar,
     admitted,
     array_function,
@@ -23,9 +27,6 @@ from sdpa_xp_export._arrays.operators import (
     promoted,
     unary,
 )
-from sdpa_xp_export._dtypes.dtype import INTEGERS, default_dtype
-from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export._graph.lengths import FloatOfLengths, Length
 
 __all__ = ["abs", "add", "bitwise_and", "bitwise_invert", "bitwise_or", "bitwise_xor", "clip", "cos", "equal"]
 __all__ += ["erf", "exp", "floor", "greater", "greater_equal", "is_masked", "less", "less_equal", "log"]

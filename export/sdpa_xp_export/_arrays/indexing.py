@@ -7,23 +7,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
-from sdpa_xp_export._arrays import ops
-from sdpa_xp_export._arrays.creation import arange
-from sdpa_xp_export._arrays.elementwise import not_equal
-from sdpa_xp_export._arrays.manipulation import (
-    axis_of,
-    broadcast_to,
-    expand_dims,
-    moveaxis,
-    permute_dims,
-    stack,
-)
-from sdpa_xp_export._arrays.operators import array_function, is_array
-from sdpa_xp_export._dtypes.dtype import INTEGERS
-from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export._graph.lengths import Length, has_names, plain
-from sdpa_xp_export._graph.terms import added, joined_name, parts
-from sdpa_xp_export._graph.traced_graph import traced_graph_of
+
+from .._dtypes.dtype import INTEGERS
+from .._graph.graph import Graph, GraphValue
+from .._graph.lengths import Length, has_names, plain
+from .._graph.terms import added, joined_name, parts
+from .._graph.traced_graph import traced_graph_of
+from . import ops
+from .creation import arange
+from .elementwise import not_equal
+from .manipulation import axis_of, broadcast_to, expand_dims, moveaxis, permute_dims, stack
+from .operators import array_function, is_array
 
 __all__ = ["nonzero", "take", "take_along_axis", "unstack"]
 

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp_export._arrays.operators import array_function, kernel_dtype, promoted
-from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.lengths import Length, broadcasts_to, has_names, plain
-from sdpa_xp_export._graph.traced_graph import TracedGraph, traced_graph_of
-from sdpa_xp_export.spec import SymbolicShape, as_lengths, total
+
+from .._graph.graph import GraphValue
+from .._graph.lengths import Length, broadcasts_to, has_names, plain
+from .._graph.traced_graph import TracedGraph, traced_graph_of
+from ..spec import SymbolicShape, as_lengths, total
+from .operators import array_function, kernel_dtype, promoted
 
 __all__ = ["broadcast_to", "concat", "expand_dims", "matrix_transpose", "moveaxis", "permute_dims", "reshape"]
 __all__ += ["squeeze", "stack"]

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
-from sdpa_xp_export._graph.graph import BRANCH_HINT, GraphValue
-from sdpa_xp_export.spec import SymbolicShape
+
+from .._graph.graph import BRANCH_HINT, GraphValue
+from ..spec import SymbolicShape
 
 _OPERATORS = (
     *("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "matmul"),
@@ -24,7 +25,7 @@ _OPERATORS = (
 )
 """The functions of NumPy that compute operators."""
 ARGUMENTS = {
-    **dict.fromkeys(("broadcast_arrays", "meshgrid", "result_type"), "x, y"),
+    **dict.fromkeys(("broadcast_arrays", "hypot", "logaddexp", "meshgrid", "result_type"), "x, y"),
     **dict.fromkeys(("concat", "stack"), "[x, y], axis=0"),
     **dict.fromkeys(("cumulative_prod", "cumulative_sum", "expand_dims", "squeeze", "unstack"), "x, axis=0"),
     **dict.fromkeys(("arange", "eye"), "length"),
@@ -192,5 +193,5 @@ def function_hint(name: str, namespace: ModuleType) -> str:
 
 def _required(function: Callable[..., Any]) -> str:
     parameters = inspect.signature(function).parameters.values()
-    required = (parameter.name for parameter in parameters if parameter.default is parameter.empty)
+    required = (one.name for one in parameters if one.default is one.empty and one.kind != one.VAR_POSITIONAL)
     return ", ".join(_PARAMETERS.get(name, name) for name in required)

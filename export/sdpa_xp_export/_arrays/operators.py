@@ -18,7 +18,8 @@ import array_api_compat
 import numpy as np
 
 from sdpa_xp.errors import ArgumentTypeError, Message
-from sdpa_xp_export._dtypes.dtype import (
+
+from .._dtypes.dtype import (
     CATEGORIES,
     FLOATING,
     INTEGERS,
@@ -29,9 +30,9 @@ from sdpa_xp_export._dtypes.dtype import (
     joint_of_kinds,
     of_scalar,
 )
-from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export._graph.lengths import FloatOfLengths, Length
-from sdpa_xp_export.spec import SymbolicShape
+from .._graph.graph import Graph, GraphValue
+from .._graph.lengths import FloatOfLengths, Length
+from ..spec import SymbolicShape
 
 # Operators without a kernel for a dtype on onnxruntime's CPU provider, and the dtype to compute in instead.
 # Measured on the releases 1.23 to 1.31 at opsets 17 to 24: an entry lacks a kernel in at least one of them.

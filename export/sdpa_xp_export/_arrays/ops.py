@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sdpa_xp_export._arrays.manipulation import concat, expand_dims, permute_dims, reshape, squeeze
-from sdpa_xp_export._graph.graph import GraphValue
+from .._graph.graph import GraphValue
+from .manipulation import concat, expand_dims, permute_dims, reshape, squeeze
 
 
 def scalar(value: GraphValue) -> GraphValue:

@@ -11,18 +11,19 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp_export._arrays import ops
-from sdpa_xp_export._arrays.accumulation import cumulative_sum
-from sdpa_xp_export._arrays.creation import as_value, places
-from sdpa_xp_export._arrays.elementwise import equal, less, less_equal, maximum, minimum, not_equal, where
-from sdpa_xp_export._arrays.indexing import nonzero, take, take_along_axis
-from sdpa_xp_export._arrays.manipulation import axis_of, concat, expand_dims, moveaxis, reshape, squeeze
-from sdpa_xp_export._arrays.operators import admitted, array_function, operands, promoted
-from sdpa_xp_export._arrays.parts import isnan
-from sdpa_xp_export._arrays.reductions import any, count_nonzero, max, min
-from sdpa_xp_export._dtypes.dtype import FLOATING
-from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.lengths import has_names
+
+from .._dtypes.dtype import FLOATING
+from .._graph.graph import GraphValue
+from .._graph.lengths import has_names
+from . import ops
+from .accumulation import cumulative_sum
+from .creation import as_value, places
+from .elementwise import equal, less, less_equal, maximum, minimum, not_equal, where
+from .indexing import nonzero, take, take_along_axis
+from .manipulation import axis_of, concat, expand_dims, moveaxis, reshape, squeeze
+from .operators import admitted, array_function, operands, promoted
+from .parts import isnan
+from .reductions import any, count_nonzero, max, min
 
 __all__ = ["argmax", "argmin", "argsort", "isin", "searchsorted"]
 __all__ += ["sort", "unique_all", "unique_counts", "unique_inverse", "unique_values"]

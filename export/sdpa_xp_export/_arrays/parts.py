@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from sdpa_xp.errors import ArgumentTypeError
-from sdpa_xp_export._arrays.elementwise import abs, equal, floor, less, not_equal, where
-from sdpa_xp_export._arrays.operators import admitted, array_function, computed, operands
-from sdpa_xp_export._dtypes.dtype import FLOATING, INTEGERS, SIGNED
-from sdpa_xp_export._graph.graph import GraphValue
+
+from .._dtypes.dtype import FLOATING, INTEGERS, SIGNED
+from .._graph.graph import GraphValue
+from .elementwise import abs, equal, floor, less, not_equal, where
+from .operators import admitted, array_function, computed, operands
 
 __all__ = ["ceil", "conj", "copysign", "isfinite", "isinf", "isnan", "nextafter", "real", "round", "sign"]
 __all__ += ["signbit", "trunc"]

@@ -6,12 +6,13 @@ import math
 from collections.abc import Sequence
 
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp_export._arrays import ops
-from sdpa_xp_export._arrays.elementwise import equal, where
-from sdpa_xp_export._arrays.manipulation import axes_of, expand_dims, moveaxis, permute_dims, reshape, squeeze
-from sdpa_xp_export._arrays.operators import array_function, computed, operands
-from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.traced_graph import TracedGraph
+
+from .._graph.graph import GraphValue
+from .._graph.traced_graph import TracedGraph
+from . import ops
+from .elementwise import equal, where
+from .manipulation import axes_of, expand_dims, moveaxis, permute_dims, reshape, squeeze
+from .operators import array_function, computed, operands
 
 __all__ = ["matmul", "tensordot", "vecdot"]
 

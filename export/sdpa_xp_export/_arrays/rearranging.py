@@ -8,20 +8,21 @@ from typing import Any
 import numpy as np
 
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp_export._arrays.accumulation import cumulative_sum
-from sdpa_xp_export._arrays.arithmetic import floor_divide
-from sdpa_xp_export._arrays.creation import arange, as_value, places
-from sdpa_xp_export._arrays.elementwise import greater, less, where
-from sdpa_xp_export._arrays.indexing import item, take
-from sdpa_xp_export._arrays.manipulation import Axes, axes_of, axis_of, broadcast_to, expand_dims, reshape
-from sdpa_xp_export._arrays.operators import array_function, computed, graph_of
-from sdpa_xp_export._arrays.ops import to_rank
-from sdpa_xp_export._arrays.ordering import searchsorted
-from sdpa_xp_export._arrays.reductions import sum
-from sdpa_xp_export._dtypes.dtype import INTEGERS
-from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.lengths import Length, plain
-from sdpa_xp_export._graph.terms import joined_name
+
+from .._dtypes.dtype import INTEGERS
+from .._graph.graph import GraphValue
+from .._graph.lengths import Length, plain
+from .._graph.terms import joined_name
+from .accumulation import cumulative_sum
+from .arithmetic import floor_divide
+from .creation import arange, as_value, places
+from .elementwise import greater, less, where
+from .indexing import item, take
+from .manipulation import Axes, axes_of, axis_of, broadcast_to, expand_dims, reshape
+from .operators import array_function, computed, graph_of
+from .ops import to_rank
+from .ordering import searchsorted
+from .reductions import sum
 
 __all__ = ["broadcast_arrays", "broadcast_shapes", "flip", "meshgrid", "repeat", "roll", "tile", "tril", "triu"]
 

@@ -9,21 +9,15 @@ from typing import Any
 import array_api_compat
 
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp_export._arrays import ops
-from sdpa_xp_export._arrays.creation import dtype_like
-from sdpa_xp_export._arrays.elementwise import equal, greater, maximum, not_equal, sqrt, where
-from sdpa_xp_export._arrays.manipulation import Axes, axes_of, squeeze
-from sdpa_xp_export._arrays.operators import (
-    admitted,
-    array_function,
-    computed,
-    elementwise,
-    kernel_dtype,
-    widened,
-)
-from sdpa_xp_export._dtypes.dtype import FLOATING, UNSIGNED, dtype_name
-from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.lengths import has_names
+
+from .._dtypes.dtype import FLOATING, UNSIGNED, dtype_name
+from .._graph.graph import GraphValue
+from .._graph.lengths import has_names
+from . import ops
+from .creation import dtype_like
+from .elementwise import equal, greater, maximum, not_equal, sqrt, where
+from .manipulation import Axes, axes_of, squeeze
+from .operators import admitted, array_function, computed, elementwise, kernel_dtype, widened
 
 __all__ = ["all", "any", "count_nonzero", "max", "mean", "min", "std", "sum", "var"]
 

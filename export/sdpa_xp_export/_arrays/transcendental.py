@@ -10,23 +10,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from sdpa_xp_export._arrays.arithmetic import pow
-from sdpa_xp_export._arrays.elementwise import (
-    abs,
-    cos,
-    equal,
-    exp,
-    less,
-    log,
-    maximum,
-    minimum,
-    sin,
-    sqrt,
-    where,
-)
-from sdpa_xp_export._arrays.operators import admitted, array_function, operands, unary, widened
-from sdpa_xp_export._arrays.parts import isinf, round, signbit, with_sign
-from sdpa_xp_export._graph.graph import GraphValue
+from .._graph.graph import GraphValue
+from .arithmetic import pow
+from .elementwise import abs, cos, equal, exp, less, log, maximum, minimum, sin, sqrt, where
+from .operators import admitted, array_function, operands, unary, widened
+from .parts import isinf, round, signbit, with_sign
 
 __all__ = ["acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cosh", "expm1"]
 __all__ += ["hypot", "log1p", "log2", "log10", "logaddexp", "reciprocal", "sinh", "tan"]

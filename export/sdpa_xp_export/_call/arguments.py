@@ -23,9 +23,10 @@ from sdpa_xp._libraries import dtype_name
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._call.operands import GraphOperand, Input, OperandNamer, kind_of
-from sdpa_xp_export._dtypes.dtype import FLOATING, INTEGERS
-from sdpa_xp_export.spec import SymbolicShape, TensorSpec, as_lengths, spec_hint, total
+
+from .._dtypes.dtype import FLOATING, INTEGERS
+from ..spec import SymbolicShape, TensorSpec, as_lengths, spec_hint, total
+from .operands import GraphOperand, Input, OperandNamer, kind_of
 
 AXES: dict[str, tuple[str, ...]] = {
     "output": ("L", "Ev"),

@@ -10,11 +10,12 @@ from sdpa_xp import biases, masks
 from sdpa_xp._checks.arrays import HLE, LAYOUTS, Sizes
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._call import arguments as checked
-from sdpa_xp_export._call.arguments import OUTPUTS, SUMS_OF_QUERIES, Arguments
-from sdpa_xp_export._call.operands import GraphOperand, Initializer, kind_of
-from sdpa_xp_export._dtypes.dtype import FLOATING
-from sdpa_xp_export.spec import TensorSpec, names_in
+
+from .._dtypes.dtype import FLOATING
+from ..spec import TensorSpec, names_in
+from . import arguments as checked
+from .arguments import OUTPUTS, SUMS_OF_QUERIES, Arguments
+from .operands import GraphOperand, Initializer, kind_of
 
 Layout: TypeAlias = Literal["...HLE", "...LHE"]
 """Heads before the length, or after it."""

@@ -17,10 +17,11 @@ import numpy as np
 
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.operands import Initializer, kind_of
-from sdpa_xp_export._dtypes.dtype import INTEGERS
-from sdpa_xp_export.spec import SymbolicShape, evaluated, shared
+
+from .._dtypes.dtype import INTEGERS
+from ..spec import SymbolicShape, evaluated, shared
+from .call import ExportCall
+from .operands import Initializer, kind_of
 
 LONGEST_NAME = 1000
 """Characters of a length in a file, which may hold anything."""

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp_export import _dtypes
-from sdpa_xp_export._dtypes.dtype import to_numpy
-from sdpa_xp_export.spec import SymbolicShape, TensorSpec
+
+from .. import _dtypes
+from .._dtypes.dtype import to_numpy
+from ..spec import SymbolicShape, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)

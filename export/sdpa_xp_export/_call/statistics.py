@@ -7,7 +7,8 @@ from typing import Any
 
 from sdpa_xp import AttentionStatistics
 from sdpa_xp.typing import TopKeys
-from sdpa_xp_export._call.arguments import AXES
+
+from .arguments import AXES
 
 OF_TOP_KEYS = {"top_weights": "weights", "top_indices": "indices"}
 

@@ -24,9 +24,10 @@ from sdpa_xp import biases, masks
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentValueError, summary
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._call.call import OPTIONS, ExportCall, checked_call
-from sdpa_xp_export._call.operands import Initializer, kind_of
-from sdpa_xp_export.spec import TensorSpec
+
+from ..spec import TensorSpec
+from .call import OPTIONS, ExportCall, checked_call
+from .operands import Initializer, kind_of
 
 Expression: TypeAlias = Mask | Bias | TensorSpec | Initializer
 

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from sdpa_xp_export._dtypes.dtype import (
-    Dtype,
-    __array_namespace_info__,
-    can_cast,
-    finfo,
-    iinfo,
-    isdtype,
-    result_type,
-)
+from .dtype import Dtype, __array_namespace_info__, can_cast, finfo, iinfo, isdtype, result_type
 
 bool = Dtype("bool")
 int8 = Dtype("int8")

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from sdpa_xp_export._files.paths import PathArgument, free_target, reworded, taken_error
+from .paths import PathArgument, free_target, reworded, taken_error
 
 try:
     from fcntl import LOCK_EX, LOCK_NB, flock

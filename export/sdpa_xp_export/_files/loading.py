@@ -21,8 +21,9 @@ from onnx.checker import ValidationError
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp_export._files.model import data_locations, messages
-from sdpa_xp_export._files.paths import PathArgument, absence_hint, reason, with_text
+
+from .model import data_locations, messages
+from .paths import PathArgument, absence_hint, reason, with_text
 
 T = TypeVar("T")
 

@@ -22,11 +22,12 @@ from onnx import helper, numpy_helper
 
 from sdpa_xp._checks.arrays import broadcast
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp_export._dtypes.dtype import ONNX_DTYPE, Dtype, dtype_name, holds, numpy_dtype, to_numpy
-from sdpa_xp_export._files.model import Weight
-from sdpa_xp_export._graph.length_names import LengthNames
-from sdpa_xp_export._graph.lengths import DEVICE, Device, FloatOfLengths, Length, plain
-from sdpa_xp_export.spec import SymbolicShape, TensorSpec, as_lengths
+
+from .._dtypes.dtype import ONNX_DTYPE, Dtype, dtype_name, holds, numpy_dtype, to_numpy
+from .._files.model import Weight
+from ..spec import SymbolicShape, TensorSpec, as_lengths
+from .length_names import LengthNames
+from .lengths import DEVICE, Device, FloatOfLengths, Length, plain
 
 Attend: TypeAlias = Callable[["Graph", str, Mapping[str, object], Mapping[str, object]], Any]
 """Writes a call of the library: the graph, the public function, its arrays by name, its other arguments."""

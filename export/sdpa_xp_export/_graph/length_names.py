@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import reduce
 
-from sdpa_xp_export._graph.terms import Terms, added, divided, joined_name, multiplied, parts, text
-from sdpa_xp_export.spec import SymbolicShape, addends
+from ..spec import SymbolicShape, addends
+from .terms import Terms, added, divided, joined_name, multiplied, parts, text
 
 
 @dataclass(slots=True)

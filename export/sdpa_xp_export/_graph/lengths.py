@@ -13,10 +13,11 @@ import numpy as np
 
 from sdpa_xp._checks.arrays import broadcast
 from sdpa_xp.errors import ArgumentTypeError
-from sdpa_xp_export._graph.length_names import LengthNames
-from sdpa_xp_export._graph.terms import Terms, added, multiplied
-from sdpa_xp_export._packages import LIBRARIES
-from sdpa_xp_export.spec import SymbolicShape, as_lengths
+
+from .._packages import LIBRARIES
+from ..spec import SymbolicShape, as_lengths
+from .length_names import LengthNames
+from .terms import Terms, added, multiplied
 
 HINT = (
     "Compute with +, -, *, //, %, / and **, such as x.shape[1] ** 0.5 for math.sqrt; `reshape` takes -1. "

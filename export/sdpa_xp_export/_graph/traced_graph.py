@@ -14,11 +14,12 @@ import array_api_compat
 import onnx
 
 from sdpa_xp.errors import ArgumentTypeError
-from sdpa_xp_export._dtypes.dtype import to_numpy
-from sdpa_xp_export._graph.graph import Attend, Graph, GraphValue
-from sdpa_xp_export._graph.lengths import Length, length_error, plain
-from sdpa_xp_export._graph.terms import Terms, added, factors, parts
-from sdpa_xp_export.spec import SymbolicShape
+
+from .._dtypes.dtype import to_numpy
+from ..spec import SymbolicShape
+from .graph import Attend, Graph, GraphValue
+from .lengths import Length, length_error, plain
+from .terms import Terms, added, factors, parts
 
 _MOVING = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Expand")
 """Operators that change no integer but its dtype."""

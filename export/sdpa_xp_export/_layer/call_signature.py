@@ -21,10 +21,11 @@ from sdpa_xp._libraries import dtype_name, has_standard_name, is_array, library_
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._layer.layer import bound_arguments, with_arrays
-from sdpa_xp_export._layer.open_lengths import PAST
-from sdpa_xp_export._runtime.releases import Runtime
-from sdpa_xp_export.spec import DTYPES, SymbolicShape, TensorSpec, as_lengths
+
+from .._runtime.releases import Runtime
+from ..spec import DTYPES, SymbolicShape, TensorSpec, as_lengths
+from .layer import bound_arguments, with_arrays
+from .open_lengths import PAST
 
 Structure: TypeAlias = tuple[object, ...]
 """Everything that was passed but arrays, with their places. Equal structures can have equal graphs."""

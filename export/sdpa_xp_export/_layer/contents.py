@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, TypeAlias
 
-from sdpa_xp_export._arrays.operators import is_array
-from sdpa_xp_export._packages import ARRAY_LIBRARIES, LIBRARIES, package_of
+from .._arrays.operators import is_array
+from .._packages import ARRAY_LIBRARIES, LIBRARIES, package_of
 
 _WITHOUT_STATE = ARRAY_LIBRARIES - {"sdpa_xp", "sdpa_xp_export", "torch"}
 _WITHOUT_STATE |= {"_io", "_thread", "asyncio", "concurrent", "io", "logging", "multiprocessing", "queue"}

@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, cast
 
-from sdpa_xp_export._layer.contents import (
+from .._packages import LIBRARIES, package_of
+from .contents import (
     Named,
     closure_of,
     containers,
@@ -23,7 +24,6 @@ from sdpa_xp_export._layer.contents import (
     slot_names,
     wrapped_functions,
 )
-from sdpa_xp_export._packages import LIBRARIES, package_of
 
 Change: TypeAlias = Callable[[Any], Any]
 """A function that returns another array for an array, or the same one if it does not change."""

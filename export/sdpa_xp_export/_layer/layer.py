@@ -23,12 +23,13 @@ from sdpa_xp._checks.keywords import hint_for_keyword
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message, message_of, summary
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._arrays.operators import is_array
-from sdpa_xp_export._dtypes.dtype import to_numpy
-from sdpa_xp_export._graph.lengths import length_error
-from sdpa_xp_export._layer.held_arrays import with_changed_arrays
-from sdpa_xp_export._packages import LIBRARIES
-from sdpa_xp_export.spec import TensorSpec
+
+from .._arrays.operators import is_array
+from .._dtypes.dtype import to_numpy
+from .._graph.lengths import length_error
+from .._packages import LIBRARIES
+from ..spec import TensorSpec
+from .held_arrays import with_changed_arrays
 
 Change: TypeAlias = Callable[[NDArray[Any]], NDArray[Any]]
 Way: TypeAlias = tuple[
@@ -210,13 +211,13 @@ def ways_to_copy(called: partial[Any]) -> Iterator[Way]:
 
 
 def _tensors_take_arrays() -> AbstractContextManager[object]:
-    from sdpa_xp_export._layer.tensors import TensorsTakeArrays  # it imports torch
+    from .tensors import TensorsTakeArrays  # it imports torch
 
     return TensorsTakeArrays()
 
 
 def _with_tensors(called: partial[Any], change: Change) -> partial[Any]:
-    from sdpa_xp_export._layer.tensors import changed_tensor, is_plain_tensor
+    from .tensors import changed_tensor, is_plain_tensor
 
     def of_library(x: Any) -> NDArray[Any]:
         return _numpy_array(x, change)  # its layers take arrays of one library

@@ -12,8 +12,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from sdpa_xp_export._dtypes.dtype import FLOATING
-from sdpa_xp_export.spec import SymbolicShape, TensorSpec
+from .._dtypes.dtype import FLOATING
+from ..spec import SymbolicShape, TensorSpec
 
 PAST = "past"
 """An input with this in its name may have no tokens; `verify_layer` tries such inputs without tokens, too."""

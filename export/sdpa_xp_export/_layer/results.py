@@ -9,11 +9,12 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from sdpa_xp import AttentionStatistics
-from sdpa_xp_export._arrays.operators import is_array
-from sdpa_xp_export._call.statistics import as_statistics, by_name
-from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.lengths import FloatOfLengths, Length
-from sdpa_xp_export._packages import package_of
+
+from .._arrays.operators import is_array
+from .._call.statistics import as_statistics, by_name
+from .._graph.graph import GraphValue
+from .._graph.lengths import FloatOfLengths, Length
+from .._packages import package_of
 
 Structure: TypeAlias = tuple[Mapping[Any, Any], Callable[[Iterable[Any]], Any]]
 """The parts of a structure by name, and what makes a structure of other parts."""

@@ -36,18 +36,10 @@ from itertools import chain, repeat
 from operator import is_
 from typing import Any, NamedTuple, TypeAlias
 
-from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.lengths import FloatOfLengths, Length
-from sdpa_xp_export._layer.contents import (
-    MISSING,
-    Named,
-    attributes_of,
-    containers,
-    contents,
-    home_of,
-    is_held_array,
-)
-from sdpa_xp_export._packages import package_of
+from .._graph.graph import GraphValue
+from .._graph.lengths import FloatOfLengths, Length
+from .._packages import package_of
+from .contents import MISSING, Named, attributes_of, containers, contents, home_of, is_held_array
 
 MOST = 100_000
 """The most objects that are looked at. A layer that leads to more is connected with half of the program."""

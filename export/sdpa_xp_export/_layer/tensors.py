@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.overrides import TorchFunctionMode
 
-from sdpa_xp_export._dtypes.dtype import to_numpy
+from .._dtypes.dtype import to_numpy
 
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
 _BITWISE = ("and", "or", "xor", "lshift", "rshift")

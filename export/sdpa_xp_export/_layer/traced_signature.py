@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sdpa_xp_export._files.model import Model
-from sdpa_xp_export._layer.call_signature import LayerCall, Structure
-from sdpa_xp_export._layer.open_lengths import fits
-from sdpa_xp_export._layer.state import State
-from sdpa_xp_export.spec import SymbolicShape
+from .._files.model import Model
+from ..spec import SymbolicShape
+from .call_signature import LayerCall, Structure
+from .open_lengths import fits
+from .state import State
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp._libraries import dtype_name, library_of
-from sdpa_xp_export._runtime import engine
+
+from . import engine
 
 Run: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 """Computes the outputs of a session, in order, from the arrays of a call."""

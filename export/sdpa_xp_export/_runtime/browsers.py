@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp_export._runtime.frames import Frame, receive, send
+from .frames import Frame, receive, send
 
 WASM = "wasm"
 """onnxruntime-web's own name of the provider."""

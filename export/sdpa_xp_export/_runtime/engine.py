@@ -23,8 +23,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp_export._runtime import browsers
-from sdpa_xp_export._runtime.browsers import WASM, WEBGPU
+from . import browsers
+from .browsers import WASM, WEBGPU
 
 LONG_RUN = 0.05
 """Seconds; in a run of this length, the additional time of a first run is small."""

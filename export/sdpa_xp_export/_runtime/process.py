@@ -20,14 +20,16 @@ import onnx
 from numpy.typing import NDArray
 
 from sdpa_xp.errors import Message
-from sdpa_xp_export._files.model import Model, initializer_bytes
-from sdpa_xp_export._files.paths import temporary
-from sdpa_xp_export._runtime import child
-from sdpa_xp_export._runtime.engine import TimedRun
-from sdpa_xp_export._runtime.frames import Frame, TooLargeError, receive, send
-from sdpa_xp_export._runtime.limits import TIMEOUT, ModelFailedError, failed, shown_limit, time_left
-from sdpa_xp_export._runtime.releases import ENGINES, PLUGINS, PROVIDERS, EngineName, short_provider
-from sdpa_xp_export._runtime.session import (
+
+from .._files.model import Model, initializer_bytes
+from .._files.paths import temporary
+from ..report import Placement
+from . import child
+from .engine import TimedRun
+from .frames import Frame, TooLargeError, receive, send
+from .limits import TIMEOUT, ModelFailedError, failed, shown_limit, time_left
+from .releases import ENGINES, PLUGINS, PROVIDERS, EngineName, short_provider
+from .session import (
     check_installed,
     check_started,
     chosen_providers,
@@ -38,7 +40,6 @@ from sdpa_xp_export._runtime.session import (
     source_of,
     wanted,
 )
-from sdpa_xp_export.report import Placement
 
 MEMORY = 2**33
 """Bytes. The largest run of `verify(thorough=True)` has a few arrays of 151 million scores."""

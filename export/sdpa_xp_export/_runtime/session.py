@@ -16,11 +16,13 @@ from onnx import helper
 
 from sdpa_xp._checks.messages import install_hint, nearest_hint
 from sdpa_xp.errors import ArgumentValueError, Message
-from sdpa_xp_export._files.model import EXTERNAL_ABOVE, Model, exported_models, initializer_bytes
-from sdpa_xp_export._files.paths import temporary
-from sdpa_xp_export._runtime import engine
-from sdpa_xp_export._runtime.limits import failed
-from sdpa_xp_export._runtime.releases import (
+
+from .._files.model import EXTERNAL_ABOVE, Model, exported_models, initializer_bytes
+from .._files.paths import temporary
+from ..save import save
+from . import engine
+from .limits import failed
+from .releases import (
     ENGINES,
     OPSETS,
     PLUGINS,
@@ -31,7 +33,6 @@ from sdpa_xp_export._runtime.releases import (
     newer_note,
     short_provider,
 )
-from sdpa_xp_export.save import save
 
 MODULES: dict[EngineName, str] = {"onnxruntime": "onnxruntime", "openvino": "openvino", "reference": "onnx"}
 """The module of each engine."""

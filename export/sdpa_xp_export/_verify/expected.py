@@ -17,20 +17,14 @@ from numpy.typing import NDArray
 from sdpa_xp import biases, masks
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
-from sdpa_xp_export._call.arguments import AXES, IN_DTYPE_OF_QUERY, SUMS_OF_QUERIES
-from sdpa_xp_export._call.call import OPTIONS, ExportCall
-from sdpa_xp_export._call.operands import Initializer, Input, kind_of, with_operands
-from sdpa_xp_export._dtypes.dtype import numpy_dtype
-from sdpa_xp_export._runtime.limits import check_time
-from sdpa_xp_export._verify.judging import ExpectedRows
-from sdpa_xp_export._verify.reference import (
-    Floats,
-    attention_and_scores,
-    magnitudes,
-    spreads,
-    stages,
-    statistics,
-)
+
+from .._call.arguments import AXES, IN_DTYPE_OF_QUERY, SUMS_OF_QUERIES
+from .._call.call import OPTIONS, ExportCall
+from .._call.operands import Initializer, Input, kind_of, with_operands
+from .._dtypes.dtype import numpy_dtype
+from .._runtime.limits import check_time
+from .judging import ExpectedRows
+from .reference import Floats, attention_and_scores, magnitudes, spreads, stages, statistics
 
 Arrays: TypeAlias = dict[str, Any]
 """NumPy arrays by the name of the argument, or of the input of a graph."""

@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp_export._call.operands import Initializer
-from sdpa_xp_export._call.text import digest
-from sdpa_xp_export._dtypes.dtype import numpy_dtype
-from sdpa_xp_export._files.loading import LARGEST, UnfitError, read_file
-from sdpa_xp_export._files.model import Model, initializers, without_initializers
-from sdpa_xp_export._files.paths import PathArgument
-from sdpa_xp_export._verify.judging import EPS
-from sdpa_xp_export._verify.layer import BothLayers, LayerCase
-from sdpa_xp_export._verify.model import input_specs, shown_type
-from sdpa_xp_export.spec import evaluated
+from .._call.operands import Initializer
+from .._call.text import digest
+from .._dtypes.dtype import numpy_dtype
+from .._files.loading import LARGEST, UnfitError, read_file
+from .._files.model import Model, initializers, without_initializers
+from .._files.paths import PathArgument
+from ..spec import evaluated
+from .judging import EPS
+from .layer import BothLayers, LayerCase
+from .model import input_specs, shown_type
 
 BFLOAT16 = numpy_dtype("bfloat16")
 MOST = 2**24

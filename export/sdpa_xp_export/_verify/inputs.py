@@ -18,12 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp._checks.keywords import check_integer
-from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.operands import Input
-from sdpa_xp_export._dtypes.dtype import INTEGERS, numpy_dtype
-from sdpa_xp_export._runtime.limits import check_time
-from sdpa_xp_export._verify.expected import Arrays, heads_first, hidden_keys, numbers
-from sdpa_xp_export.spec import TensorSpec, evaluated
+
+from .._call.call import ExportCall
+from .._call.operands import Input
+from .._dtypes.dtype import INTEGERS, numpy_dtype
+from .._runtime.limits import check_time
+from ..spec import TensorSpec, evaluated
+from .expected import Arrays, heads_first, hidden_keys, numbers
 
 LARGEST_FACTOR = {"float16": 2.0**13, "bfloat16": 2.0**124, "float32": 2.0**124, "float64": 2.0**1000}
 """The largest factor with which a normal random number stays finite."""

@@ -35,8 +35,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp_export._verify.reference import DRIFT, Floats
-from sdpa_xp_export.report import Agreement
+
+from ..report import Agreement
+from .reference import DRIFT, Floats
 
 # By luck the textbook formula may be exact in a run, and the model need not be.
 ROUNDINGS = 4

@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdpa_xp.errors import ArgumentValueError, message_of
-from sdpa_xp_export._layer.layer import Change, Way, ways_to_copy, with_arrays
-from sdpa_xp_export._layer.results import named_outputs
-from sdpa_xp_export._verify.expected import Arrays
-from sdpa_xp_export._verify.judging import EPS, textbook_error
-from sdpa_xp_export._verify.lengths import Lengths, shown_lengths, shown_shapes
-from sdpa_xp_export.spec import TensorSpec
+
+from .._layer.layer import Change, Way, ways_to_copy, with_arrays
+from .._layer.results import named_outputs
+from ..spec import TensorSpec
+from .expected import Arrays
+from .judging import EPS, textbook_error
+from .lengths import Lengths, shown_lengths, shown_shapes
 
 Outputs: TypeAlias = dict[str, NDArray[Any]]
 """What a layer returns, by name."""

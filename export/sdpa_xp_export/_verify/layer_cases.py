@@ -15,24 +15,16 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp_export._call.mask_analysis import CallNumbers
-from sdpa_xp_export._dtypes.dtype import INTEGERS, numpy_dtype
-from sdpa_xp_export._files.model import Model
-from sdpa_xp_export._graph.traced_graph import moved_inputs
-from sdpa_xp_export._runtime.releases import EngineName
-from sdpa_xp_export._verify.expected import Arrays
-from sdpa_xp_export._verify.inputs import (
-    LENGTHS,
-    MOST,
-    OPERANDS,
-    OperandChoice,
-    TokenCounts,
-    clipped,
-    drawn_integers,
-)
-from sdpa_xp_export._verify.layer import BothLayers, LayerCase, words_of
-from sdpa_xp_export._verify.lengths import LayerLengths, Lengths, shown_lengths
-from sdpa_xp_export.spec import TensorSpec, evaluated
+from .._call.mask_analysis import CallNumbers
+from .._dtypes.dtype import INTEGERS, numpy_dtype
+from .._files.model import Model
+from .._graph.traced_graph import moved_inputs
+from .._runtime.releases import EngineName
+from ..spec import TensorSpec, evaluated
+from .expected import Arrays
+from .inputs import LENGTHS, MOST, OPERANDS, OperandChoice, TokenCounts, clipped, drawn_integers
+from .layer import BothLayers, LayerCase, words_of
+from .lengths import LayerLengths, Lengths, shown_lengths
 
 IntegerChoice: TypeAlias = OperandChoice | Literal["negative integers", "large integers"]
 """What integer inputs hold: random values that fit their use, or values far from these."""

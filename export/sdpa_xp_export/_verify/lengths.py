@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.mask_analysis import CallNumbers
-from sdpa_xp_export.spec import SymbolicShape, TensorSpec, addends, evaluated, names_in, shared
+from .._call.call import ExportCall
+from .._call.mask_analysis import CallNumbers
+from ..spec import SymbolicShape, TensorSpec, addends, evaluated, names_in, shared
 
 Lengths: TypeAlias = dict[str, int]
 """A length by its name."""

@@ -14,13 +14,14 @@ import onnx
 
 from sdpa_xp._checks.keywords import check_keys
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, summary
-from sdpa_xp_export._call.arguments import AXES
-from sdpa_xp_export._call.call import OF_TRACED_CALLS, OPTIONS, ExportCall, checked_call
-from sdpa_xp_export._call.operands import Initializer
-from sdpa_xp_export._call.text import LONGEST_CALL, digest, from_json, to_json
-from sdpa_xp_export._dtypes.dtype import ONNX_DTYPE
-from sdpa_xp_export._files.loading import load
-from sdpa_xp_export._files.model import (
+
+from .._call.arguments import AXES
+from .._call.call import OF_TRACED_CALLS, OPTIONS, ExportCall, checked_call
+from .._call.operands import Initializer
+from .._call.text import LONGEST_CALL, digest, from_json, to_json
+from .._dtypes.dtype import ONNX_DTYPE
+from .._files.loading import load
+from .._files.model import (
     LargeModel,
     Model,
     check_holds_data,
@@ -29,14 +30,14 @@ from sdpa_xp_export._files.model import (
     metadata_of,
     without_numbers,
 )
-from sdpa_xp_export._runtime.limits import ModelFailedError
-from sdpa_xp_export._runtime.process import RemoteSession, RuntimeProcess
-from sdpa_xp_export._runtime.releases import ENGINES
-from sdpa_xp_export._runtime.session import not_run_notes, runtime_notes, stated_runtimes
-from sdpa_xp_export._verify.expected import stated_dtype
-from sdpa_xp_export._verify.lengths import MOST_NUMBERS, count_of, least_lengths
-from sdpa_xp_export.forms import tiled
-from sdpa_xp_export.spec import TensorSpec
+from .._runtime.limits import ModelFailedError
+from .._runtime.process import RemoteSession, RuntimeProcess
+from .._runtime.releases import ENGINES
+from .._runtime.session import not_run_notes, runtime_notes, stated_runtimes
+from ..forms import tiled
+from ..spec import TensorSpec
+from .expected import stated_dtype
+from .lengths import MOST_NUMBERS, count_of, least_lengths
 
 T = TypeVar("T")
 FUSED = ("Attention", "MultiHeadAttention", "GroupQueryAttention")

@@ -26,7 +26,7 @@ import array_api_compat
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp_export._runtime.limits import check_time
+from .._runtime.limits import check_time
 
 Floats: TypeAlias = NDArray[np.float64]
 STEP = 2.0**-20

@@ -11,30 +11,16 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.mask_analysis import constant_names, constants
-from sdpa_xp_export._dtypes.dtype import INTEGERS
-from sdpa_xp_export._runtime.limits import check_time
-from sdpa_xp_export._verify.expected import (
-    Arrays,
-    expected_cache,
-    expected_rows,
-    reference_inputs,
-    reference_shape,
-    row_axis,
-)
-from sdpa_xp_export._verify.inputs import (
-    LARGE,
-    Extreme,
-    OperandChoice,
-    extremes,
-    poison,
-    random_inputs,
-    with_extremes,
-    with_nan,
-)
-from sdpa_xp_export._verify.judging import ExpectedRows
-from sdpa_xp_export._verify.lengths import (
+from .._call.call import ExportCall
+from .._call.mask_analysis import constant_names, constants
+from .._dtypes.dtype import INTEGERS
+from .._runtime.limits import check_time
+from ..lowering.head_parts import SCORES_OF_A_STEP
+from ..spec import evaluated
+from .expected import Arrays, expected_cache, expected_rows, reference_inputs, reference_shape, row_axis
+from .inputs import LARGE, Extreme, OperandChoice, extremes, poison, random_inputs, with_extremes, with_nan
+from .judging import ExpectedRows
+from .lengths import (
     OF_A_SCORE,
     SMALL,
     THOROUGH_NUMBERS,
@@ -51,8 +37,6 @@ from sdpa_xp_export._verify.lengths import (
     shown_lengths,
     shown_shapes,
 )
-from sdpa_xp_export.lowering.head_parts import SCORES_OF_A_STEP
-from sdpa_xp_export.spec import evaluated
 
 HUGE = {"float16": 8e3, "bfloat16": 3e4, "float32": 3e4, "float64": 3e4}
 """The size of huge scores by the dtype of the query; they reveal a mask that adds -1e4 instead of -inf."""

@@ -21,8 +21,9 @@ from typing import Any
 
 from sdpa_xp import __version__
 from sdpa_xp._checks.messages import install_hint
-from sdpa_xp_export._interrupts import INTERRUPTED, raise_again
-from sdpa_xp_export._runtime.limits import ModelFailedError
+
+from .._interrupts import INTERRUPTED, raise_again
+from .._runtime.limits import ModelFailedError
 
 DISAGREES = 1
 BAD_ARGUMENTS = 2
@@ -88,7 +89,7 @@ def _code(arguments: list[str]) -> int:
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reads it when it is imported
     try:
         raise_again()
-        from sdpa_xp_export.cli.app import run  # imported here: an interrupt while it loads is one line, too
+        from .app import run  # imported here: an interrupt while it loads is one line, too
 
         code = run(arguments)
         failure = "interrupted" if code == INTERRUPTED else ""

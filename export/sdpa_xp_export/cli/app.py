@@ -10,13 +10,14 @@ from typer.core import TyperCommand, TyperGroup
 
 from sdpa_xp import __version__
 from sdpa_xp.errors import Message, message_of
-from sdpa_xp_export._interrupts import INTERRUPTED
-from sdpa_xp_export._runtime.limits import ModelFailedError
-from sdpa_xp_export.cli import __doc__
-from sdpa_xp_export.cli.compare import agree, list_backends, run_demo
-from sdpa_xp_export.cli.export import export
-from sdpa_xp_export.cli.shared import say
-from sdpa_xp_export.cli.verify import run_verify
+
+from .._interrupts import INTERRUPTED
+from .._runtime.limits import ModelFailedError
+from . import __doc__
+from .compare import agree, list_backends, run_demo
+from .export import export
+from .shared import say
+from .verify import run_verify
 
 FUNCTIONS = ("TensorSpec", "demo", "export", "export_attention", "find", "save", "verify")
 """The functions in whose messages the command puts its own name."""

@@ -13,14 +13,15 @@ from rich.text import Text
 
 from sdpa_xp._checks.messages import install_hint
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp_export import _demo as demo
-from sdpa_xp_export._agree import backends
-from sdpa_xp_export._agree.comparison import Row, compare, feature_jobs
-from sdpa_xp_export._files.paths import PathArgument
-from sdpa_xp_export._runtime.session import providers, version
-from sdpa_xp_export.cli import DISAGREES, shared
-from sdpa_xp_export.forms.choice import FORMS
-from sdpa_xp_export.spec import dtype_hint
+
+from .. import _demo as demo
+from .._agree import backends
+from .._agree.comparison import Row, compare, feature_jobs
+from .._files.paths import PathArgument
+from .._runtime.session import providers, version
+from ..forms.choice import FORMS
+from ..spec import dtype_hint
+from . import DISAGREES, shared
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 SEVERAL = "{}; repeat the option for several. Default: all{}."

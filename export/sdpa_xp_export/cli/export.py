@@ -26,18 +26,19 @@ import typer
 
 from sdpa_xp._checks.messages import nearest_hint
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message, renamed
-from sdpa_xp_export._call.call import OPTIONS, OptionKind
-from sdpa_xp_export._call.text import Expression, parse
-from sdpa_xp_export._dtypes.dtype import FLOATING
-from sdpa_xp_export._files.model import Model, metadata_of
-from sdpa_xp_export._files.paths import PathArgument, absence_hint
-from sdpa_xp_export._runtime.releases import DEFAULT_RUNTIME, OPENVINO_RUNTIME, STANDARD_RUNTIME, TARGETS
-from sdpa_xp_export._verify.model import shown_type
-from sdpa_xp_export.cli.shared import AsJson, Force, check_output, say, say_json, value_option
-from sdpa_xp_export.export import export_attention
-from sdpa_xp_export.forms.choice import FORMS
-from sdpa_xp_export.save import save
-from sdpa_xp_export.spec import TensorSpec, dtype_hint
+
+from .._call.call import OPTIONS, OptionKind
+from .._call.text import Expression, parse
+from .._dtypes.dtype import FLOATING
+from .._files.model import Model, metadata_of
+from .._files.paths import PathArgument, absence_hint
+from .._runtime.releases import DEFAULT_RUNTIME, OPENVINO_RUNTIME, STANDARD_RUNTIME, TARGETS
+from .._verify.model import shown_type
+from ..export import export_attention
+from ..forms.choice import FORMS
+from ..save import save
+from ..spec import TensorSpec, dtype_hint
+from .shared import AsJson, Force, check_output, say, say_json, value_option
 
 OUTPUT = PathArgument("export", "output")
 DEFAULT_OUTPUT = "attention.onnx"

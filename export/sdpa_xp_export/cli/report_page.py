@@ -9,9 +9,9 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.text import to_json
-from sdpa_xp_export.report import LayerReport, Report, Run, described_failure, in_column
+from .._call.call import ExportCall
+from .._call.text import to_json
+from ..report import LayerReport, Report, Run, described_failure, in_column
 
 WIDTH, HEIGHT = 640, 240
 LEFT, RIGHT, TOP, BOTTOM = 60, 16, 16, 44

@@ -18,9 +18,10 @@ from rich.table import Table
 from rich.text import Text
 
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp_export._files.paths import PathArgument, check_is_no_input
-from sdpa_xp_export._runtime.releases import PROVIDERS
-from sdpa_xp_export.cli import plain
+
+from .._files.paths import PathArgument, check_is_no_input
+from .._runtime.releases import PROVIDERS
+from . import plain
 
 Cell = str | Text
 WIDEST = 10_000

@@ -11,16 +11,20 @@ from typing import Annotated, Any, cast
 import typer
 
 from sdpa_xp.errors import ArgumentValueError, renamed
-from sdpa_xp_export._call.call import OPTIONS
-from sdpa_xp_export._files.atomic import publish
-from sdpa_xp_export._files.loading import data_files
-from sdpa_xp_export._files.paths import PathArgument, free_target
-from sdpa_xp_export._runtime.limits import TIMEOUT
-from sdpa_xp_export._runtime.releases import ENGINES, PROVIDERS, EngineName, Runtime, short_provider
-from sdpa_xp_export.cli import DISAGREES
-from sdpa_xp_export.cli import report_page as page
-from sdpa_xp_export.cli.export import CALL, export_arguments, read
-from sdpa_xp_export.cli.shared import (
+
+from .._call.call import OPTIONS
+from .._files.atomic import publish
+from .._files.loading import data_files
+from .._files.paths import PathArgument, free_target
+from .._runtime.limits import TIMEOUT
+from .._runtime.releases import ENGINES, PROVIDERS, EngineName, Runtime, short_provider
+from ..report import LayerReport, Report, Run, closest_runs, described_error, shown_math_mode
+from ..verify import verify
+from ..verify_layer import verify_golden
+from . import DISAGREES
+from . import report_page as page
+from .export import CALL, export_arguments, read
+from .shared import (
     NO,
     YES,
     AsJson,
@@ -33,9 +37,6 @@ from sdpa_xp_export.cli.shared import (
     say_table,
     value_option,
 )
-from sdpa_xp_export.report import LayerReport, Report, Run, closest_runs, described_error, shown_math_mode
-from sdpa_xp_export.verify import verify
-from sdpa_xp_export.verify_layer import verify_golden
 
 HTML = PathArgument("verify", "html")
 SHOWN_FAILURES = 5

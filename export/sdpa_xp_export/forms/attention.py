@@ -7,17 +7,17 @@ from typing import cast
 
 import numpy as np
 
-from sdpa_xp_export import _arrays as xp
-from sdpa_xp_export._arrays import ops
-from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.mask_analysis import counts_real_keys, hides_keys, is_causal, only_appends
-from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export._runtime.releases import Runtime
-from sdpa_xp_export.forms.form import Form, FormInputs, finished_outputs, read_inputs
-from sdpa_xp_export.lowering.biases import add_biases, is_additive
-from sdpa_xp_export.lowering.masks import AllowedPairs, all_allowed, both_allow
-from sdpa_xp_export.lowering.tile import GraphTile, whole_tile
-from sdpa_xp_export.lowering.tile_attention import in_layout, is_attended
+from .. import _arrays as xp
+from .._arrays import ops
+from .._call.call import ExportCall
+from .._call.mask_analysis import counts_real_keys, hides_keys, is_causal, only_appends
+from .._graph.graph import Graph, GraphValue
+from .._runtime.releases import Runtime
+from ..lowering.biases import add_biases, is_additive
+from ..lowering.masks import AllowedPairs, all_allowed, both_allow
+from ..lowering.tile import GraphTile, whole_tile
+from ..lowering.tile_attention import in_layout, is_attended
+from .form import Form, FormInputs, finished_outputs, read_inputs
 
 RANK = 4
 LEAST = {"float16": -64992.0, "bfloat16": -(2.0**99), "float32": -(2.0**99)}

@@ -6,11 +6,12 @@ import math
 
 from sdpa_xp._checks.messages import nearest_hint
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp_export._call.call import ExportCall, FormName
-from sdpa_xp_export._call.mask_analysis import is_causal, only_causal, unmasked
-from sdpa_xp_export._runtime.releases import FIRST_RELEASE_OF_OPSET, OPSETS, Runtime, TargetProvider
-from sdpa_xp_export.forms import attention, grouped_query, multi_head, primitive, tiled
-from sdpa_xp_export.forms.form import Form
+
+from .._call.call import ExportCall, FormName
+from .._call.mask_analysis import is_causal, only_causal, unmasked
+from .._runtime.releases import FIRST_RELEASE_OF_OPSET, OPSETS, Runtime, TargetProvider
+from . import attention, grouped_query, multi_head, primitive, tiled
+from .form import Form
 
 FORMS: dict[FormName, Form] = {
     form.name: form

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sdpa_xp_export import _arrays as xp
-from sdpa_xp_export._arrays import ops
-from sdpa_xp_export._call.arguments import AXES, IN_DTYPE_OF_QUERY
-from sdpa_xp_export._call.call import OPTIONS, ExportCall, FormName
-from sdpa_xp_export._call.mask_analysis import cuts_keys
-from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export._runtime.releases import OLDEST, OPSETS, Runtime, TargetProvider
-from sdpa_xp_export.lowering.graph_lengths import GraphLengths
-from sdpa_xp_export.lowering.tile_attention import in_layout
+from .. import _arrays as xp
+from .._arrays import ops
+from .._call.arguments import AXES, IN_DTYPE_OF_QUERY
+from .._call.call import OPTIONS, ExportCall, FormName
+from .._call.mask_analysis import cuts_keys
+from .._graph.graph import Graph, GraphValue
+from .._runtime.releases import OLDEST, OPSETS, Runtime, TargetProvider
+from ..lowering.graph_lengths import GraphLengths
+from ..lowering.tile_attention import in_layout
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 
-from sdpa_xp_export import _arrays as xp
-from sdpa_xp_export._arrays import ops
-from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.mask_analysis import is_window, key_window
-from sdpa_xp_export._graph.graph import CONTRIB, Graph, GraphValue
-from sdpa_xp_export._runtime.releases import Runtime
-from sdpa_xp_export.forms.form import Form, FormInputs, finished_outputs, read_inputs
-from sdpa_xp_export.forms.multi_head import packed, unpacked, unsupported_by_contrib
-from sdpa_xp_export.lowering.tile import whole_tile
+from .. import _arrays as xp
+from .._arrays import ops
+from .._call.call import ExportCall
+from .._call.mask_analysis import is_window, key_window
+from .._graph.graph import CONTRIB, Graph, GraphValue
+from .._runtime.releases import Runtime
+from ..lowering.tile import whole_tile
+from .form import Form, FormInputs, finished_outputs, read_inputs
+from .multi_head import packed, unpacked, unsupported_by_contrib
 
 WIDTHS = 8
 """Widths must be a multiple of this."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from sdpa_xp_export import _arrays as xp
-from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.mask_analysis import is_lower_triangle, unmasked
-from sdpa_xp_export._graph.graph import CONTRIB, Graph, GraphValue
-from sdpa_xp_export._runtime.releases import Runtime
-from sdpa_xp_export.forms.form import Form, finished_outputs, read_inputs
+from .. import _arrays as xp
+from .._call.call import ExportCall
+from .._call.mask_analysis import is_lower_triangle, unmasked
+from .._graph.graph import CONTRIB, Graph, GraphValue
+from .._runtime.releases import Runtime
+from .form import Form, finished_outputs, read_inputs
 
 RANK = 4
 EMPTY_SINCE = (1, 31)

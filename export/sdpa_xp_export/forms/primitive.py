@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export._runtime.releases import Runtime
-from sdpa_xp_export.forms.form import Form, finished_outputs, read_inputs
-from sdpa_xp_export.lowering.statistics import sums_of
-from sdpa_xp_export.lowering.tile import whole_tile
-from sdpa_xp_export.lowering.tile_attention import attend_tile, scale_query
+from .._call.call import ExportCall
+from .._graph.graph import Graph, GraphValue
+from .._runtime.releases import Runtime
+from ..lowering.statistics import sums_of
+from ..lowering.tile import whole_tile
+from ..lowering.tile_attention import attend_tile, scale_query
+from .form import Form, finished_outputs, read_inputs
 
 
 def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:

@@ -23,20 +23,20 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TypeAlias
 
-from sdpa_xp_export import _arrays as xp
-from sdpa_xp_export._arrays import ops
-from sdpa_xp_export._call.arguments import AXES, SUMS_OF_QUERIES
-from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.mask_analysis import is_only_causal, may_mask
-from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export._runtime.releases import Runtime
-from sdpa_xp_export.forms.form import Form, FormInputs, finished_outputs, read_inputs
-from sdpa_xp_export.lowering.graph_lengths import GraphLengths, LengthsAsData, LengthsInBody
-from sdpa_xp_export.lowering.head_parts import HeadPart, HeadParts, head_parts
-from sdpa_xp_export.lowering.masks import all_allowed, key_range
-from sdpa_xp_export.lowering.statistics import most_blocks, sums_of
-from sdpa_xp_export.lowering.tile import GraphTile, KeyMask, TileRange, whole_tile
-from sdpa_xp_export.lowering.tile_attention import attend_tile, scale_query
+from .. import _arrays as xp
+from .._arrays import ops
+from .._call.arguments import AXES, SUMS_OF_QUERIES
+from .._call.call import ExportCall
+from .._call.mask_analysis import is_only_causal, may_mask
+from .._graph.graph import Graph, GraphValue
+from .._runtime.releases import Runtime
+from ..lowering.graph_lengths import GraphLengths, LengthsAsData, LengthsInBody
+from ..lowering.head_parts import HeadPart, HeadParts, head_parts
+from ..lowering.masks import all_allowed, key_range
+from ..lowering.statistics import most_blocks, sums_of
+from ..lowering.tile import GraphTile, KeyMask, TileRange, whole_tile
+from ..lowering.tile_attention import attend_tile, scale_query
+from .form import Form, FormInputs, finished_outputs, read_inputs
 
 ROWS = 128
 """Queries in a block. A block meets all keys that it may attend at once, so its softmax is the plain one."""

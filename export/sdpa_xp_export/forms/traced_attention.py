@@ -14,17 +14,18 @@ from sdpa_xp._checks.keywords import check_block_size
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
-from sdpa_xp_export import _arrays as xp
-from sdpa_xp_export._arrays.operators import is_array
-from sdpa_xp_export._call.arguments import warn_of_zeros_and_ones
-from sdpa_xp_export._call.call import OPTIONS, ExportCall, checked_call
-from sdpa_xp_export._call.operands import with_operands
-from sdpa_xp_export._call.statistics import as_statistics, outputs_of
-from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export._graph.traced_graph import TracedGraph
-from sdpa_xp_export._runtime.releases import Runtime
-from sdpa_xp_export.forms.choice import FORMS, choose
-from sdpa_xp_export.spec import TensorSpec
+
+from .. import _arrays as xp
+from .._arrays.operators import is_array
+from .._call.arguments import warn_of_zeros_and_ones
+from .._call.call import OPTIONS, ExportCall, checked_call
+from .._call.operands import with_operands
+from .._call.statistics import as_statistics, outputs_of
+from .._graph.graph import Graph, GraphValue
+from .._graph.traced_graph import TracedGraph
+from .._runtime.releases import Runtime
+from ..spec import TensorSpec
+from .choice import FORMS, choose
 
 OUTPUTS = {
     "scaled_dot_product_attention": ("output",),

@@ -12,14 +12,15 @@ from sdpa_xp import biases
 from sdpa_xp._checks.score_arrays import check_columns
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp_export import _arrays as xp
-from sdpa_xp_export._arrays import ops
-from sdpa_xp_export._call.mask_analysis import may_mask
-from sdpa_xp_export._call.operands import kind_of
-from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export.lowering.formula import FormulaGrid, biased_by_formula, call_index_function
-from sdpa_xp_export.lowering.masks import AllowedPairs, both_allow
-from sdpa_xp_export.lowering.tile import GraphTile
+
+from .. import _arrays as xp
+from .._arrays import ops
+from .._call.mask_analysis import may_mask
+from .._call.operands import kind_of
+from .._graph.graph import GraphValue
+from .formula import FormulaGrid, biased_by_formula, call_index_function
+from .masks import AllowedPairs, both_allow
+from .tile import GraphTile
 
 LISTED = 2**10
 """Up to this `max_distance` a graph holds the bucket of each distance; beyond, where each bucket begins."""

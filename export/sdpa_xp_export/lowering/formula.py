@@ -20,14 +20,15 @@ from sdpa_xp._checks.score_arrays import check_added_dtype, check_broadcasts
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, message_of, summary
 from sdpa_xp.masks import Mask
-from sdpa_xp_export import _arrays as xp
-from sdpa_xp_export._arrays import ops
-from sdpa_xp_export._arrays.numpy_and_torch import MissingFunctionError
-from sdpa_xp_export._call.operands import Initializer, Input, kind_of, with_operands
-from sdpa_xp_export._dtypes.dtype import INTEGERS, Dtype
-from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export.lowering.tile import GraphTile, TileRange
-from sdpa_xp_export.spec import as_lengths
+
+from .. import _arrays as xp
+from .._arrays import ops
+from .._arrays.numpy_and_torch import MissingFunctionError
+from .._call.operands import Initializer, Input, kind_of, with_operands
+from .._dtypes.dtype import INTEGERS, Dtype
+from .._graph.graph import GraphValue
+from ..spec import as_lengths
+from .tile import GraphTile, TileRange
 
 T = TypeVar("T")
 

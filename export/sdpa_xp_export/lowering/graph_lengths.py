@@ -5,12 +5,12 @@ from __future__ import annotations
 import operator
 from functools import cached_property, reduce
 
-from sdpa_xp_export import _arrays as xp
-from sdpa_xp_export._arrays import ops
-from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.mask_analysis import cuts_keys
-from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export.spec import addends
+from .. import _arrays as xp
+from .._arrays import ops
+from .._call.call import ExportCall
+from .._call.mask_analysis import cuts_keys
+from .._graph.graph import Graph, GraphValue
+from ..spec import addends
 
 BEYOND = 2**30
 """Further than any length; numbers are cut off here, since onnxruntime compares larger ones wrong."""

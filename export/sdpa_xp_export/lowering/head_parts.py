@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from sdpa_xp_export import _arrays as xp
-from sdpa_xp_export._arrays import ops
-from sdpa_xp_export._call.mask_analysis import heads_share_masks
-from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export._runtime.releases import Runtime
-from sdpa_xp_export.lowering.graph_lengths import GraphLengths
+from .. import _arrays as xp
+from .._arrays import ops
+from .._call.mask_analysis import heads_share_masks
+from .._graph.graph import Graph, GraphValue
+from .._runtime.releases import Runtime
+from .graph_lengths import GraphLengths
 
 SCORES_OF_A_STEP = 2**20
 """A block of more scores is cut into parts of its heads. For 8 heads of 2,048 and 4,096 tokens, causal, this

@@ -10,11 +10,12 @@ from functools import cached_property, reduce
 from typing import Any, TypeAlias, cast
 
 from sdpa_xp.masks import Mask
-from sdpa_xp_export import _arrays as xp
-from sdpa_xp_export._call.operands import kind_of
-from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export.lowering.formula import allowed_by_formula, call_index_function
-from sdpa_xp_export.lowering.tile import GraphTile
+
+from .. import _arrays as xp
+from .._call.operands import kind_of
+from .._graph.graph import GraphValue
+from .formula import allowed_by_formula, call_index_function
+from .tile import GraphTile
 
 AllowedPairs: TypeAlias = GraphValue | bool
 """Boolean, broadcasts to (..., Hq, rows, columns). True if every pair may attend, False if none may."""

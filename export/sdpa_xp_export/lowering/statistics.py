@@ -10,15 +10,16 @@ import math
 from dataclasses import dataclass
 
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp_export import _arrays as xp
-from sdpa_xp_export._arrays import ops
-from sdpa_xp_export._call.arguments import SUMS_OF_QUERIES
-from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._graph.lengths import has_names
-from sdpa_xp_export._runtime.releases import Runtime
-from sdpa_xp_export.lowering.graph_lengths import GraphLengths
-from sdpa_xp_export.lowering.tile import GraphTile
+
+from .. import _arrays as xp
+from .._arrays import ops
+from .._call.arguments import SUMS_OF_QUERIES
+from .._call.call import ExportCall
+from .._graph.graph import GraphValue
+from .._graph.lengths import has_names
+from .._runtime.releases import Runtime
+from .graph_lengths import GraphLengths
+from .tile import GraphTile
 
 LEAST_DIFFERENCE = -1000.0
 """exp of less is 0 in float64 too. -inf would not do, because 0 * -inf is NaN."""

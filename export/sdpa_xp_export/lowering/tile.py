@@ -13,16 +13,17 @@ from sdpa_xp._checks.keywords import LARGEST_INTEGER, check_integer
 from sdpa_xp._checks.score_arrays import check_broadcasts
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
-from sdpa_xp_export import _arrays as xp
-from sdpa_xp_export._arrays import ops
-from sdpa_xp_export._call.call import ExportCall
-from sdpa_xp_export._call.mask_analysis import hides_keys
-from sdpa_xp_export._call.operands import GraphOperand, Initializer, Input
-from sdpa_xp_export._dtypes.dtype import INTEGERS
-from sdpa_xp_export._graph.graph import Graph, GraphValue
-from sdpa_xp_export._graph.lengths import broadcasts_to
-from sdpa_xp_export.lowering.graph_lengths import GraphLengths
-from sdpa_xp_export.spec import SymbolicShape, as_lengths
+
+from .. import _arrays as xp
+from .._arrays import ops
+from .._call.call import ExportCall
+from .._call.mask_analysis import hides_keys
+from .._call.operands import GraphOperand, Initializer, Input
+from .._dtypes.dtype import INTEGERS
+from .._graph.graph import Graph, GraphValue
+from .._graph.lengths import broadcasts_to
+from ..spec import SymbolicShape, as_lengths
+from .graph_lengths import GraphLengths
 
 _WRITTEN = {
     "key_lengths": "masks.padding({})",

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 
 from sdpa_xp._checks.arrays import HLE
-from sdpa_xp_export import _arrays as xp
-from sdpa_xp_export._arrays import ops
-from sdpa_xp_export._call.arguments import SUMS_OF_QUERIES
-from sdpa_xp_export._call.mask_analysis import has_empty_rows, is_only_causal
-from sdpa_xp_export._call.operands import Initializer, Input
-from sdpa_xp_export._graph.graph import GraphValue
-from sdpa_xp_export._runtime.releases import Runtime
-from sdpa_xp_export.lowering import statistics
-from sdpa_xp_export.lowering.biases import add_biases
-from sdpa_xp_export.lowering.masks import AllowedPairs, all_allowed, both_allow
-from sdpa_xp_export.lowering.tile import GraphTile
+
+from .. import _arrays as xp
+from .._arrays import ops
+from .._call.arguments import SUMS_OF_QUERIES
+from .._call.mask_analysis import has_empty_rows, is_only_causal
+from .._call.operands import Initializer, Input
+from .._graph.graph import GraphValue
+from .._runtime.releases import Runtime
+from . import statistics
+from .biases import add_biases
+from .masks import AllowedPairs, all_allowed, both_allow
+from .tile import GraphTile
 
 STATISTICS = {"row_max", "entropy", "top_weights", "top_indices", *SUMS_OF_QUERIES}
 """They need no values."""
