@@ -69,7 +69,7 @@ def _operators(operation: str, of_terms: Callable[[Terms, Terms], Terms] | None 
         terms = [] if isinstance(other, float) else [*map(length.terms, operands)]
         if of_terms is None or not terms:
             return length.graph.float_of(operation, *operands)
-        return length.of(of_terms(*terms))
+        return length.from_terms(of_terms(*terms))
 
     return _both_sides(combine)
 
@@ -120,7 +120,7 @@ class Length:
             self._refuse()
         if not isinstance(other, int):
             return self._float_quotient(other)
-        return self.of(self.graph.lengths.quotient(self.terms(self), other))
+        return self.from_terms(self.graph.lengths.quotient(self.terms(self), other))
 
     def __mod__(self, other: Any) -> Any:
         return self - self // other * other if isinstance(other, int | Length) else self._float_rest(other)
@@ -129,7 +129,7 @@ class Length:
         is_count = isinstance(other, int) and other >= 0
         return reduce(operator.mul, [self] * other, 1) if is_count else self._float_power(other)
 
-    def of(self, terms: Terms) -> int | Length:
+    def from_terms(self, terms: Terms) -> int | Length:
         """Return the number or the length that is a sum."""
         name = self.graph.lengths.name_of(terms)
         return name if isinstance(name, int) else Length(self.graph, name)

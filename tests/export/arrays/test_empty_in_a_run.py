@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from graphs import run
 from internals import GraphValue
+from internals import graph_namespace as namespace
 
-import sdpa_xp_export._arrays as namespace
 from sdpa_xp_export import TensorSpec, to_onnx
 
 Row = Callable[[Any, Any], Any]
