@@ -102,8 +102,9 @@ def attend(call: PreparedCall) -> Array | None:
     """Return the output, (..., Hq, L, Ev); None if the kernel gets a NaN or inf wrong."""
     if not call.cached("needs_no_conversion", lambda: _needs_no_conversion(call)):
         return _attend_now(call) if _is_eager_on_cpu(call) else _attend_unread(call)
-    # Here, and not in a function: a small call would notice one more.
-    kernel = sys.modules["torch"].nn.functional.scaled_dot_product_attention
+    # Here, and not in a function: a small call would notice one more. The public name may stand for a function
+    # that calls this one: a program may have put it there.
+    kernel = sys.modules["torch"]._C._nn.scaled_dot_product_attention
     query, key, value = call.arrays.values()
     if not _stride(query) == _stride(key) == _stride(value) == 1:  # copy only if one of them needs it
         query, key, value = map(_in_rows, (query, key, value))
@@ -142,7 +143,7 @@ def _kernel_output(
     call: PreparedCall, inputs: tuple[Array, ...], mask: Array | None, scale: float | None, is_causal: bool
 ) -> Any:
     """Return what the kernel makes of inputs of 4 axes; it takes either a mask or `is_causal`."""
-    return sys.modules["torch"].nn.functional.scaled_dot_product_attention(
+    return sys.modules["torch"]._C._nn.scaled_dot_product_attention(
         *inputs,
         attn_mask=mask,
         is_causal=is_causal,

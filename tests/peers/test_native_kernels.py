@@ -196,7 +196,7 @@ def kernel_shapes(vendor: Library, monkeypatch: pytest.MonkeyPatch) -> list[tupl
         kernel = jax_kernels._compiled()
         monkeypatch.setattr(jax_kernels, "_compiled", lambda: recorded)
     else:
-        module = importlib.import_module({"torch": "torch.nn.functional", "mlx": "mlx.core.fast"}[vendor.name])
+        module = importlib.import_module({"torch": "torch._C._nn", "mlx": "mlx.core.fast"}[vendor.name])
         kernel = module.scaled_dot_product_attention
         monkeypatch.setattr(module, "scaled_dot_product_attention", recorded)
     return shapes

@@ -104,12 +104,17 @@ def test_forward_mode(implementation: str | None) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # of what torch.jit.trace does not see, and of itself
-def test_a_traced_call_is_not_remembered() -> None:
+@pytest.mark.parametrize("options", [{}, {"implementation": "xp", "attn_mask": masks.sliding_window(2, 1)}])
+def test_a_traced_call_is_not_remembered(options: dict[str, Any]) -> None:
     """Its lengths are tensors."""
     x = tensors(1, (1, 2, 5, 4))[0]
-    traced = torch.jit.trace(lambda x: scaled_dot_product_attention(x, x, x), (x,), check_trace=False)
+
+    def attend(x: Any) -> Any:
+        return scaled_dot_product_attention(x, x[:, :1], x[:, :1], **options)
+
+    traced = torch.jit.trace(attend, (x,), check_trace=False)
     assert prepare._CACHE == {}
-    torch.testing.assert_close(traced(x), scaled_dot_product_attention(x, x, x))
+    torch.testing.assert_close(traced(x), attend(x))
 
 
 PADDED: dict[str, Any] = {
@@ -192,13 +197,13 @@ def test_gradients() -> None:
 def kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of the queries that torch's kernel gets from now on."""
     shapes: list[tuple[int, ...]] = []
-    kernel = torch.nn.functional.scaled_dot_product_attention
+    kernel = torch._C._nn.scaled_dot_product_attention
 
     def recorded(query: torch.Tensor, *rest: Any, **rules: Any) -> torch.Tensor:
         shapes.append(tuple(query.shape))
         return kernel(query, *rest, **rules)
 
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", recorded)
+    monkeypatch.setattr(torch._C._nn, "scaled_dot_product_attention", recorded)
     return shapes
 
 
@@ -245,18 +250,18 @@ def test_halves_stay_halves_on_cuda_if_the_kernel_is_asked_for(
 ) -> None:
     """So that torch can take its flash kernel. What would be rounded before the softmax is computed wider."""
     arrays = tensors(4, *[(1, 2, 70, 16)] * 3, dtype=dtype)
-    dtypes, kernel = [], torch.nn.functional.scaled_dot_product_attention
+    dtypes, kernel = [], torch._C._nn.scaled_dot_product_attention
 
     def recorded(*inputs: torch.Tensor, **others: Any) -> torch.Tensor:
         dtypes.append(inputs[0].dtype)
         return kernel(*inputs, **others)
 
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", recorded)
+    monkeypatch.setattr(torch._C._nn, "scaled_dot_product_attention", recorded)
     with cuda_tensors():
         on_device = {name: put(x) if isinstance(x, torch.Tensor) else x for name, x in rules.items()}
         assert explain(*map(put, arrays), **on_device).implementation == "xp"
         output = get(scaled_dot_product_attention(*map(put, arrays), **on_device, **NATIVE))
-    assert (dtypes == [dtype]) is stays_half
+    assert ({*dtypes} == {dtype}) is stays_half
     assert output.dtype == dtype
     rules = {name: x for name, x in rules.items() if name != "softmax_dtype"}
     wide = [x.float() for x in arrays]

@@ -57,14 +57,14 @@ def numbers(seed: int, *shapes: tuple[int, ...], dtype: Any = F) -> list[np.ndar
 def kernel_tensors(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
     """The tensors that torch's kernel gets from now on, and after them its output."""
     tensors: list[torch.Tensor] = []
-    kernel = torch.nn.functional.scaled_dot_product_attention
+    kernel = torch._C._nn.scaled_dot_product_attention
 
     def recorded(*inputs: torch.Tensor, **rules: Any) -> torch.Tensor:
         output = kernel(*inputs, **rules)
         tensors.extend((*inputs, output))
         return output
 
-    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", recorded)
+    monkeypatch.setattr(torch._C._nn, "scaled_dot_product_attention", recorded)
     return tensors
 
 
