@@ -342,6 +342,10 @@ def call_signature(function: str, inputs: Mapping[str, Any], options: CallOption
 
     Types are part of the key, because True == 1.
     """
+    # At first, as a trace has none: a compiler that sees a mask note its signature traces its next call again.
+    arrays = array_signatures(inputs.values())
+    if arrays is None:
+        return None
     types = tuple(map(type, options))
     key: tuple[object, ...] = options
     if not PLAIN_TYPES.issuperset(types):
@@ -350,8 +354,7 @@ def call_signature(function: str, inputs: Mapping[str, Any], options: CallOption
         if attn_mask is None or bias is None or not PLAIN_TYPES.issuperset(types[2:]):
             return None
         key = attn_mask, bias, *others
-    arrays = array_signatures(inputs.values())
-    return None if arrays is None else (function, cache, types, key, arrays)
+    return function, cache, types, key, arrays
 
 
 def _signature_of(option: object) -> object:

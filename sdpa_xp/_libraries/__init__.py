@@ -25,7 +25,7 @@ from sdpa_xp._libraries.jax import Jax
 from sdpa_xp._libraries.mlx import Mlx
 from sdpa_xp._libraries.numpy import NumPy, Strict
 from sdpa_xp._libraries.protocols import TRACED, Access, AnyArray, Array, Dtype, Namespace, Override
-from sdpa_xp._libraries.torch import Torch
+from sdpa_xp._libraries.torch import Torch, is_compiling
 
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 LARGEST = {"float32": (2 - 2**-23) * 2.0**127, "float64": sys.float_info.max}
@@ -47,7 +47,8 @@ def library_of(array: object) -> Library:
     known = _BY_TYPE.get(type(array))
     if known is None:
         known = next((library for library in LIBRARIES if library.owns(array)), UNKNOWN)
-        _BY_TYPE[type(array)] = known
+        if not is_compiling():  # a trace that noted it would be out of date at once
+            _BY_TYPE[type(array)] = known
     return known
 
 
