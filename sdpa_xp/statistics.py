@@ -142,6 +142,9 @@ def _compute(call: PreparedCall, request: Request) -> Results:
             raise ArgumentTypeError(FUNCTION, rule, {"query": shown(call.arrays["query"])}, hint)
         if (cut := graph_call(call)) is not None:
             return _reductions(call, request, cut.scores, cut.weights)
+    if request.block_size is not None and call.grid.placement is not None:
+        rule = "`of` must not have 'block_sums' if a compiler knows a length by its symbol alone"
+        raise ArgumentValueError(FUNCTION, rule, {"L": call.sizes.queries, "S": call.sizes.keys})
     plan = plan_tiles(call.grid, call.sizes.group, call.sizes.width)
     return statistics(call.scores(), plan, request)
 

@@ -89,8 +89,7 @@ def _full_matrix(
     if (result := overridden(function, inputs, options._asdict)) is not NotImplemented:
         return cast(Array, result)
     call = prepare(function, inputs, options)
-    sizes = call.sizes
-    plan = plan_full_rows(sizes.queries, sizes.keys, sizes.all_heads, is_traced=call.grid.is_traced)
+    plan = plan_full_rows(call.grid, is_traced=call.grid.is_traced)
     with call.computing():
         if call.grid.library.chunks is not None and (cut := graph_call(call)) is not None:
             in_chunks = cut.weights if compute is full_weights else cut.scores

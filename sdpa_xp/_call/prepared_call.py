@@ -103,9 +103,9 @@ class PreparedCall(NamedTuple):
 
     def _context_maker(self, query: Array) -> Callable[[], AbstractContextManager[object]]:
         make = self.grid.library.context_maker(query)
-        if not is_unknown(query):
+        if not is_unknown(query) and not self.grid.is_traced:
             return make
-        # Only a library without a file in `_libraries` may lack a function, and pays for the context.
+        # A trace may have symbols as lengths, and a library without a file in `_libraries` may lack a function.
         return lambda: explaining_missing_names(self.grid.function, query, make())
 
     def attach_zero_gradient(self, result: Array, sole: Array | None = None) -> Array:
@@ -340,6 +340,8 @@ def _validated(
         needs_all_axes=refuses_unlike_axes(library),
         is_reproducible=bool(options.reproducible),
     )
+    if grid.is_traced:
+        grid = grid.with_symbols()
     if grid.uses_our_threads:
         asked_threads()  # small calls need no threads, but refuse a wrong value too
     least = len(sizes.batch) + 3 if grid.needs_all_axes else 3

@@ -5,7 +5,6 @@ The exporter checks shapes too: only shapes are read, and a length may be a symb
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
@@ -21,12 +20,15 @@ from sdpa_xp._libraries import (
     namespace_of,
 )
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message, summary
 
 Layout: TypeAlias = Literal["...HLE", "...LHE"]
 """Heads before the length, or after it."""
 HLE = "...HLE"
 LHE = "...LHE"
+UNDECIDED = ("InconclusiveDimensionOperation", "_DimExpr", "GuardOnDataDependentSymNode")
+"""What JAX and torch say of lengths that are symbols."""
+BOUNDS = "Bound them by the `constraints` of jax.export.symbolic_shape or by torch.export.Dim(min=, max=)."
 LAYOUTS = (HLE, LHE)
 """Heads before the length, as in torch and ONNX; or behind the length, as in JAX, Keras and flash-attention."""
 
@@ -72,12 +74,21 @@ def _namespace(function: str, name: str, array: Array) -> Namespace:
 def explaining_missing_names(
     function: str, array: object, context: AbstractContextManager[object]
 ) -> Iterator[None]:
-    """Add to a context that the error for a name which the namespace of `array` lacks names the function."""
+    """Add to a context that two errors name the function.
+
+    They are for a name that the namespace of `array` lacks, and for a question about a length that a compiler
+    knows by its symbol alone.
+    """
     try:
         with context:
             yield
-    except AttributeError as error:
-        if not is_array(array) or error.obj is not (xp := namespace_of(array)):
+    except Exception as error:
+        if any(name in f"{type(error).__name__}: {error}" for name in UNDECIDED):
+            rule = "the lengths must be numbers, or symbols of which the compiler can decide what is asked"
+            raise ArgumentValueError(function, rule, {"its error": summary(error)}, BOUNDS) from error
+        if not isinstance(error, AttributeError) or not is_array(array):
+            raise
+        if error.obj is not (xp := namespace_of(array)):
             raise
         rule = f"the namespace of the arrays must have `{error.name}` for this call"
         hint = 'Define it there; the page "Add a backend" lists what each feature needs.'
@@ -162,11 +173,6 @@ class Sizes(NamedTuple):
     def group(self) -> int:
         """The number of query heads for each key head."""
         return self.query_heads // (self.heads or 1)
-
-    @property
-    def all_heads(self) -> int:
-        """The number of query heads of all batch entries together."""
-        return math.prod(self.batch) * self.query_heads
 
 
 def check_shapes(

@@ -11,12 +11,12 @@ import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from sdpa_xp._checks.arrays import broadcast, check_known, check_plain_array
+from sdpa_xp._checks.arrays import BOUNDS, broadcast, check_known, check_plain_array
 from sdpa_xp._checks.keywords import LARGEST_INTEGER, check_choice, check_integer
 from sdpa_xp._checks.messages import shown
 from sdpa_xp._libraries import computing, dtype_name, has_override, is_array, is_traced, library_of
 from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace, Shape
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, summary
 
 IntegersLike: TypeAlias = int | Sequence[int] | AnyArray
 """Integers as a caller passes them: an int, a list, or an array of an integer dtype."""
@@ -61,7 +61,7 @@ def check_integers(
     if isinstance(value, list | tuple):
         checked = [check_integer(function, f"{name}[{index}]", item, least) for index, item in enumerate(value)]
         array = xp.asarray(checked, dtype=xp.int32, device=device) if waiting is None else waiting.put(checked)
-        return Integers(array, min(checked, default=0), max(checked, default=0))
+        return Integers(array, min(checked or [0]), max(checked or [0]))  # torch.compile traces no `default`
     if not is_array(value):
         number = check_integer(function, name, value, least)
         return Integers(number, number, number)
@@ -85,6 +85,15 @@ def check_within(function: str, name: str, lengths: Integers, limit: int, letter
     if isinstance(limit, int) and limit < lengths.most < math.inf:
         rule = f"`{name}` must be at most {letter}"
         raise ArgumentValueError(function, rule, {name: int(lengths.most), letter: limit})
+
+
+def exceeds(function: str, name: str, length: int, limit: int) -> bool:
+    """Return whether a length exceeds a limit; a compiler that knows it by a symbol alone may not know that."""
+    try:
+        return length > limit
+    except Exception as error:  # JAX has a class of its own for it
+        rule = f"`{name}` must have room for each length that a symbol stands for"
+        raise ArgumentValueError(function, rule, {"its error": summary(error)}, BOUNDS) from error
 
 
 def check_ids(

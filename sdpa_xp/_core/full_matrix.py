@@ -84,14 +84,14 @@ def _normalized(scores: Scores, rows: range, p: Array, l: Array, allowed: Allowe
         w = scores.xp.where(allowed, w, 0.0)
     if scores.options.dropout is None:
         return w
-    return scores.options.dropout.apply(scores.tile(rows, range(scores.grid.keys)), w)
+    return scores.options.dropout.apply(scores.tile(rows, scores.grid.sides[1]), w)
 
 
 def _scores_of_rows(scores: Scores, rows: range) -> tuple[Array, Allowed]:
     """Return the scores of one range of queries, (..., Hq, rows, S), and which pairs may attend."""
-    xp, keys, query = scores.xp, scores.grid.keys, scores.scaled_query(rows)
-    shape = scores.tile(rows, range(keys)).shape
-    whole_rows = Plan(scores.grid.queries, keys, len(rows), max(1, keys), 0 in shape).with_common_borders()
+    xp, keys, query = scores.xp, scores.grid.sides[1], scores.scaled_query(rows)
+    shape = scores.tile(rows, keys).shape
+    whole_rows = Plan(rows.stop, keys.stop, len(rows), max(1, keys.stop), 0 in shape).with_common_borders()
     for _, s, allowed, _ in scores.computed_tiles(rows, whole_rows, query):  # one tile, or none
         return xp.broadcast_to(s, shape), allowed
     return xp.broadcast_to(xp.zeros_like(query[..., :1]) - math.inf, shape), False

@@ -49,8 +49,11 @@ def gradient_targets(
 
 def try_functions(scores: Scores) -> None:
     """Refuse a bias whose function does more than add: it is tried on some scores before the call."""
+    if not scores.options.has_functions:
+        return
     grid = scores.grid
-    tile = scores.tile(range(min(PROBE_SIDE, grid.queries)), range(min(PROBE_SIDE, grid.keys)))
+    rows, columns = (range(min(PROBE_SIDE, len(side))) for side in grid.sides)
+    tile = scores.tile(rows, columns)
     distance = grid.xp.astype(tile.key_index - tile.query_index, grid.dtype)
     # None of these scores is 0, of which a multiple is no other number.
     probe = grid.xp.broadcast_to(distance * 0.75 + 0.5, tile.shape)
@@ -103,7 +106,8 @@ class GradientAccumulator:
         piece = self.pieces.get((m.start, n.start))
         if piece is not None:
             return piece
-        shape = (*self.target.shape[:-2], len(m), len(n))
+        # If a length is a symbol there is one piece, whose ranges hold more.
+        shape = (*self.target.shape[:-2], len(m), len(n)) if self.grid.placement is None else self.target.shape
         return self.grid.xp.zeros(shape, dtype=self.grid.dtype, device=self.grid.device)
 
 

@@ -25,6 +25,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias, cast
 
 from sdpa_xp._libraries import astype_if_needed, library_of, namespace_of, rows_in_blocks
 from sdpa_xp._libraries.protocols import Array, InPlaceFunctions, Namespace, Shape
+from sdpa_xp._tiles.placement import FAR
 from sdpa_xp._tiles.score_grid import ScoreGrid
 from sdpa_xp._tiles.tile import Allowed, LeadingSlice, slice_leading
 
@@ -181,7 +182,7 @@ class ArraySource(NamedTuple):
 
     def slice_keys(self, columns: range) -> Array:
         array = self.array
-        is_whole = columns.stop - columns.start == array.shape[-2]
+        is_whole = columns.stop == FAR or columns.stop - columns.start == array.shape[-2]
         return array if is_whole else array[..., columns.start : columns.stop, :]
 
     def slices(self, grid: ScoreGrid, *, transposed: bool = False) -> Callable[[range], Array]:
@@ -189,7 +190,8 @@ class ArraySource(NamedTuple):
             return converted(self, grid, transposed)
         if not transposed:
             return self.slice_keys
-        array, whole = grid.xp.matrix_transpose(self.array), range(self.array.shape[-2])
+        array = grid.xp.matrix_transpose(self.array)
+        whole = range(self.array.shape[-2]) if grid.placement is None else range(FAR)
         # The whole array needs no slice, which would be an operation in a graph.
         return lambda columns: array if columns == whole else array[..., columns.start : columns.stop]
 
@@ -279,6 +281,9 @@ def fold_groups(xp: Namespace, rows: Array, key_heads: int) -> Array:
     if heads == key_heads:
         return rows
     group = heads // key_heads
+    library = library_of(rows)
+    if library.copies_open_views and not library.is_known(length):
+        return xp.concat([rows[..., n::group, :, :] for n in range(group)], axis=-2)
     # Two steps, because not every lazy library can split and merge axes in one reshape. Both are views.
     split = xp.reshape(rows, (*batch, key_heads, group, length, width))
     return xp.reshape(split, (*batch, key_heads, group * length, width))

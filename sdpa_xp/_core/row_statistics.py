@@ -97,7 +97,7 @@ def statistics_of_rows(scores: Scores, plan: Plan, rows: range, request: Request
     if request.sums_queries:
         columns, target = plan.column_ranges(range(plan.keys)), GradientTarget(shape, (None, "columns"))
         strips = GradientAccumulator(target, (), columns, grid)
-    size = len(rows) if request.block_size is None else request.block_size[0]
+    size = None if request.block_size is None else request.block_size[0]
 
     def add_to_strips(tile: Tile, weights: Array) -> None:
         summed = sums_of_blocks(xp, weights, size)
@@ -136,7 +136,7 @@ def statistics_of_few_rows(
 ) -> Results:
     """Return the statistics of each of the queries that a tile has; `add_weights` gets what sums need."""
     xp, query, sinks = scores.xp, scores.scaled_query(rows), scores.options.sinks
-    shape = (*scores.leading_shape, len(rows) if scores.block is None else scores.block.length)
+    shape = scores.tile(rows, range(1)).shape[:-1]
     sums, top = _first_pass(scores, plan, rows, query, request)
     computed: Results = {}
     if request.row_max:
@@ -225,13 +225,13 @@ def _second_pass(
         yield tile, scores.without_masked(w, allowed)
 
 
-def sums_of_blocks(xp: Namespace, array: Array, block: int) -> Array:
-    """Return the sums of blocks of rows of (..., M, N); the last block may be shorter."""
+def sums_of_blocks(xp: Namespace, array: Array, block: int | None) -> Array:
+    """Return the sums of blocks of rows of (..., M, N); the last may be shorter, and None is one block."""
     *leading, rows, columns = array.shape
-    whole = rows // block * block
     if rows == 0:
         return array
-    if whole == 0 or block == rows:
+    whole = 0 if block is None else rows // block * block
+    if whole == 0 or block is None or block == rows:
         return xp.sum(array, axis=-2, keepdims=True)
     blocks = xp.reshape(array[..., :whole, :], (*leading, whole // block, block, columns))
     sums = xp.sum(blocks, axis=-2)

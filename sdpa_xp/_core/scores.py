@@ -179,11 +179,11 @@ class Scores(NamedTuple):
         return self._replace(options=self.options.for_tiles(self.grid), tangents=tuple(tangents))
 
     def tile(self, rows: range, columns: range) -> Tile:
-        return Tile(rows, columns, self.grid, self.leading, self.block)
+        return Tile(rows, columns, self.grid, self.leading, self.block, placement=self.grid.placement)
 
     def key_range(self, rows: range) -> range:
         """Return the keys that the queries of `rows` may attend, in one piece."""
-        keys = range(self.grid.keys)
+        _, keys = self.grid.sides
         return keys if self.options.is_unmasked else self.options.mask.key_range(self.tile(rows, keys))
 
     def tiles(self, rows: range, plan: Plan, *, trims: bool = False) -> Iterable[tuple[Tile, Allowed]]:

@@ -53,11 +53,13 @@ def top_of_tile(tile: Tile, s: Array, m: Array, k: int, top: LargestScores | Non
 def _largest(tile: Tile, s: Array, k: int, top: LargestScores | None) -> LargestScores:
     """Find one maximum after the other, with functions that every library has, also inside a trace."""
     xp, grid = tile.grid.xp, tile.grid
+    if top is None and grid.placement is not None:  # a run may have fewer keys than k
+        top = LargestScores.none(grid, s, k)
     before = 0 if top is None else top.keys.shape[-1]
     remaining = s if top is None else xp.concat([top.scores, s], axis=-1)
     places = grid.in_all_axes(xp.reshape(grid.arange(0, remaining.shape[-1]), (1, remaining.shape[-1])))
     scores, keys = [], []
-    for _ in range(min(k, remaining.shape[-1])):
+    for _ in range(k if before == k else min(k, remaining.shape[-1])):
         largest = xp.max(remaining, axis=-1, keepdims=True)
         # No `argmax`: its int64 is a dtype that not every device has.
         is_largest = remaining >= largest

@@ -60,7 +60,7 @@ def unsupported_reason(call: PreparedCall) -> str | None:
 def attend(call: PreparedCall) -> Array | None:
     """Return the output, (..., Hq, L, Ev); None if the kernel does not keep a NaN out."""
     scores = call.scores_without_dropout()
-    tile = scores.tile(range(call.sizes.queries), range(call.sizes.keys))
+    tile = scores.tile(*call.grid.sides)
     allowed = scores.options.mask.allowed_in(tile)
     if allowed is False:  # no pair attends: the portable implementation returns zeros without a product
         return None

@@ -8,12 +8,12 @@ from collections.abc import Container, Iterable, Iterator
 from functools import reduce
 from typing import cast
 
-from sdpa_xp._call.options import CAUSAL
 from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
 from sdpa_xp._tiles.tile import is_masked
 from sdpa_xp.biases.algebra import ArrayBias
 from sdpa_xp.masks.algebra import And, ArrayMask, Mask
+from sdpa_xp.masks.bands import Causal
 from sdpa_xp.masks.lengths import Padding
 
 MANY_SCORES = 2**20
@@ -36,7 +36,7 @@ def unsupported_reason(
             return f"{library}'s kernel takes no `{name}`"
     if cuts_keys and call.cached("real_keys", lambda: real_keys(call)) is not None:
         return None
-    if not all(mask == CAUSAL or isinstance(mask, ArrayMask) for mask in _flatten(call.options.masks)):
+    if not all(_is_plain_causal(mask) or isinstance(mask, ArrayMask) for mask in _flatten(call.options.masks)):
         padding = ", `masks.padding(...)`" if cuts_keys else ""
         return f"{library}'s kernel supports only `masks.causal()`{padding} and boolean arrays as masks"
     if len(call.options.biases) > 1 or not all(isinstance(part, ArrayBias) for part in call.options.biases):
@@ -63,7 +63,9 @@ def mask_size(call: PreparedCall) -> int:
 
 def is_causal(call: PreparedCall) -> bool:
     """Return whether j <= i is among the masks."""
-    return call.cached("is_causal", lambda: any(mask == CAUSAL for mask in _flatten(call.options.masks)))
+    return call.cached(
+        "is_causal", lambda: any(_is_plain_causal(mask) for mask in _flatten(call.options.masks))
+    )
 
 
 def has_arrays(call: PreparedCall) -> bool:
@@ -76,7 +78,8 @@ def real_keys(call: PreparedCall) -> list[int] | None:
 
     Returns None if there are other masks, or if many entries with few scores have different numbers.
     """
-    masks, batch = [mask for mask in _flatten(call.options.masks) if mask != CAUSAL], call.sizes.batch
+    masks = [mask for mask in _flatten(call.options.masks) if not _is_plain_causal(mask)]
+    batch = call.sizes.batch
     if call.options.biases or len(masks) != 1 or len(batch) > 1 or 0 in batch:
         return None
     (padding,) = masks
@@ -151,6 +154,11 @@ def _flatten(masks: Iterable[Mask]) -> Iterator[Mask]:
     """Return the masks as a flat list: masks joined by `&` are listed one by one."""
     for mask in masks:
         yield from _flatten(mask.parts) if isinstance(mask, And) else (mask,)
+
+
+def _is_plain_causal(mask: Mask) -> bool:
+    """Return whether a mask is `causal()`. torch.compile cannot compare masks, which may have an array's id."""
+    return isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == 0
 
 
 def _array_masks(call: PreparedCall) -> list[ArrayMask]:

@@ -37,7 +37,7 @@ from sdpa_xp._core.products import any_query_attends
 from sdpa_xp._kernels import operands
 from sdpa_xp._libraries import LARGEST, astype_if_needed, dtype_name
 from sdpa_xp._libraries.protocols import Array, Dtype
-from sdpa_xp._libraries.torch import Torch, has_tangents, makes_fakes
+from sdpa_xp._libraries.torch import Torch, has_tangents, is_compiling, makes_fakes
 from sdpa_xp._tiles.tile import is_masked
 
 LONGEST_VECTOR = 64
@@ -61,7 +61,8 @@ def not_default_reason(call: PreparedCall) -> str | None:
 
 
 def _is_exporting() -> bool:
-    return bool(sys.modules["torch"].compiler.is_exporting())
+    """Return whether torch makes a graph that others run, or none: it shall show one node for a call."""
+    return bool(sys.modules["torch"].compiler.is_exporting()) or (not is_compiling() and makes_fakes())
 
 
 def _is_eager_on_cpu(call: PreparedCall) -> bool:
@@ -148,7 +149,7 @@ def _kernel_output(
         attn_mask=mask,
         is_causal=is_causal,
         scale=scale,
-        enable_gqa=call.sizes.query_heads != call.sizes.heads,
+        enable_gqa=bool(call.sizes.query_heads != call.sizes.heads),
     )
 
 
@@ -243,8 +244,6 @@ def _attend_all(call: PreparedCall, query: Array, key: Array, value: Array) -> A
 def _hides_no_nan(output: Any, query: Any, key: Any, scale: float | None) -> bool:
     """Return whether no row of `output` is 0 instead of NaN: the output has no 0, or all scores are finite."""
     torch = sys.modules["torch"]
-    if torch._C._len_torch_dispatch_stack() and makes_fakes():  # nearly all calls answer the first question
-        return True
     # The usual case and the cheapest check: without a 0, no row was mistaken for an empty one.
     if int(output.count_nonzero()) == output.numel():
         return True
@@ -266,8 +265,6 @@ def _is_right_half(output: Any, query: Any, key: Any, scale: float | None) -> bo
 def _has_right_gradients(query: Any, key: Any, scale: float | None, bias: Any = None) -> bool:
     """Return whether the log-sum-exp of each row is small enough to be exact."""
     torch = sys.modules["torch"]
-    if torch._C._len_torch_dispatch_stack() and makes_fakes():
-        return True
     norm, width = partial(torch.linalg.vector_norm, ord=math.inf), query.shape[-1]
     scale = 1 / math.sqrt(width) if scale is None else scale
     largest = norm(query.detach()) * norm(key.detach()) * (scale * width)
@@ -293,16 +290,10 @@ def _scaled(call: PreparedCall, query: Array) -> tuple[Array, float | None]:
 def _attended_keys(call: PreparedCall) -> Array | None:
     """Return which keys some query attends to under is_causal, (S, 1); None if all are attended."""
     # Under a causal mask only keys beyond the last query are never attended.
-    if not operands.is_causal(call) or _surely(call.sizes.keys <= call.sizes.queries):
+    is_within = call.sizes.keys <= call.sizes.queries
+    if not operands.is_causal(call) or (call.grid.library.is_known(is_within) and is_within):
         return None
     return call.grid.xp.expand_dims(operands.indices(call)[1] < call.sizes.queries, axis=-1)
-
-
-def _surely(condition: object) -> bool:
-    """Return whether `condition` holds, for all lengths if torch exports them as symbols."""
-    if isinstance(condition, bool):
-        return condition
-    return bool(sys.modules["torch.fx.experimental.symbolic_shapes"].statically_known_true(condition))
 
 
 def _mask(call: PreparedCall, allowed: Array) -> Array:

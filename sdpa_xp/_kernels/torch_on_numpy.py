@@ -23,7 +23,7 @@ from sdpa_xp._call.prepared_call import PreparedCall
 from sdpa_xp._kernels import torch as torch_kernel
 from sdpa_xp._libraries import dtype_name, is_array, library_of
 from sdpa_xp._libraries.protocols import Array, Dtype
-from sdpa_xp._libraries.torch import Torch, makes_fakes
+from sdpa_xp._libraries.torch import Torch
 from sdpa_xp._tiles.modifier import with_arrays
 
 
@@ -39,7 +39,7 @@ def unsupported_reason(call: PreparedCall) -> str | None:
 
 def attend(call: PreparedCall) -> Array | None:
     """Return the output, (..., Hq, L, Ev); None if the kernel gets a NaN or inf wrong, or torch traces."""
-    if Torch.autograd.is_transforming() or makes_fakes():  # torch would record the operations, or compute none
+    if Torch.autograd.is_transforming():  # torch would record the operations, or compute none
         return None
     on_torch = call.cached("foreign_call", lambda: _on_torch(call))
     is_bfloat16 = on_torch.result_dtype is sys.modules["torch"].bfloat16

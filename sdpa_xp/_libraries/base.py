@@ -49,6 +49,8 @@ class Library:
     operation moves to the device; and CuPy computes on the current device alone."""
     compiles_shapes: ClassVar[bool] = False
     """Whether an operation is compiled for each shape of its operands."""
+    copies_open_views: ClassVar[bool] = False
+    """Whether its compiler asks of a view that merges axes what it cannot decide if lengths are one symbol."""
     sets_elements: ClassVar[bool] = False
     """Whether one assignment sets the elements at arrays of indices, which the standard does not have."""
     chunks: ClassVar[capabilities.ChunkedArrays | None] = None
@@ -110,6 +112,10 @@ class Library:
     def is_traced(self, array: Any) -> bool:
         """Return whether values cannot be read now, as in a lazy graph, a jit or an export."""
         return bool(compat.is_lazy_array(array))
+
+    def is_known(self, length: object) -> bool:
+        """Return whether a length, or a comparison of some, is known: a compiler may know symbols alone."""
+        return isinstance(length, int)
 
     def values_at_hand(self, array: Any) -> Any:
         """Return an array of the values of `array`, or None if reading them would wait for a device."""

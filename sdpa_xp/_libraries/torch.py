@@ -162,7 +162,7 @@ class Torch(Library):
     module = "torch"
     conversion = "torch.asarray"
     cast_code = ("{array}.to({dtype})", "torch.{name}")
-    multiplies_halves = sets_elements = writes_in_place = True
+    multiplies_halves = copies_open_views = sets_elements = writes_in_place = True
 
     def owns(self, array: object) -> bool:
         return bool(compat.is_torch_array(array))
@@ -191,6 +191,13 @@ class Torch(Library):
 
     def is_traced(self, array: Any) -> bool:
         return is_tracing() or self.device(array).type == "meta"
+
+    def is_known(self, length: object) -> bool:
+        torch = sys.modules["torch"]
+        # torch.compile takes a symbol for an int. The lengths of torch.jit.trace are tensors with values.
+        if not is_compiling() and not isinstance(length, torch.SymInt | torch.SymBool):
+            return True
+        return bool(sys.modules["torch.fx.experimental.symbolic_shapes"].has_static_value(length))
 
     def values_at_hand(self, array: Any) -> Any:
         # A tensor of torch.jit.trace, torch.func or a mode that watches operations (fake tensors, make_fx) has
@@ -253,6 +260,9 @@ class Torch(Library):
 
     def context_maker(self, array: Array) -> Callable[[], AbstractContextManager[object]]:
         kind = self.device(array).type
+        mode = None if is_compiling() else getattr(array, "fake_mode", None)
+        if mode is not None:  # a fake tensor outside of its mode meets no constant
+            return lambda: cast(AbstractContextManager[object], mode)
         available = sys.modules["torch"].amp.is_autocast_available(kind)
         return partial(_without_autocast, kind) if available else nullcontext
 
@@ -286,6 +296,8 @@ def takes_operators(arrays: Sequence[Any]) -> bool:
 def makes_fakes() -> bool:
     """Return whether tensors have no values to look at: inside FakeTensorMode, and in make_fx."""
     torch = sys.modules["torch"]
+    if torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PreDispatch):  # as in torch 2.13
+        return True
     if not torch._C._len_torch_dispatch_stack():
         return False
     # Other modes count or log operations, and leave the values. These two have their own places on the stack.
@@ -306,10 +318,14 @@ def has_tangents() -> bool:
 
 
 def is_tracing() -> bool:
-    """Return whether torch.compile, torch.export or torch.func traces the current call."""
+    """Return whether torch.compile, torch.export, torch.func, FakeTensorMode or make_fx traces the call."""
     torch = sys.modules["torch"]
     # `peek_interpreter_stack` is None outside of vmap, grad, jvp and functionalize.
-    return bool(torch.compiler.is_compiling()) or torch._C._functorch.peek_interpreter_stack() is not None
+    if torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    # Each call comes here: `makes_fakes` is called only if something watches operations.
+    pre_dispatch = torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PreDispatch)
+    return bool(pre_dispatch or (torch._C._len_torch_dispatch_stack() and makes_fakes()))
 
 
 def _without_autocast(kind: str) -> AbstractContextManager[object]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
@@ -231,4 +230,4 @@ def _dtype(xp: Namespace, name: str) -> Dtype:
 def _plan_of_rows(scores: Scores) -> Plan:
     grid = scores.grid
     # A task has the numbers of its chunks, also in a lazy call.
-    return plan_full_rows(grid.queries, grid.keys, math.prod(grid.leading_shape), is_traced=False)
+    return plan_full_rows(grid, is_traced=False)

@@ -10,7 +10,7 @@ compute the scores of a block again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar, cast
 
 from sdpa_xp._core.scores import BoundOptions
 from sdpa_xp._core.softmax import finite_shift
@@ -27,8 +27,8 @@ from sdpa_xp._many.windows import (
     window_scores,
     window_state,
 )
+from sdpa_xp._tiles.placement import WindowPlace
 from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import WindowPlace
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -85,7 +85,7 @@ class BlockPlace(NamedTuple):
             if along == -2 and length > 1:
                 parts.append(Part(number, self.row, self.window.queries))
             elif along == -1 and length > 1:
-                parts.append(Part(number, self.window.key_start, self.window.keys))
+                parts.append(Part(number, cast(Array, self.window.key_start), self.window.keys))
         return parts
 
 
@@ -279,7 +279,7 @@ def _at_blocks(call: RingCall, step: Array, compute: Callable[[BlockPlace, T], T
         row, column = number // count, number % count
         of_queries, of_keys = pieces[me, row], pieces[owner, column]
         queries, keys = schedule.queries, schedule.keys
-        window = WindowPlace(of_queries * queries, of_keys * keys, queries, keys)
+        window = WindowPlace(queries, keys, of_queries * queries, of_keys * keys)
         place = BlockPlace(row * queries, column * keys, window)
         if schedule.is_full:  # no branch, which the compiler would have to keep
             return compute(place, state)

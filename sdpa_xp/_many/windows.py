@@ -19,9 +19,10 @@ from sdpa_xp._core.scores import BoundOptions, Scores
 from sdpa_xp._core.softmax import merge
 from sdpa_xp._libraries import namespace_of
 from sdpa_xp._libraries.protocols import Array, Shape
+from sdpa_xp._tiles.placement import WindowPlace
 from sdpa_xp._tiles.plan import Plan, plan_tiles
 from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Allowed, GradientTarget, Tile, WindowPlace, shifted
+from sdpa_xp._tiles.tile import Allowed, GradientTarget, Tile, shifted
 from sdpa_xp.biases.algebra import Term
 from sdpa_xp.masks.patterns import AllOf, Pattern
 

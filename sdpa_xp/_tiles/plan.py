@@ -157,13 +157,16 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
     Traced and lazy arrays get one tile, because a graph must not grow with the number of tiles. If the compiler
     has loops and there are many scores, they get loops over blocks of queries.
     """
-    queries, keys, heads = grid.queries, grid.keys, math.prod(grid.leading_shape)
+    (queries, keys), heads = map(len, grid.sides), math.prod(grid.leading_shape)
     is_empty = heads == 0 or queries == 0
+    if grid.placement is not None:  # one tile, whose borders no mask moves
+        return Plan(queries, keys, queries, keys, is_empty or 0 in grid.shape).with_common_borders()
     if (
         grid.is_traced
         and not is_empty
         and (loops := grid.library.loops) is not None
-        and _is_too_many(heads * queries * keys)
+        and grid.library.is_known(heads)
+        and heads * queries * keys > DEVICE.scores
     ):
         most_rows = max(SMALLEST_SIDE, loops.most_scores(DEVICE.scores) // (heads * keys))
         least = -(-queries // most_rows)
@@ -253,7 +256,7 @@ def plan_pages(grid: ScoreGrid, group: int, widths: int, block_size: int) -> Pla
 def plan_widened(grid: ScoreGrid, group: int, widths: int) -> Plan:
     """Choose the tiles of a call whose keys and values are quantised, which are widened for each tile."""
     plan = plan_tiles(grid, group, widths)
-    if plan.is_empty or not isinstance(plan.keys, int):  # a compiler may know a length by its symbol alone
+    if plan.is_empty or grid.placement is not None:
         return plan
     if grid.is_traced:
         return replace(plan, columns=min(plan.columns, max(LEAST_WIDENED, -(-plan.keys // MOST_TILES))))
@@ -288,15 +291,11 @@ def plan_patches(plan: Plan, grid: ScoreGrid, group: int, widths: int) -> Plan:
     )
 
 
-def plan_full_rows(queries: int, keys: int, heads: int, *, is_traced: bool) -> Plan:
+def plan_full_rows(grid: ScoreGrid, *, is_traced: bool) -> Plan:
     """Choose tiles with all keys, for results that have a column for each key."""
+    (queries, keys), heads = map(len, grid.sides), math.prod(grid.leading_shape)
     rows = queries if is_traced else max(1, DEVICE.scores // max(1, heads * keys))
     return Plan(queries, keys, rows, keys, heads == 0 or queries == 0)
-
-
-def _is_too_many(scores: object) -> bool:
-    """Return whether `scores` are surely too many at once: a compiler may know a length by its symbol alone."""
-    return isinstance(scores, int) and scores > DEVICE.scores
 
 
 def _leading_slices(leading_shape: Shape, group: int, key_heads: int) -> tuple[LeadingSlice, ...]:

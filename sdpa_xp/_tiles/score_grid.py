@@ -28,6 +28,7 @@ from sdpa_xp._libraries import are_consecutive, is_array, library_of, rows_at
 from sdpa_xp._libraries.base import Library
 from sdpa_xp._libraries.protocols import Access, Array, Device, Dtype, Namespace, Shape
 from sdpa_xp._tiles.on_device import SIDE, BlockBounds, PaddedLengths, Questions, ask_block_bounds, put_once
+from sdpa_xp._tiles.placement import FAR, WindowPlace
 from sdpa_xp.errors import ArgumentValueError
 
 
@@ -80,6 +81,8 @@ class ScoreGrid:
     """Whether the bits of a row must not depend on the other rows: see `_core/fixed_blocks.py`."""
     questions: Questions | None = None
     """What masks and biases ask of a device while they are bound; None if they are not to ask."""
+    placement: WindowPlace | None = None
+    """The whole grid, if a compiler knows a length by its symbol alone."""
 
     @property
     def is_traced(self) -> bool:
@@ -104,7 +107,23 @@ class ScoreGrid:
     @property
     def positions(self) -> int | Array:
         """The position of the first query among the keys; with `padding` one for each entry, (n, 1, 1, 1)."""
+        if self.placement is not None:
+            return self.placement.position
         return self.position if self.padding is None else self.padding.positions
+
+    @property
+    def sides(self) -> tuple[range, range]:
+        """All queries and all keys, as the ranges of a tile."""
+        return (range(FAR),) * 2 if self.placement is not None else (range(self.queries), range(self.keys))
+
+    def with_symbols(self) -> ScoreGrid:
+        """Return the grid for lengths that a compiler may know by their symbols alone."""
+        if all(map(self.library.is_known, (self.queries, self.keys))):
+            return self
+        placement, position = WindowPlace(self.queries, self.keys, position=self.position), self.position
+        if self.library.is_known(position):
+            return replace(self, placement=placement)
+        return replace(self, placement=placement, position=-FAR, position_spread=2 * FAR)
 
     @property
     def caller_shape(self) -> Shape:
@@ -160,7 +179,9 @@ class ScoreGrid:
         value = self._integers_of_entries(name, value)
         lengths = self._checked_integers(name, value, least=0)
         if self.padding is None:
-            check_within(self.function, name, lengths, self.queries if letter == "L" else self.keys, letter)
+            limit = self.queries if letter == "L" else self.keys
+            if self.library.is_known(limit):
+                check_within(self.function, name, lengths, limit, letter)
             return lengths
         limits = self.padding.lengths(letter)
         numbers = value if isinstance(value, list) else [lengths.most] * len(limits)
@@ -188,7 +209,8 @@ class ScoreGrid:
         if isinstance(value, str):
             if self.padding is not None:
                 return self.padding.lower_right()
-            return Integers(*[self.keys - self.queries - self.position] * 3)
+            offset = self.keys - self.queries - cast(int, self.positions)
+            return Integers(offset, *([-math.inf, math.inf] if self.placement is not None else [offset] * 2))
         return self.check_integers(name, value)
 
     def check_ids(self, name: str, value: object, letter: Literal["L", "S"], hint: str = "") -> Array:
@@ -221,10 +243,12 @@ class ScoreGrid:
 
     def lengths(self, name: str, letters: str = "LS") -> list[int]:
         """Return how far the places of the queries and of the keys go; a graph may not know it."""
-        if self.position < 0:
+        if self.position < 0 and self.placement is None:
             rule = f"`{name}` must be used with at most as many queries as keys in a cache"
             raise ArgumentValueError(self.function, rule, {"L": self.queries, "S": self.keys})
-        ends = {"L": self.queries + self.position + self.position_spread, "S": self.keys}
+        place = self.placement
+        last_position = self.position + self.position_spread if place is None else place.position
+        ends = {"L": self.queries + last_position, "S": self.keys}
         return [ends[letter] for letter in letters]
 
     def put(self, numbers: Sequence[float], dtype: Dtype) -> Array:

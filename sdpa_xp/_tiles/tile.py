@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from sdpa_xp._checks.integers import Integers
 from sdpa_xp._libraries import is_traced, library_of, namespace_of
 from sdpa_xp._libraries.protocols import Array, Namespace, Shape
+from sdpa_xp._tiles.placement import WindowPlace
 from sdpa_xp._tiles.score_grid import ScoreGrid
 
 LeadingSlice: TypeAlias = tuple[range, ...]
@@ -29,15 +30,6 @@ class RowBlock(NamedTuple):
         loops = library_of(array).loops
         assert loops is not None
         return loops.rows_from(array, *self)
-
-
-class WindowPlace(NamedTuple):
-    """Where a window of the grid lies, in a program on several devices: each device has its own place."""
-
-    query_start: Array
-    key_start: Array
-    queries: int
-    keys: int
 
 
 class TokenPositions(NamedTuple):
@@ -81,7 +73,8 @@ class Tile(NamedTuple):
 
     def slice_queries(self, array: Array) -> Array:
         """Return the tile's rows of an array (..., L, width), which has the tile's leading axes."""
-        if len(self.rows) != array.shape[-2]:  # a slice of all would be an operation in a graph
+        # A slice of all would be an operation in a graph.
+        if self.placement is None and len(self.rows) != array.shape[-2]:
             array = array[..., self.rows.start : self.rows.stop, :]
         return array if self.block is None else self.block.slice_rows(array)
 
@@ -105,7 +98,8 @@ class Tile(NamedTuple):
     def shape(self) -> Shape:
         """The shape of the tile's scores, (..., Hq, rows, columns)."""
         leading = self.grid.leading_shape if self.leading is None else tuple(map(len, self.leading))
-        return (*leading, len(self._known_rows), len(self._known_columns))
+        (_, rows), (_, columns) = self._known_rows, self._known_columns
+        return (*leading, rows, columns)
 
     @property
     def first_position(self) -> int:
@@ -131,16 +125,17 @@ class Tile(NamedTuple):
             return self.slice(self.positions.queries)
         if self.grid.position_spread:
             return self.row_index + self.grid.positions
-        rows, position = self._known_rows, self.grid.position
+        position = self.grid.position
         if self.block is None:
-            index = self.grid.arange(rows.start + position, rows.stop + position)
+            first, count = self._known_rows
+            index = self.grid.arange(first + position, first + position + count)
         else:
             index = self.grid.arange(0, self.block.length)
             # Each product and each sum would be an operation of the compiled loop.
             index = index if self.block.step == 1 else index * self.block.step
             first = self.rows.start + position
             index = index + (self.block.start + first if first else self.block.start)
-        if self.placement is not None:
+        if self.placement is not None and self.placement.query_start is not None:
             index = index + self.placement.query_start
         return self.grid.in_all_axes(index, 1)
 
@@ -149,22 +144,22 @@ class Tile(NamedTuple):
         """The position of each key, (1, columns); with `positions` (..., 1, 1, columns)."""
         if self.positions is not None:
             return self.slice(self.positions.keys)
-        columns = self._known_columns
-        index = self.grid.arange(columns.start, columns.stop)
-        if self.placement is not None:
+        first, count = self._known_columns
+        index = self.grid.arange(first, first + count)
+        if self.placement is not None and self.placement.key_start is not None:
             index = index + self.placement.key_start
         return self.grid.in_all_axes(self.grid.xp.expand_dims(index, axis=0))
 
     @property
-    def _known_rows(self) -> range:
-        """The numbers of the rows, counted within the block or from the start of the placement."""
+    def _known_rows(self) -> tuple[int, int]:
+        """The first of the rows, within the block or from the start of the placement, and their number."""
         if self.block is not None:
-            return range(self.block.length)
-        return self.rows if self.placement is None else range(self.placement.queries)
+            return 0, self.block.length
+        return (self.rows.start, len(self.rows)) if self.placement is None else (0, self.placement.queries)
 
     @property
-    def _known_columns(self) -> range:
-        return self.columns if self.placement is None else range(self.placement.keys)
+    def _known_columns(self) -> tuple[int, int]:
+        return (self.columns.start, len(self.columns)) if self.placement is None else (0, self.placement.keys)
 
     @property
     def indices(self) -> tuple[Array, Array, Array, Array]:

@@ -142,7 +142,7 @@ class Relative(Bias):
         offset = grid.check_offset("bias.offset", self.offset)
         # The smallest and the largest distance in the call; distances beyond `max_distance` share a bucket.
         first, last = -self.max_distance, self.max_distance
-        if not grid.has_positions:
+        if not grid.has_positions and grid.placement is None:
             last_position = grid.queries - 1 + grid.position + grid.position_spread
             first = self._within(-last_position - int(offset.most))
             last = max(first, self._within(grid.keys - 1 - grid.position - int(offset.least)))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
-from sdpa_xp._checks.integers import has_values
+from sdpa_xp._checks.integers import exceeds, has_values
 from sdpa_xp._checks.keywords import check_integer, explains_keywords
 from sdpa_xp._checks.messages import shown
 from sdpa_xp._libraries import is_array, library_of
@@ -113,21 +113,23 @@ class Blocks(Mask):
             raise ArgumentValueError(grid.function, rule, {"tables": heads, "Hq": grid.heads})
         queries, keys = grid.lengths("attn_mask.table")
         sizes = (
-            self._size(grid.function, 0, "L", queries, rows),
-            self._size(grid.function, 1, "S", keys, columns),
+            self._size(grid, 0, "L", queries, rows),
+            self._size(grid, 1, "S", keys, columns),
         )
         flat = [element for table in self.table for row in table for element in row]
         array = grid.xp.reshape(grid.put(flat, grid.xp.bool), (heads, rows, columns))
         return BlockPattern(array, self.table, *sizes)
 
-    def _size(self, function: str, axis: int, letter: str, length: int, count: int) -> int:
+    def _size(self, grid: ScoreGrid, axis: int, letter: str, length: int, count: int) -> int:
         """Return the tokens of a block; check that the blocks cover all tokens, and that none is empty."""
+        if self.size is None and grid.placement is not None:
+            return -(-length // count)  # a program for all lengths cannot ask whether a block is empty
         size = max(1, -(-length // count)) if self.size is None else self.size[axis]
-        blocks = -(-length // size)
-        if blocks > count or (self.size is None and 0 < blocks < count):
+        is_beyond = exceeds(grid.function, "attn_mask.table", length, size * count)
+        if is_beyond or (self.size is None and 0 < -(-length // size) < count):
             rule = f"`attn_mask.table` must divide the {letter} tokens into blocks"
             got = {letter: length, "blocks": count, "attn_mask.size": size}
-            raise ArgumentValueError(function, rule, got)
+            raise ArgumentValueError(grid.function, rule, got)
         return size
 
 
@@ -160,7 +162,7 @@ class BlockPattern(Pattern):
         return xp.reshape(xp.take(xp.reshape(self.array, (-1,)), xp.reshape(index, (-1,)), axis=0), index.shape)
 
     def uniform(self, tile: Tile) -> bool | None:
-        if tile.positions is not None:
+        if tile.positions is not None or tile.grid.placement is not None:
             return None
         columns = self._columns(tile)
         answers = {element for row in self._rows(tile) for element in row[columns.start : columns.stop]}
@@ -171,7 +173,7 @@ class BlockPattern(Pattern):
         return len(self.table) == 1
 
     def key_range(self, tile: Tile) -> range:
-        if tile.positions is not None:
+        if tile.positions is not None or tile.grid.placement is not None:
             return tile.columns
         attended = [any(column) for column in zip(*self._rows(tile), strict=True)]
         among = [block for block in self._columns(tile) if attended[block]]

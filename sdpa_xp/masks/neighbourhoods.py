@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
-from sdpa_xp._checks.integers import has_values
+from sdpa_xp._checks.integers import exceeds, has_values
 from sdpa_xp._checks.keywords import check_choice, check_flag, check_integer, explains_keywords
 from sdpa_xp._libraries import is_array, library_of
 from sdpa_xp._libraries.protocols import Array, Namespace
@@ -132,7 +132,7 @@ class Neighbourhood(Mask, Pattern):
     def bind(self, grid: ScoreGrid) -> Pattern:
         places = math.prod(self.shape)
         for letter, count in zip("LS", grid.lengths("attn_mask.shape"), strict=True):
-            if count > places:
+            if exceeds(grid.function, "attn_mask.shape", count, places):
                 rule = f"`attn_mask.shape` must have a place for each {'key' if letter == 'S' else 'query'}"
                 got = {"attn_mask.shape": self.shape, "places": places, letter: count}
                 raise ArgumentValueError(grid.function, rule, got)
@@ -152,8 +152,7 @@ class Neighbourhood(Mask, Pattern):
         return True
 
     def patches(self, grid: ScoreGrid) -> Patches | None:
-        is_known = isinstance(grid.queries, int)  # a compiler may know it by its symbol alone
-        is_whole = is_known and grid.queries == grid.keys == math.prod(self.shape)
+        is_whole = grid.placement is None and grid.queries == grid.keys == math.prod(self.shape)
         if not is_whole or grid.position or grid.entries is not None:
             return None
         axes = [CutAxis(axis.length, axis.radius, axis.step, axis.kind == "periodic") for axis in self.axes]

@@ -102,10 +102,10 @@ def cut_space(axes: Sequence[CutAxis], size: PatchSize) -> SpacePatches:
     """Return the smallest patches of a size, nearly as long along each axis."""
     patches = SpacePatches((*axes,))
     while patches.queries < size.queries or patches.keys > size.copies * patches.queries:
-        growing = [n for n, axis in enumerate(patches.axes) if 2 * axis.size <= axis.longest]
+        growing = [(axis.size, -n) for n, axis in enumerate(patches.axes) if 2 * axis.size <= axis.longest]
         if not growing:
             break
-        shortest = min(reversed(growing), key=lambda n: patches.axes[n].size)
+        shortest = -sorted(growing)[0][1]  # no `min`, which torch's compiler does not trace for tuples
         longer = [
             axis._replace(size=axis.size * (2 if n == shortest else 1)) for n, axis in enumerate(patches.axes)
         ]

@@ -47,7 +47,7 @@ class FormulaGrid:
 
     device = None  # a run chooses it
     entries = None  # a graph is written for the whole batch at once
-    questions = None
+    questions = placement = None
     is_traced = True
     is_writeable = waits = uses_our_threads = False
     position_spread = 0
