@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +89,12 @@ def test_a_fault_at_one_length_is_found_by_some_seeds_and_the_seed_repeats_it(
 
 
 def test_without_a_seed_each_verification_has_its_own() -> None:
-    fresh = runpy.run_path(str(verify_inputs.__file__))  # the tests have replaced the function in the module
-    assert len({fresh["new_seed"]() for _ in range(9)}) > 1
+    spec = importlib.util.find_spec(verify_inputs.__name__)
+    assert spec is not None
+    assert spec.loader is not None
+    fresh = importlib.util.module_from_spec(spec)  # the tests have replaced the function in the module
+    spec.loader.exec_module(fresh)
+    assert len({fresh.new_seed() for _ in range(9)}) > 1
     assert verify_inputs.seed_of("verify", np.int64(3)) == 3  # type: ignore[arg-type]
     drawn = verify_inputs.SEEDS - 1  # a report may name any seed that is drawn, and its reader passes it
     assert verify_inputs.seed_of("verify", drawn) == drawn
