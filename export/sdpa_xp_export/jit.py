@@ -84,9 +84,9 @@ def jit(
     written: the same objects in attributes, containers, closures and globals, and tensors into which torch has
     counted no write. If not, it writes the graph again. Call `refresh()` of the result after a change that
     cannot be seen: numbers that were written into the memory of a NumPy array, or into a tensor where torch
-    does not count it (`tensor.data.mul_(2)`, fused optimizers, inference mode). What the layer itself changes
-    in each call, such as a counter, an iterator or a generator of random numbers, stays as it was when the
-    graph was written.
+    does not count it (`tensor.data.mul_(2)`, fused optimizers, inference mode). A layer that changes what it
+    computes with is traced in each call. What it changes without an effect on the graph, such as a counter, an
+    iterator or a generator of random numbers, stays as it was when the graph was written.
 
     Each Python number is part of a signature. Pass one that often changes, such as a position, as an array
     without axes.
@@ -283,6 +283,11 @@ class JittedLayer:
     def _trace(self, call: LayerCall) -> TracedSignature:
         """Write the graph of a call, with open lengths where the layer allows it, and open its session."""
         shapes, (model, result), state = self._exported(call)
+        # A layer that changes something itself is traced again in its next call. If both graphs are equal, what
+        # it changes in each call, such as a counter, is ignored from then on.
+        for other in self._traced:
+            if other.takes(call) and _are_equal(model, other.model):
+                state.ignore_repeated(other.state)
         if self._options["verify"]:
             _verify(model, self.__wrapped__, call.with_shapes(shapes), self._target)
         session = open_session(model, PROVIDERS[self._target.provider], FUNCTION, spins=True)
@@ -296,7 +301,7 @@ class JittedLayer:
             lengths_of_pasts(call.names, shapes),
             state,
         )
-        kept = [other for other in self._traced if other.state.is_same()]
+        kept = [other for other in self._traced if other.state.is_same() or other.waits_beside(call)]
         if len(kept) < len(self._traced):
             self._runs = {key: one for key, one in [*self._runs.items()] if one[1] in kept}
         self._traced = (*kept, traced)
@@ -306,28 +311,32 @@ class JittedLayer:
         """Return the graph of a call, and the state that it was written from.
 
         The state is taken before the layer is called, so that the next call sees what another thread changed
-        meanwhile. A layer that changes something itself is called again. If both graphs are equal, what it
-        changes in each call, such as a counter, is ignored from then on.
+        meanwhile. A layer that cannot be traced with some lengths is called again, from the same state.
         """
         layer, target, options = self.__wrapped__, self._target, self._options
         functions = [part.value for part in call.structure if isinstance(part, Identity)]
 
-        def exported(shapes: Sequence[SymbolicShape]) -> tuple[tuple[Model, Any], State]:
+        tried: list[State] = []
+
+        def exported(shapes: Sequence[SymbolicShape]) -> tuple[tuple[Model, Any], State, State]:
+            if tried:
+                tried[0].restore()
             state = State(layer, functions)
+            tried.append(state)
             bound = call.with_shapes(shapes)
             form, opset = options["form"], options["opset"]
-            return model_of_call(layer, bound, form, opset, target, call.caller, state), state
+            traced = model_of_call(layer, bound, form, opset, target, call.caller, state)
+            return traced, state, state.after_call()
 
         try:
-            shapes, (traced, state) = most_open([*zip(call.names, call.specs, strict=True)], exported)
+            specs = [*zip(call.names, call.specs, strict=True)]
+            shapes, (traced, state, after) = most_open(specs, exported)
             if not state.is_whole:
                 raise _too_much(self.__wrapped__)
-            if before := state.changes():
-                first, (traced, state) = traced, exported(shapes)
-                if _are_equal(traced[0], first[0]):
-                    state.ignore_repeated(before)
         except Exception as error:  # the layer is anyone's function, and raises what it likes
+            tried[0].restore()
             raise located_error(FUNCTION, error) from error
+        after.restore()
         return shapes, traced, state
 
     def refresh(self) -> None:

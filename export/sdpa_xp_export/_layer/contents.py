@@ -53,7 +53,12 @@ text before a key in an error, "Layer." before an attribute."""
 
 def containers(value: Any, home: str) -> Iterator[Container]:
     """Yield what one object holds; `home` is the package of the layer, whose functions belong to the caller."""
-    if isinstance(value, types.FunctionType):
+    if is_held_array(value):
+        if (
+            attributes := attributes_of(value)
+        ) is not None:  # of a tensor, or of an array of a class of the caller
+            yield attributes, attributes, f"{type(value).__name__}."
+    elif isinstance(value, types.FunctionType):
         if package_of(value) not in ARRAY_LIBRARIES:
             yield from ((cell, cell, name) for name, cell in closure_of(value))
             yield _named_attributes(value, ["__code__", "__defaults__", "__kwdefaults__"])
@@ -68,6 +73,8 @@ def containers(value: Any, home: str) -> Iterator[Container]:
     elif isinstance(value, type):
         if package_of(value) not in LIBRARIES:
             yield vars(value), value, f"{value.__name__}."
+            bases = Named(functools.partial(getattr, value), ["__bases__"])
+            yield bases, bases, f"{value.__name__}."
             yield from _of_itself((type(value), *value.__bases__))
     elif isinstance(value, ContextVar):
         yield Named(lambda _, missing: value.get(missing), ["value"]), value, ""

@@ -12,10 +12,21 @@ How a change is seen: a place holds another object (equal numbers and texts are 
 torch has counted a write into a tensor, or gave it other memory (`tensor.data = ...`). The state is taken
 before the layer is called, so a change while the graph is written shows in the next call.
 
+A layer may change what it reads. Then its next call is traced again, from what the layer holds then. If two
+graphs in a row are equal, what the layer changed in both calls is not watched any more: a counter, or what is
+added to a list, but not what was in the list before. A layer that cannot be traced with open lengths is called
+again, and what it has changed is put back first. If the program has other threads, it is not: the change may be
+theirs.
+
 What cannot be seen: numbers that are written into the memory of an array, unless torch counts it (it does not
-for `tensor.data.mul_(2)`, by fused optimizers and in inference mode); the state of iterators and generators;
-what another library keeps; and a branch on `type(x.shape[0])`, while `isinstance` is answered as in a run. Then
-the old graph stays until `refresh()` is called. An object behind a weak reference lives as long as its state.
+for `tensor.data.mul_(2)`, by fused optimizers and in inference mode); the state of iterators, generators and
+queues; gradients of tensors; what another library keeps, such as torch's default dtype, and what Python's own
+functions read, as `os.getenv`, `eval` and `globals()[name]` do. Then the old graph stays until `refresh()` is
+called. An object behind a weak reference lives as long as its state.
+
+What a layer cannot ask while it is traced: `isinstance` of a length is answered as in a run, but the type and
+the text of a length are those of a name, and an argument is a value of the graph, not an array of the caller,
+and another one for each argument. `verify=True` compares the graph of such a branch with the layer.
 
 The state also tells what a layer kept of a graph that was being written: such a value means nothing in another.
 """
@@ -26,6 +37,7 @@ import array
 import functools
 import numbers
 import operator
+import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -70,6 +82,19 @@ class _StatePlace:
     owner: tuple[_StatePlace, Any] | None
     """The place where the object with this container was found, and its key there."""
     parts: dict[Any, Any] = field(default_factory=dict)
+    grows: bool = False
+    """Whether the layer adds to the container in each call: what it adds is not watched."""
+
+    def get(self, key: Any, missing: object) -> Any:
+        """Return what the container holds now, of a place that grows, or a cell that was empty."""
+        container = self.container
+        if isinstance(container, set):
+            return key if key in container else missing
+        if isinstance(container, types.CellType):
+            return contents(container).get(key, missing)
+        if isinstance(container, Mapping):
+            return container.get(key, missing)
+        return container[key] if key < len(container) else missing
 
     def name(self, key: object) -> str:
         if isinstance(self.container, types.CellType):
@@ -84,7 +109,9 @@ class _Views(NamedTuple):
     live: tuple[list[Iterable[Any]], list[Any]]
     cells: tuple[list[Any], list[Any]]
     dictionaries: tuple[list[Any], list[Any]]
-    named: list[tuple[Callable[[Any, Any], Any], list[str], list[Any]]]
+    kinds: list[type]
+    """The classes of the objects with these dictionaries."""
+    named: list[tuple[Callable[[Any, Any], Any], list[Any], list[Any]]]
 
     def are_same(self) -> bool:
         if [*map(len, self.sized[0])] != self.sized[1]:
@@ -92,6 +119,7 @@ class _Views(NamedTuple):
         is_same = all(map(is_, chain.from_iterable(self.live[0]), self.live[1]))
         is_same = is_same and all(map(is_, map(_CONTENTS, self.cells[0]), self.cells[1]))
         is_same = is_same and all(map(is_, map(_DICTIONARY, self.dictionaries[0]), self.dictionaries[1]))
+        is_same = is_same and all(map(is_, map(type, self.dictionaries[0]), self.kinds))
         for get, names, parts in self.named:
             is_same = is_same and all(map(is_, map(get, names, repeat(MISSING)), parts))
         return is_same
@@ -107,12 +135,13 @@ class State:
     def __init__(self, layer: Callable[..., Any], others: Iterable[object] = ()) -> None:
         self._layer, self._others = layer, [*others]
         self._ignored: frozenset[Change] = frozenset()
+        self._changed: frozenset[Change] = frozenset()  # by the layer, while its graph was written
         self._home = package_of(home_of(layer))
         self._places: dict[int, _StatePlace] = {}  # by the identity of the target
         self._values: list[tuple[_StatePlace, Any]] = []  # where values of a graph stand, or lead to
         self._lengths: list[tuple[_StatePlace, Any]] = []  # the same for lengths
         self._marks: dict[tuple[int, Any], tuple[Callable[[], object], object]] = {}
-        self._attributes: list[tuple[Any, dict[str, Any]]] = []  # of each object that has a dictionary
+        self._attributes: list[tuple[Any, dict[str, Any], type]] = []  # of each object that has a dictionary
         known: dict[int, object] = {}  # alive, so that no other object gets its number
         self._waiting = deque[tuple[Any, str, tuple[_StatePlace, Any] | None]](
             (root, "", None) for root in (layer, *self._others)
@@ -132,8 +161,10 @@ class State:
         """Return what each call compares, in lists over which a loop runs in C."""
         places = self._places.values()
         cells = [place for place in places if isinstance(place.container, types.CellType) and place.parts]
+        empty = [place for place in places if isinstance(place.container, types.CellType) and not place.parts]
         named = [place for place in places if isinstance(place.container, Named)]
-        of_many = [place for place in places if not isinstance(place.container, types.CellType | Named)]
+        others = [place for place in places if not isinstance(place.container, types.CellType | Named)]
+        of_many, growing = ([place for place in others if place.grows is grows] for grows in (False, True))
         live: list[Iterable[Any]] = []
         parts: list[Any] = []
         for place in of_many:
@@ -147,8 +178,11 @@ class State:
             ([place.container for place in of_many], [len(place.parts) for place in of_many]),
             (live, parts),
             ([place.container for place in cells], [place.parts[""] for place in cells]),
-            ([x for x, _ in self._attributes], [attributes for _, attributes in self._attributes]),
-            [(p.container.get, p.container.names, [*p.parts.values()]) for p in named],
+            ([x for x, *_ in self._attributes], [attributes for _, attributes, _ in self._attributes]),
+            [kind for *_, kind in self._attributes],
+            [(p.container.get, p.container.names, [*p.parts.values()]) for p in named]
+            + [(p.get, [*p.parts], [*p.parts.values()]) for p in growing]
+            + [(p.get, [""], [MISSING]) for p in empty],
         )
 
     def is_same(self) -> bool:
@@ -156,34 +190,60 @@ class State:
         try:
             if self._views.are_same() and all(mark() == was for mark, was in self._marks.values()):
                 return True
-            if any(not {(number, key), (number, None)} & self._ignored for number, key in self.changes()):
+            if not self.changes() <= self._ignored:
                 return False
-            for number, place in self._places.items():
-                if any(target == number for target, _ in self._ignored):
-                    place.parts = contents(place.container)
+            for number, key in self._ignored:
+                if (place := self._places.get(number)) is not None:
+                    now = contents(place.container)
+                    place.parts = {key: now.get(key, MISSING) for key in place.parts} if place.grows else now
             self._views = self._new_views()
         except (AttributeError, ReferenceError, RuntimeError, ValueError):
             return False  # it changes just now, or an object is gone
         return True
 
-    def ignore_repeated(self, before: set[Change]) -> None:
-        """Ignore what changed since, if an earlier call of the layer has made the changes `before`.
+    def after_call(self) -> State:
+        """Return the state that a call has left; this one notes what the layer changed in it."""
+        self._changed = frozenset(self.changes())
+        return State(self._layer, self._others) if self._changed else self
 
-        A list, or a dictionary that is not of attributes, may grow in each call: then it is ignored as a whole.
+    @property
+    def was_changed(self) -> bool:
+        """Whether the layer changed something while its graph was written."""
+        return bool(self._changed)
+
+    def ignore_repeated(self, earlier: State) -> None:
+        """Ignore what the layer has changed in two calls, of which `earlier` is the state before the first.
+
+        What it adds to a list, a set or a dictionary in both calls is ignored, too, but not what was there.
         """
-        changes = self.changes()
-        new = {number for number, _ in changes - before}
-        if new <= {number for number, _ in before} - {id(attributes) for _, attributes in self._attributes}:
-            self._ignored = frozenset((changes & before) | {(number, None) for number in new})
+        self._ignored = self._changed & earlier._changed
+        attributes = {id(attributes) for _, attributes, _ in self._attributes}
+        for number in self._grown() & earlier._grown() - attributes:
+            self._places[number].grows = True
+        self._views = self._new_views()
+
+    def _grown(self) -> set[int]:
+        """Return the containers to which the layer added something."""
+        places = ((number, key, self._places.get(number)) for number, key in self._changed)
+        return {
+            number for number, key, place in places if place and key is not _ORDER and key not in place.parts
+        }
+
+    def restore(self) -> None:
+        """Put back what has changed since, as far as it can be, unless another thread may have changed it."""
+        for number, key in self.changes() if threading.active_count() == 1 else ():
+            with suppress(Exception):  # an object may refuse it
+                _put_back(self._places[number], key)
 
     def changes(self) -> set[Change]:
         """Return the places that hold something else, each as the identity of its target and a key."""
         changed: set[Change] = {key for key, (mark, was) in self._marks.items() if mark() != was}
-        replaced = (owner for owner, attributes in self._attributes if owner.__dict__ is not attributes)
-        changed |= {(id(owner), "__dict__") for owner in replaced}
+        for owner, attributes, kind in self._attributes:
+            if owner.__dict__ is not attributes or type(owner) is not kind:
+                changed.add((id(owner), "__dict__"))
         for number, place in self._places.items():
             before, now = place.parts, contents(place.container)
-            for key in before.keys() | now.keys():
+            for key in before if place.grows else before.keys() | now.keys():
                 if not _are_same(before.get(key, MISSING), now.get(key, MISSING)):
                     changed.add((number, key))
             if len(before) == len(now) and not all(map(_are_same, before, now)):
@@ -222,27 +282,26 @@ class State:
             self._marks |= _marks_of_tensor(value)
         elif isinstance(value, bytearray | array.array):
             self._marks[id(value), bytes] = functools.partial(bytes, value), bytes(value)
-        else:
-            for container, target, prefix in containers(value, self._home):
-                if isinstance(container, tuple | frozenset):  # they do not change
-                    self._waiting.extend((part, label, owner) for part in container)
-                    continue
-                if container is attributes_of(value) and container is not None:
-                    self._attributes.append((value, container))
-                place = self._places.get(id(target))
-                if place is not None and not isinstance(place.container, Named):
-                    continue  # it is watched as a whole
-                if place is None:
-                    empty = Named(container.get, []) if isinstance(container, Named) else container
-                    place = self._places[id(target)] = _StatePlace(empty, target, prefix or label, owner)
-                new = contents(container)
-                if isinstance(place.container, Named):  # functions of a module name others of its globals
-                    new = {name: part for name, part in new.items() if name not in place.parts}
-                    place.container.names += new
-                place.parts |= new
-                self._waiting.extend((part, place.name(key), (place, key)) for key, part in new.items())
-                if isinstance(container, Mapping):
-                    self._waiting.extend((key, label, owner) for key in new)
+        for container, target, prefix in containers(value, self._home):
+            if isinstance(container, tuple | frozenset):  # they do not change
+                self._waiting.extend((part, label, owner) for part in container)
+                continue
+            if container is attributes_of(value) and container is not None:
+                self._attributes.append((value, container, type(value)))
+            place = self._places.get(id(target))
+            if place is not None and not isinstance(place.container, Named):
+                continue  # it is watched as a whole
+            if place is None:
+                empty = Named(container.get, []) if isinstance(container, Named) else container
+                place = self._places[id(target)] = _StatePlace(empty, target, prefix or label, owner)
+            new = contents(container)
+            if isinstance(place.container, Named):  # functions of a module name others of its globals
+                new = {name: part for name, part in new.items() if name not in place.parts}
+                place.container.names += new
+            place.parts |= new
+            self._waiting.extend((part, place.name(key), (place, key)) for key, part in new.items())
+            if isinstance(container, Mapping):
+                self._waiting.extend((key, label, owner) for key in new)
 
 
 def _name(where: tuple[_StatePlace, Any]) -> str:

@@ -33,6 +33,10 @@ class TracedSignature:
         pairs = zip(self.dtypes, self.shapes, strict=True)
         return ", ".join(f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in pairs)
 
+    def waits_beside(self, call: LayerCall) -> bool:
+        """Return whether the graph is to be compared with that of a later call, which is unlike this one."""
+        return self.state.was_changed and not self.takes(call)
+
     def takes(self, call: LayerCall) -> bool:
         """Return whether the session computes a call."""
         is_alike = call.structure == self.structure and call.dtypes == self.dtypes
