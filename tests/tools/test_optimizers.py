@@ -12,6 +12,7 @@ from tools.models import Arrays, drawn, run
 from tools.results import CLOSE
 from tools.tools import TOOLS
 
+from sdpa_xp.layers import MultiHeadAttention
 from sdpa_xp_export import TensorSpec, to_onnx
 from sdpa_xp_export.export import export_call
 
@@ -87,3 +88,27 @@ def test_arrays(tool: str, layer: Any, shape: tuple[Any, ...]) -> None:
     for length in (7, 1, 12) if shape == ("N",) else (7,):
         feeds = {"x": np.random.default_rng(length).standard_normal(length).astype(np.float32)}
         assert_same(result, model, feeds)
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        pytest.param(tool, marks=[pytest.mark.needs(NEEDS[tool])] if tool in NEEDS else [])
+        for tool in OPTIMIZERS
+    ],
+)
+@pytest.mark.filterwarnings("ignore")  # of the tools
+def test_layers_in_a_row(tool: str) -> None:
+    """onnxoptimizer 0.4.2 needs to leave out a pass, as the guide says."""
+    heads = MultiHeadAttention.init(np.random.default_rng(0), 8, num_heads=2, like=np.ones(1, np.float32))
+    model = to_onnx(lambda x: heads(heads(x)), TensorSpec("float32", ("B", "L", 8)))
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    if tool == "onnxoptimizer":
+        import onnxoptimizer
+
+        passes = [name for name in onnxoptimizer.get_fuse_and_elimination_passes() if name != "fuse_qkv"]
+        result = onnxoptimizer.optimize(copy, passes)
+    else:
+        result = TOOLS[tool](copy)
+    assert_same(result, model, {"x": np.random.default_rng(1).standard_normal((2, 5, 8)).astype(np.float32)})

@@ -17,7 +17,7 @@ from sdpa_xp.errors import ArgumentValueError
 from .._graph.graph import GraphValue
 from .._graph.lengths import Length, broadcasts_to, has_names, plain
 from .._graph.traced_graph import TracedGraph, traced_graph_of
-from ..spec import SymbolicShape, as_lengths, total
+from ..spec import SymbolicShape, as_lengths
 from .operators import array_function, kernel_dtype, promoted
 
 __all__ = ["broadcast_to", "concat", "expand_dims", "matrix_transpose", "moveaxis", "permute_dims", "reshape"]
@@ -192,9 +192,7 @@ def concat(values: Sequence[GraphValue], *, axis: int | None = 0) -> GraphValue:
         values, axis = [reshape(value, (-1,)) for value in values], 0
     first, position = values[0], axis_of(values[0], axis)
     _check_alike(values, position)
-    length = first.dims[position]
-    for value in values[1:]:
-        length = total(length, value.dims[position])
+    length = first.graph.lengths.joined(*(value.dims[position] for value in values))
     shape = (*first.dims[:position], length, *first.dims[position + 1 :])
     joined = first.graph.add("Concat", *values, dtype=first.elem_type, shape=shape, axis=position)
     if len(values) == 2 and isinstance(joined.graph, TracedGraph):  # attention may take a cache apart again

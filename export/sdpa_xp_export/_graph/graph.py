@@ -23,7 +23,7 @@ from onnx import helper, numpy_helper
 from sdpa_xp._checks.arrays import broadcast
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
-from .._dtypes.dtype import ONNX_DTYPE, Dtype, dtype_name, holds, numpy_dtype, to_numpy
+from .._dtypes.dtype import FLOATING, ONNX_DTYPE, Dtype, dtype_name, holds, numpy_dtype, to_numpy
 from .._files.model import Weight
 from ..spec import SymbolicShape, TensorSpec, as_lengths
 from .length_names import LengthNames
@@ -328,6 +328,9 @@ class GraphValue:
         name = dtype_name(dtype)
         if self.elem_type == name:
             return self
+        if name == "bool" and self.graph.for_openvino and self.elem_type in FLOATING:  # to which NaN is False
+            nonzero: GraphValue = self != 0.0
+            return nonzero
         return self.graph.add("Cast", self, dtype=name, shape=self.dims, to=ONNX_DTYPE[name])
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **keywords: Any) -> Any:

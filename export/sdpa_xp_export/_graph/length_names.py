@@ -7,7 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import reduce
 
-from ..spec import SymbolicShape, addends
+from ..spec import SymbolicShape, addends, total
 from .terms import Terms, added, divided, joined_name, multiplied, parts, text
 
 
@@ -50,6 +50,15 @@ class LengthNames:
                 name += "_"
             self.names[key], self.sums[name] = name, terms
         return self.names[key]
+
+    def joined(self, *lengths: int | str) -> int | str:
+        """Return the length of arrays that are joined: A+B, or the name that equal lengths have."""
+        name, terms = reduce(total, lengths), reduce(added, map(self.terms, lengths))
+        if isinstance(name, int):
+            return name
+        known = self.names.setdefault(frozenset(terms.items()), name)
+        self.sums.setdefault(known, terms)
+        return known
 
     def quotient(self, terms: Terms, divisor: int) -> Terms:
         """Return a sum divided by a number, and rounded down."""

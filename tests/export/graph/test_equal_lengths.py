@@ -39,6 +39,12 @@ OF_ONE: dict[str, Layer] = {
         xp.zeros((x.shape[0] + 1) // 2) + x[::2] + xp.arange(0, x.shape[0], 2, dtype=x.dtype)
     ),
     "halves of equal sums": lambda xp, x: xp.zeros((x.shape[0] + 3) // 2) + xp.zeros((3 + x.shape[0]) // 2),
+    "twice a joined array, and one": lambda xp, x: (
+        lambda b: xp.concat([b, b[:1]]) + xp.concat([b[:1], xp.zeros(b.shape[0])])
+    )(xp.repeat(xp.concat([x, xp.zeros(1)]), 2)),
+    "joined and tiled": lambda xp, x: (lambda b: xp.concat([b, b]) + xp.tile(b, (2,)))(
+        (lambda c: xp.reshape(xp.stack([c, c]), (-1,)))(xp.concat([x, xp.zeros(1)]))
+    ),
     "N // 2 // 3": lambda xp, x: xp.zeros(x.shape[0] // 2 // 3) + xp.zeros(x.shape[0] // 6),
     "2 N // 4": lambda xp, x: xp.zeros(2 * x.shape[0] // 4) + xp.zeros(x.shape[0] // 2),
     "quotient and rest": lambda xp, x: xp.zeros(x.shape[0] // 4 * 4 + x.shape[0] % 4) + x,
