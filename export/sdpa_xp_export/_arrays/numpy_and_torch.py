@@ -41,50 +41,20 @@ ARGUMENTS = {
 _PARAMETERS = {"value": "x", "one": "x", "from_": "x", "other": "y", "type": "dtype", "to": "dtype"}
 """The parameters that a hint calls otherwise."""
 
-OTHER_NAMES = {
-    **dict.fromkeys(("transpose", "permute", "swapaxes", "swapdims"), "permute_dims"),
-    **dict.fromkeys(("t", "adjoint"), "matrix_transpose"),
-    **dict.fromkeys(("concatenate", "cat"), "concat"),
-    **dict.fromkeys(("dot", "mm", "bmm", "mv"), "matmul"),
-    **dict.fromkeys(("view", "flatten", "ravel", "unflatten"), "reshape"),
-    **dict.fromkeys(("expand", "expand_as"), "broadcast_to"),
-    **dict.fromkeys(("absolute", "fabs"), "abs"),
-    **dict.fromkeys(("power", "float_power"), "pow"),
-    **dict.fromkeys(("div", "true_divide"), "divide"),
-    "mod": "remainder",
-    **dict.fromkeys(("invert", "bitwise_not"), "bitwise_invert"),
-    **{f"arc{name}": f"a{name}" for name in ("cos", "cosh", "sin", "sinh", "tan", "tan2", "tanh")},
-    "amax": "max",
-    "amin": "min",
-    **dict.fromkeys(("to", "type", "float", "half", "double", "bfloat16", "int", "long", "bool"), "astype"),
-    "average": "mean",
-    "clamp": "clip",
-    "cumsum": "cumulative_sum",
-    "cumprod": "cumulative_prod",
-    "eq": "equal",
-    "fix": "trunc",
-    "gather": "take_along_axis",
-    "ge": "greater_equal",
-    "gt": "greater",
-    "index_select": "take",
-    "le": "less_equal",
-    "left_shift": "bitwise_left_shift",
-    "lt": "less",
-    "masked_fill": "where",
-    "movedim": "moveaxis",
-    "inner": "vecdot",
-    "mul": "multiply",
-    "ne": "not_equal",
-    "neg": "negative",
-    "right_shift": "bitwise_right_shift",
-    "rollaxis": "moveaxis",
-    "rint": "round",
-    "sgn": "sign",
-    "sub": "subtract",
-    "unique": "unique_values",
-    "unbind": "unstack",
-    "unsqueeze": "expand_dims",
-}
+_NAMES = """
+abs absolute fabs; acos arccos; acosh arccosh; asin arcsin; asinh arcsinh;
+astype to type float half double bfloat16 int long bool; atan arctan; atan2 arctan2; atanh arctanh;
+bitwise_invert invert bitwise_not; bitwise_left_shift left_shift; bitwise_right_shift right_shift;
+broadcast_to expand expand_as; clip clamp; concat concatenate cat; cumulative_prod cumprod;
+cumulative_sum cumsum; divide div true_divide; equal eq; expand_dims unsqueeze; greater gt;
+greater_equal ge; less lt; less_equal le; matmul dot mm bmm mv; matrix_transpose t adjoint; max amax;
+mean average; min amin; moveaxis movedim rollaxis; multiply mul; negative neg; not_equal ne;
+permute_dims transpose permute swapaxes swapdims; pow power float_power; remainder mod;
+reshape view flatten ravel unflatten; round rint; sign sgn; subtract sub; take index_select;
+take_along_axis gather; trunc fix; unique_values unique; unstack unbind; vecdot inner; where masked_fill
+"""
+_GROUPS = (group.split() for group in _NAMES.split(";"))
+OTHER_NAMES = {other: name for name, *others in _GROUPS for other in others}
 """The function of the namespace that does what these functions and methods of NumPy and torch do."""
 
 EXPRESSIONS = {

@@ -47,7 +47,6 @@ OF_VECTORS: dict[str, Layer] = {
         ~(x > 2) | (x < 1),
         xp.tril(xp.broadcast_to(x > 1, (2, *x.shape))),
     ),
-    "a boolean of NaN": lambda xp, x: xp.astype(xp.where(x > 2, x * xp.nan, x - x), xp.bool),
     "tensordot": lambda xp, x: (xp.tensordot(x, x, axes=1), xp.tensordot(x, x, axes=0)),
     "vecdot": lambda xp, x: (xp.vecdot(x, x), x @ x, x[None, :] @ x[:, None]),
     "outer": lambda xp, x: x[:, None] * x[None, :],
@@ -56,6 +55,7 @@ OF_VECTORS: dict[str, Layer] = {
     "a computed start": lambda xp, x: (x[x.shape[0] // 2 :], x[x.shape[0] // 2 : x.shape[0] - 1]),
 }
 OF_FLOATS: dict[str, Layer] = {
+    "a boolean of NaN": lambda xp, x: xp.astype(xp.where(x > 2, x * xp.nan, x - x), xp.bool),
     "half a selection": lambda xp, x: (lambda y: y[y.shape[0] // 2 :] + xp.ones(y[y.shape[0] // 2 :].shape[0]))(
         x[x > 1]
     ),
