@@ -207,6 +207,8 @@ def _length_of(graph: Graph, length: int | str, start: Any, stop: Any, step: int
     if (start, stop) in ((0, 1), (-1, None)) or (stop is None and added(axis, first, -1) == {(): 1}):
         return 1
     if step < 0 or (isinstance(start, int) and start < 0) or (isinstance(stop, int) and stop > 0):
+        if step == 1 and (start == 0 or stop is None):
+            names.heads[name] = str(names.counted(added(axis, {(): stop or -start}, -1), 1)), axis
         return name  # a bound may be beyond the axis
     if stop == 0:
         return 0

@@ -163,7 +163,7 @@ def squeeze(value: GraphValue, axis: int | Sequence[int]) -> GraphValue:
 def broadcast_to(value: GraphValue, shape: Any, *, dims: SymbolicShape | None = None) -> GraphValue:
     """value -> Expand; with `dims`, the shape that results, `shape` is a value of the lengths."""
     target = tuple(map(plain, shape)) if dims is None else value.graph.joint_shape(value.dims, dims)
-    if not broadcasts_to(value.dims, target):
+    if not broadcasts_to(value.graph.loose(value.dims), value.graph.loose(target)):
         rule = "`x` must broadcast to `shape`"
         raise ArgumentValueError(value.graph.function, rule, {"x.shape": value.dims, "shape": target})
     if value.dims == target:

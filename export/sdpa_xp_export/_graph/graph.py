@@ -146,9 +146,11 @@ class Graph:
 
     def joint_shape(self, *shapes: SymbolicShape) -> SymbolicShape:
         """Return the shape that `shapes` broadcast to."""
-        for known in (shapes, map(self.loose, shapes)):
-            if (joint := broadcast(*map(as_lengths, known))) is not None:
-                return joint
+        if (joint := broadcast(*map(as_lengths, shapes))) is not None:
+            return joint
+        if (joint := broadcast(*map(as_lengths, map(self.loose, shapes)))) is not None:
+            axes = reversed([*itertools.zip_longest(*map(reversed, shapes), fillvalue=1)])
+            return tuple(map(self.lengths.joint, axes, joint))
         rule = "shapes must broadcast; a name broadcasts only with itself and with 1"
         raise ArgumentValueError(self.function, rule, {"shapes": ", ".join(map(str, shapes))})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import reduce
 
@@ -26,6 +27,8 @@ class LengthNames:
     computed: dict[str, tuple[str, str, int]] = field(default_factory=dict)
     """A function and its operands, a name and a number, by the name of the length that it gives. A length that
     is "like" another is read from an array, because a bound of a slice may be beyond its axis."""
+    heads: dict[str, tuple[str, Terms]] = field(default_factory=dict)
+    """What follows in an array, and the length of both, by the name of the length of x[:3] or x[-3:]."""
     exact: set[str] = field(default_factory=set)
     """The quotients that have no rest in any run, since a Reshape would have failed."""
 
@@ -84,12 +87,35 @@ class LengthNames:
     def axis(self, name: str) -> str:
         """Return the name of an axis of that length, which is not negative."""
         terms = self.terms(name)
+        for head, (rest, whole) in self.heads.items():
+            if {(head,), (rest,)} <= terms.keys():  # they are joined again
+                terms = added(added(terms, {(head,): 1, (rest,): 1}, -1), whole)
+                name = str(self.name_of(terms))
         plus, minus = map(text, parts(terms))
         if not minus:
             return self.names.setdefault(frozenset(terms.items()), name)
         limited = joined_name(plus, "less", minus)
         self.computed[limited] = "maximum", str(self.name_of(terms)), 0
         return limited
+
+    def joint(self, lengths: Iterable[int | str], loose: int | str) -> int | str:
+        """Return what lengths broadcast to that are all `loose`, unless a run cuts a difference off.
+
+        If it does, they only fit by a 1. So the result is the length that is never 1 or 0. It is N beside the 1
+        of x[1:] and one more, since N is 0 then, and N beside y[:N]. Else it is read.
+        """
+        others = sorted({*lengths} - {1}, key=str)
+        if len(others) < 2:
+            return others[0] if others else 1
+        if above_one := [one for one in others if self.terms(one).get((), 0) > 1]:
+            return above_one[0]
+        rest = self.counted(added(self.terms(loose), {(): 1}, -1), 1)
+        fit = {loose, self.name_of(added(self.terms(rest), {(): 1}))}
+        fit |= {name for name, (function, *_) in self.computed.items() if function == "like"}
+        if loose not in others or not fit.issuperset(others):
+            name = joined_name(*others)
+            self.computed[name], loose = ("like", str(loose), 0), name
+        return loose
 
     def loose(self, length: int | str) -> int | str:
         """Return a length in which no difference is limited to 0: axes fit if their lengths are then equal."""

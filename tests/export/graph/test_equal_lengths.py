@@ -51,6 +51,11 @@ OF_ONE: dict[str, Layer] = {
     "neighbours": lambda xp, x: x[1:] - x[:-1] + x[: x.shape[0] - 1] + x[1 : x.shape[0]] + xp.diff(x),
     "third neighbours": lambda xp, x: x[3:] + x[:-3],
     "rolled by hand": lambda xp, x: xp.concat([x[1:], x[:1]]) + x + xp.roll(x, -1),
+    "rolled by three": lambda xp, x: xp.concat([x[3:], x[:3]]) + x + xp.concat([x[-2:], x[:-2]]),
+    "rolled by three, and joined": lambda xp, x: xp.concat([x, x[:3], x[3:]]) + xp.concat([x, x]),
+    "rolled by three, of a sum": lambda xp, x: (
+        lambda y: xp.concat([y[3:], y[:3]]) + xp.concat([y[-4:], y[:-4]]) + y
+    )(xp.concat([x, xp.ones(1, dtype=x.dtype), x, x[x > 0]])),
     "shifted": lambda xp, x: xp.concat([xp.zeros(1, dtype=x.dtype), x])[:-1] + x,
     "halves": lambda xp, x: (lambda n: xp.concat([x[n:], x[:n]]) + x)(x.shape[0] // 2),
     "four parts": lambda xp, x: (lambda n: xp.concat([x[:n], x[n:]]) + x)(x.shape[0] // 4 * 4),
@@ -81,6 +86,27 @@ def test_equal_lengths(name: str) -> None:
         x = np.random.default_rng(length).integers(-3, 4, length).astype(np.float32)
         output = run(model, {"x": x})["output"]
         np.testing.assert_array_equal(output, expected(layer, x), f"N={length}", strict=False)
+
+
+def test_parts_of_other_arrays_have_other_lengths() -> None:
+    """x[:3] and y[:3] may be shorter, each on its own; a sum of both is as long as the run makes it."""
+
+    def layer(xp: Any, x: Any, y: Any) -> Any:
+        cut = xp.concat([x[1:], y[1:]]) + xp.concat([y, x])[2:]
+        head = xp.concat([x[2:], x[:2]]) + xp.ones(1, dtype=x.dtype)
+        return cut, xp.asarray(cut.shape[0]), head, xp.asarray(head.shape[0])
+
+    specs = [TensorSpec("float32", (name,)) for name in ("N", "M")]
+    model = to_onnx(lambda x, y: layer(x.__array_namespace__(), x, y), *specs)
+    for lengths in ((3, 4), (1, 1), (0, 2), (2, 0), (1, 0), (0, 3), (0, 0)):
+        x, y = (np.ones(length, np.float32) for length in lengths)
+        try:
+            shapes = [np.shape(result) for result in layer(np, x, y)]
+        except ValueError:
+            continue
+        outputs = [*run(model, {"x": x, "y": y}).values()]
+        assert [output.shape for output in outputs] == shapes
+        assert (outputs[1], outputs[3]) == (*shapes[0], *shapes[2])
 
 
 def test_a_length_may_be_divided() -> None:
@@ -145,6 +171,21 @@ def test_a_cut_off_length_is_no_difference() -> None:
         assert tuple(int(y) if not y.ndim else y.shape[0] for y in outputs) == numbers
 
 
+def test_a_bound_counts_as_the_length() -> None:
+    """So that x[:1] broadcasts, and table[:N] meets N rows. The slice itself may have fewer elements."""
+
+    def layer(x: Any) -> Any:
+        first, last = x[:1], x[-1:]
+        assert (first.shape, last.shape) == ((1,), (1,))
+        assert x[: first.size + x.shape[0]].shape[0] == x.shape[0] + 1
+        return first + x + last
+
+    model = to_onnx(layer, TensorSpec("float32", ("N",)))
+    for length in (0, 1, 4):
+        x = np.arange(length, dtype=np.float32)
+        np.testing.assert_array_equal(run(model, {"x": x})["output"], x[:1] + x + x[-1:])
+
+
 def test_a_bound_beyond_the_axis() -> None:
     """A length that a slice claims is not read from it: y[:N] may have fewer rows."""
 
@@ -169,6 +210,34 @@ def test_a_bound_beyond_the_axis() -> None:
         ]
         assert [output.shape for output in outputs[:4]] == shapes
         assert outputs[4].shape == outputs[5].shape == y[1:length].shape
+
+
+def test_the_shape_of_parts_that_are_both_short() -> None:
+    def layer(xp: Any, x: Any, y: Any, z: Any) -> Any:
+        parts = y[1 : x.shape[0] + 1] + z[1 : x.shape[0] + 1]
+        return parts, xp.asarray(parts.shape[0])
+
+    specs = [TensorSpec("float32", (name,)) for name in ("N", "M", "K")]
+    model = to_onnx(lambda x, y, z: layer(x.__array_namespace__(), x, y, z), *specs)
+    for lengths in ((5, 4, 4), (2, 3, 4), (4, 2, 3), (1, 1, 2)):
+        x, y, z = (np.ones(length, np.float32) for length in lengths)
+        parts, count = run(model, {"x": x, "y": y, "z": z}).values()
+        assert parts.shape == (count,) == layer(np, x, y, z)[0].shape
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda xp, x, past, table: xp.concat([x[1:], x[:1]]) + x,
+        lambda xp, x, past, table: xp.concat([x[3:], x[:3]]) + 1,
+        lambda xp, x, past, table: table[: x.shape[0]] + x,
+        lambda xp, x, past, table: table[past.shape[0] : past.shape[0] + x.shape[0]] + x,
+    ],
+)
+def test_a_length_that_a_caller_named_keeps_its_name(layer: Layer) -> None:
+    specs = [TensorSpec("float32", shape) for shape in (("N",), ("P",), (9,))]
+    model = to_onnx(lambda x, past, table: layer(x.__array_namespace__(), x, past, table), *specs)
+    assert model.graph.output[0].type == model.graph.input[0].type
 
 
 def test_names_of_two_inputs() -> None:
@@ -237,3 +306,32 @@ def test_lengths_that_differ_in_a_run_do_not_agree_by_luck() -> None:
     session = onnxruntime.InferenceSession(model.SerializeToString(), options)
     with pytest.raises(Exception, match="broadcast"):
         session.run(None, {"x": np.ones(2, np.float32)})
+
+
+JOINED: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "a sum": lambda xp, x, y: x + y,
+    "a sum, turned": lambda xp, x, y: y + x,
+    "where": lambda xp, x, y: xp.where(y > 0, x, x),
+    "rows": lambda xp, x, y: (xp.zeros((4, 1), dtype=x.dtype) * (y + x))[0],
+    "products": lambda xp, x, y: (y[:, None, None] @ x[:, None, None])[:, 0, 0],
+    "broadcast_arrays": lambda xp, x, y: xp.broadcast_arrays(x, y)[0],
+    "twice": lambda xp, x, y: (x + y) + x,
+}
+
+
+@pytest.mark.parametrize("cut", [2, 3])
+@pytest.mark.parametrize("name", JOINED)
+def test_the_shape_of_what_is_cut_off_and_broadcast(name: str, cut: int) -> None:
+    """Where N - 2 is cut off at 0, 2 more are 2 elements, with which an array of 1 element broadcasts."""
+
+    def layer(xp: Any, x: Any) -> Any:
+        y = xp.concat([xp.arange(x.shape[0] - cut, dtype=x.dtype), xp.ones(cut, dtype=x.dtype)])
+        joint = JOINED[name](xp, x, y)
+        return joint, xp.asarray(joint.shape[0])
+
+    model = to_onnx(lambda x: layer(x.__array_namespace__(), x), TensorSpec("float32", ("N",)))
+    for length in (1, 3, 6):
+        x = np.ones(length, np.float32)
+        joint, count = run(model, {"x": x}).values()
+        np.testing.assert_array_equal(joint, expected(layer, x)[0])
+        assert joint.shape == (count,)
