@@ -25,6 +25,7 @@ from ._files.model import Model, initializers, without_numbers
 from ._layer.call_signature import (
     Identity,
     LayerCall,
+    TracedSignature,
     UnknownArgumentError,
     check_arrays,
     flatten,
@@ -34,7 +35,6 @@ from ._layer.layer import located_error, with_arrays
 from ._layer.open_lengths import lengths_of_pasts, most_open
 from ._layer.results import as_returned, named_outputs
 from ._layer.state import MOST, State
-from ._layer.traced_signature import TracedSignature
 from ._runtime.array_session import Run, runner
 from ._runtime.releases import DEFAULT_RUNTIME, PROVIDERS, ProviderName, Runtime
 from ._runtime.session import errors_reworded, installed_runtime, open_session
@@ -412,9 +412,7 @@ def _are_equal(one: Model, other: Model) -> bool:
 
 def _too_much(layer: Callable[..., Any]) -> ArgumentValueError:
     rule = f"`layer` must lead to at most {MOST:,} objects, which each call compares"
-    hint = (
-        "Write a function that has what it needs in its closure, in place of an object with the whole program."
-    )
+    hint = "Write a function with what it needs in its closure, in place of an object with the whole program."
     return ArgumentValueError(FUNCTION, rule, {"layer": brief(layer)}, hint)
 
 

@@ -206,9 +206,7 @@ def _check_alike(values: Sequence[GraphValue], axis: int | None) -> None:
     others = [position for position in range(min(ranks)) if position != axis]
     known = [{n for value in values if isinstance(n := value.dims[position], int)} for position in others]
     if len(ranks) > 1 or any(len(lengths) > 1 for lengths in known):
-        rule = "arrays that are joined must have the same shape" + (
-            "" if axis is None else ", except along `axis`"
-        )
+        rule = "arrays that are joined must have the same shape" + ", except along `axis`" * (axis is not None)
         got = {"shapes": ", ".join(str(value.dims) for value in values)}
         raise ArgumentValueError(values[0].graph.function, rule, got)
 

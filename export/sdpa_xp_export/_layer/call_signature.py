@@ -22,10 +22,12 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
 
+from .._files.model import Model
 from .._runtime.releases import Runtime
 from ..spec import DTYPES, SymbolicShape, TensorSpec, as_lengths
 from .layer import bound_arguments, with_arrays
-from .open_lengths import PAST
+from .open_lengths import PAST, fits
+from .state import State
 
 Structure: TypeAlias = tuple[object, ...]
 """Everything that was passed but arrays, with their places. Equal structures can have equal graphs."""
@@ -243,6 +245,36 @@ class LayerCall:
 
         arguments = {name: with_arrays(x, name, opened) for name, x in self.bound.arguments.items()}
         return inspect.BoundArguments(self.bound.signature, cast(Any, arguments))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TracedSignature:
+    """The session of all calls that are alike but for their numbers and open lengths."""
+
+    structure: Structure
+    dtypes: Sequence[str]
+    shapes: Sequence[SymbolicShape]
+    model: Model
+    session: Any
+    outputs: Callable[[Sequence[Any]], Any]
+    """Returns arrays as the layer returns them."""
+    may_be_empty: frozenset[str]
+    """The names of lengths that may be 0."""
+    state: State
+    """What the layer held when the graph was written."""
+
+    def __str__(self) -> str:
+        pairs = zip(self.dtypes, self.shapes, strict=True)
+        return ", ".join(f"{dtype}[{','.join(map(str, shape))}]" for dtype, shape in pairs)
+
+    def waits_beside(self, call: LayerCall) -> bool:
+        """Return whether the graph is to be compared with that of a later call, which is unlike this one."""
+        return self.state.was_changed and not self.takes(call)
+
+    def takes(self, call: LayerCall) -> bool:
+        """Return whether the session computes a call."""
+        is_alike = call.structure == self.structure and call.dtypes == self.dtypes
+        return is_alike and fits(self.shapes, call.lengths, self.may_be_empty)
 
 
 def _unique(names: Iterable[str]) -> Iterator[str]:

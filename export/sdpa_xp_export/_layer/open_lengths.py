@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import TypeVar
 
 from .._dtypes.dtype import FLOATING
@@ -47,7 +46,7 @@ def _openings(specs: Sequence[tuple[str, TensorSpec]]) -> Iterator[list[Symbolic
     A length of 1 stays, since it may broadcast; so does 0, except in a past. The last shapes have no names.
     """
     yielded: list[list[SymbolicShape]] = []
-    for is_fixed in (_nothing, _widths, _widths_and_heads, _widths_and_inner_heads, _everything):
+    for is_fixed in (lambda *_: False, *map(_widths_and, (0, -3, -2)), lambda *_: True):
         shapes = _named_shapes(specs, is_fixed)
         if shapes not in yielded:
             yielded.append(shapes)
@@ -61,9 +60,9 @@ def _open_one_by_one(
     lengths = {length for _, spec in specs for length in spec.shape} - {0, 1}
     names: set[int | str] = set()
     for length in sorted(lengths, key=int):
-        tried = names | {length}
-        if works(_named_shapes(specs, partial(_is_none_of, tried))):
-            names = tried
+        names.add(length)
+        if not works(_named_shapes(specs, lambda spec, axis: spec.shape[axis] not in names)):
+            names.discard(length)
 
 
 def _named_shapes(
@@ -94,28 +93,11 @@ def lengths_of_pasts(names: Sequence[str], shapes: Sequence[SymbolicShape]) -> f
     return frozenset(length for length in pasts - others if isinstance(length, str))
 
 
-def _is_none_of(lengths: set[int | str], spec: TensorSpec, axis: int) -> bool:
-    return spec.shape[axis] not in lengths
-
-
-def _nothing(_spec: TensorSpec, _axis: int) -> bool:
-    return False
-
-
-def _everything(_spec: TensorSpec, _axis: int) -> bool:
-    return True
-
-
-def _widths(spec: TensorSpec, axis: int) -> bool:
-    return axis == -1 and spec.ndim > 1 and spec.dtype in FLOATING
-
-
-def _widths_and_heads(spec: TensorSpec, axis: int) -> bool:
-    return _widths(spec, axis) or (axis == -3 and spec.ndim > 3)
-
-
-def _widths_and_inner_heads(spec: TensorSpec, axis: int) -> bool:
-    return _widths(spec, axis) or (axis == -2 and spec.ndim > 3)
+def _widths_and(heads: int) -> Callable[[TensorSpec, int], bool]:
+    """Return a function that fixes widths, and the heads, which stand at that axis of arrays with four axes."""
+    return lambda spec, axis: (
+        (axis == -1 and spec.ndim > 1 and spec.dtype in FLOATING) or (axis == heads and spec.ndim > 3)
+    )
 
 
 def fits(
