@@ -10,23 +10,23 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sdpa_xp import biases, masks, positional
-    from sdpa_xp import errors as errors
-    from sdpa_xp import layers as layers
-    from sdpa_xp import plot as plot
-    from sdpa_xp import typing as typing
-    from sdpa_xp.attention import attention_state, scaled_dot_product_attention
-    from sdpa_xp.caches.kv import KVCache
-    from sdpa_xp.caches.paged import PagedKVCache
-    from sdpa_xp.dot_product import dot_product_attention
-    from sdpa_xp.explanation import Explanation, explain
-    from sdpa_xp.forward_mode import scaled_dot_product_attention_jvp, scaled_dot_product_attention_laplacian
-    from sdpa_xp.gradients import scaled_dot_product_attention_vjp
-    from sdpa_xp.ring import ring_attention
-    from sdpa_xp.states import AttentionState, merge_states
-    from sdpa_xp.statistics import AttentionStatistics, attention_statistics
-    from sdpa_xp.varlen import varlen_attention, varlen_attention_state
-    from sdpa_xp.weights import attention_scores, attention_weights
+    from . import biases, masks, positional
+    from . import errors as errors
+    from . import layers as layers
+    from . import plot as plot
+    from . import typing as typing
+    from .attention import attention_state, scaled_dot_product_attention
+    from .caches.kv import KVCache
+    from .caches.paged import PagedKVCache
+    from .dot_product import dot_product_attention
+    from .explanation import Explanation, explain
+    from .forward_mode import scaled_dot_product_attention_jvp, scaled_dot_product_attention_laplacian
+    from .gradients import scaled_dot_product_attention_vjp
+    from .ring import ring_attention
+    from .states import AttentionState, merge_states
+    from .statistics import AttentionStatistics, attention_statistics
+    from .varlen import varlen_attention, varlen_attention_state
+    from .weights import attention_scores, attention_weights
 
 __version__ = "0.1.0"
 """Of the library and of the exporter, which are released together."""

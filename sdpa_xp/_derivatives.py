@@ -6,20 +6,20 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import NamedTuple, cast
 
-from sdpa_xp._call.options import CallOptions
-from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._call.tangents import bind_tangents, refuse_chunks
-from sdpa_xp._checks.arrays import swap_heads_and_length
-from sdpa_xp._core import streaming
-from sdpa_xp._core.backward import gradients
-from sdpa_xp._core.gradient_passes import Forward
-from sdpa_xp._core.gradient_sums import gradient_targets, try_functions
-from sdpa_xp._core.products import ArraySource
-from sdpa_xp._core.second_order import gradient_tangents
-from sdpa_xp._libraries import access_of, astype_if_needed
-from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._many import graph_call
-from sdpa_xp._tiles.tile import GradientTarget
+from ._call.options import CallOptions
+from ._call.prepared_call import PreparedCall
+from ._call.tangents import bind_tangents, refuse_chunks
+from ._checks.arrays import swap_heads_and_length
+from ._core import streaming
+from ._core.backward import gradients
+from ._core.gradient_passes import Forward
+from ._core.gradient_sums import gradient_targets, try_functions
+from ._core.products import ArraySource
+from ._core.second_order import gradient_tangents
+from ._libraries import access_of, astype_if_needed
+from ._libraries.protocols import Array
+from ._many import graph_call
+from ._tiles.tile import GradientTarget
 
 
 class Derivable(NamedTuple):

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
-from sdpa_xp import _operations
-from sdpa_xp._call.description import Description, count_arrays, describe, restore
-from sdpa_xp._call.options import CallOptions, arrays_of
-from sdpa_xp._call.prepared_call import PreparedCall, prepare
-from sdpa_xp._checks.arrays import HLE, broadcast
-from sdpa_xp._libraries import FLOATING, LIBRARIES, accumulation_dtype, dtype_name
-from sdpa_xp._libraries.base import Library
-from sdpa_xp._libraries.capabilities import Autograd, OperationText
-from sdpa_xp._libraries.protocols import Array, Shape
-from sdpa_xp._operations import INPUTS, RepeatedCall
+from . import _operations
+from ._call.description import Description, count_arrays, describe, restore
+from ._call.options import CallOptions, arrays_of
+from ._call.prepared_call import PreparedCall, prepare
+from ._checks.arrays import HLE, broadcast
+from ._libraries import FLOATING, LIBRARIES, accumulation_dtype, dtype_name
+from ._libraries.base import Library
+from ._libraries.capabilities import Autograd, OperationText
+from ._libraries.protocols import Array, Shape
+from ._operations import INPUTS, RepeatedCall
 
 
 def run(call: PreparedCall, options: CallOptions) -> Sequence[Array]:

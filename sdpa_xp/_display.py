@@ -12,12 +12,12 @@ from html import escape
 from itertools import groupby, islice, product
 from typing import Any, NamedTuple
 
-from sdpa_xp._checks.messages import brief
-from sdpa_xp._libraries import computing, dtype_name, is_array, library_of, namespace_of
-from sdpa_xp._libraries.protocols import Array, Shape
-from sdpa_xp._tiles.modifier import ScoreModifier, grid_of
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Allowed, Tile
+from ._checks.messages import brief
+from ._libraries import computing, dtype_name, is_array, library_of, namespace_of
+from ._libraries.protocols import Array, Shape
+from ._tiles.modifier import ScoreModifier, grid_of
+from ._tiles.score_grid import ScoreGrid
+from ._tiles.tile import Allowed, Tile
 
 SIDE = 168
 """The length of the longer side in pixels, as far as whole pixels for a square allow."""

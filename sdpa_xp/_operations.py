@@ -18,16 +18,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from sdpa_xp._call.options import CallOptions, floating_arrays
-from sdpa_xp._call.prepared_call import Derived, PreparedCall
-from sdpa_xp._checks.arrays import HLE
-from sdpa_xp._core.dropout import DrawnSeed
-from sdpa_xp._core.gradient_passes import Forward
-from sdpa_xp._derivatives import Derivable, derive, pull_back, restore, second_order
-from sdpa_xp._libraries import FLOATING, access_of, dtype_name
-from sdpa_xp._libraries.capabilities import Autograd
-from sdpa_xp._libraries.protocols import Access, Array
-from sdpa_xp.forward_mode import jvp
+from ._call.options import CallOptions, floating_arrays
+from ._call.prepared_call import Derived, PreparedCall
+from ._checks.arrays import HLE
+from ._core.dropout import DrawnSeed
+from ._core.gradient_passes import Forward
+from ._derivatives import Derivable, derive, pull_back, restore, second_order
+from ._libraries import FLOATING, access_of, dtype_name
+from ._libraries.capabilities import Autograd
+from ._libraries.protocols import Access, Array
+from .forward_mode import jvp
 
 INPUTS = ("query", "key", "value")
 Parts = Sequence[Array | None]

@@ -5,25 +5,20 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, TypeVar, Unpack, cast
 
-from sdpa_xp._call.options import AttentionOptions, CallOptions, takes_options
-from sdpa_xp._call.prepared_call import PreparedCall, prepare
-from sdpa_xp._checks.arrays import Layout
-from sdpa_xp._checks.keywords import (
-    Implementation,
-    check_lse_base,
-    explains_keywords,
-    refuse_missing_kernel,
-)
-from sdpa_xp._core import streaming
-from sdpa_xp._core.one_tile import OneTile, one_tile
-from sdpa_xp._core.products import ArraySource
-from sdpa_xp._core.streaming import MOST_SCORES_KEPT
-from sdpa_xp._kernels import BY_NAME, KERNELS, Kernel
-from sdpa_xp._libraries import overridden
-from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Rng
-from sdpa_xp.biases import Bias
-from sdpa_xp.masks import Mask
-from sdpa_xp.states import AttentionState, to_base
+from ._call.options import AttentionOptions, CallOptions, takes_options
+from ._call.prepared_call import PreparedCall, prepare
+from ._checks.arrays import Layout
+from ._checks.keywords import Implementation, check_lse_base, explains_keywords, refuse_missing_kernel
+from ._core import streaming
+from ._core.one_tile import OneTile, one_tile
+from ._core.products import ArraySource
+from ._core.streaming import MOST_SCORES_KEPT
+from ._kernels import BY_NAME, KERNELS, Kernel
+from ._libraries import overridden
+from ._libraries.protocols import AnyArray, Array, Dtype, Rng
+from .biases import Bias
+from .masks import Mask
+from .states import AttentionState, to_base
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -194,7 +189,7 @@ def compute_output(
     with call.computing():
         # Arrays that are recorded or traced are not written to: other calls need not be asked.
         if not call.grid.access.is_writeable and is_differentiated(call, kernel):
-            from sdpa_xp import recorded  # few programs need it
+            from . import recorded  # few programs need it
 
             output: Array | None = recorded.attend(call, options, kernel)
         else:
@@ -243,7 +238,7 @@ def compute_state(
     call = prepare(function, inputs, options, queries_at_end=queries_at_end)
     with call.computing():
         if not call.grid.access.is_writeable and is_differentiated(call, None):
-            from sdpa_xp import recorded  # few programs need it
+            from . import recorded  # few programs need it
 
             output, column = recorded.attend_with_lse(call, options)
             lse: Array | None = call.connected_lse(column)
@@ -292,7 +287,7 @@ def _attend_portably(call: PreparedCall, *, with_lse: bool) -> tuple[Array, Arra
     """Return output and log-sum-exp, computed by the portable implementation; of chunked arrays by tasks."""
     if call.grid.library.chunks is not None:
         # Imported here because it takes a fifth of this module's import time, and few programs need it.
-        from sdpa_xp import _many as many
+        from . import _many as many
 
         if (in_chunks := many.attend(call)) is not None:
             return in_chunks

@@ -6,18 +6,18 @@ import functools
 import operator
 from typing import TypeVar
 
-from sdpa_xp._call.options import CallOptions
-from sdpa_xp._checks.arrays import LHE
-from sdpa_xp._checks.integers import IntegersLike, frozen
-from sdpa_xp._checks.keywords import Implementation, check_flag, check_integer, explains_keywords
-from sdpa_xp._libraries.protocols import AnyArray
-from sdpa_xp.attention import compute_output
-from sdpa_xp.biases import Bias
-from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp.masks import Mask
-from sdpa_xp.masks.algebra import as_mask
-from sdpa_xp.masks.bands import SlidingWindow
-from sdpa_xp.masks.lengths import Padding
+from ._call.options import CallOptions
+from ._checks.arrays import LHE
+from ._checks.integers import IntegersLike, frozen
+from ._checks.keywords import Implementation, check_flag, check_integer, explains_keywords
+from ._libraries.protocols import AnyArray
+from .attention import compute_output
+from .biases import Bias
+from .errors import ArgumentValueError
+from .masks import Mask
+from .masks.algebra import as_mask
+from .masks.bands import SlidingWindow
+from .masks.lengths import Padding
 
 A = TypeVar("A", bound=AnyArray)
 

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+PACKAGE = __name__.rpartition(".")[0]
+"""The name of this package, which a copy of its folder may have under another one."""
 _NAME = re.compile(r"`(\w+)([.\[=][^`]*)?`")
 """A name in a rule or a hint stands in backticks, alone or with its part or its value."""
 

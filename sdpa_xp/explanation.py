@@ -7,20 +7,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Unpack, cast
 
-from sdpa_xp._call.options import AttentionOptions, CallOptions, takes_options
-from sdpa_xp._call.prepared_call import PreparedCall, prepare
-from sdpa_xp._checks.keywords import Implementation
-from sdpa_xp._core import threads
-from sdpa_xp._core.scores import Scores
-from sdpa_xp._display import Squares, captioned
-from sdpa_xp._libraries import access_of, is_traced, is_unknown, namespace_of
-from sdpa_xp._libraries.capabilities import Autograd
-from sdpa_xp._libraries.jax_trees import without_arrays
-from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp._many import CutCall, cut_call
-from sdpa_xp._tiles.plan import Plan, plan_patches
-from sdpa_xp.attention import choose_kernel, is_differentiated
-from sdpa_xp.masks import Mask
+from ._call.options import AttentionOptions, CallOptions, takes_options
+from ._call.prepared_call import PreparedCall, prepare
+from ._checks.keywords import Implementation
+from ._core import threads
+from ._core.scores import Scores
+from ._display import Squares, captioned
+from ._libraries import access_of, is_traced, is_unknown, namespace_of
+from ._libraries.capabilities import Autograd
+from ._libraries.jax_trees import without_arrays
+from ._libraries.protocols import AnyArray, Array
+from ._many import CutCall, cut_call
+from ._tiles.plan import Plan, plan_patches
+from .attention import choose_kernel, is_differentiated
+from .errors import PACKAGE
+from .masks import Mask
 
 MOST_SQUARES = 64
 """The most squares along a side of the picture of the tiles; of more tiles, a square stands for several."""
@@ -71,7 +72,7 @@ class Explanation(NamedTuple):
         tiles = f"{self.tiles:,} of {self.total_tiles:,} tiles of {rows} queries x {columns} keys, {order}"
         if self.implementation != "xp":
             return f"{self.implementation}: {self.reason}\n"
-        lines = [f"xp: computed by sdpa_xp, in tiles, because {self.reason}", tiles]
+        lines = [f"xp: computed by {PACKAGE}, in tiles, because {self.reason}", tiles]
         if self.multiplications:
             times = "; about 2.5 times as many for gradients, 3 for a tangent, 6.5 for a Hessian-vector product"
             # Derivatives of blocks of a mask are computed in ranges of keys, whose number this is not.

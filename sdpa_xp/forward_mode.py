@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, Unpack, cast
 
-from sdpa_xp._call.options import CallOptions, DifferentiableOptions, floating_arrays, takes_options
-from sdpa_xp._call.prepared_call import PreparedCall, prepare
-from sdpa_xp._call.tangents import accessible, bind_tangents, check_tangents, refuse_chunks
-from sdpa_xp._core import streaming
-from sdpa_xp._core.gradient_sums import try_functions
-from sdpa_xp._core.products import ArraySource
-from sdpa_xp._libraries import overridden
-from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp.masks import Mask
+from ._call.options import CallOptions, DifferentiableOptions, floating_arrays, takes_options
+from ._call.prepared_call import PreparedCall, prepare
+from ._call.tangents import accessible, bind_tangents, check_tangents, refuse_chunks
+from ._core import streaming
+from ._core.gradient_sums import try_functions
+from ._core.products import ArraySource
+from ._libraries import overridden
+from ._libraries.protocols import AnyArray, Array
+from .errors import ArgumentValueError
+from .masks import Mask
 
 A = TypeVar("A", bound=AnyArray)
 JVP = "scaled_dot_product_attention_jvp"

@@ -5,21 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar, Unpack, cast
 
-from sdpa_xp._call.options import CallOptions, DifferentiableOptions, floating_arrays, takes_options
-from sdpa_xp._call.prepared_call import PreparedCall, prepare
-from sdpa_xp._call.tangents import check_tangents
-from sdpa_xp._checks.arrays import (
-    check_known,
-    check_one_device,
-    check_one_dtype,
-    check_one_library,
-)
-from sdpa_xp._checks.keywords import explains_keywords
-from sdpa_xp._derivatives import Derivable, derive, pull_back, second_order
-from sdpa_xp._libraries import overridden
-from sdpa_xp._libraries.protocols import AnyArray, Array, Shape
-from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp.masks import Mask
+from ._call.options import CallOptions, DifferentiableOptions, floating_arrays, takes_options
+from ._call.prepared_call import PreparedCall, prepare
+from ._call.tangents import check_tangents
+from ._checks.arrays import check_known, check_one_device, check_one_dtype, check_one_library
+from ._checks.keywords import explains_keywords
+from ._derivatives import Derivable, derive, pull_back, second_order
+from ._libraries import overridden
+from ._libraries.protocols import AnyArray, Array, Shape
+from .errors import ArgumentValueError
+from .masks import Mask
 
 A = TypeVar("A", bound=AnyArray)
 FUNCTION = "scaled_dot_product_attention_vjp"

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
-from sdpa_xp._call.options import CallOptions
-from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._kernels import Kernel
-from sdpa_xp._libraries import astype_if_needed
-from sdpa_xp._libraries.capabilities import Autograd
-from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._operations import OutputOperation, recorded
-from sdpa_xp._tiles.tile import is_masked
-from sdpa_xp.biases.algebra import ArrayBias, as_bias
+from ._call.options import CallOptions
+from ._call.prepared_call import PreparedCall
+from ._kernels import Kernel
+from ._libraries import astype_if_needed
+from ._libraries.capabilities import Autograd
+from ._libraries.protocols import Array
+from ._operations import OutputOperation, recorded
+from ._tiles.tile import is_masked
+from .biases.algebra import ArrayBias, as_bias
 
 
 def attend(call: PreparedCall, options: CallOptions, kernel: Kernel | None) -> Array:
@@ -65,7 +65,7 @@ def _run(call: PreparedCall, options: CallOptions) -> tuple[Array, ...]:
     """Return the results of `OutputOperation`."""
     autograd = cast(Autograd, call.grid.library.autograd)
     if autograd.is_compiling():
-        from sdpa_xp import _described  # few programs need it
+        from . import _described  # few programs need it
 
         output, lse_parts = _described.run(call, options)
         return output, lse_parts

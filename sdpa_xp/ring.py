@@ -6,24 +6,24 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar, Unpack, cast
 
-from sdpa_xp._call.options import CallOptions, DifferentiableOptions, takes_options
-from sdpa_xp._call.prepared_call import PreparedCall, prepare
-from sdpa_xp._checks.messages import shown
-from sdpa_xp._libraries import astype_if_needed, library_of
-from sdpa_xp._libraries.meshes import DeviceRing
-from sdpa_xp._libraries.protocols import TRACED, AnyArray, Array
-from sdpa_xp._many import walks
-from sdpa_xp._many.blocks import take_arrays
-from sdpa_xp._many.cutting import readable_grid
-from sdpa_xp._many.schedule import plan_ring, to_plain, to_zigzag
-from sdpa_xp._many.walks import Operands, RingCall
-from sdpa_xp._many.windows import merge_windows
-from sdpa_xp._tiles.modifier import with_arrays
-from sdpa_xp._tiles.tile import Tile
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp.masks import Mask
-from sdpa_xp.masks.algebra import And
-from sdpa_xp.masks.patterns import AllOf
+from ._call.options import CallOptions, DifferentiableOptions, takes_options
+from ._call.prepared_call import PreparedCall, prepare
+from ._checks.messages import shown
+from ._libraries import astype_if_needed, library_of
+from ._libraries.meshes import DeviceRing
+from ._libraries.protocols import TRACED, AnyArray, Array
+from ._many import walks
+from ._many.blocks import take_arrays
+from ._many.cutting import readable_grid
+from ._many.schedule import plan_ring, to_plain, to_zigzag
+from ._many.walks import Operands, RingCall
+from ._many.windows import merge_windows
+from ._tiles.modifier import with_arrays
+from ._tiles.tile import Tile
+from .errors import ArgumentTypeError, ArgumentValueError
+from .masks import Mask
+from .masks.algebra import And
+from .masks.patterns import AllOf
 
 A = TypeVar("A", bound=AnyArray)
 FUNCTION = "ring_attention"

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
 
-from sdpa_xp._checks.arrays import (
+from ._checks.arrays import (
     HLE,
     Layout,
     check_floating,
@@ -19,12 +19,12 @@ from sdpa_xp._checks.arrays import (
     headed,
     swap_heads_and_length,
 )
-from sdpa_xp._checks.keywords import check_integer, check_layout, check_lse_base, explains_keywords
-from sdpa_xp._checks.messages import brief, shown
-from sdpa_xp._core.softmax import merge
-from sdpa_xp._libraries import accumulation_dtype, computing, dtype_name
-from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+from ._checks.keywords import check_integer, check_layout, check_lse_base, explains_keywords
+from ._checks.messages import brief, shown
+from ._core.softmax import merge
+from ._libraries import accumulation_dtype, computing, dtype_name
+from ._libraries.protocols import AnyArray, Array, Namespace
+from .errors import ArgumentTypeError, ArgumentValueError
 
 A = TypeVar("A", bound=AnyArray)
 KeyRange: TypeAlias = range | tuple[int, int]
@@ -47,7 +47,7 @@ class AttentionState(NamedTuple, Generic[A]):
 
     def _repr_html_(self) -> str:
         """Return the table that a notebook shows."""
-        from sdpa_xp._display import array_facts, table  # only notebooks need it
+        from ._display import array_facts, table  # only notebooks need it
 
         return table("AttentionState", [(name, array_facts(array)) for name, array in self._asdict().items()])
 

@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Generic, Literal, NamedTuple, TypeAlias, TypeVar, Unpack, cast, get_args
 
-from sdpa_xp._call.options import CallOptions, StatisticsOptions, takes_options
-from sdpa_xp._call.prepared_call import PreparedCall, prepare
-from sdpa_xp._checks.keywords import (
-    check_block_size,
-    check_integer,
-)
-from sdpa_xp._checks.messages import brief, nearest_hint, shown
-from sdpa_xp._core.row_statistics import Request, Results
-from sdpa_xp._core.statistics import statistics
-from sdpa_xp._libraries import overridden
-from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype
-from sdpa_xp._tiles.plan import plan_tiles
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp.masks import Mask
+from ._call.options import CallOptions, StatisticsOptions, takes_options
+from ._call.prepared_call import PreparedCall, prepare
+from ._checks.keywords import check_block_size, check_integer
+from ._checks.messages import brief, nearest_hint, shown
+from ._core.row_statistics import Request, Results
+from ._core.statistics import statistics
+from ._libraries import overridden
+from ._libraries.protocols import AnyArray, Array, Dtype
+from ._tiles.plan import plan_tiles
+from .errors import ArgumentTypeError, ArgumentValueError
+from .masks import Mask
 
 A = TypeVar("A", bound=AnyArray)
 FUNCTION = "attention_statistics"
@@ -59,7 +56,7 @@ class AttentionStatistics(NamedTuple, Generic[A]):
 
     def _repr_html_(self) -> str:
         """Return the table that a notebook shows."""
-        from sdpa_xp._display import array_facts, table  # only notebooks need it
+        from ._display import array_facts, table  # only notebooks need it
 
         arrays: dict[str, object] = {}
         for name, value in self._asdict().items():
@@ -134,7 +131,7 @@ def attention_statistics(
 
 def _compute(call: PreparedCall, request: Request) -> Results:
     if call.grid.library.chunks is not None:
-        from sdpa_xp._many import graph_call  # few programs need it
+        from ._many import graph_call  # few programs need it
 
         if request.top_k or request.block_size:
             rule = "`of` must have neither 'top_keys' nor 'block_sums' for arrays in chunks"

@@ -6,19 +6,19 @@ def attend(query: A, key: Array, value: Array, *, layout: Layout = "...HLE") -> 
     return scaled_dot_product_attention(query, key, value, layout=layout)
 """
 
-from sdpa_xp._checks.arrays import Layout
-from sdpa_xp._checks.integers import IntegersLike
-from sdpa_xp._checks.keywords import Implementation
-from sdpa_xp._libraries.protocols import AnyArray as Array
-from sdpa_xp._libraries.protocols import Dtype, Rng
-from sdpa_xp.biases.custom import ScoreFunction
-from sdpa_xp.caches.positions import TokenPositionsLike
-from sdpa_xp.gradients import Pullback
-from sdpa_xp.masks.custom import MaskFunction
-from sdpa_xp.positional.positions import PositionsLike
-from sdpa_xp.positional.rotation import Rotation
-from sdpa_xp.states import KeyRanges
-from sdpa_xp.statistics import StatisticName, TopKeys
+from ._checks.arrays import Layout
+from ._checks.integers import IntegersLike
+from ._checks.keywords import Implementation
+from ._libraries.protocols import AnyArray as Array
+from ._libraries.protocols import Dtype, Rng
+from .biases.custom import ScoreFunction
+from .caches.positions import TokenPositionsLike
+from .gradients import Pullback
+from .masks.custom import MaskFunction
+from .positional.positions import PositionsLike
+from .positional.rotation import Rotation
+from .states import KeyRanges
+from .statistics import StatisticName, TopKeys
 
 __all__ = [
     "Array",

@@ -6,21 +6,21 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, Unpack, cast
 
-from sdpa_xp import _many as many
-from sdpa_xp._call import ragged
-from sdpa_xp._call.options import AttentionOptions, CallOptions, takes_options
-from sdpa_xp._call.padded import RaggedBatch, equal_lengths, gather_sequences, padded_groups
-from sdpa_xp._call.prepared_call import PreparedCall, prepare
-from sdpa_xp._checks.arrays import HLE, LHE, check_axes
-from sdpa_xp._checks.integers import check_cumulative_lengths, check_same_length, read_together
-from sdpa_xp._checks.keywords import check_lse_base
-from sdpa_xp._core.dropout import Dropout
-from sdpa_xp._core.products import ArraySource, CallBuffers
-from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp._tiles.plan import MOST_STACKED, Plan, plan_tiles
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp.masks import Mask
-from sdpa_xp.states import AttentionState, to_base
+from . import _many as many
+from ._call import ragged
+from ._call.options import AttentionOptions, CallOptions, takes_options
+from ._call.padded import RaggedBatch, equal_lengths, gather_sequences, padded_groups
+from ._call.prepared_call import PreparedCall, prepare
+from ._checks.arrays import HLE, LHE, check_axes
+from ._checks.integers import check_cumulative_lengths, check_same_length, read_together
+from ._checks.keywords import check_lse_base
+from ._core.dropout import Dropout
+from ._core.products import ArraySource, CallBuffers
+from ._libraries.protocols import AnyArray, Array
+from ._tiles.plan import MOST_STACKED, Plan, plan_tiles
+from ._tiles.score_grid import ScoreGrid
+from .masks import Mask
+from .states import AttentionState, to_base
 
 A = TypeVar("A", bound=AnyArray)
 

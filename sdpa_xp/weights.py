@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar, Unpack, cast
 
-from sdpa_xp._call.options import CallOptions, DifferentiableOptions, ScoreOptions, takes_options
-from sdpa_xp._call.prepared_call import prepare
-from sdpa_xp._core.full_matrix import full_scores, full_weights
-from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries import overridden
-from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype
-from sdpa_xp._many import graph_call
-from sdpa_xp._tiles.plan import Plan, plan_full_rows
-from sdpa_xp.masks import Mask
+from ._call.options import CallOptions, DifferentiableOptions, ScoreOptions, takes_options
+from ._call.prepared_call import prepare
+from ._core.full_matrix import full_scores, full_weights
+from ._core.scores import Scores
+from ._libraries import overridden
+from ._libraries.protocols import AnyArray, Array, Dtype
+from ._many import graph_call
+from ._tiles.plan import Plan, plan_full_rows
+from .masks import Mask
 
 A = TypeVar("A", bound=AnyArray)
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
-from sdpa_xp._call.options import CallOptions
-from sdpa_xp._libraries import dtype_name, is_array
-from sdpa_xp._libraries.protocols import Array, Namespace
-from sdpa_xp._tiles.modifier import ScoreModifier
+from .._libraries import dtype_name, is_array
+from .._libraries.protocols import Array, Namespace
+from .._tiles.modifier import ScoreModifier
+from .options import CallOptions
 
 
 class Description(NamedTuple):

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple, TypedDict, TypeVar, cast, get_args
 
-from sdpa_xp._checks.arrays import Layout, check_floating
-from sdpa_xp._checks.keywords import (
+from .._checks.arrays import Layout, check_floating
+from .._checks.keywords import (
     Implementation,
     check_number,
     check_probability,
@@ -18,27 +18,27 @@ from sdpa_xp._checks.keywords import (
     refuse_missing_kernel,
     refuse_other_kind,
 )
-from sdpa_xp._checks.messages import shown
-from sdpa_xp._checks.score_arrays import (
+from .._checks.messages import shown
+from .._checks.score_arrays import (
     ONE_A_ROW,
     check_added_dtype,
     check_broadcasts,
     check_mask_dtype,
     warn_if_zeros_and_ones,
 )
-from sdpa_xp._core.dropout import DrawnSeed
-from sdpa_xp._core.scores import BoundOptions
-from sdpa_xp._libraries import FLOATING, array_signatures, dtype_name, is_array
-from sdpa_xp._libraries.base import Library
-from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Rng
-from sdpa_xp._tiles import modifier
-from sdpa_xp._tiles.modifier import PLAIN_TYPES, ScoreModifier
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp.biases.algebra import ArrayBias, Bias, as_bias
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp.masks.algebra import Mask, as_mask
-from sdpa_xp.masks.bands import Causal
-from sdpa_xp.masks.patterns import AllOf
+from .._core.dropout import DrawnSeed
+from .._core.scores import BoundOptions
+from .._libraries import FLOATING, array_signatures, dtype_name, is_array
+from .._libraries.base import Library
+from .._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Rng
+from .._tiles import modifier
+from .._tiles.modifier import PLAIN_TYPES, ScoreModifier
+from .._tiles.score_grid import ScoreGrid
+from ..biases.algebra import ArrayBias, Bias, as_bias
+from ..errors import ArgumentTypeError, ArgumentValueError
+from ..masks.algebra import Mask, as_mask
+from ..masks.bands import Causal
+from ..masks.patterns import AllOf
 
 F = TypeVar("F", bound=Callable[..., Any])
 IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple, cast
 
-from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._call.ragged import DeviceTables, Entries, Group, is_contiguous, stack_sequences
-from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._tiles.on_device import PaddedLengths
-from sdpa_xp._tiles.plan import Plan
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp.masks.lengths import KeysBefore
-from sdpa_xp.masks.patterns import AllOf
+from .._libraries.protocols import Array
+from .._tiles.on_device import PaddedLengths
+from .._tiles.plan import Plan
+from .._tiles.score_grid import ScoreGrid
+from ..masks.lengths import KeysBefore
+from ..masks.patterns import AllOf
+from .prepared_call import PreparedCall
+from .ragged import DeviceTables, Entries, Group, is_contiguous, stack_sequences
 
 
 def equal_lengths(lengths: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], Entries]:

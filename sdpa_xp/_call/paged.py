@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from sdpa_xp._call import ragged
-from sdpa_xp._call.padded import RaggedBatch, equal_lengths, gather_sequences, padded_groups
-from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._core.pool_order import attend_in_pool_order, plan_pool
-from sdpa_xp._core.products import ArraySource, PagedSource
-from sdpa_xp._core.quantised import factored_operands, source_of
-from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._tiles.plan import Plan, plan_pages
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp.masks.bands import Causal
+from .._core.pool_order import attend_in_pool_order, plan_pool
+from .._core.products import ArraySource, PagedSource
+from .._core.quantised import factored_operands, source_of
+from .._core.scores import Scores
+from .._libraries.protocols import Array
+from .._tiles.plan import Plan, plan_pages
+from .._tiles.score_grid import ScoreGrid
+from ..masks.bands import Causal
+from . import ragged
+from .padded import RaggedBatch, equal_lengths, gather_sequences, padded_groups
+from .prepared_call import PreparedCall
 
 
 class PagedCall(NamedTuple):

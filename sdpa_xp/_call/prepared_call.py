@@ -9,18 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
-from sdpa_xp._call.options import (
-    CallOptions,
-    CheckedOptions,
-    arrays_of,
-    call_signature,
-    check_implementation,
-    check_options,
-    check_softmax_dtype,
-    with_arrays,
-)
-from sdpa_xp._call.reproducible import on_host
-from sdpa_xp._checks.arrays import (
+from .._checks.arrays import (
     HLE,
     Sizes,
     check_appended,
@@ -32,13 +21,13 @@ from sdpa_xp._checks.arrays import (
     explaining_missing_names,
     swap_heads_and_length,
 )
-from sdpa_xp._checks.keywords import Implementation, check_flag, check_layout
-from sdpa_xp._core.dropout import DrawnSeed, Dropout
-from sdpa_xp._core.patches import with_patches
-from sdpa_xp._core.products import ArraySource
-from sdpa_xp._core.scores import BoundOptions, Scores
-from sdpa_xp._core.threads import asked_threads
-from sdpa_xp._libraries import (
+from .._checks.keywords import Implementation, check_flag, check_layout
+from .._core.dropout import DrawnSeed, Dropout
+from .._core.patches import with_patches
+from .._core.products import ArraySource
+from .._core.scores import BoundOptions, Scores
+from .._core.threads import asked_threads
+from .._libraries import (
     access_of,
     accumulation_dtype,
     astype_if_needed,
@@ -49,10 +38,21 @@ from sdpa_xp._libraries import (
     namespace_of,
     refuses_unlike_axes,
 )
-from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Shape
-from sdpa_xp._tiles.on_device import Questions
-from sdpa_xp._tiles.plan import Plan, plan_tiles
-from sdpa_xp._tiles.score_grid import ScoreGrid
+from .._libraries.protocols import AnyArray, Array, Dtype, Shape
+from .._tiles.on_device import Questions
+from .._tiles.plan import Plan, plan_tiles
+from .._tiles.score_grid import ScoreGrid
+from .options import (
+    CallOptions,
+    CheckedOptions,
+    arrays_of,
+    call_signature,
+    check_implementation,
+    check_options,
+    check_softmax_dtype,
+    with_arrays,
+)
+from .reproducible import on_host
 
 MOST_CACHED = 1024
 MOST_KNOWN = 2**12

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._core import streaming
-from sdpa_xp._core.quantised import factored_operands, source_of
-from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._tiles.plan import plan_widened
+from .._core import streaming
+from .._core.quantised import factored_operands, source_of
+from .._libraries.protocols import Array
+from .._tiles.plan import plan_widened
+from .prepared_call import PreparedCall
 
 
 def attend(call: PreparedCall, *, with_lse: bool) -> tuple[Array, Array | None]:

@@ -8,16 +8,16 @@ from contextlib import nullcontext
 from itertools import chain, pairwise
 from typing import NamedTuple, TypeAlias, cast
 
-from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._checks.arrays import LHE, swap_heads_and_length
-from sdpa_xp._core import streaming, threads
-from sdpa_xp._core.dropout import Dropout
-from sdpa_xp._core.products import Buffer, CallBuffers, KeyValueSource, are_finite, call_buffers
-from sdpa_xp._core.scores import BoundOptions, Scores
-from sdpa_xp._libraries import computing, namespace_of
-from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._tiles.plan import Plan, takes_threads
-from sdpa_xp._tiles.score_grid import ScoreGrid
+from .._checks.arrays import LHE, swap_heads_and_length
+from .._core import streaming, threads
+from .._core.dropout import Dropout
+from .._core.products import Buffer, CallBuffers, KeyValueSource, are_finite, call_buffers
+from .._core.scores import BoundOptions, Scores
+from .._libraries import computing, namespace_of
+from .._libraries.protocols import Array
+from .._tiles.plan import Plan, takes_threads
+from .._tiles.score_grid import ScoreGrid
+from .prepared_call import PreparedCall
 
 Entries: TypeAlias = tuple[int, ...]
 """The numbers of some sequences, in order."""

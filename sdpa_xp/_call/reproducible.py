@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, NoReturn
 
-from sdpa_xp._call.options import CallOptions, arrays_of, with_arrays
-from sdpa_xp._checks.arrays import HLE, check_one_device, check_one_dtype, check_one_library
-from sdpa_xp._checks.keywords import check_flag
-from sdpa_xp._libraries import HOST, access_of, host_library, library_of, namespace_name, to_host
-from sdpa_xp._libraries.base import Library
-from sdpa_xp._libraries.protocols import Array
-from sdpa_xp.biases.algebra import Bias
-from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp.masks.algebra import Mask
+from .._checks.arrays import HLE, check_one_device, check_one_dtype, check_one_library
+from .._checks.keywords import check_flag
+from .._libraries import HOST, access_of, host_library, library_of, namespace_name, to_host
+from .._libraries.base import Library
+from .._libraries.protocols import Array
+from ..biases.algebra import Bias
+from ..errors import ArgumentValueError
+from ..masks.algebra import Mask
+from .options import CallOptions, arrays_of, with_arrays
 
 
 def on_host(

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from sdpa_xp._call.options import CallOptions, named_arrays
-from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._checks.arrays import check_known, check_one_device, check_one_dtype, check_one_library
-from sdpa_xp._checks.keywords import check_keys
-from sdpa_xp._core.products import ArraySource
-from sdpa_xp._core.scores import Tangents
-from sdpa_xp._libraries import access_of
-from sdpa_xp._libraries.protocols import TRACED, Array
-from sdpa_xp.biases.algebra import ArrayBias, Bias
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+from .._checks.arrays import check_known, check_one_device, check_one_dtype, check_one_library
+from .._checks.keywords import check_keys
+from .._core.products import ArraySource
+from .._core.scores import Tangents
+from .._libraries import access_of
+from .._libraries.protocols import TRACED, Array
+from ..biases.algebra import ArrayBias, Bias
+from ..errors import ArgumentTypeError, ArgumentValueError
+from .options import CallOptions, named_arrays
+from .prepared_call import PreparedCall
 
 
 def check_tangents(

@@ -9,18 +9,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from sdpa_xp._checks import messages
-from sdpa_xp._libraries import (
-    FLOATING,
-    dtype_name,
-    has_standard_name,
-    is_array,
-    is_unknown,
-    library_of,
-    namespace_of,
-)
-from sdpa_xp._libraries.protocols import Array, Namespace, Shape
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message, summary
+from .._libraries import FLOATING, dtype_name, has_standard_name, is_array, is_unknown, library_of, namespace_of
+from .._libraries.protocols import Array, Namespace, Shape
+from ..errors import PACKAGE, ArgumentTypeError, ArgumentValueError, Message, summary
+from . import messages
 
 Layout: TypeAlias = Literal["...HLE", "...LHE"]
 """Heads before the length, or after it."""
@@ -126,7 +118,7 @@ def check_floating(function: str, name: str, array: Array) -> None:
         rule = f"`{name}` must be one of {', '.join(FLOATING)}"
         hint = f"Convert it first: {messages.cast_text(array, name, 'float32')}."
         if is_unknown(array) and not has_standard_name(array.dtype):
-            hint = "sdpa_xp reads no name of the standard in it: add the attribute `name`, such as 'float32'."
+            hint = f"{PACKAGE} reads no standard name in it: add the attribute `name`, such as 'float32'."
         if dtype_name(array.dtype).startswith("complex"):
             hint = f"Attention of complex numbers is not defined; xp.real({name}) and xp.imag({name}) are real."
         if getattr(array.dtype, "kind", "") in ("O", "S", "T", "U"):  # NumPy's objects, bytes and strings

@@ -11,12 +11,12 @@ import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from sdpa_xp._checks.arrays import BOUNDS, broadcast, check_known, check_plain_array
-from sdpa_xp._checks.keywords import LARGEST_INTEGER, check_choice, check_integer
-from sdpa_xp._checks.messages import shown
-from sdpa_xp._libraries import computing, dtype_name, has_override, is_array, is_traced, library_of
-from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace, Shape
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, summary
+from .._libraries import computing, dtype_name, has_override, is_array, is_traced, library_of
+from .._libraries.protocols import AnyArray, Array, Device, Namespace, Shape
+from ..errors import ArgumentTypeError, ArgumentValueError, summary
+from .arrays import BOUNDS, broadcast, check_known, check_plain_array
+from .keywords import LARGEST_INTEGER, check_choice, check_integer
+from .messages import shown
 
 IntegersLike: TypeAlias = int | Sequence[int] | AnyArray
 """Integers as a caller passes them: an int, a list, or an array of an integer dtype."""

@@ -12,12 +12,12 @@ from traceback import walk_tb
 from types import FunctionType
 from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, cast
 
-from sdpa_xp._checks.arrays import LAYOUTS
-from sdpa_xp._checks.messages import shown, type_name
-from sdpa_xp._libraries import LARGEST, dtype_name, is_array, is_traced
-from sdpa_xp._libraries.protocols import Dtype
-from sdpa_xp._libraries.torch import is_compiling
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+from .._libraries import LARGEST, dtype_name, is_array, is_traced
+from .._libraries.protocols import Dtype
+from .._libraries.torch import is_compiling
+from ..errors import ArgumentTypeError, ArgumentValueError
+from .arrays import LAYOUTS
+from .messages import shown, type_name
 
 Implementation: TypeAlias = Literal["xp", "native", "torch"]
 """The portable implementation in array-API calls, a kernel of the arrays' own library, or torch's for NumPy."""

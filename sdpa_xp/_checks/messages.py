@@ -11,9 +11,9 @@ from dataclasses import FrozenInstanceError, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from sdpa_xp._libraries import dtype_name, has_override, is_array, is_traced, library_of
-from sdpa_xp._libraries.protocols import Array, Shape
-from sdpa_xp.errors import Message
+from .._libraries import dtype_name, has_override, is_array, is_traced, library_of
+from .._libraries.protocols import Array, Shape
+from ..errors import PACKAGE, Message
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _WRITTEN = (bool, int, float, complex, str)
 MOST_SHOWN = 8
 """Arrays and tuples with more elements than this are not written out."""
-_OWN = ("sdpa_xp.masks", "sdpa_xp.biases", "sdpa_xp.caches", "sdpa_xp.positional")
+_OWN = tuple(f"{PACKAGE}.{name}" for name in ("masks", "biases", "caches", "positional"))
 MOST_CHARACTERS = 100
 """In a message, a mask, a bias, a cache or a rotation with a longer repr is named by its type."""
 
@@ -134,8 +134,8 @@ def hint_for_value(name: str, value: object) -> str:
     """Return what to pass instead of a value that is no array."""
     if callable(value) and name in OTHER_KINDS:
         module = str(getattr(value, "__module__", ""))
-        if module.startswith(("sdpa_xp.masks", "sdpa_xp.biases")):
-            kind = "a mask" if module.startswith("sdpa_xp.masks") else "a bias"
+        if module.startswith(_OWN[:2]):
+            kind = "a mask" if module.startswith(_OWN[0]) else "a bias"
             return f"Call it: {getattr(value, '__name__', 'the function')}(...) returns {kind}."
         return "`masks.from_function` and `biases.from_function` take a function of the indices."
     if isinstance(value, list | tuple):
@@ -175,9 +175,9 @@ def hint_for_name(name: str, value: object) -> str:
     if isinstance(value, str) and name == "bias":
         return "`sdpa_xp.biases` has them, such as `biases.alibi(heads)`."
     for package, keyword in {"masks": "attn_mask", "biases": "bias"}.items():
-        if type(value).__module__.startswith(f"sdpa_xp.{package}") and name not in OTHER_KINDS:
+        if type(value).__module__.startswith(f"{PACKAGE}.{package}") and name not in OTHER_KINDS:
             return f"Pass it by its keyword: {keyword}=..."
-    if type(value).__module__.startswith("sdpa_xp.caches"):
+    if type(value).__module__.startswith(_OWN[2]):
         return f"Call a method of the cache: {name}.attend(query)."
     return ""
 

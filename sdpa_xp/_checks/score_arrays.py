@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 import warnings
 
-from sdpa_xp._checks.arrays import broadcast, check_floating, check_known
-from sdpa_xp._checks.messages import cast_text, hint_for_name, shown
-from sdpa_xp._libraries import dtype_name, is_array, library_of, namespace_of
-from sdpa_xp._libraries.protocols import Array, Dtype, Shape
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
+from .._libraries import dtype_name, is_array, library_of, namespace_of
+from .._libraries.protocols import Array, Dtype, Shape
+from ..errors import PACKAGE, ArgumentTypeError, ArgumentValueError, Message
+from .arrays import broadcast, check_floating, check_known
+from .messages import cast_text, hint_for_name, shown
 
 ONE_A_ROW = "(..., Hq, L, 1)"
 THE_BATCH = "the batch (...)"
@@ -146,11 +146,11 @@ def warn_if_zeros_and_ones(function: str, mask: Array) -> None:
 
 
 def _caller_level() -> int:
-    """Return the `stacklevel` of the code that called sdpa_xp."""
+    """Return the `stacklevel` of the code that called this library, or the exporter."""
     # From Python 3.12 on, `skip_file_prefixes` of `warnings.warn` does this.
     frame, level = sys._getframe(1), 1
-    ours = ("sdpa_xp", "sdpa_xp_export")
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in ours:
+    ours = (f"{PACKAGE}.", f"{PACKAGE}_export.")
+    while frame.f_back is not None and f"{frame.f_globals.get('__name__')}.".startswith(ours):
         frame, level = frame.f_back, level + 1
     return level
 

@@ -18,23 +18,16 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from sdpa_xp._core import score_tangents
-from sdpa_xp._core.gradient_passes import (
-    AddRows,
-    Forward,
-    GradientGuard,
-    guarded_if_nonfinite,
-    sum_over_tiles,
-    sum_traced,
-)
-from sdpa_xp._core.gradient_sums import GradientAccumulator
-from sdpa_xp._core.in_place import exp_minus, minus, times
-from sdpa_xp._core.products import matmul_grouped, matmul_over_group
-from sdpa_xp._libraries import access_of, astype_if_needed, is_traced
-from sdpa_xp._libraries.protocols import READ_ONLY, Array, Namespace
-from sdpa_xp._tiles.on_device import Questions
-from sdpa_xp._tiles.tile import Allowed, Tile, is_masked
-from sdpa_xp.biases.custom import refuse_unknown_derivative
+from .._libraries import access_of, astype_if_needed, is_traced
+from .._libraries.protocols import READ_ONLY, Array, Namespace
+from .._tiles.on_device import Questions
+from .._tiles.tile import Allowed, Tile, is_masked
+from ..biases.custom import refuse_unknown_derivative
+from . import score_tangents
+from .gradient_passes import AddRows, Forward, GradientGuard, guarded_if_nonfinite, sum_over_tiles, sum_traced
+from .gradient_sums import GradientAccumulator
+from .in_place import exp_minus, minus, times
+from .products import matmul_grouped, matmul_over_group
 
 INPUTS = frozenset({"query", "key", "value"})
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar, cast
 
-from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries.capabilities import Loops
-from sdpa_xp._libraries.protocols import Array, Namespace
-from sdpa_xp._tiles.plan import Plan
-from sdpa_xp._tiles.tile import RowBlock
+from .._libraries.capabilities import Loops
+from .._libraries.protocols import Array, Namespace
+from .._tiles.plan import Plan
+from .._tiles.tile import RowBlock
+from .scores import Scores
 
 T = TypeVar("T")
 OfBlock: TypeAlias = Callable[[Scores, Array | None], tuple[T, Sequence[Array]]]

@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from sdpa_xp._core.products import NonfiniteGuard, matmul_grouped, weigh
-from sdpa_xp._libraries.capabilities import TangentRules
-from sdpa_xp._libraries.protocols import Array, Namespace
-from sdpa_xp._tiles.tile import Allowed
+from .._libraries.capabilities import TangentRules
+from .._libraries.protocols import Array, Namespace
+from .._tiles.tile import Allowed
+from .products import NonfiniteGuard, matmul_grouped, weigh
 
 
 def differentiable_product(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._tiles.tile import Tile
+from .._libraries.protocols import Array
+from .._tiles.tile import Tile
 
 
 class DrawnSeed(NamedTuple):

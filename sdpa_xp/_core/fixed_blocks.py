@@ -8,11 +8,11 @@ product depends on another one.
 
 from __future__ import annotations
 
-from sdpa_xp._checks.arrays import broadcast
-from sdpa_xp._core.products import Buffer, fold_groups
-from sdpa_xp._libraries.protocols import Array, Namespace, Shape
-from sdpa_xp._tiles.plan import KEYS_OF_A_PRODUCT as KEYS
-from sdpa_xp._tiles.plan import ROWS_OF_A_PRODUCT as ROWS
+from .._checks.arrays import broadcast
+from .._libraries.protocols import Array, Namespace, Shape
+from .._tiles.plan import KEYS_OF_A_PRODUCT as KEYS
+from .._tiles.plan import ROWS_OF_A_PRODUCT as ROWS
+from .products import Buffer, fold_groups
 
 
 def multiply_keys(xp: Namespace, query: Array, keys: Array, buffer: Buffer | None = None) -> Array:

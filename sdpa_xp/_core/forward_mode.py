@@ -15,21 +15,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import cast
 
-from sdpa_xp._core import score_tangents
-from sdpa_xp._core.in_place import minus, row_sums, times
-from sdpa_xp._core.products import Buffer, KeyValueSource, NonfiniteGuard, weigh
-from sdpa_xp._core.scores import Scores
-from sdpa_xp._core.softmax import (
-    LEAST_SUM,
-    RowResult,
-    avoid_zero_sum,
-    finite_shift,
-    running_sums,
-    sums_without_keys,
-)
-from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._tiles.plan import Plan
-from sdpa_xp._tiles.tile import Allowed, Tile, is_masked
+from .._libraries.protocols import Array
+from .._tiles.plan import Plan
+from .._tiles.tile import Allowed, Tile, is_masked
+from . import score_tangents
+from .in_place import minus, row_sums, times
+from .products import Buffer, KeyValueSource, NonfiniteGuard, weigh
+from .scores import Scores
+from .softmax import LEAST_SUM, RowResult, avoid_zero_sum, finite_shift, running_sums, sums_without_keys
 
 
 def attend_with_tangents(

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from functools import reduce
 from typing import NamedTuple
 
-from sdpa_xp._core.scores import Scores
-from sdpa_xp._core.softmax import avoid_zero_sum, finite_shift
-from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
-from sdpa_xp._tiles.plan import Plan
-from sdpa_xp._tiles.tile import Allowed, is_masked
+from .._libraries.protocols import Array, Dtype, Namespace
+from .._tiles.plan import Plan
+from .._tiles.tile import Allowed, is_masked
+from .scores import Scores
+from .softmax import avoid_zero_sum, finite_shift
 
 
 def full_weights(scores: Scores, plan: Plan, dtype: Dtype) -> Array:

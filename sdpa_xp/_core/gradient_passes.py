@@ -8,15 +8,15 @@ from functools import partial, reduce
 from operator import add
 from typing import Literal, NamedTuple, TypeAlias
 
-from sdpa_xp._core import threads
-from sdpa_xp._core.compiled_loops import compute_band, row_bands
-from sdpa_xp._core.gradient_sums import GradientAccumulator, between_zeros
-from sdpa_xp._core.products import KeyValueSource, call_buffers, is_finite, key_leading_slice
-from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries import computing, is_traced
-from sdpa_xp._libraries.protocols import TRACED, Access, Array, Namespace, Shape
-from sdpa_xp._tiles.plan import Plan, plan_tiles
-from sdpa_xp._tiles.tile import GradientTarget, LeadingSlice, slice_leading
+from .._libraries import computing, is_traced
+from .._libraries.protocols import TRACED, Access, Array, Namespace, Shape
+from .._tiles.plan import Plan, plan_tiles
+from .._tiles.tile import GradientTarget, LeadingSlice, slice_leading
+from . import threads
+from .compiled_loops import compute_band, row_bands
+from .gradient_sums import GradientAccumulator, between_zeros
+from .products import KeyValueSource, call_buffers, is_finite, key_leading_slice
+from .scores import Scores
 
 GradientGuard: TypeAlias = Literal["none", "cotangent", "all"]
 """Whose NaN and inf are kept out of the products where a pair may not attend: those of no array, of the

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sdpa_xp._core import score_tangents
-from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries.protocols import Array, Namespace, Shape
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import GradientTarget, Tile
+from .._libraries.protocols import Array, Namespace, Shape
+from .._tiles.score_grid import ScoreGrid
+from .._tiles.tile import GradientTarget, Tile
+from . import score_tangents
+from .scores import Scores
 
 PROBE_SIDE = 8
 """Queries and keys of the tile on which a function of the caller is tried before a call is computed."""

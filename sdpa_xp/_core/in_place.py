@@ -7,8 +7,8 @@ new array. Otherwise `minus`, `plus` and `times` overwrite their first array, wh
 
 from __future__ import annotations
 
-from sdpa_xp._core.products import CallBuffers
-from sdpa_xp._libraries.protocols import Array, Namespace
+from .._libraries.protocols import Array, Namespace
+from .products import CallBuffers
 
 
 def minus(buffers: CallBuffers | None, array: Array, other: Array) -> Array:

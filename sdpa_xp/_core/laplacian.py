@@ -22,13 +22,13 @@ from functools import reduce
 from operator import add
 from typing import NamedTuple, cast
 
-from sdpa_xp._core import score_tangents
-from sdpa_xp._core.products import Buffer, KeyValueSource, NonfiniteGuard, matmul_grouped, weigh
-from sdpa_xp._core.scores import Scores, Tangents
-from sdpa_xp._core.softmax import RowResult, avoid_zero_sum, finite_shift, running_sums, sums_without_keys
-from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._tiles.plan import Plan
-from sdpa_xp._tiles.tile import Allowed, Tile, is_masked
+from .._libraries.protocols import Array
+from .._tiles.plan import Plan
+from .._tiles.tile import Allowed, Tile, is_masked
+from . import score_tangents
+from .products import Buffer, KeyValueSource, NonfiniteGuard, matmul_grouped, weigh
+from .scores import Scores, Tangents
+from .softmax import RowResult, avoid_zero_sum, finite_shift, running_sums, sums_without_keys
 
 
 class QueryDerivatives(NamedTuple):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, cast
 
-from sdpa_xp._core.products import matmul_grouped
-from sdpa_xp._core.scores import Scores
-from sdpa_xp._core.softmax import avoid_zero_sum
-from sdpa_xp._libraries import LARGEST, dtype_name
-from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Ufuncs
-from sdpa_xp._tiles.plan import Plan
+from .._libraries import LARGEST, dtype_name
+from .._libraries.protocols import Array, Dtype, Namespace, Ufuncs
+from .._tiles.plan import Plan
+from .products import matmul_grouped
+from .scores import Scores
+from .softmax import avoid_zero_sum
 
 
 class OneTile(NamedTuple):

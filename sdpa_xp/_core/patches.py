@@ -13,16 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple, cast
 
-from sdpa_xp._core.products import ArraySource, FactoredSlices, KeyValueSource, converted
-from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries import namespace_of
-from sdpa_xp._libraries.capabilities import Loops
-from sdpa_xp._libraries.protocols import Array, Namespace
-from sdpa_xp._tiles.patches import Patches
-from sdpa_xp._tiles.plan import MOST_COPIED_ON_DEVICE, Plan, plan_patches
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import LeadingSlice, Tile, TokenPositions, slice_leading
-from sdpa_xp.masks.patterns import AllOf, ArrayPattern
+from .._libraries import namespace_of
+from .._libraries.capabilities import Loops
+from .._libraries.protocols import Array, Namespace
+from .._tiles.patches import Patches
+from .._tiles.plan import MOST_COPIED_ON_DEVICE, Plan, plan_patches
+from .._tiles.score_grid import ScoreGrid
+from .._tiles.tile import LeadingSlice, Tile, TokenPositions, slice_leading
+from ..masks.patterns import AllOf, ArrayPattern
+from .products import ArraySource, FactoredSlices, KeyValueSource, converted
+from .scores import Scores
 
 
 class ListedSource(NamedTuple):

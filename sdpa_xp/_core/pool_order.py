@@ -16,15 +16,15 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, cast
 
-from sdpa_xp._core import threads
-from sdpa_xp._core.products import call_buffers, is_finite
-from sdpa_xp._core.scores import Scores
-from sdpa_xp._core.softmax import unshifted_sums, zero_sums
-from sdpa_xp._libraries import astype_if_needed, computing, rows_at
-from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._tiles.plan import takes_threads
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Allowed, Tile
+from .._libraries import astype_if_needed, computing, rows_at
+from .._libraries.protocols import Array
+from .._tiles.plan import takes_threads
+from .._tiles.score_grid import ScoreGrid
+from .._tiles.tile import Allowed, Tile
+from . import threads
+from .products import call_buffers, is_finite
+from .scores import Scores
+from .softmax import unshifted_sums, zero_sums
 
 LEAST_SCORES = 2**13
 """The scores of a call. Fewer of them take less time than it takes to put the blocks in order."""

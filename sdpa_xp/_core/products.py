@@ -23,11 +23,11 @@ from functools import reduce
 from operator import add
 from typing import Literal, NamedTuple, Protocol, TypeAlias, cast
 
-from sdpa_xp._libraries import astype_if_needed, library_of, namespace_of, rows_in_blocks
-from sdpa_xp._libraries.protocols import Array, InPlaceFunctions, Namespace, Shape
-from sdpa_xp._tiles.placement import FAR
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Allowed, LeadingSlice, slice_leading
+from .._libraries import astype_if_needed, library_of, namespace_of, rows_in_blocks
+from .._libraries.protocols import Array, InPlaceFunctions, Namespace, Shape
+from .._tiles.placement import FAR
+from .._tiles.score_grid import ScoreGrid
+from .._tiles.tile import Allowed, LeadingSlice, slice_leading
 
 MOST_IDLE = 64
 """Sets of buffers that are kept between calls: one for each thread of a large machine."""

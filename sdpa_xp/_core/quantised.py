@@ -10,9 +10,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from sdpa_xp._checks.arrays import slice_of_axis
-from sdpa_xp._core.products import ArraySource, FactoredSlices, KeyValueSource, multiply_columns
-from sdpa_xp._libraries import (
+from .._checks.arrays import slice_of_axis
+from .._libraries import (
     accumulation_dtype,
     astype_if_needed,
     dtype_name,
@@ -21,9 +20,10 @@ from sdpa_xp._libraries import (
     is_traced,
     namespace_of,
 )
-from sdpa_xp._libraries.protocols import Array, Dtype
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import LeadingSlice, slice_leading
+from .._libraries.protocols import Array, Dtype
+from .._tiles.score_grid import ScoreGrid
+from .._tiles.tile import LeadingSlice, slice_leading
+from .products import ArraySource, FactoredSlices, KeyValueSource, multiply_columns
 
 LARGEST_CODE = {8: 127, 4: 7}
 """By the bits of a code. The smallest code is its negative, so that a number and its negative are alike."""

@@ -13,16 +13,16 @@ from dataclasses import replace
 from itertools import groupby, product
 from operator import itemgetter
 
-from sdpa_xp._core.fixed_blocks import add_weighted
-from sdpa_xp._core.products import KeyValueSource, is_finite, weigh
-from sdpa_xp._core.scores import Scores, rows_within
-from sdpa_xp._core.softmax import LEAST_SUM, RowResult, avoid_zero_sum, finite_shift, zero_sums
-from sdpa_xp._libraries import dtype_name
-from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._tiles.plan import KEYS_OF_A_PRODUCT as KEYS
-from sdpa_xp._tiles.plan import ROWS_OF_A_PRODUCT as ROWS
-from sdpa_xp._tiles.plan import Plan, Task
-from sdpa_xp._tiles.tile import LeadingSlice
+from .._libraries import dtype_name
+from .._libraries.protocols import Array
+from .._tiles.plan import KEYS_OF_A_PRODUCT as KEYS
+from .._tiles.plan import ROWS_OF_A_PRODUCT as ROWS
+from .._tiles.plan import Plan, Task
+from .._tiles.tile import LeadingSlice
+from .fixed_blocks import add_weighted
+from .products import KeyValueSource, is_finite, weigh
+from .scores import Scores, rows_within
+from .softmax import LEAST_SUM, RowResult, avoid_zero_sum, finite_shift, zero_sums
 
 LEAST_OUTPUT = {"float32": 2.0**-74, "float64": 2.0**-900}
 """Sums over values that have kept their digits, whatever underflows for 2^20 keys, if those of weights are at

@@ -19,13 +19,13 @@ from functools import reduce
 from operator import add
 from typing import NamedTuple, TypeAlias, cast
 
-from sdpa_xp._core.gradient_sums import GradientAccumulator
-from sdpa_xp._core.scores import Scores
-from sdpa_xp._core.softmax import avoid_zero_sum, finite_shift
-from sdpa_xp._core.top_keys import LargestScores, top_of_tile
-from sdpa_xp._libraries.protocols import Array, Namespace
-from sdpa_xp._tiles.plan import Plan
-from sdpa_xp._tiles.tile import GradientTarget, Tile
+from .._libraries.protocols import Array, Namespace
+from .._tiles.plan import Plan
+from .._tiles.tile import GradientTarget, Tile
+from .gradient_sums import GradientAccumulator
+from .scores import Scores
+from .softmax import avoid_zero_sum, finite_shift
+from .top_keys import LargestScores, top_of_tile
 
 LEAST_DIFFERENCE = -1000.0
 """exp of less is 0 in float64 too. -inf would not do, because 0 * -inf is NaN."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import partial
 from typing import cast
 
-from sdpa_xp._core.differentiable import differentiable_product
-from sdpa_xp._core.products import Buffer, matmul_grouped
-from sdpa_xp._core.scores import Scores, Tangents
-from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._tiles.tile import Allowed, Tile
-from sdpa_xp.biases.algebra import Added
+from .._libraries.protocols import Array
+from .._tiles.tile import Allowed, Tile
+from ..biases.algebra import Added
+from .differentiable import differentiable_product
+from .products import Buffer, matmul_grouped
+from .scores import Scores, Tangents
 
 
 def scaled_query_tangent(scores: Scores, rows: range, tangents: Tangents) -> Array | None:

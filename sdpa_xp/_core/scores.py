@@ -8,24 +8,18 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import NamedTuple, cast
 
-from sdpa_xp._core.differentiable import differentiable_product
-from sdpa_xp._core.dropout import Dropout
-from sdpa_xp._core.fixed_blocks import multiply_keys
-from sdpa_xp._core.products import (
-    CallBuffers,
-    KeyValueSource,
-    key_leading_slice,
-    matmul_grouped,
-    multiply_columns,
-)
-from sdpa_xp._libraries import LARGEST, astype_if_needed, dtype_name, is_traced
-from sdpa_xp._libraries.capabilities import TangentRules
-from sdpa_xp._libraries.protocols import Array, Namespace, Shape
-from sdpa_xp._tiles.plan import Plan
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Allowed, LeadingSlice, RowBlock, Tile, both, is_masked, slice_leading
-from sdpa_xp.biases.algebra import Term
-from sdpa_xp.masks.patterns import AllOf, Pattern
+from .._libraries import LARGEST, astype_if_needed, dtype_name, is_traced
+from .._libraries.capabilities import TangentRules
+from .._libraries.protocols import Array, Namespace, Shape
+from .._tiles.plan import Plan
+from .._tiles.score_grid import ScoreGrid
+from .._tiles.tile import Allowed, LeadingSlice, RowBlock, Tile, both, is_masked, slice_leading
+from ..biases.algebra import Term
+from ..masks.patterns import AllOf, Pattern
+from .differentiable import differentiable_product
+from .dropout import Dropout
+from .fixed_blocks import multiply_keys
+from .products import CallBuffers, KeyValueSource, key_leading_slice, matmul_grouped, multiply_columns
 
 
 class BoundOptions(NamedTuple):

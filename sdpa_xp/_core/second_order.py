@@ -19,16 +19,16 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, cast
 
-from sdpa_xp._core import score_tangents
-from sdpa_xp._core.backward import guarded_product, sum_on_device
-from sdpa_xp._core.gradient_passes import Forward, GradientGuard, guarded_if_nonfinite, sum_traced
-from sdpa_xp._core.gradient_sums import GradientAccumulator
-from sdpa_xp._core.in_place import exp_minus, minus, plus, product_aside, row_sums, times
-from sdpa_xp._core.products import Buffer, matmul_grouped, matmul_over_group
-from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries import astype_if_needed, dtype_name
-from sdpa_xp._libraries.protocols import READ_ONLY, Access, Array
-from sdpa_xp._tiles.tile import Allowed, Tile, is_masked
+from .._libraries import astype_if_needed, dtype_name
+from .._libraries.protocols import READ_ONLY, Access, Array
+from .._tiles.tile import Allowed, Tile, is_masked
+from . import score_tangents
+from .backward import guarded_product, sum_on_device
+from .gradient_passes import Forward, GradientGuard, guarded_if_nonfinite, sum_traced
+from .gradient_sums import GradientAccumulator
+from .in_place import exp_minus, minus, plus, product_aside, row_sums, times
+from .products import Buffer, matmul_grouped, matmul_over_group
+from .scores import Scores
 
 MOST_KEPT = {"float32": 2**21, "float64": 2**20}
 """The scores of a range of queries that are kept for the second time: 8 MiB for each of four arrays."""

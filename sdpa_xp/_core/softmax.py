@@ -18,9 +18,13 @@ from dataclasses import replace
 from functools import reduce
 from typing import NamedTuple, TypeAlias, cast
 
-from sdpa_xp._core.differentiable import weigh_differentiably
-from sdpa_xp._core.in_place import exp_minus, plus, times
-from sdpa_xp._core.products import (
+from .._libraries import dtype_name
+from .._libraries.protocols import Array, Namespace
+from .._tiles.plan import ONE_CORE, Plan
+from .._tiles.tile import Allowed, Tile, is_masked
+from .differentiable import weigh_differentiably
+from .in_place import exp_minus, plus, times
+from .products import (
     Buffer,
     CallBuffers,
     FactoredSlices,
@@ -31,11 +35,7 @@ from sdpa_xp._core.products import (
     multiply_columns,
     weigh,
 )
-from sdpa_xp._core.scores import Scores, rows_within
-from sdpa_xp._libraries import dtype_name
-from sdpa_xp._libraries.protocols import Array, Namespace
-from sdpa_xp._tiles.plan import ONE_CORE, Plan
-from sdpa_xp._tiles.tile import Allowed, Tile, is_masked
+from .scores import Scores, rows_within
 
 LEAST_SUM = 2.0**-32
 """Below this sum of a row with m = 0, the exponentials themselves may underflow."""

@@ -11,23 +11,16 @@ from functools import reduce
 from operator import add
 from typing import cast
 
-from sdpa_xp._core import threads
-from sdpa_xp._core.compiled_loops import compute_band, row_bands
-from sdpa_xp._core.gradient_sums import between_zeros
-from sdpa_xp._core.products import call_buffers
-from sdpa_xp._core.row_statistics import (
-    Request,
-    Results,
-    joined,
-    statistics_of_few_rows,
-    statistics_of_rows,
-    sums_of_blocks,
-)
-from sdpa_xp._core.scores import Scores
-from sdpa_xp._libraries import computing
-from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._tiles.plan import Plan
-from sdpa_xp._tiles.tile import LeadingSlice, Tile
+from .._libraries import computing
+from .._libraries.protocols import Array
+from .._tiles.plan import Plan
+from .._tiles.tile import LeadingSlice, Tile
+from . import threads
+from .compiled_loops import compute_band, row_bands
+from .gradient_sums import between_zeros
+from .products import call_buffers
+from .row_statistics import Request, Results, joined, statistics_of_few_rows, statistics_of_rows, sums_of_blocks
+from .scores import Scores
 
 MOST_STRIP = 2**20
 """The elements of the sums over blocks of queries, for each key, that a task holds."""

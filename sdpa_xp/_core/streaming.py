@@ -12,12 +12,16 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import TypeAlias
 
-from sdpa_xp._core import threads
-from sdpa_xp._core.compiled_loops import compute_band, row_bands
-from sdpa_xp._core.forward_mode import attend_with_tangents
-from sdpa_xp._core.laplacian import attend_with_laplacian
-from sdpa_xp._core.patches import in_patches
-from sdpa_xp._core.products import (
+from .._libraries import astype_if_needed, computing, is_traced
+from .._libraries.protocols import Array, Dtype, Namespace
+from .._tiles.plan import DEVICE, SMALLEST_SIDE, Plan, Task
+from .._tiles.tile import LeadingSlice
+from . import threads
+from .compiled_loops import compute_band, row_bands
+from .forward_mode import attend_with_tangents
+from .laplacian import attend_with_laplacian
+from .patches import in_patches
+from .products import (
     KeyValueSource,
     NonfiniteGuard,
     PagedSource,
@@ -27,14 +31,10 @@ from sdpa_xp._core.products import (
     is_finite,
     key_leading_slice,
 )
-from sdpa_xp._core.reproducible import aligned_tasks
-from sdpa_xp._core.reproducible import attend_rows as attend_reproducibly
-from sdpa_xp._core.scores import Scores
-from sdpa_xp._core.softmax import RowResult, attend_with_fixed_shift, attend_with_running_shift, is_accurate
-from sdpa_xp._libraries import astype_if_needed, computing, is_traced
-from sdpa_xp._libraries.protocols import Array, Dtype, Namespace
-from sdpa_xp._tiles.plan import DEVICE, SMALLEST_SIDE, Plan, Task
-from sdpa_xp._tiles.tile import LeadingSlice
+from .reproducible import aligned_tasks
+from .reproducible import attend_rows as attend_reproducibly
+from .scores import Scores
+from .softmax import RowResult, attend_with_fixed_shift, attend_with_running_shift, is_accurate
 
 MOST_SCORES_KEPT = 2**16
 """The scores of a call without masks that a library may keep for its gradients: each array of them takes up to

@@ -19,12 +19,13 @@ import contextlib
 import functools
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import Context, copy_context
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from sdpa_xp.errors import ArgumentValueError
+from ..errors import PACKAGE, ArgumentValueError
 
 VARIABLE = "SDPA_XP_NUM_THREADS"
 
@@ -40,7 +41,7 @@ def asked_threads() -> int | None:
         return None
     if not text.isdecimal() or int(text) == 0:
         rule = f"the environment's {VARIABLE} must be a positive integer"
-        raise ArgumentValueError("sdpa_xp", rule, {VARIABLE: text})
+        raise ArgumentValueError(PACKAGE, rule, {VARIABLE: text})
     return int(text)
 
 
@@ -124,9 +125,20 @@ def _set_threads(library: Any, count: int) -> None:
 @functools.cache
 def _libraries() -> tuple[Any, ...]:
     """Find the BLAS libraries of this process; the one that computes the call has been loaded by now."""
-    from threadpoolctl import ThreadpoolController
+    controller = _controller()
+    return () if controller is None else tuple(controller().select(user_api="blas").lib_controllers)
 
-    return tuple(ThreadpoolController().select(user_api="blas").lib_controllers)
+
+@functools.cache
+def _controller() -> Any:
+    """Return the class of threadpoolctl, or None: a copy of this package may do without it."""
+    try:
+        from threadpoolctl import ThreadpoolController
+    except ImportError:
+        text = "without threadpoolctl the BLAS keeps its threads, and a call starts none beside them"
+        warnings.warn(f"{PACKAGE}: {text}. Run: pip install threadpoolctl", RuntimeWarning, stacklevel=2)
+        return None
+    return ThreadpoolController
 
 
 class _Helper:
@@ -239,6 +251,8 @@ def thread_count() -> int:
     counts = _BLAS.threads_before or _threads_now()
     if counts:
         return max(count for _, count in counts)
+    if _controller() is None:
+        return 1
     # No BLAS that threadpoolctl knows, such as Accelerate: the cores that this process may use.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, cast
 
-from sdpa_xp._libraries.protocols import Array, Namespace
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Tile
+from .._libraries.protocols import Array, Namespace
+from .._tiles.score_grid import ScoreGrid
+from .._tiles.tile import Tile
 
 
 class LargestScores(NamedTuple):

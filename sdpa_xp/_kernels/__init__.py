@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._kernels import jax, mlx, torch, torch_on_numpy
-from sdpa_xp._libraries.protocols import Array
+from .._call.prepared_call import PreparedCall
+from .._libraries.protocols import Array
+from . import jax, mlx, torch, torch_on_numpy
 
 
 class Kernel(Protocol):

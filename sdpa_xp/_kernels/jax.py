@@ -17,13 +17,13 @@ import math
 import sys
 from typing import Any, cast
 
-from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._core.products import any_query_attends
-from sdpa_xp._kernels import operands
-from sdpa_xp._libraries import dtype_name
-from sdpa_xp._libraries.protocols import Array, Shape
-from sdpa_xp._tiles.tile import is_masked
-from sdpa_xp.biases.algebra import Added
+from .._call.prepared_call import PreparedCall
+from .._core.products import any_query_attends
+from .._libraries import dtype_name
+from .._libraries.protocols import Array, Shape
+from .._tiles.tile import is_masked
+from ..biases.algebra import Added
+from . import operands
 
 MOST_SCORES = 2**17
 """From here on the portable implementation is as fast as the kernel, or faster. Measured on two cores."""

@@ -20,11 +20,11 @@ from __future__ import annotations
 import math
 import sys
 
-from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._core.products import any_query_attends
-from sdpa_xp._kernels import operands
-from sdpa_xp._libraries import dtype_name
-from sdpa_xp._libraries.protocols import Array
+from .._call.prepared_call import PreparedCall
+from .._core.products import any_query_attends
+from .._libraries import dtype_name
+from .._libraries.protocols import Array
+from . import operands
 
 
 def not_default_reason(call: PreparedCall) -> str | None:

@@ -8,13 +8,13 @@ from collections.abc import Container, Iterable, Iterator
 from functools import reduce
 from typing import cast
 
-from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._libraries.protocols import Array, Namespace, Shape
-from sdpa_xp._tiles.tile import is_masked
-from sdpa_xp.biases.algebra import ArrayBias
-from sdpa_xp.masks.algebra import And, ArrayMask, Mask
-from sdpa_xp.masks.bands import Causal
-from sdpa_xp.masks.lengths import Padding
+from .._call.prepared_call import PreparedCall
+from .._libraries.protocols import Array, Namespace, Shape
+from .._tiles.tile import is_masked
+from ..biases.algebra import ArrayBias
+from ..masks.algebra import And, ArrayMask, Mask
+from ..masks.bands import Causal
+from ..masks.lengths import Padding
 
 MANY_SCORES = 2**20
 """Above this size a kernel that needs an array of all scores is refused; below it the array is small."""

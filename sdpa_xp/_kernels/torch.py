@@ -32,13 +32,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeGuard, cast
 
-from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._core.products import any_query_attends
-from sdpa_xp._kernels import operands
-from sdpa_xp._libraries import LARGEST, astype_if_needed, dtype_name
-from sdpa_xp._libraries.protocols import Array, Dtype
-from sdpa_xp._libraries.torch import Torch, has_tangents, is_compiling, makes_fakes
-from sdpa_xp._tiles.tile import is_masked
+from .._call.prepared_call import PreparedCall
+from .._core.products import any_query_attends
+from .._libraries import LARGEST, astype_if_needed, dtype_name
+from .._libraries.protocols import Array, Dtype
+from .._libraries.torch import Torch, has_tangents, is_compiling, makes_fakes
+from .._tiles.tile import is_masked
+from . import operands
 
 LONGEST_VECTOR = 64
 """float32 numbers in the widest vector register that there is (2048 bits of Arm's SVE)."""

@@ -18,13 +18,13 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, cast
 
-from sdpa_xp._call.options import CheckedOptions
-from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._kernels import torch as torch_kernel
-from sdpa_xp._libraries import dtype_name, is_array, library_of
-from sdpa_xp._libraries.protocols import Array, Dtype
-from sdpa_xp._libraries.torch import Torch
-from sdpa_xp._tiles.modifier import with_arrays
+from .._call.options import CheckedOptions
+from .._call.prepared_call import PreparedCall
+from .._libraries import dtype_name, is_array, library_of
+from .._libraries.protocols import Array, Dtype
+from .._libraries.torch import Torch
+from .._tiles.modifier import with_arrays
+from . import torch as torch_kernel
 
 
 def unsupported_reason(call: PreparedCall) -> str | None:

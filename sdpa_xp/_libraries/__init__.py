@@ -17,15 +17,15 @@ from typing import Any, TypeGuard, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import Library
-from sdpa_xp._libraries.cubed import Cubed
-from sdpa_xp._libraries.cupy import CuPy
-from sdpa_xp._libraries.dask import Dask
-from sdpa_xp._libraries.jax import Jax
-from sdpa_xp._libraries.mlx import Mlx
-from sdpa_xp._libraries.numpy import NumPy, Strict
-from sdpa_xp._libraries.protocols import TRACED, Access, AnyArray, Array, Dtype, Namespace, Override
-from sdpa_xp._libraries.torch import Torch, is_compiling
+from .base import Library
+from .cubed import Cubed
+from .cupy import CuPy
+from .dask import Dask
+from .jax import Jax
+from .mlx import Mlx
+from .numpy import NumPy, Strict
+from .protocols import TRACED, Access, AnyArray, Array, Dtype, Namespace, Override
+from .torch import Torch, is_compiling
 
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 LARGEST = {"float32": (2 - 2**-23) * 2.0**127, "float64": sys.float_info.max}

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries import capabilities
-from sdpa_xp._libraries.meshes import Meshes
-from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace
+from . import capabilities
+from .meshes import Meshes
+from .protocols import AnyArray, Array, Device, Dtype, Namespace
 
 A = TypeVar("A")
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
 
-from sdpa_xp._libraries.protocols import Array, Chunks, Device
+from .protocols import Array, Chunks, Device
 
 S = TypeVar("S")
 T = TypeVar("T")

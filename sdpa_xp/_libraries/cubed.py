@@ -9,9 +9,9 @@ from typing import Any
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.capabilities import ChunkedArrays, Generators
-from sdpa_xp._libraries.dask import LazyLibrary, own_copy
-from sdpa_xp._libraries.protocols import Array, Chunks, Device, Dtype, Key
+from .capabilities import ChunkedArrays, Generators
+from .dask import LazyLibrary, own_copy
+from .protocols import Array, Chunks, Device, Dtype, Key
 
 
 class CubedStreams(ChunkedArrays):

@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import ASTYPE, Addresses, Library, has_repeats
-from sdpa_xp._libraries.capabilities import Generators
-from sdpa_xp._libraries.protocols import Array, Device, Dtype
+from .base import ASTYPE, Addresses, Library, has_repeats
+from .capabilities import Generators
+from .protocols import Array, Device, Dtype
 
 
 class CuPyGenerators(Generators):

@@ -10,9 +10,9 @@ from typing import Any, TypeVar, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import ASTYPE, Library
-from sdpa_xp._libraries.capabilities import ChunkedArrays
-from sdpa_xp._libraries.protocols import Chunks, Dtype, Tasks
+from .base import ASTYPE, Library
+from .capabilities import ChunkedArrays
+from .protocols import Chunks, Dtype, Tasks
 
 A = TypeVar("A")
 

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import ASTYPE, Library
-from sdpa_xp._libraries.capabilities import Generators, Loops
-from sdpa_xp._libraries.jax_trees import register_all
-from sdpa_xp._libraries.meshes import Meshes
-from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
+from .base import ASTYPE, Library
+from .capabilities import Generators, Loops
+from .jax_trees import register_all
+from .meshes import Meshes
+from .protocols import AnyArray, Array, Device, Namespace
 
 UNCHANGED = nullcontext()
 

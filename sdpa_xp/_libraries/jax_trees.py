@@ -16,7 +16,8 @@ from functools import cache, cached_property
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar, cast
 
-from sdpa_xp._libraries.torch import is_compiling
+from ..errors import PACKAGE
+from .torch import is_compiling
 
 K = TypeVar("K", bound=type)
 Token: TypeAlias = object
@@ -144,7 +145,7 @@ def register_all() -> None:
 def _own_classes(kind: type) -> Iterator[type]:
     derived: type
     for derived in type.__subclasses__(kind):
-        if derived.__module__.startswith("sdpa_xp."):
+        if derived.__module__.startswith(f"{PACKAGE}."):
             yield derived
             yield from _own_classes(derived)
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from sdpa_xp._libraries.protocols import Array, Part
+from .protocols import Array, Part
 
 T = TypeVar("T")
 

@@ -10,9 +10,9 @@ from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import Any, cast
 
-from sdpa_xp._libraries.base import Library
-from sdpa_xp._libraries.capabilities import Generators
-from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace
+from .base import Library
+from .capabilities import Generators
+from .protocols import AnyArray, Array, Device, Dtype, Namespace
 
 
 class MlxKeys(Generators):

@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from sdpa_xp._libraries.base import ASTYPE, Library, has_repeats
-from sdpa_xp._libraries.capabilities import Diagonals, Rows
-from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
+from .base import ASTYPE, Library, has_repeats
+from .capabilities import Diagonals, Rows
+from .protocols import AnyArray, Array, Device, Namespace
 
 A = TypeVar("A")
 

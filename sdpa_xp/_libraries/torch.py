@@ -10,9 +10,9 @@ from typing import Any, TypeVar, cast
 
 import array_api_compat as compat
 
-from sdpa_xp._libraries.base import Addresses, Library, has_repeats
-from sdpa_xp._libraries.capabilities import Generators, KernelOperation, Operation, OperationText
-from sdpa_xp._libraries.protocols import Array, Device, Namespace
+from .base import Addresses, Library, has_repeats
+from .capabilities import Generators, KernelOperation, Operation, OperationText
+from .protocols import Array, Device, Namespace
 
 A = TypeVar("A")
 
@@ -86,12 +86,12 @@ class TorchAutograd:
         return self.records(arrays) if is_plain else True
 
     def differentiable(self, operation: Operation, arrays: Sequence[Any]) -> tuple[Any, ...]:
-        from sdpa_xp._libraries import torch_function
+        from . import torch_function
 
         return torch_function.apply(operation, arrays)
 
     def differentiable_again(self, operation: KernelOperation, output: Any, arrays: Sequence[Any]) -> Any:
-        from sdpa_xp._libraries import torch_function
+        from . import torch_function
 
         return torch_function.DifferentiableAgain.apply(operation, output, *arrays)
 
@@ -107,7 +107,7 @@ class TorchAutograd:
         return is_compiling()
 
     def define_operator(self, restore: Callable[..., Any], empty_results: Callable[..., Any]) -> None:
-        from sdpa_xp._libraries import torch_operator
+        from . import torch_operator
 
         torch_operator.define(restore, empty_results)
 
@@ -150,7 +150,7 @@ class TorchTangentRules:
         tangent: Callable[[Sequence[Array], Array, Sequence[Array | None]], Array],
         *arrays: Array,
     ) -> Array:
-        from sdpa_xp._libraries import torch_function
+        from . import torch_function
 
         return cast(Array, torch_function.apply(torch_function.OfTangent(compute, tangent), arrays)[0])
 

@@ -10,8 +10,8 @@ from importlib import import_module
 from itertools import zip_longest
 from typing import Any
 
-from sdpa_xp._libraries.capabilities import KernelOperation, Operation
-from sdpa_xp._libraries.torch_entries import by_new_vmap, map_entries, without_old_vmap
+from .capabilities import KernelOperation, Operation
+from .torch_entries import by_new_vmap, map_entries, without_old_vmap
 
 torch: Any = import_module("torch")
 MOST_SCORES_AT_ONCE = 2**20

@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
-from sdpa_xp._libraries.capabilities import Operation, OperationText
+from ..errors import PACKAGE
+from .capabilities import Operation, OperationText
 
 torch: Any = import_module("torch")
 SCHEMA = (
@@ -58,6 +59,8 @@ def define(
         # torch takes an empty list for a list of tensors.
         return *([] if x == [] else None for x in ctx.text), [*gradients]
 
-    operator = torch.library.custom_op("sdpa_xp::attention", compute, mutates_args=(), schema=SCHEMA)
+    operator = torch.library.custom_op(
+        f"{PACKAGE.replace('.', '_')}::attention", compute, mutates_args=(), schema=SCHEMA
+    )
     operator.register_fake(trace)
     operator.register_autograd(backward, setup_context=keep)

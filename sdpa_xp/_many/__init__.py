@@ -17,15 +17,15 @@ from __future__ import annotations
 
 from typing import cast
 
-from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._core.dropout import Dropout
-from sdpa_xp._libraries.cubed import CubedStreams
-from sdpa_xp._libraries.dask import DaskGraphs
-from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._many.cutting import CutCall, unsupported_reason
-from sdpa_xp._many.graphs import GraphCall
-from sdpa_xp._many.streams import StreamedCall
-from sdpa_xp.errors import ArgumentTypeError
+from .._call.prepared_call import PreparedCall
+from .._core.dropout import Dropout
+from .._libraries.cubed import CubedStreams
+from .._libraries.dask import DaskGraphs
+from .._libraries.protocols import Array
+from ..errors import ArgumentTypeError
+from .cutting import CutCall, unsupported_reason
+from .graphs import GraphCall
+from .streams import StreamedCall
 
 
 def cut_call(call: PreparedCall, dropout: Dropout | None = None) -> GraphCall | StreamedCall | None:

@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
-from sdpa_xp._checks.integers import Integers
-from sdpa_xp._core.dropout import Dropout
-from sdpa_xp._core.scores import BoundOptions
-from sdpa_xp._libraries import is_array, is_traced, namespace_of
-from sdpa_xp._libraries.protocols import Array, Chunks, Shape
-from sdpa_xp.biases.algebra import Term
-from sdpa_xp.masks.patterns import Pattern
+from .._checks.integers import Integers
+from .._core.dropout import Dropout
+from .._core.scores import BoundOptions
+from .._libraries import is_array, is_traced, namespace_of
+from .._libraries.protocols import Array, Chunks, Shape
+from ..biases.algebra import Term
+from ..masks.patterns import Pattern
 
 Axis: TypeAlias = int | None
 """An axis of the scores, -1 for S, -2 for L, -3 for Hq, and so on; `KEY_HEADS`; or None for any other axis."""

@@ -8,32 +8,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._core.dropout import Dropout
-from sdpa_xp._core.products import ArraySource
-from sdpa_xp._core.scores import BoundOptions, Scores
-from sdpa_xp._libraries import dtype_name, is_traced, library_of, numpy_array
-from sdpa_xp._libraries.capabilities import ChunkedArrays
-from sdpa_xp._libraries.protocols import READ_ONLY, Array, Chunks, Key
-from sdpa_xp._many.blocks import (
-    KEY_AXES,
-    QUERY_AXES,
-    AlignedArray,
-    Place,
-    aligned_axes,
-    cut,
-    regular,
-    take_arrays,
-)
-from sdpa_xp._many.tasks import ChunkedCall
-from sdpa_xp._tiles.modifier import ScoreModifier, with_arrays
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Tile
-from sdpa_xp.biases.algebra import Bias, Sum, Term
-from sdpa_xp.biases.custom import FunctionBias
-from sdpa_xp.masks.algebra import Combined, Mask
-from sdpa_xp.masks.custom import FunctionMask
-from sdpa_xp.masks.patterns import Pattern
+from .._call.prepared_call import PreparedCall
+from .._core.dropout import Dropout
+from .._core.products import ArraySource
+from .._core.scores import BoundOptions, Scores
+from .._libraries import dtype_name, is_traced, library_of, numpy_array
+from .._libraries.capabilities import ChunkedArrays
+from .._libraries.protocols import READ_ONLY, Array, Chunks, Key
+from .._tiles.modifier import ScoreModifier, with_arrays
+from .._tiles.score_grid import ScoreGrid
+from .._tiles.tile import Tile
+from ..biases.algebra import Bias, Sum, Term
+from ..biases.custom import FunctionBias
+from ..masks.algebra import Combined, Mask
+from ..masks.custom import FunctionMask
+from ..masks.patterns import Pattern
+from .blocks import KEY_AXES, QUERY_AXES, AlignedArray, Place, aligned_axes, cut, regular, take_arrays
+from .tasks import ChunkedCall
 
 C = TypeVar("C", bound=ChunkedArrays)
 PROBE_SIDE = 8

@@ -12,13 +12,13 @@ from functools import cached_property, partial
 from itertools import product
 from typing import Any, TypeAlias
 
-from sdpa_xp._libraries import dtype_name
-from sdpa_xp._libraries.dask import DaskGraphs
-from sdpa_xp._libraries.protocols import Array, Chunks, Dtype, Key
-from sdpa_xp._many import tasks
-from sdpa_xp._many.blocks import KEY_HEADS, QUERY_AXES, AlignedArray, Axis, Place, aligned_axes
-from sdpa_xp._many.cutting import CutCall
-from sdpa_xp._tiles.tile import GradientTarget
+from .._libraries import dtype_name
+from .._libraries.dask import DaskGraphs
+from .._libraries.protocols import Array, Chunks, Dtype, Key
+from .._tiles.tile import GradientTarget
+from . import tasks
+from .blocks import KEY_HEADS, QUERY_AXES, AlignedArray, Axis, Place, aligned_axes
+from .cutting import CutCall
 
 AXES: Mapping[str | None, Axis] = {"rows": -2, "columns": -1, None: None}
 Contributions: TypeAlias = Mapping[tuple[int, ...], list[Key]]

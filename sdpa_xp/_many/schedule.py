@@ -20,9 +20,9 @@ import itertools
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from sdpa_xp._checks.arrays import slice_of_axis
-from sdpa_xp._libraries.meshes import DeviceRing
-from sdpa_xp._libraries.protocols import Array, Namespace
+from .._checks.arrays import slice_of_axis
+from .._libraries.meshes import DeviceRing
+from .._libraries.protocols import Array, Namespace
 
 
 class Walk(NamedTuple):

@@ -12,13 +12,13 @@ from collections.abc import Iterable, Mapping
 from functools import partial, reduce
 from typing import NamedTuple
 
-from sdpa_xp._libraries import dtype_name, namespace_of
-from sdpa_xp._libraries.cubed import CubedStreams
-from sdpa_xp._libraries.protocols import Array, Chunks, Dtype, Key
-from sdpa_xp._many.blocks import Pieces, Place
-from sdpa_xp._many.cutting import CutCall
-from sdpa_xp._many.tasks import ChunkedCall, empty_state, lse_of, merged, output_of, partial_state
-from sdpa_xp._many.windows import State
+from .._libraries import dtype_name, namespace_of
+from .._libraries.cubed import CubedStreams
+from .._libraries.protocols import Array, Chunks, Dtype, Key
+from .blocks import Pieces, Place
+from .cutting import CutCall
+from .tasks import ChunkedCall, empty_state, lse_of, merged, output_of, partial_state
+from .windows import State
 
 FOLDED_AT_ONCE = 8
 """Chunks of keys that a task reads."""

@@ -8,26 +8,19 @@ from functools import reduce
 from operator import add
 from typing import NamedTuple, cast
 
-from sdpa_xp._core import threads
-from sdpa_xp._core.backward import gradients
-from sdpa_xp._core.full_matrix import (
-    RowSums,
-    full_scores,
-    merge_row_sums,
-    row_sums,
-    sums_of_sinks,
-    weights_of_rows,
-)
-from sdpa_xp._core.gradient_passes import Forward
-from sdpa_xp._core.gradient_sums import gradient_targets
-from sdpa_xp._core.products import ArraySource
-from sdpa_xp._core.scores import BoundOptions, Scores
-from sdpa_xp._libraries import access_of, astype_if_needed, computing, library_of, namespace_of
-from sdpa_xp._libraries.protocols import Array, Dtype, Namespace, Shape
-from sdpa_xp._many import windows
-from sdpa_xp._many.blocks import Block, put_blocks
-from sdpa_xp._tiles.plan import Plan, plan_full_rows
-from sdpa_xp._tiles.score_grid import ScoreGrid
+from .._core import threads
+from .._core.backward import gradients
+from .._core.full_matrix import RowSums, full_scores, merge_row_sums, row_sums, sums_of_sinks, weights_of_rows
+from .._core.gradient_passes import Forward
+from .._core.gradient_sums import gradient_targets
+from .._core.products import ArraySource
+from .._core.scores import BoundOptions, Scores
+from .._libraries import access_of, astype_if_needed, computing, library_of, namespace_of
+from .._libraries.protocols import Array, Dtype, Namespace, Shape
+from .._tiles.plan import Plan, plan_full_rows
+from .._tiles.score_grid import ScoreGrid
+from . import windows
+from .blocks import Block, put_blocks
 
 
 class ChunkedCall(NamedTuple):

@@ -12,23 +12,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias, TypeVar, cast
 
-from sdpa_xp._core.scores import BoundOptions
-from sdpa_xp._core.softmax import finite_shift
-from sdpa_xp._libraries import FLOATING, astype_if_needed, dtype_name
-from sdpa_xp._libraries.meshes import DeviceRing
-from sdpa_xp._libraries.protocols import Array, Part
-from sdpa_xp._many.blocks import Axis, put_blocks
-from sdpa_xp._many.schedule import Schedule
-from sdpa_xp._many.windows import (
-    PlacedWindow,
-    State,
-    merge_windows,
-    state_without_keys,
-    window_scores,
-    window_state,
-)
-from sdpa_xp._tiles.placement import WindowPlace
-from sdpa_xp._tiles.score_grid import ScoreGrid
+from .._core.scores import BoundOptions
+from .._core.softmax import finite_shift
+from .._libraries import FLOATING, astype_if_needed, dtype_name
+from .._libraries.meshes import DeviceRing
+from .._libraries.protocols import Array, Part
+from .._tiles.placement import WindowPlace
+from .._tiles.score_grid import ScoreGrid
+from .blocks import Axis, put_blocks
+from .schedule import Schedule
+from .windows import PlacedWindow, State, merge_windows, state_without_keys, window_scores, window_state
 
 T = TypeVar("T")
 V = TypeVar("V")

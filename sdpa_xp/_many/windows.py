@@ -12,19 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias, cast
 
-from sdpa_xp._core import streaming
-from sdpa_xp._core.dropout import Dropout
-from sdpa_xp._core.products import ArraySource
-from sdpa_xp._core.scores import BoundOptions, Scores
-from sdpa_xp._core.softmax import merge
-from sdpa_xp._libraries import namespace_of
-from sdpa_xp._libraries.protocols import Array, Shape
-from sdpa_xp._tiles.placement import WindowPlace
-from sdpa_xp._tiles.plan import Plan, plan_tiles
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Allowed, GradientTarget, Tile, shifted
-from sdpa_xp.biases.algebra import Term
-from sdpa_xp.masks.patterns import AllOf, Pattern
+from .._core import streaming
+from .._core.dropout import Dropout
+from .._core.products import ArraySource
+from .._core.scores import BoundOptions, Scores
+from .._core.softmax import merge
+from .._libraries import namespace_of
+from .._libraries.protocols import Array, Shape
+from .._tiles.placement import WindowPlace
+from .._tiles.plan import Plan, plan_tiles
+from .._tiles.score_grid import ScoreGrid
+from .._tiles.tile import Allowed, GradientTarget, Tile, shifted
+from ..biases.algebra import Term
+from ..masks.patterns import AllOf, Pattern
 
 State: TypeAlias = tuple[Array, Array, Array]
 """Output (..., Hq, L, Ev), and two numbers that add up to the log-sum-exp (..., Hq, L).

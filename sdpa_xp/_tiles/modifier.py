@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, TypeVar
 
-from sdpa_xp._checks.arrays import check_one_device, check_one_library
-from sdpa_xp._checks.keywords import check_integer
-from sdpa_xp._checks.messages import Immutable, call_of
-from sdpa_xp._libraries import access_of, is_array, library_of, numpy_array, refuses_unlike_axes, widest_dtype
-from sdpa_xp._libraries.jax_trees import Tree
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+from .._checks.arrays import check_one_device, check_one_library
+from .._checks.keywords import check_integer
+from .._checks.messages import Immutable, call_of
+from .._libraries import access_of, is_array, library_of, numpy_array, refuses_unlike_axes, widest_dtype
+from .._libraries.jax_trees import Tree
+from ..errors import PACKAGE, ArgumentTypeError, ArgumentValueError
+from .score_grid import ScoreGrid
 
 M = TypeVar("M", bound="ScoreModifier")
 
@@ -81,7 +81,7 @@ class ScoreModifier(Tree, Immutable):
         return known[0]
 
     def _new_signature(self) -> object:
-        if not type(self).__module__.startswith("sdpa_xp."):  # a caller's class may have more than its fields
+        if self._is_of_caller():  # a caller's class may have more than its fields
             return None
         signature: list[object] = [type(self)]
         for _, argument in self._fields():
@@ -96,9 +96,12 @@ class ScoreModifier(Tree, Immutable):
             signature.append(len(items) if isinstance(argument, tuple) else None)
         return tuple(signature)
 
+    def _is_of_caller(self) -> bool:
+        return not type(self).__module__.startswith(f"{PACKAGE}.")
+
     def has_code_of_caller(self) -> bool:
         """Return whether a function or a class of the caller takes part, which may read other arrays."""
-        if not type(self).__module__.startswith("sdpa_xp."):
+        if self._is_of_caller():
             return True
         is_function = any(callable(argument) for _, argument in self._fields())
         return is_function or any(part.has_code_of_caller() for part in self.parts)

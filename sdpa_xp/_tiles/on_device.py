@@ -9,10 +9,10 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
-from sdpa_xp._checks.integers import Integers
-from sdpa_xp._libraries import astype_if_needed, dtype_name
-from sdpa_xp._libraries.base import Library
-from sdpa_xp._libraries.protocols import Array, Device, Dtype, Namespace
+from .._checks.integers import Integers
+from .._libraries import astype_if_needed, dtype_name
+from .._libraries.base import Library
+from .._libraries.protocols import Array, Device, Dtype, Namespace
 
 MOST_PLACED = 64
 """The lists of numbers whose copies on a device are kept."""

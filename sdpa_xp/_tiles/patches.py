@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
-from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._tiles.score_grid import ScoreGrid
+from .._libraries.protocols import Array
+from .score_grid import ScoreGrid
 
 
 class KeyLists(NamedTuple):

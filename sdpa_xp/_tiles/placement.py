@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sdpa_xp._libraries.protocols import Array
+from .._libraries.protocols import Array
 
 FAR = 2**62
 """Beyond any length."""

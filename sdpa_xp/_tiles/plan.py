@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
-from sdpa_xp._libraries.protocols import Shape
-from sdpa_xp._tiles.patches import Patches
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import LeadingSlice
+from .._libraries.protocols import Shape
+from .patches import Patches
+from .score_grid import ScoreGrid
+from .tile import LeadingSlice
 
 
 class TileSize(NamedTuple):

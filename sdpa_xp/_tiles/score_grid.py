@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from sdpa_xp._checks.arrays import check_floating
-from sdpa_xp._checks.integers import (
+from .._checks.arrays import check_floating
+from .._checks.integers import (
     DeviceNumbers,
     Integers,
     check_ids,
@@ -17,19 +17,14 @@ from sdpa_xp._checks.integers import (
     check_within,
     is_integral,
 )
-from sdpa_xp._checks.keywords import LARGEST_INTEGER, check_integer
-from sdpa_xp._checks.score_arrays import (
-    THE_BATCH,
-    check_added_dtype,
-    check_broadcasts,
-    check_broadcasts_to_sequences,
-)
-from sdpa_xp._libraries import are_consecutive, is_array, library_of, rows_at
-from sdpa_xp._libraries.base import Library
-from sdpa_xp._libraries.protocols import Access, Array, Device, Dtype, Namespace, Shape
-from sdpa_xp._tiles.on_device import SIDE, BlockBounds, PaddedLengths, Questions, ask_block_bounds, put_once
-from sdpa_xp._tiles.placement import FAR, WindowPlace
-from sdpa_xp.errors import ArgumentValueError
+from .._checks.keywords import LARGEST_INTEGER, check_integer
+from .._checks.score_arrays import THE_BATCH, check_added_dtype, check_broadcasts, check_broadcasts_to_sequences
+from .._libraries import are_consecutive, is_array, library_of, rows_at
+from .._libraries.base import Library
+from .._libraries.protocols import Access, Array, Device, Dtype, Namespace, Shape
+from ..errors import ArgumentValueError
+from .on_device import SIDE, BlockBounds, PaddedLengths, Questions, ask_block_bounds, put_once
+from .placement import FAR, WindowPlace
 
 
 @dataclass(frozen=True, slots=True, eq=False)

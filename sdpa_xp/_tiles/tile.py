@@ -6,11 +6,11 @@ import math
 from dataclasses import replace
 from typing import Literal, NamedTuple, TypeAlias
 
-from sdpa_xp._checks.integers import Integers
-from sdpa_xp._libraries import is_traced, library_of, namespace_of
-from sdpa_xp._libraries.protocols import Array, Namespace, Shape
-from sdpa_xp._tiles.placement import WindowPlace
-from sdpa_xp._tiles.score_grid import ScoreGrid
+from .._checks.integers import Integers
+from .._libraries import is_traced, library_of, namespace_of
+from .._libraries.protocols import Array, Namespace, Shape
+from .placement import WindowPlace
+from .score_grid import ScoreGrid
 
 LeadingSlice: TypeAlias = tuple[range, ...]
 """A range of each of the leading axes (..., Hq) of the scores, or (..., H) of keys and values."""

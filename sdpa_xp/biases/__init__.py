@@ -5,10 +5,10 @@ and offsets are checked when a call uses the bias. Unlike a mask, a bias does no
 get gradients: it follows what you write to them.
 """
 
-from sdpa_xp.biases.algebra import Bias
-from sdpa_xp.biases.alibi import alibi
-from sdpa_xp.biases.custom import from_array, from_function, to_array
-from sdpa_xp.biases.relative import relative
+from .algebra import Bias
+from .alibi import alibi
+from .custom import from_array, from_function, to_array
+from .relative import relative
 
 __all__ = ["Bias", "alibi", "from_array", "from_function", "relative", "to_array"]
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, cast
 
-from sdpa_xp._checks.arrays import broadcast, check_plain_array
-from sdpa_xp._checks.score_arrays import check_operand
-from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp._tiles.modifier import ScoreModifier
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Allowed, GradientTarget, Tile, is_masked
+from .._checks.arrays import broadcast, check_plain_array
+from .._checks.score_arrays import check_operand
+from .._libraries.protocols import AnyArray, Array
+from .._tiles.modifier import ScoreModifier
+from .._tiles.score_grid import ScoreGrid
+from .._tiles.tile import Allowed, GradientTarget, Tile, is_masked
 
 
 class Term(ABC):
@@ -82,7 +82,7 @@ class Bias(ScoreModifier, ABC):
 
     def _repr_html_(self) -> str | None:
         """Return the picture that a notebook shows."""
-        from sdpa_xp._display import sampled_bias  # only notebooks need it
+        from .._display import sampled_bias  # only notebooks need it
 
         return sampled_bias(self, partial(biased_zeros, self))
 

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, cast
 
-from sdpa_xp._checks.arrays import check_floating, check_plain_array
-from sdpa_xp._checks.integers import Integers, IntegersLike, check_offset
-from sdpa_xp._checks.keywords import check_integer, check_number, explains_keywords
-from sdpa_xp._checks.score_arrays import check_columns
-from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Allowed, GradientTarget, Tile
-from sdpa_xp.biases.algebra import AddedByDistance, Bias, Term
+from .._checks.arrays import check_floating, check_plain_array
+from .._checks.integers import Integers, IntegersLike, check_offset
+from .._checks.keywords import check_integer, check_number, explains_keywords
+from .._checks.score_arrays import check_columns
+from .._libraries.protocols import AnyArray, Array
+from .._tiles.score_grid import ScoreGrid
+from .._tiles.tile import Allowed, GradientTarget, Tile
+from .algebra import AddedByDistance, Bias, Term
 
 
 @explains_keywords

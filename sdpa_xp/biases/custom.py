@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
-from sdpa_xp._checks.arrays import broadcast, check_floating, check_plain_array
-from sdpa_xp._checks.keywords import check_function, explains_keywords
-from sdpa_xp._checks.messages import brief
-from sdpa_xp._libraries import dtype_name, is_traced
-from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Allowed, Tile, is_masked
-from sdpa_xp.biases.algebra import Bias, Term, as_bias, biased_zeros
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp.masks.custom import apply_caller_function, array_of_rows, check_function_result
+from .._checks.arrays import broadcast, check_floating, check_plain_array
+from .._checks.keywords import check_function, explains_keywords
+from .._checks.messages import brief
+from .._libraries import dtype_name, is_traced
+from .._libraries.protocols import AnyArray, Array
+from .._tiles.score_grid import ScoreGrid
+from .._tiles.tile import Allowed, Tile, is_masked
+from ..errors import ArgumentTypeError, ArgumentValueError
+from ..masks.custom import apply_caller_function, array_of_rows, check_function_result
+from .algebra import Bias, Term, as_bias, biased_zeros
 
 ScoreFunction: TypeAlias = Callable[[Any, Any, Any, Any, Any], Any]
 """score_mod(score, batch, head, query_index, key_index) -> score, as in torch's FlexAttention."""

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, Literal, cast
 
-from sdpa_xp._checks.arrays import check_floating, check_known, check_plain_array
-from sdpa_xp._checks.integers import Integers, check_offset
-from sdpa_xp._checks.keywords import check_flag, check_integer, explains_keywords
-from sdpa_xp._checks.score_arrays import check_columns
-from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import GradientTarget, Tile
-from sdpa_xp.biases.algebra import AddedByDistance, Bias, Term
-from sdpa_xp.errors import ArgumentValueError
+from .._checks.arrays import check_floating, check_known, check_plain_array
+from .._checks.integers import Integers, check_offset
+from .._checks.keywords import check_flag, check_integer, explains_keywords
+from .._checks.score_arrays import check_columns
+from .._libraries.protocols import AnyArray, Array, Namespace
+from .._tiles.score_grid import ScoreGrid
+from .._tiles.tile import GradientTarget, Tile
+from ..errors import ArgumentValueError
+from .algebra import AddedByDistance, Bias, Term
 
 
 @explains_keywords

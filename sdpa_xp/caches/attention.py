@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar, Unpack, cast
 
-from sdpa_xp._call import quantised
-from sdpa_xp._call.options import CallOptions, Keywords, takes_options
-from sdpa_xp._call.paged import attend
-from sdpa_xp._call.prepared_call import PreparedCall
-from sdpa_xp._checks.keywords import check_lse_base, explains_keywords
-from sdpa_xp._libraries import has_override, library_of
-from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp.attention import compute_output, compute_state
-from sdpa_xp.caches.paged_tokens import PagedTokens
-from sdpa_xp.caches.positions import TokenPositionsLike
-from sdpa_xp.caches.quantisation import Quantisation
-from sdpa_xp.caches.tokens import CachedTokens
-from sdpa_xp.masks import Mask
-from sdpa_xp.states import AttentionState, to_base
+from .._call import quantised
+from .._call.options import CallOptions, Keywords, takes_options
+from .._call.paged import attend
+from .._call.prepared_call import PreparedCall
+from .._checks.keywords import check_lse_base, explains_keywords
+from .._libraries import has_override, library_of
+from .._libraries.protocols import AnyArray, Array
+from ..attention import compute_output, compute_state
+from ..masks import Mask
+from ..states import AttentionState, to_base
+from .paged_tokens import PagedTokens
+from .positions import TokenPositionsLike
+from .quantisation import Quantisation
+from .tokens import CachedTokens
 
 A = TypeVar("A", bound=AnyArray)
 

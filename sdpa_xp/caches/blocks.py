@@ -10,16 +10,16 @@ from contextlib import nullcontext
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
-from sdpa_xp._checks.arrays import slice_of_axis
-from sdpa_xp._checks.integers import check_integer_list, check_integers_or_rows, check_same_length
-from sdpa_xp._checks.keywords import LARGEST_INTEGER, check_integer
-from sdpa_xp._checks.messages import brief
-from sdpa_xp._libraries import computing, is_number, library_of, namespace_of, with_axes
-from sdpa_xp._libraries.protocols import Array
-from sdpa_xp.caches.positions import check_in_cache, check_one_start
-from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp.positional.positions import ArrayFactory, Consecutive
-from sdpa_xp.positional.rotation import Positions
+from .._checks.arrays import slice_of_axis
+from .._checks.integers import check_integer_list, check_integers_or_rows, check_same_length
+from .._checks.keywords import LARGEST_INTEGER, check_integer
+from .._checks.messages import brief
+from .._libraries import computing, is_number, library_of, namespace_of, with_axes
+from .._libraries.protocols import Array
+from ..errors import ArgumentValueError
+from ..positional.positions import ArrayFactory, Consecutive
+from ..positional.rotation import Positions
+from .positions import check_in_cache, check_one_start
 
 Row: TypeAlias = range | tuple[int, ...]
 """The positions of the tokens of one sequence; a range, if they follow one another."""

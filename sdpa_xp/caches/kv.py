@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from sdpa_xp._checks.arrays import HLE, Layout, check_one_kind
-from sdpa_xp._checks.integers import IntegersLike
-from sdpa_xp._checks.keywords import LARGEST_INTEGER, check_flag, check_integer, check_layout, explains_keywords
-from sdpa_xp._display import table
-from sdpa_xp._libraries import has_override, namespace_of
-from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp.caches import memory
-from sdpa_xp.caches.attention import CacheAttention
-from sdpa_xp.caches.positions import (
+from .._checks.arrays import HLE, Layout, check_one_kind
+from .._checks.integers import IntegersLike
+from .._checks.keywords import LARGEST_INTEGER, check_flag, check_integer, check_layout, explains_keywords
+from .._display import table
+from .._libraries import has_override, namespace_of
+from .._libraries.protocols import AnyArray, Array
+from ..errors import ArgumentValueError
+from ..positional.rotation import Positions, Rotation, check_fits_rotation, check_rotary, rotate
+from . import memory
+from .attention import CacheAttention
+from .positions import (
     TokenPositionsLike,
     check_positions,
     check_slots,
@@ -26,9 +28,7 @@ from sdpa_xp.caches.positions import (
     positions_without,
     shown_positions,
 )
-from sdpa_xp.caches.quantisation import kinds, wide_shape
-from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp.positional.rotation import Positions, Rotation, check_fits_rotation, check_rotary, rotate
+from .quantisation import kinds, wide_shape
 
 A = TypeVar("A", bound=AnyArray)
 

@@ -11,11 +11,11 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
-from sdpa_xp._checks.arrays import check_known, check_one_kind, slice_of_axis
-from sdpa_xp._checks.messages import type_name
-from sdpa_xp._libraries import computing, has_override, library_of, namespace_of
-from sdpa_xp._libraries.protocols import AnyArray, Array, Shape
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+from .._checks.arrays import check_known, check_one_kind, slice_of_axis
+from .._checks.messages import type_name
+from .._libraries import computing, has_override, library_of, namespace_of
+from .._libraries.protocols import AnyArray, Array, Shape
+from ..errors import ArgumentTypeError, ArgumentValueError
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import TypeVar
 
-from sdpa_xp._checks.arrays import HLE, Layout, check_axes, check_one_kind
-from sdpa_xp._checks.integers import check_integer_list, check_integer_rows, check_same_length, read_together
-from sdpa_xp._checks.keywords import check_flag, check_integer, check_layout, explains_keywords
-from sdpa_xp._checks.messages import brief
-from sdpa_xp._display import array_facts
-from sdpa_xp._display import table as html_table
-from sdpa_xp._libraries import is_array, is_number, share_memory
-from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp.caches import blocks
-from sdpa_xp.caches.attention import PagedAttention
-from sdpa_xp.caches.memory import check_new_tokens, check_same_but_width, check_writeable, refuse_graph_values
-from sdpa_xp.caches.quantisation import QUANTISED_NAMES, kinds
-from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp.positional.rotation import Rotation, check_fits_rotation, check_rotary
+from .._checks.arrays import HLE, Layout, check_axes, check_one_kind
+from .._checks.integers import check_integer_list, check_integer_rows, check_same_length, read_together
+from .._checks.keywords import check_flag, check_integer, check_layout, explains_keywords
+from .._checks.messages import brief
+from .._display import array_facts
+from .._display import table as html_table
+from .._libraries import is_array, is_number, share_memory
+from .._libraries.protocols import AnyArray, Array
+from ..errors import ArgumentValueError
+from ..positional.rotation import Rotation, check_fits_rotation, check_rotary
+from . import blocks
+from .attention import PagedAttention
+from .memory import check_new_tokens, check_same_but_width, check_writeable, refuse_graph_values
+from .quantisation import QUANTISED_NAMES, kinds
 
 A = TypeVar("A", bound=AnyArray)
 MOST_SEQUENCES = 8

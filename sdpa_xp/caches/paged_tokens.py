@@ -6,36 +6,20 @@ from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import Any, TypeVar
 
-from sdpa_xp._call.options import CallOptions
-from sdpa_xp._call.paged import PagedCall
-from sdpa_xp._call.prepared_call import prepare
-from sdpa_xp._call.ragged import lengths_of
-from sdpa_xp._checks.arrays import (
-    check_appended,
-    check_axes,
-    check_plain_array,
-)
-from sdpa_xp._checks.integers import check_cumulative_lengths, read_together
-from sdpa_xp._libraries.protocols import AnyArray, Array, Shape
-from sdpa_xp.caches.blocks import (
-    Row,
-    are_slots,
-    as_positions,
-    check_rows,
-    int32_array,
-    last_of_row,
-    positions_table,
-)
-from sdpa_xp.caches.memory import refuse_graph_values
-from sdpa_xp.caches.positions import (
-    count_positions,
-    factory_like,
-    options_at,
-)
-from sdpa_xp.caches.quantisation import check_query_of_cache
-from sdpa_xp.caches.stored_blocks import StoredBlocks
-from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp.positional.rotation import rotate
+from .._call.options import CallOptions
+from .._call.paged import PagedCall
+from .._call.prepared_call import prepare
+from .._call.ragged import lengths_of
+from .._checks.arrays import check_appended, check_axes, check_plain_array
+from .._checks.integers import check_cumulative_lengths, read_together
+from .._libraries.protocols import AnyArray, Array, Shape
+from ..errors import ArgumentValueError
+from ..positional.rotation import rotate
+from .blocks import Row, are_slots, as_positions, check_rows, int32_array, last_of_row, positions_table
+from .memory import refuse_graph_values
+from .positions import count_positions, factory_like, options_at
+from .quantisation import check_query_of_cache
+from .stored_blocks import StoredBlocks
 
 A = TypeVar("A", bound=AnyArray)
 

@@ -11,23 +11,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
-from sdpa_xp._call.options import CallOptions
-from sdpa_xp._checks.arrays import broadcast, check_one_device, check_one_library
-from sdpa_xp._checks.integers import check_integer_rows, check_integers, check_one_each
-from sdpa_xp._checks.keywords import check_integer
-from sdpa_xp._checks.messages import brief
-from sdpa_xp._checks.score_arrays import THE_BATCH, check_broadcasts
-from sdpa_xp._libraries import FLOATING, computing, dtype_name, is_array, is_number, library_of, namespace_of
-from sdpa_xp._libraries.protocols import AnyArray, Array, Shape
-from sdpa_xp._tiles.modifier import ScoreModifier
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Allowed, Tile, TokenPositions
-from sdpa_xp.biases.algebra import Bias, Sum, Term
-from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp.masks.algebra import Combined, Mask
-from sdpa_xp.masks.patterns import Pattern, PatternAtPositions
-from sdpa_xp.positional.positions import ArrayFactory, Consecutive, PositionsLike, are_readable
-from sdpa_xp.positional.rotation import Positions
+from .._call.options import CallOptions
+from .._checks.arrays import broadcast, check_one_device, check_one_library
+from .._checks.integers import check_integer_rows, check_integers, check_one_each
+from .._checks.keywords import check_integer
+from .._checks.messages import brief
+from .._checks.score_arrays import THE_BATCH, check_broadcasts
+from .._libraries import FLOATING, computing, dtype_name, is_array, is_number, library_of, namespace_of
+from .._libraries.protocols import AnyArray, Array, Shape
+from .._tiles.modifier import ScoreModifier
+from .._tiles.score_grid import ScoreGrid
+from .._tiles.tile import Allowed, Tile, TokenPositions
+from ..biases.algebra import Bias, Sum, Term
+from ..errors import ArgumentValueError
+from ..masks.algebra import Combined, Mask
+from ..masks.patterns import Pattern, PatternAtPositions
+from ..positional.positions import ArrayFactory, Consecutive, PositionsLike, are_readable
+from ..positional.rotation import Positions
 
 TokenPositionsLike: TypeAlias = int | PositionsLike | Sequence[Sequence[int]]
 """The positions of some tokens as a caller passes them: the first, or all."""

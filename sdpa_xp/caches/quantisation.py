@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from sdpa_xp._call.options import CallOptions
-from sdpa_xp._call.prepared_call import PreparedCall, prepare
-from sdpa_xp._checks.arrays import check_one_device, check_one_kind, check_one_library
-from sdpa_xp._checks.keywords import check_choice, check_keys
-from sdpa_xp._checks.messages import Immutable, brief
-from sdpa_xp._core.quantised import bits_of, channel_magnitudes, quantise, widen
-from sdpa_xp._display import array_facts
-from sdpa_xp._libraries import (
+from .._call.options import CallOptions
+from .._call.prepared_call import PreparedCall, prepare
+from .._checks.arrays import check_one_device, check_one_kind, check_one_library
+from .._checks.keywords import check_choice, check_keys
+from .._checks.messages import Immutable, brief
+from .._core.quantised import bits_of, channel_magnitudes, quantise, widen
+from .._display import array_facts
+from .._libraries import (
     FLOATING,
     accumulation_dtype,
     astype_if_needed,
@@ -24,10 +24,10 @@ from sdpa_xp._libraries import (
     library_of,
     namespace_of,
 )
-from sdpa_xp._libraries.jax_trees import Tree
-from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Namespace, Shape
-from sdpa_xp.caches.memory import check_same_but_width
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+from .._libraries.jax_trees import Tree
+from .._libraries.protocols import AnyArray, Array, Dtype, Namespace, Shape
+from ..errors import ArgumentTypeError, ArgumentValueError
+from .memory import check_same_but_width
 
 QUANTISED_NAMES = ("key", "value", "key_scale", "value_scale")
 BITS = {"int8": 8, "int4": 4}

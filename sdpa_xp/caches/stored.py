@@ -5,25 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Generic, Literal, Self, TypeVar, cast
 
-from sdpa_xp._checks.arrays import HLE, Layout
-from sdpa_xp._checks.integers import IntegersLike
-from sdpa_xp._checks.keywords import check_layout, explains_keywords
-from sdpa_xp._checks.messages import brief
-from sdpa_xp._display import array_facts
-from sdpa_xp._libraries import is_array
-from sdpa_xp._libraries.jax_trees import Tree
-from sdpa_xp._libraries.protocols import AnyArray, Array, Dtype, Shape
-from sdpa_xp.caches.memory import Buffers, TokenSlots, in_context_of_keys, with_room
-from sdpa_xp.caches.positions import TokenPositionsLike, check_start
-from sdpa_xp.caches.quantisation import (
-    Quantisation,
-    bytes_of,
-    check_stored,
-    new_quantisation,
-    refuse_quantised,
-    wide_shape,
-)
-from sdpa_xp.positional.rotation import Positions, Rotation, check_fits_rotation, check_rotary
+from .._checks.arrays import HLE, Layout
+from .._checks.integers import IntegersLike
+from .._checks.keywords import check_layout, explains_keywords
+from .._checks.messages import brief
+from .._display import array_facts
+from .._libraries import is_array
+from .._libraries.jax_trees import Tree
+from .._libraries.protocols import AnyArray, Array, Dtype, Shape
+from ..positional.rotation import Positions, Rotation, check_fits_rotation, check_rotary
+from .memory import Buffers, TokenSlots, in_context_of_keys, with_room
+from .positions import TokenPositionsLike, check_start
+from .quantisation import Quantisation, bytes_of, check_stored, new_quantisation, refuse_quantised, wide_shape
 
 A = TypeVar("A", bound=AnyArray)
 

@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Self, TypeVar, cast
 
-from sdpa_xp._checks.keywords import explains_keywords
-from sdpa_xp._libraries import computing, is_array, rows_at
-from sdpa_xp._libraries.protocols import AnyArray, Array, Shape
-from sdpa_xp.caches.blocks import Row
-from sdpa_xp.caches.quantisation import (
-    QUANTISED_NAMES,
-    bytes_of,
-    new_quantisation,
-    refuse_quantised,
-    wide_shape,
-)
-from sdpa_xp.caches.stored import Cache
+from .._checks.keywords import explains_keywords
+from .._libraries import computing, is_array, rows_at
+from .._libraries.protocols import AnyArray, Array, Shape
+from .blocks import Row
+from .quantisation import QUANTISED_NAMES, bytes_of, new_quantisation, refuse_quantised, wide_shape
+from .stored import Cache
 
 A = TypeVar("A", bound=AnyArray)
 

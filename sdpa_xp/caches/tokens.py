@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any, TypeVar, cast
 
-from sdpa_xp._call.options import CallOptions
-from sdpa_xp._checks.arrays import (
-    HLE,
-    check_plain_array,
-    headed,
-)
-from sdpa_xp._libraries import is_array
-from sdpa_xp._libraries.protocols import AnyArray
-from sdpa_xp.caches.memory import Buffers, TokenSlots, in_context_of_keys
-from sdpa_xp.caches.positions import (
+from .._call.options import CallOptions
+from .._checks.arrays import HLE, check_plain_array, headed
+from .._libraries import is_array
+from .._libraries.protocols import AnyArray
+from ..positional.positions import Consecutive
+from ..positional.rotation import Positions, rotate
+from .memory import Buffers, TokenSlots, in_context_of_keys
+from .positions import (
     check_in_cache,
     check_positions,
     count_positions,
@@ -21,10 +19,8 @@ from sdpa_xp.caches.positions import (
     options_at,
     positions_array,
 )
-from sdpa_xp.caches.quantisation import QUANTISED_NAMES, check_query_of_cache
-from sdpa_xp.caches.stored import StoredTokens
-from sdpa_xp.positional.positions import Consecutive
-from sdpa_xp.positional.rotation import Positions, rotate
+from .quantisation import QUANTISED_NAMES, check_query_of_cache
+from .stored import StoredTokens
 
 A = TypeVar("A", bound=AnyArray)
 

@@ -9,9 +9,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from sdpa_xp import masks
-from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp.integrations._framework_call import as_array, attend, fits
+from .. import masks
+from ..errors import ArgumentValueError
+from ._framework_call import as_array, attend, fits
 
 
 class MultiheadAttention(eqx.nn.MultiheadAttention):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sdpa_xp import biases, masks
-from sdpa_xp.attention import scaled_dot_product_attention
+from .. import biases, masks
+from ..attention import scaled_dot_product_attention
 
 
 def fits(query: Any, key: Any, value: Any) -> bool:

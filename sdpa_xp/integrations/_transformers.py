@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import transformers
 
-from sdpa_xp._checks.messages import type_name
-from sdpa_xp.attention import scaled_dot_product_attention
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
-from sdpa_xp.integrations._transformers_masks import EVERY_PAIR, MaskTensor, create_mask
-from sdpa_xp.weights import attention_weights
+from .._checks.messages import type_name
+from ..attention import scaled_dot_product_attention
+from ..errors import ArgumentTypeError, ArgumentValueError, Message
+from ..weights import attention_weights
+from ._transformers_masks import EVERY_PAIR, MaskTensor, create_mask
 
 NAME = "xp_attention"
 """The name in transformers. transformers refuses some models by a name with "sdpa" in it."""

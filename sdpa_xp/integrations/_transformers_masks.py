@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 from transformers import masking_utils  # its names below are those of 5.23; `register` refuses older releases
 from transformers.utils.import_utils import is_tracing
 
-from sdpa_xp import masks
+from .. import masks
 
 MaskFunction = Callable[[Any, Any, Any, Any], Any]
 EVERY_PAIR = masks.sliding_window(None, None)

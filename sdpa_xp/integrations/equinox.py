@@ -37,7 +37,7 @@ def replace_attention(model: M) -> M:
     References:
         Equinox, `equinox.nn.MultiheadAttention`, https://docs.kidger.site/equinox/api/nn/attention.
     """
-    from sdpa_xp.integrations import _equinox_layer
+    from . import _equinox_layer
 
     replaced: M = _equinox_layer.replace(model)
     return replaced

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sdpa_xp import biases, masks
-from sdpa_xp.integrations._framework_call import as_array, attend, broadcasts, fits, scores_shape, with_rank
+from .. import biases, masks
+from ._framework_call import as_array, attend, broadcasts, fits, scores_shape, with_rank
 
 __all__ = ["linen_attention", "nnx_attention"]
 

@@ -9,9 +9,9 @@ from functools import partial, reduce
 from operator import and_
 from typing import Any, TypeVar
 
-from sdpa_xp import masks
-from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp.integrations._framework_call import as_array, attend, broadcasts, fits, scores_shape
+from .. import masks
+from ..errors import ArgumentValueError
+from ._framework_call import as_array, attend, broadcasts, fits, scores_shape
 
 __all__ = ["replace_attention"]
 

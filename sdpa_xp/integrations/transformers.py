@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sdpa_xp._checks.messages import install_hint
-from sdpa_xp.errors import Message
+from .._checks.messages import install_hint
+from ..errors import Message
 
 __all__ = ["register", "uses_sdpa_xp"]
 
@@ -48,7 +48,7 @@ def register() -> str:
         https://huggingface.co/docs/transformers/attention_interface.
     """
     try:
-        from sdpa_xp.integrations import _transformers
+        from . import _transformers
     except (ImportError, AttributeError) as error:
         rule = "transformers 5.23 or later and torch must be installed"
         hint = install_hint("transformers")
@@ -89,6 +89,6 @@ def uses_sdpa_xp(model: Any) -> bool:
         transformers, "Attention Interface", https://huggingface.co/docs/transformers/attention_interface.
     """
     register()
-    from sdpa_xp.integrations import _transformers
+    from . import _transformers
 
     return _transformers.uses_sdpa_xp(model)

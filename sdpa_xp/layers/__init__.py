@@ -31,10 +31,10 @@ library. In JAX a layer is a pytree of its arrays, so jit, grad, vmap and scan t
 dataclass of layers and arrays from `Layer` to give it these methods.
 """
 
-from sdpa_xp.layers.layer import Layer
-from sdpa_xp.layers.linear import Linear
-from sdpa_xp.layers.multi_head import MultiHeadAttention
-from sdpa_xp.layers.single_head import SingleHeadAttention
+from .layer import Layer
+from .linear import Linear
+from .multi_head import MultiHeadAttention
+from .single_head import SingleHeadAttention
 
 __all__ = ["Layer", "Linear", "MultiHeadAttention", "SingleHeadAttention"]
 

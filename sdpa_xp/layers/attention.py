@@ -6,22 +6,22 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar, Unpack, cast
 
-from sdpa_xp._call.options import Keywords
-from sdpa_xp._call.reproducible import check_layer
-from sdpa_xp._checks.arrays import HLE, LHE, check_one_kind, check_plain_array, swap_heads_and_length
-from sdpa_xp._checks.keywords import check_choice, check_number, explains_keywords, refuse_unknown_keywords
-from sdpa_xp._checks.messages import brief
-from sdpa_xp._libraries import accumulation_dtype, computing, dtype_name, is_array, namespace_of
-from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp.attention import attention_state, scaled_dot_product_attention
-from sdpa_xp.caches.kv import KVCache
-from sdpa_xp.caches.paged import PagedKVCache
-from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp.layers.layer import Layer
-from sdpa_xp.layers.linear import Linear, check_inputs
-from sdpa_xp.masks import Mask
-from sdpa_xp.states import AttentionState
-from sdpa_xp.weights import attention_weights
+from .._call.options import Keywords
+from .._call.reproducible import check_layer
+from .._checks.arrays import HLE, LHE, check_one_kind, check_plain_array, swap_heads_and_length
+from .._checks.keywords import check_choice, check_number, explains_keywords, refuse_unknown_keywords
+from .._checks.messages import brief
+from .._libraries import accumulation_dtype, computing, dtype_name, is_array, namespace_of
+from .._libraries.protocols import AnyArray, Array
+from ..attention import attention_state, scaled_dot_product_attention
+from ..caches.kv import KVCache
+from ..caches.paged import PagedKVCache
+from ..errors import ArgumentValueError
+from ..masks import Mask
+from ..states import AttentionState
+from ..weights import attention_weights
+from .layer import Layer
+from .linear import Linear, check_inputs
 
 A = TypeVar("A", bound=AnyArray)
 

@@ -8,22 +8,14 @@ from dataclasses import fields, replace
 from html import escape
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from sdpa_xp._checks.keywords import check_keys, explains_keywords
-from sdpa_xp._checks.messages import Immutable, call_of, shown
-from sdpa_xp._display import nested
-from sdpa_xp._libraries import (
-    FLOATING,
-    computing,
-    dtype_name,
-    is_array,
-    is_number,
-    library_of,
-    namespace_name,
-)
-from sdpa_xp._libraries.base import CUDA
-from sdpa_xp._libraries.jax_trees import Tree
-from sdpa_xp._libraries.protocols import AnyArray, Array, Device
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, summary
+from .._checks.keywords import check_keys, explains_keywords
+from .._checks.messages import Immutable, call_of, shown
+from .._display import nested
+from .._libraries import FLOATING, computing, dtype_name, is_array, is_number, library_of, namespace_name
+from .._libraries.base import CUDA
+from .._libraries.jax_trees import Tree
+from .._libraries.protocols import AnyArray, Array, Device
+from ..errors import ArgumentTypeError, ArgumentValueError, summary
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

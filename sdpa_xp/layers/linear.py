@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast
 
-from sdpa_xp._checks.arrays import check_axes, check_one_dtype, check_one_kind
-from sdpa_xp._checks.keywords import check_flag, check_integer, check_keys, explains_keywords
-from sdpa_xp._checks.messages import nearest_hint, shown
-from sdpa_xp._libraries import (
+from .._checks.arrays import check_axes, check_one_dtype, check_one_kind
+from .._checks.keywords import check_flag, check_integer, check_keys, explains_keywords
+from .._checks.messages import nearest_hint, shown
+from .._libraries import (
     LIBRARIES,
     accumulation_dtype,
     array_signatures,
@@ -23,9 +23,9 @@ from sdpa_xp._libraries import (
     library_of,
     with_axes,
 )
-from sdpa_xp._libraries.protocols import AnyArray, Array, Rng
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp.layers.layer import Layer, copier
+from .._libraries.protocols import AnyArray, Array, Rng
+from ..errors import ArgumentTypeError, ArgumentValueError
+from .layer import Layer, copier
 
 A = TypeVar("A", bound=AnyArray)
 ROLES = ("query", "key", "value")

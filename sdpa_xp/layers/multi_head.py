@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar, cast
 
-from sdpa_xp._checks.keywords import check_integer, explains_keywords
-from sdpa_xp._checks.messages import shown
-from sdpa_xp._libraries import is_array, is_number
-from sdpa_xp._libraries.protocols import AnyArray, Rng
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp.layers.attention import Attention
-from sdpa_xp.layers.linear import (
+from .._checks.keywords import check_integer, explains_keywords
+from .._checks.messages import shown
+from .._libraries import is_array, is_number
+from .._libraries.protocols import AnyArray, Rng
+from ..errors import ArgumentTypeError, ArgumentValueError
+from .attention import Attention
+from .linear import (
     ROLES,
     Linear,
     check_prefixed,

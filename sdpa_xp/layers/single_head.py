@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from sdpa_xp._checks.keywords import explains_keywords
-from sdpa_xp._libraries.protocols import AnyArray, Rng
-from sdpa_xp.layers.attention import Attention
-from sdpa_xp.layers.linear import ROLES, check_widths, init_linears, read_fields
-from sdpa_xp.layers.multi_head import check_heads
+from .._checks.keywords import explains_keywords
+from .._libraries.protocols import AnyArray, Rng
+from .attention import Attention
+from .linear import ROLES, check_widths, init_linears, read_fields
+from .multi_head import check_heads
 
 
 @explains_keywords

@@ -13,14 +13,14 @@ torch.compile cannot trace `~mask` and `mask & tensor`. Create the mask outside 
 write `mask & masks.from_array(tensor)`. With array-api-strict, put the mask on the left of an array.
 """
 
-from sdpa_xp.masks.algebra import Mask
-from sdpa_xp.masks.bands import causal, chunked, dilated, sliding_window
-from sdpa_xp.masks.blocks import blocks
-from sdpa_xp.masks.custom import from_array, from_function, to_array
-from sdpa_xp.masks.documents import document
-from sdpa_xp.masks.lengths import padding, prefix
-from sdpa_xp.masks.neighbourhoods import neighbourhood
-from sdpa_xp.masks.trees import tree
+from .algebra import Mask
+from .bands import causal, chunked, dilated, sliding_window
+from .blocks import blocks
+from .custom import from_array, from_function, to_array
+from .documents import document
+from .lengths import padding, prefix
+from .neighbourhoods import neighbourhood
+from .trees import tree
 
 __all__ = [
     "Mask",

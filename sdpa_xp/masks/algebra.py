@@ -12,15 +12,15 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, cast
 
-from sdpa_xp._checks.arrays import check_plain_array
-from sdpa_xp._checks.integers import frozen
-from sdpa_xp._checks.score_arrays import check_boolean, check_operand
-from sdpa_xp._libraries import is_array, library_of
-from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp._tiles.modifier import ScoreModifier
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp.masks.patterns import AllOf, AnyOf, ArrayPattern, NoneOf, Pattern
+from .._checks.arrays import check_plain_array
+from .._checks.integers import frozen
+from .._checks.score_arrays import check_boolean, check_operand
+from .._libraries import is_array, library_of
+from .._libraries.protocols import AnyArray, Array
+from .._tiles.modifier import ScoreModifier
+from .._tiles.score_grid import ScoreGrid
+from ..errors import ArgumentTypeError, ArgumentValueError
+from .patterns import AllOf, AnyOf, ArrayPattern, NoneOf, Pattern
 
 DEEPEST = 150
 """The largest depth of nested operators. Each costs a few nested Python calls, of which Python allows 1000."""
@@ -51,7 +51,7 @@ class Mask(ScoreModifier, ABC):
 
     def _repr_html_(self) -> str | None:
         """Return the picture that a notebook shows."""
-        from sdpa_xp._display import sampled_mask  # only notebooks need it
+        from .._display import sampled_mask  # only notebooks need it
 
         return sampled_mask(self, lambda tile: self.bind(tile.grid).allowed_in(tile))
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from sdpa_xp._checks.integers import Integers, IntegersLike, check_offset
-from sdpa_xp._checks.keywords import check_integer, explains_keywords
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Allowed, Tile, both
-from sdpa_xp.masks.algebra import FormulaMask, Mask
-from sdpa_xp.masks.patterns import Pattern
+from .._checks.integers import Integers, IntegersLike, check_offset
+from .._checks.keywords import check_integer, explains_keywords
+from .._tiles.score_grid import ScoreGrid
+from .._tiles.tile import Allowed, Tile, both
+from .algebra import FormulaMask, Mask
+from .patterns import Pattern
 
 
 @explains_keywords

@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from sdpa_xp._checks.arrays import broadcast, check_plain_array
-from sdpa_xp._checks.integers import frozen
-from sdpa_xp._checks.keywords import check_function, explains_keywords
-from sdpa_xp._checks.messages import brief, shown
-from sdpa_xp._checks.score_arrays import check_boolean
-from sdpa_xp._libraries import computing, dtype_name, is_array, namespace_of
-from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace, Shape
-from sdpa_xp._tiles.modifier import ScoreModifier, grid_of
-from sdpa_xp._tiles.tile import Allowed, Tile, collapse_uniform
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
-from sdpa_xp.masks.algebra import ArrayMask, FormulaMask, Mask
+from .._checks.arrays import broadcast, check_plain_array
+from .._checks.integers import frozen
+from .._checks.keywords import check_function, explains_keywords
+from .._checks.messages import brief, shown
+from .._checks.score_arrays import check_boolean
+from .._libraries import computing, dtype_name, is_array, namespace_of
+from .._libraries.protocols import AnyArray, Array, Namespace, Shape
+from .._tiles.modifier import ScoreModifier, grid_of
+from .._tiles.tile import Allowed, Tile, collapse_uniform
+from ..errors import ArgumentTypeError, ArgumentValueError, Message
+from .algebra import ArrayMask, FormulaMask, Mask
 
 MaskFunction: TypeAlias = Callable[[Any, Any, Any, Any], Any]
 """mask_mod(batch, head, query_index, key_index) -> boolean, as in torch's FlexAttention."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from sdpa_xp._checks.integers import frozen_integers
-from sdpa_xp._checks.keywords import explains_keywords
-from sdpa_xp._libraries import astype_if_needed, dtype_name, is_traced
-from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp._tiles.on_device import BlockBounds, bounds_of_list
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Allowed, Tile
-from sdpa_xp.masks.algebra import Mask
-from sdpa_xp.masks.patterns import Pattern
+from .._checks.integers import frozen_integers
+from .._checks.keywords import explains_keywords
+from .._libraries import astype_if_needed, dtype_name, is_traced
+from .._libraries.protocols import AnyArray, Array
+from .._tiles.on_device import BlockBounds, bounds_of_list
+from .._tiles.score_grid import ScoreGrid
+from .._tiles.tile import Allowed, Tile
+from .algebra import Mask
+from .patterns import Pattern
 
 
 @explains_keywords

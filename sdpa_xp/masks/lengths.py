@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from sdpa_xp._checks.integers import Integers, IntegersLike, frozen_integers
-from sdpa_xp._checks.keywords import explains_keywords
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Allowed, Tile
-from sdpa_xp.masks.algebra import Mask
-from sdpa_xp.masks.patterns import AllOf, Pattern
+from .._checks.integers import Integers, IntegersLike, frozen_integers
+from .._checks.keywords import explains_keywords
+from .._tiles.score_grid import ScoreGrid
+from .._tiles.tile import Allowed, Tile
+from .algebra import Mask
+from .patterns import AllOf, Pattern
 
 
 @explains_keywords

@@ -7,17 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
-from sdpa_xp._checks.integers import exceeds, has_values
-from sdpa_xp._checks.keywords import check_choice, check_flag, check_integer, explains_keywords
-from sdpa_xp._libraries import is_array, library_of
-from sdpa_xp._libraries.protocols import Array, Namespace
-from sdpa_xp._tiles.patches import Patches, patch_size
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Allowed, Tile, both
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp.masks.algebra import Mask
-from sdpa_xp.masks.patches import CutAxis, cut_space
-from sdpa_xp.masks.patterns import Pattern
+from .._checks.integers import exceeds, has_values
+from .._checks.keywords import check_choice, check_flag, check_integer, explains_keywords
+from .._libraries import is_array, library_of
+from .._libraries.protocols import Array, Namespace
+from .._tiles.patches import Patches, patch_size
+from .._tiles.score_grid import ScoreGrid
+from .._tiles.tile import Allowed, Tile, both
+from ..errors import ArgumentTypeError, ArgumentValueError
+from .algebra import Mask
+from .patches import CutAxis, cut_space
+from .patterns import Pattern
 
 T = TypeVar("T")
 NAME = "neighbourhood"

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sdpa_xp._libraries.protocols import Array, Namespace
-from sdpa_xp._tiles.patches import KeyLists, PatchSize
-from sdpa_xp._tiles.score_grid import ScoreGrid
+from .._libraries.protocols import Array, Namespace
+from .._tiles.patches import KeyLists, PatchSize
+from .._tiles.score_grid import ScoreGrid
 
 
 class CutAxis(NamedTuple):

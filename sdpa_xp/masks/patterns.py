@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from sdpa_xp._libraries import is_traced
-from sdpa_xp._libraries.protocols import Array
-from sdpa_xp._tiles.on_device import BlockBounds
-from sdpa_xp._tiles.patches import Patches
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Allowed, Tile, TokenPositions, both, collapse_uniform, either
+from .._libraries import is_traced
+from .._libraries.protocols import Array
+from .._tiles.on_device import BlockBounds
+from .._tiles.patches import Patches
+from .._tiles.score_grid import ScoreGrid
+from .._tiles.tile import Allowed, Tile, TokenPositions, both, collapse_uniform, either
 
 
 class Pattern(ABC):

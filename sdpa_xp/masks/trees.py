@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from sdpa_xp._checks.integers import Integers, IntegersLike, check_offset, has_values
-from sdpa_xp._checks.keywords import check_integer, explains_keywords
-from sdpa_xp._libraries import is_array, library_of
-from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp._tiles.score_grid import ScoreGrid
-from sdpa_xp._tiles.tile import Allowed, Tile
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp.masks.algebra import Mask
-from sdpa_xp.masks.patterns import Pattern
+from .._checks.integers import Integers, IntegersLike, check_offset, has_values
+from .._checks.keywords import check_integer, explains_keywords
+from .._libraries import is_array, library_of
+from .._libraries.protocols import AnyArray, Array
+from .._tiles.score_grid import ScoreGrid
+from .._tiles.tile import Allowed, Tile
+from ..errors import ArgumentTypeError, ArgumentValueError
+from .algebra import Mask
+from .patterns import Pattern
 
 
 @explains_keywords

@@ -12,8 +12,8 @@ on the background of its theme, or without one with `transparent=True`. The colo
 can tell them apart in print and without colour vision.
 """
 
-from sdpa_xp.plot.curves import memory, saturation
-from sdpa_xp.plot.maps import attention, mask
+from .curves import memory, saturation
+from .maps import attention, mask
 
 __all__ = ["attention", "mask", "memory", "saturation"]
 

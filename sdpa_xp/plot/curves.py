@@ -6,16 +6,16 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sdpa_xp._checks.arrays import check_floating, check_plain_array
-from sdpa_xp._checks.integers import check_some_integers
-from sdpa_xp._checks.keywords import check_integer
-from sdpa_xp._checks.messages import shown
-from sdpa_xp._libraries import dtype_name, library_of, namespace_of, numpy_array
-from sdpa_xp._libraries.protocols import Array, NumPyGenerator
-from sdpa_xp.errors import ArgumentTypeError
-from sdpa_xp.explanation import explain
-from sdpa_xp.plot.panels import FONT, Theme, ThemeName, paint, require_matplotlib, theme_of
-from sdpa_xp.weights import attention_scores, attention_weights
+from .._checks.arrays import check_floating, check_plain_array
+from .._checks.integers import check_some_integers
+from .._checks.keywords import check_integer
+from .._checks.messages import shown
+from .._libraries import dtype_name, library_of, namespace_of, numpy_array
+from .._libraries.protocols import Array, NumPyGenerator
+from ..errors import ArgumentTypeError
+from ..explanation import explain
+from ..weights import attention_scores, attention_weights
+from .panels import FONT, Theme, ThemeName, paint, require_matplotlib, theme_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,7 +72,7 @@ def saturation(
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.1, footnote 4.
     """
     require_matplotlib("plot.saturation")
-    from sdpa_xp.plot.shown_figure import ShownFigure
+    from .shown_figure import ShownFigure
 
     colours = theme_of("plot.saturation", theme)
     widths = sorted(check_some_integers("plot.saturation", "widths", widths))
@@ -161,7 +161,7 @@ def memory(
     require_matplotlib("plot.memory")
     from matplotlib.ticker import FuncFormatter, LogLocator
 
-    from sdpa_xp.plot.shown_figure import ShownFigure
+    from .shown_figure import ShownFigure
 
     colours = theme_of("plot.memory", theme)
     lengths = sorted(check_some_integers("plot.memory", "lengths", lengths))

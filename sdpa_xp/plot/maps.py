@@ -8,17 +8,17 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sdpa_xp._checks.arrays import check_floating, check_plain_array
-from sdpa_xp._checks.integers import check_some_integers
-from sdpa_xp._checks.keywords import check_block_size, check_integer
-from sdpa_xp._checks.messages import shown
-from sdpa_xp._checks.score_arrays import check_boolean, check_broadcasts
-from sdpa_xp._libraries import is_number, library_of, namespace_of
-from sdpa_xp._libraries.protocols import AnyArray, Array, Shape
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp.masks import Mask
-from sdpa_xp.masks.custom import as_boolean
-from sdpa_xp.plot.panels import LETTER, ThemeName, grid, labels, paint, require_matplotlib, theme_of
+from .._checks.arrays import check_floating, check_plain_array
+from .._checks.integers import check_some_integers
+from .._checks.keywords import check_block_size, check_integer
+from .._checks.messages import shown
+from .._checks.score_arrays import check_boolean, check_broadcasts
+from .._libraries import is_number, library_of, namespace_of
+from .._libraries.protocols import AnyArray, Array, Shape
+from ..errors import ArgumentTypeError, ArgumentValueError
+from ..masks import Mask
+from ..masks.custom import as_boolean
+from .panels import LETTER, ThemeName, grid, labels, paint, require_matplotlib, theme_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

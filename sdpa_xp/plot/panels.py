@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast
 
-from sdpa_xp._checks.keywords import check_choice
-from sdpa_xp._checks.messages import install_hint
-from sdpa_xp.errors import Message
+from .._checks.keywords import check_choice
+from .._checks.messages import install_hint
+from ..errors import Message
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -120,7 +120,7 @@ def grid(
 
     Queries run downwards, keys to the right.
     """
-    from sdpa_xp.plot.shown_figure import ShownFigure
+    from .shown_figure import ShownFigure
 
     columns = min(count, COLUMNS)
     rows, most = -(-count // columns), MOST if count == 1 else MOST_OF_MANY

@@ -3,11 +3,11 @@
 Pass positions as a range, a list of integers, or an array of integers or floating numbers of any shape.
 """
 
-from sdpa_xp.biases.alibi import alibi_slopes
-from sdpa_xp.positional.encodings import learned, sinusoidal
-from sdpa_xp.positional.rotary import Rotary, RotaryTables
-from sdpa_xp.positional.rotation import Rotation
-from sdpa_xp.positional.scaling import LinearScaling, Llama3Scaling, NTKScaling, Scaling, YaRNScaling
+from ..biases.alibi import alibi_slopes
+from .encodings import learned, sinusoidal
+from .rotary import Rotary, RotaryTables
+from .rotation import Rotation
+from .scaling import LinearScaling, Llama3Scaling, NTKScaling, Scaling, YaRNScaling
 
 __all__ = [
     "LinearScaling",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any, TypeVar, cast
 
-from sdpa_xp._checks.arrays import check_axes, check_plain_array
-from sdpa_xp._checks.integers import check_integers
-from sdpa_xp._checks.keywords import explains_keywords
-from sdpa_xp._libraries import astype_if_needed, is_array, is_traced
-from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp.positional.positions import PositionsLike, array_factory, as_array, as_positions
-from sdpa_xp.positional.scaling import base_frequencies, check_width_and_base
+from .._checks.arrays import check_axes, check_plain_array
+from .._checks.integers import check_integers
+from .._checks.keywords import explains_keywords
+from .._libraries import astype_if_needed, is_array, is_traced
+from .._libraries.protocols import AnyArray, Array
+from ..errors import ArgumentValueError
+from .positions import PositionsLike, array_factory, as_array, as_positions
+from .scaling import base_frequencies, check_width_and_base
 
 A = TypeVar("A", bound=AnyArray)
 

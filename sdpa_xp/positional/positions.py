@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, TypeAlias, cast
 
-from sdpa_xp._checks.arrays import check_floating, check_one_device, check_one_library, check_plain_array
-from sdpa_xp._checks.keywords import check_integer
-from sdpa_xp._libraries import (
+from .._checks.arrays import check_floating, check_one_device, check_one_library, check_plain_array
+from .._checks.keywords import check_integer
+from .._libraries import (
     FLOATING,
     access_of,
     computing,
@@ -20,8 +20,8 @@ from sdpa_xp._libraries import (
     widest_dtype,
     with_axes,
 )
-from sdpa_xp._libraries.protocols import AnyArray, Array, Device, Namespace
-from sdpa_xp.errors import ArgumentTypeError
+from .._libraries.protocols import AnyArray, Array, Device, Namespace
+from ..errors import ArgumentTypeError
 
 PositionsLike: TypeAlias = range | Sequence[int] | AnyArray
 """Positions as a caller passes them: one integer for each token, or an array of numbers."""

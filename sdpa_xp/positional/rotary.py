@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import cast
 
-from sdpa_xp._checks.arrays import check_one_device, check_one_kind, check_one_library
-from sdpa_xp._checks.integers import check_integers
-from sdpa_xp._checks.keywords import check_flag, check_instance, explains_keywords
-from sdpa_xp._checks.messages import brief
-from sdpa_xp._checks.score_arrays import THE_BATCH, check_broadcasts
-from sdpa_xp._libraries import has_override, namespace_of
-from sdpa_xp._libraries.protocols import AnyArray, Array
-from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp.positional.positions import ArrayFactory, Consecutive, are_readable
-from sdpa_xp.positional.rotation import Positions, Rotation
-from sdpa_xp.positional.scaling import Scaling, base_frequencies, check_width_and_base
+from .._checks.arrays import check_one_device, check_one_kind, check_one_library
+from .._checks.integers import check_integers
+from .._checks.keywords import check_flag, check_instance, explains_keywords
+from .._checks.messages import brief
+from .._checks.score_arrays import THE_BATCH, check_broadcasts
+from .._libraries import has_override, namespace_of
+from .._libraries.protocols import AnyArray, Array
+from ..errors import ArgumentValueError
+from .positions import ArrayFactory, Consecutive, are_readable
+from .rotation import Positions, Rotation
+from .scaling import Scaling, base_frequencies, check_width_and_base
 
 
 @explains_keywords

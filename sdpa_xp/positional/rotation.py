@@ -7,22 +7,15 @@ from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any, TypeAlias, TypeVar, cast
 
-from sdpa_xp._checks.arrays import HLE, Layout, check_plain_array, headed
-from sdpa_xp._checks.integers import check_one_each
-from sdpa_xp._checks.keywords import check_instance, check_integer, check_layout, explains_keywords
-from sdpa_xp._checks.messages import Immutable
-from sdpa_xp._libraries import (
-    accumulation_dtype,
-    astype_if_needed,
-    computing,
-    is_number,
-    widest_dtype,
-    with_axes,
-)
-from sdpa_xp._libraries.jax_trees import Tree
-from sdpa_xp._libraries.protocols import AnyArray, Array, Namespace, Shape
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
-from sdpa_xp.positional.positions import ArrayFactory, Consecutive, PositionsLike, array_factory, as_array
+from .._checks.arrays import HLE, Layout, check_plain_array, headed
+from .._checks.integers import check_one_each
+from .._checks.keywords import check_instance, check_integer, check_layout, explains_keywords
+from .._checks.messages import Immutable
+from .._libraries import accumulation_dtype, astype_if_needed, computing, is_number, widest_dtype, with_axes
+from .._libraries.jax_trees import Tree
+from .._libraries.protocols import AnyArray, Array, Namespace, Shape
+from ..errors import ArgumentTypeError, ArgumentValueError
+from .positions import ArrayFactory, Consecutive, PositionsLike, array_factory, as_array
 
 A = TypeVar("A", bound=AnyArray)
 Positions: TypeAlias = Consecutive | Array

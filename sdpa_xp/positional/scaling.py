@@ -7,10 +7,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sdpa_xp._checks.keywords import check_flag, check_integer, check_number, explains_keywords
-from sdpa_xp._checks.messages import Immutable
-from sdpa_xp._libraries.jax_trees import Tree
-from sdpa_xp.errors import ArgumentValueError
+from .._checks.keywords import check_flag, check_integer, check_number, explains_keywords
+from .._checks.messages import Immutable
+from .._libraries.jax_trees import Tree
+from ..errors import ArgumentValueError
 
 Frequencies = tuple[float, ...]
 """The angle between two neighbouring positions, in radians, for each pair of elements."""

@@ -362,7 +362,7 @@ def test_a_dtype_without_a_name_that_can_be_read(name: str, inputs: np.ndarray, 
             return name or object.__repr__(self)
 
     monkeypatch.setattr(Array, "dtype", Dtype())
-    hint = r"sdpa_xp reads no name of the standard in it: add the attribute `name`, such as 'float32'\.$"
+    hint = r"sdpa_xp reads no standard name in it: add the attribute `name`, such as 'float32'\.$"
     with pytest.raises(TypeError, match=hint) as error:
         scaled_dot_product_attention(*map(Array, inputs))
     assert "Convert" not in str(error.value)
