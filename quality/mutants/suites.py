@@ -42,6 +42,7 @@ SUITES = {
 LEFT_OUT = {
     "tests/site": "asks about pages, and builds them",
     "quality/test_cpus.py": "starts processes with the switches of older CPUs",
+    "quality/budgets": "counts the lines of the packages",
     "quality/mutants": "reads the text of the lines that a mutant changes",
 }
 """The folders of tests that judge no mutant, with the reason."""
