@@ -40,10 +40,10 @@ def code_lines(path: Path) -> int:
     documented: set[int] = set()
     for node in ast.walk(ast.parse(text)):
         body = getattr(node, "body", None)
-        for each in body if isinstance(body, list) else ():
-            text_alone = isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant)
-            if text_alone and isinstance(each.value.value, str):
-                documented |= {*range(each.lineno, (each.end_lineno or each.lineno) + 1)}
+        for statement in body if isinstance(body, list) else ():
+            text_alone = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+            if text_alone and isinstance(statement.value.value, str):
+                documented |= {*range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)}
     rows = enumerate(text.splitlines(), 1)
     return sum(bool(row.strip()) and row.strip()[0] != "#" for number, row in rows if number not in documented)
 
