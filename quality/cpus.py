@@ -69,21 +69,21 @@ class Job:
     command: tuple[str, ...]
 
 
-def disabled(prefixes: str) -> str:
+def disabled(*prefixes: str) -> str:
     """Return the features that NumPy may use here and that begin with one of `prefixes`, by NumPy's names."""
     from numpy._core import _multiarray_umath as numpy_core
 
-    names: Sequence[str] = numpy_core.__cpu_dispatch__
     is_here: Mapping[str, bool] = numpy_core.__cpu_features__
-    return " ".join(name for name in names if is_here[name] and name.startswith(tuple(prefixes.split())))
+    return " ".join(name for name in numpy_core.__cpu_dispatch__ if is_here[name] and name.startswith(prefixes))
 
 
 def environment(cpu: str) -> dict[str, str]:
     """Return the variables of a process that computes as on that CPU; an emulated one needs no switch."""
     switches = dict(CPUS.get(cpu, {}))
     if switches:
-        switches["NPY_DISABLE_CPU_FEATURES"] = disabled(switches["NPY_DISABLE_CPU_FEATURES"])
-        switches["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {switches['XLA_FLAGS']}".strip()
+        switches["NPY_DISABLE_CPU_FEATURES"] = disabled(*switches["NPY_DISABLE_CPU_FEATURES"].split())
+        for name in ("NPY_DISABLE_CPU_FEATURES", "XLA_FLAGS"):  # this process may run as on an older CPU, too
+            switches[name] = f"{os.environ.get(name, '')} {switches[name]}".strip()
     one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, _paths())), **one_thread, **switches}
 
