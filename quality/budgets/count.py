@@ -18,7 +18,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 BUDGETS = Path(__file__).with_name("budgets.toml")
 PACKAGES = {"sdpa_xp": "sdpa_xp", "export": "export/sdpa_xp_export"}
-EXECUTION = re.compile(r"\.(is_traced|is_writeable|waits)\b")
+EXECUTION = re.compile(r"\b(is_traced|is_writeable|waits)\b")
 """What only an executor needs to know of a grid or an array."""
 OPTION = re.compile(r"\bsoftcap\b")
 """An option of each call, as an example."""
