@@ -461,6 +461,24 @@ def test_a_change_while_the_graph_is_written() -> None:
     np.testing.assert_array_equal(fast(X), X * 5)
 
 
+def test_a_change_while_a_graph_is_tried_is_not_put_back() -> None:
+    """A trial with an open length is refused after another thread has set the weight."""
+    weights = {"w": 1.0}
+    is_set, ended = threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: (weights.update(w=5.0), is_set.set(), ended.wait(10)))
+
+    def layer(x: Any) -> Any:
+        if not is_set.is_set():
+            thread.start(), is_set.wait(10)
+        return x * weights["w"] * (2 if x.shape[1] == 3 else 1)
+
+    fast = jit(layer)
+    np.testing.assert_array_equal(fast(X), X * 10)
+    assert weights == {"w": 5.0}
+    ended.set(), thread.join()
+    np.testing.assert_array_equal(fast(X), X * 10)
+
+
 def test_a_change_while_the_graph_of_another_signature_is_written() -> None:
     """The graph that was there before is old then, too."""
     weights = [1.0]
