@@ -7,13 +7,15 @@ program has to agree with the eager call at `LENGTHS`, where that takes the call
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from sdpa_xp import biases, masks
+from sdpa_xp.errors import ArgumentValueError
 
 TRACED = {"B": 2, "L": 5, "S": 7}
 LENGTHS = [{"B": 3, "L": 6, "S": 9}, {"B": 2, "L": 12, "S": 4}, {"B": 1, "L": 1, "S": 1}, TRACED | {"S": 17}]
@@ -52,9 +54,21 @@ class Row:
             for axes, kind in zip(self.axes, kinds, strict=True)
         ]
 
-    def lengths(self) -> list[dict[str, int]]:
-        """Lengths other than the traced ones."""
-        return [of_run | {letter: TRACED[letter] for letter in self.fixed} for of_run in LENGTHS]
+    def runs(
+        self, call: Callable[..., Any], as_array: Callable[[np.ndarray], Any], symbols: str = "BLS"
+    ) -> Iterator[tuple[list[Any], Any]]:
+        """Arrays of other lengths than the traced ones, and the results of the call.
+
+        A program cannot refuse lengths that the call refuses: these are left out.
+        """
+        compared = 0
+        for of_run in LENGTHS:
+            lengths = {n: of_run[n] if n in symbols and n not in self.fixed else TRACED[n] for n in TRACED}
+            arrays = [as_array(x) for x in self.draw(lengths)]
+            with suppress(ArgumentValueError):
+                yield arrays, call(*arrays)
+                compared += 1
+        assert compared >= 2
 
 
 def _drawn(

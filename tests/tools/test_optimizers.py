@@ -21,6 +21,9 @@ OPTIMIZERS = [
     *("optimizer of onnxscript", "rewriter of onnxscript", "onnxsim", "onnxslim", "onnxoptimizer"),
     *("saved by onnxruntime, ENABLE_BASIC", "saved by onnxruntime, ENABLE_ALL"),
 ]
+INSTALLED = [
+    pytest.param(tool, marks=[pytest.mark.needs(NEEDS[tool])] if tool in NEEDS else []) for tool in OPTIMIZERS
+]
 CALLS = features("float32")
 CASES = [
     pytest.param(tool, name, marks=[pytest.mark.needs(NEEDS[tool])] if tool in NEEDS else [])
@@ -72,13 +75,7 @@ def equal_parts(x: Any) -> Any:
 
 @pytest.mark.parametrize("shape", [("N",), (7,)])
 @pytest.mark.parametrize("layer", [two_bounds, equal_parts])
-@pytest.mark.parametrize(
-    "tool",
-    [
-        pytest.param(tool, marks=[pytest.mark.needs(NEEDS[tool])] if tool in NEEDS else [])
-        for tool in OPTIMIZERS
-    ],
-)
+@pytest.mark.parametrize("tool", INSTALLED)
 @pytest.mark.filterwarnings("ignore")  # of the tools
 def test_arrays(tool: str, layer: Any, shape: tuple[Any, ...]) -> None:
     model = to_onnx(layer, TensorSpec("float32", shape))
@@ -90,13 +87,7 @@ def test_arrays(tool: str, layer: Any, shape: tuple[Any, ...]) -> None:
         assert_same(result, model, feeds)
 
 
-@pytest.mark.parametrize(
-    "tool",
-    [
-        pytest.param(tool, marks=[pytest.mark.needs(NEEDS[tool])] if tool in NEEDS else [])
-        for tool in OPTIMIZERS
-    ],
-)
+@pytest.mark.parametrize("tool", INSTALLED)
 @pytest.mark.filterwarnings("ignore")  # of the tools
 def test_layers_in_a_row(tool: str) -> None:
     """onnxoptimizer 0.4.2 needs to leave out a pass, as the guide says."""
