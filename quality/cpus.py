@@ -26,24 +26,24 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 KEPT = ROOT / "build" / "cpus"
+AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "XLA_FLAGS": "--xla_cpu_max_isa=AVX2"}
 CPUS: dict[str, dict[str, str]] = {
     "haswell": {
         "NPY_DISABLE_CPU_FEATURES": "AVX512 X86_V4",
         "OPENBLAS_CORETYPE": "Haswell",
         "ATEN_CPU_CAPABILITY": "avx2",
-        "ONEDNN_MAX_CPU_ISA": "AVX2",
-        "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
+        **AVX2,
     },
     "sandybridge": {
         "NPY_DISABLE_CPU_FEATURES": "AVX F16C FMA X86_V3 X86_V4",
         "OPENBLAS_CORETYPE": "Sandybridge",
         "ATEN_CPU_CAPABILITY": "default",
-        "ONEDNN_MAX_CPU_ISA": "SSE41",
-        "XLA_FLAGS": "--xla_cpu_max_isa=SSE4_2",
+        **AVX2,
     },
 }
 """The switches of each CPU. `haswell` has AVX2 and FMA without AVX-512 and VNNI, as have Zen 1 to 3.
-`sandybridge` has AVX in OpenBLAS, and SSE in the others. NumPy's features are named by their first letters."""
+`sandybridge` has AVX in OpenBLAS, and SSE in NumPy and torch. XLA and oneDNN stay at AVX2: with less, XLA has
+no halves, and kernels of OpenVINO do not fit its oneDNN. NumPy's features are named by their first letters."""
 EMULATED = "Haswell"
 """The CPU that qemu-user emulates, which has AVX2 and no VNNI."""
 OF_ONNXRUNTIME = (
