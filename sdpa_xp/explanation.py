@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Unpack, cast
+from typing import NamedTuple, Unpack, cast
 
 from ._call.options import AttentionOptions, CallOptions, takes_options
 from ._call.prepared_call import PreparedCall, prepare
@@ -17,7 +17,7 @@ from ._libraries import access_of, is_traced, is_unknown, namespace_of
 from ._libraries.capabilities import Autograd
 from ._libraries.jax_trees import without_arrays
 from ._libraries.protocols import AnyArray, Array
-from ._many import CutCall, cut_call
+from ._many import GraphCall, cut_call
 from ._tiles.plan import Plan, plan_patches
 from .attention import choose_kernel, is_differentiated
 from .errors import PACKAGE
@@ -221,7 +221,7 @@ def _mapped_tiles(scores: Scores, plan: Plan) -> tuple[int, int, tuple[str, ...]
     return count, pairs, tuple("".join(line) for line in drawn)
 
 
-def _explain_chunks(cut: CutCall[Any]) -> Explanation:
+def _explain_chunks(cut: GraphCall) -> Explanation:
     rows, columns = (max(map(len, ranges)) for ranges in cut.pieces.ranges[-2:])
     return Explanation(
         implementation="xp",

@@ -131,13 +131,13 @@ def attention_statistics(
 
 def _compute(call: PreparedCall, request: Request) -> Results:
     if call.grid.library.chunks is not None:
-        from ._many import graph_call  # few programs need it
+        from ._many import cut_call  # few programs need it
 
         if request.top_k or request.block_size:
             rule = "`of` must have neither 'top_keys' nor 'block_sums' for arrays in chunks"
             hint = "Compute the query and the key first."
             raise ArgumentTypeError(FUNCTION, rule, {"query": shown(call.arrays["query"])}, hint)
-        if (cut := graph_call(call)) is not None:
+        if (cut := cut_call(call)) is not None:
             return _reductions(call, request, cut.scores, cut.weights)
     if request.block_size is not None and call.grid.placement is not None:
         rule = "`of` must not have 'block_sums' if a compiler knows a length by its symbol alone"

@@ -11,7 +11,7 @@ from ._core.full_matrix import full_scores, full_weights
 from ._core.scores import Scores
 from ._libraries import overridden
 from ._libraries.protocols import AnyArray, Array, Dtype
-from ._many import graph_call
+from ._many import cut_call
 from ._tiles.plan import Plan, plan_full_rows
 from .masks import Mask
 
@@ -91,7 +91,7 @@ def _full_matrix(
     call = prepare(function, inputs, options)
     plan = plan_full_rows(call.grid, is_traced=call.grid.is_traced)
     with call.computing():
-        if call.grid.library.chunks is not None and (cut := graph_call(call)) is not None:
+        if call.grid.library.chunks is not None and (cut := cut_call(call)) is not None:
             in_chunks = cut.weights if compute is full_weights else cut.scores
             return call.remove_head_axis(in_chunks(call.result_dtype))
         computed = compute(call.scores(), plan, call.result_dtype)

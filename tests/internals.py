@@ -194,7 +194,6 @@ PLACES = {
     "READERS": "sdpa_xp_export._runtime.readers:READERS",
     "reference": "sdpa_xp_export._verify.reference",
     "reference_inputs": "sdpa_xp_export._verify.expected:reference_inputs",
-    "regular": "sdpa_xp._many.blocks:regular",
     "ROUNDINGS": "sdpa_xp_export._verify.judging:ROUNDINGS",
     "run_session": "sdpa_xp_export._runtime.session:run",
     "Runtime": "sdpa_xp_export._runtime.releases:Runtime",

@@ -18,7 +18,6 @@ from typing import Any, TypeGuard, cast
 import array_api_compat as compat
 
 from .base import Library
-from .cubed import Cubed
 from .cupy import CuPy
 from .dask import Dask
 from .jax import Jax
@@ -32,7 +31,7 @@ LARGEST = {"float32": (2 - 2**-23) * 2.0**127, "float64": sys.float_info.max}
 """The largest finite number of each accumulation dtype."""
 _NAME = re.compile(r"\b(?:bfloat|float|complex|uint|int)\d+\b|\bbool\b")
 _STANDARD = re.compile(r"(?:bfloat|float|complex|uint|int)\d|bool")
-LIBRARIES: tuple[Library, ...] = (NumPy(), Torch(), Jax(), CuPy(), Mlx(), Dask(), Cubed(), Strict())
+LIBRARIES: tuple[Library, ...] = (NumPy(), Torch(), Jax(), CuPy(), Mlx(), Dask(), Strict())
 UNKNOWN = Library()
 """Any other library that follows the standard."""
 _BY_TYPE: dict[type, Library] = {}

@@ -225,9 +225,6 @@ class Diagonals:
 class ChunkedArrays:
     """Lazy arrays in chunks. How tasks compute them, each library says in its own way: see its file."""
 
-    is_regular: ClassVar[bool]
-    """Whether all chunks along an axis but the last must be equally long."""
-
     def chunks_of(self, array: Any) -> Chunks:
         return tuple(array.chunks)
 

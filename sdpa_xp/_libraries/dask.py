@@ -24,8 +24,6 @@ the output of its queries."""
 class DaskGraphs(ChunkedArrays):
     """Arrays out of tasks, as layers of Dask's high-level graphs."""
 
-    is_regular = False
-
     def in_chunks(self, array: Any, chunks: Chunks, _like: Any) -> Any:
         if compat.is_dask_array(array):
             return array.rechunk(chunks)
@@ -73,8 +71,11 @@ class DaskGraphs(ChunkedArrays):
         return import_module("dask.array").Array(whole, last, chunks, dtype=dtype, meta=like._meta)
 
 
-class LazyLibrary(Library):
-    """Arrays without values until `compute()` is called."""
+class Dask(Library):
+    name = "dask"
+    conversion = "dask.array.from_array"
+    chunks = DaskGraphs()
+    cast_code = ASTYPE
 
     def is_traced(self, _array: Any) -> bool:
         return True
@@ -87,13 +88,6 @@ class LazyLibrary(Library):
 
     def to_list(self, array: Any) -> Any:
         return array.compute().tolist()
-
-
-class Dask(LazyLibrary):
-    name = "dask"
-    conversion = "dask.array.from_array"
-    chunks = DaskGraphs()
-    cast_code = ASTYPE
 
     def frozen(self, array: Any) -> Any:
         return array.copy()  # lazy, but its elements can be set, and `astype` would return it as it is

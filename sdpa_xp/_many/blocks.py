@@ -117,33 +117,6 @@ def cut(scores_shape: Shape, query: Chunks, key: Chunks, value: Chunks) -> Piece
     return Pieces(tuple(ranges), key_heads, tuple(map(key_heads.index, read)))
 
 
-def regular(query: Chunks, key: Chunks, value: Chunks) -> tuple[Chunks, Chunks, Chunks]:
-    """Return chunks of one length along each axis, no longer than those of the arrays, that fit each other."""
-    group = sum(query[-3]) // sum(key[-3])
-    key_heads = max(1, min(key[-3][0], value[-3][0], query[-3][0] // group))
-    query_heads = key_heads * group
-    if query[-3][0] < group:  # a piece lies within a group
-        query_heads = max(n for n in range(1, query[-3][0] + 1) if group % n == 0)
-    columns = min(key[-2][0], value[-2][0])  # a task reads the keys and the values of the same tokens
-
-    def cut_evenly(chunks: Chunks, heads: int, length: int) -> Chunks:
-        batch = []
-        for axis in range(-len(chunks), -3):
-            others = [other[axis] for other in (query, key, value) if len(other) >= -axis]
-            batch.append(_evenly(sum(chunks[axis]), min([n[0] for n in others if sum(n) > 1], default=1)))
-        return (*batch, _evenly(sum(chunks[-3]), heads), _evenly(sum(chunks[-2]), length), (sum(chunks[-1]),))
-
-    return (
-        cut_evenly(query, query_heads, query[-2][0]),
-        cut_evenly(key, key_heads, columns),
-        cut_evenly(value, key_heads, columns),
-    )
-
-
-def _evenly(length: int, size: int) -> tuple[int, ...]:
-    return tuple(min(size, length - start) for start in range(0, length, size))
-
-
 def _head_ranges(query: set[int], key: set[int], group: int) -> tuple[range, ...]:
     """Cut query heads so that a piece has whole groups, or lies within one group."""
     cuts = query | {group * head for head in key}

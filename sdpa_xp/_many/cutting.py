@@ -6,14 +6,14 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from .._call.prepared_call import PreparedCall
 from .._core.dropout import Dropout
 from .._core.products import ArraySource
 from .._core.scores import BoundOptions, Scores
 from .._libraries import dtype_name, is_traced, library_of, numpy_array
-from .._libraries.capabilities import ChunkedArrays
+from .._libraries.dask import DaskGraphs
 from .._libraries.protocols import READ_ONLY, Array, Chunks, Key
 from .._tiles.modifier import ScoreModifier, with_arrays
 from .._tiles.score_grid import ScoreGrid
@@ -23,10 +23,9 @@ from ..biases.custom import FunctionBias
 from ..masks.algebra import Combined, Mask
 from ..masks.custom import FunctionMask
 from ..masks.patterns import Pattern
-from .blocks import KEY_AXES, QUERY_AXES, AlignedArray, Place, aligned_axes, cut, regular, take_arrays
+from .blocks import KEY_AXES, QUERY_AXES, AlignedArray, Place, aligned_axes, cut, take_arrays
 from .tasks import ChunkedCall
 
-C = TypeVar("C", bound=ChunkedArrays)
 PROBE_SIDE = 8
 """Queries and keys of the tile on which a caller's function is tried."""
 
@@ -51,19 +50,16 @@ class BoundBias(Bias):
         return self.terms
 
 
-class CutCall(Generic[C]):
+class CutCall:
     """A call whose scores are cut where its arrays are cut."""
 
-    def __init__(self, call: PreparedCall, library: C, dropout: Dropout | None) -> None:
+    def __init__(self, call: PreparedCall, library: DaskGraphs, dropout: Dropout | None) -> None:
         self.library, self.grid = library, readable_grid(call)
         arrays = dict(call.arrays)
         self.like = arrays["query"]
         arrays.setdefault("value", arrays["key"])  # the weights need no values
         self.width = arrays["value"].shape[-1]
-        query, key, value = (library.chunks_of(arrays[name]) for name in ("query", "key", "value"))
-        # Arrays of cubed have chunks of one length along an axis, but for the last chunk.
-        chunks = regular(query, key, value) if library.is_regular else (query, key, value)
-        self.pieces = cut(self.grid.shape, *chunks)
+        self.pieces = cut(self.grid.shape, *(library.chunks_of(x) for x in arrays.values()))
         self.bound = _bind_readable(call, library, self.grid)
         if dropout is not None:  # the words of the seed go into the tasks, if they are known
             dropout = Dropout(dropout.p, call.grid.library.known_values(dropout.seed))
@@ -175,7 +171,7 @@ def _flatten(modifiers: Sequence[ScoreModifier]) -> Iterator[ScoreModifier]:
         yield from _flatten(modifier.parts) if modifier.parts else (modifier,)
 
 
-def _bind_readable(call: PreparedCall, library: ChunkedArrays, grid: ScoreGrid) -> BoundOptions:
+def _bind_readable(call: PreparedCall, library: DaskGraphs, grid: ScoreGrid) -> BoundOptions:
     """Bind the options to a readable grid, except for masks and biases that hold arrays of unknown values."""
     known_values = call.grid.library.known_values
     masks, biases = (
@@ -187,7 +183,7 @@ def _bind_readable(call: PreparedCall, library: ChunkedArrays, grid: ScoreGrid) 
     return readable.bind(grid, call.sizes.width)._replace(sinks=call.bound_options().sinks)
 
 
-def _bound_if_lazy(call: PreparedCall, library: ChunkedArrays, modifier: Any) -> Any:
+def _bound_if_lazy(call: PreparedCall, library: DaskGraphs, modifier: Any) -> Any:
     """Bind those parts of a mask or a bias that hold arrays of unknown values, to the grid of lazy arrays."""
     if not any(is_traced(array) for _, array in modifier.arrays()):
         return modifier

@@ -25,7 +25,7 @@ Contributions: TypeAlias = Mapping[tuple[int, ...], list[Key]]
 """The tasks that contribute to each block of a gradient."""
 
 
-class GraphCall(CutCall[DaskGraphs]):
+class GraphCall(CutCall):
     """A call that becomes a graph of tasks."""
 
     @cached_property

@@ -15,7 +15,7 @@ import sdpa_xp
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
 PIN = re.compile(r"^([\w.-]+)==([^\s;]+)", re.MULTILINE)
-TESTED_AT_THE_LOWEST = ("test-fast", "export", "cli", "plot", "demo", "jax", "mlx", "dask", "cubed")
+TESTED_AT_THE_LOWEST = ("test-fast", "export", "cli", "plot", "demo", "jax", "mlx", "dask")
 
 
 def _bounds() -> dict[str, str]:
