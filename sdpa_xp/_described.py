@@ -7,7 +7,6 @@ were no compiler. So memory grows with L + S, and NaN can be looked for.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,7 @@ from ._call.description import Description, count_arrays, describe, restore
 from ._call.options import CallOptions, arrays_of
 from ._call.prepared_call import PreparedCall, prepare
 from ._checks.arrays import HLE, broadcast
-from ._libraries import FLOATING, LIBRARIES, accumulation_dtype, dtype_name
+from ._libraries import FLOATING, accumulation_dtype, dtype_name, libraries
 from ._libraries.base import Library
 from ._libraries.capabilities import Autograd, OperationText
 from ._libraries.protocols import Array, Shape
@@ -105,8 +104,8 @@ def _frozen(argument: Any) -> Any:
     return tuple(argument) if isinstance(argument, list) else argument
 
 
-for _library in LIBRARIES:
+for _library in libraries():
     # When this file is imported, since a compiler does not trace that, and takes only what is defined.
-    if _library.autograd is not None and _library.module in sys.modules:
+    if _library.autograd is not None:
         functions = partial(restore_operation, _library), partial(empty_results, _library)
         _library.autograd.define_operator(*functions)

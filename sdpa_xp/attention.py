@@ -267,10 +267,10 @@ def choose_kernel(call: PreparedCall) -> KernelChoice:
     if call.implementation == "xp":
         return KernelChoice(None, "the call asks for it")
     name, library = call.implementation, call.grid.library.name
-    native = KERNELS.get(library)
+    native = KERNELS[library]() if library in KERNELS else None
     kernel: Kernel | None = native
     if name in BY_NAME:
-        library, kernel = name, BY_NAME[name]
+        library, kernel = name, BY_NAME[name]()
     reason = native.not_default_reason(call) if name is None and native is not None else None
     if kernel is None:
         reason = f"{call.grid.xp.__name__.removeprefix('array_api_compat.')} has no attention kernel to call"

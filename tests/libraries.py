@@ -120,7 +120,7 @@ def _numpy_torch() -> Library:
     """NumPy with `implementation="torch"` in all calls that torch's kernel computes."""
     import torch  # noqa: F401  # not as a part of what the first call does
 
-    kernel = kernels.BY_NAME["torch"]
+    kernel = kernels.BY_NAME["torch"]()
     default = types.SimpleNamespace(
         not_default_reason=lambda _: None,
         unsupported_reason=kernel.unsupported_reason,
@@ -134,7 +134,7 @@ def _numpy_torch() -> Library:
     def preferred() -> Iterator[None]:
         with lock:
             guards.append(default)
-            kernels.KERNELS["other"] = default
+            kernels.KERNELS["other"] = lambda: default
         try:
             yield
         finally:

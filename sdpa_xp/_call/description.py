@@ -6,14 +6,15 @@ compiler may know them by symbols alone.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from importlib import import_module
 from typing import Any, NamedTuple
 
 from .._libraries import dtype_name, is_array
 from .._libraries.protocols import Array, Namespace
 from .._tiles.modifier import ScoreModifier
+from ..errors import PACKAGE
 from .options import CallOptions
 
 
@@ -66,7 +67,9 @@ def _write(
         parts = value
     elif isinstance(value, ScoreModifier):
         parts = [getattr(value, field.name) for field in fields(value) if field.init]
-        words.append(f"new {type(value).__module__} {type(value).__name__} {len(parts)}")
+        words.append(
+            f"new {type(value).__module__.removeprefix(PACKAGE)[1:]} {type(value).__name__} {len(parts)}"
+        )
     elif is_array(value):
         words.append("array")
         arrays.append(value)
@@ -98,5 +101,7 @@ class _OptionReader:
             return getattr(self.xp, rest)
         if kind == "new":
             module, name, count = rest.split()
-            return getattr(sys.modules[module], name)(*[self.read() for _ in range(int(count))])
+            return getattr(import_module(f"{PACKAGE}.{module}"), name)(
+                *[self.read() for _ in range(int(count))]
+            )
         return {"None": None, "True": True, "False": False}[kind]

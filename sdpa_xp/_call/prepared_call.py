@@ -23,7 +23,6 @@ from .._checks.arrays import (
 )
 from .._checks.keywords import Implementation, check_flag, check_layout
 from .._core.dropout import DrawnSeed, Dropout
-from .._core.patches import with_patches
 from .._core.products import ArraySource
 from .._core.scores import BoundOptions, Scores
 from .._core.threads import asked_threads
@@ -52,7 +51,6 @@ from .options import (
     check_softmax_dtype,
     with_arrays,
 )
-from .reproducible import on_host
 
 MOST_CACHED = 1024
 MOST_KNOWN = 2**12
@@ -177,7 +175,11 @@ class PreparedCall(NamedTuple):
         if not options.mask.has_patches or has_ranges:
             return plan
         patches = options.mask.patches(self.grid)
-        return plan if patches is None else with_patches(plan, patches, self.scores_without_dropout(), widths)
+        if patches is None:
+            return plan
+        from .._core.patches import with_patches  # few masks have patches
+
+        return with_patches(plan, patches, self.scores_without_dropout(), widths)
 
     def scores(self) -> Scores:
         """Return the scores of the whole call. With dropout this draws from `rng`."""
@@ -270,6 +272,8 @@ def prepare(
     # `is not`, so that a wrong type is checked.
     if options.reproducible is not False and check_flag(function, "reproducible", options.reproducible):
         query = inputs["query"]
+        from .reproducible import on_host  # few programs need it
+
         inputs, options = on_host(function, inputs, options)
         converted_from = None if type(inputs["query"]) is type(query) else query
     signature = call_signature(function, inputs, options, (queries_at_end, cache_shapes))

@@ -13,8 +13,8 @@ from types import FunctionType
 from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, cast
 
 from .._libraries import LARGEST, dtype_name, is_array, is_traced
+from .._libraries.base import is_compiling
 from .._libraries.protocols import Dtype
-from .._libraries.torch import is_compiling
 from ..errors import ArgumentTypeError, ArgumentValueError
 from .arrays import LAYOUTS
 from .messages import shown, type_name

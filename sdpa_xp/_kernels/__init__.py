@@ -1,16 +1,17 @@
 """Vendors' fused kernels, one file each.
 
-To add a kernel, add a file with the functions of `NativeKernel`, and a line to `KERNELS`. A kernel that takes
-arrays of another library has the functions of `Kernel`, and a line in `BY_NAME`.
+To add a kernel, add a file with the functions of `NativeKernel`, and a line to `KERNELS`. A kernel that
+takes arrays of another library has the functions of `Kernel`, and a line in `BY_NAME`. A file is loaded by the
+first call that asks for its kernel.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from .._call.prepared_call import PreparedCall
 from .._libraries.protocols import Array
-from . import jax, mlx, torch, torch_on_numpy
 
 
 class Kernel(Protocol):
@@ -33,8 +34,32 @@ class NativeKernel(Kernel, Protocol):
         """Return why the kernel is only used if the call asks for it, or None if it is a default."""
 
 
-KERNELS: dict[str, NativeKernel] = {"jax": jax, "mlx": mlx, "torch": torch}
+def _torch() -> NativeKernel:
+    from . import torch
+
+    return torch
+
+
+def _jax() -> NativeKernel:
+    from . import jax
+
+    return jax
+
+
+def _mlx() -> NativeKernel:
+    from . import mlx
+
+    return mlx
+
+
+def _torch_on_numpy() -> Kernel:
+    from . import torch_on_numpy
+
+    return torch_on_numpy
+
+
+KERNELS: dict[str, Callable[[], NativeKernel]] = {"jax": _jax, "mlx": _mlx, "torch": _torch}
 """By the name of the library whose arrays they take."""
-BY_NAME: dict[str, Kernel] = {"torch": torch_on_numpy}
+BY_NAME: dict[str, Callable[[], Kernel]] = {"torch": _torch_on_numpy}
 """By the value of `implementation` that asks for them. They are no defaults: no result may depend on whether
 another library is installed."""

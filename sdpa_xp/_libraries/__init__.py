@@ -1,8 +1,8 @@
 """The array libraries: one file for each, with the same methods, and functions that find an array's library.
 
-To add a library, add a file with a subclass of `Library`, and a line to `LIBRARIES`. No library is imported
-here. A library is recognised by the types of its arrays, after the caller has imported it. Dtypes are known by
-name, because each library has its own classes of dtypes.
+To add a library, add a file with a subclass of `Library`, and lines to `libraries`. No library is imported
+here. A library is recognised by the types of its arrays, after the caller has imported it: only then is its
+file loaded. Dtypes are known by name, because each library has its own classes of dtypes.
 """
 
 from __future__ import annotations
@@ -10,28 +10,21 @@ from __future__ import annotations
 import numbers
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any, TypeGuard, cast
 
 import array_api_compat as compat
 
-from .base import Library
-from .cupy import CuPy
-from .dask import Dask
-from .jax import Jax
-from .mlx import Mlx
-from .numpy import NumPy, Strict
+from .base import Library, is_compiling
 from .protocols import TRACED, Access, AnyArray, Array, Dtype, Namespace, Override
-from .torch import Torch, is_compiling
 
 FLOATING = ("float16", "bfloat16", "float32", "float64")
 LARGEST = {"float32": (2 - 2**-23) * 2.0**127, "float64": sys.float_info.max}
 """The largest finite number of each accumulation dtype."""
 _NAME = re.compile(r"\b(?:bfloat|float|complex|uint|int)\d+\b|\bbool\b")
 _STANDARD = re.compile(r"(?:bfloat|float|complex|uint|int)\d|bool")
-LIBRARIES: tuple[Library, ...] = (NumPy(), Torch(), Jax(), CuPy(), Mlx(), Dask(), Strict())
 UNKNOWN = Library()
 """Any other library that follows the standard."""
 _BY_TYPE: dict[type, Library] = {}
@@ -41,11 +34,43 @@ It needs no lock, also without the GIL: a dict is safe to read and write from th
 up a new type find the same library. A type is kept for ever, as its module is."""
 
 
+def libraries() -> Iterator[Library]:
+    """Yield the libraries that the caller has imported, in the order in which they are asked about an array."""
+    if "numpy" in sys.modules:
+        from .numpy import NUMPY
+
+        yield NUMPY
+    if "torch" in sys.modules:
+        from .torch import TORCH
+
+        yield TORCH
+    if "jax" in sys.modules:
+        from .jax import JAX
+
+        yield JAX
+    if "cupy" in sys.modules:
+        from .cupy import CUPY
+
+        yield CUPY
+    if "mlx.core" in sys.modules:
+        from .mlx import MLX
+
+        yield MLX
+    if "dask.array" in sys.modules:
+        from .dask import DASK
+
+        yield DASK
+    if "array_api_strict" in sys.modules:
+        from .numpy import STRICT
+
+        yield STRICT
+
+
 def library_of(array: object) -> Library:
     """Return the library that `array` belongs to."""
     known = _BY_TYPE.get(type(array))
     if known is None:
-        known = next((library for library in LIBRARIES if library.owns(array)), UNKNOWN)
+        known = next((library for library in libraries() if library.owns(array)), UNKNOWN)
         if not is_compiling():  # a trace that noted it would be out of date at once
             _BY_TYPE[type(array)] = known
     return known
@@ -104,7 +129,9 @@ HOST = "NumPy"
 
 def host_library() -> Library:
     """Return the library `HOST`."""
-    return LIBRARIES[0]
+    from .numpy import NUMPY
+
+    return NUMPY
 
 
 def to_host(array: AnyArray) -> Array:

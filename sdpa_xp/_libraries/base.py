@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
-from typing import Any, ClassVar, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 import array_api_compat as compat
 
 from . import capabilities
-from .meshes import Meshes
 from .protocols import AnyArray, Array, Device, Dtype, Namespace
+
+if TYPE_CHECKING:
+    from .meshes import Meshes
 
 A = TypeVar("A")
 
@@ -261,3 +263,9 @@ def has_repeats(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> 
             return 0 not in shape
         end += step * (length - 1)
     return False
+
+
+def is_compiling() -> bool:
+    """Return whether torch.compile or torch.export traces the current call."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.compiler.is_compiling())

@@ -91,3 +91,6 @@ def _device_of(rng: Any) -> AbstractContextManager[object]:
     # A private name of CuPy 9 to 15. If it goes, CuPy raises an error for a generator on another device.
     number = getattr(rng.bit_generator, "_current_device_id", None)
     return cast(AbstractContextManager[object], sys.modules["cupy"].cuda.Device(number))
+
+
+CUPY = CuPy()

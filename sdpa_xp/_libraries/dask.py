@@ -134,3 +134,6 @@ def own_copy(array: Any) -> Any:
     distinct = without_repeats(array).copy()
     is_whole = distinct.shape == array.shape
     return distinct if is_whole else sys.modules["numpy"].broadcast_to(distinct, array.shape)
+
+
+DASK = Dask()

@@ -153,3 +153,6 @@ def _without_debugging() -> AbstractContextManager[object]:
     for context in (jax.debug_nans(False), jax.debug_infs(False), jax.transfer_guard("allow")):
         stack.enter_context(context)
     return stack
+
+
+JAX = Jax()

@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar, cast
 
 from ..errors import PACKAGE
-from .torch import is_compiling
+from .base import is_compiling
 
 K = TypeVar("K", bound=type)
 Token: TypeAlias = object

@@ -233,3 +233,6 @@ def _without_device(create: Callable[..., Any]) -> Callable[..., Any]:
 _NAMESPACES: dict[ModuleType, MlxNamespace] = {}
 """The namespace of MLX once it is made. There is one, since calls compare namespaces: if two threads make
 one at once, `setdefault` gives both the same, which `functools.cache` does not."""
+
+
+MLX = Mlx()

@@ -131,3 +131,7 @@ class Strict(Library):
 
     def addresses(self, array: Any) -> Any:
         return array._array
+
+
+NUMPY = NumPy()
+STRICT = Strict()

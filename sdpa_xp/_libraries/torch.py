@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import array_api_compat as compat
 
-from .base import Addresses, Library, has_repeats
+from .base import Addresses, Library, has_repeats, is_compiling
 from .capabilities import Generators, KernelOperation, Operation, OperationText
 from .protocols import Array, Device, Namespace
 
@@ -305,12 +305,6 @@ def makes_fakes() -> bool:
     return any(torch._C._get_dispatch_mode(kind) is not None for kind in (kinds.FAKE, kinds.PROXY))
 
 
-def is_compiling() -> bool:
-    """Return whether torch.compile or torch.export traces the current call."""
-    torch = sys.modules.get("torch")
-    return torch is not None and bool(torch.compiler.is_compiling())
-
-
 def has_tangents() -> bool:
     """Return whether torch computes forward-mode derivatives of the current call."""
     torch = sys.modules.get("torch")
@@ -351,3 +345,6 @@ def is_context_parallel() -> bool:
         return False
     attention = sys.modules["torch"].nn.functional.scaled_dot_product_attention
     return str(attention.__module__).startswith(EXPERIMENTAL)
+
+
+TORCH = Torch()

@@ -5,12 +5,25 @@ and offsets are checked when a call uses the bias. Unlike a mask, a bias does no
 get gradients: it follows what you write to them.
 """
 
+from typing import TYPE_CHECKING
+
+from .._lazy import loaded
 from .algebra import Bias
-from .alibi import alibi
-from .custom import from_array, from_function, to_array
-from .relative import relative
+
+if TYPE_CHECKING:
+    from .buckets import relative
+    from .custom import from_array, from_function, to_array
+    from .slopes import alibi
 
 __all__ = ["Bias", "alibi", "from_array", "from_function", "relative", "to_array"]
+
+_FILES = {"buckets": "relative", "custom": "from_array from_function to_array", "slopes": "alibi"}
+"""The files that are loaded when one of their names is first used."""
+
+if not TYPE_CHECKING:  # with this function, type checkers would accept every name
+
+    def __getattr__(name: str) -> object:
+        return loaded(__name__, name, _FILES)
 
 
 def __dir__() -> list[str]:

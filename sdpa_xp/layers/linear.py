@@ -12,7 +12,6 @@ from .._checks.arrays import check_axes, check_one_dtype, check_one_kind
 from .._checks.keywords import check_flag, check_integer, check_keys, explains_keywords
 from .._checks.messages import nearest_hint, shown
 from .._libraries import (
-    LIBRARIES,
     accumulation_dtype,
     array_signatures,
     astype_if_needed,
@@ -20,6 +19,7 @@ from .._libraries import (
     dtype_name,
     has_override,
     is_number,
+    libraries,
     library_of,
     with_axes,
 )
@@ -299,7 +299,7 @@ def check_prefixed(function: str, mapping: object, prefix: object) -> None:
 
 def _draw_uniform(function: str, rng: Any, count: int, like: AnyArray | None) -> Array:
     """Return float32 from 0 to 1 in the library of `like`, so that all dtypes get the same numbers."""
-    for library in LIBRARIES:
+    for library in libraries():
         module: Any = sys.modules.get(library.module)
         if module is not None and library.generators.owns(rng):
             xp = library.namespace(module.zeros((0,), dtype=module.float32))

@@ -13,14 +13,19 @@ torch.compile cannot trace `~mask` and `mask & tensor`. Create the mask outside 
 write `mask & masks.from_array(tensor)`. With array-api-strict, put the mask on the left of an array.
 """
 
+from typing import TYPE_CHECKING
+
+from .._lazy import loaded
 from .algebra import Mask
 from .bands import causal, chunked, dilated, sliding_window
-from .blocks import blocks
-from .custom import from_array, from_function, to_array
-from .documents import document
-from .lengths import padding, prefix
-from .neighbourhoods import neighbourhood
-from .trees import tree
+
+if TYPE_CHECKING:
+    from .block_masks import blocks
+    from .custom import from_array, from_function, to_array
+    from .documents import document
+    from .lengths import padding, prefix
+    from .neighbourhoods import neighbourhood
+    from .trees import tree
 
 __all__ = [
     "Mask",
@@ -38,6 +43,21 @@ __all__ = [
     "to_array",
     "tree",
 ]
+
+_FILES = {
+    "block_masks": "blocks",
+    "custom": "from_array from_function to_array",
+    "documents": "document",
+    "lengths": "padding prefix",
+    "neighbourhoods": "neighbourhood",
+    "trees": "tree",
+}
+"""The files that are loaded when one of their names is first used."""
+
+if not TYPE_CHECKING:  # with this function, type checkers would accept every name
+
+    def __getattr__(name: str) -> object:
+        return loaded(__name__, name, _FILES)
 
 
 def __dir__() -> list[str]:

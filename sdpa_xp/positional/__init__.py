@@ -3,7 +3,7 @@
 Pass positions as a range, a list of integers, or an array of integers or floating numbers of any shape.
 """
 
-from ..biases.alibi import alibi_slopes
+from ..biases.slopes import alibi_slopes
 from .encodings import learned, sinusoidal
 from .rotary import Rotary, RotaryTables
 from .rotation import Rotation

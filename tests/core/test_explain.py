@@ -122,7 +122,7 @@ def test_the_implementation_is_the_one_that_computes(
 ) -> None:
     import torch
 
-    kernel, kernel_calls = kernels.KERNELS["torch"], []
+    kernel, kernel_calls = kernels.KERNELS["torch"](), []
     monkeypatch.setattr(
         kernel, "attend", lambda call, attend=kernel.attend: kernel_calls.append(1) or attend(call)
     )

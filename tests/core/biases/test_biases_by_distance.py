@@ -11,8 +11,8 @@ from calls import draw
 from internals import NumPy, Tile, grid_of
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
-from sdpa_xp.biases.alibi import AlibiTerm
-from sdpa_xp.biases.relative import RelativeTerm
+from sdpa_xp.biases.buckets import RelativeTerm
+from sdpa_xp.biases.slopes import AlibiTerm
 
 SHAPES = (2, 4, 21, 8), (2, 2, 33, 8), (2, 2, 33, 8)
 RNG = np.random.default_rng(2)
