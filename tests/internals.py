@@ -136,7 +136,7 @@ PLACES = {
     "MaskTensor": "sdpa_xp.integrations._transformers_masks:MaskTensor",
     "metadata_of": "sdpa_xp_export._files.model:metadata_of",
     "ModelFailedError": "sdpa_xp_export._runtime.limits:ModelFailedError",
-    "modifier_at": "sdpa_xp.caches.positions:modifier_at",
+    "modifier_at": "sdpa_xp.caches.at_positions:modifier_at",
     "MOST_AT_ONCE": "sdpa_xp._core.quantised:MOST_AT_ONCE",
     "MOST_BANDS": "sdpa_xp._tiles.plan:MOST_BANDS",
     "MOST_COPIED": "sdpa_xp._tiles.plan:MOST_COPIED",

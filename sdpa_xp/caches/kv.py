@@ -3,38 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
-from .._checks.arrays import HLE, Layout, check_one_kind
+from .._call import quantised
+from .._call.options import CallOptions, Keywords, takes_options
+from .._call.prepared_call import prepare
+from .._checks.arrays import Layout, check_one_kind, check_plain_array, headed
 from .._checks.integers import IntegersLike
-from .._checks.keywords import LARGEST_INTEGER, check_flag, check_integer, check_layout, explains_keywords
+from .._checks.keywords import LARGEST_INTEGER, check_flag, check_integer, explains_keywords
 from .._display import table
-from .._libraries import has_override, namespace_of
-from .._libraries.protocols import AnyArray, Array
+from .._libraries import has_override, is_array, library_of, namespace_of
+from .._libraries.protocols import AnyArray, Array, Dtype
+from ..attention import compute_output, compute_state
 from ..errors import ArgumentValueError
-from ..positional.rotation import Positions, Rotation, check_fits_rotation, check_rotary, rotate
-from . import memory
-from .attention import CacheAttention
-from .positions import (
-    TokenPositionsLike,
-    check_positions,
-    check_slots,
-    check_start,
-    elements_at,
-    joined_positions,
-    positions_after,
-    positions_array,
-    positions_of_entries,
-    positions_without,
-    shown_positions,
+from ..masks import Mask
+from ..positional.positions import Consecutive
+from ..positional.rotation import Positions, Rotation, rotate
+from ..states import AttentionState
+from . import positions as token_positions
+from .at_positions import options_at
+from .cache import Cache, compute, refuse_graph_values
+from .positions import TokenPositionsLike
+from .quantisation import (
+    QUANTISED_NAMES,
+    bytes_of,
+    check_same_but_width,
+    check_stored,
 )
-from .quantisation import kinds, wide_shape
+from .slots import Slots, check_writeable, context_of, slots_of
 
 A = TypeVar("A", bound=AnyArray)
 
 
 @explains_keywords
-class KVCache(CacheAttention[A]):
+class KVCache(Cache[A]):
     """The keys and values of the tokens so far, for decoding one token after the other.
 
     A cache does not change: `append` returns one with more tokens. A loop of single steps gives the same result
@@ -83,6 +87,9 @@ class KVCache(CacheAttention[A]):
     """
 
     __slots__ = ()
+    _names = "key", "value"
+    _positions: Positions
+    _tokens: Slots
 
     def __init__(
         self,
@@ -96,58 +103,97 @@ class KVCache(CacheAttention[A]):
         first_position: IntegersLike = 0,
         positions: TokenPositionsLike | None = None,
     ) -> None:
-        function = "KVCache"
-        self._quantisation = None
-        check_layout(function, layout)
-        check_rotary(function, rotary)
-        self._layout, self._rotary, axis = layout, rotary, -2 if layout == HLE else -3
+        function, room = "KVCache", None
+        self._begin(function, layout, rotary)
         _, arrays = check_one_kind(function, {"key": key, "value": value})
-        memory.check_same_but_width(function, {name: array.shape for name, array in arrays.items()})
-        length = arrays["key"].shape[axis]
-        self._positions: Positions = check_start(function, first_position, positions, length, arrays["key"])
-        if check_flag(function, "rotated", rotated) and rotary is not None:
-            check_fits_rotation(function, "key", arrays["key"].shape, rotary.width)
-        else:
+        check_same_but_width(function, arrays)
+        length = arrays["key"].shape[self._axis]
+        self._positions = token_positions.start(function, first_position, positions, length, arrays["key"])
+        if not check_flag(function, "rotated", rotated):
             arrays["key"] = rotate(rotary, function, "key", arrays["key"], lambda _: self._positions, layout)
+        self._check_rotated(function, arrays["key"].shape)
         if capacity is not None:  # values of a graph cannot be written to
-            memory.refuse_graph_values(function, "`capacity`", arrays)
+            refuse_graph_values(function, "`capacity`", arrays)
             room = check_integer(function, "capacity", capacity, least=length) - length
-            arrays = {name: memory.with_room(array, room, axis) for name, array in arrays.items()}
-            memory.check_writeable(function, "`capacity`", arrays)
-        buffers = memory.Buffers(arrays, axis, length, are_of_caller=capacity is None)
-        self._slots = memory.TokenSlots(buffers, 0, length)
+        self._tokens = slots_of(arrays, self._axis, room, are_of_caller=capacity is None)
+        if capacity is not None:
+            check_writeable(function, "`capacity`", self._tokens.buffers.arrays)
 
-    def __repr__(self) -> str:
-        length, buffers = self._slots.length, self._slots.buffers
-        shown = {name: self._shown(name) for name in ("key", "value")}
-        # The arrays of a caller have no room, and may be anything in a tree. A length of a graph may be a name.
-        if not buffers.are_of_caller and isinstance(length, int) and buffers.capacity > length:
-            shown = {"tokens": f"{length:,} of {buffers.capacity:,}", **shown}
-        shown |= {} if self._layout == HLE else {"layout": repr(self._layout)}
-        shown |= shown_positions(self._positions)
-        if self._quantisation is not None:
-            shown["per"] = repr(self._quantisation.per)
-        return f"KVCache({', '.join(f'{name}={text}' for name, text in shown.items())})"
+    @classmethod
+    def from_stored(
+        cls,
+        stored: Mapping[str, A],
+        *,
+        dtype: Dtype | None = None,
+        layout: Layout = "...HLE",
+        rotary: Rotation | None = None,
+        first_position: IntegersLike = 0,
+        positions: TokenPositionsLike | None = None,
+    ) -> Self:
+        """Return a quantised cache of the arrays that another one has `stored`, from a file or in a graph.
 
-    def _repr_html_(self) -> str:
-        """Return the table that a notebook shows."""
-        length, buffers = self._slots.length, self._slots.buffers
-        room = "" if buffers.are_of_caller or buffers.capacity == length else f" of {buffers.capacity:,}"
-        rows = [
-            ("tokens", f"{length:,}{room}"),
-            ("axes", "..., heads, tokens, width" if self._layout == HLE else "..., tokens, heads, width"),
-            ("key", self._facts("key")),
-            ("value", self._facts("value")),
-            ("bytes", self._shown_bytes()),
-            *shown_positions(self._positions).items(),
-            ("rotary", "" if self._rotary is None else str(self._rotary)),
-        ]
-        return table("KVCache", [row for row in rows if row[1]])
+        Args:
+            stored: The arrays by name; they are not copied, and keys are stored rotated. All other arguments
+                are as in `KVCache`.
+            dtype: The dtype of queries and of keys that are appended; None is that of the scales.
 
-    @memory.in_context_of_keys
+        Raises:
+            TypeError: The codes are not int8 or uint8, or a scale has a dtype that does not fit.
+            ValueError: A name is missing or too many, or the shapes do not fit.
+
+        Examples:
+            >>> import numpy as np
+            >>> from sdpa_xp import KVCache
+            >>> cache = KVCache(np.ones((2, 3, 8)), np.ones((2, 3, 8))).quantised("int8")
+            >>> KVCache.from_stored(cache.stored)
+            KVCache(key=<float64 (2, 3, 8) as int8>, value=<float64 (2, 3, 8) as int8>, per='token')
+        """
+        function = "KVCache.from_stored"
+        cache = object.__new__(cls)
+        cache._begin(function, layout, rotary)
+        arrays, cache._quantisation = check_stored(function, stored, dtype, cache._axis)
+        cache._tokens = slots_of(arrays, cache._axis, are_of_caller=True)
+        cache._check_rotated(function, cache._shape("key"))
+        length, key = cache._tokens.length, arrays["key"]
+        cache._positions = token_positions.start(function, first_position, positions, length, key)
+        return cache
+
+    def __len__(self) -> int:
+        """Return the number of tokens in the cache."""
+        return self._tokens.length
+
+    @property
+    def key(self) -> A:
+        """The keys of the tokens so far, (..., H, S, E); rotated, if the cache has a `rotary`.
+
+        A quantised cache returns a copy of what it stores, in the dtype of the keys that are appended.
+        """
+        return cast(A, self._wide("key"))
+
+    @property
+    def value(self) -> A:
+        """The values of the tokens so far, (..., H, S, Ev); see `key`."""
+        return cast(A, self._wide("value"))
+
+    @property
+    def stored(self) -> dict[str, A]:
+        """The arrays that the tokens are stored in, by name: "key" and "value".
+
+        Those of a quantised cache are int8, or uint8 with two numbers in a byte, beside "key_scale",
+        "value_scale" and, with `per="channel"`, "key_channels": what `from_stored` takes.
+        """
+        return cast(dict[str, A], self._stored())
+
+    @property
+    def positions(self) -> A:
+        """The positions of the tokens so far, int32: (S,), or (..., S) if batch entries differ."""
+        key = self._tokens.buffers.arrays["key"]
+        with context_of(key):
+            return cast(A, token_positions.as_array("KVCache", key, self._positions, self._tokens.length))
+
     def append(
         self, key: A, value: AnyArray, *, positions: TokenPositionsLike | None = None, in_place: bool = False
-    ) -> KVCache[A]:
+    ) -> Self:
         """Return a cache with n more tokens.
 
         Args:
@@ -168,26 +214,25 @@ class KVCache(CacheAttention[A]):
             ValueError: The shapes or devices do not fit, the memory is too small, or this cache was appended to
                 in place already.
         """
-        function, length, axis = "KVCache.append", self._slots.length, self._slots.buffers.axis
-        old = self._slots.arrays()
-        targets = [wide_shape(self._quantisation, old[name]) for name in ("key", "value")]
-        passed: dict[str, AnyArray] = {"key": key, "value": value}
-        new = memory.check_new_tokens(function, passed, kinds(self._quantisation, old), targets, axis)
-        count = new["key"].shape[axis]
-        # A key is rotated once, when it comes, and not at each step that attends to it.
-        added: Positions = positions_after(self._positions, length)
-        if positions is not None:
-            added = check_positions(function, positions, count, new["key"].shape[:-3], new["key"])
-        new["key"] = rotate(self._rotary, function, "key", new["key"], lambda _: added, self._layout)
-        joined = joined_positions(function, new["key"], self._positions, length, added, count)
-        if self._quantisation is not None:
-            new = self._quantisation.stored(new, axis)
-        if check_flag(function, "in_place", in_place):
-            return self._with(self._slots.append(function, new), joined)
-        xp = namespace_of(new["key"])
-        return self._copied({name: xp.concat([old[name], new[name]], axis=axis) for name in new}, joined)
+        function, length, axis = "KVCache.append", self._tokens.length, self._axis
+        with context_of(self._tokens.buffers.arrays["key"]):
+            new = self._check_new(function, key, value)
+            count, like = new["key"].shape[axis], new["key"]
+            # A key is rotated once, when it comes, and not at each step that attends to it.
+            added: Positions = token_positions.after(self._positions, length)
+            if positions is not None:
+                added = token_positions.check(function, positions, count, like.shape[:-3], like)
+            new["key"] = rotate(self._rotary, function, "key", like, lambda _: added, self._layout)
+            joined = token_positions.joined(function, like, self._positions, length, added, count)
+            if self._quantisation is not None:
+                new = self._quantisation.stored(new, axis)
+            if check_flag(function, "in_place", in_place):
+                return self._with(self._tokens.append(function, new), joined)
+            xp, old = namespace_of(like), self._tokens.arrays()
+            arrays = {name: xp.concat([old[name], new[name]], axis=axis) for name in new}
+            return self._with(slots_of(arrays, axis), joined)
 
-    def drop_first(self, count: int) -> KVCache[A]:
+    def drop_first(self, count: int) -> Self:
         """Return a cache without its first `count` tokens. The others keep their positions.
 
         Nothing is copied. If you append in place, `cache.append(...).drop_first(1)` rolls: when the memory
@@ -198,7 +243,7 @@ class KVCache(CacheAttention[A]):
         """
         return self._without(self._counted("drop_first", count), 0)
 
-    def drop_last(self, count: int) -> KVCache[A]:
+    def drop_last(self, count: int) -> Self:
         """Return a cache without its last `count` tokens, such as a draft that was rejected.
 
         Nothing is copied. Appending in place overwrites the dropped tokens, also in arrays that you read
@@ -209,8 +254,7 @@ class KVCache(CacheAttention[A]):
         """
         return self._without(0, self._counted("drop_last", count))
 
-    @memory.in_context_of_keys
-    def take_tokens(self, slots: Sequence[int] | AnyArray) -> KVCache[A]:
+    def take_tokens(self, slots: Sequence[int] | AnyArray) -> Self:
         """Return a copy of some tokens, which keep their positions, without reserved memory.
 
         Use it to evict tokens, or to keep the accepted path of a draft that branches.
@@ -219,64 +263,250 @@ class KVCache(CacheAttention[A]):
             slots: The numbers of the tokens, from 0 to S - 1: n integers, as a list, a range or an integer
                 array. A cache with one batch axis also takes an array (B, n), one row for each batch entry.
         """
-        function = "KVCache.take_tokens"
-        array, axis = self._slots.tokens("key"), self._slots.buffers.axis
-        index = check_slots(function, "slots", slots, self._slots.length, "S", array)
-        if index.ndim > 1 and (index.ndim != 2 or array.ndim != 4 or index.shape[0] != array.shape[0]):
-            rule = "`slots` must be (n,), or (B, n) with one row for each entry of one batch axis"
-            got = {"slots.shape": index.shape, "cache.key.shape": self._shape("key")}
-            raise ArgumentValueError(function, rule, got)
-        if index.shape[-1] == 0:  # the position of the next token is left, which no index would say
-            return self._without(self._slots.length, 0)
-        positions = positions_array(function, array, self._positions, self._slots.length)
-        arrays = {name: elements_at(tokens, index, axis) for name, tokens in self._slots.arrays().items()}
-        return self._copied(arrays, elements_at(positions, index, -1))
+        function, array, axis = "KVCache.take_tokens", self._tokens.read("key"), self._axis
+        with context_of(array):
+            length = self._tokens.length
+            index = token_positions.check_slots(function, "slots", slots, length, "S", array)
+            if index.ndim > 1 and (index.ndim != 2 or array.ndim != 4 or index.shape[0] != array.shape[0]):
+                rule = "`slots` must be (n,), or (B, n) with one row for each entry of one batch axis"
+                got = {"slots.shape": index.shape, "cache.key.shape": self._shape("key")}
+                raise ArgumentValueError(function, rule, got)
+            if index.shape[-1] == 0:  # the position of the next token is left, which no index would say
+                return self._without(length, 0)
+            positions = token_positions.as_array(function, array, self._positions, length)
+            elements = token_positions.elements_at
+            arrays = {name: elements(tokens, index, axis) for name, tokens in self._tokens.arrays().items()}
+            return self._with(slots_of(arrays, axis), elements(positions, index, -1))
 
-    @memory.in_context_of_keys
-    def take_entries(self, entries: Sequence[int] | AnyArray) -> KVCache[A]:
+    def take_entries(self, entries: Sequence[int] | AnyArray) -> Self:
         """Return a copy of some batch entries, in any order and also repeatedly, as a beam search needs.
 
         Args:
             entries: The numbers of the entries on the first axis: a list, a range or an integer array.
         """
-        function = "KVCache.take_entries"
-        key = self._slots.tokens("key")
+        function, key = "KVCache.take_entries", self._tokens.read("key")
         if key.ndim < 4:
             rule = "the cache must have batch entries, on an axis before the heads"
             raise ArgumentValueError(function, rule, {"cache.key.shape": self._shape("key")})
-        index = check_slots(function, "entries", entries, key.shape[0], "B", key)
-        if index.ndim != 1:
-            raise ArgumentValueError(function, "`entries` must have one axis", {"entries.shape": index.shape})
-        arrays = {name: elements_at(tokens, index, 0) for name, tokens in self._slots.arrays().items()}
-        cache = self._copied(arrays, positions_of_entries(self._positions, index, key.shape[:-3]))
-        if self._quantisation is not None:
-            cache._quantisation = self._quantisation.of_entries(lambda array: elements_at(array, index, 0))
-        return cache
+        with context_of(key):
+            index = token_positions.check_slots(function, "entries", entries, key.shape[0], "B", key)
+            if index.ndim != 1:
+                rule = "`entries` must have one axis"
+                raise ArgumentValueError(function, rule, {"entries.shape": index.shape})
+            positions = token_positions.of_entries(self._positions, index, key.shape[:-3])
+            arrays = {name: token_positions.elements_at(x, index, 0) for name, x in self._stored().items()}
+            channels, quantisation = arrays.pop("key_channels", None), self._quantisation
+            quantisation = quantisation and replace(quantisation, key_channels=channels)
+            return self._with(slots_of(arrays, self._axis), positions, quantisation)
+
+    def quantised(self, dtype: Literal["int8", "int4"], *, per: Literal["token", "channel"] = "token") -> Self:
+        r"""Return a cache that stores its tokens, and those appended to it, as integers.
+
+        int8 takes 1 byte for a number and int4 half a byte, and each token 8 bytes for its scales. A step
+        widens a tile at a time, and never the whole cache. Tokens are rotated before they are stored.
+
+        Args:
+            dtype: "int8", or "int4" with two numbers in a byte, which needs an even E and Ev.
+            per: "token" gives each token one step, its largest magnitude / 127 (/ 7 for int4). "channel" also
+                divides keys by the magnitudes of their channels, which are measured now: call it after the
+                prompt.
+
+        Returns:
+            The new cache, a copy with the same capacity.
+
+        Raises:
+            ValueError: `dtype` or `per` is another word, a width is odd, the cache is quantised already, or it
+                has no tokens to measure channels on.
+
+        Numerics:
+            A stored number is wrong by at most half a step: $|k_{jc} - k'_{jc}| \le \delta_{jc} / 2$, where
+            $\delta_{jc}$ is the scale of token j, times the magnitude of channel c. So a score, capped or not,
+            is wrong by at most $\epsilon_i = \max_j |scale| \sum_c |q_{ic}| \delta_{jc} / 2$, and an element of
+            the output, without dropout, by at most
+
+            $$\max_j \delta^v_j / 2 + \tanh(\epsilon_i / 2) \, (\max_j v_{jc} - \min_j v_{jc})$$
+
+            over the keys j that query i attends to (and a value of 0, if there are sinks), and by what rounding
+            adds. A token with a NaN or inf is NaN in all its numbers, and shows in the rows that attend to it.
+
+        Examples:
+            >>> import numpy as np
+            >>> from sdpa_xp import KVCache
+            >>> tokens = np.random.default_rng(0).normal(size=(8, 100, 64)).astype("float32")
+            >>> cache = KVCache(tokens, tokens)
+            >>> small = cache.quantised("int8")
+            >>> cache.nbytes, small.nbytes
+            (409600, 108800)
+            >>> error = abs(small.attend(tokens[:, -1:]) - cache.attend(tokens[:, -1:]))
+            >>> bool(error.max() < 0.02)
+            True
+
+        References:
+            Liu et al., "KIVI", arXiv 2402.02750, section 3, for keys by channel and values by token.
+        """
+        slots, arrays, axis = self._tokens, self._tokens.arrays(), self._axis
+        with context_of(arrays["key"]):
+            quantisation = self._new_quantisation("KVCache.quantised", dtype, per, arrays["key"], (axis,))
+            tokens = slots_of(quantisation.stored(arrays, axis), axis, slots.room or None)
+            return self._with(tokens, self._positions, quantisation)
+
+    @takes_options(Keywords, is_causal=True)
+    def attend(
+        self,
+        query: A,
+        attn_mask: Mask | AnyArray | None = None,
+        *,
+        positions: TokenPositionsLike | None = None,
+        **keywords: Unpack[Keywords],
+    ) -> A:
+        """Return the attention of the last L tokens of the cache over all its tokens.
+
+        Args:
+            query: (..., Hq, L, E). All other arguments and errors are as in `scaled_dot_product_attention`.
+            attn_mask: A mask or an array. A query has the position of its token, also for masks and biases:
+                `sliding_window(255, 0)` means the last 256 positions.
+            positions: The positions of the queries, if these are not the last tokens of the cache: the position
+                of the first query, or L integers, or an integer array (..., L). Pass `is_causal=False` too.
+            is_causal: Query i attends to key j only if j <= i + S - L.
+
+        Returns:
+            (..., Hq, L, Ev), with the query's library, device and dtype.
+        """
+        options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
+        return cast(A, self._attended("KVCache.attend", query, positions, options))
+
+    @takes_options(Keywords, is_causal=True)
+    def attend_state(
+        self,
+        query: A,
+        attn_mask: Mask | AnyArray | None = None,
+        *,
+        positions: TokenPositionsLike | None = None,
+        lse_base: float | None = None,
+        **keywords: Unpack[Keywords],
+    ) -> AttentionState[A]:
+        """Return what `attend` returns, and the log-sum-exp of the scores.
+
+        `merge_states(..., layout=)` merges it with states over other keys, such as a prompt that texts share.
+        The log-sum-exp includes the sinks, so pass them to only one of the states.
+
+        Args:
+            query: (..., Hq, L, E). All other arguments and errors are as in `attend`.
+            lse_base: None for the natural logarithm; 2 for base 2, as in FlashInfer.
+
+        Returns:
+            `output`, as from `attend`, and `lse`, (..., Hq, L), in the dtype of the scores.
+        """
+        options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
+        state = self._attended("KVCache.attend_state", query, positions, options, lse_base)
+        return cast(AttentionState[A], state)
+
+    def _attended(
+        self, function: str, query: AnyArray, positions: object, options: CallOptions, *lse_base: float | None
+    ) -> Any:
+        """Return the output; with an `lse_base`, the state."""
+        array, cached = check_plain_array(function, "query", query), self._tokens.buffers.arrays["key"]
+        self._check_query(function, array, cached)
+        if len(array.shape) > 2:  # others are refused below, as in every call
+            with context_of(cached):
+                array, options = self._placed(function, array, positions, options)
+        # Quantised tokens are widened tile by tile; arrays in chunks by tasks.
+        if self._quantisation is not None and library_of(cached).chunks is None and not has_override(cached):
+            inputs, shapes = {"query": array, **self._stored()}, (self._shape("key"), self._shape("value"))
+            call = prepare(function, inputs, options, queries_at_end=True, cache_shapes=shapes)
+            return compute(call, partial(quantised.attend, call), *lse_base)
+        # With `queries_at_end` the causal mask counts from the last token, as the queries are the last ones.
+        arrays = array, self._wide("key"), self._wide("value")
+        if lse_base:
+            return compute_state(function, *arrays, options, lse_base=lse_base[0], queries_at_end=True)
+        return compute_output(function, *arrays, options, queries_at_end=True)
+
+    def _placed(
+        self, function: str, query: Array, positions: object, options: CallOptions
+    ) -> tuple[Array, CallOptions]:
+        """Return the query, rotated by its positions, and the options with masks and biases that know them."""
+        keys, length, queries = self._positions, self._tokens.length, headed(query.shape, self._layout)[-2]
+        is_consecutive = positions is None and isinstance(keys, Consecutive)
+        passed: Positions | None = None
+        if positions is not None:  # refused also where nothing reads them
+            like = query.shape[:-3], query, "query"
+            passed = token_positions.check(function, positions, queries, *like)
+
+        def of_queries(_: int = 0) -> Positions:
+            return token_positions.last(function, keys, length, queries) if passed is None else passed
+
+        def in_arrays() -> list[Array]:
+            places = (of_queries(), queries), (keys, length)
+            return [token_positions.as_array(function, query, *place) for place in places]
+
+        rotated = query
+        if self._rotary is not None:
+            rotated = rotate(self._rotary, function, "query", query, of_queries, self._layout)
+        if is_consecutive and cast(Consecutive, keys).is_from_zero:  # most steps of a decoder
+            return rotated, options
+        return rotated, options_at(options, in_arrays, consecutive=is_consecutive)
 
     def _counted(self, method: str, count: int) -> int:
-        function, length = f"KVCache.{method}", self._slots.length
+        length = self._tokens.length
         most = length if isinstance(length, int) else LARGEST_INTEGER  # or a name, in a graph
-        return check_integer(function, "count", count, least=0, most=most)
+        return check_integer(f"KVCache.{method}", "count", count, least=0, most=most)
 
-    @memory.in_context_of_keys
-    def _without(self, first: int, last: int) -> KVCache[A]:
+    def _without(self, first: int, last: int) -> Self:
         """Return the cache without its first and its last tokens."""
         if first == last == 0:
             return self
-        positions = positions_without(self._positions, self._slots.length, first, last)
-        if not has_override(self._slots.tokens("key")):
-            return self._with(self._slots.without(first, last), positions)
-        # A graph cuts its values, and has no buffers that several caches share.
-        index = (..., slice(first, -last if last else None), *[slice(None)] * (-1 - self._slots.buffers.axis))
-        return self._copied({name: array[index] for name, array in self._slots.arrays().items()}, positions)
+        slots, key = self._tokens, self._tokens.read("key")
+        with context_of(key):
+            positions = token_positions.without(self._positions, slots.length, first, last)
+            if not has_override(key):
+                return self._with(slots.without(first, last), positions)
+            # A graph cuts its values, and has no buffers that several caches share.
+            index = (..., slice(first, -last if last else None), *[slice(None)] * (-1 - self._axis))
+            arrays = {name: array[index] for name, array in slots.arrays().items()}
+            return self._with(slots_of(arrays, self._axis), positions)
 
-    def _copied(self, arrays: Mapping[str, Array], positions: Positions) -> KVCache[A]:
-        axis = self._slots.buffers.axis
-        length = arrays["key"].shape[axis]
-        return self._with(memory.TokenSlots(memory.Buffers(arrays, axis, length), 0, length), positions)
+    def _tree_state(self) -> dict[str, object]:
+        positions = self._positions
+        if isinstance(positions, Consecutive) and is_array(positions.first) and positions.shift:
+            # What is not in an array is static, and a cache that a scan carries has to stay the same.
+            positions = Consecutive(positions.first + positions.shift)
+        state: dict[str, object] = {"positions": positions, "layout": self._layout, "rotary": self._rotary}
+        if self._quantisation is not None:  # what a cache is not does not change the tree that it is
+            state["quantisation"] = self._quantisation
+        return {**self._tokens.arrays(), **state}
 
-    def _with(self, slots: memory.TokenSlots, positions: Positions) -> KVCache[A]:
-        cache = object.__new__(KVCache)  # what it is made of has been checked
-        cache._layout, cache._rotary, cache._quantisation = self._layout, self._rotary, self._quantisation
-        cache._slots, cache._positions = slots, positions
-        return cache
+    def _set_tree_state(self, state: dict[str, Any]) -> None:
+        self._layout, self._rotary, self._positions = state["layout"], state["rotary"], state["positions"]
+        self._quantisation = state.get("quantisation")
+        # A transform of JAX made the arrays, or put others in their place: none is written to.
+        arrays = {name: state[name] for name in QUANTISED_NAMES if name in state}
+        self._tokens = slots_of(arrays, self._axis, are_of_caller=True)
+
+    def __repr__(self) -> str:
+        slots, shown = self._tokens, {name: self._shown(name) for name in self._names}
+        if isinstance(slots.length, int) and slots.room:  # a length of a graph may be a name
+            shown = {"tokens": f"{slots.length:,} of {slots.buffers.capacity:,}", **shown}
+        shown |= {} if self._axis == -2 else {"layout": repr(self._layout)}
+        return self._call_text("KVCache", shown | token_positions.shown(self._positions))
+
+    def _repr_html_(self) -> str:
+        """Return the table that a notebook shows."""
+        slots = self._tokens
+        rows = {
+            "tokens": f"{slots.length:,}{f' of {slots.buffers.capacity:,}' if slots.room else ''}",
+            "axes": "..., heads, tokens, width" if self._axis == -2 else "..., tokens, heads, width",
+            **{name: self._facts(name) for name in self._names},
+            "bytes": self._shown_bytes(),
+            **token_positions.shown(self._positions),
+            "rotary": "" if self._rotary is None else str(self._rotary),
+        }
+        return table("KVCache", [row for row in rows.items() if row[1]])
+
+    def _shown_bytes(self) -> str:
+        allocated = {**self._stored(), **self._tokens.buffers.arrays}.values()
+        sizes = [size for array in allocated for size in getattr(array, "shape", [""])]
+        # In a tree of JAX anything may stand where an array was, and a length of a graph may be a name.
+        if not all(isinstance(size, int) for size in sizes):
+            return ""
+        used, most = self.nbytes, bytes_of(*allocated)
+        return f"{used:,}{'' if used == most else f' of {most:,} allocated'}{self._saving()}"

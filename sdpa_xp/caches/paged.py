@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import chain
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import chain, repeat
+from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
-from .._checks.arrays import HLE, Layout, check_axes, check_one_kind
-from .._checks.integers import check_integer_list, check_integer_rows, check_same_length, read_together
-from .._checks.keywords import check_flag, check_integer, check_layout, explains_keywords
-from .._checks.messages import brief
-from .._display import array_facts
+from .._call.options import CallOptions, Keywords, takes_options
+from .._call.paged import PagedCall, attend
+from .._call.prepared_call import prepare
+from .._call.ragged import lengths_of
+from .._checks import integers
+from .._checks.arrays import Layout, check_appended, check_axes, check_one_kind, check_plain_array
+from .._checks.keywords import check_integer, explains_keywords
 from .._display import table as html_table
-from .._libraries import is_array, is_number, share_memory
+from .._libraries import computing, is_array, is_number, rows_at
 from .._libraries.protocols import AnyArray, Array
 from ..errors import ArgumentValueError
-from ..positional.rotation import Rotation, check_fits_rotation, check_rotary
-from . import blocks
-from .attention import PagedAttention
-from .memory import check_new_tokens, check_same_but_width, check_writeable, refuse_graph_values
-from .quantisation import QUANTISED_NAMES, kinds
+from ..masks import Mask
+from ..positional.rotation import Rotation, rotate
+from ..states import AttentionState
+from . import positions as token_positions
+from .at_positions import options_at
+from .cache import Cache, compute, refuse_graph_values
+from .pages import NewTokens, Pages
+from .positions import Row, factory_like
+from .quantisation import check_same_but_width
 
 A = TypeVar("A", bound=AnyArray)
 MOST_SEQUENCES = 8
@@ -27,7 +34,7 @@ MOST_SEQUENCES = 8
 
 
 @explains_keywords
-class PagedKVCache(PagedAttention[A]):
+class PagedKVCache(Cache[A]):
     """The keys and values of N sequences of different lengths, in blocks of a shared pool.
 
     Token t of sequence n is in block `block_table[n][t // size]`, at place `t % size`. You keep track of the
@@ -73,6 +80,9 @@ class PagedKVCache(PagedAttention[A]):
     """
 
     __slots__ = ()
+    _names = "key_blocks", "value_blocks"
+    _positions: tuple[Row, ...]
+    _tokens: Pages
 
     def __init__(
         self,
@@ -87,20 +97,15 @@ class PagedKVCache(PagedAttention[A]):
         positions: Sequence[Sequence[int]] | AnyArray | None = None,
     ) -> None:
         function = "PagedKVCache"
-        self._quantisation, self._scales = None, {}
-        check_layout(function, layout)
+        self._begin(function, layout, rotary)
         pools = {"key_blocks": key_blocks, "value_blocks": value_blocks}
         refuse_graph_values(function, "a pool of blocks", pools)
         _, arrays = check_one_kind(function, pools)
         check_axes(function, {name: array.shape for name, array in arrays.items()}, 4)
-        check_same_but_width(function, {name: array.shape for name, array in arrays.items()})
-        check_rotary(function, rotary)
-        if rotary is not None:
-            check_fits_rotation(function, "key_blocks", arrays["key_blocks"].shape, rotary.width)
-        self._layout, self._token_axis, self._rotary = layout, -2 if layout == HLE else -3, rotary
+        check_same_but_width(function, arrays)
         # The caller's arrays, not copies: all caches over a pool see what `append` writes in place.
-        self._key_blocks = arrays["key_blocks"]
-        self._value_blocks = arrays["value_blocks"]
+        self._tokens = Pages(arrays, self._axis, [], ())
+        self._check_rotated(function, arrays["key_blocks"].shape)
         self._set_sequences(function, block_table, lengths, first_position, positions)
 
     def _set_sequences(
@@ -108,50 +113,52 @@ class PagedKVCache(PagedAttention[A]):
     ) -> None:
         """Check the sequences of a cache over its pool, and set them."""
         # Both at once, so that a device is waited for once.
-        block_table, lengths = read_together(self._key_blocks, block_table, lengths)
-        self._table = check_integer_rows(function, "block_table", block_table, least=-1)  # -1 is no block
-        token_counts = check_integer_list(function, "lengths", lengths)
-        check_same_length(function, {"block_table": self._table, "lengths": token_counts})
-        self._lengths = tuple(token_counts)
-        self._positions = blocks.check_start_rows(function, first_position, positions, token_counts)
-        blocks.check_pool_not_empty(function, len(token_counts), self.block_size)
-        blocks.check_block_table(
-            function, self._table, token_counts, self.block_size, self._key_blocks.shape[0]
-        )
+        block_table, lengths = integers.read_together(self._tokens.pools["key_blocks"], block_table, lengths)
+        table = integers.check_integer_rows(function, "block_table", block_table, least=-1)  # -1 is no block
+        counts = integers.check_integer_list(function, "lengths", lengths)
+        integers.check_same_length(function, {"block_table": table, "lengths": counts})
+        self._positions = token_positions.start_rows(function, first_position, positions, counts)
+        self._check_sequences(function, counts, "block_table")
+        self._tokens = self._tokens._replace(table=table).check(function, counts)
 
-    def __repr__(self) -> str:
-        quantisation, pool = self._quantisation, self._key_blocks
-        shown = {"key_blocks": brief(pool) if quantisation is None else quantisation.shown(pool)}
-        shown |= {"lengths": str(self.lengths), **blocks.shown_rows(self._positions)}
-        shown |= {} if quantisation is None else {"per": repr(quantisation.per)}
-        return f"PagedKVCache({', '.join(f'{name}={text}' for name, text in shown.items())})"
+    def _check_sequences(self, function: str, sequences: list[int], name: str) -> None:
+        """Check that `name` has at least one sequence, and that a block holds at least one token."""
+        if not sequences:
+            rule = f"`{name}` must have a row for at least one sequence"
+            raise ArgumentValueError(function, rule, {name: []})
+        if self.block_size == 0:
+            rule = "a block of `key_blocks` must hold at least one token"
+            raise ArgumentValueError(function, rule, {"tokens of a block": 0})
 
-    def _repr_html_(self) -> str | None:
-        """Return the table that a notebook shows, with the first sequences; None if the repr says it all."""
-        if not is_array(pool := self._key_blocks):  # in a tree of JAX, anything may stand where an array was
-            return None
-        size = self.block_size
-        facts, shown_bytes = array_facts(pool), f"{self.nbytes:,}"
-        if self._quantisation is not None:
-            pools = dict(zip(QUANTISED_NAMES, self._pools().values(), strict=True))
-            facts = self._quantisation.facts(pool)
-            shown_bytes += self._quantisation.shown_saving(self.nbytes, pools)
-        in_use = [row[: -(-length // size)] for length, row in zip(self._lengths, self._table, strict=True)]
-        header = ["sequence", "tokens", "blocks"]
-        sequences = [
-            [str(number), f"{length:,}", ", ".join(map(str, row))]
-            for number, (length, row) in enumerate(zip(self._lengths, in_use, strict=True))
-        ]
-        if not blocks.are_slots(self._positions):
-            header.append("positions")
-            sequences = [
-                [*cells, blocks.shown_row(row)] for cells, row in zip(sequences, self._positions, strict=True)
-            ]
-        left_out = len(sequences) - MOST_SEQUENCES
-        more = [["...", f"and {left_out:,} more", *[""] * (len(header) - 2)]] if left_out > 0 else []
-        used = f"{len({*chain(*in_use)}):,} of {pool.shape[0]:,} blocks of {size} tokens are in use"
-        title = f"PagedKVCache: blocks {facts}\n{used}; bytes: {shown_bytes}"
-        return html_table(title, [*sequences[:MOST_SEQUENCES], *more], header)
+    @property
+    def block_size(self) -> int:
+        """The number of tokens that fit into a block."""
+        return self._tokens.size
+
+    @property
+    def key_blocks(self) -> A:
+        """The keys of all blocks in the pool, (P, H, size, E); of a quantised cache a copy."""
+        return cast(A, self._wide("key_blocks"))
+
+    @property
+    def value_blocks(self) -> A:
+        """The values of all blocks in the pool, (P, H, size, Ev); see `key_blocks`."""
+        return cast(A, self._wide("value_blocks"))
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The number of tokens of each sequence."""
+        return self._tokens.lengths
+
+    @property
+    def block_table(self) -> tuple[tuple[int, ...], ...]:
+        """The blocks of each sequence."""
+        return tuple(map(tuple, self._tokens.table))
+
+    @property
+    def positions(self) -> tuple[Sequence[int], ...]:
+        """The positions of the tokens of each sequence."""
+        return self._positions
 
     def append(
         self,
@@ -161,7 +168,7 @@ class PagedKVCache(PagedAttention[A]):
         cu_seqlens_k: Sequence[int] | AnyArray | None = None,
         positions: int | Sequence[int] | Sequence[Sequence[int]] | AnyArray | None = None,
         in_place: bool = False,
-    ) -> PagedKVCache[A]:
+    ) -> Self:
         """Return a cache with n more tokens in each sequence; with `cu_seqlens_k` each gets its own number.
 
         Args:
@@ -180,39 +187,18 @@ class PagedKVCache(PagedAttention[A]):
             TypeError: The tokens have another library or dtype than the pool, or the pool is not writeable.
             ValueError: The shapes do not fit, a sequence has too few blocks, or two would write to one block.
         """
-        function, pools = "PagedKVCache.append", self._pools()
-        targets = self._block_shapes((len(self._lengths),) if cu_seqlens_k is None else ())
-        passed: dict[str, AnyArray] = {"key": key, "value": value}
-        like = kinds(self._quantisation, pools)
-        new = check_new_tokens(function, passed, like, targets, self._token_axis)
-        counts, starts, positions = self._new_tokens(function, "cu_seqlens_k", cu_seqlens_k, positions, new)
-        lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
-        blocks.check_block_table(function, self._table, lengths, self.block_size, self._key_blocks.shape[0])
-        writes = blocks.split_into_blocks(self._table, self._lengths, self.block_size, counts, starts)
-        # Rows may name blocks that they do not use yet, which may be other sequences' or none.
-        used_rows = [
-            row[: -(-length // self.block_size)] for row, length in zip(self._table, lengths, strict=True)
-        ]
-        blocks.check_exclusive_blocks(function, [(write.sequence, write.block) for write in writes], used_rows)
-        added = tuple(map(blocks.following_row, self._positions, counts))
+        function, pages = "PagedKVCache.append", self._tokens
+        new = self._check_new(function, key, value, (len(pages.lengths),) if cu_seqlens_k is None else ())
+        tokens, positions = self._new_tokens(function, "cu_seqlens_k", cu_seqlens_k, positions, new)
+        pages, writes = pages.grown(function, tokens)
+        added = tuple(map(token_positions.following_row, self._positions, tokens.counts))
         if positions is not None:
-            added = blocks.check_rows(function, positions, counts, starts)
-        new["key"] = self._rotated(function, "key", new["key"], added, starts)
+            added = token_positions.check_rows(function, positions, *tokens)
+        new["key"] = self._rotated(function, "key", new["key"], lambda: added, tokens)
         if self._quantisation is not None:
-            new = self._quantisation.stored(new, self._token_axis)
-        if check_flag(function, "in_place", in_place):
-            check_writeable(function, "`in_place=True`", pools)
-            if share_memory(self._key_blocks, self._value_blocks):  # interleaved views share no element
-                rule = "`in_place` needs `key_blocks` and `value_blocks` that do not share memory"
-                is_same = self._key_blocks is self._value_blocks
-                got = {"value_blocks": "key_blocks" if is_same else "a view of the same numbers"}
-                raise ArgumentValueError(function, rule, got, "Copy one of them.")
-            blocks.write_tokens([*pools.values()], [*new.values()], writes, self._token_axis)
-        else:
-            copied = blocks.pools_with_tokens([*pools.values()], [*new.values()], writes, self._token_axis)
-            pools = dict(zip(pools, copied, strict=True))
-        joined = tuple(map(blocks.join_rows, self._positions, added))
-        return self._with(self._table, joined, pools)
+            new = self._quantisation.stored(new, pages.axis)
+        pages = pages.write(function, new, writes, in_place)
+        return self._with(pages, tuple(map(token_positions.joined_row, self._positions, added)))
 
     def with_table(
         self,
@@ -221,17 +207,17 @@ class PagedKVCache(PagedAttention[A]):
         *,
         first_position: int | Sequence[int] | AnyArray = 0,
         positions: Sequence[Sequence[int]] | AnyArray | None = None,
-    ) -> PagedKVCache[A]:
+    ) -> Self:
         """Return a cache of other sequences over the same pool. Nothing is copied.
 
         Args:
             block_table: (N, blocks of a sequence). All other arguments and errors are as in `PagedKVCache`.
         """
-        cache = self._with(self._table, self._positions)
+        cache = self._with(self._tokens, self._positions)
         cache._set_sequences("PagedKVCache.with_table", block_table, lengths, first_position, positions)
         return cache
 
-    def drop_first(self, count: int | Sequence[int] | AnyArray) -> PagedKVCache[A]:
+    def drop_first(self, count: int | Sequence[int] | AnyArray) -> Self:
         """Return a cache without the first tokens of its sequences. The others keep their positions.
 
         Nothing is copied. The blocks that are no longer in the `block_table` are free.
@@ -239,18 +225,18 @@ class PagedKVCache(PagedAttention[A]):
         Args:
             count: The number of tokens, a multiple of `block_size`: one integer, or one for each sequence.
         """
-        counts = self._counted("drop_first", count)
+        counts, size = self._counted("drop_first", count), self.block_size
         for dropped in counts:
-            if dropped % self.block_size:  # a sequence begins with a block
+            if dropped % size:  # a sequence begins with a block
                 rule = "`count` must be a multiple of the block size"
                 hint = "Drop fewer tokens, and hide the others with `masks.sliding_window`."
-                got = {"count": dropped, "block size": self.block_size}
+                got = {"count": dropped, "block size": size}
                 raise ArgumentValueError("PagedKVCache.drop_first", rule, got, hint)
-        table = [row[n // self.block_size :] for row, n in zip(self._table, counts, strict=True)]
+        table = [row[n // size :] for row, n in zip(self._tokens.table, counts, strict=True)]
         kept = zip(self._positions, counts, strict=True)
-        return self._with(table, tuple(blocks.part_of_row(row, n, len(row)) for row, n in kept))
+        return self._with_rows(table, [token_positions.part_of_row(row, n, len(row)) for row, n in kept])
 
-    def drop_last(self, count: int | Sequence[int] | AnyArray) -> PagedKVCache[A]:
+    def drop_last(self, count: int | Sequence[int] | AnyArray) -> Self:
         """Return a cache without the last tokens of its sequences, such as drafts that were rejected.
 
         Nothing is copied. Tokens that are appended in place overwrite the dropped tokens in the pool.
@@ -259,9 +245,11 @@ class PagedKVCache(PagedAttention[A]):
             count: The number of tokens: one integer, or one for each sequence.
         """
         kept = zip(self._positions, self._counted("drop_last", count), strict=True)
-        return self._with(self._table, tuple(blocks.part_of_row(row, 0, len(row) - n) for row, n in kept))
+        return self._with_rows(
+            self._tokens.table, [token_positions.part_of_row(row, 0, len(row) - n) for row, n in kept]
+        )
 
-    def take_entries(self, entries: Sequence[int] | AnyArray) -> PagedKVCache[A]:
+    def take_entries(self, entries: Sequence[int] | AnyArray) -> Self:
         """Return a cache of some sequences, in any order and also repeatedly, as a beam search needs.
 
         Nothing is copied. If you take a sequence twice, copy the block that is written to before you append.
@@ -269,35 +257,226 @@ class PagedKVCache(PagedAttention[A]):
         Args:
             entries: The numbers of the sequences: a list, a range or an integer array.
         """
-        function, most = "PagedKVCache.take_entries", len(self._lengths) - 1
-        numbers = check_integer_list(function, "entries", entries, most=most)
-        blocks.check_pool_not_empty(function, len(numbers), self.block_size, "entries")
-        return self._with([self._table[n] for n in numbers], tuple(self._positions[n] for n in numbers))
+        function, table = "PagedKVCache.take_entries", self._tokens.table
+        numbers = integers.check_integer_list(function, "entries", entries, most=len(table) - 1)
+        self._check_sequences(function, numbers, "entries")
+        return self._with_rows([table[n] for n in numbers], [self._positions[n] for n in numbers])
+
+    def _with_rows(self, table: list[list[int]], positions: Sequence[Row]) -> Self:
+        """Return a cache of other sequences over the same pool."""
+        lengths = tuple(map(len, positions))
+        return self._with(self._tokens._replace(table=table, lengths=lengths), tuple(positions))
 
     def _counted(self, method: str, count: object) -> list[int]:
         """Check how many tokens are dropped: one integer, or one for each sequence."""
-        function = f"PagedKVCache.{method}"
+        function, lengths = f"PagedKVCache.{method}", self._tokens.lengths
         if is_number(count):
-            count = [check_integer(function, "count", count, least=0)] * len(self._lengths)
-        counts = check_integer_list(function, "count", count)
-        check_same_length(function, {"count": counts, "cache.lengths": self._lengths})
-        for sequence, (dropped, length) in enumerate(zip(counts, self._lengths, strict=True)):
+            count = [check_integer(function, "count", count, least=0)] * len(lengths)
+        counts = integers.check_integer_list(function, "count", count)
+        integers.check_same_length(function, {"count": counts, "cache.lengths": lengths})
+        for sequence, (dropped, length) in enumerate(zip(counts, lengths, strict=True)):
             if dropped > length:
                 rule = f"`count` must be at most the tokens of sequence {sequence}"
                 raise ArgumentValueError(function, rule, {"count": dropped, "tokens": length})
         return counts
 
-    def _with(
+    def quantised(self, dtype: Literal["int8", "int4"], *, per: Literal["token", "channel"] = "token") -> Self:
+        """Return a cache over a new pool, whose blocks store tokens as integers; see `KVCache.quantised`.
+
+        Make caches of other sequences over the new pool `with_table`.
+
+        Args:
+            dtype: "int8" or "int4".
+            per: "token" or "channel". The channels are measured on the blocks of the sequences.
+
+        Raises:
+            ValueError: As for `KVCache.quantised`.
+
+        Examples:
+            >>> import numpy as np
+            >>> from sdpa_xp import PagedKVCache
+            >>> pool = np.zeros((4, 1, 16, 64), "float32")
+            >>> cache = PagedKVCache(pool, pool, block_table=[[2]], lengths=[0]).quantised("int4")
+            >>> pool.nbytes * 2, cache.nbytes
+            (32768, 4608)
+            >>> cache.with_table([[2, 0], [3]], lengths=[0, 0])
+            PagedKVCache(key_blocks=<float32 (4, 1, 16, 64) as int4>, lengths=(0, 0), per='token')
+        """
+        pages, key = self._tokens, self._tokens.pools["key_blocks"]
+        with computing(key):
+            used = [*chain(*pages.blocks_in_use())]
+            measured = rows_at(key, used) if used else key[:0, ...]
+            rules = dtype, per, measured, (0, pages.axis)
+            quantisation = self._new_quantisation("PagedKVCache.quantised", *rules)
+            pages = pages._replace(pools=quantisation.stored(pages.pools, -4))
+        return self._with(pages, self._positions, quantisation)
+
+    @takes_options(Keywords, is_causal=True)
+    def attend(
         self,
-        table: list[list[int]],
-        positions: tuple[blocks.Row, ...],
-        pools: Mapping[str, Array] | None = None,
-    ) -> PagedKVCache[A]:
-        """Return a cache with other sequences, or over other pools."""
-        cache = object.__new__(PagedKVCache)  # what it is made of has been checked
-        cache._layout, cache._token_axis, cache._rotary = self._layout, self._token_axis, self._rotary
-        cache._table, cache._positions, cache._lengths = table, positions, tuple(map(len, positions))
-        pools = {**(pools or self._pools())}
-        cache._key_blocks, cache._value_blocks = pools.pop("key_blocks"), pools.pop("value_blocks")
-        cache._quantisation, cache._scales = self._quantisation, pools
-        return cache
+        query: A,
+        attn_mask: Mask | AnyArray | None = None,
+        *,
+        cu_seqlens_q: Sequence[int] | AnyArray | None = None,
+        positions: int | Sequence[int] | Sequence[Sequence[int]] | AnyArray | None = None,
+        **keywords: Unpack[Keywords],
+    ) -> A:
+        """Return the attention of the last L tokens of each sequence over all tokens of that sequence.
+
+        With `cu_seqlens_q`, each sequence has its own number of queries, so that one call computes the prompts
+        of some sequences and the next token of others.
+
+        Args:
+            query: (N, Hq, L, E). With `cu_seqlens_q` the queries of all sequences are packed, (Hq, T, E), or
+                (T, Hq, E) with `layout="...LHE"`. All other arguments and errors are as in
+                `scaled_dot_product_attention`.
+            attn_mask: A mask, which counts positions as in `KVCache`, or an array that broadcasts to (N, Hq, L,
+                1), or to (N, Hq, 1, 1) if the queries are packed: sequences may have different S.
+            cu_seqlens_q: The cumulative numbers of queries: N + 1 integers from 0 to T, as for
+                `varlen_attention`. A sequence may have no query.
+            positions: The positions of the queries, if these are not the last tokens of their sequences: that
+                of the first, or L or (N, L) integers, static like the table; of packed queries, N or T
+                integers, or N lists. Pass `is_causal=False` too.
+            bias: A bias, or an array that broadcasts like one as `attn_mask`.
+            is_causal: Query i attends to key j only if j <= i + length - L.
+            scale: A number, or an array that broadcasts like one as `attn_mask`.
+            sinks: (N, Hq) or (Hq,).
+
+        Returns:
+            (N, Hq, L, Ev), or packed like the query, with the query's library, device and dtype.
+        """
+        options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
+        paged = self._call("PagedKVCache.attend", query, cu_seqlens_q, positions, options)
+        return cast(A, compute(paged.call, partial(attend, paged)))
+
+    @takes_options(Keywords, is_causal=True)
+    def attend_state(
+        self,
+        query: A,
+        attn_mask: Mask | AnyArray | None = None,
+        *,
+        cu_seqlens_q: Sequence[int] | AnyArray | None = None,
+        positions: int | Sequence[int] | Sequence[Sequence[int]] | AnyArray | None = None,
+        lse_base: float | None = None,
+        **keywords: Unpack[Keywords],
+    ) -> AttentionState[A]:
+        """Return what `attend` returns, and the log-sum-exp of the scores, as in `KVCache.attend_state`.
+
+        Args:
+            query: (N, Hq, L, E), or packed. All other arguments and errors are as in `attend`.
+            lse_base: None for the natural logarithm; 2 for base 2, as in FlashInfer.
+
+        Returns:
+            `output`, as from `attend`, and `lse`, (N, Hq, L), or (Hq, T) if the queries are packed, in the
+                dtype of the scores.
+        """
+        options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
+        paged = self._call("PagedKVCache.attend_state", query, cu_seqlens_q, positions, options)
+        return cast(AttentionState[A], compute(paged.call, partial(attend, paged), lse_base))
+
+    def _call(
+        self, function: str, query: object, cu_seqlens_q: object, positions: object, options: CallOptions
+    ) -> PagedCall:
+        """Check a call, and rotate its queries."""
+        array, pages = check_plain_array(function, "query", query), self._tokens
+        refuse_graph_values(function, "a paged cache", {"query": array})
+        if cu_seqlens_q is not None:
+            check_axes(function, {"query": array.shape}, 3)
+        elif array.ndim != 4 or array.shape[0] != len(pages.lengths):
+            rule = "`query` must have an entry for each sequence of the cache, (N, Hq, L, E)"
+            hint = "For packed queries pass `cu_seqlens_q`." if array.ndim == 3 else ""
+            got = {"query.shape": array.shape, "N": len(pages.lengths)}
+            raise ArgumentValueError(function, rule, got, hint)
+        new, positions = self._new_tokens(function, "cu_seqlens_q", cu_seqlens_q, positions, {"query": array})
+        self._check_query(function, array, pages.pools["key_blocks"])
+        array, options = self._placed(function, array, positions, options, new)
+        # Checked as if the keys of each sequence were one padded array, which is not made.
+        batch, longest = (len(pages.lengths),) if new.starts is None else (), max(pages.lengths)
+        key, value = ([*batch, *self._shape(name)[1:]] for name in self._names)
+        key[pages.axis] = value[pages.axis] = longest
+        inputs, shapes = {"query": array, **self._stored()}, (tuple(key), tuple(value))
+        rules: dict[str, Any] = {"queries_at_end": new.starts is None, "has_entries": True}
+        call = prepare(function, inputs, options, cache_shapes=shapes, **rules)
+        if options.is_causal:
+            for number, (count, length) in enumerate(zip(new.counts, pages.lengths, strict=True)):
+                check_appended(function, count, length, number)
+        return PagedCall(call, pages.table, pages.lengths, new.starts)
+
+    def _new_tokens(
+        self, function: str, name: str, cu_seqlens: object, positions: object, arrays: Mapping[str, Array]
+    ) -> tuple[NewTokens, Any]:
+        """Return the number of new tokens of each sequence, where packed ones begin, and the positions."""
+        array, sequences = next(iter(arrays.values())), len(self._tokens.lengths)
+        if cu_seqlens is None:
+            return NewTokens([array.shape[self._tokens.axis]] * sequences), positions
+        cu_seqlens, positions = integers.read_together(array, cu_seqlens, positions)
+        starts = integers.check_cumulative_lengths(function, name, cu_seqlens, arrays, self._tokens.axis)
+        if len(starts) != sequences + 1:
+            rule = f"`{name}` must have N + 1 integers for the N sequences of the cache"
+            raise ArgumentValueError(function, rule, {f"len({name})": len(starts), "N": sequences})
+        return NewTokens(lengths_of(starts), starts), positions
+
+    def _placed(
+        self, function: str, query: Array, positions: object, options: CallOptions, new: NewTokens
+    ) -> tuple[Array, CallOptions]:
+        """Return the query, rotated by its positions, and the options with masks and biases that know them."""
+        keys = self._positions
+        is_consecutive = positions is None and all(isinstance(row, range) for row in keys)
+
+        # Refused also where nothing reads them.
+        passed = None if positions is None else token_positions.check_rows(function, positions, *new)
+
+        def of_queries() -> tuple[Row, ...]:
+            if passed is not None:
+                return passed
+            return tuple(map(token_positions.last_of_row, repeat(function), keys, new.counts))
+
+        def in_arrays() -> list[Array]:
+            factory = factory_like(function, query)
+            return [token_positions.rows_array(factory, rows) for rows in (of_queries(), keys)]
+
+        rotated = self._rotated(function, "query", query, of_queries, new)
+        if is_consecutive and token_positions.are_slots(keys):
+            return rotated, options
+        return rotated, options_at(options, in_arrays, consecutive=is_consecutive)
+
+    def _rotated(
+        self, function: str, name: str, x: Array, positions: Callable[[], Sequence[Row]], new: NewTokens
+    ) -> Array:
+        """Rotate tokens at their positions; packed ones are in the order of the rows."""
+        if (rotary := self._rotary) is None or not any(rows := positions()):
+            return x
+        factory = factory_like(function, x)
+        if new.starts is None:
+            places = token_positions.rows_to_rotate(factory, rows)
+        else:
+            with factory.computing():
+                # Each sequence may have tables of its own, which are joined for one rotation of all tokens.
+                rotary, numbers = rotary._of_packed(function, rows)
+            places = token_positions.int32_array(factory, numbers)
+        return rotate(rotary, function, name, x, lambda _: places, self._layout)
+
+    def __repr__(self) -> str:
+        shown = {"key_blocks": self._shown("key_blocks"), "lengths": str(self.lengths)}
+        return self._call_text("PagedKVCache", shown | token_positions.shown_rows(self._positions))
+
+    def _repr_html_(self) -> str | None:
+        """Return the table that a notebook shows, with the first sequences; None if the repr says it all."""
+        pages, pool = self._tokens, self._tokens.pools["key_blocks"]
+        if not is_array(pool):  # in a tree of JAX, anything may stand where an array was
+            return None
+        in_use, length = pages.blocks_in_use(), len(pages.lengths)
+        columns = {
+            "sequence": [*map(str, range(length))],
+            "tokens": [f"{tokens:,}" for tokens in pages.lengths],
+            "blocks": [", ".join(map(str, row)) for row in in_use],
+        }
+        if not token_positions.are_slots(self._positions):
+            columns["positions"] = [*map(token_positions.shown_row, self._positions)]
+        sequences = [*zip(*columns.values(), strict=True)]
+        if length > MOST_SEQUENCES:
+            more = "...", f"and {length - MOST_SEQUENCES:,} more", *[""] * (len(columns) - 2)
+            sequences[MOST_SEQUENCES:] = [more]
+        used = f"{len({*chain(*in_use)}):,} of {pool.shape[0]:,} blocks of {pages.size} tokens are in use"
+        shown = f"{self._facts('key_blocks')}\n{used}; bytes: {self.nbytes:,}{self._saving()}"
+        return html_table(f"PagedKVCache: blocks {shown}", sequences, [*columns])

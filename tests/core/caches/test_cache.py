@@ -355,3 +355,15 @@ def test_no_copy_in_place(arrays: Arrays) -> None:
         assert np.shares_memory(getattr(longer, name), getattr(longest, name))
         assert getattr(longest, name).base is getattr(cache, name).base
     assert not np.shares_memory(cache.append(*second).key, cache.key)
+
+
+def test_a_class_of_the_caller_keeps_what_it_has(arrays: Arrays) -> None:
+    class Named(KVCache):
+        name = ""
+
+    first, second = parts(LIBRARIES["numpy"][1](), arrays, 0, 3, 5)
+    cache = Named(*first)
+    cache.name = "layer 0"
+    for other in (cache.append(*second), cache.drop_last(1), cache.take_tokens([0]), cache.quantised("int8")):
+        assert isinstance(other, Named)
+        assert other.name == "layer 0"

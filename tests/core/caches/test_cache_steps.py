@@ -145,7 +145,7 @@ def test_a_window_that_moved_to_the_front(arrays: list[np.ndarray]) -> None:
     first_slot = first.drop_last(3)
     second = first.append(key[:, :, 4:5], value[:, :, 4:5], in_place=True).drop_first(3)
     third = second.append(key[:, :, 5:6], value[:, :, 5:6], in_place=True)
-    assert np.shares_memory(third.key, second._slots.buffers.arrays["key"])
+    assert np.shares_memory(third.key, second._tokens.buffers.arrays["key"])
     np.testing.assert_array_equal(third.value, value[:, :, 3:6])
     np.testing.assert_array_equal(second.value, value[:, :, 3:5])
     for older in (first, first_slot):

@@ -1,0 +1,114 @@
+"""Masks and biases whose i and j are the positions of the tokens, where these are not their slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from .._call.options import CallOptions
+from .._libraries import FLOATING, dtype_name
+from .._libraries.protocols import AnyArray, Array
+from .._tiles.modifier import ScoreModifier
+from .._tiles.score_grid import ScoreGrid
+from .._tiles.tile import Allowed, Tile, TokenPositions
+from ..biases.algebra import Bias, Sum, Term
+from ..masks.algebra import Combined, Mask
+from ..masks.patterns import Pattern, PatternAtPositions
+
+
+def options_at(
+    options: CallOptions, positions: Callable[[], Iterable[Array]], *, consecutive: bool
+) -> CallOptions:
+    """Return options whose masks and biases count positions.
+
+    The `positions` of the queries, (..., L), and of the keys, (..., S), are computed only if some are counted.
+    """
+    modifiers = options.attn_mask, options.bias
+    if not any(_reads_positions(modifier, consecutive=consecutive) for modifier in modifiers):
+        return options
+    queries, keys = positions()
+    mask, bias = (modifier_at(modifier, queries, keys, consecutive=consecutive) for modifier in modifiers)
+    return options._replace(attn_mask=mask, bias=bias)
+
+
+def modifier_at(modifier: Any, queries: AnyArray, keys: AnyArray, *, consecutive: bool) -> Any:
+    """Return a mask or a bias for queries and keys at these positions, int32 (..., L) and (..., S)."""
+    if not _reads_positions(modifier, consecutive=consecutive):
+        return modifier
+    if isinstance(modifier, Combined | Sum):
+        parts = tuple(modifier_at(part, queries, keys, consecutive=consecutive) for part in modifier.parts)
+        return type(modifier)(parts)
+    at_positions: Any = MaskAtPositions if isinstance(modifier, Mask) else BiasAtPositions
+    return at_positions((modifier,), queries, keys)
+
+
+def _reads_positions(modifier: object, *, consecutive: bool) -> bool:
+    """Return whether the positions of the tokens change a mask or a bias.
+
+    If queries and keys are `consecutive`, their distances are those of their places in the arrays.
+    """
+    if not isinstance(modifier, ScoreModifier):
+        return False
+    if modifier.parts:
+        return any(_reads_positions(part, consecutive=consecutive) for part in modifier.parts)
+    return modifier.counts == "positions" or (modifier.counts == "distances" and not consecutive)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class _AtPositions(ScoreModifier):
+    """A mask or a bias whose i and j are positions of the tokens."""
+
+    name = "at_positions"
+    counts = "slots"
+    modifiers: tuple[Any]
+    query_positions: AnyArray
+    key_positions: AnyArray
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        return self.modifiers
+
+    def has_known_gradients(self) -> bool:
+        # A term is asked for its gradient at places, not at positions.
+        (modifier,) = self.modifiers
+        arrays = [cast(Array, array) for _, array in modifier.arrays()]
+        return bool(modifier.has_known_gradients()) and all(dtype_name(x.dtype) not in FLOATING for x in arrays)
+
+    def _bind_at(self, grid: ScoreGrid) -> tuple[Any, TokenPositions]:
+        """Return what the mask or the bias is bound to, and the positions, of the grid's batch entries."""
+        xp = grid.xp
+        queries, keys = (
+            xp.expand_dims(grid.slice_entries(cast(Array, array), 1), axis=-2)
+            for array in (self.query_positions, self.key_positions)
+        )
+        positions = TokenPositions(
+            grid.in_all_axes(queries, 1), grid.in_all_axes(xp.expand_dims(keys, axis=-2))
+        )
+        return self.modifiers[0].bind(replace(grid, has_positions=True)), positions
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class MaskAtPositions(_AtPositions, Mask):
+    def bind(self, grid: ScoreGrid) -> Pattern:
+        return PatternAtPositions(*self._bind_at(grid))
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class BiasAtPositions(_AtPositions, Bias):
+    def bind(self, grid: ScoreGrid) -> tuple[Term, ...]:
+        terms, positions = self._bind_at(grid)
+        return tuple(TermAtPositions(term, positions) for term in terms)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TermAtPositions(Term):
+    term: Term
+    positions: TokenPositions
+
+    @property
+    def is_of_caller(self) -> bool:
+        return self.term.is_of_caller
+
+    def apply(self, tile: Tile, scores: Array, *, in_place: bool = False) -> tuple[Array, Allowed]:
+        return self.term.apply(tile._replace(positions=self.positions), scores, in_place=in_place)

@@ -1,0 +1,203 @@
+"""What KVCache and PagedKVCache share: tokens, their positions, and what they are stored as."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Generic, Self, TypeVar
+
+from .._call.prepared_call import PreparedCall
+from .._checks.arrays import HLE, Layout, check_one_kind
+from .._checks.keywords import check_choice, check_layout, check_lse_base
+from .._checks.messages import brief, type_name
+from .._core.quantised import channel_magnitudes
+from .._display import array_facts
+from .._libraries import computing, dtype_name, has_override, is_array, library_of
+from .._libraries.jax_trees import Tree
+from .._libraries.protocols import AnyArray, Array, Shape
+from ..errors import ArgumentTypeError, ArgumentValueError
+from ..positional.rotation import Rotation, check_fits_rotation, check_rotary
+from ..states import AttentionState, to_base
+from .pages import Pages
+from .quantisation import BITS, BYTES, Quantisation, bytes_of, check_same_but_width, wide_shape
+from .slots import Slots
+
+A = TypeVar("A", bound=AnyArray)
+
+
+class Cache(Tree, Generic[A]):
+    """A cache has tokens, their positions, and a quantisation, or None if tokens are stored as they are."""
+
+    __slots__ = ("_layout", "_positions", "_quantisation", "_rotary", "_tokens")
+    _layout: Layout
+    _positions: Any
+    _quantisation: Quantisation | None
+    _rotary: Rotation | None
+    _tokens: Slots | Pages
+    """Where the keys and values stand."""
+    _names: ClassVar[tuple[str, str]]
+    """The names of keys and values, in messages and among the arrays of the tokens."""
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of all inputs and outputs."""
+        return self._layout
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the tokens so far, or of all blocks in the pool, with the scales of a quantised cache.
+
+        The free space of a `capacity` is not counted.
+        """
+        return bytes_of(*self._stored().values())
+
+    @property
+    def _axis(self) -> int:
+        """The axis of the tokens."""
+        return -2 if self._layout == HLE else -3
+
+    def _begin(self, function: str, layout: Layout, rotary: Rotation | None) -> None:
+        """Check and set the layout and the rotation of a new cache, which is not quantised yet."""
+        check_layout(function, layout)
+        check_rotary(function, rotary)
+        self._layout, self._rotary, self._quantisation = layout, rotary, None
+
+    def _check_rotated(self, function: str, shape: Shape) -> None:
+        """Check that keys which are rotated already are as wide as the rotation."""
+        if self._rotary is not None:
+            check_fits_rotation(function, self._names[0], shape, self._rotary.width)
+
+    def _with(self, tokens: Slots | Pages, positions: object, quantisation: Quantisation | None = None) -> Self:
+        """Return a cache of other tokens, which have been checked."""
+        cache = object.__new__(type(self))
+        cache._layout, cache._rotary = self._layout, self._rotary
+        cache._tokens, cache._positions = tokens, positions
+        cache._quantisation = quantisation or self._quantisation
+        if hasattr(self, "__dict__"):  # a caller's class keeps what it has
+            vars(cache).update(vars(self))
+        return cache
+
+    def _stored(self) -> dict[str, Array]:
+        """Return the arrays that the tokens are stored in, by name."""
+        arrays, quantisation = self._tokens.arrays(), self._quantisation
+        if quantisation is None or quantisation.key_channels is None:
+            return arrays
+        return {**arrays, "key_channels": quantisation.key_channels}
+
+    def _wide(self, name: str) -> Array:
+        """Return the keys or the values; those of a quantised cache are a copy."""
+        stored, quantisation, kind = self._tokens.read(name), self._quantisation, name.removesuffix("_blocks")
+        if quantisation is None or not is_array(stored):  # in a tree of JAX, anything may stand for an array
+            return stored
+        return quantisation.widened(kind, stored, self._tokens.read(f"{kind}_scale"))
+
+    def _shape(self, name: str) -> Shape:
+        """Return the shape of the keys or the values."""
+        return wide_shape(self._quantisation, self._tokens.read(name))
+
+    def _check_query(self, function: str, query: Array, cached: Array) -> None:
+        """Check that a query has the library, the dtype and the device of keys that are stored as `cached`."""
+        device, dtype, quantisation = library_of(query).device, query.dtype, self._quantisation
+        fits = dtype == cached.dtype if quantisation is None else dtype_name(dtype) == quantisation.dtype
+        if fits and type(query) is type(cached) and device(query) == device(cached):
+            return  # hot: each step of a decoder comes here
+        if not has_override(query, cached):
+            kind = cached if quantisation is None else quantisation.like(cached)
+            check_one_kind(function, {"query": query, f"cache.{self._names[0]}": kind})
+
+    def _check_new(
+        self, function: str, key: object, value: object, batch: Shape | None = None
+    ) -> dict[str, Array]:
+        """Return the tokens that are appended, by "key" and "value": arrays like those of the cache.
+
+        They differ in their length, and in their first axes if these are to be the `batch`.
+        """
+        stored, axis = {f"cache.{name}": self._tokens.read(name) for name in self._names}, self._axis
+        targets = [wide_shape(self._quantisation, array) for array in stored.values()]
+        if self._quantisation is not None:
+            stored = {name: self._quantisation.like(codes) for name, codes in stored.items()}
+        _, arrays = check_one_kind(function, {"key": key, "value": value, **stored})
+        new = {name: arrays[name] for name in ("key", "value")}
+        for (name, array), target in zip(new.items(), targets, strict=True):
+            shape, target = array.shape, target if batch is None else (*batch, *target[1:])
+            other_axes = shape[:axis] == target[:axis] and shape[axis + 1 :] == target[axis + 1 :]
+            if len(shape) != len(target) or not other_axes:
+                rule = f"`{name}` must have the shape of the cache, except for the length (axis {axis})"
+                got = {f"{name}.shape": shape, f"cache.{name}.shape": target}
+                raise ArgumentValueError(function, rule, got)
+        check_same_but_width(function, new)
+        return new
+
+    def _new_quantisation(
+        self, function: str, dtype: str, per: str, measured: Array, axes: tuple[int, ...]
+    ) -> Quantisation:
+        """Check the arguments of `quantised`.
+
+        The channels are measured on the keys `measured` along `axes`, the tokens among them.
+        """
+        if (old := self._quantisation) is not None:
+            rule = "the cache must not be quantised already"
+            raise ArgumentValueError(function, rule, {"cache": f"int{old.bits} per {old.per}"})
+        check_choice(function, "dtype", dtype, [*BITS])
+        check_choice(function, "per", per, ["token", "channel"])
+        for name in self._names:
+            if dtype == "int4" and (shape := self._shape(name))[-1] % 2:
+                why = "for int4, which has two numbers in a byte"
+                rule = f"`cache.{name}` must have an even width (axis -1) {why}"
+                raise ArgumentValueError(function, rule, {f"cache.{name}.shape": shape})
+        if per == "token":
+            return Quantisation(BITS[dtype], dtype_name(measured.dtype))
+        if any(isinstance(length, int) and length == 0 for length in measured.shape):  # others are symbols
+            rule = "the cache must have tokens, on which the magnitudes of the channels are measured"
+            hint = "Call it after the prompt, or pass per='token'."
+            raise ArgumentValueError(function, rule, {f"cache.{self._names[0]}.shape": measured.shape}, hint)
+        with computing(measured):
+            return Quantisation(BITS[dtype], dtype_name(measured.dtype), channel_magnitudes(measured, axes))
+
+    def _shown(self, name: str) -> str:
+        """Return the keys or the values for a repr."""
+        stored, quantisation = self._tokens.read(name), self._quantisation
+        if quantisation is None or not is_array(stored):
+            return brief(stored)
+        return f"<{quantisation.dtype} {self._shape(name)} as int{quantisation.bits}>"
+
+    def _facts(self, name: str) -> str:
+        """Return the keys or the values for the table of a notebook."""
+        stored, quantisation = self._tokens.read(name), self._quantisation
+        if quantisation is None or not is_array(stored):
+            return array_facts(stored)
+        return array_facts(stored, self._shape(name), f"{quantisation.dtype} as int{quantisation.bits}")
+
+    def _call_text(self, function: str, shown: dict[str, str]) -> str:
+        """Return the call that makes a cache like this one, for a repr."""
+        if self._quantisation is not None:
+            shown["per"] = repr(self._quantisation.per)
+        return f"{function}({', '.join(f'{name}={text}' for name, text in shown.items())})"
+
+    def _saving(self) -> str:
+        """Return how many times as many bytes the tokens of a quantised cache took."""
+        quantisation, used = self._quantisation, self.nbytes
+        if quantisation is None or not used:
+            return ""
+        wide = sum(math.prod(self._shape(name)) for name in self._names) * BYTES[quantisation.dtype]
+        return f", {wide / used:.2f} times fewer than {quantisation.dtype}"
+
+
+def compute(call: PreparedCall, attend: Callable[..., Any], *lse_base: float | None) -> Any:
+    """Return the output of a checked call as the caller gets it; with an `lse_base`, the state."""
+    bases = [check_lse_base(call.grid.function, base) for base in lse_base]
+    with call.computing():
+        output, lse = attend(with_lse=bool(bases))
+        output = call.result(output)
+        if bases:
+            lse = call.remove_head_axis(to_base(lse, *bases))
+    call.checked(output)
+    return AttentionState(output, lse) if bases else output
+
+
+def refuse_graph_values(function: str, feature: str, arrays: Mapping[str, object]) -> None:
+    """Check that `feature` gets arrays, and not values of a graph that is being exported."""
+    if has_override(*arrays.values()):
+        rule = f"{feature} needs arrays, not values of a graph"
+        got = {name: type_name(array) for name, array in arrays.items()}
+        raise ArgumentTypeError(function, rule, got, "In a graph, use a KVCache without `capacity`.")
