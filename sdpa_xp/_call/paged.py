@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
-from .._core.pool_order import attend_in_pool_order, plan_pool
-from .._core.products import ArraySource, PagedSource
+from .._core.products import PagedSource
 from .._core.quantised import factored_operands, source_of
-from .._core.scores import Scores
 from .._libraries.protocols import Array
 from .._tiles.plan import Plan, plan_pages
 from .._tiles.score_grid import ScoreGrid
-from ..masks.bands import Causal
 from . import ragged
 from .padded import RaggedBatch, equal_lengths, gather_sequences, padded_groups
 from .prepared_call import PreparedCall
@@ -58,9 +54,6 @@ class PagedCall(NamedTuple):
 
 def attend(paged: PagedCall, *, with_lse: bool) -> tuple[Array, Array | None]:
     """Return the output in the shape of the query, and the log-sum-exp, (N, Hq, L) or (Hq, T), if asked for."""
-    in_pool_order = _attend_in_pool_order(paged)
-    if in_pool_order is not None:
-        return in_pool_order
     call, starts = paged.call, paged.starts
     batch = call.grid if starts is None else call.grid.with_batch((len(paged.lengths),))
     groups = _groups(paged, batch)
@@ -100,45 +93,3 @@ def _groups(paged: PagedCall, batch: ScoreGrid) -> list[ragged.Group]:
         grid = batch.for_entries(entries, queries, keys, position=keys - queries)
         groups.append(ragged.Group(entries, grid, call.bind(grid), plan_of(grid)))
     return groups
-
-
-def _attend_in_pool_order(paged: PagedCall) -> tuple[Array, Array] | None:
-    """Return what `attend` returns, for queries that attend to all tokens, without copies of blocks; or None.
-
-    All sequences must have the same number of queries.
-    """
-    call, counts = paged.call, {*paged.queries}
-    if (
-        not call.grid.is_writeable
-        or call.grid.is_reproducible
-        or call.options.biases
-        or call.options.dropout_p
-        or len(counts) > 1
-    ):
-        return None
-    if "key_scale" in call.arrays:  # the blocks are widened, which makes copies of them anyway
-        return None
-    (queries,) = counts
-    for mask in call.options.masks:
-        # The query of a last token attends to all tokens, although the call is causal.
-        is_causal = isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == 0
-        if not is_causal or queries > 1:
-            return None
-    entries = tuple(range(len(paged.lengths)))
-    grid = replace(call.grid, batch=(len(entries),), queries=queries)
-    size = paged.block_size
-    plan = plan_pool(grid, call.sizes.group, sum(paged.widths), paged.block_table, paged.lengths, size)
-    if plan is None:
-        return None
-    blocks = call.arrays["key_blocks"], call.arrays["value_blocks"]
-    query = call.arrays["query"]
-    if paged.starts is not None:
-        query = ragged.stack_sequences(query, paged.starts, entries)
-    scores = Scores(grid, query, ArraySource(blocks[0]), call.bind(grid))
-    state = attend_in_pool_order(scores, *blocks, plan)
-    if state is None:
-        return None
-    output, lse = state
-    if paged.starts is not None:
-        output, lse = (ragged.pack_sequences({entries: part}, paged.starts) for part in state)
-    return output, lse[..., 0]

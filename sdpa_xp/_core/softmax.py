@@ -13,7 +13,7 @@ Dao, "FlashAttention-2", arXiv 2307.08691, algorithm 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import NamedTuple, TypeAlias, cast
@@ -27,7 +27,6 @@ from .in_place import exp_minus, plus, times
 from .products import (
     Buffer,
     CallBuffers,
-    FactoredSlices,
     KeyValueSource,
     NonfiniteGuard,
     checksum,
@@ -191,12 +190,23 @@ def attend_with_fixed_shift(
     scores: Scores, query: Array, value: KeyValueSource, plan: Plan, rows: range, out: Array | None
 ) -> RowResult:
     """Return the attention of a `scaled_query` with m = 0; check the result with `is_accurate`."""
+    xp, dropout, leading_shape = scores.grid.xp, scores.options.dropout, scores.leading_shape
     l, o = zero_sums(scores, len(rows), value.width, out)
-    tiles = scores.computed_tiles(rows, plan, query, leaves_mask=True)
-    for tile, of_l, of_o in unshifted_sums(scores, tiles, value.factored_slices(scores.grid), plan.columns):
+    buffers = cast(CallBuffers, scores.buffers)
+    exp, multiply, product = buffers.functions.exp, buffers.functions.multiply, buffers.product
+    ones, (values, factors) = buffers.ones(plan.columns), value.factored_slices(scores.grid)
+    for tile, s, allowed, _ in scores.computed_tiles(rows, plan, query, leaves_mask=True):
+        p = exp(s, out=s)
+        if not isinstance(allowed, bool):
+            # Values and mask may have a batch that queries and keys do not have: then the product is larger.
+            fits = p.shape[:-2] == leading_shape
+            p = multiply(p, allowed, out=p) if fits else p * xp.astype(allowed, p.dtype)
         index = ... if tile.rows == rows else rows_within(tile, rows)
-        l[index] += of_l
-        o[index] += of_o
+        l[index] += p @ ones[: p.shape[-1], :]  # a product with ones is faster than a sum of rows
+        kept = p if dropout is None else dropout.apply(tile, p)
+        if factors is not None:
+            kept = multiply_columns(xp, kept, factors(tile.columns), in_place=True)
+        o[index] += matmul_grouped(xp, kept, values(tile.columns), product)
     o /= avoid_zero_sum(l, LEAST_SUM)
     return RowResult(o, None, l)
 
@@ -206,34 +216,6 @@ def zero_sums(scores: Scores, rows: int, width: int, out: Array | None = None) -
     shape, options = (*scores.leading_shape, rows), {"dtype": scores.grid.dtype, "device": scores.grid.device}
     l = scores.xp.zeros((*shape, 1), **options)
     return l, scores.xp.zeros((*shape, width), **options) if out is None else out
-
-
-def unshifted_sums(
-    scores: Scores,
-    tiles: Iterable[tuple[Tile, Array, Allowed, Array]],
-    factored: FactoredSlices,
-    columns: int,
-) -> Iterator[tuple[Tile, Array, Array]]:
-    """Yield what tiles of up to `columns` keys add to l and o, until the next one; the scores get overwritten.
-
-    `tiles` are `Scores.computed_tiles`, whose mask was left, or others whose m was subtracted before.
-    `factored` are the values.
-    """
-    xp, dropout, leading_shape = scores.grid.xp, scores.options.dropout, scores.leading_shape
-    buffers = cast(CallBuffers, scores.buffers)
-    exp, multiply, product = buffers.functions.exp, buffers.functions.multiply, buffers.product
-    ones, (values, factors) = buffers.ones(columns), factored
-    for tile, s, allowed, _ in tiles:
-        p = exp(s, out=s)
-        if not isinstance(allowed, bool):
-            # Values and mask may have a batch that queries and keys do not have: then the product is larger.
-            fits = p.shape[:-2] == leading_shape
-            p = multiply(p, allowed, out=p) if fits else p * xp.astype(allowed, p.dtype)
-        of_l = p @ ones[: p.shape[-1], :]  # a product with ones is faster than a sum of rows
-        kept = p if dropout is None else dropout.apply(tile, p)
-        if factors is not None:
-            kept = multiply_columns(xp, kept, factors(tile.columns), in_place=True)
-        yield tile, of_l, matmul_grouped(xp, kept, values(tile.columns), product)
 
 
 def is_accurate(scores: Scores, value: KeyValueSource, plan: Plan, rows: range, result: RowResult) -> bool:

@@ -41,8 +41,7 @@ class PagedKVCache(Cache[A]):
     free blocks; `with_table` gives a sequence its next block. `append` and `attend` take the same number of
     tokens for each sequence, or packed tokens (`cu_seqlens_k` and `cu_seqlens_q`).
 
-    `attend` copies some blocks at a time. In NumPy, and in torch on the CPU without autograd, large decoding
-    calls without a mask, a bias or dropout copy nothing, if blocks are finite and not shared.
+    `attend` copies some blocks at a time.
 
     Shapes:
         `P` blocks in the pool, `size` tokens in a block, `N` sequences, `n` new tokens, `L` queries, `Hq` query

@@ -147,8 +147,8 @@ def test_tiles_that_a_mask_skips_change_no_bit(rng: np.random.Generator) -> None
         assert part.tobytes() == whole[:, :, first : first + 5].tobytes()
 
 
-def test_a_large_paged_cache_is_not_read_in_the_order_of_its_pool(rng: np.random.Generator) -> None:
-    """That order adds the blocks of all sequences as they lie."""
+def test_a_paged_cache_has_the_bits_of_each_sequence_alone(rng: np.random.Generator) -> None:
+    """Its blocks lie in any order, and the sequences have unlike lengths."""
     key, value = (rng.standard_normal((3, 4, 640, 64)).astype("float32") for _ in range(2))
     query = rng.standard_normal((3, 8, 1, 64)).astype("float32")
     (keys, table), (values, _) = (in_pages(np.random.default_rng(0), array, 16) for array in (key, value))
