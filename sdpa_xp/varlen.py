@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, TypeVar, Unpack, cast
 
 from . import _many as many
-from ._call import ragged
+from ._call import groups
 from ._call.options import AttentionOptions, CallOptions, takes_options
-from ._call.padded import RaggedBatch, equal_lengths, gather_sequences, padded_groups
 from ._call.prepared_call import PreparedCall, prepare
+from ._call.sequences import Sequences, lengths_of
 from ._checks.arrays import HLE, LHE, check_axes
 from ._checks.integers import check_cumulative_lengths, check_same_length, read_together
 from ._checks.keywords import check_lse_base
-from ._core.dropout import Dropout
-from ._core.products import ArraySource, CallBuffers
 from ._libraries.protocols import AnyArray, Array
-from ._tiles.plan import MOST_STACKED, Plan, plan_tiles
-from ._tiles.score_grid import ScoreGrid
 from .masks import Mask
 from .states import AttentionState, to_base
 
@@ -152,7 +147,7 @@ def _attend(
     call: PreparedCall, inputs: Mapping[str, Any], cu_seqlens_q: object, cu_seqlens_k: object, *, with_lse: bool
 ) -> tuple[Array, Array | None]:
     """Return the packed output (Hq, T, Ev), and the log-sum-exp (Hq, T) if it is asked for."""
-    function, arrays, axis = call.grid.function, call.arrays, -2 if call.layout == HLE else -3
+    function, axis = call.grid.function, -2 if call.layout == HLE else -3
     keys = {name: inputs[name] for name in ("key", "value")}
     # Together, so that a device is waited for once.
     cu_seqlens_q, cu_seqlens_k = read_together(inputs["query"], cu_seqlens_q, cu_seqlens_k)
@@ -162,51 +157,6 @@ def _attend(
     starts_k = check_cumulative_lengths(function, "cu_seqlens_k", cu_seqlens_k, keys, axis)
     check_same_length(function, {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k})
 
-    lengths = [*zip(ragged.lengths_of(starts_q), ragged.lengths_of(starts_k), strict=True)]
-    batch, widths = call.grid.with_batch((len(lengths),)), (call.sizes.width, arrays["value"].shape[-1])
-    starts = starts_q, starts_k, starts_k
-    has_chunks = call.grid.library.chunks is not None
-
-    def arrays_of(group: ragged.Group, buffers: CallBuffers | None) -> ragged.GroupArrays:
-        places = (None, None, None) if buffers is None else (buffers.query, buffers.key, buffers.value)
-        query, key, value = (
-            ragged.stack_sequences(array, first, group.entries, place)
-            for array, first, place in zip(arrays.values(), starts, places, strict=True)
-        )
-        return ragged.GroupArrays(query, ArraySource(key), ArraySource(value))
-
-    def gathered_arrays(group: ragged.Group, _buffers: object) -> ragged.GroupArrays:
-        query, key, value = arrays.values()
-        (query,) = gather_sequences([query], starts_q, group, of_keys=False)
-        key, value = gather_sequences([key, value], starts_k, group, of_keys=True)
-        return ragged.GroupArrays(query, ArraySource(key), ArraySource(value))
-
-    def plan_of(grid: ScoreGrid) -> Plan:
-        return plan_tiles(grid, call.sizes.group, sum(widths))
-
-    if call.grid.waits:  # each group costs launches, so a device gets few groups, which are padded
-        sequences = RaggedBatch(lengths, [0] * len(lengths), starts_q, starts_k)
-        groups = padded_groups(call, batch, sequences, sum(widths), plan_of)
-        return ragged.attend_packed(call, starts_q, groups, widths, gathered_arrays, with_lse=with_lse)
-    groups = []
-    for (queries, keys_of_one), alike in equal_lengths(lengths).items():
-        # At least 1, since sequences may be empty.
-        copied = call.sizes.query_heads * max(queries, keys_of_one, 1) * sum(widths)
-        # Stacked sequences would not have the chunks of the packed arrays.
-        for entries in zip(alike) if has_chunks else ragged.in_parts(alike, MOST_STACKED // copied):
-            grid = batch.for_entries(entries, queries, keys_of_one)
-            groups.append(ragged.Group(entries, grid, call.bind(grid), plan_of(grid)))
-    in_chunks = partial(_attend_in_chunks, call) if has_chunks else None
-    return ragged.attend_packed(
-        call, starts_q, groups, widths, arrays_of, with_lse=with_lse, attend_otherwise=in_chunks
-    )
-
-
-def _attend_in_chunks(
-    call: PreparedCall, group: ragged.Group, arrays: ragged.GroupArrays, dropout: Dropout | None
-) -> ragged.GroupState | None:
-    key, value = (cast(ArraySource, source).array for source in (arrays.key, arrays.value))
-    of_arrays = {"query": arrays.query, "key": key, "value": value}
-    of_group = call._replace(grid=group.grid, arrays=of_arrays, derived={})
-    in_chunks = many.attend(of_group, dropout)
-    return None if in_chunks is None else (in_chunks[0], in_chunks[1][..., None])
+    lengths = [*zip(lengths_of(starts_q), lengths_of(starts_k), strict=True)]
+    in_chunks = many.attend if call.grid.library.chunks is not None else None
+    return groups.attend(call, Sequences(lengths, (starts_q, starts_k)), in_chunks, with_lse=with_lse)

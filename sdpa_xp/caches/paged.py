@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypeVar, Unpack, cast
 from .._call.options import CallOptions, Keywords, takes_options
 from .._call.paged import PagedCall, attend
 from .._call.prepared_call import prepare
-from .._call.ragged import lengths_of
+from .._call.sequences import lengths_of
 from .._checks import integers
 from .._checks.arrays import Layout, check_appended, check_axes, check_one_kind, check_plain_array
 from .._checks.keywords import check_integer, explains_keywords

@@ -7,7 +7,7 @@ import math
 import hypothesis
 import hypothesis.strategies as st
 import pytest
-from internals import WORK_OF_LAUNCHES, Entries, HeadSizes, Work, equal_lengths, padded_calls
+from internals import WORK_OF_LAUNCHES, Entries, HeadSizes, Work, group_entries
 
 pytestmark = pytest.mark.sampled(0, on="THIN")
 Lengths = list[tuple[int, int]]
@@ -15,7 +15,7 @@ HEADS = HeadSizes(query_heads=8, key_heads=2, widths=128)
 
 
 def calls_of(lengths: Lengths, sizes: HeadSizes = HEADS) -> list[Entries]:
-    return padded_calls(equal_lengths(lengths), sizes)
+    return group_entries(lengths, sizes, WORK_OF_LAUNCHES)
 
 
 def padded_work(lengths: Lengths, entries: Entries, sizes: HeadSizes) -> Work:

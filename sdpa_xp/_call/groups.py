@@ -1,0 +1,229 @@
+"""Attention of sequences of unlike lengths: a call is cut into groups, and their results are joined."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from itertools import chain
+from typing import NamedTuple, TypeAlias, cast
+
+from .._checks.arrays import LHE, swap_heads_and_length
+from .._core import streaming, threads
+from .._core.dropout import Dropout
+from .._core.products import (
+    ArraySource,
+    Buffer,
+    CallBuffers,
+    KeyValueSource,
+    PagedSource,
+    are_finite,
+    call_buffers,
+)
+from .._core.quantised import factored_operands, source_of
+from .._core.scores import BoundOptions, Scores
+from .._libraries import computing, namespace_of
+from .._libraries.protocols import Array
+from .._tiles.on_device import PaddedLengths
+from .._tiles.plan import Plan, takes_threads
+from .._tiles.score_grid import ScoreGrid
+from ..masks.lengths import KeysBefore
+from ..masks.patterns import AllOf
+from .prepared_call import PreparedCall
+from .sequences import ENTRY, LENGTHS, PAGES, POSITION, STARTS, Entries, Sequences, is_contiguous
+
+
+class Group(NamedTuple):
+    """Sequences of equal lengths, or on a device padded ones."""
+
+    entries: Entries
+    grid: ScoreGrid
+    options: BoundOptions
+    plan: Plan
+    table: Array | None
+    """What the device knows of them, as in `Sequences.tables`, if the call is computed there."""
+
+
+AttendInChunks: TypeAlias = Callable[[PreparedCall, Dropout | None], tuple[Array, Array] | None]
+"""What returns the output and the log-sum-exp of a call of arrays in chunks, or None."""
+
+
+def attend(
+    call: PreparedCall, sequences: Sequences, attend_in_chunks: AttendInChunks | None = None, *, with_lse: bool
+) -> tuple[Array, Array | None]:
+    """Return the output in the shape of the query, and the log-sum-exp, (N, Hq, L) or (Hq, T), if asked for.
+
+    Threads share groups that are too small for threads. The arrays of a group are created only when the group
+    is computed, so that few copies exist at once. A device is waited for once, after the last group.
+    """
+    starts: Sequence[int] = sequences.starts[0] or ()
+    names = ("key_blocks", "value_blocks") if sequences.starts[1] is None else ("key", "value")
+    width = source_of(call.arrays, names[1]).width
+    groups, dropout = _groups(call, sequences, call.sizes.width + width), call.draw_dropout()
+    packed = _packed_output(call, starts[-1], width) if starts and call.grid.is_writeable else None
+    outputs: dict[Entries, Array] = {}
+    lses: dict[Entries, Array] = {}
+
+    def compute(group: Group, checksums: list[Array] | None = None, is_guarded: bool = False) -> None:
+        query, key, value = _arrays_of(call, sequences, names, group, buffers)
+        if attend_in_chunks is not None:
+            key_and_value = (cast(ArraySource, source).array for source in (key, value))
+            arrays = dict(zip(call.arrays, (query, *key_and_value), strict=True))
+            state = attend_in_chunks(call._replace(grid=group.grid, arrays=arrays, derived={}), dropout)
+            if state is not None:
+                outputs[group.entries], lses[group.entries] = state[0], state[1][..., None]
+                return
+        out = None
+        if packed is not None and is_contiguous(group.entries):
+            tokens = slice(starts[group.entries[0]], starts[group.entries[-1] + 1])
+            out = _split(packed[:, tokens, :], len(group.entries))
+        with computing(query):  # here too: a library may keep this setting for each thread
+            options = group.options._replace(dropout=dropout)
+            if is_guarded:
+                options = options._replace(finite_inputs=frozenset())
+            scores, dtype = Scores(group.grid, query, key, options), call.result_dtype
+            output, lse = streaming.attend(
+                scores, value, group.plan, dtype, with_lse=with_lse, out=out, checksums=checksums
+            )
+        if packed is None:
+            outputs[group.entries] = output
+        elif output is not out:
+            for n, entry in enumerate(group.entries):
+                packed[:, starts[entry] : starts[entry + 1], :] = output[n, ...]
+        if lse is not None:
+            lses[group.entries] = lse
+
+    # Packed sequences are stacked in buffers, which have the dtype of the scores.
+    keeps_buffers = call.grid.library.keeps_buffers and call.grid.dtype == call.result_dtype
+    with call_buffers(call.grid) if packed is not None and keeps_buffers else nullcontext() as buffers:
+        _compute_all(call.grid, compute, groups, call.sizes.width + width)
+    output = _joined(outputs, sequences) if packed is None else packed
+    return call.attach_zero_gradient(output), call.connected_lse(_joined(lses, sequences)) if with_lse else None
+
+
+def _compute_all(grid: ScoreGrid, compute: Callable[..., None], groups: Sequence[Group], widths: int) -> None:
+    """Compute all groups; on a device those with a NaN or inf a second time, guarded."""
+    if grid.waits:
+        checksums: list[list[Array]] = [[] for _ in groups]
+        for group, of_group in zip(groups, checksums, strict=True):
+            compute(group, of_group)
+        flags = iter(are_finite([*chain(*checksums)]) if any(checksums) else ())
+        for group, of_group in zip(groups, checksums, strict=True):
+            if False in [next(flags) for _ in of_group]:  # a list, so that all flags of the group are taken
+                compute(group, is_guarded=True)
+        return
+    small = [group for group in groups if group.plan.threads == 1]
+    work = sum(math.prod(group.grid.shape) for group in small) * widths
+    has_threads = len(small) > 1 and takes_threads(grid, work)
+    # Once for all groups, because a BLAS takes milliseconds to change its threads.
+    with threads.one_blas_thread(grid.uses_our_threads and (has_threads or len(small) < len(groups))):
+        for group in groups:
+            if group.plan.threads != 1:
+                compute(group)
+        threads.run(compute, small, None if has_threads else 1)
+
+
+def _groups(call: PreparedCall, sequences: Sequences, widths: int) -> list[Group]:
+    """Return the groups of a call, whose options are bound to the lengths of each."""
+    batch, group, is_packed = call.grid, call.sizes.group, sequences.starts[0] is not None
+    if is_packed:
+        batch = batch.with_batch((len(sequences.lengths),))
+    grouped = sequences.grouped(batch, group, widths)
+    tables = sequences.tables(batch, grouped) if batch.waits else [None] * len(grouped)
+    groups = []
+    for entries, table in zip(grouped, tables, strict=True):
+        if table is None:
+            grid = batch.for_entries(entries, *sequences.lengths[entries[0]], sequences.position(entries[0]))
+            options = call.bind(grid)
+        else:
+            queries, keys = zip(*(sequences.lengths[entry] for entry in entries), strict=True)
+            positions = tuple(map(sequences.position, entries))
+            columns = [table[:, column] for column in (LENGTHS, LENGTHS + 1, POSITION)]
+            on_device = [batch.xp.reshape(column, (-1, 1, 1, 1)) for column in columns]
+            padding = PaddedLengths(queries, keys, positions, *on_device)
+            grid = batch.for_padded(entries, table[:, ENTRY], padding)
+            options = call.bind(grid)
+            if len({*keys}) > 1:
+                options = options._replace(mask=AllOf((KeysBefore(padding.real_keys()), options.mask)))
+        groups.append(Group(entries, grid, options, sequences.plan(grid, group, widths), table))
+    # Without any packed query one group stays, from which the output has its shape and its dtype.
+    return [group for group in groups if group.grid.queries or not is_packed] or groups[:1]
+
+
+def _arrays_of(
+    call: PreparedCall, sequences: Sequences, names: Sequence[str], group: Group, buffers: CallBuffers | None
+) -> tuple[Array, KeyValueSource, KeyValueSource]:
+    """Return the query of a group, (n, Hq, L, E), and its keys and values, in buffers if there are some."""
+    query, arrays = call.arrays["query"], [call.arrays[name] for name in names]
+    places = (None, None, None) if buffers is None else (buffers.query, buffers.key, buffers.value)
+    if sequences.starts[0] is None:
+        query = group.grid.slice_entries(query, 3)
+    else:
+        (query,) = _stacked([query], sequences, group, 0, places[:1])
+    if sequences.starts[1] is not None:
+        key, value = map(ArraySource, _stacked(arrays, sequences, group, 1, places[1:]))
+        return query, key, value
+    pages = [sequences.pages[entry] for entry in group.entries]
+    tables = pages if group.table is None else group.table[:, PAGES:]
+    sources = [source_of(call.arrays, name, lambda pool: PagedSource(pool, tables)) for name in names]
+    return factored_operands(group.grid, query, *sources)
+
+
+def _stacked(
+    arrays: Sequence[Array], sequences: Sequences, group: Group, side: int, buffers: Sequence[Buffer | None]
+) -> list[Array]:
+    """Return packed queries (side 0) or keys (1), (heads, T, width), of a group as (n, heads, longest, width).
+
+    Contiguous ones of equal lengths are a view; others are copied, into buffers if there are some. Padding
+    repeats the last token of its sequence, so that no other sequence can be seen in it.
+    """
+    xp, entries, table, starts = group.grid.xp, group.entries, group.table, sequences.starts[side] or ()
+    lengths = [sequences.lengths[entry][side] for entry in entries]
+    longest, is_equal = max(lengths), min(lengths) == max(lengths)
+    if is_equal and (longest == 0 or is_contiguous(entries)):
+        first, stop = starts[entries[0]], starts[entries[0]] + len(entries) * longest
+        return [_split(array[:, first:stop, :], len(entries)) for array in arrays]
+    if table is None:
+        parts = [[array[:, starts[n] : starts[n] + longest, :] for n in entries] for array in arrays]
+        stacks = zip(parts, buffers, strict=True)
+        return [xp.stack(part, axis=0) if buffer is None else buffer.stack(part) for part, buffer in stacks]
+    place = xp.expand_dims(group.grid.arange(0, longest), axis=0)
+    if not is_equal:
+        last = xp.expand_dims(table[:, LENGTHS + side], axis=-1) - 1
+        place = xp.where(place < last, place, last)
+    index = xp.reshape(xp.expand_dims(table[:, STARTS + side], axis=-1) + place, (-1,))
+    return [_split(xp.take(array, index, axis=1), len(entries)) for array in arrays]
+
+
+def _split(tokens: Array, n: int) -> Array:
+    """Return n sequences of equal lengths, (heads, n * length, width), as (n, heads, length, width)."""
+    xp, (heads, count, width) = namespace_of(tokens), tokens.shape
+    return xp.permute_dims(xp.reshape(tokens, (heads, n, count // n, width)), (1, 0, 2, 3))
+
+
+def _packed_output(call: PreparedCall, tokens: int, width: int) -> Array:
+    """Return zeros, (heads, tokens, width), in the caller's order in memory."""
+    xp, grid, layout = call.grid.xp, call.grid, call.layout
+    shape = (tokens, grid.heads, width) if layout == LHE else (grid.heads, tokens, width)
+    return swap_heads_and_length(xp, xp.zeros(shape, dtype=call.result_dtype, device=grid.device), layout)
+
+
+def _joined(outputs: Mapping[Entries, Array], sequences: Sequences) -> Array:
+    """Return outputs (n, heads, longest, width) of all groups as (heads, T, width) or (N, heads, L, width).
+
+    Rows of padding are left out.
+    """
+    parts: dict[int, Array] = {}
+    is_packed = sequences.starts[0] is not None
+    for entries, output in outputs.items():
+        xp, (n, heads, longest, width) = namespace_of(output), output.shape
+        lengths = [sequences.lengths[entry][0] for entry in entries]
+        if not is_contiguous(entries) or min(lengths) < longest:
+            cut = (output[n, :, :l, :] if is_packed else output[n : n + 1, ...] for n, l in enumerate(lengths))
+            parts |= zip(entries, cut, strict=True)
+        elif is_packed:
+            parts[entries[0]] = xp.reshape(xp.permute_dims(output, (1, 0, 2, 3)), (heads, n * longest, width))
+        else:
+            parts[entries[0]] = output
+    in_order = [parts[entry] for entry in sorted(parts)]
+    return in_order[0] if len(in_order) == 1 else xp.concat(in_order, axis=1 if is_packed else 0)
