@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple, cast
 
 from .._libraries import LARGEST, dtype_name
 from .._libraries.protocols import Array, Dtype, Namespace, Ufuncs
 from .._tiles.plan import Plan
-from .products import matmul_grouped
+from .products import are_few_rows, matmul_grouped, multiply_few_rows
 from .scores import Scores
 from .softmax import avoid_zero_sum
 
@@ -28,6 +29,8 @@ class OneTile(NamedTuple):
     """The keys that some query may attend to; None is all of them."""
     allowed: Array | None
     """The pairs that may attend; None is all of them."""
+    multiply: Callable[[Namespace, Array, Array], Array]
+    """Multiplies the query and the transposed keys."""
     least: float
     """The most negative finite score, for the maximum of a row without keys."""
 
@@ -36,7 +39,7 @@ class OneTile(NamedTuple):
         xp, functions = self.xp, self.functions
         if self.keys is not None:
             key, value = key[..., self.keys, :], value[..., self.keys, :]
-        s = matmul_grouped(xp, query * self.scale, functions.swapaxes(key, -1, -2))
+        s = self.multiply(xp, query * self.scale, functions.swapaxes(key, -1, -2))
         if self.allowed is not None:
             s = xp.where(self.allowed, s, -math.inf)
         s -= functions.maximum.reduce(s, axis=-1, keepdims=True, initial=self.least)
@@ -68,5 +71,7 @@ def one_tile(scores: Scores, plan: Plan, dtype: Dtype) -> OneTile | None:
             keys = slice(tile.columns.start, tile.columns.stop)
         if not isinstance(answer, bool):
             allowed = answer
-    least = -LARGEST[dtype_name(grid.dtype)]
-    return OneTile(grid.xp, cast(Ufuncs, grid.xp), cast(float, options.scale), keys, allowed, least)
+    columns = grid.keys if keys is None else keys.stop - keys.start
+    is_few = are_few_rows(grid, scores.query, scores.key.heads, columns)
+    multiply, least = multiply_few_rows if is_few else matmul_grouped, -LARGEST[dtype_name(grid.dtype)]
+    return OneTile(grid.xp, cast(Ufuncs, grid.xp), cast(float, options.scale), keys, allowed, multiply, least)
