@@ -33,7 +33,7 @@ MOST_IDLE = 64
 """Sets of buffers that are kept between calls: one for each thread of a large machine."""
 _IDLE: dict[Hashable, list[TileBuffers]] = {}
 """Buffers that no call uses, by library, dtype and device."""
-MOST_ROWS_ALONE, LEAST_KEYS_ALONE = 6, 512
+MOST_ROWS_ALONE, LEAST_KEYS_ALONE = 7, 512
 """Up to so many rows of a head are multiplied with so many keys or more one by one: see `multiply_few_rows`."""
 MOST_VIEWS = 16
 """Shapes of arrays in a buffer that are remembered; packed sequences have many."""
@@ -277,8 +277,9 @@ def multiply_few_rows(
 ) -> Array:
     """Return what `matmul_grouped` returns: each row alone is multiplied with the keys, which are not copied.
 
-    OpenBLAS 0.3.31 copies the keys for a product with a few rows, but not for one row. So 4 rows and 1,024 keys
-    of E = 64 or 128 take 0.35 times as long with AVX-512, and 0.8 times with AVX2 (one core, Zen 4, float32).
+    OpenBLAS 0.3.31 copies the keys for a product with a few rows, but not for one row. With 1,024 keys, E = 64
+    or 128, 4 rows take 0.35 times as long with AVX-512, and 0.75 to 0.9 times with AVX2; 7 rows 0.5 to 0.55 and
+    0.8 times; 8 rows 0.6 and 1.1 to 1.2 times (one core, Zen 4, float32).
     """
     left, columns = fold_groups(xp, rows, transposed_keys.shape[-3]), transposed_keys.shape[-1]
     keys, vectors = xp.expand_dims(xp.matrix_transpose(transposed_keys), axis=-3), xp.expand_dims(left, axis=-1)

@@ -40,8 +40,9 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         ((2, 6), 1, 1, 700, True),
         ((1, 3), 3, 2, 513, True),
         ((1, 4), 2, 3, 600, True),
+        ((1, 7), 1, 1, 600, True),
         ((1, 4), 2, 1, 511, False),  # few keys
-        ((1, 7), 1, 1, 600, False),  # many rows
+        ((1, 8), 1, 1, 600, False),  # many rows
         ((1, 3), 3, 1, 600, False),  # one row, which is no faster alone
     ],
 )
