@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from ._call.options import CallOptions
 from ._call.prepared_call import PreparedCall
-from ._call.tangents import bind_tangents, refuse_chunks
+from ._call.tangents import lifted, refuse_chunks
 from ._checks.arrays import swap_heads_and_length
 from ._core import streaming
 from ._core.backward import gradients
 from ._core.gradient_passes import Forward
 from ._core.gradient_sums import gradient_targets, try_functions
 from ._core.products import ArraySource
-from ._core.second_order import gradient_tangents
-from ._libraries import access_of, astype_if_needed
+from ._libraries import astype_if_needed
+from ._libraries.jets import Jet
 from ._libraries.protocols import Array
 from ._many import cut_call
 from ._tiles.tile import GradientTarget
@@ -84,31 +84,25 @@ def restore(call: PreparedCall, arrays: Mapping[str, Array], output: Array, lse:
 def second_order(
     call: PreparedCall,
     options: CallOptions,
-    derivable: Derivable,
     arrays: Mapping[str, Array],
+    names: Collection[str],
     cotangent: Array,
     tangents: Mapping[str, Array],
     cotangent_tangent: Array | None,
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Return the gradients of a prepared call and their derivatives, in the caller's shapes and dtypes.
+    """Return the gradients of the arrays of `names` and their derivatives, in the caller's shapes and dtypes.
 
-    `options` are those that the call was prepared with, `derivable` is its `derive`, of the same `arrays`, and
-    the cotangents and tangents have passed `check_cotangent` and `check_tangents`.
+    `options` are those that the call was prepared with, `arrays` its `floating_arrays`, and the cotangents and
+    tangents have passed `check_cotangent` and `check_tangents`.
     """
-    forward = derivable.forward
-    if forward is None:
-        refuse_chunks(call)
-    if call.is_empty or forward is None:
-        names, zeros_like = derivable.targets, call.grid.xp.zeros_like
-        # Two arrays for each name: a caller may write to one of them.
-        return {n: zeros_like(arrays[n]) for n in names}, {n: zeros_like(arrays[n]) for n in names}
-    moved = None if cotangent_tangent is None else _heads_first(call, cotangent_tangent)
-    scores = forward.scores._replace(tangents=(bind_tangents(call, options, tangents),))
-    changes = [cotangent, *tangents.values(), *([] if moved is None else [moved])]
-    computed = gradient_tangents(
-        forward._replace(scores=scores), _heads_first(call, cotangent), moved, access_of(changes)
-    )
-    of_arrays, of_tangents = (_in_caller_form(call, derivable.targets, arrays, part) for part in computed)
+    refuse_chunks(call.grid.function, call.grid.library)
+    jets = lifted(call, options, [tangents])
+    if call.grid.waits:  # a device is not waited for: all is guarded
+        jets.derived["bound_options"] = jets.bound_options()._replace(finite_inputs=frozenset())
+    kind: Any = jets.grid.xp
+    cotangents: Any = Jet(kind, (cotangent, cotangent_tangent))
+    computed: Any = pull_back(jets, derive(jets, arrays).only(names), arrays, cotangents)
+    of_arrays, of_tangents = ({name: kind.part(x, n) for name, x in computed.items()} for n in range(2))
     return of_arrays, of_tangents
 
 

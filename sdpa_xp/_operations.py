@@ -27,7 +27,7 @@ from ._derivatives import Derivable, derive, pull_back, restore, second_order
 from ._libraries import FLOATING, access_of, dtype_name
 from ._libraries.capabilities import Autograd
 from ._libraries.protocols import Access, Array
-from .forward_mode import jvp
+from .forward_mode import derivatives
 
 INPUTS = ("query", "key", "value")
 Parts = Sequence[Array | None]
@@ -233,8 +233,8 @@ class GradientsOperation(CallOperation):
         named = {n: u for n, u in zip(self.names, cotangents, strict=True) if u is not None}
         tangent, of_arrays, names = None, dict[str, Array](), self._needed(needed)
         if named and names:
-            second = SecondOperation(self.recorded, tuple(named), names, len(kept))
-            computed = self.recorded.apply(second, [cotangent, *kept, *named.values(), *of_call])
+            second = SecondOperation(self.recorded, tuple(named), names)
+            computed = self.recorded.apply(second, [cotangent, *named.values(), *of_call])
             of_arrays = dict(zip(names, computed[len(names) :], strict=True))
         if named and needed[0]:
             first = TangentOperation(self.recorded, tuple(named))
@@ -242,12 +242,12 @@ class GradientsOperation(CallOperation):
         return [tangent, *[None] * len(kept), *self.recorded.in_order(of_arrays)]
 
     def push(self, arrays: Sequence[Array], _results: Sequence[Array], tangents: Parts) -> Parts | None:
-        (cotangent, *kept), of_call = self.split(arrays)
+        (cotangent, *_), of_call = self.split(arrays)
         (moved, *_), of_arrays = self.split(tangents)
         named = self.recorded.by_name(of_arrays)
         changes = [*named.values()] if moved is None else [*named.values(), moved]
-        second = SecondOperation(self.recorded, tuple(named), self.names, len(kept), moved is not None)
-        return self.recorded.apply(second, [cotangent, *kept, *changes, *of_call])[self.returned :]
+        second = SecondOperation(self.recorded, tuple(named), self.names, moved is not None)
+        return self.recorded.apply(second, [cotangent, *changes, *of_call])[self.returned :]
 
 
 class TangentOperation(CallOperation):
@@ -266,7 +266,8 @@ class TangentOperation(CallOperation):
     def run(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
         tangents, of_call = self.split(arrays)
         call, _ = self.recorded.with_arrays(of_call)
-        return (jvp(call, self.recorded.options, dict(zip(self.names, tangents, strict=True)))[1],)
+        named = dict(zip(self.names, tangents, strict=True))
+        return (derivatives(call, self.recorded.options, [named])[1],)
 
     def pull(
         self, arrays: Sequence[Array], _results: Sequence[Array], cotangents: Parts, needed: Sequence[bool]
@@ -275,7 +276,7 @@ class TangentOperation(CallOperation):
         if cotangents[0] is None:
             return [None] * len(arrays)
         names = tuple(dict.fromkeys([*self.names, *self._needed(needed)]))
-        second = SecondOperation(self.recorded, self.names, names, 0)
+        second = SecondOperation(self.recorded, self.names, names)
         computed = self.recorded.apply(second, [cotangents[0], *tangents, *of_call])
         gradients, derivatives = (
             dict(zip(names, part, strict=True)) for part in (computed[: len(names)], computed[len(names) :])
@@ -284,7 +285,7 @@ class TangentOperation(CallOperation):
 
 
 class SecondOperation(CallOperation):
-    """(c, kept, t, c', x) -> the gradients of <c, O(x)>, and their derivatives along t and c'.
+    """(c, t, c', x) -> the gradients of <c, O(x)>, and their derivatives along t and c'.
 
     t has a direction for each of `directions`, and the gradients are those of `names`.
     """
@@ -294,28 +295,23 @@ class SecondOperation(CallOperation):
         recorded: RepeatedCall,
         directions: tuple[str, ...],
         names: tuple[str, ...],
-        kept: int,
         is_moved: bool = False,
     ) -> None:
         super().__init__(recorded)
-        self.directions, self.names, self.kept, self.is_moved = directions, names, kept, is_moved
+        self.directions, self.names, self.is_moved = directions, names, is_moved
         self.returned = 2 * len(names)
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        return self.directions, self.names, self.kept, self.is_moved
+        return self.directions, self.names, self.is_moved
 
     def run(self, arrays: Sequence[Array]) -> tuple[Array, ...]:
-        (cotangent, *others), of_call = self.split(arrays)
-        kept, changes = others[: self.kept], others[self.kept :]
+        (cotangent, *changes), of_call = self.split(arrays)
         call, floating = self.recorded.with_arrays(of_call)
         moved = changes[-1] if self.is_moved else None
         tangents = dict(zip(self.directions, changes, strict=False))
         with call.computing():
-            # The library derives the plain operations of a traced call, which must not take what follows from x
-            # for a constant.
-            derivable = self._derivable(call, floating, () if call.grid.is_traced else kept, self.names)
             computed = second_order(
-                call, self.recorded.options, derivable, floating, cotangent, tangents, moved
+                call, self.recorded.options, floating, self.names, cotangent, tangents, moved
             )
         return tuple([part[name] for part in computed for name in self.names])

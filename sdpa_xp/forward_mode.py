@@ -2,23 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar, Unpack, cast
 
 from ._call.options import CallOptions, DifferentiableOptions, floating_arrays, takes_options
 from ._call.prepared_call import PreparedCall, prepare
-from ._call.tangents import accessible, bind_tangents, check_tangents, refuse_chunks
+from ._call.tangents import check_tangent, check_tangents, lifted, refuse_chunks
+from ._checks.arrays import check_floating, check_one_library
+from ._checks.keywords import explains_keywords
+from ._checks.messages import shown
 from ._core import streaming
 from ._core.gradient_sums import try_functions
 from ._core.products import ArraySource
-from ._libraries import overridden
+from ._libraries import library_of, overridden
+from ._libraries.jax_trees import mapped
+from ._libraries.jet_library import new_kind_of_jets
+from ._libraries.jets import Jet, JetNamespace
 from ._libraries.protocols import AnyArray, Array
-from .errors import ArgumentValueError
+from .errors import ArgumentTypeError, ArgumentValueError
 from .masks import Mask
 
 A = TypeVar("A", bound=AnyArray)
 JVP = "scaled_dot_product_attention_jvp"
 LAPLACIAN = "scaled_dot_product_attention_laplacian"
+
+
+@explains_keywords
+def jvp(
+    function: Callable[..., Any], primals: Sequence[AnyArray], tangents: Sequence[AnyArray]
+) -> tuple[Any, Any]:
+    r"""Compute a function of arrays, and its derivative along a direction, as `jax.jvp` and `torch.func.jvp`.
+
+    If `primals` $x$ move by a small number times `tangents` $x'$, the output $f(x)$ moves by this number times
+    the tangent $\partial f(x)\, x'$. The function may call any function, cache or layer of this library, and
+    those of the array API that `x.__array_namespace__()` has: it gets arrays that carry their derivatives.
+
+    Args:
+        function: It takes as many arrays as there are `primals`, and returns an array, or a tuple, list, dict
+            or object of this library with arrays. For a function of the score in a bias, see
+            `scaled_dot_product_attention_jvp`.
+        primals: The arguments, a tuple of floating arrays of one library.
+        tangents: The direction: for each argument an array of its shape and dtype.
+
+    Returns:
+        The output, and its tangent, which is the same with derivatives in place of arrays. What does not depend
+            on the primals has zeros.
+
+    Raises:
+        TypeError: An argument is not such a tuple, or an array of another library or dtype, or in lazy chunks.
+        ValueError: There are more tangents than primals or fewer, or one has another shape or device; or a call
+            of the function is `reproducible`.
+        AttributeError: The function takes a function from the namespace whose derivative is not known.
+
+    Numerics:
+        As for `scaled_dot_product_attention_jvp`. Where several elements are the maximum, the derivative is
+        that of the first. Functions of NumPy, torch or JAX themselves refuse the arrays.
+
+    Examples:
+        >>> import numpy as np
+        >>> from sdpa_xp import attention_state, jvp
+        >>> query, key, value = np.zeros((1, 2)), np.eye(2), np.asarray([[1.0], [3.0]])
+        >>> state, tangent = jvp(
+        ...     lambda x: attention_state(x, key, value, scale=1),
+        ...     (query,),
+        ...     (np.asarray([[0.0, 1.0]]),),
+        ... )
+        >>> tangent.output, tangent.lse
+        (array([[0.5]]), array([0.5]))
+
+    References:
+        Wengert, "A simple automatic derivative evaluation program", Communications of the ACM 7, 1964.
+    """
+    if not callable(function):
+        raise ArgumentTypeError("jvp", "`function` must be a function", {"function": shown(function)})
+    for name, part in (("primals", primals), ("tangents", tangents)):
+        if not isinstance(part, tuple | list):
+            raise ArgumentTypeError("jvp", f"`{name}` must be a tuple of floating arrays", {name: shown(part)})
+    if len(primals) != len(tangents) or not primals:
+        rule = "there must be a tangent for each primal, and at least one"
+        raise ArgumentValueError("jvp", rule, {"primals": len(primals), "tangents": len(tangents)})
+    _, arrays = check_one_library("jvp", {f"primals[{n}]": x for n, x in enumerate(primals)})
+    for name, array in arrays.items():
+        check_floating("jvp", name, array)
+        refuse_chunks("jvp", library_of(array), name)
+    kind = new_kind_of_jets(arrays["primals[0]"], 1)
+    jets = [
+        Jet(kind, (array, check_tangent("jvp", f"tangents[{n}]", tangents[n], name, array)))
+        for n, (name, array) in enumerate(arrays.items())
+    ]
+    output = function(*jets)
+    value, tangent = (mapped(partial(kind.part, n=n), output) for n in (0, 1))
+    return value, tangent
 
 
 @takes_options(DifferentiableOptions)
@@ -75,8 +150,8 @@ def scaled_dot_product_attention_jvp(
         return cast(tuple[A, A], result)
     call = prepare(JVP, inputs, options)
     checked = check_tangents(JVP, tangents, floating_arrays(inputs, options))
-    output, tangent = jvp(call, options, checked)
-    return cast(tuple[A, A], (call.checked(output), call.checked(tangent, "tangent")))
+    output, tangent = derivatives(call, options, [checked])
+    return call.checked(output), call.checked(tangent, "tangent")
 
 
 @takes_options(DifferentiableOptions)
@@ -133,11 +208,9 @@ def scaled_dot_product_attention_laplacian(
     moved = check_tangents(LAPLACIAN, tangents, arrays, count=count)
     directions = [{name: array[n, ...] for name, array in moved.items()} for n in range(count)]
     bends = check_tangents(LAPLACIAN, {} if laplacians is None else laplacians, arrays, "laplacians")
-    output, computed = _derivatives(call, options, [*directions, bends], has_laplacian=True)
-    *parts, laplacian = computed
-    tangent = call.grid.xp.stack(parts, axis=0)
-    results = call.checked(output), call.checked(tangent, "tangent"), call.checked(laplacian, "laplacian")
-    return cast(tuple[A, A, A], results)
+    output, *parts, laplacian = derivatives(call, options, directions, bends)
+    tangent: Any = call.grid.xp.stack(parts, axis=0)
+    return call.checked(output), call.checked(tangent, "tangent"), call.checked(laplacian, "laplacian")
 
 
 def _count_directions(tangents: object) -> int:
@@ -152,47 +225,24 @@ def _count_directions(tangents: object) -> int:
     return cast(int, count)
 
 
-def jvp(call: PreparedCall, options: CallOptions, tangents: Mapping[str, Array]) -> tuple[Array, Array]:
-    """Return the output of a prepared call and its tangent, in the caller's layout and dtype.
-
-    `options` are those that the call was prepared with, and `tangents` have passed `check_tangents`.
-    """
-    output, (tangent,) = _derivatives(call, options, [tangents])
-    return output, tangent
-
-
-def _derivatives(
+def derivatives(
     call: PreparedCall,
     options: CallOptions,
     directions: Sequence[Mapping[str, Array]],
-    *,
-    has_laplacian: bool = False,
-) -> tuple[Array, list[Array]]:
-    """Return the output of a prepared call, and its derivative along each direction, as the caller has arrays.
+    bends: Mapping[str, Array] | None = None,
+) -> list[Any]:
+    """Return the output of a prepared call, its tangent along each direction, and with `bends` its laplacian.
 
-    With `has_laplacian` the last direction is the laplacians of the inputs, and the last derivative that of the
-    output.
+    `options` are those that the call was prepared with. Directions and `bends`, the laplacians of the inputs,
+    have passed `check_tangents`.
     """
-    refuse_chunks(call)
-    call = accessible(call, [array for of_direction in directions for array in of_direction.values()])
-    xp, width = call.grid.xp, call.arrays["value"].shape[-1]
+    refuse_chunks(call.grid.function, call.grid.library)
     with call.computing():
+        jets, grid = lifted(call, options, directions, bends), call.grid
+        kind, value = cast(JetNamespace, jets.grid.xp), ArraySource(jets.arrays["value"])
         if call.is_empty:
-            output = xp.zeros((*call.grid.shape[:-1], width), dtype=call.grid.dtype, device=call.grid.device)
-            return call.result(output), [call.result(xp.zeros_like(output)) for _ in directions]
-        if call.options.biases:
+            output = grid.xp.zeros((*grid.shape[:-1], value.width), dtype=grid.dtype, device=grid.device)
+        else:
             try_functions(call.scores_without_dropout())
-        tangents = tuple(bind_tangents(call, options, of_direction) for of_direction in directions)
-        scores = call.scores()
-        # The tangents may be NaN too, so the result shows whether anything is.
-        scores = scores._replace(
-            tangents=tangents,
-            has_laplacian=has_laplacian,
-            options=scores.options._replace(finite_inputs=None),
-        )
-        output, joined = streaming.attend(
-            scores, ArraySource(call.arrays["value"]), call.plan(), call.grid.dtype
-        )
-        joined = cast(Array, joined)
-        parts = [joined[..., n * width : (n + 1) * width] for n in range(len(directions))]
-        return call.result(output), [call.result(part) for part in parts]
+            output, _ = streaming.attend(jets.scores(), value, jets.plan(), grid.dtype, with_lse=False)
+        return [call.result(kind.part(output, n)) for n in range(1 + len(kind.zeros_of_parts))]

@@ -10,6 +10,7 @@ from ._call.prepared_call import PreparedCall, prepare
 from ._call.tangents import check_tangents
 from ._checks.arrays import check_known, check_one_device, check_one_dtype, check_one_library
 from ._checks.keywords import explains_keywords
+from ._core.dropout import DrawnSeed
 from ._derivatives import Derivable, derive, pull_back, second_order
 from ._libraries import overridden
 from ._libraries.protocols import AnyArray, Array, Shape
@@ -139,10 +140,12 @@ class Pullback(Generic[A]):
         if cotangent_tangent is not None:
             moved = check_cotangent(cotangent_tangent, self._arrays["query"], self._output, "cotangent_tangent")
         checked = check_tangents(FUNCTION, tangents, self._arrays)
-        with self._call.computing():
-            computed = second_order(
-                self._call, self._options, self._forward, self._arrays, array, checked, moved
-            )
+        call, names, forward = self._call, self._forward.targets, self._forward.forward
+        if forward is not None and (dropout := forward.scores.options.dropout) is not None:
+            # The pairs that the output has dropped.
+            call = call._replace(options=call.options._replace(rng=DrawnSeed(dropout.seed)))
+        with call.computing():
+            computed = second_order(call, self._options, self._arrays, names, array, checked, moved)
         gradients, derivatives = map(self._checked, computed)
         return gradients, derivatives
 

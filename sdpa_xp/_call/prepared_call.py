@@ -306,11 +306,10 @@ def _validated(
     implementation = check_implementation(function, options.implementation, kernels=has_kernels)
     check_layout(function, options.layout)
     layout = str(options.layout)
-    library = library_of(inputs["query"])
-    if (chunks := library.chunks) is not None:
+    if (chunks := library_of(inputs["query"]).chunks) is not None:
         options = with_arrays(options, partial(chunks.as_lazy, like=inputs["query"]))
     xp, arrays = check_one_library(function, {**inputs, **dict(arrays_of(options))})
-    tensors = {name: arrays[name] for name in inputs}
+    tensors, library = {name: arrays[name] for name in inputs}, library_of(arrays["query"])
     # The keys and values of a cache have been checked, and those of a quantised one are integers.
     floating = tensors if cache_shapes is None else {"query": tensors["query"]}
     for name, array in floating.items():

@@ -76,6 +76,8 @@ def _refusal(inputs: Collection[str], options: CallOptions) -> str:
 def _refusal_of_library(library: Library, options: CallOptions, arrays: Mapping[str, Array]) -> str:
     """Return why the host cannot compute a call for a library, or ""."""
     name, access = namespace_name(arrays["query"]), access_of(arrays.values())
+    if library.adopted(arrays["query"]) is not None:
+        return f"{HOST} computes such calls without derivatives, and {name} carry some"
     if access.is_traced:
         return f"{HOST} computes such calls, and arrays of {name} have no values yet"
     if access.waits:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from .._checks.arrays import check_known, check_one_device, check_one_dtype, check_one_library
 from .._checks.keywords import check_keys
-from .._core.products import ArraySource
-from .._core.scores import Tangents
-from .._libraries import access_of
-from .._libraries.protocols import TRACED, Array
-from ..biases.algebra import ArrayBias, Bias
+from .._libraries import FLOATING, access_of, dtype_name, library_of, namespace_of
+from .._libraries.base import Library
+from .._libraries.jet_library import kind_of_jets
+from .._libraries.jets import Jet
+from .._libraries.protocols import Array
+from .._tiles.tile import is_masked
 from ..errors import ArgumentTypeError, ArgumentValueError
-from .options import CallOptions, named_arrays
+from .options import CallOptions, floating_arrays
 from .prepared_call import PreparedCall
 
 
@@ -30,59 +32,73 @@ def check_tangents(
     With a `count`, each has one more axis of that length in front.
     """
     check_keys(function, argument, tangents, [*arrays])
-    checked = {}
-    for name, value in cast(Mapping[str, Any], tangents).items():
-        full_name = f'{argument}["{name}"]'
-        _, named = check_one_library(function, {name: arrays[name], full_name: value})
-        check_one_dtype(function, named)
-        check_one_device(function, named)
-        tangent = checked[name] = named[full_name]
-        check_known(function, full_name, tangent.shape)
-        shape = arrays[name].shape if count is None else (count, *arrays[name].shape)
-        if tangent.shape != shape:
-            rule = f"`{full_name}` must have the shape of `{name}`"
-            rule += "" if count is None else f", behind an axis of length {count}, the directions"
-            got = {f"{full_name}.shape": tangent.shape, f"{name}.shape": arrays[name].shape}
-            raise ArgumentValueError(function, rule, got)
-    return checked
+    return {
+        name: check_tangent(function, f'{argument}["{name}"]', value, name, arrays[name], count)
+        for name, value in cast(Mapping[str, Any], tangents).items()
+    }
 
 
-def refuse_chunks(call: PreparedCall) -> None:
+def check_tangent(
+    function: str, full_name: str, value: object, name: str, array: Array, count: int | None = None
+) -> Array:
+    """Check that a tangent, which messages call `full_name`, is like the array `name`, and return it."""
+    _, named = check_one_library(function, {name: array, full_name: value})
+    check_one_dtype(function, named)
+    check_one_device(function, named)
+    tangent = named[full_name]
+    check_known(function, full_name, tangent.shape)
+    if tangent.shape != (array.shape if count is None else (count, *array.shape)):
+        rule = f"`{full_name}` must have the shape of `{name}`"
+        rule += "" if count is None else f", behind an axis of length {count}, the directions"
+        got = {f"{full_name}.shape": tangent.shape, f"{name}.shape": array.shape}
+        raise ArgumentValueError(function, rule, got)
+    return tangent
+
+
+def refuse_chunks(function: str, library: Library, name: str = "query") -> None:
     """Refuse arrays in chunks."""
-    if call.grid.library.chunks is None:
+    if library.chunks is None:
         return
     rule = "arrays in chunks support gradients, but no derivatives along directions"
     hint = "Compute the arrays first, or call it for blocks of queries."
-    raise ArgumentTypeError(call.grid.function, rule, {"query": f"an array of {call.grid.library.name}"}, hint)
+    raise ArgumentTypeError(function, rule, {name: f"an array of {library.name}"}, hint)
 
 
-def accessible(call: PreparedCall, arrays: Iterable[Array]) -> PreparedCall:
-    """Return the call, computed as more arrays allow: they may be traced, or record operations."""
-    grid, access = call.grid, access_of([*call.arrays.values(), *arrays])
-    if grid.is_traced or not (access.is_traced or (grid.is_writeable and not access.is_writeable)):
-        return call
-    access = TRACED if access.is_traced else grid.access._replace(is_writeable=False)
-    return call._replace(grid=replace(grid, access=access), derived={})
+def lifted(
+    call: PreparedCall,
+    options: CallOptions,
+    directions: Sequence[Mapping[str, Array]],
+    bends: Mapping[str, Array] | None = None,
+) -> PreparedCall:
+    """Return the call of jets: each array with its derivatives along the directions, and its bend.
+
+    `options` are those that the call was prepared with. Derivatives have passed `check_tangents`.
+    """
+    moved = [
+        _heads_first(call, derivative) for derivative in (*directions, *([] if bends is None else [bends]))
+    ]
+    kind = kind_of_jets(call.arrays["query"], len(directions), has_bend=bends is not None)
+
+    def lift(name: str, array: Array) -> Any:
+        return Jet(kind, (array, *[derivative.get(name) for derivative in moved]))
+
+    arrays = {name: lift(name, array) for name, array in call.arrays.items()}
+    names = iter(floating_arrays({}, options))
+    of_options = [
+        lift(next(names), array) if dtype_name(array.dtype) in FLOATING else array
+        for array in call.options.arrays()
+    ]
+    library, xp = library_of(arrays["query"]), namespace_of(arrays["query"])
+    access = access_of([*arrays.values(), *of_options])
+    grid = replace(call.grid, library=library, xp=xp, access=access)
+    jets = call._replace(grid=grid, arrays=arrays, options=call.options.with_arrays(of_options), derived={})
+    # A device is not asked about masks a second time, and not about derivatives, which the result shows.
+    bound = jets.options._replace(masks=()).bind(grid, call.sizes.width)
+    if bound.sinks is not None:  # one of -inf is none, however it changes
+        bound = bound._replace(sinks=xp.where(is_masked(bound.sinks), -math.inf, bound.sinks))
+    jets.derived["bound_options"] = bound._replace(mask=call.bound_options().mask, finite_inputs=None)
+    return jets
 
 
-def bind_tangents(call: PreparedCall, options: CallOptions, tangents: Mapping[str, Array]) -> Tangents:
-    """Bind checked tangents of a call with these `options` to the grid of its scores."""
-    inputs = call.heads_first({name: tangents[name] for name in call.arrays if name in tangents})
-    biases = tuple(_changed_biases(options, tangents))
-    of_options = call.options._replace(
-        masks=(), biases=biases, scale=tangents.get("scale"), softcap=None, sinks=tangents.get("sinks")
-    )
-    key, value = (ArraySource(inputs[name]) if name in inputs else None for name in ("key", "value"))
-    return Tangents(inputs.get("query"), key, value, of_options.bind(call.grid, call.sizes.width))
-
-
-def _changed_biases(options: CallOptions, tangents: Mapping[str, Array]) -> Iterator[Bias]:
-    """Yield the biases of the tangents of their arrays; those of which no array changes add nothing."""
-    for argument in ("attn_mask", "bias"):
-        if argument in tangents:
-            yield ArrayBias(tangents[argument], argument)
-    if isinstance(options.bias, Bias):
-        for name, part, argument in named_arrays("bias", options.bias):
-            if name in tangents:
-                changes: dict[str, Any] = {argument: tangents[name]}
-                yield cast(Bias, replace(part, **changes))
+def _heads_first(call: PreparedCall, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    return {**arrays, **call.heads_first({name: arrays[name] for name in call.arrays if name in arrays})}

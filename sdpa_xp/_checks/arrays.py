@@ -42,6 +42,10 @@ def check_one_library(function: str, values: Mapping[str, object]) -> tuple[Name
     first, xp = next(iter(namespaces.items()))
     for name, namespace in namespaces.items():
         if namespace is not xp:
+            for library in map(library_of, arrays.values()):
+                adopted = {name: library.adopted(array) for name, array in arrays.items()}
+                if all(array is not None for array in adopted.values()):
+                    return namespace_of(adopted[first]), adopted
             rule = f"`{first}` and `{name}` must be arrays of one library"
             got = {first: messages.type_name(arrays[first]), name: messages.type_name(arrays[name])}
             raise ArgumentTypeError(function, rule, got, messages.conversion_hint(arrays, first, name))

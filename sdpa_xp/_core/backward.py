@@ -16,14 +16,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from .._libraries import access_of, astype_if_needed, is_traced
+from .._libraries import access_of, astype_if_needed, is_traced, library_of
 from .._libraries.protocols import READ_ONLY, Array, Namespace
 from .._tiles.on_device import Questions
 from .._tiles.tile import Allowed, Tile, is_masked
 from ..biases.custom import refuse_unknown_derivative
-from . import score_tangents
+from .differentiable import differentiable_product
 from .gradient_passes import AddRows, Forward, GradientGuard, guarded_if_nonfinite, sum_over_tiles, sum_traced
 from .gradient_sums import GradientAccumulator
 from .in_place import exp_minus, minus, times
@@ -145,10 +145,11 @@ def _add_tile(
         accumulators["value"].add(tile, guarded_product(xp, over_group, kept, inputs.cotangent, for_cotangent))
         if len(accumulators) == 1:
             return None
-    memory = None if buffers is None else buffers.tangent
-    dp = score_tangents.derived_product(
-        scores, inputs.cotangent, xp.matrix_transpose(value), for_inputs, memory
-    )
+    rules, transposed = scores.tangent_rules, xp.matrix_transpose(value)
+    if rules is None or not scores.options.may_mask:
+        dp = grouped(inputs.cotangent, transposed, None if buffers is None else buffers.tangent)
+    else:  # if the library differentiates again, a NaN of a masked pair has no effect
+        dp = differentiable_product(rules, xp, grouped, inputs.cotangent, transposed, for_inputs)
     dp = dp if factor is None else times(buffers, dp, factor)
     ds = scores.without_masked(times(buffers, minus(buffers, dp, inputs.delta), p), for_cotangent)
     finite = scores.without_masked(capped, for_inputs) if scores.options.needs_products else capped
@@ -172,6 +173,13 @@ def guarded_product(
     """Return `product` of both, where only pairs that may attend bring in a NaN or inf of the operand."""
     if isinstance(allowed, bool):
         return product(weights, operand)
+    guarded = partial(_guarded_by_count, xp, product, allowed)
+    return cast(Array, library_of(operand).bilinear(guarded, weights, operand))
+
+
+def _guarded_by_count(
+    xp: Namespace, product: Callable[[Array, Array], Array], allowed: Array, weights: Array, operand: Array
+) -> Array:
     # An attended NaN or inf makes the sum NaN, whatever the others are; so it is enough to count them.
     is_special = ~xp.isfinite(operand)
     if is_traced(weights):  # on the devices of the weights, which a trace may ask for

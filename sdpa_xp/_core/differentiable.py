@@ -48,7 +48,7 @@ def differentiable_product(
         return changed
 
     masks = () if isinstance(allowed, bool) else (allowed,)
-    return rules.define(compute, tangent, left, right, *masks)
+    return rules.define(compute, tangent, left, right, *masks, of_pairs=True)
 
 
 def weigh_differentiably(

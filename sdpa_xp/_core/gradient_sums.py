@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from .._libraries.protocols import Array, Namespace, Shape
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import GradientTarget, Tile
-from . import score_tangents
 from .scores import Scores
 
 PROBE_SIDE = 8
@@ -57,7 +56,9 @@ def try_functions(scores: Scores) -> None:
     distance = grid.xp.astype(tile.key_index - tile.query_index, grid.dtype)
     # None of these scores is 0, of which a multiple is no other number.
     probe = grid.xp.broadcast_to(distance * 0.75 + 0.5, tile.shape)
-    score_tangents.try_functions(scores, tile, probe, True)
+    for bias in scores.options.biases:
+        if bias.is_of_caller:
+            bias.gradient(tile, probe, probe)
 
 
 class GradientAccumulator:

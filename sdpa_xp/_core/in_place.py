@@ -41,26 +41,9 @@ def _fits(buffers: CallBuffers | None, array: Array, other: Array) -> bool:
     return buffers is not None and shape[:-1] == array.shape[:-1] and shape[-1] in (1, last)
 
 
-def exp_minus(buffers: CallBuffers | None, xp: Namespace, s: Array, shift: Array | None) -> Array:
+def exp_minus(buffers: CallBuffers | None, xp: Namespace, s: Array, shift: Array) -> Array:
     """Return exp(s - shift)."""
-    if buffers is None or (shift is not None and not _fits(buffers, s, shift)):
-        return xp.exp(s if shift is None else s - shift)
-    if shift is not None:
-        s -= shift
+    if buffers is None or not _fits(buffers, s, shift):
+        return xp.exp(s - shift)
+    s -= shift
     return buffers.functions.exp(s, out=s)
-
-
-def product_aside(buffers: CallBuffers | None, left: Array, right: Array) -> Array:
-    """Return left * right, which the next product of values overwrites, and neither of the two."""
-    if buffers is None or left.shape != right.shape:
-        return left * right
-    return buffers.functions.multiply(left, right, out=buffers.product.array(left.shape))
-
-
-def row_sums(buffers: CallBuffers | None, xp: Namespace, array: Array) -> Array:
-    """Return the sum of each row, (..., rows, 1)."""
-    if buffers is None:
-        return xp.sum(array, axis=-1, keepdims=True)
-    columns = array.shape[-1]
-    sums: Array = array @ buffers.ones(columns)[:columns, :]  # a product with ones is faster than a sum
-    return sums

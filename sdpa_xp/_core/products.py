@@ -15,15 +15,14 @@ NaN or inf, the affected rows are computed again with the guard "pairs".
 from __future__ import annotations
 
 import math
-import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import reduce
+from functools import partial, reduce
 from operator import add
-from typing import Literal, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast
 
-from .._libraries import astype_if_needed, library_of, namespace_of, rows_in_blocks
+from .._libraries import JETS, astype_if_needed, library_of, namespace_of, rows_in_blocks
 from .._libraries.protocols import Array, InPlaceFunctions, Namespace, Shape
 from .._tiles.placement import FAR
 from .._tiles.score_grid import ScoreGrid
@@ -44,7 +43,7 @@ class Buffer:
 
     def __init__(self, grid: ScoreGrid) -> None:
         self.xp, self.dtype, self.device = grid.xp, grid.dtype, grid.device
-        self.functions = cast(InPlaceFunctions, sys.modules[grid.library.module])
+        self.functions = cast(InPlaceFunctions, grid.library.functions)
         self.memory = self._empty(0)
         self.views: dict[Shape, Array] = {}
         """The memory as arrays. A call has tiles of few shapes."""
@@ -80,7 +79,6 @@ class TileBuffers:
 
     def __init__(self, grid: ScoreGrid) -> None:
         self.scores, self.product, self.tangent = Buffer(grid), Buffer(grid), Buffer(grid)
-        self.cotangent, self.cotangent_tangent = Buffer(grid), Buffer(grid)
         self.query, self.key, self.value = Buffer(grid), Buffer(grid), Buffer(grid)
         self.column = grid.xp.zeros((0, 1), dtype=grid.dtype, device=grid.device)
 
@@ -101,28 +99,16 @@ class CallBuffers(threading.local):
         except IndexError:  # pop at once: after a check, another thread could take the last one
             buffers = TileBuffers(grid)
         used.append(buffers)
-        self._grid, self._kept = grid, list[TileBuffers]()
         self.scores = buffers.scores
         """(..., Hq, rows, columns)."""
         self.product = buffers.product
         """The weights of a tile times its values, (..., Hq, rows, Ev)."""
         self.tangent = buffers.tangent
-        """The tangent of the scores or the cotangent of the weights, (..., Hq, rows, columns)."""
-        self.cotangent, self.cotangent_tangent = buffers.cotangent, buffers.cotangent_tangent
-        """The cotangent of the weights and its tangent, where the tangent of the scores is needed as well."""
+        """The cotangent of the weights, or other numbers of each pair, (..., Hq, rows, columns)."""
         self.query, self.key, self.value = buffers.query, buffers.key, buffers.value
         """Stacked sequences of a packed batch, (n, heads, length, width). Nothing else is written there, since
         they are inputs, and a call may be computed twice."""
         self.ones, self.functions = buffers.ones, buffers.scores.functions
-
-    def use_own(self, number: int) -> None:
-        """Compute tile `number` of some in buffers that no other tile uses, and that no call gets later."""
-        while len(self._kept) <= number:
-            self._kept.append(TileBuffers(self._grid))
-        kept = self._kept[number]
-        self.product = self._kept[0].product
-        self.scores, self.tangent = kept.scores, kept.tangent
-        self.cotangent, self.cotangent_tangent = kept.cotangent, kept.cotangent_tangent
 
 
 @contextmanager
@@ -251,6 +237,12 @@ def converted(source: KeyValueSource, grid: ScoreGrid, transposed: bool) -> Call
     return lambda columns: astype_if_needed(xp, source.slice_keys(columns), dtype)
 
 
+def product_of(xp: Any, left: Array, right: Array) -> Array:
+    """Return left @ right: by a function for jets, because a compiler traces no such operator of theirs."""
+    product: Array = xp.matmul(left, right) if xp.__name__[:4] == JETS else left @ right
+    return product
+
+
 def matmul_grouped(xp: Namespace, rows: Array, shared: Array, buffer: Buffer | None = None) -> Array:
     """Return rows (..., Hq, L, X) @ shared (..., H, X, Y), (..., Hq, L, Y); head h meets shared head h // G.
 
@@ -262,7 +254,7 @@ def matmul_grouped(xp: Namespace, rows: Array, shared: Array, buffer: Buffer | N
     left = fold_groups(xp, rows, shared.shape[-3]) if is_grouped else rows
     # Leading axes that broadcast are rare, and their product is larger than either side.
     if buffer is None or left.shape[:-2] != shared.shape[:-2]:
-        product = left @ shared
+        product = product_of(xp, left, shared)
     else:
         product = buffer.matmul(left, shared)
     if not is_grouped:
@@ -299,7 +291,8 @@ def are_few_rows(grid: ScoreGrid, rows: Array, key_heads: int, keys: int) -> boo
 
 def matmul_over_group(xp: Namespace, key_heads: int, left: Array, right: Array) -> Array:
     """Return left (..., Hq, L, X)^T @ right (..., Hq, L, Y) summed over each group, (..., H, X, Y)."""
-    return xp.matrix_transpose(fold_groups(xp, left, key_heads)) @ fold_groups(xp, right, key_heads)
+    transposed = xp.matrix_transpose(fold_groups(xp, left, key_heads))
+    return product_of(xp, transposed, fold_groups(xp, right, key_heads))
 
 
 def fold_groups(xp: Namespace, rows: Array, key_heads: int) -> Array:
@@ -364,6 +357,12 @@ def weigh(
     if guard == "columns":
         attended = any_query_attends(xp, allowed, value.shape[-3])
         return matmul_grouped(xp, p, xp.where(attended, value, 0.0))
+    weigh_pairs: Callable[[Array, Array], Array] = partial(_weigh_pairs, xp, allowed)
+    return cast(Array, library_of(value).bilinear(weigh_pairs, p, value))
+
+
+def _weigh_pairs(xp: Namespace, allowed: Array, p: Array, value: Array) -> Array:
+    """Return p @ value over the pairs that may attend, whatever the values of others are."""
     product = matmul_grouped(xp, p, xp.where(xp.isfinite(value), value, 0.0))
     attends = xp.astype(xp.broadcast_to(allowed, p.shape), p.dtype)
     specials = {math.nan: xp.isnan(value), math.inf: value >= math.inf, -math.inf: value <= -math.inf}

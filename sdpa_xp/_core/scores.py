@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from .._libraries import LARGEST, astype_if_needed, dtype_name, is_traced
 from .._libraries.capabilities import TangentRules
@@ -87,36 +87,6 @@ class BoundOptions(NamedTuple):
         return self if self.sinks is None else self._replace(sinks=slice_leading(self.sinks, leading))
 
 
-class Tangents(NamedTuple):
-    """A direction in which the inputs of a call change. None, and what the options lack, does not change."""
-
-    query: Array | None
-    """(..., Hq, L, E)."""
-    key: KeyValueSource | None
-    """(..., H, S, E)."""
-    value: KeyValueSource | None
-    """(..., H, S, Ev)."""
-    options: BoundOptions
-    """The biases of the changes of their arrays, the change of an array as scale, and of the sinks. Whatever a
-    bias holds, it adds a linear function of it: the change of what it adds is what the bias of the change adds.
-    """
-
-    @property
-    def scale(self) -> Array | None:
-        """The change of the scale."""
-        return None if isinstance(self.options.scale, float) else self.options.scale
-
-    def slice_leading(self, leading: LeadingSlice, group: int) -> Tangents:
-        """Return the tangents of some batch entries and heads, (..., Hq), of `group` query heads a key head."""
-        of_keys = key_leading_slice(leading, group)
-        return Tangents(
-            None if self.query is None else slice_leading(self.query, leading),
-            None if self.key is None else self.key.slice_leading(of_keys),
-            None if self.value is None else self.value.slice_leading(of_keys),
-            self.options.slice_leading(leading),
-        )
-
-
 MOST_ROWS_KNOWN = 4
 """Ranges of queries whose tiles are kept. The tasks of one range, for all heads, follow each other."""
 
@@ -139,10 +109,6 @@ class Scores(NamedTuple):
     Two threads may find the same tiles at once; one of the equal lists stays."""
     buffers: CallBuffers | None = None
     """The buffers in which the arrays of each tile are computed; with None, each tile allocates new arrays."""
-    tangents: tuple[Tangents, ...] = ()
-    """The directions in which the output is differentiated in the same pass."""
-    has_laplacian: bool = False
-    """Whether the last of `tangents` is the laplacians of the inputs, and that of the output is asked for."""
 
     @property
     def xp(self) -> Namespace:
@@ -173,13 +139,11 @@ class Scores(NamedTuple):
             key=self.key.slice_leading(key_leading_slice(leading, self.group)),
             options=self.options.slice_leading(leading),
             leading=leading,
-            tangents=tuple([tangents.slice_leading(leading, self.group) for tangents in self.tangents]),
         )
 
     def for_tiles(self) -> Scores:
         """Return the scores with what the tiles of a call share computed already."""
-        tangents = [t._replace(options=t.options.for_tiles(self.grid)) for t in self.tangents]
-        return self._replace(options=self.options.for_tiles(self.grid), tangents=tuple(tangents))
+        return self._replace(options=self.options.for_tiles(self.grid))
 
     def tile(self, rows: range, columns: range) -> Tile:
         return Tile(rows, columns, self.grid, self.leading, self.block, placement=self.grid.placement)
@@ -307,10 +271,6 @@ class Scores(NamedTuple):
             return None
         tanh = self.without_masked(capped, allowed) / self.options.softcap
         return -(tanh * tanh) + 1.0
-
-    def slope_tangent(self, capped: Array, capped_tangent: Array) -> Array:
-        """Return the tangent of `slope`, from `products` that are 0 where a pair may not attend."""
-        return capped * capped_tangent * (-2.0 / cast(float, self.options.softcap) ** 2)
 
     def without_masked(self, array: Array, allowed: Allowed) -> Array:
         """Return an array of a tile, with 0 where a pair may not attend."""

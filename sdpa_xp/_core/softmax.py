@@ -13,19 +13,18 @@ Dao, "FlashAttention-2", arXiv 2307.08691, algorithm 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, cast
 
 from .._libraries import dtype_name
 from .._libraries.protocols import Array, Namespace
 from .._tiles.plan import ONE_CORE, Plan
-from .._tiles.tile import Allowed, Tile, is_masked
+from .._tiles.tile import is_masked
 from .differentiable import weigh_differentiably
 from .in_place import exp_minus, plus, times
 from .products import (
-    Buffer,
     CallBuffers,
     KeyValueSource,
     NonfiniteGuard,
@@ -42,10 +41,6 @@ MOST_UNDERFLOW = {"float32": 2.0**-74, "float64": 2.0**-970}
 """What underflows for a key, over `LEAST_SUM`, times 2^20 keys, times 2^24 or 2^53 for the last digit."""
 
 
-Sums: TypeAlias = tuple[Array | None, list[Array | None]]
-"""The largest score m of each row, (..., Hq, rows, 1), and sums over its keys, divided by exp(m); None is 0."""
-
-
 class RowResult(NamedTuple):
     """The result of a range of queries."""
 
@@ -53,13 +48,11 @@ class RowResult(NamedTuple):
     m: Array | None
     """The largest score of each row, (..., Hq, rows, 1), -inf in an empty row; None if 0 was used instead."""
     l: Array
-    derivatives: tuple[Array, ...] = ()
-    """Those of the output that were asked for, each (..., Hq, rows, Ev)."""
 
     @property
     def arrays(self) -> tuple[Array, ...]:
         """All arrays in which a NaN or inf of the inputs shows."""
-        return self.output, self.l, *self.derivatives
+        return self.output, self.l
 
     def lse(self, xp: Namespace) -> Array:
         """Return the log-sum-exp, (..., Hq, rows, 1)."""
@@ -78,112 +71,62 @@ class RowResult(NamedTuple):
             parts = [self.m, xp.log(avoid_zero_sum(self.l))]
         return xp.concat([self._of_rows(xp, part) for part in parts], axis=-1)
 
-    def joined_derivatives(self, xp: Namespace) -> Array:
-        """Return the derivatives side by side, (..., Hq, rows, n * Ev)."""
-        first, *others = self.derivatives
-        return xp.concat([first, *others], axis=-1) if others else first
-
     def _of_rows(self, xp: Namespace, column: Array) -> Array:
         """Return a column of the shape of the output, which includes the batch of the values."""
         shape = (*self.output.shape[:-1], 1)
         return column if column.shape == shape else xp.broadcast_to(column, shape) + 0.0
 
 
-Summands: TypeAlias = Callable[[Tile, Array, Allowed, Array, Buffer | None], Iterator[Array]]
-"""What a tile adds to each sum: of (tile, exp(s - m), pairs that may attend, soft-capped products, memory).
-
-Each may lie in the memory, if there is some: it is added before the next one is asked for.
-"""
-
-
 def attend_with_running_shift(
     scores: Scores, query: Array, value: KeyValueSource, plan: Plan, rows: range, guard: NonfiniteGuard
 ) -> RowResult:
     """Return the attention of a `scaled_query`, with the largest score of each row as m."""
-    xp, dropout, rules = scores.grid.xp, scores.options.dropout, scores.tangent_rules
+    xp, buffers, rules = scores.xp, scores.buffers, scores.tangent_rules
+    dropout, sinks = scores.options.dropout, scores.options.sinks
     values, factors = value.factored_slices(scores.grid)
     if guard != "none":  # a guard looks at the values themselves
         values, factors = value.slices(scores.grid), None
-
-    def summands(tile: Tile, p: Array, allowed: Allowed, _: Array, memory: Buffer | None) -> Iterator[Array]:
-        yield xp.sum(p, axis=-1, keepdims=True)
+    o: Array | None = None
+    state = None if sinks is None else sums_without_keys(scores, query)
+    for tile, s, allowed, _ in scores.computed_tiles(rows, plan, query):
+        m = xp.max(s, axis=-1, keepdims=True)
+        if state is not None:
+            m = xp.maximum(state[0], m)
+        # The result does not depend on m, and its derivative would be a pass over the tile.
+        m = m if rules is None else rules.constant(m)
+        shift = finite_shift(xp, m)
+        p = exp_minus(buffers, xp, s, shift)
+        l = xp.sum(p, axis=-1, keepdims=True)
         # Dropout comes after the sum: the weights are normalised before some are dropped.
         kept = p if dropout is None else dropout.apply(tile, p)
+        memory = None if buffers is None or o is None else buffers.product
         if factors is not None:
             kept = multiply_columns(xp, kept, factors(tile.columns), in_place=memory is not None)
         # No name for the values: a copy from a paged cache would live until the next copy has been made.
         if rules is None or isinstance(allowed, bool) or guard == "none":
-            yield weigh(xp, kept, values(tile.columns), allowed, guard, memory)
+            of_tile = weigh(xp, kept, values(tile.columns), allowed, guard, memory)
         else:
-            yield weigh_differentiably(rules, xp, kept, values(tile.columns), allowed, guard)
-
-    start = None if scores.options.sinks is None else sums_without_keys(scores, query, 2)
-    m, (l, o) = running_sums(scores, query, plan, rows, summands, start) or sums_without_keys(scores, query, 2)
-    l = cast(Array, l)
+            of_tile = weigh_differentiably(rules, xp, kept, values(tile.columns), allowed, guard)
+        # The first tile has nothing to rescale: with one tile this is the textbook formula.
+        if state is not None:
+            rescale = xp.exp(state[0] - shift)
+            l = plus(buffers, times(buffers, state[1], rescale), l)
+            of_tile = of_tile if o is None else plus(buffers, times(buffers, o, rescale), of_tile)
+        state, o = (m, l), of_tile
+    m, l = state or sums_without_keys(scores, query)
     if o is None:
         o = xp.broadcast_to(xp.zeros_like(l), (*l.shape[:-1], value.width))
     return RowResult(o / avoid_zero_sum(l), m, l)
 
 
-def running_sums(
-    scores: Scores,
-    query: Array,
-    plan: Plan,
-    rows: range,
-    summands: Summands,
-    start: Sums | None,
-    *,
-    keeps_products: bool = False,
-    has_fixed_shift: bool = False,
-) -> Sums | None:
-    """Return the largest score m of each row of a `scaled_query`, and sums over the keys, divided by exp(m).
-
-    `start` are those of the sinks, if there are some. Without, rows that meet no key have no sums. With
-    `has_fixed_shift`, which needs buffers, m is 0: check the result with `is_accurate`.
-    """
-    xp, buffers, state, rules = scores.grid.xp, scores.buffers, start, scores.tangent_rules
-    for tile, s, allowed, products in scores.computed_tiles(rows, plan, query, keeps_products=keeps_products):
-        m: Array | None = None
-        rescale: Array | None = None
-        if has_fixed_shift:
-            p = exp_minus(buffers, xp, s, None)
-        else:
-            m = xp.max(s, axis=-1, keepdims=True)
-            if state is not None and state[0] is not None:
-                m = xp.maximum(state[0], m)
-            # The result does not depend on m, and its derivative would be a pass over the tile.
-            m = m if rules is None else rules.constant(m)
-            shift = finite_shift(xp, m)
-            p = exp_minus(buffers, xp, s, shift)
-            if state is not None and state[0] is not None:
-                rescale = xp.exp(state[0] - shift)
-        # The first tile has nothing to rescale: with one tile this is the textbook formula.
-        if state is None:
-            state = m, [*summands(tile, p, allowed, products, None)]
-            continue
-        sums = state[1]
-        memory = None if buffers is None or any(old is None for old in sums) else buffers.product
-        for n, new in enumerate(summands(tile, p, allowed, products, memory)):
-            old = sums[n]
-            if old is not None and rescale is not None:
-                old = times(buffers, old, rescale)
-            sums[n] = new if old is None else plus(buffers, old, new)
-        state = m, sums
-    return state
-
-
-def sums_without_keys(scores: Scores, query: Array, count: int) -> Sums:
-    """Return m and `count` sums of rows that have met no key, the first of which is l.
-
-    They are -inf and 0, or the sink and 1; the other sums are 0.
-    """
+def sums_without_keys(scores: Scores, query: Array) -> tuple[Array, Array]:
+    """Return m and l of rows that have met no key: -inf and 0, or the sink and 1."""
     xp, sinks = scores.xp, scores.options.sinks
     zero = xp.zeros_like(query[..., :1])  # on the device of the query
     l = xp.broadcast_to(zero, (*scores.leading_shape, query.shape[-2], 1))
-    others: list[Array | None] = [None] * (count - 1)
     if sinks is None:
-        return zero - math.inf, [l, *others]
-    return zero + sinks, [xp.where(is_masked(sinks), l, l + 1.0), *others]
+        return zero - math.inf, l
+    return zero + sinks, xp.where(is_masked(sinks), l, l + 1.0)
 
 
 def attend_with_fixed_shift(
@@ -225,7 +168,7 @@ def is_accurate(scores: Scores, value: KeyValueSource, plan: Plan, rows: range, 
     With sums from `LEAST_SUM` to 1, products with very small values may underflow, so the values are checked.
     """
     xp, l = scores.xp, result.l
-    if not math.isfinite(float(checksum(xp, (result.output, *result.derivatives)))):
+    if not math.isfinite(float(checksum(xp, (result.output,)))):
         return False
     if not float(xp.max(l)) < math.inf:
         return False

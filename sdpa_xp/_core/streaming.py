@@ -18,8 +18,6 @@ from .._tiles.plan import DEVICE, SMALLEST_SIDE, Plan, Task
 from .._tiles.tile import LeadingSlice
 from . import threads
 from .compiled_loops import compute_band, row_bands
-from .forward_mode import attend_with_tangents
-from .laplacian import attend_with_laplacian
 from .patches import in_patches
 from .products import (
     KeyValueSource,
@@ -40,7 +38,7 @@ MOST_SCORES_KEPT = 2**16
 """The scores of a call without masks that a library may keep for its gradients: each array of them takes up to
 256 KiB in float32. To compute them again takes up to twice as long (one core)."""
 OfRows: TypeAlias = Callable[[RowResult], Array]
-"""What is returned beside the output of some rows: log-sum-exp, (..., Hq, rows, 1 or 2), or derivatives."""
+"""What is returned beside the output of some rows: log-sum-exp, (..., Hq, rows, 1 or 2)."""
 
 
 def attend(
@@ -56,17 +54,14 @@ def attend(
 ) -> tuple[Array, Array | None]:
     """Return output (..., Hq, L, Ev) in `dtype`, and log-sum-exp (..., Hq, L, 1) in the accumulation dtype.
 
-    With `in_parts` the log-sum-exp is (..., Hq, L, 2), as in `RowResult.lse_parts`. If the scores have
-    tangents, the derivatives of the output come instead, side by side on the last axis. With tasks, the output
-    is written to `out`, which holds zeros of the output's shape and dtype. A device does not read `checksums`
-    but adds to them: if one is NaN or inf, the caller passes `scores` without `finite_inputs` once more.
+    With `in_parts` the log-sum-exp is (..., Hq, L, 2), as in `RowResult.lse_parts`. With tasks, the output is
+    written to `out`, which holds zeros of the output's shape and dtype. A device does not read `checksums` but
+    adds to them: if one is NaN or inf, the caller passes `scores` without `finite_inputs` once more.
     """
-    if plan.patches is not None and not scores.tangents:
+    if plan.patches is not None:
         return _attend_in_patches(scores, value, plan, dtype, with_lse=with_lse, in_parts=in_parts)
     of_rows: OfRows | None = None
-    if scores.tangents:
-        of_rows = partial(RowResult.joined_derivatives, xp=scores.xp)
-    elif with_lse:
+    if with_lse:
         of_rows = partial(RowResult.lse_parts if in_parts else RowResult.lse, xp=scores.xp)
     if plan.is_loop:
         return _attend_in_loops(scores, value, plan, dtype, of_rows)
@@ -76,12 +71,9 @@ def attend(
     xp, grid, shape = scores.xp, scores.grid, scores.grid.shape[:-1]
     if out is None:
         out = xp.zeros((*shape, value.width), dtype=dtype, device=grid.device)
-    columns = len(scores.tangents) * value.width if scores.tangents else 1 + in_parts
-    lse = xp.zeros((*shape, columns), dtype=grid.dtype, device=grid.device) if of_rows else None
-    # A function may keep the scores that it gets, and their slope needs them: no buffer holds them.
-    # Several directions have several tangents of the scores at once.
-    needs_scores = scores.has_laplacian or (scores.tangents and scores.options.has_slope)
-    if scores.options.has_functions or needs_scores:
+    lse = xp.zeros((*shape, 1 + in_parts), dtype=grid.dtype, device=grid.device) if of_rows else None
+    # A function may keep the scores that it gets: no buffer holds them.
+    if scores.options.has_functions:
         _attend_in_tasks(scores, value, plan, out, lse, of_rows)
         return out, lse
     with call_buffers(grid) as buffers:
@@ -148,7 +140,7 @@ def _attend_on_device(
 
     def guarded(rows: range, guard: NonfiniteGuard) -> RowResult:
         def compute() -> RowResult:
-            return _attend_keys(scores, scores.scaled_query(rows), value, plan, rows, guard)
+            return attend_with_running_shift(scores, scores.scaled_query(rows), value, plan, rows, guard)
 
         return compute() if recomputed is None else recomputed(compute)
 
@@ -234,10 +226,7 @@ class _Shortcut:
     ) -> RowResult | None:
         """Return the attention of a task, or None if digits are lost. It may be in `out`, which is zeros."""
         query, rows = scores.scaled_query(task.rows), task.rows
-        if scores.tangents:
-            result = attend_with_tangents(scores, query, value, plan, rows, "none", has_fixed_shift=True)
-        else:
-            result = attend_with_fixed_shift(scores, query, value, plan, rows, out)
+        result = attend_with_fixed_shift(scores, query, value, plan, rows, out)
         if is_accurate(scores, value, plan, task.rows, result):
             # No lock: `append` is one step of the list, and each task is appended once.
             self.tasks.append(task)
@@ -255,7 +244,7 @@ def _first_guard(scores: Scores, value: KeyValueSource) -> NonfiniteGuard:
 def attend_rows(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) -> RowResult:
     """Return the attention of one range of queries."""
     is_traced_call = scores.grid.is_traced
-    guarded = partial(_attend_keys, scores, scores.scaled_query(rows), value, plan, rows)
+    guarded = partial(attend_with_running_shift, scores, scores.scaled_query(rows), value, plan, rows)
     # No value of a traced call can be read, so all rows are computed in the same way.
     result = guarded("columns" if is_traced_call else _first_guard(scores, value))
     if is_traced_call or not scores.options.may_mask:  # without a mask, each NaN and inf belongs to the output
@@ -266,16 +255,6 @@ def attend_rows(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) 
     return result if is_finite(scores.xp, result.arrays) else guarded("pairs")
 
 
-def _attend_keys(
-    scores: Scores, query: Array, value: KeyValueSource, plan: Plan, rows: range, guard: NonfiniteGuard
-) -> RowResult:
-    """Return the attention of a `scaled_query`, with derivatives if the scores have tangents."""
-    if scores.has_laplacian:
-        return attend_with_laplacian(scores, query, value, plan, rows, guard)
-    compute = attend_with_tangents if scores.tangents else attend_with_running_shift
-    return compute(scores, query, value, plan, rows, guard)
-
-
 def _attend_in_loops(
     scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, of_rows: OfRows | None
 ) -> tuple[Array, Array | None]:
@@ -283,7 +262,7 @@ def _attend_in_loops(
 
     def attend_band(band: range) -> list[Array]:
         def compute(block: Scores, _: Array | None) -> tuple[tuple[()], list[Array]]:
-            result = _attend_keys(block, block.scaled_query(band), value, plan, band, "columns")
+            result = attend_with_running_shift(block, block.scaled_query(band), value, plan, band, "columns")
             output = astype_if_needed(scores.xp, result.output, dtype)
             return (), [output, *([of_rows(result)] if of_rows else [])]
 

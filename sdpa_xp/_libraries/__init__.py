@@ -70,6 +70,8 @@ def library_of(array: object) -> Library:
     """Return the library that `array` belongs to."""
     known = _BY_TYPE.get(type(array))
     if known is None:
+        if (over := getattr(array, "__sdpa_xp_library__", None)) is not None:  # jets: see `jets.py`
+            return cast(Library, over)
         known = next((library for library in libraries() if library.owns(array)), UNKNOWN)
         if not is_compiling():  # a trace that noted it would be out of date at once
             _BY_TYPE[type(array)] = known
@@ -123,6 +125,8 @@ def numpy_array() -> Array:
     return cast(Array, import_module("numpy").empty(0))
 
 
+JETS = "jets"
+"""What the name of a namespace of jets begins with: see `jets.py`."""
 HOST = "NumPy"
 """The library that computes reproducible calls for all others, for messages."""
 

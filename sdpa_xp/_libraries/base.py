@@ -49,6 +49,8 @@ class Library:
     needs_context: ClassVar[bool] = False
     """Whether contexts change more than warnings. JAX may be set to refuse NaN in results, and numbers that an
     operation moves to the device; and CuPy computes on the current device alone."""
+    has_free_shift: ClassVar[bool] = True
+    """Whether a softmax without a maximum loses no digits; derivatives may be large where it has none."""
     compiles_shapes: ClassVar[bool] = False
     """Whether an operation is compiled for each shape of its operands."""
     copies_open_views: ClassVar[bool] = False
@@ -75,6 +77,11 @@ class Library:
     """What a user may have set, if that refuses operations or results."""
     module: ClassVar[str] = ""
     """The module that makes its arrays, where that module is needed: its generators, its `out` functions."""
+
+    @property
+    def functions(self) -> Any:
+        """The functions that take `out`: see `InPlaceFunctions`."""
+        return sys.modules[self.module]
 
     # Which arrays are its own, and what is refused
 
@@ -108,6 +115,25 @@ class Library:
     def array_signature(self, _array: Any) -> object:
         """Return a key of all that checks read except the numbers, or None if a check may read numbers."""
         return None
+
+    # Arrays that carry derivatives: see `jets.py`
+
+    def adopted(self, _array: Any) -> Any:
+        """Return an array of the library beneath as one of its own; None if there is no such library."""
+        return None
+
+    def values(self, array: Any) -> Any:
+        """Return an array without the derivatives that it carries."""
+        return array
+
+    def with_derivatives(self, array: Any, like: Any) -> Any:
+        """Return an array plus the derivatives that `like` carries."""
+        del like
+        return array
+
+    def bilinear(self, function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+        """Return what a function that is linear in both arguments returns; it is called without jets."""
+        return function(left, right)
 
     # What may be done with values, and what that costs
 

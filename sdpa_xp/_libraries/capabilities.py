@@ -189,11 +189,13 @@ class TangentRules(Protocol):
         compute: Callable[..., Array],
         tangent: Callable[[Sequence[Array], Array, Sequence[Array | None]], Array],
         *arrays: Array,
+        of_pairs: bool = False,
     ) -> Array:
         """Return `compute(*arrays)`, whose derivative is `tangent(arrays, output, tangents)`.
 
         The tangent is a linear function of the tangents of the arrays, of which None is 0. Functions read no
-        other arrays, since those may belong to another transformation.
+        other arrays, since those may belong to another transformation. `of_pairs` says that the third array
+        masks the elements of the output.
         """
 
 
@@ -243,6 +245,10 @@ class ChunkedArrays:
 
 class Loops:
     """Loops that the compiler keeps. Other compilers write each pass into the graph."""
+
+    def register(self, kind: type, take: Callable[[Any], Any], put: Callable[[Any, Any], Any]) -> None:
+        """Have the compiler take apart and put together arrays of a class."""
+        sys.modules["jax"].tree_util.register_pytree_node(kind, take, put)
 
     def may_be_shared(self) -> bool:
         """Return whether a compiled program may run on several devices, which then share its loops."""

@@ -70,7 +70,9 @@ class JaxTangentRules:
         compute: Callable[..., Array],
         tangent: Callable[[Sequence[Array], Array, Sequence[Array | None]], Array],
         *arrays: Array,
+        of_pairs: bool = False,
     ) -> Array:
+        del of_pairs
         jax = sys.modules["jax"]
         function: Any = jax.custom_jvp(compute)
         symbolic_zero = jax.custom_derivatives.SymbolicZero

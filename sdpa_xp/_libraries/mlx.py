@@ -47,7 +47,9 @@ class MlxTangentRules:
         compute: Callable[..., Array],
         tangent: Callable[[Sequence[Array], Array, Sequence[Array | None]], Array],
         *arrays: Array,
+        of_pairs: bool = False,
     ) -> Array:
+        del of_pairs
         core = sys.modules["mlx.core"]
         function: Any = core.custom_function(compute)
 

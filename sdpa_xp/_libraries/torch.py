@@ -149,7 +149,9 @@ class TorchTangentRules:
         compute: Callable[..., Array],
         tangent: Callable[[Sequence[Array], Array, Sequence[Array | None]], Array],
         *arrays: Array,
+        of_pairs: bool = False,
     ) -> Array:
+        del of_pairs
         from . import torch_function
 
         return cast(Array, torch_function.apply(torch_function.OfTangent(compute, tangent), arrays)[0])

@@ -208,7 +208,8 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
         leading_slices=_leading_slices(grid.leading_shape, group, max(1, min(heads_that_fit, heads_of_a_core))),
         align=KEYS_OF_A_PRODUCT if grid.is_reproducible else 1,
         threads=None if holds_blas else 1,
-        tries_without_maximum=heads * queries * keys >= LEAST_SCORES_WITHOUT_MAXIMUM,
+        tries_without_maximum=grid.library.has_free_shift
+        and heads * queries * keys >= LEAST_SCORES_WITHOUT_MAXIMUM,
     )
 
 

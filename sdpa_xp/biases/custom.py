@@ -122,21 +122,25 @@ class FunctionBias(Bias, Term):
 
     def apply(self, tile: Tile, scores: Array, *, in_place: bool = False) -> tuple[Array, Allowed]:
         del in_place
-        xp, function = tile.grid.xp, tile.grid.function
-        returned = apply_caller_function(function, "bias", self.score_mod, (scores, *tile.indices))
+        xp, function, library = tile.grid.xp, tile.grid.function, tile.grid.library
+        values = library.values(scores)
+        if values is not scores:  # its derivative is known only if it adds
+            self.gradient(tile, values, values)
+        returned = apply_caller_function(function, "bias", self.score_mod, (values, *tile.indices))
         result = check_function_result(function, "bias", returned, tile.shape, xp)
         check_floating(function, "bias", result)
         shape = broadcast(result.shape, scores.shape) or tile.shape
         # The function may have widened it: some libraries add float32 and int32 to float64.
         changed = xp.broadcast_to(xp.astype(result, tile.grid.dtype, copy=False), shape)
-        return changed, ~is_masked(changed)
+        return library.with_derivatives(changed, scores), ~is_masked(changed)
 
     def gradient(self, tile: Tile, scores: Array, _gradient: Array) -> None:
-        xp, function = tile.grid.xp, tile.grid.function
+        xp, function, values = tile.grid.xp, tile.grid.function, tile.grid.library.values
+        scores = values(scores)
         computed, _ = self.apply(tile, scores)
         if tile.grid.is_traced or is_traced(computed):
             refuse_unknown_derivative(function, traced=True)
-        added, _ = self.apply(tile, xp.zeros_like(scores))
+        added, _ = self.apply(tile, values(xp.zeros_like(scores)))
         expected = scores + added
         largest = xp.max(xp.where(xp.isfinite(expected), xp.abs(scores) + xp.abs(added), 0.0))
         near = xp.abs(computed - expected) <= largest * ROUNDING[dtype_name(tile.grid.dtype)]

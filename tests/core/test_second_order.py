@@ -11,7 +11,7 @@ import pytest
 from autograd import Call
 from calls import tracer_of
 from differentiable_calls import BAD, CALLS, FEW, HOLES, MANY, placed_in, shapes
-from internals import cut_small, judge_together, override, second_order
+from internals import cut_small, judge_together, override
 from libraries import LIBRARIES, Library, generator
 
 from sdpa_xp import biases, scaled_dot_product_attention_jvp
@@ -81,16 +81,16 @@ def test_float32(library: Library, rng: np.random.Generator, call: Call) -> None
 
 
 @each_call
-@pytest.mark.parametrize("way", ["kept", "computed twice", "in threads"])
+@pytest.mark.parametrize("has_threads", [False, True], ids=["one thread", "threads"])
 @pytest.mark.needs("torch")
-def test_float64(rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, call: Call, way: str) -> None:
-    """To the last digits, with the tiles of a range of queries kept or not, and the queries divided or not."""
+def test_float64(
+    rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, call: Call, has_threads: bool
+) -> None:
+    """To the last digits, with the queries divided between threads or not."""
     numpy = LIBRARIES["numpy"][1]()
     drawn = Drawn(call, rng, np.float64)
     cut_small(monkeypatch)
-    if way == "computed twice":
-        monkeypatch.setattr(second_order, "MOST_KEPT", {"float64": 0})
-    if way == "in threads":
+    if has_threads:
         override(monkeypatch, "LEAST_WORK_FOR_THREADS", 0)
         override(monkeypatch, "SMALLEST_SIDE", 2)
         monkeypatch.setattr("os.cpu_count", lambda: 64)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import ONE_CORE, TileSize, override, products, second_order
+from internals import ONE_CORE, TileSize, override, products
 
 from sdpa_xp import (
     KVCache,
@@ -120,9 +120,7 @@ def test_no_laplacian_makes_a_score_matrix(monkeypatch: pytest.MonkeyPatch, make
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("make", FEATURES.values(), ids=FEATURES)
 def test_no_second_derivative_makes_a_score_matrix(monkeypatch: pytest.MonkeyPatch, make: Made) -> None:
-    """Beside small tiles, and the scores that are kept for a second use, whose memory is limited."""
     override(monkeypatch, "ONE_CORE", TileSize(64, 256, 2**14))
-    monkeypatch.setattr(second_order, "MOST_KEPT", {"float32": 0})
 
     def push(*x: Any, **rules: Any) -> Any:
         _, pullback = scaled_dot_product_attention_vjp(*x, **rules)

@@ -38,7 +38,7 @@ from sdpa_xp import (
 
 SCALARS = {"where": ("x", "y"), "clip": ("min", "max")}
 """The arguments of functions that may be Python scalars in the place of arrays, as the page lists them."""
-NO_ONE_DTYPE = {"where": ("condition",), "take": ("indices",)}
+NO_ONE_DTYPE = {"where": ("condition",), "take": ("indices",), "take_along_axis": ("indices",)}
 """The arguments whose dtype may be another than that of the other arrays."""
 NUMBERS = (bool, int, float)
 

@@ -20,7 +20,6 @@ from internals import (
     one_tile,
     prepare,
     products,
-    score_tangents,
     scores,
     softmax,
 )
@@ -249,7 +248,7 @@ def test_no_input_is_searched_for_special_values_where_nothing_waits(monkeypatch
 def test_five_products_a_tile_beside_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scores again, and those of the values, the weights, the queries and the keys."""
     computed: list[str] = []
-    for module in (scores, score_tangents, products, softmax, backward):
+    for module in (scores, products, softmax, backward):
         for name in ("matmul_grouped", "matmul_over_group"):
             if hasattr(module, name):
                 product = getattr(module, name)

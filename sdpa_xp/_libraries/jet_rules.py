@@ -1,0 +1,100 @@
+"""The functions of the array API that have derivatives, and how these follow: see `jets.py`."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+JetNamespace: TypeAlias = Any
+"""The class of `jets.py`, which imports this file."""
+Part: TypeAlias = Any
+"""An array of the other library, or None, which is 0."""
+SLOPES: dict[str, Callable[[Any, Any, Any], tuple[Any, Callable[[], Any]]]] = {
+    "exp": lambda _xp, _x, y: (y, lambda: y),
+    "expm1": lambda _xp, _x, y: (y + 1.0, lambda: y + 1.0),
+    "log": lambda _xp, x, _y: (1.0 / x, lambda: -1.0 / (x * x)),
+    "log1p": lambda _xp, x, _y: (1.0 / (x + 1.0), lambda: -1.0 / ((x + 1.0) * (x + 1.0))),
+    "sqrt": lambda _xp, x, y: (0.5 / y, lambda: -0.25 / (x * y)),
+    "square": lambda _xp, x, _y: (2.0 * x, lambda: 2.0),
+    "abs": lambda xp, x, _y: (xp.sign(x), lambda: 0.0),
+    "sin": lambda xp, x, y: (xp.cos(x), lambda: -y),
+    "cos": lambda xp, x, y: (-xp.sin(x), lambda: -y),
+    "tanh": lambda _xp, _x, y: (-(y * y) + 1.0, lambda: (y * y - 1.0) * y * 2.0),
+}
+"""For each function y of one number x: its derivative, and what computes its second derivative."""
+
+
+def _linear(kind: JetNamespace, f: Any, x: Any, /, *others: Any, **more: Any) -> Any:
+    """Return f(x, ...), which is linear in x; the others are no jets."""
+    others = tuple(map(kind.value, others))
+    return x.linear(lambda part: f(part, *others, **more)) if kind.owns(x) else f(x, *others, **more)
+
+
+def _bilinear(kind: JetNamespace, f: Any, a: Any, b: Any, /, **more: Any) -> Any:
+    return kind.bilinear(partial(f, **more), a, b)
+
+
+def _of_values(kind: JetNamespace, f: Any, /, *arguments: Any, **more: Any) -> Any:
+    """Return f(...), which is no floating array."""
+    return f(*map(kind.value, arguments), **more)
+
+
+def _constant(kind: JetNamespace, f: Any, x: Any, /, *others: Any, **more: Any) -> Any:
+    """Return f(...), whose derivative is 0, as a jet, since some libraries refuse other arrays beside jets."""
+    result = f(kind.value(x), *others, **more)
+    return kind.constant(result) if kind.owns(x) or not hasattr(x, "dtype") else result
+
+
+def _elementwise(slopes: Any, kind: JetNamespace, f: Any, x: Any, /, *, out: Any = None) -> Any:
+    """Return f(x), in the memory of x if that is `out`."""
+    if not kind.owns(x):
+        return f(x)
+    in_place = out is x and x.is_memory
+    y = f(x.value, out=x.value) if in_place else f(x.value)
+    return kind.elementwise(x, y, *slopes(kind.of_values, x.value, y), in_place)
+
+
+def _joined(kind: JetNamespace, f: Any, arrays: Sequence[Any], /, *, out: Any = None, **more: Any) -> Any:
+    """Return f(arrays), which is linear in all of them together."""
+    del out  # a result in other memory is right as well
+    values, *others = zip(*map(kind.parts, arrays), strict=True)
+    joined = f(values, **more)
+    if not any(map(kind.owns, arrays)):
+        return joined
+    zeros = [kind.of_values.zeros_like(x) for x in values]
+
+    def join(parts: Sequence[Part]) -> Part:
+        if all(part is None for part in parts):
+            return None
+        return f([zero if part is None else part for zero, part in zip(zeros, parts, strict=True)], **more)
+
+    return kind.make([joined, *map(join, others)])
+
+
+def _operate(operate: Callable[..., Any], _kind: JetNamespace, _f: Any, /, *arrays: Any) -> Any:
+    return operate(*arrays)
+
+
+NAMES: dict[Callable[..., Any], str] = {
+    _linear: """sum mean cumulative_sum reshape matrix_transpose permute_dims moveaxis broadcast_to expand_dims
+        squeeze flip roll tile tril triu repeat take take_along_axis real isfinite""",
+    _joined: "concat stack",
+    _bilinear: "vecdot tensordot",
+    _constant: "arange full full_like ones ones_like zeros_like eye linspace sign floor ceil round trunc",
+    _of_values: """any all argmax argmin argsort nonzero count_nonzero searchsorted isnan isinf signbit isdtype
+        logical_and logical_or logical_not equal not_equal less less_equal greater greater_equal finfo iinfo
+        result_type can_cast __array_namespace_info__""",
+}
+"""The functions of each rule. `isfinite` returns a boolean for each part, which `where` and `bool` read."""
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "add": operator.add, "subtract": operator.sub, "divide": operator.truediv,
+    "negative": operator.neg, "pow": operator.pow,
+}  # fmt: skip
+RULES: dict[str, Callable[..., Any]] = {
+    **{name: rule for rule, names in NAMES.items() for name in names.split()},
+    **{name: partial(_elementwise, slopes) for name, slopes in SLOPES.items()},
+    **{name: partial(_operate, operate) for name, operate in OPERATORS.items()},
+}
+"""What a function does with jets: a rule gets the kind of jets, the function, and the arguments."""

@@ -1,0 +1,347 @@
+r"""Jets: arrays that carry their derivatives, as an array library over the arrays of any other library.
+
+A jet is a value x, its derivatives x'_n along some directions n, and, if its kind says so, its bend x'', the
+sum of its second derivatives along these directions. What is computed from jets by functions of the array API
+has the derivatives of what is computed from their values. With g', g'' the derivatives of a function of one
+number, and f linear in both arguments, the rules are
+
+    g(x)     value g(x)       tangents g'(x) x'_n                      bend g'(x) x'' + g''(x) sum_n x'_n^2
+    f(x, y)  value f(x, y)    tangents f(x'_n, y) + f(x, y'_n)         bend f(x'', y) + f(x, y'')
+                                                                            + 2 sum_n f(x'_n, y'_n)
+
+A derivative that is None is 0, and costs nothing. An array of another class is a constant.
+
+Wengert, "A simple automatic derivative evaluation program", CACM 7, 1964, for forward mode; Griewank and
+Walther, "Evaluating Derivatives", 2nd edition, 2008, chapter 13, for jets; Li et al., arXiv 2307.08214, for
+the sum of second derivatives in one pass. Lu and Song, arXiv 2410.11081, appendix F, write forward mode of
+attention by hand, which is what these rules make of its formula.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any, ClassVar, NoReturn
+
+from . import FLOATING, JETS, dtype_name, namespace_of
+from .jet_rules import RULES, Part
+
+
+class Jet:
+    """An array with its derivatives.
+
+    The parts are the value, the tangents and, if the kind has bends, the bend. They may be written to if the
+    jet was made as memory: then they belong to it alone.
+    """
+
+    __slots__ = ("is_memory", "kind", "parts")
+    __array_ufunc__: ClassVar[None] = None  # so that in `array * jet` the jet decides, not the array of NumPy
+
+    def __init__(self, kind: JetNamespace, parts: Iterable[Part], is_memory: bool = False) -> None:
+        self.kind, self.parts, self.is_memory = kind, [*parts], is_memory
+
+    value = property(lambda self: self.parts[0])
+    shape = property(lambda self: self.value.shape)
+    ndim = property(lambda self: self.value.ndim)
+    size = property(lambda self: self.value.size)
+    dtype = property(lambda self: self.value.dtype)
+    device = property(lambda self: self.value.device)
+    T = property(lambda self: self.kind.matrix_transpose(self))
+    __sdpa_xp_library__ = property(lambda self: self.kind.library)
+
+    def __array_namespace__(self, api_version: str | None = None) -> Any:
+        del api_version
+        return self.kind
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("functions of NumPy take no array with derivatives: use `x.__array_namespace__()`")
+
+    def __repr__(self) -> str:
+        return f"Jet({', '.join(map(repr, self.parts))})"
+
+    def linear(self, f: Callable[[Any], Any]) -> Jet:
+        """Return f(self), which is linear."""
+        return Jet(self.kind, [None if x is None else f(x) for x in self.parts], self.is_memory)
+
+    def __getitem__(self, index: Any) -> Jet:
+        return self.linear(operator.itemgetter(index))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if not self.is_memory:
+            raise TypeError("an array with derivatives cannot be written to, unless its namespace made it")
+        for n, new in enumerate(self.kind.parts(value)):
+            if new is not None and self.parts[n] is None:
+                self.parts[n] = self.kind.of_values.zeros_like(self.value)
+            if self.parts[n] is not None:
+                self.parts[n][index] = 0.0 if new is None else new
+
+    def __pow__(self, n: float) -> Jet:
+        x = self.value
+        return self.kind.elementwise(self, x**n, n * x ** (n - 1), lambda: n * (n - 1) * x ** (n - 2))
+
+    def __neg__(self) -> Jet:
+        return self.linear(operator.neg)
+
+    def __invert__(self) -> Jet:
+        return self.linear(operator.invert)
+
+    def __abs__(self) -> Any:
+        return self.kind.abs(self)
+
+    def __bool__(self) -> bool:
+        """Return the truth of a boolean, and, if its derivatives are booleans as well, of all of them."""
+        flags = [x for x in self.parts if x is not None and (x is self.value or dtype_name(x.dtype) == "bool")]
+        return all(map(bool, flags))
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+    def __int__(self) -> int:
+        return int(self.value)
+
+    __hash__ = object.__hash__
+
+
+class JetNamespace:
+    """Jets of one kind: the functions of another namespace, for its own arrays and with their derivatives.
+
+    A function whose derivative is not known here is missing: a derivative that is silently 0 would be wrong.
+    The `level` is 1, or more for jets of jets: the jet of the highest level decides what an operator means.
+    """
+
+    def __init__(self, xp: Any, count: int, has_bend: bool) -> None:
+        self.of_values, self.count, self.has_bend = xp, count, has_bend
+        self.library: Any = None
+        self.level = 1 + getattr(xp, "level", 0)
+        self.zeros_of_parts = (None,) * (count + has_bend)
+        self.__name__ = f"{JETS} of {xp.__name__}"
+
+    def __getattr__(self, name: str) -> Any:
+        known, rule = getattr(self.of_values, name), RULES.get(name)
+        is_function = callable(known) and not isinstance(known, type)
+        if rule is None and (is_function or isinstance(known, ModuleType)):
+            text = f"{self.__name__}: the derivative of `{name}` is not known"
+            raise AttributeError(text, name=name, obj=self)
+        function = known if rule is None else partial(rule, self, known)
+        setattr(self, name, function)  # the next look-up does not come here
+        return function
+
+    # Arrays and their parts
+
+    def owns(self, x: Any) -> bool:
+        return isinstance(x, Jet) and x.kind is self
+
+    def parts(self, x: Any) -> Sequence[Part]:
+        if isinstance(x, Jet):
+            if x.kind is self:
+                return x.parts
+            if x.kind.level >= self.level:
+                raise TypeError("arrays with derivatives along different directions cannot meet")
+        return (x, *self.zeros_of_parts)
+
+    def part(self, x: Any, n: int) -> Any:
+        """Return the value, a tangent or the bend, as an array."""
+        value, part = self.value(x), self.parts(x)[n]
+        return namespace_of(value).zeros_like(value) if part is None else part
+
+    def value(self, x: Any) -> Any:
+        return x.value if self.owns(x) else x
+
+    def constant(self, x: Any, is_memory: bool = True) -> Any:
+        """Return a new array as a jet if it is floating."""
+        is_floating = dtype_name(x.dtype) in FLOATING
+        return Jet(self, (x, *self.zeros_of_parts), is_memory) if is_floating else x
+
+    def make(self, parts: Iterable[Part], is_memory: bool = False) -> Jet:
+        """Return a jet whose derivatives get the shape of the value."""
+        value, *others = parts
+        fit = self.of_values.broadcast_to
+        whole = [x if x is None or x.shape == value.shape else fit(x, value.shape) for x in others]
+        return Jet(self, (value, *whole), is_memory)
+
+    # The rules
+
+    def elementwise(
+        self, x: Jet, value: Any, slope: Any, curve: Callable[[], Any], in_place: bool = False
+    ) -> Jet:
+        """Return g(x), with its derivative at the value, and what returns the second derivative."""
+        squares = [t * t for t in x.parts[1 : 1 + self.count] if t is not None] if self.has_bend else []
+        times: Callable[[Any, Any], Any] = operator.imul if in_place else operator.mul
+        parts = [value, *(None if part is None else times(part, slope) for part in x.parts[1:])]
+        if squares:
+            parts[-1] = self._total([curve() * self._total(squares), parts[-1]])
+        return self.make(parts, in_place)
+
+    def bilinear(self, f: Callable[..., Any], a: Any, b: Any, out: Any = None) -> Any:
+        """Return f(a, b), which is linear in both and gets no jets, in the memory of `out` if there is one.
+
+        That may be `a` itself, if f is elementwise.
+        """
+        if not (self.owns(a) or self.owns(b)):
+            return f(a, b)
+        (x, *of_x), (y, *of_y) = self.parts(a), self.parts(b)
+        memory = [None] * (1 + len(of_x)) if out is None else out.parts
+        parts: list[Part] = []
+        for n, s, t in zip(range(len(of_x), 0, -1), of_x[::-1], of_y[::-1], strict=True):
+            of_part = f if memory[n] is None else partial(f, out=memory[n])
+            if s is None or t is None or out is None or out is a or x.shape[-1] >= t.shape[-1]:
+                terms = [None if s is None else of_part(s, y)]
+                terms += [None if t is None else (of_part if s is None else f)(x, t)]
+            else:  # one product is faster than two and a sum as large as it
+                concat = self.of_values.concat
+                terms = [of_part(concat([s, x], axis=-1), concat([y, t], axis=-2))]
+            if n > self.count:
+                pairs = zip(of_x[: self.count], of_y, strict=False)
+                terms += [2.0 * f(c, d) for c, d in pairs if not (c is None or d is None)]
+            parts.append(self._total(terms))
+        value = f(x, y) if out is None else f(x, y, out=memory[0])
+        return self.make([value, *parts[::-1]], out is not None)
+
+    def _total(self, new: Iterable[Part]) -> Part:
+        """Return the sum of new arrays, in the memory of the first one if the library writes in our threads."""
+        first, *others = [x for x in new if x is not None] or [None]
+        for other in others:
+            if self.library.uses_our_threads and first.shape == other.shape:
+                first += other
+            else:
+                first = first + other
+        return first
+
+    def plus(self, a: Any, b: Any, f: Callable[[Any, Any], Any] = operator.add) -> Any:
+        """Return a + b, or f(a, b), which is a - b."""
+
+        def add_parts(s: Part, t: Part) -> Part:
+            if s is not None and t is not None:
+                return f(s, t)
+            return s if t is None else -t if f is operator.sub else t
+
+        return self.make(map(add_parts, self.parts(a), self.parts(b)))
+
+    def change(self, f: Callable[[Any, Any], Any], a: Jet, b: Any) -> Jet:
+        """Return a + b or a - b, f(a, b), in the memory of a."""
+        for n, part in enumerate(self.parts(b)):
+            if part is not None:
+                a.parts[n] = f(self.of_values.zeros_like(a.value) if a.parts[n] is None else a.parts[n], part)
+        return a
+
+    def over(self, a: Any, b: Any) -> Any:
+        """Return q = a / b: q' = (a' - q b') / b, and q'' = (a'' - q b'' - 2 sum_n q'_n b'_n) / b."""
+        if not self.owns(b):
+            return a.linear(lambda x: x / b)
+        q = self.value(a) / b.value
+        difference = self.plus(a, b.linear(lambda x: q * x), operator.sub)
+        quotient = self.make([q, *difference.linear(lambda x: x / b.value).parts[1:]])
+        if self.has_bend:
+            pairs = zip(quotient.parts[1:-1], b.parts[1:-1], strict=True)
+            mixed = [-2.0 * s * t / b.value for s, t in pairs if s is not None and t is not None]
+            quotient.parts[-1] = self._total([*mixed, quotient.parts[-1]])
+        return quotient
+
+    def multiply(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
+        return self.bilinear(operator.mul if out is None else self.of_values.multiply, a, b, out)
+
+    def matmul(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
+        return self.bilinear(operator.matmul if out is None else self.of_values.matmul, a, b, out)
+
+    def unlifted(self, f: Callable[..., Any]) -> Callable[..., Any]:
+        """Return f, which gets no jets and may make constants, with arrays as results."""
+        return lambda *arrays, **more: self.value(f(*arrays, **more))
+
+    # Functions that need more than one of these rules
+
+    def asarray(self, x: Any, /, **more: Any) -> Any:
+        return x if self.owns(x) else self.constant(self.of_values.asarray(x, **more), is_memory=False)
+
+    def zeros(self, shape: Any, /, **more: Any) -> Any:
+        """Return zeros that several threads can write to, with all their derivatives."""
+        new = [self.of_values.zeros(shape, **more) for _ in (None, *self.zeros_of_parts)]
+        return Jet(self, new, is_memory=True) if dtype_name(new[0].dtype) in FLOATING else new[0]
+
+    empty = zeros
+
+    def astype(self, x: Any, dtype: Any, /, **more: Any) -> Any:
+        astype = self.of_values.astype
+        if self.owns(x) and dtype_name(dtype) in FLOATING:
+            return x.linear(lambda part: astype(part, dtype, **more))
+        return self.constant(astype(self.value(x), dtype, **more))
+
+    def where(self, condition: Any, a: Any, b: Any, /) -> Any:
+        (c, *conditions), (x, *of_x), (y, *of_y) = map(self.parts, (condition, a, b))
+        where = self.of_values.where
+
+        def choose(flags: Part, s: Part, t: Part) -> Part:
+            if s is None and t is None:
+                return None
+            return where(c if flags is None else flags, 0.0 if s is None else s, 0.0 if t is None else t)
+
+        parts = [where(c, x, y), *map(choose, conditions, of_x, of_y)]
+        return self.make(parts) if self.owns(a) or self.owns(b) else parts[0]
+
+    def max(self, x: Any, /, *, axis: Any = None, keepdims: bool = False) -> Any:
+        """Return the maximum. Where several elements are the largest, the derivative is that of the first."""
+        xp = self.of_values
+        if not self.owns(x):
+            return xp.max(x, axis=axis, keepdims=keepdims)
+        if not isinstance(axis, int):
+            x, axis = self.reshape(x, (-1,)), 0 if axis is None else axis
+        first = xp.expand_dims(xp.argmax(x.value, axis=axis), axis=axis)
+        largest = self.take_along_axis(x, first, axis=axis)
+        return largest if keepdims else self.squeeze(largest, axis=axis)
+
+    def min(self, x: Any, /, **more: Any) -> Any:
+        return -self.max(-x, **more) if self.owns(x) else self.of_values.min(x, **more)
+
+    def maximum(self, a: Any, b: Any, /) -> Any:
+        chosen = self.where(self.value(a) >= self.value(b), a, b)
+        if self.owns(chosen):  # a NaN shows in the value, whichever of both it is
+            chosen.parts[0] = self.of_values.maximum(self.value(a), self.value(b))
+        return chosen
+
+    def minimum(self, a: Any, b: Any, /) -> Any:
+        return -self.maximum(-a, -b)
+
+    def clip(self, x: Any, /, min: Any = None, max: Any = None, **_: Any) -> Any:
+        x = x if min is None else self.where(self.value(x) < min, min, x)
+        return x if max is None else self.where(self.value(x) > max, max, x)
+
+
+def _define(name: str, rule: Callable[[JetNamespace, Any, Any], Any], *, is_reflected: bool = True) -> None:
+    """Give `Jet` an operator, and if it is reflected, also for a jet on the right."""
+
+    def left(self: Jet, other: Any) -> Any:
+        is_lower = isinstance(other, Jet) and other.kind.level > self.kind.level
+        return NotImplemented if is_lower else rule(self.kind, self, other)
+
+    def right(self: Jet, other: Any) -> Any:
+        return rule(self.kind, other, self)
+
+    setattr(Jet, f"__{name}__", left)
+    if is_reflected:
+        setattr(Jet, f"__r{name}__", right)
+
+
+def _define_in_place(name: str, rule: Callable[[JetNamespace, Any, Any], Any]) -> None:
+    """Give `Jet` an operator that writes to the jet if it is memory, and else returns NotImplemented."""
+
+    def change(self: Jet, other: Any) -> Any:
+        return rule(self.kind, self, other) if self.is_memory else NotImplemented
+
+    setattr(Jet, f"__i{name}__", change)
+
+
+def _of_values(f: Callable[[Any, Any], Any]) -> Callable[[JetNamespace, Any, Any], Any]:
+    return lambda kind, a, b: f(kind.value(a), kind.value(b))
+
+
+for _name in ("lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "floordiv"):
+    _define(_name.strip("_"), _of_values(getattr(operator, _name)), is_reflected=_name in ("and_", "or_"))
+_define("add", JetNamespace.plus)
+_define("sub", lambda kind, a, b: kind.plus(a, b, operator.sub))
+_define("truediv", JetNamespace.over)
+_define("mul", lambda kind, a, b: kind.multiply(a, b))
+_define("matmul", lambda kind, a, b: kind.matmul(a, b))
+_define_in_place("add", lambda kind, a, b: kind.change(operator.iadd, a, b))
+_define_in_place("sub", lambda kind, a, b: kind.change(operator.isub, a, b))
+_define_in_place("mul", lambda kind, a, b: kind.multiply(a, b, out=a))

@@ -1,0 +1,372 @@
+"""`jvp`: the derivative of whatever is built of this library's functions, and the rules it is computed by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from differentiable_calls import FEW, MANY
+from internals import Jet, cut_small, kind_of_jets
+from libraries import LIBRARIES, Library
+
+import sdpa_xp
+from sdpa_xp import AttentionState, KVCache, biases, jvp, layers, masks, positional
+from sdpa_xp import scaled_dot_product_attention as attention
+from sdpa_xp import scaled_dot_product_attention_jvp as attention_jvp
+from sdpa_xp import scaled_dot_product_attention_vjp as vjp
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+
+SHAPES = ((2, 4, FEW, 8), (2, 2, MANY, 8), (2, 2, MANY, 8))
+RNG = np.random.default_rng(7)
+GAPS = masks.from_function(lambda _b, _h, i, j: (i != 1) & ((i + j) % 3 != 0))
+"""The second query attends to no key."""
+WEIGHTS = RNG.standard_normal((8, 8))
+PRIMALS, TANGENTS = (tuple(RNG.standard_normal(shape) for shape in SHAPES) for _ in range(2))
+
+
+def decode(q: Any, k: Any, v: Any) -> Any:
+    cache = KVCache(k[..., :3, :], v[..., :3, :], rotary=positional.Rotary(8))
+    cache = cache.append(k[..., 3:7, :], v[..., 3:7, :])
+    return cache.attend(q[..., :2, :]), cache.attend_state(q[..., :1, :]), cache.key
+
+
+def project(q: Any, k: Any, v: Any) -> Any:
+    layer = layers.MultiHeadAttention.init(np.random.default_rng(0), 8, num_heads=2, like=WEIGHTS)
+    return layer(q[:, 0, ...], k[:, 0, ...], v[:, 1, ...])
+
+
+def merge(q: Any, k: Any, v: Any) -> Any:
+    halves = (slice(None, 4), slice(4, None))
+    return sdpa_xp.merge_states([sdpa_xp.attention_state(q, k[..., n, :], v[..., n, :]) for n in halves])
+
+
+def pull(q: Any, k: Any, v: Any) -> Any:
+    output, pullback = vjp(q, k, v, GAPS, softcap=1.5)
+    return pullback(output)
+
+
+def pack(q: Any, k: Any, v: Any) -> Any:
+    starts = [0, 2, FEW], [0, 4, MANY]
+    parts = (space(x).permute_dims(x[0, ...], (1, 0, 2)) for x in (q, k, v))
+    return sdpa_xp.varlen_attention(*parts, *starts)
+
+
+def learn(q: Any, k: Any, v: Any) -> Any:
+    slopes, table, sinks = v[0, 0, :4, 0], v[0, 0, :4, :4], k[0, 0, 0, :4]
+    bias = biases.alibi(slopes) + biases.relative(table)
+    return attention(q, k, v, masks.sliding_window(3, 2), bias=bias, sinks=sinks, scale=k[0, 0, :1, :1])
+
+
+def count(q: Any, k: Any, _v: Any) -> Any:
+    return sdpa_xp.attention_statistics(q, k, of=("row_max", "entropy", "key_sums"), is_causal=True)
+
+
+CALLS: dict[str, Callable[..., Any]] = {
+    "attention": lambda q, k, v: attention(q, k, v, is_causal=True, softcap=2.0),
+    "state": lambda q, k, v: sdpa_xp.attention_state(q, k, v, GAPS),
+    "weights": lambda q, k, _v: {"weights": sdpa_xp.attention_weights(q, k, attn_mask=GAPS)},
+    "scores": lambda q, k, _v: [sdpa_xp.attention_scores(q, k, softcap=3.0)],
+    "statistics": count,
+    "packed": pack,
+    "cache": decode,
+    "layer": project,
+    "merged": merge,
+    "gradients": pull,
+    "learned": learn,
+    "operators": lambda q, k, v: (k + 2 * v, -k / (v * v + 1), (k[0, 0] @ v[0, 0].T) ** 2, q[0, 1:, ::2]),
+}
+each_call = pytest.mark.parametrize("name", CALLS)
+
+
+def arrays_in(value: Any) -> Iterator[np.ndarray]:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else None
+    if parts is None and value is not None:
+        yield np.asarray(value)
+    for part in parts or ():
+        yield from arrays_in(part)
+
+
+def differences(function: Callable[..., Any], step: float = 1e-5) -> list[np.ndarray]:
+    """Central differences."""
+    there, back = (
+        arrays_in(function(*(x + sign * t for x, t in zip(PRIMALS, TANGENTS, strict=True))))
+        for sign in (step, -step)
+    )
+    with np.errstate(invalid="ignore"):
+        return [(x - y) / (2 * step) for x, y in zip(there, back, strict=True)]
+
+
+def assert_near(computed: Any, expected: list[np.ndarray], atol: float) -> None:
+    computed = [*arrays_in(computed)]
+    assert [x.shape for x in computed] == [x.shape for x in expected]
+    for x, y in zip(computed, expected, strict=True):
+        finite = np.isfinite(y)
+        np.testing.assert_allclose(x[finite], y[finite], rtol=0, atol=atol * max(1.0, np.abs(y[finite]).max()))
+
+
+@each_call
+@pytest.mark.parametrize("cut", [False, True], ids=["one tile", "small tiles"])
+def test_central_differences(monkeypatch: pytest.MonkeyPatch, name: str, cut: bool) -> None:
+    function, expected = CALLS[name], differences(CALLS[name])
+    if cut:
+        cut_small(monkeypatch)
+    output, tangent = jvp(function, PRIMALS, TANGENTS)
+    plain = function(*PRIMALS)
+    assert type(output) is type(tangent) is type(plain)
+    assert_near(output, [*arrays_in(plain)], 1e-14)
+    assert_near(tangent, expected, 1e-8)
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if name != "layer"])  # its weights are NumPy's
+@pytest.mark.needs("jax")
+def test_as_jax(name: str) -> None:
+    """On arrays of JAX and inside its jit, where JAX has the derivative as well."""
+    library = LIBRARIES["jax-x64"][1]()
+    import jax
+
+    with library.guard():
+        primals, tangents = (tuple(map(library.put, part)) for part in (PRIMALS, TANGENTS))
+        expected = [library.get(x) for x in jax.tree.leaves(jax.jvp(CALLS[name], primals, tangents))]
+        for push in (jvp, jax.jit(jvp, static_argnums=0)):
+            computed = [library.get(x) for x in jax.tree.leaves(push(CALLS[name], primals, tangents))]
+            for x, y in zip(computed, expected, strict=True):
+                size = max(1.0, np.abs(y[np.isfinite(y)]).max())
+                np.testing.assert_allclose(x, y, rtol=0, atol=1e-12 * size)
+
+
+def test_each_library(library: Library) -> None:
+    if library.lazy:
+        pytest.skip("refused: test_refusals")
+    expected = differences(CALLS["state"])
+    with library.guard():
+        primals, tangents = (tuple(library.put(x.astype("f4")) for x in part) for part in (PRIMALS, TANGENTS))
+        state, tangent = jvp(CALLS["state"], primals, tangents)
+        assert isinstance(state, AttentionState)
+        assert isinstance(tangent, AttentionState)
+        assert_near([library.get(x) for x in tangent], expected, 2e-5)
+
+
+def test_jvp_of_jvp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second derivative, with tiles and without; and the third of a number."""
+
+    def slope(*primals: Any) -> Any:
+        return jvp(CALLS["attention"], primals, TANGENTS)[1]
+
+    expected = differences(slope)
+    cut_small(monkeypatch)
+    assert_near(jvp(slope, PRIMALS, TANGENTS)[1], expected, 1e-7)
+
+    one = np.ones(1)
+
+    def derivative(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda x: jvp(function, (x,), (one,))[1]
+
+    third = derivative(derivative(derivative(lambda x: x * x * x * x)))
+    np.testing.assert_allclose(third(np.asarray([2.0])), [48.0])
+
+
+def test_directions_are_not_confused() -> None:
+    """An array of the outer function inside of the inner one belongs to another direction."""
+    one = np.ones(1)
+
+    def outer(x: Any) -> Any:
+        return jvp(lambda y: x * y, (one,), (one,))[1]
+
+    with pytest.raises(TypeError, match="along different directions cannot meet"):
+        jvp(outer, (one,), (one,))
+    _, tangent = jvp(lambda x: x * jvp(lambda y: y * y, (x,), (one,))[1], (3 * one,), (one,))
+    np.testing.assert_allclose(tangent, [12.0])  # of x * 2 x
+
+
+def test_attention_jvp_in_jvp() -> None:
+    """The tangents of attention may be jets: then the result has their derivatives."""
+    moved = dict(zip(("query", "key", "value"), TANGENTS, strict=True))
+
+    def function(q: Any, k: Any, v: Any) -> Any:
+        return attention_jvp(q, k, v, {name: 2 * x for name, x in moved.items()})[1]
+
+    _, tangent = jvp(function, PRIMALS, TANGENTS)
+    assert_near(tangent, differences(function), 1e-7)
+
+
+def test_what_does_not_move() -> None:
+    """A part that does not follow from the primals has zeros, and what is no array stays."""
+    _, tangent = jvp(lambda x: (x * 0 + 1, np.arange(3), None, "name"), PRIMALS[:1], TANGENTS[:1])
+    zeros, integers, nothing, name = tangent
+    np.testing.assert_array_equal(zeros, np.zeros(SHAPES[0]))
+    np.testing.assert_array_equal(integers, [0, 0, 0])
+    assert (nothing, name) == (None, "name")
+
+
+def test_a_cache_is_a_result() -> None:
+    cache, tangent = jvp(lambda k, v: KVCache(k, v), PRIMALS[1:], TANGENTS[1:])
+    for part, expected in ((cache, PRIMALS), (tangent, TANGENTS)):
+        assert isinstance(part, KVCache)
+        np.testing.assert_array_equal(part.key, expected[1])
+        np.testing.assert_array_equal(part.value, expected[2])
+
+
+def test_a_function_of_the_scores() -> None:
+    """It gets scores without derivatives, and may only add; a mask sees no scores."""
+    types: list[type] = []
+
+    def score_mod(score: Any, _b: Any, _h: Any, i: Any, j: Any) -> Any:
+        types.append(type(score))
+        return score + abs(i - j) / 2
+
+    q, k, v = PRIMALS
+    mask = masks.from_function(lambda _b, _h, i, j: (i + j) % 3 != 0)
+    rules: dict[str, Any] = {"attn_mask": mask, "bias": biases.from_function(score_mod)}
+    _, tangent = jvp(lambda *x: attention(*x, **rules), PRIMALS, TANGENTS)
+    assert set(types) == {np.ndarray}
+    assert_near(tangent, differences(lambda *x: attention(*x, **rules)), 1e-8)
+    doubled = biases.from_function(lambda score, _b, _h, _i, _j: 2 * score)
+    with pytest.raises(ArgumentValueError, match="must only add to the score"):
+        jvp(lambda x: attention(x, k, v, bias=doubled), (q,), (q,))
+
+
+def test_writing() -> None:
+    """Memory of the namespace can be written to; the caller's arrays cannot."""
+
+    def written(x: Any) -> Any:
+        result = space(x).zeros_like(x)
+        result[..., 1] = x[..., 0] * x[..., 2]
+        result[..., 2] = 5.0
+        return result
+
+    x, moved = (np.asarray([[1.0, 2.0, 3.0]]) for _ in range(2))
+    np.testing.assert_array_equal(jvp(written, (x,), (moved,))[1], [[0.0, 6.0, 0.0]])
+
+    def overwrites(x: Any) -> Any:
+        x[..., 0] = 0.0
+        return x
+
+    with pytest.raises(TypeError, match="cannot be written to"):
+        jvp(overwrites, (x,), (moved,))
+
+    def adds(x: Any) -> Any:
+        x += 1.0
+        return x
+
+    np.testing.assert_array_equal(jvp(adds, (x,), (moved,))[0], [[2.0, 3.0, 4.0]])
+    np.testing.assert_array_equal(x, [[1.0, 2.0, 3.0]])
+
+
+Q, MOVED, WRONG, MISSING = PRIMALS[:1], TANGENTS[:1], ArgumentValueError, AttributeError
+REFUSED: list[tuple[str, type[Exception], Any, Any, Any]] = [
+    (r"there must be a tangent for each primal.*primals=1, tangents=0", WRONG, None, Q, ()),
+    ("at least one", WRONG, None, (), ()),
+    ("`primals` must be a tuple of floating arrays", ArgumentTypeError, None, Q[0], MOVED),
+    ("`tangents` must be a tuple of floating arrays", ArgumentTypeError, None, Q, {"x": 1}),
+    (r"`tangents\[0\]` must have the shape of `primals\[0\]`", WRONG, None, Q, TANGENTS[1:2]),
+    (r"`primals\[0\]` and `tangents\[0\]`", ArgumentTypeError, None, Q, (TANGENTS[0].astype("f4"),)),
+    (r"`primals\[0\]` must be one of float16", ArgumentTypeError, None, (np.ones(3, int),), MOVED),
+    (r"`primals\[0\]` must be a plain array", ArgumentTypeError, None, ([1.0],), MOVED),
+    ("`function` must be a function", ArgumentTypeError, 1, Q, MOVED),
+    ("the derivative of `sort` is not known", MISSING, lambda x: space(x).sort(x), Q, MOVED),
+    ("the derivative of `linalg` is not known", MISSING, lambda x: space(x).linalg.svd(x), Q, MOVED),
+    ("functions of NumPy take no array with derivatives", TypeError, np.asarray, Q, MOVED),
+    ("Jet", TypeError, np.exp, Q, MOVED),
+    ("`reproducible` must be False", WRONG, lambda x: attention(x, x, x, reproducible=True), Q, MOVED),
+]
+
+
+def space(x: Any) -> Any:
+    return x.__array_namespace__()
+
+
+@pytest.mark.parametrize(("text", "error", "function", "primals", "tangents"), REFUSED)
+def test_refusals(text: str, error: type[Exception], function: Any, primals: Any, tangents: Any) -> None:
+    with pytest.raises(error, match=text):
+        jvp(function or (lambda x: x), primals, tangents)
+
+
+def test_refused_chunks() -> None:
+    x = pytest.importorskip("dask.array").ones((2, 3, 4), chunks=2)
+    with pytest.raises(ArgumentTypeError, match="arrays in chunks support gradients"):
+        jvp(lambda x: x, (x,), (x,))
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{
+        name: lambda xp, x, _y, name=name: getattr(xp, name)(x)
+        for name in ("abs", "cos", "exp", "expm1", "floor", "isnan", "log", "log1p", "mean", "negative", "sin")
+    },
+    **{
+        name: lambda xp, x, y, name=name: getattr(xp, name)(x, y)
+        for name in ("add", "divide", "matmul", "maximum", "minimum", "multiply", "subtract", "vecdot")
+    },
+    "others": lambda xp, x, _y: xp.sqrt(x) + xp.square(x) + xp.tanh(x) + xp.sum(x, axis=0),
+    "pow": lambda xp, x, _y: xp.pow(x, 3),
+    "max": lambda xp, x, _y: (xp.max(x), xp.max(x, axis=-1), xp.max(x, axis=0, keepdims=True)),
+    "min": lambda xp, x, _y: xp.min(x, axis=-1),
+    "where": lambda xp, x, y: xp.where(x < y, x * x, y) + xp.where(x < y, 0.0, x),
+    "concat": lambda xp, x, y: xp.concat([x, xp.ones_like(x), x * y], axis=-1),
+    "stack": lambda xp, x, y: xp.stack([xp.zeros_like(x), y * y], axis=1),
+    "clip": lambda xp, x, _y: xp.clip(x * x, 0.5, 2.0),
+    "moves": lambda xp, x, _y: xp.flip(xp.permute_dims(xp.reshape(x * x, (3, 1, 3)), (2, 0, 1)), axis=0),
+    "takes": lambda xp, x, _y: xp.take(x * x, xp.asarray([2, 0]), axis=1) + xp.cumulative_sum(x, axis=1)[:, :2],
+    "operators": lambda _xp, x, y: 2.0 / x + x / 2.0 - (1.0 - y) * x + x / y @ y,
+}
+
+
+def in_place(xp: Any, x: Any, y: Any) -> Any:
+    total = xp.zeros(x.shape, dtype=x.dtype)
+    total += x
+    total *= x
+    total -= x * y
+    total *= 3.0
+    return total
+
+
+FUNCTIONS["in place"] = in_place
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_rules(name: str, rng: np.random.Generator) -> None:
+    """Along two directions, with the sum of second derivatives: of each function of the namespace."""
+    x, y, *parts = (rng.random((3, 3)) + 0.5 for _ in range(8))
+    kind, step = kind_of_jets(x, 2, has_bend=True), 1e-4
+    jets = (Jet(kind, (a, *moved)) for a, moved in ((x, parts[:3]), (y, parts[3:])))
+    result = FUNCTIONS[name](kind, *jets)
+
+    def moved_by(n: int, t: float) -> list[np.ndarray]:
+        points = x + t * parts[n], y + t * parts[3 + n]
+        return [z.astype("f8") for z in arrays_in(FUNCTIONS[name](kind.of_values, *points))]
+
+    results, here = result if isinstance(result, tuple) else (result,), moved_by(0, 0.0)
+    bends = [np.zeros_like(z) for z in here]
+    for n in range(3):  # the last one is how the bends of the arguments move the result
+        there, back = moved_by(n, step), moved_by(n, -step)
+        slopes = [(a - b) / (2 * step) for a, b in zip(there, back, strict=True)]
+        second = [(a - 2 * b + c) / step**2 for a, b, c in zip(there, here, back, strict=True)]
+        bends = [z + a for z, a in zip(bends, slopes if n == 2 else second, strict=True)]
+        if n < 2:
+            assert_near([kind.part(z, 1 + n) for z in results], slopes, 1e-6)
+    assert_near([kind.part(z, 0) for z in results], here, 1e-14)
+    assert_near([kind.part(z, 3) for z in results], bends, 1e-5)
+
+
+def test_a_nan_is_a_maximum() -> None:
+    pairs = np.asarray([[np.nan, 0.0], [0.0, np.nan]])
+    output, _ = jvp(lambda x: space(x).maximum(x[0, ...], x[1, ...]), (pairs,), (pairs,))
+    assert np.isnan(output).all()
+
+
+def test_two_libraries() -> None:
+    strict = pytest.importorskip("array_api_strict").ones((2, 2))
+    with pytest.raises(ArgumentTypeError, match="must be arrays of one library"):
+        jvp(lambda x: attention(x, strict, strict), (np.ones((2, 2)),), (np.ones((2, 2)),))
+
+
+def test_dtypes() -> None:
+    """A conversion keeps the derivatives, unless it leaves the floating numbers."""
+
+    def function(x: Any) -> Any:
+        xp = space(x)
+        return xp.astype(xp.astype(x * x, xp.float32), xp.float64) * xp.astype(x > 1.0, xp.float64)
+
+    _, tangent = jvp(function, (np.asarray([0.5, 2.0]),), (np.ones(2),))
+    np.testing.assert_array_equal(tangent, [0.0, 4.0])
