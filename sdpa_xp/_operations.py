@@ -23,7 +23,7 @@ from ._call.prepared_call import Derived, PreparedCall
 from ._checks.arrays import HLE
 from ._core.dropout import DrawnSeed
 from ._core.gradient_passes import Forward
-from ._derivatives import Derivable, derive, pull_back, restore, second_order
+from ._derivatives import derive, pull_back, restore, second_order
 from ._libraries import FLOATING, access_of, dtype_name
 from ._libraries.capabilities import Autograd
 from ._libraries.protocols import Access, Array
@@ -164,13 +164,6 @@ class CallOperation:
         pairs = zip(self.recorded.names, self.split(needed)[1], strict=True)
         return tuple([name for name, is_needed in pairs if name is not None and is_needed])
 
-    def _derivable(
-        self, call: PreparedCall, arrays: Mapping[str, Array], kept: Sequence[Array], names: Sequence[str]
-    ) -> Derivable:
-        """Return what the gradients of `names` are computed from: what the call has kept, or computed anew."""
-        derivable = restore(call, arrays, *kept) if kept else derive(call, arrays)
-        return derivable.only(names)
-
 
 class OutputOperation(CallOperation):
     """x -> O, and the log-sum-exp, which its gradients read."""
@@ -222,8 +215,9 @@ class GradientsOperation(CallOperation):
         (cotangent, *kept), of_call = self.split(arrays)
         call, floating = self.recorded.with_arrays(of_call)
         with call.computing():
-            derivable = self._derivable(call, floating, kept, self.names)
-            gradients = pull_back(call, derivable, floating, cotangent)
+            # What the call has kept, or computed anew.
+            derivable = restore(call, floating, *kept) if kept else derive(call, floating)
+            gradients = pull_back(call, derivable.only(self.names), floating, cotangent)
         return tuple([gradients[name] for name in self.names])
 
     def pull(

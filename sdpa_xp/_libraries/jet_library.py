@@ -13,9 +13,10 @@ from typing import Any
 from . import library_of
 from .base import is_compiling
 from .capabilities import Loops
+from .jet_rules import linear, on_values
 from .jets import Jet, JetNamespace
 
-LINEAR = {"constant", "detach", "frozen", "in_blocks", "in_rows", "rows_from", "take", "view"}
+LINEAR = {"base_form", "constant", "detach", "frozen", "in_blocks", "in_rows", "rows_from", "take", "view"}
 """What a library does with each part of a jet."""
 _KINDS: dict[tuple[object, ...], JetNamespace] = {}
 """The kinds of jets. No lock: two threads that make one at once use two, one of which is lost with its call."""
@@ -55,18 +56,13 @@ class Over:
         self.inner, self.kind = inner, kind
 
     def __getattr__(self, name: str) -> Any:
-        known, kind = getattr(self.inner, name), self.kind
-        if name in WRAPPERS:
-            return None if known is None else WRAPPERS[name](known, kind)
-        if not callable(known) or isinstance(known, type):
-            return known
-
-        def of_jets(*arrays: Any, **more: Any) -> Any:
-            if name in LINEAR and kind.owns(arrays[0]):
-                return arrays[0].linear(lambda part: known(part, *arrays[1:], **more))
-            return known(*map(kind.value, arrays), **more)
-
-        return of_jets
+        answer, kind = getattr(self.inner, name), self.kind
+        if name in WRAPPERS and answer is not None:
+            answer = WRAPPERS[name](answer, kind)
+        elif callable(answer) and not isinstance(answer, type):
+            answer = partial(linear if name in LINEAR else on_values, kind, answer)
+        setattr(self, name, answer)  # the next look-up does not come here
+        return answer
 
 
 class OverAutograd(Over):
@@ -120,14 +116,8 @@ class JetLibrary(Over):
     def namespace(self, _array: Any) -> Any:
         return self.kind
 
-    def base_form(self, array: Any) -> Any:
-        return array
-
     def array_signature(self, _array: Any) -> None:
         return None
-
-    def frozen_key(self, array: Any) -> object:
-        return id(array)
 
     def is_traced(self, array: Any) -> bool:
         return any(map(self.inner.is_traced, _parts_of([array], self.kind)))

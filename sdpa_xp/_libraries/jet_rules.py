@@ -26,7 +26,7 @@ SLOPES: dict[str, Callable[[Any, Any, Any], tuple[Any, Callable[[], Any]]]] = {
 """For each function y of one number x: its derivative, and what computes its second derivative."""
 
 
-def _linear(kind: JetNamespace, f: Any, x: Any, /, *others: Any, **more: Any) -> Any:
+def linear(kind: JetNamespace, f: Any, x: Any, /, *others: Any, **more: Any) -> Any:
     """Return f(x, ...), which is linear in x; the others are no jets."""
     others = tuple(map(kind.value, others))
     return x.linear(lambda part: f(part, *others, **more)) if kind.owns(x) else f(x, *others, **more)
@@ -36,7 +36,7 @@ def _bilinear(kind: JetNamespace, f: Any, a: Any, b: Any, /, **more: Any) -> Any
     return kind.bilinear(partial(f, **more), a, b)
 
 
-def _of_values(kind: JetNamespace, f: Any, /, *arguments: Any, **more: Any) -> Any:
+def on_values(kind: JetNamespace, f: Any, /, *arguments: Any, **more: Any) -> Any:
     """Return f(...), which is no floating array."""
     return f(*map(kind.value, arguments), **more)
 
@@ -78,12 +78,12 @@ def _operate(operate: Callable[..., Any], _kind: JetNamespace, _f: Any, /, *arra
 
 
 NAMES: dict[Callable[..., Any], str] = {
-    _linear: """sum mean cumulative_sum reshape matrix_transpose permute_dims moveaxis broadcast_to expand_dims
+    linear: """sum mean cumulative_sum reshape matrix_transpose permute_dims moveaxis broadcast_to expand_dims
         squeeze flip roll tile tril triu repeat take take_along_axis real isfinite""",
     _joined: "concat stack",
     _bilinear: "vecdot tensordot",
     _constant: "arange full full_like ones ones_like zeros_like eye linspace sign floor ceil round trunc",
-    _of_values: """any all argmax argmin argsort nonzero count_nonzero searchsorted isnan isinf signbit isdtype
+    on_values: """any all argmax argmin argsort nonzero count_nonzero searchsorted isnan isinf signbit isdtype
         logical_and logical_or logical_not equal not_equal less less_equal greater greater_equal finfo iinfo
         result_type can_cast __array_namespace_info__""",
 }
