@@ -11,15 +11,14 @@ from ._call.prepared_call import PreparedCall
 from ._call.tangents import lifted, refuse_chunks
 from ._checks.arrays import swap_heads_and_length
 from ._core import streaming
-from ._core.backward import gradients
-from ._core.gradient_passes import Forward
-from ._core.gradient_sums import gradient_targets, try_functions
+from ._core.backward import GradientProgram, gradients
+from ._core.gradient_targets import gradient_targets, try_functions
 from ._core.products import ArraySource
 from ._libraries import astype_if_needed
 from ._libraries.jets import Jet
 from ._libraries.protocols import Array
 from ._many import cut_call
-from ._tiles.tile import GradientTarget
+from ._tiles.tile import Target
 
 
 class Derivable(NamedTuple):
@@ -27,15 +26,15 @@ class Derivable(NamedTuple):
 
     output: Array
     """(..., Hq, L, Ev), in the accumulation dtype."""
-    targets: Mapping[str, GradientTarget]
+    targets: Mapping[str, Target]
     gradients: Callable[[Array], dict[str, Array]]
     """Returns the gradient of each target from the cotangent of the output."""
-    forward: Forward | None = None
+    forward: GradientProgram | None = None
     """What the second derivatives are computed from; None for arrays in chunks, which have none."""
 
     def only(self, names: Collection[str]) -> Derivable:
         """Return what the gradients of some arrays are computed with, of a call without chunks."""
-        forward = cast(Forward, self.forward).only(names)
+        forward = cast(GradientProgram, self.forward).only(names)
         return Derivable(self.output, forward.targets, partial(gradients, forward), forward)
 
 
@@ -58,7 +57,7 @@ def derive(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
         return Derivable(output, targets, partial(cut.gradients, output, lse, targets, arrays))
     plan = call.plan()
     output, lse_parts = streaming.attend(scores, value, plan, call.grid.dtype, in_parts=True)
-    forward = Forward(scores, value, output, cast(Array, lse_parts), targets, bias_names, plan)
+    forward = GradientProgram(scores, value, output, cast(Array, lse_parts), targets, bias_names, plan)
     return Derivable(output, targets, partial(gradients, forward), forward)
 
 
@@ -77,7 +76,7 @@ def restore(call: PreparedCall, arrays: Mapping[str, Array], output: Array, lse:
     scores = call.search_inputs(call.scores())
     value = ArraySource(call.arrays["value"])
     targets, bias_names = gradient_targets(scores, call.arrays["key"], value.array, arrays)
-    forward = Forward(scores, value, output, lse, targets, bias_names, call.plan())
+    forward = GradientProgram(scores, value, output, lse, targets, bias_names, call.plan())
     return Derivable(output, targets, partial(gradients, forward), forward)
 
 
@@ -116,7 +115,7 @@ def _heads_first(call: PreparedCall, cotangent: Array) -> Array:
 
 def _in_caller_form(
     call: PreparedCall,
-    targets: Mapping[str, GradientTarget],
+    targets: Mapping[str, Target],
     arrays: Mapping[str, Array],
     computed: dict[str, Array],
 ) -> dict[str, Array]:

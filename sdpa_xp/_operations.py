@@ -21,9 +21,9 @@ from typing import Any, cast
 from ._call.options import CallOptions, floating_arrays
 from ._call.prepared_call import Derived, PreparedCall
 from ._checks.arrays import HLE
+from ._core.backward import GradientProgram
 from ._core.dropout import DrawnSeed
-from ._core.gradient_passes import Forward
-from ._derivatives import derive, pull_back, restore, second_order
+from ._derivatives import Derivable, derive, pull_back, restore, second_order
 from ._libraries import FLOATING, access_of, dtype_name
 from ._libraries.capabilities import Autograd
 from ._libraries.protocols import Access, Array
@@ -175,7 +175,7 @@ class OutputOperation(CallOperation):
         call, floating = self.recorded.with_arrays(arrays)
         with call.computing():
             derivable = derive(call, floating)
-            return derivable.output, cast(Forward, derivable.forward).lse
+            return derivable.output, cast(GradientProgram, derivable.forward).lse
 
     def trusts_library(self, cotangent: Array) -> bool:
         """Return whether the first derivatives of a kernel are right: 0 * NaN of a masked pair is NaN."""

@@ -13,7 +13,7 @@ from ._checks.arrays import check_floating, check_one_library
 from ._checks.keywords import explains_keywords
 from ._checks.messages import shown
 from ._core import streaming
-from ._core.gradient_sums import try_functions
+from ._core.gradient_targets import try_functions
 from ._core.products import ArraySource
 from ._libraries import library_of, overridden
 from ._libraries.jax_trees import mapped

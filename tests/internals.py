@@ -179,7 +179,7 @@ PLACES = {
     "prepare": "sdpa_xp._call.prepared_call",
     "process": "sdpa_xp_export._runtime.process",
     "product": "sdpa_xp_export._verify.reference:product",
-    "PROBE_SIDE": "sdpa_xp._core.gradient_sums:PROBE_SIDE",
+    "PROBE_SIDE": "sdpa_xp._core.gradient_targets:PROBE_SIDE",
     "products": "sdpa_xp._core.products",
     "PROVIDERS": "sdpa_xp_export._runtime.releases:PROVIDERS",
     "probe": "sdpa_xp_export._runtime.session:probe",

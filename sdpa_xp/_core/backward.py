@@ -13,23 +13,27 @@ l: each gradient has one of them as a factor.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, TypeAlias, cast
 
 from .._libraries import access_of, astype_if_needed, is_traced, library_of
-from .._libraries.protocols import READ_ONLY, Array, Namespace
+from .._libraries.protocols import READ_ONLY, TRACED, Access, Array, Namespace
 from .._tiles.on_device import Questions
-from .._tiles.tile import Allowed, Tile, is_masked
+from .._tiles.plan import Plan, plan_tiles
+from .._tiles.tile import Allowed, LeadingSlice, Target, Tile, is_masked, slice_leading
 from ..biases.custom import refuse_unknown_derivative
 from .differentiable import differentiable_product
-from .gradient_passes import AddRows, Forward, GradientGuard, guarded_if_nonfinite, sum_over_tiles, sum_traced
-from .gradient_sums import GradientAccumulator
 from .in_place import exp_minus, minus, times
-from .products import matmul_grouped, matmul_over_group
+from .products import KeyValueSource, is_finite, key_leading_slice, matmul_grouped, matmul_over_group
+from .scores import Scores
+from .sums import Sums, sum_over_tiles
 
 INPUTS = frozenset({"query", "key", "value"})
+GradientGuard: TypeAlias = Literal["none", "cotangent", "all"]
+"""Whose NaN and inf are kept out of the products where a pair may not attend: those of no array, of the
+cotangent, or of the inputs too."""
 
 
 class RowInputs(NamedTuple):
@@ -45,7 +49,134 @@ class RowInputs(NamedTuple):
     """m; 0 in a row without a key."""
 
 
-def gradients(forward: Forward, cotangent: Array) -> dict[str, Array]:
+class GradientProgram(NamedTuple):
+    """The gradients of a call, from its output and, once it is known, the cotangent of this."""
+
+    scores: Scores
+    value: KeyValueSource
+    output: Array
+    """(..., Hq, L, Ev), in the accumulation dtype."""
+    lse: Array
+    """Two numbers that add up to the log-sum-exp, (..., Hq, L, 2): m and log l, or others."""
+    targets: Mapping[str, Target]
+    """The arrays whose gradients are computed, by name."""
+    bias_names: tuple[str | None, ...]
+    """The name in `targets` of the array of each bias, or None."""
+    plan: Plan
+    cotangent: Array | None = None
+    """(..., Hq, L, Ev), once it is known."""
+    guard: GradientGuard = "none"
+
+    @property
+    def keeps_scores(self) -> bool:
+        return self.scores.options.needs_products
+
+    def slice_leading(self, leading: LeadingSlice | None) -> GradientProgram:
+        if leading is None:
+            return self
+        return self._replace(
+            scores=self.scores.slice_leading(leading),
+            value=self.value.slice_leading(key_leading_slice(leading, self.scores.group)),
+            output=slice_leading(self.output, leading),
+            lse=slice_leading(self.lse, leading),
+            targets={name: target.slice_leading(leading) for name, target in self.targets.items()},
+            cotangent=slice_leading(cast(Array, self.cotangent), leading),
+        )
+
+    def cut(self, scores: Scores, plan: Plan) -> GradientProgram:
+        return self._replace(scores=scores, plan=plan)
+
+    def only(self, names: Collection[str]) -> GradientProgram:
+        """Return the same call for the gradients of some of its arrays."""
+        targets = {name: target for name, target in self.targets.items() if name in names}
+        bias_names = tuple([name if name in targets else None for name in self.bias_names])
+        return self._replace(targets=targets, bias_names=bias_names)
+
+    def with_access(self, access: Access) -> GradientProgram:
+        """Return the same call, cut as a call of arrays that allow this."""
+        grid, source = replace(self.scores.grid, access=access), self.scores.key
+        plan = plan_tiles(grid, self.scores.group, source.width + self.value.width)
+        return self.cut(self.scores._replace(grid=grid), plan)
+
+    def add_rows(self, sums: Sums, rows: range, is_new: Array | None) -> None:
+        scores = self.scores
+        xp, dtype = scores.xp, scores.grid.dtype
+        row_tile = scores.tile(rows, range(1))
+        m, log_l = (row_tile.slice_queries(self.lse)[..., part : part + 1] for part in range(2))
+        is_empty = is_masked(m)
+        cotangent = astype_if_needed(xp, row_tile.slice_queries(cast(Array, self.cotangent)), dtype)
+        if is_new is not None:  # gradients are linear in the cotangent
+            cotangent = xp.where(is_new, cotangent, 0.0)
+        cotangent = cotangent * xp.exp(xp.where(is_empty, 0.0, -log_l))
+        delta = xp.sum(cotangent * row_tile.slice_queries(self.output), axis=-1, keepdims=True)
+        inputs = RowInputs(scores.scaled_query(rows), cotangent, delta, xp.where(is_empty, 0.0, m))
+        of_scaled_query: Array | None = None
+        needs_products = scores.options.needs_products
+        for computed in scores.computed_tiles(rows, self.plan, inputs.query, keeps_products=needs_products):
+            contribution = self._add_tile(sums, inputs, *computed)
+            if contribution is not None:
+                of_scaled_query = contribution if of_scaled_query is None else of_scaled_query + contribution
+        sinks = scores.options.sinks
+        if sinks is not None and "sinks" in sums:
+            sums["sinks"].add(row_tile, -xp.exp(sinks - inputs.shift) * delta)
+        if of_scaled_query is None:  # these queries attend to no key, or their gradient is not needed
+            return
+        query, scale = astype_if_needed(xp, row_tile.slice_queries(scores.query), dtype), scores.options.scale
+        if not isinstance(scale, float):
+            scale = astype_if_needed(xp, row_tile.slice(scale), dtype)
+            if self.guard == "all":
+                scale, query = (xp.where(xp.isfinite(x), x, 0.0) for x in (scale, query))
+        if "query" in sums:
+            sums["query"].add(row_tile, of_scaled_query * scale)
+        if "scale" in sums:
+            sums["scale"].add(row_tile, xp.sum(of_scaled_query * query, axis=-1, keepdims=True))
+
+    def _add_tile(
+        self, sums: Sums, inputs: RowInputs, tile: Tile, s: Array, allowed: Allowed, capped: Array
+    ) -> Array | None:
+        """Add the contribution of a tile; returns its contribution to the gradient of the scaled queries.
+
+        None if no gradient that is computed needs it.
+        """
+        scores, xp, grid = self.scores, self.scores.xp, self.scores.grid
+        key, value = (source.slices(grid)(tile.columns) for source in (scores.key, self.value))
+        for_cotangent: Allowed = True if self.guard == "none" else allowed
+        for_inputs: Allowed = allowed if self.guard == "all" else True
+        over_group, grouped = partial(matmul_over_group, xp, key.shape[-3]), partial(matmul_grouped, xp)
+        buffers = scores.buffers
+        p = exp_minus(buffers, xp, s, inputs.shift)
+        factor: Array | None = None
+        if scores.options.dropout is not None:
+            ones = xp.full((1, 1), 1.0, dtype=grid.dtype, device=grid.device)
+            factor = scores.options.dropout.apply(tile, ones)
+        if "value" in sums:
+            kept = scores.without_masked(p if factor is None else p * factor, for_cotangent)
+            sums["value"].add(tile, guarded_product(xp, over_group, kept, inputs.cotangent, for_cotangent))
+            if len(sums) == 1:
+                return None
+        rules, transposed = scores.tangent_rules, xp.matrix_transpose(value)
+        if rules is None or not scores.options.may_mask:
+            dp = grouped(inputs.cotangent, transposed, None if buffers is None else buffers.tangent)
+        else:  # if the library differentiates again, a NaN of a masked pair has no effect
+            dp = differentiable_product(rules, xp, grouped, inputs.cotangent, transposed, for_inputs)
+        dp = dp if factor is None else times(buffers, dp, factor)
+        ds = scores.without_masked(times(buffers, minus(buffers, dp, inputs.delta), p), for_cotangent)
+        finite = scores.without_masked(capped, for_inputs) if scores.options.needs_products else capped
+        for bias, name in zip(scores.options.biases, self.bias_names, strict=True):
+            # The function of a bias that has no gradient is tried too: it may do more than add.
+            of_bias = bias.gradient(tile, finite, ds)
+            if name is not None and of_bias is not None:
+                sums[name].add(tile, of_bias)
+        slope = scores.slope(capped, for_cotangent)
+        ds = ds if slope is None else ds * slope
+        if "key" in sums:
+            sums["key"].add(tile, guarded_product(xp, over_group, ds, inputs.query, for_inputs))
+        if not ("query" in sums or "scale" in sums):
+            return None
+        return guarded_product(xp, grouped, ds, key, for_inputs)
+
+
+def gradients(program: GradientProgram, cotangent: Array) -> dict[str, Array]:
     """Return the gradient of each target, in the accumulation dtype.
 
     A masked pair has weight 0, but 0 * NaN is NaN. So if a gradient is NaN or inf, all gradients are computed a
@@ -53,118 +184,30 @@ def gradients(forward: Forward, cotangent: Array) -> dict[str, Array]:
     has to be waited for has searched the inputs before the output was computed; there the cotangent is always
     guarded, which takes one product more, so that it is not waited for again.
     """
-    scores = forward.scores._replace(known_tiles=None)  # those of the output begin where its rows attend
-    forward = forward._replace(scores=scores)
+    scores = program.scores._replace(known_tiles=None)  # those of the output begin where its rows attend
+    program = program._replace(scores=scores, cotangent=cotangent)
     if scores.grid.is_traced or is_traced(cotangent):  # whether a gradient is NaN cannot be read
-        return sum_traced(forward, (cotangent,), _add_rows)
+        return sum_over_tiles(program.with_access(TRACED)._replace(guard="all"))
     if scores.grid.is_writeable and not access_of([cotangent]).is_writeable:  # it records operations
-        return guarded_if_nonfinite(forward.with_access(READ_ONLY), (cotangent,), _add_rows)
-    if (finite := scores.options.finite_inputs) is not None:
-        return sum_on_device(forward, (cotangent,), "cotangent" if finite >= INPUTS else "all", _add_rows)
-    return guarded_if_nonfinite(forward, (cotangent,), _add_rows)
+        program = program.with_access(READ_ONLY)
+    elif (finite := scores.options.finite_inputs) is not None:
+        return _sum_on_device(program._replace(guard="cotangent" if finite >= INPUTS else "all"))
+    computed = sum_over_tiles(program)
+    arrays = [*computed.values()]
+    is_known = not any(map(is_traced, arrays))
+    if not scores.options.may_mask or (is_known and is_finite(scores.xp, arrays)):
+        return computed
+    return sum_over_tiles(program._replace(guard="all"))
 
 
-def sum_on_device(
-    forward: Forward, cotangents: Sequence[Array], guard: GradientGuard, add_rows: AddRows
-) -> dict[str, Array]:
+def _sum_on_device(program: GradientProgram) -> dict[str, Array]:
     """Return the sums on a device that was waited for before the output: again only for functions of biases."""
-    scores, questions = forward.scores, Questions()
-    forward = forward._replace(scores=scores._replace(grid=replace(scores.grid, questions=questions)))
-    computed = sum_over_tiles(forward, cotangents, guard, add_rows)
+    scores, questions = program.scores, Questions()
+    grid = replace(scores.grid, questions=questions)
+    computed = sum_over_tiles(program._replace(scores=scores._replace(grid=grid)))
     if questions.arrays and not all(map(all, questions.read(scores.grid.library, scores.xp))):
         refuse_unknown_derivative(scores.grid.function, traced=False)
     return computed
-
-
-def _add_rows(
-    accumulators: Mapping[str, GradientAccumulator],
-    forward: Forward,
-    cotangents: Sequence[Array],
-    rows: range,
-    guard: GradientGuard,
-) -> None:
-    (cotangent,) = cotangents
-    scores = forward.scores
-    xp, dtype = scores.xp, scores.grid.dtype
-    row_tile = scores.tile(rows, range(1))
-    m, log_l = (row_tile.slice_queries(forward.lse)[..., part : part + 1] for part in range(2))
-    is_empty = is_masked(m)
-    cotangent = astype_if_needed(xp, cotangent, dtype)
-    cotangent = cotangent * xp.exp(xp.where(is_empty, 0.0, -log_l))
-    delta = xp.sum(cotangent * row_tile.slice_queries(forward.output), axis=-1, keepdims=True)
-    inputs = RowInputs(scores.scaled_query(rows), cotangent, delta, xp.where(is_empty, 0.0, m))
-    of_scaled_query: Array | None = None
-    needs_products = scores.options.needs_products
-    for computed in scores.computed_tiles(rows, forward.plan, inputs.query, keeps_products=needs_products):
-        contribution = _add_tile(accumulators, forward, inputs, guard, *computed)
-        if contribution is not None:
-            of_scaled_query = contribution if of_scaled_query is None else of_scaled_query + contribution
-    sinks = scores.options.sinks
-    if sinks is not None and "sinks" in accumulators:
-        accumulators["sinks"].add(row_tile, -xp.exp(sinks - inputs.shift) * delta)
-    if of_scaled_query is None:  # these queries attend to no key, or their gradient is not needed
-        return
-    query, scale = astype_if_needed(xp, row_tile.slice_queries(scores.query), dtype), scores.options.scale
-    if not isinstance(scale, float):
-        scale = astype_if_needed(xp, row_tile.slice(scale), dtype)
-        if guard == "all":
-            scale, query = (xp.where(xp.isfinite(x), x, 0.0) for x in (scale, query))
-    if "query" in accumulators:
-        accumulators["query"].add(row_tile, of_scaled_query * scale)
-    if "scale" in accumulators:
-        accumulators["scale"].add(row_tile, xp.sum(of_scaled_query * query, axis=-1, keepdims=True))
-
-
-def _add_tile(
-    accumulators: Mapping[str, GradientAccumulator],
-    forward: Forward,
-    inputs: RowInputs,
-    guard: GradientGuard,
-    tile: Tile,
-    s: Array,
-    allowed: Allowed,
-    capped: Array,
-) -> Array | None:
-    """Add the contribution of a tile; returns its contribution to the gradient of the scaled queries.
-
-    None if no gradient that is computed needs it.
-    """
-    scores, xp, grid = forward.scores, forward.scores.xp, forward.scores.grid
-    key, value = (source.slices(grid)(tile.columns) for source in (scores.key, forward.value))
-    for_cotangent: Allowed = True if guard == "none" else allowed
-    for_inputs: Allowed = allowed if guard == "all" else True
-    over_group, grouped = partial(matmul_over_group, xp, key.shape[-3]), partial(matmul_grouped, xp)
-    buffers = scores.buffers
-    p = exp_minus(buffers, xp, s, inputs.shift)
-    factor: Array | None = None
-    if scores.options.dropout is not None:
-        ones = xp.full((1, 1), 1.0, dtype=grid.dtype, device=grid.device)
-        factor = scores.options.dropout.apply(tile, ones)
-    if "value" in accumulators:
-        kept = scores.without_masked(p if factor is None else p * factor, for_cotangent)
-        accumulators["value"].add(tile, guarded_product(xp, over_group, kept, inputs.cotangent, for_cotangent))
-        if len(accumulators) == 1:
-            return None
-    rules, transposed = scores.tangent_rules, xp.matrix_transpose(value)
-    if rules is None or not scores.options.may_mask:
-        dp = grouped(inputs.cotangent, transposed, None if buffers is None else buffers.tangent)
-    else:  # if the library differentiates again, a NaN of a masked pair has no effect
-        dp = differentiable_product(rules, xp, grouped, inputs.cotangent, transposed, for_inputs)
-    dp = dp if factor is None else times(buffers, dp, factor)
-    ds = scores.without_masked(times(buffers, minus(buffers, dp, inputs.delta), p), for_cotangent)
-    finite = scores.without_masked(capped, for_inputs) if scores.options.needs_products else capped
-    for bias, name in zip(scores.options.biases, forward.bias_names, strict=True):
-        # The function of a bias that has no gradient is tried too: it may do more than add.
-        of_bias = bias.gradient(tile, finite, ds)
-        if name is not None and of_bias is not None:
-            accumulators[name].add(tile, of_bias)
-    slope = scores.slope(capped, for_cotangent)
-    ds = ds if slope is None else ds * slope
-    if "key" in accumulators:
-        accumulators["key"].add(tile, guarded_product(xp, over_group, ds, inputs.query, for_inputs))
-    if not ("query" in accumulators or "scale" in accumulators):
-        return None
-    return guarded_product(xp, grouped, ds, key, for_inputs)
 
 
 def guarded_product(

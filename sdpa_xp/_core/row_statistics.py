@@ -14,15 +14,12 @@ Tiles merge as in the online softmax: Milakov and Gimelshein, arXiv 1805.02867, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from functools import reduce
-from operator import add
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeAlias, cast
 
 from .._libraries.protocols import Array, Namespace
 from .._tiles.plan import Plan
-from .._tiles.tile import GradientTarget, Tile
-from .gradient_sums import GradientAccumulator
+from .._tiles.tile import Tile
 from .scores import Scores
 from .softmax import avoid_zero_sum, finite_shift
 from .top_keys import LargestScores, top_of_tile
@@ -88,59 +85,16 @@ class RowStatistics(NamedTuple):
         return RowStatistics(m, l, t)
 
 
-def statistics_of_rows(scores: Scores, plan: Plan, rows: range, request: Request) -> Results:
-    """Return the statistics of a range of queries, and what they add to sums over queries."""
-    grid, xp = scores.grid, scores.xp
-    blocks = -(-len(rows) // request.block_size[0]) if request.block_size else 1
-    shape = (*scores.leading_shape, blocks, grid.keys)
-    strips: GradientAccumulator | None = None
-    if request.sums_queries:
-        columns, target = plan.column_ranges(range(plan.keys)), GradientTarget(shape, (None, "columns"))
-        strips = GradientAccumulator(target, (), columns, grid)
-    size = None if request.block_size is None else request.block_size[0]
-
-    def add_to_strips(tile: Tile, weights: Array) -> None:
-        summed = sums_of_blocks(xp, weights, size)
-        shape = (*scores.leading_shape, *summed.shape[-2:])
-        assert strips is not None
-        strips.add(tile, summed if summed.shape == shape else xp.broadcast_to(summed, shape))
-
-    parts = [
-        statistics_of_few_rows(scores, plan, few, request, add_to_strips) for few in _ranges(rows, plan.rows)
-    ]
-    computed = joined(xp, parts)
-    if strips is not None:
-        is_empty = 0 in grid.shape
-        strip = xp.zeros(shape, dtype=grid.dtype, device=grid.device) if is_empty else strips.array()
-        if request.key_sums:
-            computed["key_sums"] = xp.sum(strip, axis=-2, keepdims=True)
-        if request.block_size is not None:
-            by_key = xp.matrix_transpose(strip)
-            computed["block_sums"] = xp.matrix_transpose(sums_of_blocks(xp, by_key, request.block_size[1]))
-    return computed
-
-
-def joined(xp: Namespace, parts: Sequence[Results], added: Sequence[str] = ("key_sums",)) -> Results:
-    """Return the statistics of ranges of queries together; those in `added` are sums over queries."""
-    if len(parts) == 1:
-        return parts[0]
-    results: Results = {}
-    for name in parts[0]:
-        arrays = [part[name] for part in parts]
-        results[name] = reduce(add, arrays) if name in added else xp.concat(arrays, axis=-2)
-    return results
-
-
-def statistics_of_few_rows(
+def statistics_of_rows(
     scores: Scores, plan: Plan, rows: range, request: Request, add_weights: AddWeights
 ) -> Results:
-    """Return the statistics of each of the queries that a tile has; `add_weights` gets what sums need."""
+    """Return the statistics of each of a range of queries; `add_weights` gets what sums over queries need."""
     xp, query, sinks = scores.xp, scores.scaled_query(rows), scores.options.sinks
     shape = scores.tile(rows, range(1)).shape[:-1]
     sums, top = _first_pass(scores, plan, rows, query, request)
     computed: Results = {}
     if request.row_max:
-        computed["row_max"] = _as_rows(xp, sums.m, (*shape, 1))
+        computed["row_max"] = as_rows(xp, sums.m, (*shape, 1))
     if sums.l is None:
         return computed
     total = sums.l
@@ -151,13 +105,13 @@ def statistics_of_few_rows(
     safe, shift = avoid_zero_sum(total), finite_shift(xp, m)
     if t is not None:
         entropy = xp.where(l <= 0, 0.0, l / safe * xp.log(safe) - t / safe)  # -0 in a row without keys
-        computed["entropy"] = _as_rows(xp, entropy, (*shape, 1))
+        computed["entropy"] = as_rows(xp, entropy, (*shape, 1))
     if top is not None:
         weights = xp.exp(top.scores - shift) / safe
-        computed["top_weights"] = _as_rows(xp, weights, (*shape, request.top_k))
+        computed["top_weights"] = as_rows(xp, weights, (*shape, request.top_k))
         # Of a row with a NaN nothing is known.
         known = xp.where(xp.isnan(total), -1, top.keys)
-        computed["top_indices"] = _as_rows(xp, known, (*shape, request.top_k))
+        computed["top_indices"] = as_rows(xp, known, (*shape, request.top_k))
     if request.sums_queries:
         for tile, weights in _second_pass(scores, plan, rows, query, shift, safe):
             add_weights(tile, weights)
@@ -225,19 +179,20 @@ def _second_pass(
         yield tile, scores.without_masked(w, allowed)
 
 
-def sums_of_blocks(xp: Namespace, array: Array, block: int | None) -> Array:
-    """Return the sums of blocks of rows of (..., M, N); the last may be shorter, and None is one block."""
+def sums_of_blocks(xp: Namespace, array: Array, block: int, start: int) -> Array:
+    """Return the sums of blocks of rows of (..., M, N), which are rows `start` to `start` + M of all."""
     *leading, rows, columns = array.shape
-    if rows == 0:
-        return array
-    whole = 0 if block is None else rows // block * block
-    if whole == 0 or block is None or block == rows:
-        return xp.sum(array, axis=-2, keepdims=True)
-    blocks = xp.reshape(array[..., :whole, :], (*leading, whole // block, block, columns))
-    sums = xp.sum(blocks, axis=-2)
-    if whole == rows:
-        return sums
-    return xp.concat([sums, xp.sum(array[..., whole:, :], axis=-2, keepdims=True)], axis=-2)
+    before = min(-start % block, rows)
+    whole = (rows - before) // block * block
+    parts = []
+    if before:
+        parts.append(xp.sum(array[..., :before, :], axis=-2, keepdims=True))
+    if whole:
+        blocks = xp.reshape(array[..., before : before + whole, :], (*leading, whole // block, block, columns))
+        parts.append(xp.sum(blocks, axis=-2))
+    if before + whole < rows:
+        parts.append(xp.sum(array[..., before + whole :, :], axis=-2, keepdims=True))
+    return parts[0] if len(parts) == 1 else xp.concat(parts, axis=-2) if parts else array
 
 
 def _clipped(xp: Namespace, difference: Array) -> Array:
@@ -245,11 +200,5 @@ def _clipped(xp: Namespace, difference: Array) -> Array:
     return xp.where(difference < LEAST_DIFFERENCE, LEAST_DIFFERENCE, difference)
 
 
-def _as_rows(xp: Namespace, array: Array, shape: tuple[int, ...]) -> Array:
+def as_rows(xp: Namespace, array: Array, shape: tuple[int, ...]) -> Array:
     return array if array.shape == shape else xp.broadcast_to(array, shape)
-
-
-def _ranges(rows: range, step: int) -> list[range]:
-    """Return `rows` in ranges of `step`; one empty range if there is no row."""
-    firsts = range(rows.start, rows.stop, max(1, step))
-    return [range(first, min(first + step, rows.stop)) for first in firsts] or [rows]

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from .._libraries import dtype_name
 from .._libraries.dask import DaskGraphs
 from .._libraries.protocols import Array, Chunks, Dtype, Key
-from .._tiles.tile import GradientTarget
+from .._tiles.tile import Target
 from . import tasks
 from .blocks import KEY_HEADS, QUERY_AXES, AlignedArray, Axis, Place, aligned_axes
 from .cutting import CutCall
@@ -92,7 +92,7 @@ class GraphCall(CutCall):
         self,
         output: Array,
         lse: Array,
-        targets: Mapping[str, GradientTarget],
+        targets: Mapping[str, Target],
         names: Iterable[str],
         cotangent: Array,
     ) -> dict[str, Array]:
@@ -122,7 +122,7 @@ class GraphCall(CutCall):
         self,
         graph: Stages,
         of_rows: Sequence[AlignedArray],
-        targets: Mapping[str, GradientTarget],
+        targets: Mapping[str, Target],
         names: tuple[str, ...],
     ) -> Mapping[str, Contributions]:
         """Add a task for each block, and return what contributes to each gradient."""
@@ -220,7 +220,7 @@ class Stages:
         return f"attention-{stage}-{self._token}"
 
 
-def _axes_of(target: GradientTarget) -> tuple[Axis, ...]:
+def _axes_of(target: Target) -> tuple[Axis, ...]:
     rows, columns = (AXES[axis] for axis in target.axes)
     heads: tuple[Axis, ...] = (KEY_HEADS if rows == -1 else -3, rows, columns)
     return aligned_axes(heads, len(target.shape))

@@ -9,10 +9,9 @@ from operator import add
 from typing import NamedTuple, cast
 
 from .._core import threads
-from .._core.backward import gradients
+from .._core.backward import GradientProgram, gradients
 from .._core.full_matrix import RowSums, full_scores, merge_row_sums, row_sums, sums_of_sinks, weights_of_rows
-from .._core.gradient_passes import Forward
-from .._core.gradient_sums import gradient_targets
+from .._core.gradient_targets import gradient_targets
 from .._core.products import ArraySource
 from .._core.scores import BoundOptions, Scores
 from .._libraries import access_of, astype_if_needed, computing, library_of, namespace_of
@@ -106,7 +105,9 @@ def partial_gradients(
             scores = scores._replace(options=options)
         values = ArraySource(value)
         targets, bias_names = gradient_targets(scores, key, value, names)
-        forward = Forward(scores, values, output, lse, targets, bias_names, windows.window_plan(scores, value))
+        forward = GradientProgram(
+            scores, values, output, lse, targets, bias_names, windows.window_plan(scores, value)
+        )
         return gradients(forward, cotangent)
 
 

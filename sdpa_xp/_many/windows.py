@@ -22,7 +22,7 @@ from .._libraries.protocols import Array, Shape
 from .._tiles.placement import WindowPlace
 from .._tiles.plan import Plan, plan_tiles
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import Allowed, GradientTarget, Tile, shifted
+from .._tiles.tile import Allowed, Target, Tile, shifted
 from ..biases.algebra import Term
 from ..masks.patterns import AllOf, Pattern
 
@@ -128,7 +128,7 @@ class WindowTerm(Term):
         return self.term.is_of_caller
 
     @property
-    def gradient_target(self) -> GradientTarget | None:
+    def gradient_target(self) -> Target | None:
         return self.term.gradient_target
 
     def gradient(self, tile: Tile, scores: Array, gradient: Array) -> Array | None:

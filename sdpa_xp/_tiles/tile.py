@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from .._checks.integers import Integers
 from .._libraries import is_traced, library_of, namespace_of
-from .._libraries.protocols import Array, Namespace, Shape
+from .._libraries.protocols import Array, Dtype, Namespace, Shape
 from .placement import WindowPlace
 from .score_grid import ScoreGrid
 
@@ -249,8 +249,8 @@ def is_masked(scores: Array) -> Array:
 Axis: TypeAlias = Literal["rows", "columns"] | None
 
 
-class GradientTarget(NamedTuple):
-    """An array (..., heads, M, N) whose gradient is computed; an axis of 1 was broadcast."""
+class Target(NamedTuple):
+    """An array (..., heads, M, N) that is summed over tiles, as a gradient; an axis of 1 was broadcast."""
 
     shape: Shape
     axes: tuple[Axis, Axis] = (None, None)
@@ -259,6 +259,10 @@ class GradientTarget(NamedTuple):
     """The number of query heads that share one of its heads."""
     heads_last: bool = False
     """Whether the caller's array is (M, heads)."""
+    block: tuple[int, int] = (1, 1)
+    """The queries or keys that one row, and one column, is the sum of."""
+    dtype: Dtype | None = None
+    """None is the accumulation dtype."""
 
     def slices(self, leading: LeadingSlice | None) -> tuple[slice, ...]:
         """Return the index of the part that belongs to a slice of (..., Hq)."""
@@ -271,7 +275,7 @@ class GradientTarget(NamedTuple):
             slice(None) if n == 1 else slice(r.start, r.stop) for r, n in zip(ranges, lengths, strict=True)
         )
 
-    def slice_leading(self, leading: LeadingSlice | None) -> GradientTarget:
+    def slice_leading(self, leading: LeadingSlice | None) -> Target:
         """Return the part that belongs to a slice of (..., Hq)."""
         lengths = [len(range(n)[index]) for index, n in zip(self.slices(leading), self.shape, strict=False)]
         return self._replace(shape=(*lengths, *self.shape[-2:]))

@@ -17,7 +17,7 @@ from .._checks.score_arrays import check_operand
 from .._libraries.protocols import AnyArray, Array
 from .._tiles.modifier import ScoreModifier
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import Allowed, GradientTarget, Tile, is_masked
+from .._tiles.tile import Allowed, Target, Tile, is_masked
 
 
 class Term(ABC):
@@ -46,7 +46,7 @@ class Term(ABC):
         return self
 
     @property
-    def gradient_target(self) -> GradientTarget | None:
+    def gradient_target(self) -> Target | None:
         """The caller's floating array, whose gradient `gradient` computes; None if there is none."""
         return None
 
@@ -186,9 +186,9 @@ class ArrayTerm(Added):
         return tile.grid.xp.astype(tile.slice(self.array), tile.grid.dtype, copy=False)
 
     @property
-    def gradient_target(self) -> GradientTarget:
+    def gradient_target(self) -> Target:
         shape = (*[1] * (3 - self.array.ndim), *self.array.shape)
-        return GradientTarget(shape, ("rows" if shape[-2] > 1 else None, "columns" if shape[-1] > 1 else None))
+        return Target(shape, ("rows" if shape[-2] > 1 else None, "columns" if shape[-1] > 1 else None))
 
     def gradient(self, _tile: Tile, _scores: Array, gradient: Array) -> Array:
         return gradient

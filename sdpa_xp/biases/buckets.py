@@ -14,7 +14,7 @@ from .._checks.keywords import check_flag, check_integer, explains_keywords
 from .._checks.score_arrays import check_columns
 from .._libraries.protocols import AnyArray, Array, Namespace
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import GradientTarget, Tile
+from .._tiles.tile import Target, Tile
 from ..errors import ArgumentValueError
 from .algebra import AddedByDistance, Bias, Term
 
@@ -195,8 +195,8 @@ class RelativeTerm(AddedByDistance):
         return grid.xp.expand_dims(grid.xp.take(self.table, self._index(grid.xp, distances), axis=-1), axis=-2)
 
     @property
-    def gradient_target(self) -> GradientTarget:
-        return GradientTarget((self.table.shape[0], self.count, 1), heads_last=True)
+    def gradient_target(self) -> Target:
+        return Target((self.table.shape[0], self.count, 1), heads_last=True)
 
     def gradient(self, tile: Tile, _scores: Array, gradient: Array) -> Array:
         """Return the sums of the diagonals, each added to the bucket of its distance, (..., Hq, buckets, 1)."""

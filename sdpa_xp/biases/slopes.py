@@ -14,7 +14,7 @@ from .._checks.keywords import check_integer, check_number, explains_keywords
 from .._checks.score_arrays import check_columns
 from .._libraries.protocols import AnyArray, Array
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import Allowed, GradientTarget, Tile
+from .._tiles.tile import Allowed, Target, Tile
 from .algebra import AddedByDistance, Bias, Term
 
 
@@ -133,9 +133,9 @@ class AlibiTerm(AddedByDistance):
         return -self.slopes * grid.xp.astype(grid.xp.abs(distances - self.offset.values), grid.dtype)
 
     @property
-    def gradient_target(self) -> GradientTarget | None:
+    def gradient_target(self) -> Target | None:
         shape = (*[1] * (3 - self.slopes.ndim), *self.slopes.shape)
-        return GradientTarget(shape) if self.has_gradient else None
+        return Target(shape) if self.has_gradient else None
 
     def gradient(self, tile: Tile, _scores: Array, gradient: Array) -> Array | None:
         return -gradient * self._distance(tile) if self.has_gradient else None

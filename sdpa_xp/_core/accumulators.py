@@ -1,4 +1,4 @@
-"""Which arrays of a call have gradients, whether all are known, and their sums over tiles.
+"""The sums over tiles of one array.
 
 Where arrays can be written to, each tile adds to its part of one. Elsewhere it adds to a piece, and pieces are
 joined at the end.
@@ -10,63 +10,15 @@ from collections.abc import Iterable, Sequence
 
 from .._libraries.protocols import Array, Namespace, Shape
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import GradientTarget, Tile
-from .scores import Scores
-
-PROBE_SIDE = 8
-"""Queries and keys of the tile on which a function of the caller is tried before a call is computed."""
+from .._tiles.tile import Target, Tile
 
 
-def gradient_targets(
-    scores: Scores, key: Array, value: Array, names: Iterable[str]
-) -> tuple[dict[str, GradientTarget], tuple[str | None, ...]]:
-    """Return the arrays whose gradients are computed, by name, and the name of the array of each bias.
-
-    `names` are those of the floating arrays, in the order of the biases that hold them.
-    """
-    targets = {
-        "query": GradientTarget(scores.query.shape, ("rows", None)),
-        "key": GradientTarget(key.shape, ("columns", None), scores.group),
-        "value": GradientTarget(value.shape, ("columns", None), scores.group),
-    }
-    of_biases = [name for name in names if name not in (*targets, "scale", "sinks")]
-    bias_names = tuple(
-        # Only a floating array is a target, and the names have the order of the biases.
-        None if bias.gradient_target is None else of_biases.pop(0)
-        for bias in scores.options.biases
-    )
-    for name, bias in zip(bias_names, scores.options.biases, strict=True):
-        if name and bias.gradient_target:
-            targets[name] = bias.gradient_target
-    if not isinstance(scores.options.scale, float):
-        shape = (*[1] * (3 - scores.options.scale.ndim), *scores.options.scale.shape)
-        targets["scale"] = GradientTarget(shape, ("rows" if shape[-2] > 1 else None, None))
-    if scores.options.sinks is not None:
-        targets["sinks"] = GradientTarget((*[1] * (3 - scores.options.sinks.ndim), *scores.options.sinks.shape))
-    return targets, bias_names
-
-
-def try_functions(scores: Scores) -> None:
-    """Refuse a bias whose function does more than add: it is tried on some scores before the call."""
-    if not scores.options.has_functions:
-        return
-    grid = scores.grid
-    rows, columns = (range(min(PROBE_SIDE, len(side))) for side in grid.sides)
-    tile = scores.tile(rows, columns)
-    distance = grid.xp.astype(tile.key_index - tile.query_index, grid.dtype)
-    # None of these scores is 0, of which a multiple is no other number.
-    probe = grid.xp.broadcast_to(distance * 0.75 + 0.5, tile.shape)
-    for bias in scores.options.biases:
-        if bias.is_of_caller:
-            bias.gradient(tile, probe, probe)
-
-
-class GradientAccumulator:
-    """The gradient of one array, for the queries of `rows` and the keys of `columns`."""
+class Accumulator:
+    """The sum of one target, for the queries of `rows` and the keys of `columns`."""
 
     def __init__(
         self,
-        target: GradientTarget,
+        target: Target,
         rows: Iterable[range],
         columns: Iterable[range],
         grid: ScoreGrid,
@@ -88,7 +40,10 @@ class GradientAccumulator:
         summed = sum_to_shape(self.grid.xp, gradient, shape)
         ranges = {"rows": tile.rows, "columns": tile.columns}
         if self.out is not None:
-            index = [slice(ranges[x].start, ranges[x].stop) if x else slice(None) for x in self.target.axes]
+            index = [
+                slice(ranges[axis].start // size, -(-ranges[axis].stop // size)) if axis else slice(None)
+                for axis, size in zip(self.target.axes, self.target.block, strict=True)
+            ]
             part = self.out[(..., *index)]  # a view, which `self.out[...] += summed` would copy onto itself
             part += summed
             return
