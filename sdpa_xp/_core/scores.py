@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -18,17 +18,7 @@ from ..biases.algebra import Term
 from ..masks.patterns import AllOf, Pattern
 from .differentiable import differentiable_product
 from .dropout import Dropout
-from .fixed_blocks import multiply_keys
-from .products import (
-    MOST_ROWS_ALONE,
-    CallBuffers,
-    KeyValueSource,
-    are_few_rows,
-    key_leading_slice,
-    matmul_grouped,
-    multiply_columns,
-    multiply_few_rows,
-)
+from .products import CallBuffers, KeyValueSource, key_leading_slice, matmul_grouped, multiply_columns
 
 
 class BoundOptions(NamedTuple):
@@ -231,11 +221,9 @@ class Scores(NamedTuple):
         xp, softcap = self.grid.xp, self.options.softcap
         buffer = None if self.buffers is None else self.buffers.scores
         if rules is None:
-            is_few = False
-            if query.shape[-2] <= MOST_ROWS_ALONE:  # else each tile of a long call would ask
-                is_few = are_few_rows(self.grid, query, self.key.heads, transposed_keys.shape[-1])
-            others = multiply_few_rows if is_few else matmul_grouped
-            multiply = multiply_keys if self.grid.is_reproducible else others
+            multiply: Callable[..., Array] = matmul_grouped
+            if self.grid.is_reproducible:
+                from .fixed_blocks import multiply_keys as multiply  # few programs need it
             scores = multiply(xp, query, transposed_keys, buffer)
         else:
             has_slope = self.options.has_slope or self.options.has_functions

@@ -17,8 +17,6 @@ from .._libraries.protocols import Array, Dtype, Namespace
 from .._tiles.plan import DEVICE, SMALLEST_SIDE, Plan, Task
 from .._tiles.tile import LeadingSlice
 from . import threads
-from .compiled_loops import compute_band, row_bands
-from .patches import in_patches
 from .products import (
     KeyValueSource,
     NonfiniteGuard,
@@ -29,8 +27,6 @@ from .products import (
     is_finite,
     key_leading_slice,
 )
-from .reproducible import aligned_tasks
-from .reproducible import attend_rows as attend_reproducibly
 from .scores import Scores
 from .softmax import RowResult, attend_with_fixed_shift, attend_with_running_shift, is_accurate
 
@@ -85,6 +81,8 @@ def _attend_in_patches(
     scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, *, with_lse: bool, in_parts: bool
 ) -> tuple[Array, Array | None]:
     """Return what `attend` returns, of blocks of queries that each read a list of keys."""
+    from .patches import in_patches  # few programs need what is imported in functions here
+
     call = in_patches(scores, value, plan)
     # Without an array to write to, a call has all heads at once.
     parts = [call] if scores.grid.is_writeable else map(call.slice_leading, call.plan.leading_slices)
@@ -183,7 +181,11 @@ def _attend_in_tasks(
     has_buffers = scores.buffers is not None and not grid.is_traced
     tries = plan.tries_without_maximum and not grid.is_reproducible
     shortcut = _Shortcut(tries and has_buffers and scores.options.sinks is None)
-    attend_task = attend_reproducibly if grid.is_reproducible else attend_rows
+    attend_task, tasks = attend_rows, plan.tasks
+    if grid.is_reproducible:
+        from . import reproducible
+
+        attend_task, tasks = reproducible.attend_rows, partial(reproducible.aligned_tasks, scores, plan)
 
     @cache  # two threads may compute equal parts at once, of which one is kept
     def part_of(leading: LeadingSlice | None) -> tuple[Scores, KeyValueSource, tuple[object, ...]]:
@@ -208,7 +210,7 @@ def _attend_in_tasks(
             if lse is not None and of_rows is not None:
                 lse[index] = of_rows(result)
 
-    threads.run(write, aligned_tasks(scores, plan) if grid.is_reproducible else plan.tasks(), plan.threads)
+    threads.run(write, tasks(), plan.threads)
     if not shortcut.is_open and shortcut.tasks:
         threads.run(write, shortcut.tasks, plan.threads)
 
@@ -259,6 +261,7 @@ def _attend_in_loops(
     scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, of_rows: OfRows | None
 ) -> tuple[Array, Array | None]:
     """Return what `attend` returns, computed in loops over blocks of queries that the compiler keeps."""
+    from .compiled_loops import compute_band, row_bands
 
     def attend_band(band: range) -> list[Array]:
         def compute(block: Scores, _: Array | None) -> tuple[tuple[()], list[Array]]:
