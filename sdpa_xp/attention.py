@@ -9,13 +9,12 @@ from ._call.options import AttentionOptions, CallOptions, takes_options
 from ._call.prepared_call import PreparedCall, prepare
 from ._checks.arrays import Layout
 from ._checks.keywords import Implementation, check_lse_base, explains_keywords, refuse_missing_kernel
-from ._core import streaming
 from ._core.one_tile import OneTile, one_tile
 from ._core.products import ArraySource
-from ._core.streaming import MOST_SCORES_KEPT
 from ._kernels import BY_NAME, KERNELS, Kernel
 from ._libraries import overridden
 from ._libraries.protocols import AnyArray, Array, Dtype, Rng
+from ._tiles.plan import MOST_SCORES_KEPT
 from .biases import Bias
 from .masks import Mask
 from .states import AttentionState, to_base
@@ -296,6 +295,8 @@ def _attend_portably(call: PreparedCall, *, with_lse: bool) -> tuple[Array, Arra
     query, key, value = call.arrays.values()
     if formula is not None and (output := formula.attend(query, key, value)) is not None:
         return output, None
+    from ._core import streaming  # a small call does not need it
+
     scores, plan = call.scores(), call.plan()
     output, lse = streaming.attend(scores, ArraySource(value), plan, call.result_dtype, with_lse=with_lse)
     return call.attach_zero_gradient(output), None if lse is None else call.connected_lse(lse)

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from .._libraries import astype_if_needed, computing, is_traced
 from .._libraries.protocols import Array, Dtype, Namespace
-from .._tiles.plan import DEVICE, SMALLEST_SIDE, Plan, Task
+from .._tiles.plan import DEVICE, MOST_SCORES_KEPT, SMALLEST_SIDE, Plan, Task
 from .._tiles.tile import LeadingSlice
 from . import threads
 from .products import (
@@ -30,9 +30,6 @@ from .products import (
 from .scores import Scores
 from .softmax import RowResult, attend_with_fixed_shift, attend_with_running_shift, is_accurate
 
-MOST_SCORES_KEPT = 2**16
-"""The scores of a call without masks that a library may keep for its gradients: each array of them takes up to
-256 KiB in float32. To compute them again takes up to twice as long (one core)."""
 OfRows: TypeAlias = Callable[[RowResult], Array]
 """What is returned beside the output of some rows: log-sum-exp, (..., Hq, rows, 1 or 2)."""
 

@@ -65,6 +65,9 @@ LEAST_WORK_FOR_THREADS = 2**23
 LEAST_SCORES_WITHOUT_MAXIMUM = 2**16
 """The fewest scores of a call for which a softmax without a maximum saves more time than the check of its
 results takes."""
+MOST_SCORES_KEPT = 2**16
+"""The scores of a call without masks that a library may keep for its gradients: each array of them takes up to
+256 KiB in float32. To compute them again takes up to twice as long (one core)."""
 
 
 @dataclass(frozen=True, slots=True)
