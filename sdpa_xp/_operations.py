@@ -23,7 +23,7 @@ from ._call.prepared_call import Derived, PreparedCall
 from ._checks.arrays import HLE
 from ._core.backward import GradientProgram
 from ._core.dropout import DrawnSeed
-from ._derivatives import Derivable, derive, pull_back, restore, second_order
+from ._derivatives import derive, pull_back, restore, second_order
 from ._libraries import FLOATING, access_of, dtype_name
 from ._libraries.capabilities import Autograd
 from ._libraries.protocols import Access, Array
