@@ -72,6 +72,6 @@ def one_tile(scores: Scores, plan: Plan, dtype: Dtype) -> OneTile | None:
         if not isinstance(answer, bool):
             allowed = answer
     columns = grid.keys if keys is None else keys.stop - keys.start
-    is_few = are_few_rows(grid, scores.query, scores.key.heads, columns)
+    is_few = are_few_rows(scores.query, scores.key.heads, columns)
     multiply, least = multiply_few_rows if is_few else matmul_grouped, -LARGEST[dtype_name(grid.dtype)]
     return OneTile(grid.xp, cast(Ufuncs, grid.xp), cast(float, options.scale), keys, allowed, multiply, least)

@@ -283,10 +283,10 @@ def multiply_few_rows(
     return xp.reshape(product, (*product.shape[:-4], *rows.shape[-3:-1], columns))
 
 
-def are_few_rows(grid: ScoreGrid, rows: Array, key_heads: int, keys: int) -> bool:
+def are_few_rows(rows: Array, key_heads: int, keys: int) -> bool:
     """Return whether `multiply_few_rows` is faster: some rows for each head of the keys, and many keys."""
-    is_few = key_heads < rows.shape[-3] * rows.shape[-2] <= MOST_ROWS_ALONE * key_heads
-    return is_few and keys >= LEAST_KEYS_ALONE and grid.library.has_ufuncs
+    is_few: bool = key_heads < rows.shape[-3] * rows.shape[-2] <= MOST_ROWS_ALONE * key_heads
+    return is_few and keys >= LEAST_KEYS_ALONE
 
 
 def matmul_over_group(xp: Namespace, key_heads: int, left: Array, right: Array) -> Array:
