@@ -155,11 +155,11 @@ class JetNamespace:
         return Jet(self, (x, *self.zeros_of_parts), is_memory) if is_floating else x
 
     def make(self, parts: Iterable[Part], is_memory: bool = False) -> Jet:
-        """Return a jet whose derivatives get the shape of the value."""
+        """Return a jet whose derivatives get the shape of the value; as memory only if none was broadcast."""
         value, *others = parts
         fit = self.of_values.broadcast_to
         whole = [x if x is None or x.shape == value.shape else fit(x, value.shape) for x in others]
-        return Jet(self, (value, *whole), is_memory)
+        return Jet(self, (value, *whole), is_memory and all(map(operator.is_, whole, others)))
 
     # The rules
 
@@ -172,7 +172,7 @@ class JetNamespace:
         parts = [value, *(None if part is None else times(part, slope) for part in x.parts[1:])]
         if squares:
             parts[-1] = self._total([curve() * self._total(squares), parts[-1]])
-        return self.make(parts, in_place)
+        return self.make(parts, is_memory=True)
 
     def bilinear(self, f: Callable[..., Any], a: Any, b: Any, out: Any = None) -> Any:
         """Return f(a, b), which is linear in both and gets no jets, in the memory of `out` if there is one.
@@ -197,7 +197,7 @@ class JetNamespace:
                 terms += [2.0 * f(c, d) for c, d in pairs if not (c is None or d is None)]
             parts.append(self._total(terms))
         value = f(x, y) if out is None else f(x, y, out=memory[0])
-        return self.make([value, *parts[::-1]], out is not None)
+        return self.make([value, *parts[::-1]], is_memory=True)
 
     def _total(self, new: Iterable[Part]) -> Part:
         """Return the sum of new arrays, in the memory of the first one if the library writes in our threads."""
@@ -277,7 +277,7 @@ class JetNamespace:
             return where(c if flags is None else flags, 0.0 if s is None else s, 0.0 if t is None else t)
 
         parts = [where(c, x, y), *map(choose, conditions, of_x, of_y)]
-        return self.make(parts) if self.owns(a) or self.owns(b) else parts[0]
+        return self.make(parts, is_memory=True) if self.owns(a) or self.owns(b) else parts[0]
 
     def max(self, x: Any, /, *, axis: Any = None, keepdims: bool = False) -> Any:
         """Return the maximum. Where several elements are the largest, the derivative is that of the first."""
