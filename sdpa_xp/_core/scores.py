@@ -18,7 +18,16 @@ from ..biases.algebra import Term
 from ..masks.patterns import AllOf, Pattern
 from .differentiable import differentiable_product
 from .dropout import Dropout
-from .products import CallBuffers, KeyValueSource, key_leading_slice, matmul_grouped, multiply_columns
+from .products import (
+    MOST_ROWS_ALONE,
+    CallBuffers,
+    KeyValueSource,
+    are_few_rows,
+    key_leading_slice,
+    matmul_grouped,
+    multiply_columns,
+    multiply_few_rows,
+)
 
 
 class BoundOptions(NamedTuple):
@@ -224,6 +233,13 @@ class Scores(NamedTuple):
             multiply: Callable[..., Array] = matmul_grouped
             if self.grid.is_reproducible:
                 from .fixed_blocks import multiply_keys as multiply  # few programs need it
+            # The library first: a trace must not ask about lengths. Long calls are spared the function.
+            elif (
+                self.grid.library.has_ufuncs
+                and query.shape[-2] <= MOST_ROWS_ALONE
+                and are_few_rows(query, self.key.heads, transposed_keys.shape[-1])
+            ):
+                multiply = multiply_few_rows
             scores = multiply(xp, query, transposed_keys, buffer)
         else:
             has_slope = self.options.has_slope or self.options.has_functions
