@@ -201,8 +201,11 @@ def gradients(program: GradientProgram, cotangent: Array) -> dict[str, Array]:
 
 
 def _sum_on_device(program: GradientProgram) -> dict[str, Array]:
-    """Return the sums on a device that was waited for before the output: again only for functions of biases."""
-    scores, questions = program.scores, Questions()
+    """Return the sums on a device that was waited for before the output: again only for functions of biases.
+
+    These may have been asked about while the output was computed, too.
+    """
+    scores, questions = program.scores, program.scores.grid.questions or Questions()
     grid = replace(scores.grid, questions=questions)
     computed = sum_over_tiles(program._replace(scores=scores._replace(grid=grid)))
     if questions.arrays and not all(map(all, questions.read(scores.grid.library, scores.xp))):

@@ -214,7 +214,8 @@ def test_one_head_has_tasks_for_several_threads(
         monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
         pullback(x)
         pullback.jvp(x, {"query": x})
-    assert counts == [1, 1, 2, 2, 4, 4]
+    # A second derivative has the output of its own computed between them.
+    assert counts[::3] == counts[2::3] == [1, 2, 4]
 
 
 @pytest.mark.parametrize("rules", [{"is_causal": True}, ALL_CORES["all"]], ids=["causal", "a bias"])
@@ -235,7 +236,7 @@ def test_threads_share_the_gradients_of_one_head(
     for count in ("1", "2", "5"):
         monkeypatch.setenv(threads.VARIABLE, count)
         results.append((pullback(output), pullback.jvp(output, direction)[1]))
-    assert counts == [counts[0]] * 6
+    assert counts[::3] == counts[2::3] == [counts[0]] * 3
     assert counts[0] > 1
     for parts in results:
         for part, first, alone in zip(parts, results[0], whole, strict=True):
