@@ -49,6 +49,8 @@ class Library:
     needs_context: ClassVar[bool] = False
     """Whether contexts change more than warnings. JAX may be set to refuse NaN in results, and numbers that an
     operation moves to the device; and CuPy computes on the current device alone."""
+    tile_share: int = 1
+    """A tile has the scores of other libraries divided by this: jets with bends hold more arrays of each."""
     has_free_shift: ClassVar[bool] = True
     """Whether a softmax without a maximum loses no digits; derivatives may be large where it has none."""
     compiles_shapes: ClassVar[bool] = False

@@ -113,6 +113,10 @@ class JetLibrary(Over):
     def functions(self) -> Any:
         return self.kind
 
+    @property
+    def tile_share(self) -> int:
+        return 1 + self.kind.has_bend
+
     def namespace(self, _array: Any) -> Any:
         return self.kind
 
