@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -19,7 +18,6 @@ from ._libraries import astype_if_needed
 from ._libraries.jets import Jet
 from ._libraries.protocols import Array
 from ._many import cut_call
-from ._tiles.on_device import Questions
 from ._tiles.tile import Target
 
 
@@ -98,8 +96,7 @@ def second_order(
     """
     refuse_chunks(call.grid.function, call.grid.library)
     jets = lifted(call, options, [tangents])
-    if call.grid.waits:  # a device is not waited for until the last tile: all is guarded
-        jets = jets._replace(grid=replace(jets.grid, questions=Questions()))
+    if call.grid.waits:  # a device is not waited for: all is guarded
         jets.derived["bound_options"] = jets.bound_options()._replace(finite_inputs=frozenset())
     kind: Any = jets.grid.xp
     cotangents: Any = Jet(kind, (cotangent, cotangent_tangent))

@@ -20,6 +20,7 @@ from ._libraries.jax_trees import mapped
 from ._libraries.jet_library import new_kind_of_jets
 from ._libraries.jets import Jet, JetNamespace
 from ._libraries.protocols import AnyArray, Array
+from .biases.custom import check_answers
 from .errors import ArgumentTypeError, ArgumentValueError
 from .masks import Mask
 
@@ -245,4 +246,5 @@ def derivatives(
         else:
             try_functions(call.scores_without_dropout())
             output, _ = streaming.attend(jets.scores(), value, jets.plan(), grid.dtype, with_lse=False)
+            check_answers(jets.grid)
         return [call.result(kind.part(output, n)) for n in range(1 + len(kind.zeros_of_parts))]

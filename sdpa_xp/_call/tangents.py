@@ -14,6 +14,7 @@ from .._libraries.base import Library
 from .._libraries.jet_library import kind_of_jets
 from .._libraries.jets import Jet
 from .._libraries.protocols import Array
+from .._tiles.on_device import Questions
 from .._tiles.tile import is_masked
 from ..errors import ArgumentTypeError, ArgumentValueError
 from .options import CallOptions, floating_arrays
@@ -90,6 +91,8 @@ def lifted(
     ]
     library, xp = library_of(arrays["query"]), namespace_of(arrays["query"])
     access = access_of([*arrays.values(), *of_options])
+    # Functions of biases are asked about in each tile, and a device is waited for after the last one.
+    questions = Questions() if access.waits else None
     grid = replace(call.grid, library=library, xp=xp, access=access)
     jets = call._replace(grid=grid, arrays=arrays, options=call.options.with_arrays(of_options), derived={})
     # A device is not asked about masks a second time, and not about derivatives, which the result shows.
@@ -97,7 +100,7 @@ def lifted(
     if bound.sinks is not None:  # one of -inf is none, however it changes
         bound = bound._replace(sinks=xp.where(is_masked(bound.sinks), -math.inf, bound.sinks))
     jets.derived["bound_options"] = bound._replace(mask=call.bound_options().mask, finite_inputs=None)
-    return jets
+    return jets._replace(grid=replace(grid, questions=questions))
 
 
 def _heads_first(call: PreparedCall, arrays: Mapping[str, Array]) -> dict[str, Array]:

@@ -23,7 +23,7 @@ from .._libraries.protocols import READ_ONLY, TRACED, Access, Array, Namespace
 from .._tiles.on_device import Questions
 from .._tiles.plan import Plan, plan_tiles
 from .._tiles.tile import Allowed, LeadingSlice, Target, Tile, is_masked, slice_leading
-from ..biases.custom import refuse_unknown_derivative
+from ..biases.custom import check_answers
 from .differentiable import differentiable_product
 from .in_place import exp_minus, minus, times
 from .products import KeyValueSource, is_finite, key_leading_slice, matmul_grouped, matmul_over_group
@@ -208,8 +208,7 @@ def _sum_on_device(program: GradientProgram) -> dict[str, Array]:
     scores, questions = program.scores, program.scores.grid.questions or Questions()
     grid = replace(scores.grid, questions=questions)
     computed = sum_over_tiles(program._replace(scores=scores._replace(grid=grid)))
-    if questions.arrays and not all(map(all, questions.read(scores.grid.library, scores.xp))):
-        refuse_unknown_derivative(scores.grid.function, traced=False)
+    check_answers(grid)
     return computed
 
 

@@ -7,10 +7,10 @@ what takes arrays is asked about their parts. So a call of jets takes the way th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache, partial, reduce
 from typing import Any
 
-from . import library_of
+from . import dtype_name, library_of
 from .base import is_compiling
 from .capabilities import Loops
 from .jet_rules import linear, on_values
@@ -131,9 +131,10 @@ class JetLibrary(Over):
 
     def to_list(self, array: Any) -> Any:
         """Return the elements; of booleans that all derivatives have, whether they are true in all parts."""
-        parts = [self.inner.to_list(x) for x in _parts_of([array], self.kind)]
-        is_boolean = len(parts) > 1 and "bool" in str(array.dtype)
-        return [all(flags) for flags in zip(*parts, strict=True)] if is_boolean else parts[0]
+        value, *others = _parts_of([array], self.kind)
+        if others and dtype_name(value.dtype) == "bool":
+            value = reduce(self.kind.of_values.logical_and, others, value)  # a device is waited for once
+        return self.inner.to_list(value)
 
     # What only jets are asked: see `Library`
 

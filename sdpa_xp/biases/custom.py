@@ -152,6 +152,13 @@ class FunctionBias(Bias, Term):
             refuse_unknown_derivative(function, traced=False)
 
 
+def check_answers(grid: ScoreGrid) -> None:
+    """Refuse a function that does more than add, if tiles have asked about one: a device is waited for."""
+    questions = grid.questions
+    if questions is not None and questions.arrays and not all(map(all, questions.read(grid.library, grid.xp))):
+        refuse_unknown_derivative(grid.function, traced=False)
+
+
 def refuse_unknown_derivative(function: str, *, traced: bool) -> NoReturn:
     """Refuse a caller's function that does more than add to the score, or that cannot be tried."""
     rule = "the function of `bias` must only add to the score, because its derivative is not known"

@@ -20,6 +20,7 @@ from sdpa_xp import (
     explain,
     masks,
     scaled_dot_product_attention,
+    scaled_dot_product_attention_jvp,
     scaled_dot_product_attention_vjp,
 )
 
@@ -215,19 +216,20 @@ def test_a_function_is_tried_in_all_tiles_with_one_wait() -> None:
     """One wait is for the try before the call, one for the inputs, and one for all tiles after the last."""
     arrays = [random(*LONG, seed=seed) for seed in range(3)]
 
-    def attend(score_mod: Any, hessian: bool = False) -> None:
-        _, pullback = scaled_dot_product_attention_vjp(*map(put, arrays), bias=biases.from_function(score_mod))
-        pullback.jvp(put(arrays[0]), {"query": put(arrays[1])}) if hessian else pullback(put(arrays[0]))
+    def attend(score_mod: Any, derivative: str = "vjp") -> None:
+        bias, moved = biases.from_function(score_mod), {"query": put(arrays[1])}
+        if derivative == "jvp":
+            scaled_dot_product_attention_jvp(*map(put, arrays), moved, bias=bias)
+            return
+        _, pullback = scaled_dot_product_attention_vjp(*map(put, arrays), bias=bias)
+        pullback.jvp(put(arrays[0]), moved) if derivative == "hessian" else pullback(put(arrays[0]))
 
-    with cuda_tensors() as counts:
-        attend(lambda score, b, h, i, j: score - (i - j) * 0.1)
-        assert counts.waits.total() <= 3, counts.waits
-    with cuda_tensors() as counts:
-        attend(lambda score, b, h, i, j: score - (i - j) * 0.1, hessian=True)
-        assert counts.waits.total() <= 3, counts.waits
-    for hessian in (False, True):
+    for derivative in ("vjp", "jvp", "hessian"):
+        with cuda_tensors() as counts:
+            attend(lambda score, b, h, i, j: score - (i - j) * 0.1, derivative)
+            assert counts.waits.total() <= 3, counts.waits
         with cuda_tensors(), pytest.raises(ValueError, match="must only add to the score"):
-            attend(lambda score, b, h, i, j: torch.where(j > 900, 2 * score, score), hessian)
+            attend(lambda score, b, h, i, j: torch.where(j > 900, 2 * score, score), derivative)
 
 
 @pytest.mark.sampled(5)
