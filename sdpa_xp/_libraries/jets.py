@@ -174,7 +174,9 @@ class JetNamespace:
             parts[-1] = self._total([curve() * self._total(squares), parts[-1]])
         return self.make(parts, is_memory=True)
 
-    def bilinear(self, f: Callable[..., Any], a: Any, b: Any, out: Any = None) -> Any:
+    def bilinear(
+        self, f: Callable[..., Any], a: Any, b: Any, out: Any = None, *, is_matmul: bool = False
+    ) -> Any:
         """Return f(a, b), which is linear in both and gets no jets, in the memory of `out` if there is one.
 
         That may be `a` itself, if f is elementwise.
@@ -186,7 +188,7 @@ class JetNamespace:
         parts: list[Part] = []
         for n, s, t in zip(range(len(of_x), 0, -1), of_x[::-1], of_y[::-1], strict=True):
             of_part = f if memory[n] is None else partial(f, out=memory[n])
-            if s is None or t is None or out is None or out is a or x.shape[-1] >= t.shape[-1]:
+            if s is None or t is None or not is_matmul or x.shape[-1] >= t.shape[-1]:
                 terms = [None if s is None else of_part(s, y)]
                 terms += [None if t is None else (of_part if s is None else f)(x, t)]
             else:  # one product is faster than two and a sum as large as it
@@ -243,7 +245,7 @@ class JetNamespace:
         return self.bilinear(operator.mul if out is None else self.of_values.multiply, a, b, out)
 
     def matmul(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
-        return self.bilinear(operator.matmul if out is None else self.of_values.matmul, a, b, out)
+        return self.bilinear(self.of_values.matmul, a, b, out, is_matmul=min(a.ndim, b.ndim) > 1)
 
     def unlifted(self, f: Callable[..., Any]) -> Callable[..., Any]:
         """Return f, which gets no jets and may make constants, with arrays as results."""
