@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from .._libraries.protocols import Array, Namespace, Shape
+from .._libraries.protocols import Array, Device, Namespace, Shape
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Target, Tile
 
@@ -77,13 +77,18 @@ def sum_to_shape(xp: Namespace, array: Array, shape: Shape) -> Array:
     return array
 
 
-def between_zeros(xp: Namespace, array: Array, axis: int, before: int, behind: int) -> Array:
-    """Return an array of a trace with zeros before and behind its own elements along `axis`."""
+def between_zeros(
+    xp: Namespace, array: Array, axis: int, before: int, behind: int, device: Device | None = None
+) -> Array:
+    """Return an array with zeros before and behind its own elements along `axis`.
+
+    Without a device it is an array of a trace, which is on no single device.
+    """
 
     def zeros(count: int) -> Array:
         shape = [*array.shape]
         shape[axis] = count
-        return xp.zeros((*shape,), dtype=array.dtype, device=None)  # no array of a trace is on one device
+        return xp.zeros((*shape,), dtype=array.dtype, device=device)
 
     return xp.concat([zeros(before), array, zeros(behind)], axis=axis) if before or behind else array
 

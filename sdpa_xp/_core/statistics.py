@@ -66,10 +66,11 @@ class StatisticsProgram(NamedTuple):
             sums = xp.astype(is_in_block, grid.dtype) @ by_key
         else:
             sums = sums_of_blocks(xp, by_key, rows, first_row)
+        device = None if grid.is_traced else grid.device
         for axis, start in ((-2, first_row // rows), (-1, first // columns)):
             missing = target.shape[axis] - sums.shape[axis] if target.axes[axis] is None else 0
             if missing:
-                sums = between_zeros(xp, sums, axis, start, missing - start)
+                sums = between_zeros(xp, sums, axis, start, missing - start, device)
         return sums
 
 

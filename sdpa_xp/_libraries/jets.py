@@ -288,8 +288,15 @@ class JetNamespace:
             return xp.max(x, axis=axis, keepdims=keepdims)
         if not isinstance(axis, int):
             x, axis = self.reshape(x, (-1,)), 0 if axis is None else axis
-        first = xp.expand_dims(xp.argmax(x.value, axis=axis), axis=axis)
-        largest = self.take_along_axis(x, first, axis=axis)
+        if self.library.has_dtype("jvp", xp, self.library.device(x), "int64"):
+            first = xp.expand_dims(xp.argmax(x.value, axis=axis), axis=axis)
+            largest = self.take_along_axis(x, first, axis=axis)
+        else:  # that of `argmax`
+            value, int32 = xp.max(x.value, axis=axis, keepdims=True), xp.int32
+            places = xp.cumulative_sum(xp.ones_like(x.value, dtype=int32), axis=axis, dtype=int32)
+            first = xp.min(xp.where(x.value < value, x.shape[axis] + 1, places), axis=axis, keepdims=True)
+            largest = self.sum(self.where(places == first, x, 0.0), axis=axis, keepdims=True)
+            largest.parts[0] = value
         return largest if keepdims else self.squeeze(largest, axis=axis)
 
     def min(self, x: Any, /, **more: Any) -> Any:

@@ -191,7 +191,7 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
     # Without threads of ours the library divides each operation, so a tile may have what all cores can take.
     size, cores_of_a_tile = (ONE_CORE, 1) if grid.uses_our_threads else (ALL_CORES, cores)
     share = grid.library.tile_share
-    size = TileSize(size.rows, max(SMALLEST_SIDE, size.columns // share), size.scores // share)
+    size = TileSize(size.rows, max(1, size.columns // share), size.scores // share)
     # With threads, rows are cut so that each core gets about two tasks: one that starts late delays the end
     # less.
     fair_share = -(-queries * key_heads // (2 * cores)) if has_threads else queries
