@@ -55,7 +55,7 @@ class Explanation(NamedTuple):
     """The multiplications of the portable implementation: E + Ev for each pair in a tile that it computes.
 
     Without a mask, if E = Ev, gradients take 2.5 times as many, a tangent of query, key and value 3 times, and
-    a Hessian-vector product 6.5 times. 0 if the arrays are cut into chunks.
+    a Hessian-vector product 10.5 times. 0 if the arrays are cut into chunks.
     """
     tile_map: tuple[str, ...] = ()
     """The tiles of the first head, one line for each range of queries: "#" is computed without a mask, "+" with
@@ -74,7 +74,7 @@ class Explanation(NamedTuple):
             return f"{self.implementation}: {self.reason}\n"
         lines = [f"xp: computed by {PACKAGE}, in tiles, because {self.reason}", tiles]
         if self.multiplications:
-            times = "; about 2.5 times as many for gradients, 3 for a tangent, 6.5 for a Hessian-vector product"
+            times = "; about 2.5 times as many for gradients, 3 for tangents, 10.5 for a Hessian-vector product"
             # Derivatives of blocks of a mask are computed in ranges of keys, whose number this is not.
             count = _in_words(self.multiplications)
             lines.append(f"{count} multiplications{times if self.tile_map else ''}")

@@ -228,7 +228,7 @@ def _guarded_by_count(
     # An attended NaN or inf makes the sum NaN, whatever the others are; so it is enough to count them.
     is_special = ~xp.isfinite(operand)
     if is_traced(weights):  # on the devices of the weights, which a trace may ask for
-        attends = xp.zeros_like(weights) + xp.astype(allowed, weights.dtype)
+        attends = xp.astype(allowed, weights.dtype) + xp.zeros_like(weights)
     else:
         attends = xp.astype(xp.broadcast_to(allowed, weights.shape), weights.dtype)
     meets = product(attends, xp.astype(is_special, weights.dtype)) > 0.0

@@ -96,9 +96,17 @@ class OverRules(Over):
         return product
 
 
+class OverGenerators(Over):
+    """Of random numbers, which have no derivatives."""
+
+    def random_words(self, rng: Any, count: int, xp: Any, device: Any) -> Any:
+        return self.inner.random_words(rng, count, xp.of_values, device)
+
+
 WRAPPERS: dict[str, type[Over]] = {
     **dict.fromkeys(("diagonals", "loops", "rows", "settings"), Over),
     "autograd": OverAutograd,
+    "generators": OverGenerators,
     "tangent_rules": OverRules,
 }
 
