@@ -288,10 +288,11 @@ class JetNamespace:
             return xp.max(x, axis=axis, keepdims=keepdims)
         if not isinstance(axis, int):
             x, axis = self.reshape(x, (-1,)), 0 if axis is None else axis
-        if self.library.has_dtype("jvp", xp, self.library.device(x), "int64"):
+        library, info = self.library, hasattr(xp, "__array_namespace_info__")
+        if not info or library.has_dtype("jvp", xp, library.device(x), "int64"):  # as `argmax` returns
             first = xp.expand_dims(xp.argmax(x.value, axis=axis), axis=axis)
             largest = self.take_along_axis(x, first, axis=axis)
-        else:  # that of `argmax`
+        else:
             value, int32 = xp.max(x.value, axis=axis, keepdims=True), xp.int32
             places = xp.cumulative_sum(xp.ones_like(x.value, dtype=int32), axis=axis, dtype=int32)
             first = xp.min(xp.where(x.value < value, x.shape[axis] + 1, places), axis=axis, keepdims=True)
