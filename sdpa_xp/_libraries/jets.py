@@ -245,7 +245,8 @@ class JetNamespace:
         return self.bilinear(operator.mul if out is None else self.of_values.multiply, a, b, out)
 
     def matmul(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
-        return self.bilinear(self.of_values.matmul, a, b, out, is_matmul=min(a.ndim, b.ndim) > 1)
+        f = operator.matmul if out is None else self.of_values.matmul
+        return self.bilinear(f, a, b, out, is_matmul=min(a.ndim, b.ndim) > 1)
 
     def unlifted(self, f: Callable[..., Any]) -> Callable[..., Any]:
         """Return f, which gets no jets and may make constants, with arrays as results."""
