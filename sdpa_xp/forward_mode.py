@@ -29,6 +29,8 @@ JVP = "scaled_dot_product_attention_jvp"
 LAPLACIAN = "scaled_dot_product_attention_laplacian"
 
 
+# Not public yet: what a function writes through a view or a second name of an array has no derivative, and
+# `isfinite`, `float` and `asarray` of the function see too little or too much of its derivatives.
 @explains_keywords
 def jvp(
     function: Callable[..., Any], primals: Sequence[AnyArray], tangents: Sequence[AnyArray]
@@ -62,7 +64,8 @@ def jvp(
 
     Examples:
         >>> import numpy as np
-        >>> from sdpa_xp import attention_state, jvp
+        >>> from sdpa_xp import attention_state
+        >>> from sdpa_xp.forward_mode import jvp
         >>> query, key, value = np.zeros((1, 2)), np.eye(2), np.asarray([[1.0], [3.0]])
         >>> state, tangent = jvp(
         ...     lambda x: attention_state(x, key, value, scale=1),

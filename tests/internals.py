@@ -108,6 +108,7 @@ PLACES = {
     "judge_outputs": "sdpa_xp_export.verify:judge_outputs",
     "judge_rows": "sdpa_xp_export._verify.judging:judge_rows",
     "judge_together": "sdpa_xp_export._verify.judging:judge_together",
+    "jvp": "sdpa_xp.forward_mode:jvp",
     "kernels": "sdpa_xp._kernels",
     "Jet": "sdpa_xp._libraries.jets:Jet",
     "kind_of_jets": "sdpa_xp._libraries.jet_library:kind_of_jets",

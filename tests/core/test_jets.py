@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from differentiable_calls import FEW, MANY
-from internals import Jet, cut_small, kind_of_jets
+from internals import Jet, cut_small, jvp, kind_of_jets
 from libraries import LIBRARIES, Library
 
 import sdpa_xp
-from sdpa_xp import AttentionState, KVCache, biases, jvp, layers, masks, positional
+from sdpa_xp import AttentionState, KVCache, biases, layers, masks, positional
 from sdpa_xp import scaled_dot_product_attention as attention
 from sdpa_xp import scaled_dot_product_attention_jvp as attention_jvp
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
