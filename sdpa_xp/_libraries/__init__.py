@@ -36,6 +36,7 @@ up a new type find the same library. A type is kept for ever, as its module is."
 
 def libraries() -> Iterator[Library]:
     """Yield the libraries that the caller has imported, in the order in which they are asked about an array."""
+    # Statements: torch.compile, which may meet the first array, traces no `import_module`.
     if "numpy" in sys.modules:
         from .numpy import NUMPY
 

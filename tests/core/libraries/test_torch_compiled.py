@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -160,6 +162,22 @@ def test_second_derivatives_where_the_backend_has_them() -> None:
     torch.testing.assert_close(derivative(compiled, 2), derivative(call, 2), rtol=0, atol=1e-11)
     with pytest.raises(NotImplementedError, match="first and second derivatives only"):
         derivative(compiled, 3)
+
+
+FIRST_CALL = """
+import sdpa_xp, torch
+from sdpa_xp import biases, masks
+def call(x):
+    return sdpa_xp.scaled_dot_product_attention(x, x, x, masks.padding([5]), bias=biases.alibi(2))
+x = torch.rand(1, 2, 8, 4)
+compiled = torch.compile(call, fullgraph=True, backend="eager")(x)
+torch.testing.assert_close(compiled, call(x))
+"""
+
+
+def test_the_first_call_of_a_process_is_compiled() -> None:
+    """It loads the files of torch, of its kernel, of a mask and of a bias."""
+    subprocess.run([sys.executable, "-c", FIRST_CALL], check=True)
 
 
 def test_an_exported_program_needs_no_sdpa_xp() -> None:
