@@ -2,102 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, Unpack, cast
 
 from ._call.options import CallOptions, DifferentiableOptions, floating_arrays, takes_options
 from ._call.prepared_call import PreparedCall, prepare
-from ._call.tangents import check_tangent, check_tangents, lifted, refuse_chunks
-from ._checks.arrays import check_floating, check_one_library
-from ._checks.keywords import explains_keywords
-from ._checks.messages import shown
+from ._call.tangents import check_tangents, lifted, refuse_chunks
 from ._core import streaming
 from ._core.gradient_targets import try_functions
 from ._core.products import ArraySource
-from ._libraries import library_of, overridden
-from ._libraries.jax_trees import mapped
-from ._libraries.jet_library import new_kind_of_jets
-from ._libraries.jets import Jet, JetNamespace
+from ._libraries import overridden
+from ._libraries.jets import JetNamespace
 from ._libraries.protocols import AnyArray, Array
 from .biases.custom import check_answers
-from .errors import ArgumentTypeError, ArgumentValueError
+from .errors import ArgumentValueError
 from .masks import Mask
 
 A = TypeVar("A", bound=AnyArray)
 JVP = "scaled_dot_product_attention_jvp"
 LAPLACIAN = "scaled_dot_product_attention_laplacian"
-
-
-# Not public yet: what a function writes through a view or a second name of an array has no derivative, and
-# `isfinite`, `float` and `asarray` of the function see too little or too much of its derivatives.
-@explains_keywords
-def jvp(
-    function: Callable[..., Any], primals: Sequence[AnyArray], tangents: Sequence[AnyArray]
-) -> tuple[Any, Any]:
-    r"""Compute a function of arrays, and its derivative along a direction, as `jax.jvp` and `torch.func.jvp`.
-
-    If `primals` $x$ move by a small number times `tangents` $x'$, the output $f(x)$ moves by this number times
-    the tangent $\partial f(x)\, x'$. The function may call any function, cache or layer of this library, and
-    those of the array API that `x.__array_namespace__()` has: it gets arrays that carry their derivatives.
-
-    Args:
-        function: It takes as many arrays as there are `primals`, and returns an array, or a tuple, list, dict
-            or object of this library with arrays. For a function of the score in a bias, see
-            `scaled_dot_product_attention_jvp`.
-        primals: The arguments, a tuple of floating arrays of one library.
-        tangents: The direction: for each argument an array of its shape and dtype.
-
-    Returns:
-        The output, and its tangent, which is the same with derivatives in place of arrays. What does not depend
-            on the primals has zeros.
-
-    Raises:
-        TypeError: An argument is not such a tuple, or an array of another library or dtype, or in lazy chunks.
-        ValueError: There are more tangents than primals or fewer, or one has another shape or device; or a call
-            of the function is `reproducible`.
-        AttributeError: The function takes a function from the namespace whose derivative is not known.
-
-    Numerics:
-        As for `scaled_dot_product_attention_jvp`. Where several elements are the maximum, the derivative is
-        that of the first. Functions of NumPy, torch or JAX themselves refuse the arrays.
-
-    Examples:
-        >>> import numpy as np
-        >>> from sdpa_xp import attention_state
-        >>> from sdpa_xp.forward_mode import jvp
-        >>> query, key, value = np.zeros((1, 2)), np.eye(2), np.asarray([[1.0], [3.0]])
-        >>> state, tangent = jvp(
-        ...     lambda x: attention_state(x, key, value, scale=1),
-        ...     (query,),
-        ...     (np.asarray([[0.0, 1.0]]),),
-        ... )
-        >>> tangent.output, tangent.lse
-        (array([[0.5]]), array([0.5]))
-
-    References:
-        Wengert, "A simple automatic derivative evaluation program", Communications of the ACM 7, 1964.
-    """
-    if not callable(function):
-        raise ArgumentTypeError("jvp", "`function` must be a function", {"function": shown(function)})
-    for name, part in (("primals", primals), ("tangents", tangents)):
-        if not isinstance(part, tuple | list):
-            raise ArgumentTypeError("jvp", f"`{name}` must be a tuple of floating arrays", {name: shown(part)})
-    if len(primals) != len(tangents) or not primals:
-        rule = "there must be a tangent for each primal, and at least one"
-        raise ArgumentValueError("jvp", rule, {"primals": len(primals), "tangents": len(tangents)})
-    _, arrays = check_one_library("jvp", {f"primals[{n}]": x for n, x in enumerate(primals)})
-    for name, array in arrays.items():
-        check_floating("jvp", name, array)
-        refuse_chunks("jvp", library_of(array), name)
-    kind = new_kind_of_jets(arrays["primals[0]"], 1)
-    jets = [
-        Jet(kind, (array, check_tangent("jvp", f"tangents[{n}]", tangents[n], name, array)))
-        for n, (name, array) in enumerate(arrays.items())
-    ]
-    output = function(*jets)
-    value, tangent = (mapped(partial(kind.part, n=n), output) for n in (0, 1))
-    return value, tangent
 
 
 @takes_options(DifferentiableOptions)

@@ -9,7 +9,7 @@ arrays were.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache, cached_property
@@ -219,21 +219,6 @@ def _put_together(token: Token, children: Iterator[object]) -> Any:
             return dict(zip(token.names, parts, strict=True))
         return parts if token.kind is list else tuple.__new__(token.kind, parts)
     return token.value if isinstance(token, Static) else token
-
-
-def mapped(change: Callable[[Any], Any], value: Any) -> Any:
-    """Return a value with `change(array)` in place of each array that it holds."""
-    kind = type(value)
-    if isinstance(value, Tree):
-        tree: Tree = object.__new__(kind)
-        tree._set_tree_state({name: mapped(change, part) for name, part in value._tree_state().items()})
-        return tree
-    if kind is dict:
-        return {key: mapped(change, part) for key, part in value.items()}
-    if kind is list or isinstance(value, tuple):
-        parts = [mapped(change, part) for part in value]
-        return parts if kind is list else tuple.__new__(kind, parts)
-    return change(value) if hasattr(value, "__array_namespace__") or hasattr(value, "dtype") else value
 
 
 def _paths(structure: Walked, prefix: str = "") -> Iterator[str]:
