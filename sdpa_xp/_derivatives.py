@@ -10,9 +10,9 @@ from ._call.options import CallOptions
 from ._call.prepared_call import PreparedCall
 from ._call.tangents import lifted, refuse_chunks
 from ._checks.arrays import swap_heads_and_length
-from ._core import streaming
 from ._core.backward import GradientProgram, gradients
 from ._core.gradient_targets import gradient_targets, try_functions
+from ._core.output import attend
 from ._core.products import ArraySource
 from ._libraries import astype_if_needed
 from ._libraries.jets import Jet
@@ -56,8 +56,8 @@ def derive(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
         output, lse = cut.attend(call.grid.dtype, in_parts=True)
         return Derivable(output, targets, partial(cut.gradients, output, lse, targets, arrays))
     plan = call.plan()
-    output, lse_parts = streaming.attend(scores, value, plan, call.grid.dtype, in_parts=True)
-    forward = GradientProgram(scores, value, output, cast(Array, lse_parts), targets, bias_names, plan)
+    output, lse = attend(scores, value, plan, call.grid.dtype, "output", "lse_parts").values()
+    forward = GradientProgram(scores, value, output, lse, targets, bias_names, plan)
     return Derivable(output, targets, partial(gradients, forward), forward)
 
 

@@ -11,6 +11,7 @@ from ._checks.arrays import Layout
 from ._checks.keywords import Implementation, check_lse_base, explains_keywords, refuse_missing_kernel
 from ._core.one_tile import OneTile, one_tile
 from ._core.products import ArraySource
+from ._core.softmax import Name
 from ._kernels import BY_NAME, KERNELS, Kernel
 from ._libraries import overridden
 from ._libraries.protocols import AnyArray, Array, Dtype, Rng
@@ -194,7 +195,7 @@ def compute_output(
         else:
             output = None if kernel is None else kernel.attend(call)
         if output is None:
-            output, _ = _attend_portably(call, with_lse=False)
+            output = _attend_portably(call, "output")["output"]
         returned: A = call.result(output)  # no `cast`, which a tiny call would notice
     if call.grid.library.needs_context:  # a tiny call would notice a function more
         call.checked(returned)
@@ -240,10 +241,10 @@ def compute_state(
             from . import recorded  # few programs need it
 
             output, column = recorded.attend_with_lse(call, options)
-            lse: Array | None = call.connected_lse(column)
+            lse = call.connected_lse(column)
         else:
-            output, lse = _attend_portably(call, with_lse=True)
-        lse = call.remove_head_axis(to_base(cast(Array, lse), base))
+            output, lse = _attend_portably(call, "output", "lse").values()
+        lse = call.remove_head_axis(to_base(lse, base))
         state = AttentionState(cast(A, call.result(output)), cast(A, lse))
     call.checked(state.output)
     return state
@@ -282,24 +283,22 @@ def choose_kernel(call: PreparedCall) -> KernelChoice:
     return KernelChoice(None, reason)
 
 
-def _attend_portably(call: PreparedCall, *, with_lse: bool) -> tuple[Array, Array | None]:
-    """Return output and log-sum-exp, computed by the portable implementation; of chunked arrays by tasks."""
+def _attend_portably(call: PreparedCall, *names: Name) -> dict[str, Array]:
+    """Return what is named, computed by the portable implementation; of chunked arrays by tasks."""
     if call.grid.library.chunks is not None:
         # Imported here because it takes a fifth of this module's import time, and few programs need it.
         from . import _many as many
 
         if (in_chunks := many.attend(call)) is not None:
-            return in_chunks
-    has_formula = not (with_lse or call.grid.is_reproducible)
+            return dict(zip(names, in_chunks, strict=False))
+    has_formula = names == ("output",) and not call.grid.is_reproducible
     formula = call.cached("one_tile", lambda: _one_tile(call)) if has_formula else None
     query, key, value = call.arrays.values()
     if formula is not None and (output := formula.attend(query, key, value)) is not None:
-        return output, None
-    from ._core import streaming  # a small call does not need it
+        return {"output": output}
+    from ._core.output import attend  # a small call does not need it
 
-    scores, plan = call.scores(), call.plan()
-    output, lse = streaming.attend(scores, ArraySource(value), plan, call.result_dtype, with_lse=with_lse)
-    return call.attach_zero_gradient(output), None if lse is None else call.connected_lse(lse)
+    return call.connected(attend(call.scores(), ArraySource(value), call.plan(), call.result_dtype, *names))
 
 
 def _one_tile(call: PreparedCall) -> OneTile | None:

@@ -8,8 +8,8 @@ from typing import Any, TypeVar, Unpack, cast
 from ._call.options import CallOptions, DifferentiableOptions, floating_arrays, takes_options
 from ._call.prepared_call import PreparedCall, prepare
 from ._call.tangents import check_tangents, lifted, refuse_chunks
-from ._core import streaming
 from ._core.gradient_targets import try_functions
+from ._core.output import attend
 from ._core.products import ArraySource
 from ._libraries import overridden
 from ._libraries.jets import JetNamespace
@@ -171,6 +171,6 @@ def derivatives(
             output = grid.xp.zeros((*grid.shape[:-1], value.width), dtype=grid.dtype, device=grid.device)
         else:
             try_functions(call.scores_without_dropout())
-            output, _ = streaming.attend(jets.scores(), value, jets.plan(), grid.dtype, with_lse=False)
+            output = attend(jets.scores(), value, jets.plan(), grid.dtype, "output")["output"]
             check_answers(jets.grid)
         return [call.result(kind.part(output, n)) for n in range(1 + len(kind.zeros_of_parts))]

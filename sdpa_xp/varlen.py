@@ -13,6 +13,7 @@ from ._call.sequences import Sequences, lengths_of
 from ._checks.arrays import HLE, LHE, check_axes
 from ._checks.integers import check_cumulative_lengths, check_same_length, read_together
 from ._checks.keywords import check_lse_base
+from ._core.softmax import Name
 from ._libraries.protocols import AnyArray, Array
 from .masks import Mask
 from .states import AttentionState, to_base
@@ -82,7 +83,7 @@ def varlen_attention(
     inputs = {"query": query, "key": key, "value": value}
     call = _prepare("varlen_attention", inputs, options)
     with call.computing():
-        output, _ = _attend(call, inputs, cu_seqlens_q, cu_seqlens_k, with_lse=False)
+        output = _attend(call, inputs, cu_seqlens_q, cu_seqlens_k, "output")["output"]
         result = cast(A, call.result(output))
     return call.checked(result)
 
@@ -129,10 +130,8 @@ def varlen_attention_state(
     inputs = {"query": query, "key": key, "value": value}
     call = _prepare(function, inputs, options)
     with call.computing():
-        output, lse = _attend(call, inputs, cu_seqlens_q, cu_seqlens_k, with_lse=True)
-        state = AttentionState(
-            cast(A, call.result(output)), cast(A, call.as_caller(to_base(cast(Array, lse), base)))
-        )
+        output, lse = _attend(call, inputs, cu_seqlens_q, cu_seqlens_k, "output", "lse").values()
+        state = AttentionState(cast(A, call.result(output)), cast(A, call.as_caller(to_base(lse, base))))
     call.checked(state.output)
     return state
 
@@ -144,9 +143,9 @@ def _prepare(function: str, inputs: Mapping[str, Any], options: CallOptions) -> 
 
 
 def _attend(
-    call: PreparedCall, inputs: Mapping[str, Any], cu_seqlens_q: object, cu_seqlens_k: object, *, with_lse: bool
-) -> tuple[Array, Array | None]:
-    """Return the packed output (Hq, T, Ev), and the log-sum-exp (Hq, T) if it is asked for."""
+    call: PreparedCall, inputs: Mapping[str, Any], cu_seqlens_q: object, cu_seqlens_k: object, *names: Name
+) -> dict[str, Array]:
+    """Return what is named: the packed output (Hq, T, Ev), the log-sum-exp (Hq, T)."""
     function, axis = call.grid.function, -2 if call.layout == HLE else -3
     keys = {name: inputs[name] for name in ("key", "value")}
     # Together, so that a device is waited for once.
@@ -159,4 +158,4 @@ def _attend(
 
     lengths = [*zip(lengths_of(starts_q), lengths_of(starts_k), strict=True)]
     in_chunks = many.attend if call.grid.library.chunks is not None else None
-    return groups.attend(call, Sequences(lengths, (starts_q, starts_k)), in_chunks, with_lse=with_lse)
+    return groups.attend(call, Sequences(lengths, (starts_q, starts_k)), *names, attend_in_chunks=in_chunks)

@@ -219,7 +219,7 @@ PLACES = {
     "stated_call": "sdpa_xp_export._verify.model:stated_call",
     "stated_runtimes": "sdpa_xp_export._runtime.session:stated_runtimes",
     "state": "sdpa_xp_export._layer.state",
-    "streaming": "sdpa_xp._core.streaming",
+    "output_program": "sdpa_xp._core.output",
     "SYNONYMS": "sdpa_xp._checks.keywords:SYNONYMS",
     "text_of": "sdpa_xp_export._call.text:text_of",
     "textbook": "sdpa_xp_export._verify.reference:textbook",

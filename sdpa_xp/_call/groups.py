@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from itertools import chain
 from typing import NamedTuple, TypeAlias, cast
 
 from .._checks.arrays import LHE, swap_heads_and_length
-from .._core import streaming, threads
+from .._core import threads
 from .._core.dropout import Dropout
+from .._core.output import attend as attend_to
 from .._core.products import (
     ArraySource,
     Buffer,
@@ -22,6 +22,7 @@ from .._core.products import (
 )
 from .._core.quantised import factored_operands, source_of
 from .._core.scores import BoundOptions, Scores
+from .._core.softmax import Name
 from .._libraries import computing, namespace_of
 from .._libraries.protocols import Array
 from .._tiles.on_device import PaddedLengths
@@ -49,30 +50,31 @@ AttendInChunks: TypeAlias = Callable[[PreparedCall, Dropout | None], tuple[Array
 
 
 def attend(
-    call: PreparedCall, sequences: Sequences, attend_in_chunks: AttendInChunks | None = None, *, with_lse: bool
-) -> tuple[Array, Array | None]:
-    """Return the output in the shape of the query, and the log-sum-exp, (N, Hq, L) or (Hq, T), if asked for.
+    call: PreparedCall, sequences: Sequences, *names: Name, attend_in_chunks: AttendInChunks | None = None
+) -> dict[str, Array]:
+    """Return what is named: the output in the shape of the query, the log-sum-exp, (N, Hq, L) or (Hq, T).
 
     Threads share groups that are too small for threads. The arrays of a group are created only when the group
     is computed, so that few copies exist at once. A device is waited for once, after the last group.
     """
     starts: Sequence[int] = sequences.starts[0] or ()
-    names = ("key_blocks", "value_blocks") if sequences.starts[1] is None else ("key", "value")
-    width = source_of(call.arrays, names[1]).width
+    sources = ("key_blocks", "value_blocks") if sequences.starts[1] is None else ("key", "value")
+    width = source_of(call.arrays, sources[1]).width
     groups, dropout = _groups(call, sequences, call.sizes.width + width), call.draw_dropout()
     packed = _packed_output(call, starts[-1], width) if starts and call.grid.is_writeable else None
-    outputs: dict[Entries, Array] = {}
-    lses: dict[Entries, Array] = {}
+    computed: dict[str, dict[Entries, Array]] = {name: {} for name in names}
 
-    def compute(group: Group, checksums: list[Array] | None = None, is_guarded: bool = False) -> None:
-        query, key, value = _arrays_of(call, sequences, names, group, buffers)
+    def compute(group: Group, is_guarded: bool = False) -> Array | None:
+        """Compute a group, and return its checksum if it is to be looked at."""
+        query, key, value = _arrays_of(call, sequences, sources, group, buffers)
         if attend_in_chunks is not None:
             key_and_value = (cast(ArraySource, source).array for source in (key, value))
             arrays = dict(zip(call.arrays, (query, *key_and_value), strict=True))
             state = attend_in_chunks(call._replace(grid=group.grid, arrays=arrays, derived={}), dropout)
             if state is not None:
-                outputs[group.entries], lses[group.entries] = state[0], state[1][..., None]
-                return
+                for of_name, array in zip(computed.values(), (state[0], state[1][..., None]), strict=False):
+                    of_name[group.entries] = array
+                return None
         out = None
         if packed is not None and is_contiguous(group.entries):
             tokens = slice(starts[group.entries[0]], starts[group.entries[-1] + 1])
@@ -82,34 +84,33 @@ def attend(
             if is_guarded:
                 options = options._replace(finite_inputs=frozenset())
             scores, dtype = Scores(group.grid, query, key, options), call.result_dtype
-            output, lse = streaming.attend(
-                scores, value, group.plan, dtype, with_lse=with_lse, out=out, checksums=checksums
-            )
-        if packed is None:
-            outputs[group.entries] = output
-        elif output is not out:
+            results = attend_to(scores, value, group.plan, dtype, *names, "checksum", out=out)
+        check = results.pop("checksum", None)
+        if packed is not None and (output := results.pop("output")) is not out:
             for n, entry in enumerate(group.entries):
                 packed[:, starts[entry] : starts[entry + 1], :] = output[n, ...]
-        if lse is not None:
-            lses[group.entries] = lse
+        for name, array in results.items():
+            computed[name][group.entries] = array
+        return check
 
     # Packed sequences are stacked in buffers, which have the dtype of the scores.
     keeps_buffers = call.grid.library.keeps_buffers and call.grid.dtype == call.result_dtype
     with call_buffers(call.grid) if packed is not None and keeps_buffers else nullcontext() as buffers:
         _compute_all(call.grid, compute, groups, call.sizes.width + width)
-    output = _joined(outputs, sequences) if packed is None else packed
-    return call.attach_zero_gradient(output), call.connected_lse(_joined(lses, sequences)) if with_lse else None
+    in_packed = {} if packed is None else {"output": packed}
+    return call.connected(in_packed | {n: _joined(x, sequences) for n, x in computed.items() if n not in in_packed})
 
 
-def _compute_all(grid: ScoreGrid, compute: Callable[..., None], groups: Sequence[Group], widths: int) -> None:
+def _compute_all(
+    grid: ScoreGrid, compute: Callable[..., Array | None], groups: Sequence[Group], widths: int
+) -> None:
     """Compute all groups; on a device those with a NaN or inf a second time, guarded."""
     if grid.waits:
-        checksums: list[list[Array]] = [[] for _ in groups]
-        for group, of_group in zip(groups, checksums, strict=True):
-            compute(group, of_group)
-        flags = iter(are_finite([*chain(*checksums)]) if any(checksums) else ())
-        for group, of_group in zip(groups, checksums, strict=True):
-            if False in [next(flags) for _ in of_group]:  # a list, so that all flags of the group are taken
+        checks = [(group, compute(group)) for group in groups]
+        doubtful = [(group, check) for group, check in checks if check is not None]
+        flags = are_finite([check for _, check in doubtful]) if doubtful else []
+        for (group, _), is_right in zip(doubtful, flags, strict=True):
+            if not is_right:
                 compute(group, is_guarded=True)
         return
     small = [group for group in groups if group.plan.threads == 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from .._core.softmax import Name
 from .._libraries.protocols import Array
 from . import groups
 from .prepared_call import PreparedCall
@@ -23,10 +24,10 @@ class PagedCall(NamedTuple):
     """The cumulative numbers of packed queries, or None if the query has a batch axis."""
 
 
-def attend(paged: PagedCall, *, with_lse: bool) -> tuple[Array, Array | None]:
-    """Return the output in the shape of the query, and the log-sum-exp, (N, Hq, L) or (Hq, T), if asked for."""
+def attend(paged: PagedCall, *names: Name) -> dict[str, Array]:
+    """Return what is named: the output in the shape of the query, the log-sum-exp, (N, Hq, L) or (Hq, T)."""
     call, table, keys, starts = paged
     queries = [call.sizes.queries] * len(keys) if starts is None else lengths_of(starts)
     size = call.arrays["key_blocks"].shape[-2]
     sequences = Sequences([*zip(queries, keys, strict=True)], (starts, None), table, size)
-    return groups.attend(call, sequences, with_lse=with_lse)
+    return groups.attend(call, sequences, *names)

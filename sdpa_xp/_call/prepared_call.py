@@ -117,6 +117,13 @@ class PreparedCall(NamedTuple):
             result, lambda: [*self.arrays.values(), *self.options.arrays()], sole
         )
 
+    def connected(self, results: dict[str, Array]) -> dict[str, Array]:
+        """Return an output and a column of log-sum-exps as `attach_zero_gradient` and `connected_lse` do."""
+        results["output"] = self.attach_zero_gradient(results["output"])
+        if "lse" in results:
+            results["lse"] = self.connected_lse(results["lse"])
+        return results
+
     def connected_lse(self, column: Array) -> Array:
         """Return the log-sum-exp (..., Hq, L) of a column. In a row without keys it is the sink."""
         return self.attach_zero_gradient(column[..., 0], self.options.sinks)

@@ -6,57 +6,87 @@ joined at the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
-from .._libraries.protocols import Array, Device, Namespace, Shape
+from .._libraries import astype_if_needed
+from .._libraries.protocols import Array, Device, Dtype, Namespace, Shape
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Target, Tile
 
 
-class Accumulator:
-    """The sum of one target, for the queries of `rows` and the keys of `columns`."""
+class Accumulator(Protocol):
+    """The sum of one target."""
 
-    def __init__(
-        self,
-        target: Target,
-        rows: Iterable[range],
-        columns: Iterable[range],
-        grid: ScoreGrid,
-        out: Array | None = None,
-    ) -> None:
-        self.target, self.grid, self.out = target, grid, out
+    def add(self, tile: Tile, contribution: Array) -> None:
+        """Add the contribution of a tile, summed over the axes along which the target is broadcast."""
+
+    def put(self, rows: range, array: Array) -> None:
+        """Set the rows of some queries, of a target that `has_own_rows`."""
+
+    def memory(self, rows: range) -> Array | None:
+        """Return where the rows of some queries belong, to add to; None if there is no such place."""
+
+
+class Summed(NamedTuple):
+    """A target, or its part of some batch entries and heads, in an array that can be written to."""
+
+    target: Target
+    grid: ScoreGrid
+    array: Array
+
+    def add(self, tile: Tile, contribution: Array) -> None:
+        ranges = {"rows": tile.rows, "columns": tile.columns}
+        index = [
+            slice(ranges[axis].start // size, -(-ranges[axis].stop // size)) if axis else slice(None)
+            for axis, size in zip(self.target.axes, self.target.block, strict=True)
+        ]
+        part = self.array[(..., *index)]  # a view, which `self.array[...] += x` would copy onto itself
+        part += _of_target(self.target, self.grid.xp, contribution)
+
+    def put(self, rows: range, array: Array) -> None:
+        self.array[..., rows.start : rows.stop, :] = astype_if_needed(self.grid.xp, array, self.array.dtype)
+
+    def memory(self, rows: range) -> Array | None:
+        # A half cannot hold the sums: it is rounded once, at the end.
+        is_wide = self.array.dtype == self.grid.dtype
+        return self.array[..., rows.start : rows.stop, :] if is_wide else None
+
+
+class Pieces:
+    """A target as pieces, by the queries of `rows` and the keys of `columns`, which are joined at the end."""
+
+    def __init__(self, target: Target, grid: ScoreGrid, rows: Sequence[range], columns: Sequence[range]) -> None:
+        self.target, self.grid = target, grid
         self.pieces: dict[tuple[int, int], Array] = {}  # not dict[...](), which not every compiler traces
         """By the first row and the first column of each piece."""
-        cuts = {"rows": [*rows], "columns": [*columns]}
+        cuts = {"rows": rows, "columns": columns}
         self.ranges = [
             cuts[axis] if axis else [range(length)]
             for axis, length in zip(target.axes, target.shape[-2:], strict=True)
         ]
 
-    def add(self, tile: Tile, gradient: Array) -> None:
-        """Add the contribution of a tile, summed over the axes that were broadcast."""
-        lengths = zip(self.target.axes, gradient.shape[-2:], self.target.shape[-2:], strict=True)
-        shape = (*self.target.shape[:-2], *(of_tile if axis else whole for axis, of_tile, whole in lengths))
-        summed = sum_to_shape(self.grid.xp, gradient, shape)
-        ranges = {"rows": tile.rows, "columns": tile.columns}
-        if self.out is not None:
-            index = [
-                slice(ranges[axis].start // size, -(-ranges[axis].stop // size)) if axis else slice(None)
-                for axis, size in zip(self.target.axes, self.target.block, strict=True)
-            ]
-            part = self.out[(..., *index)]  # a view, which `self.out[...] += summed` would copy onto itself
-            part += summed
-            return
-        first, second = (ranges[axis].start if axis else 0 for axis in self.target.axes)
-        place = first, second
-        self.pieces[place] = self.pieces[place] + summed if place in self.pieces else summed
+    def add(self, tile: Tile, contribution: Array) -> None:
+        starts = {"rows": tile.rows.start, "columns": tile.columns.start, None: 0}
+        place = starts[self.target.axes[0]], starts[self.target.axes[1]]
+        piece = _of_target(self.target, self.grid.xp, contribution)
+        self.pieces[place] = self.pieces[place] + piece if place in self.pieces else piece
 
-    def array(self) -> Array:
-        """Return the gradient, (..., heads, M, N); 0 where no tile has contributed."""
-        xp = self.grid.xp
+    def put(self, rows: range, array: Array) -> None:
+        self.pieces[rows.start, 0] = astype_if_needed(self.grid.xp, array, self._dtype)
+
+    def memory(self, _rows: range) -> None:
+        return None
+
+    def joined(self) -> Array:
+        """Return the sum, (..., heads, M, N); 0 where no tile has contributed."""
         row_ranges, column_ranges = self.ranges
-        rows = [_concat(xp, [self._piece(m, n) for n in column_ranges], -1) for m in row_ranges]
-        return _concat(xp, rows, -2)
+        rows = [_concat(self.grid.xp, [self._piece(m, n) for n in column_ranges], -1) for m in row_ranges]
+        return _concat(self.grid.xp, rows, -2)
+
+    @property
+    def _dtype(self) -> Dtype:
+        return self.target.dtype or self.grid.dtype
 
     def _piece(self, m: range, n: range) -> Array:
         piece = self.pieces.get((m.start, n.start))
@@ -64,7 +94,14 @@ class Accumulator:
             return piece
         # If a length is a symbol there is one piece, whose ranges hold more.
         shape = (*self.target.shape[:-2], len(m), len(n)) if self.grid.placement is None else self.target.shape
-        return self.grid.xp.zeros(shape, dtype=self.grid.dtype, device=self.grid.device)
+        return self.grid.xp.zeros(shape, dtype=self._dtype, device=self.grid.device)
+
+
+def _of_target(target: Target, xp: Namespace, contribution: Array) -> Array:
+    """Return the contribution of a tile in the shape that it has in the target."""
+    lengths = zip(target.axes, contribution.shape[-2:], target.shape[-2:], strict=True)
+    shape = (*target.shape[:-2], *(of_tile if axis else whole for axis, of_tile, whole in lengths))
+    return sum_to_shape(xp, contribution, shape)
 
 
 def sum_to_shape(xp: Namespace, array: Array, shape: Shape) -> Array:

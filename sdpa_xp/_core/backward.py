@@ -28,7 +28,7 @@ from .differentiable import differentiable_product
 from .in_place import exp_minus, minus, times
 from .products import KeyValueSource, is_finite, key_leading_slice, matmul_grouped, matmul_over_group
 from .scores import Scores
-from .sums import Sums, sum_over_tiles
+from .run import Sums, run
 
 INPUTS = frozenset({"query", "key", "value"})
 GradientGuard: TypeAlias = Literal["none", "cotangent", "all"]
@@ -96,7 +96,7 @@ class GradientProgram(NamedTuple):
         """Return the same call, cut as a call of arrays that allow this."""
         grid, source = replace(self.scores.grid, access=access), self.scores.key
         plan = plan_tiles(grid, self.scores.group, source.width + self.value.width)
-        return self.cut(self.scores._replace(grid=grid), plan)
+        return self.cut(self.scores._replace(grid=grid), plan.with_common_borders())
 
     def add_rows(self, sums: Sums, rows: range, is_new: Array | None) -> None:
         scores = self.scores
@@ -185,19 +185,20 @@ def gradients(program: GradientProgram, cotangent: Array) -> dict[str, Array]:
     guarded, which takes one product more, so that it is not waited for again.
     """
     scores = program.scores._replace(known_tiles=None)  # those of the output begin where its rows attend
-    program = program._replace(scores=scores, cotangent=cotangent)
+    # Sums over queries need common borders.
+    program = program._replace(scores=scores, cotangent=cotangent, plan=program.plan.with_common_borders())
     if scores.grid.is_traced or is_traced(cotangent):  # whether a gradient is NaN cannot be read
-        return sum_over_tiles(program.with_access(TRACED)._replace(guard="all"))
+        return run(program.with_access(TRACED)._replace(guard="all"))
     if scores.grid.is_writeable and not access_of([cotangent]).is_writeable:  # it records operations
         program = program.with_access(READ_ONLY)
     elif (finite := scores.options.finite_inputs) is not None:
         return _sum_on_device(program._replace(guard="cotangent" if finite >= INPUTS else "all"))
-    computed = sum_over_tiles(program)
+    computed = run(program)
     arrays = [*computed.values()]
     is_known = not any(map(is_traced, arrays))
     if not scores.options.may_mask or (is_known and is_finite(scores.xp, arrays)):
         return computed
-    return sum_over_tiles(program._replace(guard="all"))
+    return run(program._replace(guard="all"))
 
 
 def _sum_on_device(program: GradientProgram) -> dict[str, Array]:
@@ -207,7 +208,7 @@ def _sum_on_device(program: GradientProgram) -> dict[str, Array]:
     """
     scores, questions = program.scores, program.scores.grid.questions or Questions()
     grid = replace(scores.grid, questions=questions)
-    computed = sum_over_tiles(program._replace(scores=scores._replace(grid=grid)))
+    computed = run(program._replace(scores=scores._replace(grid=grid)))
     check_answers(grid)
     return computed
 

@@ -62,8 +62,9 @@ def one_tile(scores: Scores, plan: Plan, dtype: Dtype) -> OneTile | None:
         return None
     keys, allowed = None, None
     if not options.is_unmasked:
-        # The answer of the mask is kept with the call, so the call must be small.
-        tiles = [] if scores.known_tiles is None else [*scores.tiles(range(plan.queries), plan)]
+        # The answer of the mask is kept with the call, so the call must be small; that for one query is.
+        is_small = scores.known_tiles is not None or plan.queries == 1
+        tiles = [*scores.tiles(range(plan.queries), plan)] if is_small else []
         if len(tiles) != 1:
             return None
         [(tile, answer)] = tiles

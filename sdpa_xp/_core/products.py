@@ -379,9 +379,9 @@ def is_finite(xp: Namespace, arrays: Sequence[Array]) -> bool:
 
 
 def are_finite(checksums: Sequence[Array]) -> list[bool]:
-    """Return whether each of some checksums (1,) is finite; a device is waited for once."""
+    """Return whether each of some checksums (1, 1) is finite; a device is waited for once."""
     xp = namespace_of(checksums[0])
-    joined = checksums[0] if len(checksums) == 1 else xp.concat(checksums, axis=0)
+    joined = xp.reshape(checksums[0] if len(checksums) == 1 else xp.concat(checksums, axis=0), (-1,))
     flags: list[bool] = library_of(joined).to_list(xp.isfinite(joined))
     return flags
 

@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import NamedTuple, cast
+from typing import Literal, NamedTuple, TypeAlias, cast
 
 from .._libraries import dtype_name
 from .._libraries.protocols import Array, Namespace
@@ -39,6 +39,11 @@ LEAST_SUM = 2.0**-32
 """Below this sum of a row with m = 0, the exponentials themselves may underflow."""
 MOST_UNDERFLOW = {"float32": 2.0**-74, "float64": 2.0**-970}
 """What underflows for a key, over `LEAST_SUM`, times 2^20 keys, times 2^24 or 2^53 for the last digit."""
+
+
+Name: TypeAlias = Literal["output", "lse", "lse_parts", "checksum"]
+"""What a call may ask for: the output, (..., Hq, L, Ev); the log-sum-exp, (..., Hq, L, 1), or two numbers that add
+up to it, (..., Hq, L, 2); and a number (1, 1) that is NaN or inf if one of the others is."""
 
 
 class RowResult(NamedTuple):
@@ -78,9 +83,16 @@ class RowResult(NamedTuple):
 
 
 def attend_with_running_shift(
-    scores: Scores, query: Array, value: KeyValueSource, plan: Plan, rows: range, guard: NonfiniteGuard
+    scores: Scores,
+    value: KeyValueSource,
+    plan: Plan,
+    rows: range,
+    _: Array | None = None,
+    *,
+    guard: NonfiniteGuard,
 ) -> RowResult:
-    """Return the attention of a `scaled_query`, with the largest score of each row as m."""
+    """Return the attention of a range of queries, with the largest score of each row as m."""
+    query = scores.scaled_query(rows)
     xp, buffers, rules = scores.xp, scores.buffers, scores.tangent_rules
     dropout, sinks = scores.options.dropout, scores.options.sinks
     values, factors = value.factored_slices(scores.grid)
@@ -130,14 +142,18 @@ def sums_without_keys(scores: Scores, query: Array) -> tuple[Array, Array]:
 
 
 def attend_with_fixed_shift(
-    scores: Scores, query: Array, value: KeyValueSource, plan: Plan, rows: range, out: Array | None
+    scores: Scores, value: KeyValueSource, plan: Plan, rows: range, out: Array | None
 ) -> RowResult:
-    """Return the attention of a `scaled_query` with m = 0; check the result with `is_accurate`."""
+    """Return the attention of a range of queries with m = 0; check the result with `is_accurate`.
+
+    The output is in `out`, zeros, if there is such an array.
+    """
     xp, dropout, leading_shape = scores.grid.xp, scores.options.dropout, scores.leading_shape
     l, o = zero_sums(scores, len(rows), value.width, out)
     buffers = cast(CallBuffers, scores.buffers)
     exp, multiply, product = buffers.functions.exp, buffers.functions.multiply, buffers.product
     ones, (values, factors) = buffers.ones(plan.columns), value.factored_slices(scores.grid)
+    query = scores.scaled_query(rows)
     for tile, s, allowed, _ in scores.computed_tiles(rows, plan, query, leaves_mask=True):
         p = exp(s, out=s)
         if not isinstance(allowed, bool):

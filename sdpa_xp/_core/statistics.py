@@ -15,7 +15,7 @@ from .._tiles.tile import LeadingSlice, Target, Tile
 from .accumulators import between_zeros
 from .row_statistics import Request, Results, as_rows, statistics_of_rows, sums_of_blocks
 from .scores import Scores
-from .sums import Sums, sum_over_tiles
+from .run import Sums, run
 
 
 class StatisticsProgram(NamedTuple):
@@ -99,6 +99,5 @@ def statistics(scores: Scores, plan: Plan, request: Request) -> Results:
         targets["block_sums"] = target if grid.is_writeable else target._replace(axes=(None, None))
     if grid.is_traced and not plan.is_loop:
         plan = replace(plan, rows=max(1, plan.queries), columns=max(1, plan.keys))
-    known: Any = {} if grid.is_writeable and scores.options.mask.is_shared else None
-    program = StatisticsProgram(scores.for_tiles()._replace(known_tiles=known), plan, targets, request)
-    return sum_over_tiles(program)
+    plan = plan.with_common_borders()  # for the sums over queries
+    return run(StatisticsProgram(scores.for_tiles()._replace(known_tiles=None), plan, targets, request))

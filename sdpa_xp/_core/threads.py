@@ -205,7 +205,7 @@ class _Pool:
 _POOL = _Pool()
 
 
-def run(function: Callable[[T], None], tasks: Iterable[T], threads: int | None) -> None:
+def run(function: Callable[[T], object], tasks: Iterable[T], threads: int | None) -> None:
     """Call `function` with each task, in `threads` threads. None is `thread_count()`.
 
     The BLAS is held to one thread meanwhile. Only one call at a time has threads: a call that comes meanwhile,
@@ -257,7 +257,7 @@ def thread_count() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _share(function: Callable[[T], None], tasks: Sequence[T], threads: int, call: threading.Lock) -> None:
+def _share(function: Callable[[T], object], tasks: Sequence[T], threads: int, call: threading.Lock) -> None:
     """Let `threads` threads, the caller's among them, take one task after the other; an error ends all."""
     remaining, errors = iter(tasks), list[BaseException]()
 

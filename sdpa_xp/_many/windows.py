@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias, cast
 
-from .._core import streaming
 from .._core.dropout import Dropout
+from .._core.output import attend
 from .._core.products import ArraySource
 from .._core.scores import BoundOptions, Scores
 from .._core.softmax import merge
@@ -167,9 +167,9 @@ def window_state(scores: Scores, value: Array) -> State:
     """Return attention over the keys of a window."""
     plan = window_plan(scores, value)
     # In two parts: their sum would be rounded, and with it the weight of the state when it is merged.
-    output, lse = streaming.attend(scores, ArraySource(value), plan, scores.grid.dtype, in_parts=True)
-    lse = cast(Array, lse)
-    return output, lse[..., 0], lse[..., 1]
+    results = attend(scores, ArraySource(value), plan, scores.grid.dtype, "output", "lse_parts")
+    lse = results["lse_parts"]
+    return results["output"], lse[..., 0], lse[..., 1]
 
 
 def state_without_keys(grid: ScoreGrid, shape: Shape, width: int) -> State:

@@ -94,6 +94,8 @@ class Plan:
     """Whether blocks of `rows` queries are the iterations of a loop that a compiler runs."""
     patches: Patches | None = None
     """The blocks of queries of which the output is computed instead, each with its keys: see `plan_patches`."""
+    own_tasks: tuple[Task, ...] = ()
+    """The tasks of a call whose queries are cut in another way."""
 
     @property
     def is_one_tile(self) -> bool:
@@ -102,6 +104,8 @@ class Plan:
 
     def tasks(self) -> list[Task]:
         """Return the tasks. The last queries, which attend most keys under a causal mask, come first."""
+        if self.own_tasks:
+            return [*self.own_tasks]
         row_ranges = [*self.row_ranges()][::-1]
         return [Task(leading, rows, self) for rows in row_ranges for leading in self.leading_slices or (None,)]
 

@@ -264,6 +264,11 @@ class Target(NamedTuple):
     dtype: Dtype | None = None
     """None is the accumulation dtype."""
 
+    @property
+    def has_own_rows(self) -> bool:
+        """Whether no other query adds to the row of a query."""
+        return self.axes == ("rows", None) and self.block[0] == 1
+
     def slices(self, leading: LeadingSlice | None) -> tuple[slice, ...]:
         """Return the index of the part that belongs to a slice of (..., Hq)."""
         lengths = self.shape[:-2]

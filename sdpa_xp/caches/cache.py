@@ -187,12 +187,11 @@ def compute(call: PreparedCall, attend: Callable[..., Any], *lse_base: float | N
     """Return the output of a checked call as the caller gets it; with an `lse_base`, the state."""
     bases = [check_lse_base(call.grid.function, base) for base in lse_base]
     with call.computing():
-        output, lse = attend(with_lse=bool(bases))
-        output = call.result(output)
-        if bases:
-            lse = call.remove_head_axis(to_base(lse, *bases))
+        results = attend("output", *["lse" for _ in bases])
+        output = call.result(results["output"])
+        lse = [call.remove_head_axis(to_base(results["lse"], base)) for base in bases]
     call.checked(output)
-    return AttentionState(output, lse) if bases else output
+    return AttentionState(output, *lse) if bases else output
 
 
 def refuse_graph_values(function: str, feature: str, arrays: Mapping[str, object]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import TileSize, judge, override, reference, streaming, textbook
+from internals import TileSize, judge, output_program, override, reference, textbook, threads
 
 from sdpa_xp import attention_state, biases, masks, scaled_dot_product_attention
 
@@ -22,13 +22,13 @@ def ranges_computed(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     count = {"with": 0, "without": 0}
     functions = {"with": "attend_with_running_shift", "without": "attend_with_fixed_shift"}
     for name, function in functions.items():
-        compute = getattr(streaming, function)
+        compute = getattr(output_program, function)
 
-        def counted(*rest: Any, name: str = name, compute: Any = compute) -> Any:
+        def counted(*rest: Any, name: str = name, compute: Any = compute, **keywords: Any) -> Any:
             count[name] += 1
-            return compute(*rest)
+            return compute(*rest, **keywords)
 
-        monkeypatch.setattr(streaming, function, counted)
+        monkeypatch.setattr(output_program, function, counted)
     return count
 
 
@@ -236,7 +236,7 @@ def test_the_order_of_the_tasks_does_not_matter(
             for number in np.random.default_rng(seed).permutation(len(tasks)):
                 function(tasks[number])
 
-        monkeypatch.setattr(streaming.threads, "run", run)
+        monkeypatch.setattr(threads, "run", run)
         state = attention_state(q, k, v)
         results.append(state.output.tobytes() + state.lse.tobytes())
     assert ranges_computed["without"]

@@ -1,0 +1,228 @@
+"""The executors of programs: in threads, in loops of a compiler, or at once.
+
+A program has targets, and says what a range of queries adds to each. It does not know who runs it, and an
+executor does not know what it computes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial, reduce
+from itertools import product
+from operator import add
+from typing import NamedTuple, Protocol, Self, TypeAlias
+
+from .._libraries import computing
+from .._libraries.protocols import Array, Namespace, Shape
+from .._tiles.plan import DEVICE, MOST_SCORES_KEPT, SMALLEST_SIDE, Plan
+from .._tiles.score_grid import ScoreGrid
+from .._tiles.tile import LeadingSlice, Target
+from . import threads
+from .accumulators import Accumulator, Pieces, Summed, between_zeros
+from .compiled_loops import compute_band, row_bands
+from .products import call_buffers
+from .scores import Scores
+
+Sums: TypeAlias = Mapping[str, Accumulator]
+
+
+class Program(Protocol):
+    """What is computed from the tiles of a call."""
+
+    @property
+    def scores(self) -> Scores: ...
+    @property
+    def plan(self) -> Plan: ...
+    @property
+    def targets(self) -> Mapping[str, Target]:
+        """The arrays that are computed, by name."""
+
+    @property
+    def keeps_scores(self) -> bool:
+        """Whether the scores of a tile are needed after the next one is computed: then no buffer holds them."""
+
+    def slice_leading(self, leading: LeadingSlice | None) -> Self:
+        """Return the part of some batch entries and heads."""
+
+    def add_rows(self, sums: Sums, rows: range, is_new: Array | None) -> None:
+        """Add what a range of queries contributes; only rows where `is_new`, (rows, 1), is True count."""
+
+    def cut(self, scores: Scores, plan: Plan) -> Self:
+        """Return the program of other scores and tiles."""
+
+
+def run(program: Program, outs: Mapping[str, Array] | None = None) -> dict[str, Array]:
+    """Return the targets of a program.
+
+    Where arrays can be written to, some may be in `outs`, which hold zeros of their shapes and dtypes.
+    """
+    plan, scores = program.plan, program.scores
+    if plan.is_loop:
+        return _run_in_loops(program)
+    is_small = plan.is_one_tile and not (plan.tries_without_maximum or scores.grid.is_reproducible)
+    if is_small or not scores.grid.is_writeable:
+        return _run_and_join(program)
+    scores = scores._replace(known_tiles={} if scores.options.mask.is_shared else None)
+    if program.keeps_scores:
+        return _run_in_tasks(program.cut(scores, plan), outs or {})
+    with call_buffers(scores.grid) as buffers:
+        return _run_in_tasks(program.cut(scores._replace(buffers=buffers), plan), outs or {})
+
+
+def _run_and_join(program: Program) -> dict[str, Array]:
+    """Return the targets without writing to an array; each range of queries has all heads at once."""
+    plan, targets, grid = program.plan, program.targets, program.scores.grid
+    has_columns = any("columns" in target.axes for target in targets.values())
+    autograd, scores, recomputed = grid.library.autograd, math.prod(grid.shape), None
+    is_recorded = autograd is not None and not (has_columns or grid.is_traced or grid.is_writeable)
+    if autograd is not None and is_recorded and scores > MOST_SCORES_KEPT:
+        # All keys of some queries are in memory while their gradients are computed. The arrays of a caller's
+        # function may need gradients, too; so the library is asked to record all.
+        recomputed, most = autograd.recomputed, DEVICE.scores * plan.queries // scores
+        plan = replace(plan, rows=min(plan.rows, max(SMALLEST_SIDE, most)))
+    ranges, keys = [*plan.row_ranges()], range(plan.keys)
+    columns = [*plan.column_ranges(keys)] or [keys] if has_columns else []  # or one piece of no element
+    sums = _pieces(program, ranges, columns)
+    for rows in ranges:
+        if recomputed is None:
+            program.add_rows(sums, rows, None)
+            continue
+        for name, array in recomputed(partial(_compute_rows, program, rows)).items():
+            sums[name].add(program.scores.tile(rows, range(1)), array)
+    return _joined(sums)
+
+
+def _compute_rows(program: Program, rows: range) -> dict[str, Array]:
+    """Return what a range of queries contributes to targets without columns."""
+    sums = _pieces(program, [rows], [])
+    program.add_rows(sums, rows, None)
+    return _joined(sums)
+
+
+def _pieces(program: Program, rows: Sequence[range], columns: Sequence[range]) -> dict[str, Pieces]:
+    return {n: Pieces(target, program.scores.grid, rows, columns) for n, target in program.targets.items()}
+
+
+def _joined(sums: Mapping[str, Pieces]) -> dict[str, Array]:
+    return {name: pieces.joined() for name, pieces in sums.items()}
+
+
+class Share(NamedTuple):
+    """What a thread computes without a break."""
+
+    slices: Sequence[LeadingSlice | None]
+    rows: Sequence[range]
+    number: int
+    """Which of the shares of these slices it is."""
+    plan: Plan
+
+
+def _run_in_tasks(program: Program, outs: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the targets; threads take one share after the other."""
+    plan, grid, targets = program.plan, program.scores.grid, program.targets
+
+    def zeros(target: Target) -> Array:
+        return grid.xp.zeros(target.shape, dtype=target.dtype or grid.dtype, device=grid.device)
+
+    arrays = {name: outs[name] if name in outs else zeros(target) for name, target in targets.items()}
+    # Sinks, slopes and tables have few elements, and every slice adds to all of them. They are kept aside, as
+    # the sums over queries of all shares but the first. They are added in the order of the slices, so that the
+    # result does not depend on which thread ends first.
+    small = {name for name, target in targets.items() if target.axes == (None, None)}
+    summed = {name for name, target in targets.items() if not target.has_own_rows}
+    kept: dict[tuple[LeadingSlice | None, int], dict[str, Array]] = {}
+
+    @cache  # two threads may compute equal parts at once, of which one is kept
+    def part_of(leading: LeadingSlice | None) -> tuple[Program, Mapping[str, Accumulator]]:
+        part = program.slice_leading(leading)
+        views = {name: arrays[name][target.slices(leading)] for name, target in targets.items()}
+        return part, {name: Summed(target, grid, views[name]) for name, target in part.targets.items()}
+
+    def compute(share: Share) -> None:
+        with computing(program.scores.query):  # here too: a library may keep this setting for each thread
+            for leading in share.slices:
+                part, sums = part_of(leading)
+                if share.plan is not plan:
+                    part = part.cut(part.scores, share.plan)
+                if aside := summed if share.number else small:
+                    zero = {name: zeros(part.targets[name]) for name in aside}
+                    kept[leading, share.number] = zero
+                    sums = {**sums, **{name: Summed(part.targets[name], grid, zero[name]) for name in aside}}
+                for rows in share.rows:
+                    part.add_rows(sums, rows, None)
+
+    shares = _shares(plan, [targets[name] for name in targets if name not in small], grid, bool(summed))
+    threads.run(compute, shares, plan.threads)
+    numbers = sorted({share.number for share in shares}) if kept else ()
+    for place in product(plan.leading_slices or (None,), numbers):
+        for name, array in kept.get(place, {}).items():
+            arrays[name][targets[name].slices(place[0])] += array
+    return arrays
+
+
+def _shares(plan: Plan, targets: Sequence[Target], grid: ScoreGrid, sums_queries: bool) -> list[Share]:
+    """Return the shares of a call, those of the same slices in one order.
+
+    If nothing is summed over queries, each range of queries is a share. The last queries, which attend most
+    keys under a causal mask, come first.
+    """
+    if not sums_queries:
+        return [Share((leading,), (rows,), 0, of_task) for leading, rows, of_task in plan.tasks()]
+    groups = _independent_groups(plan.leading_slices, targets, grid.leading_shape)
+    ranges = plan.shares(len(groups))
+    return [Share(group, rows, number, plan) for group in groups for number, rows in enumerate(ranges)]
+
+
+def _run_in_loops(program: Program) -> dict[str, Array]:
+    """Return the targets of a call whose values cannot be read, in loops that the compiler keeps."""
+    scores = program.scores
+    bands = [_run_band(program, band) for band in row_bands(scores, program.plan)]
+    if len(bands) == 1:
+        return bands[0]
+    join = partial(scores.xp.concat, axis=-2)
+    return {
+        name: (join if target.axes[0] == "rows" else partial(reduce, add))([band[name] for band in bands])
+        for name, target in program.targets.items()
+    }
+
+
+def _run_band(program: Program, band: range) -> dict[str, Array]:
+    """Return the sums over a band of queries, or its rows of what has a row for each query."""
+    scores, targets, xp = program.scores, program.targets, program.scores.xp
+    columns = scores.key_range(band) or range(0)  # one that is empty may begin anywhere
+    plan = replace(program.plan, columns=max(1, len(columns)), align=1)
+    of_rows = [name for name, target in targets.items() if target.axes[0] == "rows"]
+
+    def compute(block: Scores, is_new: Array | None) -> tuple[dict[str, Array], list[Array]]:
+        rows = range(band.start, band.start + block.tile(band, range(1)).shape[-2])
+        pieces = _pieces(program, [rows], [columns])
+        program.cut(block, plan).add_rows(pieces, band, is_new)
+        sums = _joined(pieces)
+        return sums, [sums.pop(name) for name in of_rows]
+
+    sums, others = compute_band(scores, plan, band, compute, has_sums=len(of_rows) < len(targets))
+    sums |= zip(of_rows, others, strict=True)
+    return {name: _in_all_columns(xp, x, targets[name], columns, plan.keys) for name, x in sums.items()}
+
+
+def _in_all_columns(xp: Namespace, array: Array, target: Target, columns: range, keys: int) -> Array:
+    """Return the sum of a target from its part of some keys: 0 for the others."""
+    if "columns" not in target.axes or len(columns) == keys:
+        return array
+    return between_zeros(xp, array, target.axes.index("columns") - 2, columns.start, keys - columns.stop)
+
+
+def _independent_groups(
+    slices: Sequence[LeadingSlice], targets: Iterable[Target], leading_shape: Shape
+) -> list[list[LeadingSlice | None]]:
+    """Group slices that add into the same array, so that the order of summation is fixed."""
+    if not slices:
+        return [[None]]
+    is_broadcast = [target.broadcast_axes(leading_shape) for target in targets]
+    groups: dict[tuple[range, ...], list[LeadingSlice | None]] = {}
+    for leading in slices:
+        unshared = tuple(r for axis, r in enumerate(leading) if not any(flags[axis] for flags in is_broadcast))
+        groups.setdefault(unshared, []).append(leading)
+    return [*groups.values()]
