@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar, Unpack, cast
+from typing import Literal, TypeVar, Unpack, cast
 
 from ._call.options import CallOptions, DifferentiableOptions, ScoreOptions, takes_options
 from ._call.prepared_call import prepare
-from ._core.full_matrix import full_scores, full_weights
-from ._core.scores import Scores
+from ._core.weights import full_matrix
 from ._libraries import overridden
-from ._libraries.protocols import AnyArray, Array, Dtype
+from ._libraries.protocols import AnyArray, Array
 from ._many import cut_call
-from ._tiles.plan import Plan, plan_full_rows
+from ._tiles.plan import plan_full_rows
 from .masks import Mask
 
 A = TypeVar("A", bound=AnyArray)
@@ -45,7 +43,7 @@ def attention_weights(
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.1.
     """
     options = CallOptions.from_keywords(attn_mask, keywords)
-    return cast(A, _full_matrix("attention_weights", full_weights, query, key, options))
+    return cast(A, _full_matrix("attention_weights", "weights", query, key, options))
 
 
 @takes_options(ScoreOptions)
@@ -75,15 +73,11 @@ def attention_scores(
         Vaswani et al., "Attention is all you need", arXiv 1706.03762, section 3.2.1.
     """
     options = CallOptions.from_keywords(attn_mask, keywords)
-    return cast(A, _full_matrix("attention_scores", full_scores, query, key, options))
+    return cast(A, _full_matrix("attention_scores", "scores", query, key, options))
 
 
 def _full_matrix(
-    function: str,
-    compute: Callable[[Scores, Plan, Dtype], Array],
-    query: AnyArray,
-    key: AnyArray,
-    options: CallOptions,
+    function: str, name: Literal["weights", "scores"], query: AnyArray, key: AnyArray, options: CallOptions
 ) -> Array:
     inputs = {"query": query, "key": key}
     if (result := overridden(function, inputs, options._asdict)) is not NotImplemented:
@@ -92,8 +86,8 @@ def _full_matrix(
     plan = plan_full_rows(call.grid, is_traced=call.grid.is_traced)
     with call.computing():
         if call.grid.library.chunks is not None and (cut := cut_call(call)) is not None:
-            in_chunks = cut.weights if compute is full_weights else cut.scores
+            in_chunks = cut.weights if name == "weights" else cut.scores
             return call.remove_head_axis(in_chunks(call.result_dtype))
-        computed = compute(call.scores(), plan, call.result_dtype)
+        computed = full_matrix(name, call.scores(), plan, call.result_dtype)
         # Where no pair may attend, the result follows from no input, and autograd would refuse it.
         return call.remove_head_axis(call.attach_zero_gradient(computed, call.options.sinks))

@@ -97,8 +97,11 @@ def attend(
     keeps_buffers = call.grid.library.keeps_buffers and call.grid.dtype == call.result_dtype
     with call_buffers(call.grid) if packed is not None and keeps_buffers else nullcontext() as buffers:
         _compute_all(call.grid, compute, groups, call.sizes.width + width)
-    in_packed = {} if packed is None else {"output": packed}
-    return call.connected(in_packed | {n: _joined(x, sequences) for n, x in computed.items() if n not in in_packed})
+    results = {} if packed is None else {"output": packed}
+    for name in names:
+        if name not in results:
+            results[name] = _joined(computed[name], sequences)
+    return call.connected(results)
 
 
 def _compute_all(

@@ -56,7 +56,9 @@ class Summed(NamedTuple):
 class Pieces:
     """A target as pieces, by the queries of `rows` and the keys of `columns`, which are joined at the end."""
 
-    def __init__(self, target: Target, grid: ScoreGrid, rows: Sequence[range], columns: Sequence[range]) -> None:
+    def __init__(
+        self, target: Target, grid: ScoreGrid, rows: Sequence[range], columns: Sequence[range]
+    ) -> None:
         self.target, self.grid = target, grid
         self.pieces: dict[tuple[int, int], Array] = {}  # not dict[...](), which not every compiler traces
         """By the first row and the first column of each piece."""

@@ -27,8 +27,8 @@ from ..biases.custom import check_answers
 from .differentiable import differentiable_product
 from .in_place import exp_minus, minus, times
 from .products import KeyValueSource, is_finite, key_leading_slice, matmul_grouped, matmul_over_group
-from .scores import Scores
 from .run import Sums, run
+from .scores import Scores
 
 INPUTS = frozenset({"query", "key", "value"})
 GradientGuard: TypeAlias = Literal["none", "cotangent", "all"]

@@ -56,7 +56,7 @@ class OutputProgram(NamedTuple):
     def cut(self, scores: Scores, plan: Plan) -> OutputProgram:
         return self._replace(scores=scores, plan=plan)
 
-    def add_rows(self, sums: Sums, rows: range, is_new: Array | None) -> None:
+    def add_rows(self, sums: Sums, rows: range, _: Array | None) -> None:
         xp, out = self.scores.xp, sums["output"].memory(rows)
         result = self.of_rows(self.scores, self.value, self.plan, rows, out)
         if result is None:
@@ -68,7 +68,8 @@ class OutputProgram(NamedTuple):
         if "lse_parts" in sums:
             sums["lse_parts"].put(rows, result.lse_parts(xp))
         if "checksum" in sums:
-            sums["checksum"].add(self.scores.tile(rows, range(1)), xp.reshape(checksum(xp, result.arrays), (1, 1)))
+            check = xp.reshape(checksum(xp, result.arrays), (1, 1))
+            sums["checksum"].add(self.scores.tile(rows, range(1)), check)
 
 
 def attend(
@@ -104,7 +105,9 @@ def attend(
         from . import reproducible  # few programs need it
 
         tasks = tuple(reproducible.aligned_tasks(scores, plan))
-        return run(program._replace(plan=replace(plan, own_tasks=tasks), of_rows=reproducible.attend_rows), outs)
+        return run(
+            program._replace(plan=replace(plan, own_tasks=tasks), of_rows=reproducible.attend_rows), outs
+        )
     if plan.tries_without_maximum and not scores.options.has_functions and scores.options.sinks is None:
         attempt = AttendWithoutMaximum()
         outs = run(program._replace(of_rows=attempt), outs)

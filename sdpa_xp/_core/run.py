@@ -46,7 +46,7 @@ class Program(Protocol):
     def slice_leading(self, leading: LeadingSlice | None) -> Self:
         """Return the part of some batch entries and heads."""
 
-    def add_rows(self, sums: Sums, rows: range, is_new: Array | None) -> None:
+    def add_rows(self, sums: Sums, rows: range, is_new: Array | None, /) -> None:
         """Add what a range of queries contributes; only rows where `is_new`, (rows, 1), is True count."""
 
     def cut(self, scores: Scores, plan: Plan) -> Self:
@@ -61,8 +61,7 @@ def run(program: Program, outs: Mapping[str, Array] | None = None) -> dict[str, 
     plan, scores = program.plan, program.scores
     if plan.is_loop:
         return _run_in_loops(program)
-    is_small = plan.is_one_tile and not (plan.tries_without_maximum or scores.grid.is_reproducible)
-    if is_small or not scores.grid.is_writeable:
+    if plan.is_small or not scores.grid.is_writeable:
         return _run_and_join(program)
     scores = scores._replace(known_tiles={} if scores.options.mask.is_shared else None)
     if program.keeps_scores:

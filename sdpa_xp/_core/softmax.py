@@ -42,8 +42,8 @@ MOST_UNDERFLOW = {"float32": 2.0**-74, "float64": 2.0**-970}
 
 
 Name: TypeAlias = Literal["output", "lse", "lse_parts", "checksum"]
-"""What a call may ask for: the output, (..., Hq, L, Ev); the log-sum-exp, (..., Hq, L, 1), or two numbers that add
-up to it, (..., Hq, L, 2); and a number (1, 1) that is NaN or inf if one of the others is."""
+"""What a call may ask for: the output, (..., Hq, L, Ev); the log-sum-exp, (..., Hq, L, 1), or two numbers that
+add up to it, (..., Hq, L, 2); and a number (1, 1) that is NaN or inf if one of the others is."""
 
 
 class RowResult(NamedTuple):

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from .._libraries.protocols import Array
 from .._tiles.plan import Plan
 from .._tiles.tile import LeadingSlice, Target, Tile
 from .accumulators import between_zeros
 from .row_statistics import Request, Results, as_rows, statistics_of_rows, sums_of_blocks
-from .scores import Scores
 from .run import Sums, run
+from .scores import Scores
 
 
 class StatisticsProgram(NamedTuple):
@@ -96,7 +96,8 @@ def statistics(scores: Scores, plan: Plan, request: Request) -> Results:
         blocks = tuple([-(-n // size) for n, size in zip(whole, request.block_size, strict=True)])
         target = Target((*shape, *blocks), ("rows", "columns"), block=request.block_size)
         # Blocks of one tile may be blocks of the next, and pieces of an array that is joined may not overlap.
-        targets["block_sums"] = target if grid.is_writeable else target._replace(axes=(None, None))
+        is_joined = plan.is_small or not grid.is_writeable
+        targets["block_sums"] = target._replace(axes=(None, None)) if is_joined else target
     if grid.is_traced and not plan.is_loop:
         plan = replace(plan, rows=max(1, plan.queries), columns=max(1, plan.keys))
     plan = plan.with_common_borders()  # for the sums over queries

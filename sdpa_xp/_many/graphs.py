@@ -77,16 +77,16 @@ class GraphCall(CutCall):
             places, keys = self.blocks_of(rows), []
             for place in places:
                 operands = self.keys_of((self.query, self.key, *self.arrays), place)
-                keys.append(graph.add("sums", place, self._of_block(tasks.block_sums, place), *operands))
+                keys.append(graph.add("sums", place, self._of_block(tasks.row_sums, place), *operands))
             if not keys:  # no query attends: `_all_pairs` fills these blocks
                 continue
-            keys = graph.reduce("merge", rows, tasks.merged_sums, keys)
-            sums = graph.add("row-sums", rows, tasks.merged_sums, keys, *self.sinks_of(rows))
+            keys = graph.reduce("merge", rows, tasks.merged, keys)
+            lse = graph.add("lse", rows, tasks.lse_parts_of, keys, *self.sinks_of(rows))
             for place in places:
                 compute = self._of_block(tasks.block_weights, place, dtype_name(dtype))
                 operands = self.keys_of((self.query, self.key), place)
-                graph.add("weights", place, compute, *operands, sums, *self.keys_of(self.arrays, place))
-        return self._all_pairs(graph, ["sums", "merge", "row-sums", "weights"], 0.0, dtype)
+                graph.add("weights", place, compute, *operands, lse, *self.keys_of(self.arrays, place))
+        return self._all_pairs(graph, ["sums", "merge", "lse", "weights"], 0.0, dtype)
 
     def gradients(
         self,

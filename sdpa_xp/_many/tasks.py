@@ -10,10 +10,10 @@ from typing import NamedTuple, cast
 
 from .._core import threads
 from .._core.backward import GradientProgram, gradients
-from .._core.full_matrix import RowSums, full_scores, merge_row_sums, row_sums, sums_of_sinks, weights_of_rows
 from .._core.gradient_targets import gradient_targets
 from .._core.products import ArraySource
 from .._core.scores import BoundOptions, Scores
+from .._core.weights import full_matrix
 from .._libraries import access_of, astype_if_needed, computing, library_of, namespace_of
 from .._libraries.protocols import Array, Dtype, Namespace, Shape
 from .._tiles.plan import Plan, plan_full_rows
@@ -126,37 +126,21 @@ def block_scores(
 ) -> Array:
     """Return the scores of a block, (..., Hq, rows, columns)."""
     with _task("attention-scores", call, block, query, key, arrays) as scores:
-        return full_scores(scores, _plan_of_rows(scores), _dtype(scores.xp, dtype))
+        return full_matrix("scores", scores, _plan_of_rows(scores), _dtype(scores.xp, dtype))
 
 
-def block_sums(call: ChunkedCall, block: Block, query: Array, key: Array, *arrays: Array) -> RowSums:
-    """Return the sums that normalise the weights of a chunk of queries, over one chunk of keys."""
+def row_sums(call: ChunkedCall, block: Block, query: Array, key: Array, *arrays: Array) -> windows.State:
+    """Return what normalises the weights of a chunk of queries: its attention to values without a column."""
     with _task("attention-sums", call, block, query, key, arrays) as scores:
-        # By ranges of rows: the scores of a whole chunk may be larger than the chunk.
-        parts = [row_sums(scores, rows) for rows in _plan_of_rows(scores).row_ranges()]
-        m, l = (scores.xp.concat(part, axis=-2) for part in zip(*parts, strict=True))
-        return RowSums(m, l)
-
-
-def merged_sums(parts: Sequence[RowSums], sinks: Array | None = None) -> RowSums:
-    """Merge sums over different keys, and the sinks, (..., Hq, 1, 1)."""
-    with computing(parts[0].m):
-        xp = namespace_of(parts[0].m)
-        if sinks is not None:
-            parts = [*parts, sums_of_sinks(xp, to_library_of(parts[0].m, sinks), parts[0])]
-        return merge_row_sums(xp, parts) if len(parts) > 1 else parts[0]
+        return windows.window_state(scores, key[..., :0])
 
 
 def block_weights(
-    call: ChunkedCall, block: Block, dtype: str, query: Array, key: Array, sums: RowSums, *arrays: Array
+    call: ChunkedCall, block: Block, dtype: str, query: Array, key: Array, lse: Array, *arrays: Array
 ) -> Array:
-    """Return the weights of a block, (..., Hq, rows, columns)."""
+    """Return the weights of a block, (..., Hq, rows, columns), from the log-sum-exp over all keys in parts."""
     with _task("attention-weights", call, block, query, key, arrays) as scores:
-        xp, parts = scores.xp, []
-        for rows in _plan_of_rows(scores).row_ranges():
-            of_rows = RowSums(*(part[..., rows.start : rows.stop, :] for part in sums))
-            parts.append(astype_if_needed(xp, weights_of_rows(scores, rows, of_rows), _dtype(xp, dtype)))
-        return xp.concat(parts, axis=-2)
+        return full_matrix("weights", scores, _plan_of_rows(scores), _dtype(scores.xp, dtype), lse)
 
 
 def filled(shape: Shape, dtype: str, value: float, query: Array) -> Array:

@@ -102,6 +102,11 @@ class Plan:
         """Whether all queries, keys, batch entries and heads are computed at once."""
         return not self.leading_slices and self.queries <= self.rows and self.keys <= self.columns
 
+    @property
+    def is_small(self) -> bool:
+        """Whether a call is one tile for which it does not pay to prepare memory and threads."""
+        return self.is_one_tile and not (self.tries_without_maximum or self.own_tasks)
+
     def tasks(self) -> list[Task]:
         """Return the tasks. The last queries, which attend most keys under a causal mask, come first."""
         if self.own_tasks:

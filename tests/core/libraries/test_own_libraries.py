@@ -300,7 +300,7 @@ def named(function: str, name: str) -> str:
         ("attention_state", "log", FEATURES["state"]),
         ("merge_states", "maximum", merged),
         ("attention_weights", "exp", FEATURES["weights"]),
-        ("attention_scores", "concat", FEATURES["scores"]),
+        ("attention_scores", "matrix_transpose", FEATURES["scores"]),
         ("scaled_dot_product_attention_vjp", "matrix_transpose", derived),
         ("varlen_attention", "concat", packed),
         ("KVCache.attend", "exp", cached),
