@@ -57,7 +57,7 @@ def derive(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
         return Derivable(output, targets, partial(cut.gradients, output, lse, targets, arrays))
     plan = call.plan()
     output, lse = attend(scores, value, plan, call.grid.dtype, "output", "lse_parts").values()
-    forward = GradientProgram(scores, value, output, lse, targets, bias_names, plan)
+    forward = GradientProgram(scores, plan, targets, value, output, lse, bias_names)
     return Derivable(output, targets, partial(gradients, forward), forward)
 
 
@@ -76,7 +76,7 @@ def restore(call: PreparedCall, arrays: Mapping[str, Array], output: Array, lse:
     scores = call.search_inputs(call.scores())
     value = ArraySource(call.arrays["value"])
     targets, bias_names = gradient_targets(scores, call.arrays["key"], value.array, arrays)
-    forward = GradientProgram(scores, value, output, lse, targets, bias_names, call.plan())
+    forward = GradientProgram(scores, call.plan(), targets, value, output, lse, bias_names)
     return Derivable(output, targets, partial(gradients, forward), forward)
 
 

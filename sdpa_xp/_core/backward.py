@@ -13,22 +13,22 @@ l: each gradient has one of them as a factor.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias, cast
 
 from .._libraries import access_of, astype_if_needed, is_traced, library_of
 from .._libraries.protocols import READ_ONLY, TRACED, Access, Array, Namespace
 from .._tiles.on_device import Questions
-from .._tiles.plan import Plan, plan_tiles
-from .._tiles.tile import Allowed, LeadingSlice, Target, Tile, is_masked, slice_leading
+from .._tiles.plan import plan_tiles
+from .._tiles.tile import Allowed, LeadingSlice, Tile, is_masked, slice_leading
 from ..biases.custom import check_answers
 from .differentiable import differentiable_product
 from .in_place import exp_minus, minus, times
 from .products import KeyValueSource, is_finite, key_leading_slice, matmul_grouped, matmul_over_group
 from .run import Sums, run
-from .scores import Scores
+from .tile_program import TileProgram
 
 INPUTS = frozenset({"query", "key", "value"})
 GradientGuard: TypeAlias = Literal["none", "cotangent", "all"]
@@ -49,20 +49,17 @@ class RowInputs(NamedTuple):
     """m; 0 in a row without a key."""
 
 
-class GradientProgram(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class GradientProgram(TileProgram):
     """The gradients of a call, from its output and, once it is known, the cotangent of this."""
 
-    scores: Scores
     value: KeyValueSource
     output: Array
     """(..., Hq, L, Ev), in the accumulation dtype."""
     lse: Array
     """Two numbers that add up to the log-sum-exp, (..., Hq, L, 2): m and log l, or others."""
-    targets: Mapping[str, Target]
-    """The arrays whose gradients are computed, by name."""
     bias_names: tuple[str | None, ...]
     """The name in `targets` of the array of each bias, or None."""
-    plan: Plan
     cotangent: Array | None = None
     """(..., Hq, L, Ev), once it is known."""
     guard: GradientGuard = "none"
@@ -71,32 +68,27 @@ class GradientProgram(NamedTuple):
     def keeps_scores(self) -> bool:
         return self.scores.options.needs_products
 
-    def slice_leading(self, leading: LeadingSlice | None) -> GradientProgram:
-        if leading is None:
-            return self
-        return self._replace(
+    def slice_leading(self, leading: LeadingSlice) -> GradientProgram:
+        return replace(
+            self,
             scores=self.scores.slice_leading(leading),
             value=self.value.slice_leading(key_leading_slice(leading, self.scores.group)),
             output=slice_leading(self.output, leading),
             lse=slice_leading(self.lse, leading),
-            targets={name: target.slice_leading(leading) for name, target in self.targets.items()},
             cotangent=slice_leading(cast(Array, self.cotangent), leading),
         )
-
-    def cut(self, scores: Scores, plan: Plan) -> GradientProgram:
-        return self._replace(scores=scores, plan=plan)
 
     def only(self, names: Collection[str]) -> GradientProgram:
         """Return the same call for the gradients of some of its arrays."""
         targets = {name: target for name, target in self.targets.items() if name in names}
         bias_names = tuple([name if name in targets else None for name in self.bias_names])
-        return self._replace(targets=targets, bias_names=bias_names)
+        return replace(self, targets=targets, bias_names=bias_names)
 
     def with_access(self, access: Access) -> GradientProgram:
         """Return the same call, cut as a call of arrays that allow this."""
         grid, source = replace(self.scores.grid, access=access), self.scores.key
         plan = plan_tiles(grid, self.scores.group, source.width + self.value.width)
-        return self.cut(self.scores._replace(grid=grid), plan.with_common_borders())
+        return replace(self, scores=self.scores._replace(grid=grid), plan=plan.with_common_borders())
 
     def add_rows(self, sums: Sums, rows: range, is_new: Array | None) -> None:
         scores = self.scores
@@ -186,19 +178,19 @@ def gradients(program: GradientProgram, cotangent: Array) -> dict[str, Array]:
     """
     scores = program.scores._replace(known_tiles=None)  # those of the output begin where its rows attend
     # Sums over queries need common borders.
-    program = program._replace(scores=scores, cotangent=cotangent, plan=program.plan.with_common_borders())
+    program = replace(program, scores=scores, cotangent=cotangent, plan=program.plan.with_common_borders())
     if scores.grid.is_traced or is_traced(cotangent):  # whether a gradient is NaN cannot be read
-        return run(program.with_access(TRACED)._replace(guard="all"))
+        return run(replace(program.with_access(TRACED), guard="all"))
     if scores.grid.is_writeable and not access_of([cotangent]).is_writeable:  # it records operations
         program = program.with_access(READ_ONLY)
     elif (finite := scores.options.finite_inputs) is not None:
-        return _sum_on_device(program._replace(guard="cotangent" if finite >= INPUTS else "all"))
+        return _sum_on_device(replace(program, guard="cotangent" if finite >= INPUTS else "all"))
     computed = run(program)
     arrays = [*computed.values()]
     is_known = not any(map(is_traced, arrays))
     if not scores.options.may_mask or (is_known and is_finite(scores.xp, arrays)):
         return computed
-    return run(program._replace(guard="all"))
+    return run(replace(program, guard="all"))
 
 
 def _sum_on_device(program: GradientProgram) -> dict[str, Array]:
@@ -208,7 +200,7 @@ def _sum_on_device(program: GradientProgram) -> dict[str, Array]:
     """
     scores, questions = program.scores, program.scores.grid.questions or Questions()
     grid = replace(scores.grid, questions=questions)
-    computed = run(program._replace(scores=scores._replace(grid=grid)))
+    computed = run(replace(program, scores=scores._replace(grid=grid)))
     check_answers(grid)
     return computed
 

@@ -8,52 +8,52 @@ several devices there is one band: a band of queries may lie on one device, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeAlias, cast
 
 from .._libraries.capabilities import Loops
 from .._libraries.protocols import Array, Namespace
 from .._tiles.plan import Plan
+from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import RowBlock
-from .scores import Scores
 
-T = TypeVar("T")
-OfBlock: TypeAlias = Callable[[Scores, Array | None], tuple[T, Sequence[Array]]]
-"""What a pass of a loop computes from the scores of its block: arrays that are summed over the passes, and
-arrays (..., rows, width). It also gets which of its rows no pass before has, (rows, 1); None is all."""
+Sums: TypeAlias = dict[str, Array]
+OfBlock: TypeAlias = Callable[[RowBlock, Array | None], tuple[Sums, Sequence[Array]]]
+"""What a pass of a loop computes for its block of queries: arrays that are summed over the passes, and arrays
+(..., rows, width). It also gets which of its rows no pass before has, (rows, 1); None is all."""
 
 
-def row_bands(scores: Scores, plan: Plan) -> list[range]:
-    """Return the ranges of queries that get a loop each."""
-    bands, loops = plan.bands(), cast(Loops, scores.grid.library.loops)
-    has_equal_keys = scores.key_range(bands[0]) == scores.key_range(bands[-1])
+def row_bands(grid: ScoreGrid, plan: Plan, key_range: Callable[[range], range]) -> list[range]:
+    """Return the ranges of queries that get a loop each; some queries may attend the keys of `key_range`."""
+    bands, loops = plan.bands(), cast(Loops, grid.library.loops)
+    has_equal_keys = key_range(bands[0]) == key_range(bands[-1])
     return [range(plan.queries)] if has_equal_keys or loops.may_be_shared() else bands
 
 
 def compute_band(
-    scores: Scores, plan: Plan, band: range, compute: OfBlock[T], *, has_sums: bool = False
-) -> tuple[T, list[Array]]:
+    grid: ScoreGrid, plan: Plan, band: range, compute: OfBlock, *, has_sums: bool
+) -> tuple[Sums, list[Array]]:
     """Return the sums of a band of queries, and the other arrays with all of its rows.
 
     All blocks have the same length, because the compiler needs fixed shapes. If that length divides the number
     of queries, block n of N has every N-th query from n on, so that each pass uses all devices that hold
     queries. Otherwise the last block begins early enough to be full, and repeats rows of the one before.
     """
-    xp, queries, rows = scores.xp, len(band), min(plan.rows, len(band))
+    xp, queries, rows = grid.xp, len(band), min(plan.rows, len(band))
     passes = -(-queries // rows)
     is_even = passes * rows == queries
     step = passes if is_even else 1
 
-    def compute_pass(number: Array) -> tuple[T, list[Array]]:
+    def compute_pass(number: Array) -> tuple[Sums, list[Array]]:
         start, is_new = number, None
         if step == 1:
             start = xp.clip(number * rows, 0, queries - rows)
         if has_sums and not is_even:
-            is_new = xp.expand_dims(scores.grid.arange(0, rows) + start >= number * rows, axis=-1)
-        sums, others = compute(scores._replace(block=RowBlock(start, rows, step)), is_new)
+            is_new = xp.expand_dims(grid.arange(0, rows) + start >= number * rows, axis=-1)
+        sums, others = compute(RowBlock(start, rows, step), is_new)
         return sums, [*others]
 
-    loops = cast(Loops, scores.grid.library.loops)
-    sums, blocks = loops.rolled(compute_pass, scores.grid.arange(0, passes), has_sums=has_sums)
+    loops = cast(Loops, grid.library.loops)
+    sums, blocks = loops.rolled(compute_pass, grid.arange(0, passes), has_sums=has_sums)
     join = _interleave_blocks if step > 1 else _join_blocks
     return sums, [join(xp, array, queries) for array in blocks]
 

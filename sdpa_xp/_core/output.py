@@ -6,10 +6,10 @@ softmax. A plan with one tile computes the textbook formula.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from .._libraries import is_traced
 from .._libraries.protocols import Array, Dtype
@@ -27,6 +27,7 @@ from .products import (
 from .run import Sums, run
 from .scores import Scores
 from .softmax import Name, RowResult, attend_with_fixed_shift, attend_with_running_shift, is_accurate
+from .tile_program import TileProgram
 
 Results: TypeAlias = dict[str, Array]
 OfRows: TypeAlias = Callable[[Scores, KeyValueSource, Plan, range, Array | None], RowResult | None]
@@ -34,27 +35,16 @@ OfRows: TypeAlias = Callable[[Scores, KeyValueSource, Plan, range, Array | None]
 None is no result: then all ranges are computed again in another way."""
 
 
-class OutputProgram(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class OutputProgram(TileProgram):
     """Attention, and what else follows from the sums over the keys of each query."""
 
-    scores: Scores
     value: KeyValueSource
-    plan: Plan
-    targets: Mapping[str, Target]
     of_rows: OfRows
 
-    @property
-    def keeps_scores(self) -> bool:
-        return self.scores.options.has_functions
-
-    def slice_leading(self, leading: LeadingSlice | None) -> OutputProgram:
-        if leading is None:
-            return self
+    def slice_leading(self, leading: LeadingSlice) -> OutputProgram:
         value = self.value.slice_leading(key_leading_slice(leading, self.scores.group))
-        return self._replace(scores=self.scores.slice_leading(leading), value=value)
-
-    def cut(self, scores: Scores, plan: Plan) -> OutputProgram:
-        return self._replace(scores=scores, plan=plan)
+        return replace(self, scores=self.scores.slice_leading(leading), value=value)
 
     def add_rows(self, sums: Sums, rows: range, _: Array | None) -> None:
         xp, out = self.scores.xp, sums["output"].memory(rows)
@@ -92,7 +82,7 @@ def attend(
             targets[name] = Target((*shape, value.width), ("rows", None), dtype=dtype)
         elif name != "checksum":
             targets[name] = Target((*shape, 2 if name == "lse_parts" else 1), ("rows", None))
-    program = OutputProgram(scores, value, plan, targets, _guarded("columns"))
+    program = OutputProgram(scores, plan, targets, value, _guarded("columns"))
     if grid.is_traced:  # no value can be read, so all rows are computed in the same way
         return run(program)
     # What lies behind the last token of a paged sequence may be NaN, which would cost a second pass.
@@ -106,14 +96,14 @@ def attend(
 
         tasks = tuple(reproducible.aligned_tasks(scores, plan))
         return run(
-            program._replace(plan=replace(plan, own_tasks=tasks), of_rows=reproducible.attend_rows), outs
+            replace(program, plan=replace(plan, own_tasks=tasks), of_rows=reproducible.attend_rows), outs
         )
     if plan.tries_without_maximum and not scores.options.has_functions and scores.options.sinks is None:
         attempt = AttendWithoutMaximum()
-        outs = run(program._replace(of_rows=attempt), outs)
+        outs = run(replace(program, of_rows=attempt), outs)
         if not attempt.has_failed:
             return outs
-    return run(program._replace(of_rows=partial(attend_readable, guard=guard)), outs)
+    return run(replace(program, of_rows=partial(attend_readable, guard=guard)), outs)
 
 
 def _guarded(guard: NonfiniteGuard) -> OfRows:
@@ -170,16 +160,16 @@ def _attend_on_device(program: OutputProgram, guard: NonfiniteGuard, *, returns_
     finite = options.finite_inputs
     if finite is not None or not options.may_mask:
         is_guarded = finite is not None and "value" not in finite
-        return run(program._replace(of_rows=_guarded("pairs" if is_guarded else guard)))
+        return run(replace(program, of_rows=_guarded("pairs" if is_guarded else guard)))
     targets = {**program.targets, "checksum": Target((1, 1))}
-    results = run(program._replace(targets=targets, of_rows=_guarded(guard)))
+    results = run(replace(program, targets=targets, of_rows=_guarded(guard)))
     check = results["checksum"]
     if is_traced(check):  # a function of the caller has brought it in
         return run(program)
     if returns_checksum:
         return results
     del results["checksum"]
-    return results if are_finite([check])[0] else run(program._replace(of_rows=_guarded("pairs")))
+    return results if are_finite([check])[0] else run(replace(program, of_rows=_guarded("pairs")))
 
 
 def _attend_in_patches(

@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache, partial, reduce
 from itertools import product
 from operator import add
 from typing import NamedTuple, Protocol, Self, TypeAlias
 
-from .._libraries import computing
 from .._libraries.protocols import Array, Namespace, Shape
 from .._tiles.plan import DEVICE, MOST_SCORES_KEPT, SMALLEST_SIDE, Plan
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import LeadingSlice, Target
+from .._tiles.tile import LeadingSlice, RowBlock, Target, Tile
 from . import threads
 from .accumulators import Accumulator, Pieces, Summed, between_zeros
 from .compiled_loops import compute_band, row_bands
-from .products import call_buffers
-from .scores import Scores
+from .products import CallBuffers, call_buffers
 
 Sums: TypeAlias = Mapping[str, Accumulator]
 
@@ -32,7 +31,7 @@ class Program(Protocol):
     """What is computed from the tiles of a call."""
 
     @property
-    def scores(self) -> Scores: ...
+    def grid(self) -> ScoreGrid: ...
     @property
     def plan(self) -> Plan: ...
     @property
@@ -43,14 +42,27 @@ class Program(Protocol):
     def keeps_scores(self) -> bool:
         """Whether the scores of a tile are needed after the next one is computed: then no buffer holds them."""
 
-    def slice_leading(self, leading: LeadingSlice | None) -> Self:
-        """Return the part of some batch entries and heads."""
-
     def add_rows(self, sums: Sums, rows: range, is_new: Array | None, /) -> None:
         """Add what a range of queries contributes; only rows where `is_new`, (rows, 1), is True count."""
 
-    def cut(self, scores: Scores, plan: Plan) -> Self:
-        """Return the program of other scores and tiles."""
+    def computing(self) -> AbstractContextManager[object]:
+        """Return the context in which its arrays are computed."""
+
+    def tile(self, rows: range, columns: range) -> Tile: ...
+    def key_range(self, rows: range) -> range:
+        """Return the keys that some queries may attend, in one piece."""
+
+    def slice_leading(self, leading: LeadingSlice) -> Self:
+        """Return the program of some batch entries and heads, with the same targets."""
+
+    def with_plan(self, plan: Plan) -> Self:
+        """Return the same program with other tiles."""
+
+    def in_block(self, block: RowBlock) -> Self:
+        """Return the program of an iteration of a loop."""
+
+    def in_memory(self, buffers: CallBuffers | None) -> Self:
+        """Return the program of many tiles, whose arrays lie in buffers if there are some."""
 
 
 def run(program: Program, outs: Mapping[str, Array] | None = None) -> dict[str, Array]:
@@ -58,21 +70,18 @@ def run(program: Program, outs: Mapping[str, Array] | None = None) -> dict[str, 
 
     Where arrays can be written to, some may be in `outs`, which hold zeros of their shapes and dtypes.
     """
-    plan, scores = program.plan, program.scores
+    plan, grid = program.plan, program.grid
     if plan.is_loop:
         return _run_in_loops(program)
-    if plan.is_small or not scores.grid.is_writeable:
+    if plan.is_small or not grid.is_writeable:
         return _run_and_join(program)
-    scores = scores._replace(known_tiles={} if scores.options.mask.is_shared else None)
-    if program.keeps_scores:
-        return _run_in_tasks(program.cut(scores, plan), outs or {})
-    with call_buffers(scores.grid) as buffers:
-        return _run_in_tasks(program.cut(scores._replace(buffers=buffers), plan), outs or {})
+    with nullcontext() if program.keeps_scores else call_buffers(grid) as buffers:
+        return _run_in_tasks(program.in_memory(buffers), outs or {})
 
 
 def _run_and_join(program: Program) -> dict[str, Array]:
     """Return the targets without writing to an array; each range of queries has all heads at once."""
-    plan, targets, grid = program.plan, program.targets, program.scores.grid
+    plan, targets, grid = program.plan, program.targets, program.grid
     has_columns = any("columns" in target.axes for target in targets.values())
     autograd, scores, recomputed = grid.library.autograd, math.prod(grid.shape), None
     is_recorded = autograd is not None and not (has_columns or grid.is_traced or grid.is_writeable)
@@ -89,7 +98,7 @@ def _run_and_join(program: Program) -> dict[str, Array]:
             program.add_rows(sums, rows, None)
             continue
         for name, array in recomputed(partial(_compute_rows, program, rows)).items():
-            sums[name].add(program.scores.tile(rows, range(1)), array)
+            sums[name].add(program.tile(rows, range(1)), array)
     return _joined(sums)
 
 
@@ -101,7 +110,7 @@ def _compute_rows(program: Program, rows: range) -> dict[str, Array]:
 
 
 def _pieces(program: Program, rows: Sequence[range], columns: Sequence[range]) -> dict[str, Pieces]:
-    return {n: Pieces(target, program.scores.grid, rows, columns) for n, target in program.targets.items()}
+    return {n: Pieces(target, program.grid, rows, columns) for n, target in program.targets.items()}
 
 
 def _joined(sums: Mapping[str, Pieces]) -> dict[str, Array]:
@@ -120,7 +129,7 @@ class Share(NamedTuple):
 
 def _run_in_tasks(program: Program, outs: Mapping[str, Array]) -> dict[str, Array]:
     """Return the targets; threads take one share after the other."""
-    plan, grid, targets = program.plan, program.scores.grid, program.targets
+    plan, grid, targets = program.plan, program.grid, program.targets
 
     def zeros(target: Target) -> Array:
         return grid.xp.zeros(target.shape, dtype=target.dtype or grid.dtype, device=grid.device)
@@ -134,21 +143,23 @@ def _run_in_tasks(program: Program, outs: Mapping[str, Array]) -> dict[str, Arra
     kept: dict[tuple[LeadingSlice | None, int], dict[str, Array]] = {}
 
     @cache  # two threads may compute equal parts at once, of which one is kept
-    def part_of(leading: LeadingSlice | None) -> tuple[Program, Mapping[str, Accumulator]]:
-        part = program.slice_leading(leading)
+    def part_of(leading: LeadingSlice | None) -> tuple[Program, dict[str, Summed]]:
+        if leading is None:
+            return program, {name: Summed(target, grid, arrays[name]) for name, target in targets.items()}
         views = {name: arrays[name][target.slices(leading)] for name, target in targets.items()}
-        return part, {name: Summed(target, grid, views[name]) for name, target in part.targets.items()}
+        of_part = {n: target.slice_leading(leading) if n in summed else target for n, target in targets.items()}
+        return program.slice_leading(leading), {n: Summed(of_part[n], grid, view) for n, view in views.items()}
 
     def compute(share: Share) -> None:
-        with computing(program.scores.query):  # here too: a library may keep this setting for each thread
+        with program.computing():  # here too: a library may keep this setting for each thread
             for leading in share.slices:
                 part, sums = part_of(leading)
                 if share.plan is not plan:
-                    part = part.cut(part.scores, share.plan)
+                    part = part.with_plan(share.plan)
                 if aside := summed if share.number else small:
-                    zero = {name: zeros(part.targets[name]) for name in aside}
-                    kept[leading, share.number] = zero
-                    sums = {**sums, **{name: Summed(part.targets[name], grid, zero[name]) for name in aside}}
+                    empty = {name: zeros(sums[name].target) for name in aside}
+                    kept[leading, share.number] = empty
+                    sums = sums | {name: sums[name]._replace(array=array) for name, array in empty.items()}
                 for rows in share.rows:
                     part.add_rows(sums, rows, None)
 
@@ -176,11 +187,10 @@ def _shares(plan: Plan, targets: Sequence[Target], grid: ScoreGrid, sums_queries
 
 def _run_in_loops(program: Program) -> dict[str, Array]:
     """Return the targets of a call whose values cannot be read, in loops that the compiler keeps."""
-    scores = program.scores
-    bands = [_run_band(program, band) for band in row_bands(scores, program.plan)]
+    bands = [_run_band(program, band) for band in row_bands(program.grid, program.plan, program.key_range)]
     if len(bands) == 1:
         return bands[0]
-    join = partial(scores.xp.concat, axis=-2)
+    join = partial(program.grid.xp.concat, axis=-2)
     return {
         name: (join if target.axes[0] == "rows" else partial(reduce, add))([band[name] for band in bands])
         for name, target in program.targets.items()
@@ -189,19 +199,19 @@ def _run_in_loops(program: Program) -> dict[str, Array]:
 
 def _run_band(program: Program, band: range) -> dict[str, Array]:
     """Return the sums over a band of queries, or its rows of what has a row for each query."""
-    scores, targets, xp = program.scores, program.targets, program.scores.xp
-    columns = scores.key_range(band) or range(0)  # one that is empty may begin anywhere
+    targets, xp = program.targets, program.grid.xp
+    columns = program.key_range(band) or range(0)  # one that is empty may begin anywhere
     plan = replace(program.plan, columns=max(1, len(columns)), align=1)
     of_rows = [name for name, target in targets.items() if target.axes[0] == "rows"]
+    cut = program.with_plan(plan)
 
-    def compute(block: Scores, is_new: Array | None) -> tuple[dict[str, Array], list[Array]]:
-        rows = range(band.start, band.start + block.tile(band, range(1)).shape[-2])
-        pieces = _pieces(program, [rows], [columns])
-        program.cut(block, plan).add_rows(pieces, band, is_new)
+    def compute(block: RowBlock, is_new: Array | None) -> tuple[dict[str, Array], list[Array]]:
+        pieces = _pieces(program, [range(band.start, band.start + block.length)], [columns])
+        cut.in_block(block).add_rows(pieces, band, is_new)
         sums = _joined(pieces)
         return sums, [sums.pop(name) for name in of_rows]
 
-    sums, others = compute_band(scores, plan, band, compute, has_sums=len(of_rows) < len(targets))
+    sums, others = compute_band(program.grid, plan, band, compute, has_sums=len(of_rows) < len(targets))
     sums |= zip(of_rows, others, strict=True)
     return {name: _in_all_columns(xp, x, targets[name], columns, plan.keys) for name, x in sums.items()}
 

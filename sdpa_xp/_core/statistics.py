@@ -5,37 +5,24 @@ What a range of queries computes, and how, is in `row_statistics.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import NamedTuple, cast
+from dataclasses import dataclass, replace
+from typing import cast
 
 from .._libraries.protocols import Array
 from .._tiles.plan import Plan
-from .._tiles.tile import LeadingSlice, Target, Tile
+from .._tiles.tile import Target, Tile
 from .accumulators import between_zeros
 from .row_statistics import Request, Results, as_rows, statistics_of_rows, sums_of_blocks
 from .run import Sums, run
 from .scores import Scores
+from .tile_program import TileProgram
 
 
-class StatisticsProgram(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class StatisticsProgram(TileProgram):
     """The statistics of a call."""
 
-    scores: Scores
-    plan: Plan
-    targets: Mapping[str, Target]
     request: Request
-
-    @property
-    def keeps_scores(self) -> bool:
-        return self.scores.options.has_functions
-
-    def slice_leading(self, leading: LeadingSlice | None) -> StatisticsProgram:
-        targets = {name: target.slice_leading(leading) for name, target in self.targets.items()}
-        return self._replace(scores=self.scores.slice_leading(leading), targets=targets)
-
-    def cut(self, scores: Scores, plan: Plan) -> StatisticsProgram:
-        return self._replace(scores=scores, plan=plan)
 
     def add_rows(self, sums: Sums, rows: range, is_new: Array | None) -> None:
         scores, request, xp = self.scores, self.request, self.scores.xp

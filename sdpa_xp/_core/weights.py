@@ -3,36 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from .._libraries.protocols import Array, Dtype
 from .._tiles.plan import Plan
-from .._tiles.tile import Allowed, LeadingSlice, Target
+from .._tiles.tile import Allowed, Target
 from .run import Sums, run
 from .scores import Scores
 from .softmax import avoid_zero_sum, finite_shift
+from .tile_program import TileProgram
 
 
-class PairsProgram(NamedTuple):
-    """A number for each pair, computed with all keys of some queries at once."""
+@dataclass(frozen=True, slots=True)
+class PairsProgram(TileProgram):
+    """A number for each pair: the target "weights" or "scores", computed with all keys of some queries."""
 
-    scores: Scores
-    plan: Plan
-    targets: Mapping[str, Target]
-    """"weights" or "scores", (..., Hq, L, S)."""
     lse: Array | None = None
     """Two numbers that add up to the log-sum-exp over more keys than these, (..., Hq, L, 2): m, and log l."""
 
     @property
     def keeps_scores(self) -> bool:
         return True
-
-    def slice_leading(self, leading: LeadingSlice | None) -> PairsProgram:
-        return self._replace(scores=self.scores.slice_leading(leading))
-
-    def cut(self, scores: Scores, plan: Plan) -> PairsProgram:
-        return self._replace(scores=scores, plan=plan)
 
     def add_rows(self, sums: Sums, rows: range, _: Array | None) -> None:
         s, allowed = self._scores_of_rows(rows)

@@ -8,12 +8,12 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar, cast
 
 from .protocols import Array, Chunks, Device
 
-S = TypeVar("S")
 T = TypeVar("T")
+Sums: TypeAlias = dict[str, Array]
 
 MOST_ORDERS = 3
 """The derivatives of a loop that keep no pass. Each reverse mode uses up one checkpoint. More of them cost
@@ -255,9 +255,9 @@ class Loops:
         return bool(sys.modules["jax"].device_count() > 1)
 
     def rolled(
-        self, body: Callable[[Array], tuple[S, T]], numbers: Array, *, has_sums: bool = False
-    ) -> tuple[S, T]:
-        """Return `body` of each of `numbers`: its first arrays summed, and its others stacked on a new axis 0.
+        self, body: Callable[[Array], tuple[Sums, T]], numbers: Array, *, has_sums: bool
+    ) -> tuple[Sums, T]:
+        """Return `body` of each of `numbers`: the sums of its first arrays, and its others on a new axis 0.
 
         Gradients compute each pass again, so that no pass is kept: Chen et al., "Training Deep Nets with
         Sublinear Memory Cost", arXiv 1604.06174.
@@ -267,15 +267,15 @@ class Loops:
             # The compiler cannot merge the two computations of a pass across a loop: no need to prevent CSE.
             body = jax.checkpoint(body, prevent_cse=False)
 
-        def add(sums: S, number: Array) -> tuple[S, T]:
+        def add(sums: Sums, number: Array) -> tuple[Sums, T]:
             new, others = body(number)
             return jax.tree.map(operator.add, sums, new), others
 
-        zeros: Any = ()
+        zeros: Any = {}
         if has_sums:
             like, _ = jax.eval_shape(body, numbers[0])
             zeros = jax.tree.map(jax.numpy.zeros_like, like)
-        return cast(tuple[S, T], jax.lax.scan(add, zeros, numbers))
+        return cast(tuple[Sums, T], jax.lax.scan(add, zeros, numbers))
 
     def most_scores(self, of_a_device: int) -> int:
         """Return how many scores a pass computes, where a tile of a device has `of_a_device`."""

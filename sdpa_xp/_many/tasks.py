@@ -106,7 +106,7 @@ def partial_gradients(
         values = ArraySource(value)
         targets, bias_names = gradient_targets(scores, key, value, names)
         forward = GradientProgram(
-            scores, values, output, lse, targets, bias_names, windows.window_plan(scores, value)
+            scores, windows.window_plan(scores, value), targets, values, output, lse, bias_names
         )
         return gradients(forward, cotangent)
 

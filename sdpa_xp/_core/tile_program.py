@@ -1,0 +1,61 @@
+"""What all programs over the tiles of a call have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from .._libraries import computing
+from .._libraries.protocols import Array
+from .._tiles.plan import Plan
+from .._tiles.score_grid import ScoreGrid
+from .._tiles.tile import LeadingSlice, RowBlock, Target, Tile
+from .products import CallBuffers
+from .run import Sums
+from .scores import Scores
+
+
+@dataclass(frozen=True, slots=True)
+class TileProgram:
+    """A program over the tiles of some scores, as executors run it (`run.Program`)."""
+
+    scores: Scores
+    plan: Plan
+    targets: Mapping[str, Target]
+
+    @property
+    def grid(self) -> ScoreGrid:
+        return self.scores.grid
+
+    @property
+    def keeps_scores(self) -> bool:
+        # A function may keep the scores that it gets.
+        return self.scores.options.has_functions
+
+    def add_rows(self, sums: Sums, rows: range, is_new: Array | None, /) -> None:
+        raise NotImplementedError
+
+    def computing(self) -> AbstractContextManager[object]:
+        return computing(self.scores.query)
+
+    def tile(self, rows: range, columns: range) -> Tile:
+        return self.scores.tile(rows, columns)
+
+    def key_range(self, rows: range) -> range:
+        return self.scores.key_range(rows)
+
+    def slice_leading(self, leading: LeadingSlice) -> Self:
+        return replace(self, scores=self.scores.slice_leading(leading))
+
+    def with_plan(self, plan: Plan) -> Self:
+        return replace(self, plan=plan)
+
+    def in_block(self, block: RowBlock) -> Self:
+        return replace(self, scores=self.scores._replace(block=block))
+
+    def in_memory(self, buffers: CallBuffers | None) -> Self:
+        # The tiles of some queries are the same for all heads if the mask is.
+        known: Any = {} if self.scores.options.mask.is_shared else None
+        return replace(self, scores=self.scores._replace(buffers=buffers, known_tiles=known))
