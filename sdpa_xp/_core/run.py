@@ -144,11 +144,11 @@ def _run_in_tasks(program: Program, outs: Mapping[str, Array]) -> dict[str, Arra
 
     @cache  # two threads may compute equal parts at once, of which one is kept
     def part_of(leading: LeadingSlice | None) -> tuple[Program, dict[str, Summed]]:
-        if leading is None:
-            return program, {name: Summed(target, grid, arrays[name]) for name, target in targets.items()}
-        views = {name: arrays[name][target.slices(leading)] for name, target in targets.items()}
-        of_part = {n: target.slice_leading(leading) if n in summed else target for n, target in targets.items()}
-        return program.slice_leading(leading), {n: Summed(of_part[n], grid, view) for n, view in views.items()}
+        sums = {}
+        for name, target in targets.items():
+            of_part = target.slice_leading(leading) if name in summed else target
+            sums[name] = Summed(of_part, grid, arrays[name][target.slices(leading)])
+        return program if leading is None else program.slice_leading(leading), sums
 
     def compute(share: Share) -> None:
         with program.computing():  # here too: a library may keep this setting for each thread

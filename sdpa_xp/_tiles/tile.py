@@ -276,9 +276,8 @@ class Target(NamedTuple):
             return (slice(None),) * len(lengths)
         *batch, heads = leading[len(leading) - len(lengths) :]
         ranges = (*batch, range(heads.start // self.group, heads.stop // self.group))
-        return tuple(
-            slice(None) if n == 1 else slice(r.start, r.stop) for r, n in zip(ranges, lengths, strict=True)
-        )
+        pairs = zip(ranges, lengths, strict=True)
+        return tuple([slice(None) if n == 1 else slice(r.start, r.stop) for r, n in pairs])
 
     def slice_leading(self, leading: LeadingSlice | None) -> Target:
         """Return the part that belongs to a slice of (..., Hq)."""
