@@ -10,14 +10,14 @@ from ._call.options import CallOptions
 from ._call.prepared_call import PreparedCall
 from ._call.tangents import lifted, refuse_chunks
 from ._checks.arrays import swap_heads_and_length
-from ._core.backward import GradientProgram, gradients
-from ._core.gradient_targets import gradient_targets, try_functions
-from ._core.output import attend
-from ._core.products import ArraySource
 from ._libraries import astype_if_needed
 from ._libraries.jets import Jet
 from ._libraries.protocols import Array
 from ._many import cut_call
+from ._programs.gradient_targets import gradient_targets, try_functions
+from ._programs.gradients import GradientProgram, gradients
+from ._programs.output import attend
+from ._sources.arrays import ArraySource
 from ._tiles.tile import Target
 
 

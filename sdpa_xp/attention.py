@@ -9,12 +9,12 @@ from ._call.options import AttentionOptions, CallOptions, takes_options
 from ._call.prepared_call import PreparedCall, prepare
 from ._checks.arrays import Layout
 from ._checks.keywords import Implementation, check_lse_base, explains_keywords, refuse_missing_kernel
-from ._core.one_tile import OneTile, one_tile
-from ._core.products import ArraySource
-from ._core.softmax import Name
 from ._kernels import BY_NAME, KERNELS, Kernel
 from ._libraries import overridden
 from ._libraries.protocols import AnyArray, Array, Dtype, Rng
+from ._programs.one_tile import OneTile, one_tile
+from ._programs.softmax import Name
+from ._sources.arrays import ArraySource
 from ._tiles.plan import MOST_SCORES_KEPT
 from .biases import Bias
 from .masks import Mask
@@ -296,7 +296,7 @@ def _attend_portably(call: PreparedCall, *names: Name) -> dict[str, Array]:
     query, key, value = call.arrays.values()
     if formula is not None and (output := formula.attend(query, key, value)) is not None:
         return {"output": output}
-    from ._core.output import attend  # a small call does not need it
+    from ._programs.output import attend  # a small call does not need it
 
     return call.connected(attend(call.scores(), ArraySource(value), call.plan(), call.result_dtype, *names))
 

@@ -10,14 +10,14 @@ from typing import NamedTuple, Unpack, cast
 from ._call.options import AttentionOptions, CallOptions, takes_options
 from ._call.prepared_call import PreparedCall, prepare
 from ._checks.keywords import Implementation
-from ._core import threads
-from ._core.scores import Scores
 from ._display import Squares, captioned
 from ._libraries import access_of, is_traced, is_unknown, namespace_of
 from ._libraries.capabilities import Autograd
 from ._libraries.jax_trees import without_arrays
 from ._libraries.protocols import AnyArray, Array
 from ._many import GraphCall, cut_call
+from ._programs.scores import Scores
+from ._run import threads
 from ._tiles.plan import Plan, plan_patches
 from .attention import choose_kernel, is_differentiated
 from .errors import PACKAGE

@@ -8,12 +8,12 @@ from typing import Any, TypeVar, Unpack, cast
 from ._call.options import CallOptions, DifferentiableOptions, floating_arrays, takes_options
 from ._call.prepared_call import PreparedCall, prepare
 from ._call.tangents import check_tangents, lifted, refuse_chunks
-from ._core.gradient_targets import try_functions
-from ._core.output import attend
-from ._core.products import ArraySource
 from ._libraries import overridden
 from ._libraries.jets import JetNamespace
 from ._libraries.protocols import AnyArray, Array
+from ._programs.gradient_targets import try_functions
+from ._programs.output import attend
+from ._sources.arrays import ArraySource
 from .biases.custom import check_answers
 from .errors import ArgumentValueError
 from .masks import Mask

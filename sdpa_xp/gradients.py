@@ -10,10 +10,10 @@ from ._call.prepared_call import PreparedCall, prepare
 from ._call.tangents import check_tangents
 from ._checks.arrays import check_known, check_one_device, check_one_dtype, check_one_library
 from ._checks.keywords import explains_keywords
-from ._core.dropout import DrawnSeed
 from ._derivatives import Derivable, derive, pull_back, second_order
 from ._libraries import overridden
 from ._libraries.protocols import AnyArray, Array, Shape
+from ._programs.dropout import DrawnSeed
 from .errors import ArgumentValueError
 from .masks import Mask
 

@@ -21,9 +21,9 @@ from ._checks.arrays import (
 )
 from ._checks.keywords import check_integer, check_layout, check_lse_base, explains_keywords
 from ._checks.messages import brief, shown
-from ._core.softmax import merge
 from ._libraries import accumulation_dtype, computing, dtype_name
 from ._libraries.protocols import AnyArray, Array, Namespace
+from ._programs.softmax import merge
 from .errors import ArgumentTypeError, ArgumentValueError
 
 A = TypeVar("A", bound=AnyArray)

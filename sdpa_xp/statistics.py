@@ -9,10 +9,10 @@ from ._call.options import CallOptions, StatisticsOptions, takes_options
 from ._call.prepared_call import PreparedCall, prepare
 from ._checks.keywords import check_block_size, check_integer
 from ._checks.messages import brief, nearest_hint, shown
-from ._core.row_statistics import Request, Results
-from ._core.statistics import statistics
 from ._libraries import overridden
 from ._libraries.protocols import AnyArray, Array, Dtype
+from ._programs.row_statistics import Request, Results
+from ._programs.statistics import statistics
 from ._tiles.plan import plan_tiles
 from .errors import ArgumentTypeError, ArgumentValueError
 from .masks import Mask

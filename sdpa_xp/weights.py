@@ -6,10 +6,10 @@ from typing import Literal, TypeVar, Unpack, cast
 
 from ._call.options import CallOptions, DifferentiableOptions, ScoreOptions, takes_options
 from ._call.prepared_call import prepare
-from ._core.weights import full_matrix
 from ._libraries import overridden
 from ._libraries.protocols import AnyArray, Array
 from ._many import cut_call
+from ._programs.weights import full_matrix
 from ._tiles.plan import plan_full_rows
 from .masks import Mask
 

@@ -5,26 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from itertools import islice
 from typing import NamedTuple, TypeAlias, cast
 
 from .._checks.arrays import LHE, swap_heads_and_length
-from .._core import threads
-from .._core.dropout import Dropout
-from .._core.output import attend as attend_to
-from .._core.products import (
-    ArraySource,
-    Buffer,
-    CallBuffers,
-    KeyValueSource,
-    PagedSource,
-    are_finite,
-    call_buffers,
-)
-from .._core.quantised import factored_operands, source_of
-from .._core.scores import BoundOptions, Scores
-from .._core.softmax import Name
 from .._libraries import computing, namespace_of
 from .._libraries.protocols import Array
+from .._programs.dropout import Dropout
+from .._programs.output import attend as attend_to
+from .._programs.scores import BoundOptions, Scores
+from .._programs.softmax import Name
+from .._run import threads
+from .._run.buffers import Buffer, CallBuffers, call_buffers
+from .._run.products import are_finite
+from .._sources.arrays import ArraySource, KeyValueSource, PagedSource
+from .._sources.quantised import factored_operands, source_of
 from .._tiles.on_device import PaddedLengths
 from .._tiles.plan import Plan, takes_threads
 from .._tiles.score_grid import ScoreGrid
@@ -111,9 +106,9 @@ def _compute_all(
     if grid.waits:
         checks = [(group, compute(group)) for group in groups]
         doubtful = [(group, check) for group, check in checks if check is not None]
-        flags = are_finite([check for _, check in doubtful]) if doubtful else []
-        for (group, _), is_right in zip(doubtful, flags, strict=True):
-            if not is_right:
+        flags = iter(are_finite([check for _, check in doubtful]) if doubtful else ())
+        for group, check in doubtful:
+            if False in [*islice(flags, check.shape[0])]:  # a list, so that all flags of the group are taken
                 compute(group, is_guarded=True)
         return
     small = [group for group in groups if group.plan.threads == 1]

@@ -26,11 +26,11 @@ from .._checks.score_arrays import (
     check_mask_dtype,
     warn_if_zeros_and_ones,
 )
-from .._core.dropout import DrawnSeed
-from .._core.scores import BoundOptions
 from .._libraries import FLOATING, array_signatures, dtype_name, is_array
 from .._libraries.base import Library
 from .._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Rng
+from .._programs.dropout import DrawnSeed
+from .._programs.scores import BoundOptions
 from .._tiles import modifier
 from .._tiles.modifier import PLAIN_TYPES, ScoreModifier
 from .._tiles.score_grid import ScoreGrid

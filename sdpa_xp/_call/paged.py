@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .._core.softmax import Name
 from .._libraries.protocols import Array
+from .._programs.softmax import Name
 from . import groups
 from .prepared_call import PreparedCall
 from .sequences import Sequences, lengths_of

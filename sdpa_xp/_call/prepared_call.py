@@ -22,10 +22,6 @@ from .._checks.arrays import (
     swap_heads_and_length,
 )
 from .._checks.keywords import Implementation, check_flag, check_layout
-from .._core.dropout import DrawnSeed, Dropout
-from .._core.products import ArraySource
-from .._core.scores import BoundOptions, Scores
-from .._core.threads import asked_threads
 from .._libraries import (
     access_of,
     accumulation_dtype,
@@ -38,6 +34,10 @@ from .._libraries import (
     refuses_unlike_axes,
 )
 from .._libraries.protocols import AnyArray, Array, Dtype, Shape
+from .._programs.dropout import DrawnSeed, Dropout
+from .._programs.scores import BoundOptions, Scores
+from .._run.threads import asked_threads
+from .._sources.arrays import ArraySource
 from .._tiles.on_device import Questions
 from .._tiles.plan import Plan, plan_tiles
 from .._tiles.score_grid import ScoreGrid
@@ -184,7 +184,7 @@ class PreparedCall(NamedTuple):
         patches = options.mask.patches(self.grid)
         if patches is None:
             return plan
-        from .._core.patches import with_patches  # few masks have patches
+        from .._programs.patches import with_patches  # few masks have patches
 
         return with_patches(plan, patches, self.scores_without_dropout(), widths)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .._core import output
-from .._core.quantised import factored_operands, source_of
-from .._core.softmax import Name
 from .._libraries.protocols import Array
+from .._programs import output
+from .._programs.softmax import Name
+from .._sources.quantised import factored_operands, source_of
 from .._tiles.plan import plan_widened
 from .prepared_call import PreparedCall
 

@@ -18,9 +18,9 @@ import sys
 from typing import Any, cast
 
 from .._call.prepared_call import PreparedCall
-from .._core.products import any_query_attends
 from .._libraries import dtype_name
 from .._libraries.protocols import Array, Shape
+from .._run.products import any_query_attends
 from .._tiles.tile import is_masked
 from ..biases.algebra import Added
 from . import operands

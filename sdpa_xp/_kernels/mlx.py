@@ -21,9 +21,9 @@ import math
 import sys
 
 from .._call.prepared_call import PreparedCall
-from .._core.products import any_query_attends
 from .._libraries import dtype_name
 from .._libraries.protocols import Array
+from .._run.products import any_query_attends
 from . import operands
 
 

@@ -33,11 +33,11 @@ from functools import partial
 from typing import Any, TypeGuard, cast
 
 from .._call.prepared_call import PreparedCall
-from .._core.products import any_query_attends
 from .._libraries import LARGEST, astype_if_needed, dtype_name
 from .._libraries.base import is_compiling
 from .._libraries.protocols import Array, Dtype
 from .._libraries.torch import Torch, has_tangents, makes_fakes
+from .._run.products import any_query_attends
 from .._tiles.tile import is_masked
 from . import operands
 

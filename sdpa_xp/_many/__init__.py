@@ -17,9 +17,9 @@ from __future__ import annotations
 from typing import cast
 
 from .._call.prepared_call import PreparedCall
-from .._core.dropout import Dropout
 from .._libraries.dask import DaskGraphs
 from .._libraries.protocols import Array
+from .._programs.dropout import Dropout
 from .cutting import unsupported_reason
 from .graphs import GraphCall
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from .._checks.integers import Integers
-from .._core.dropout import Dropout
-from .._core.scores import BoundOptions
 from .._libraries import is_array, is_traced, namespace_of
 from .._libraries.protocols import Array, Chunks, Shape
+from .._programs.dropout import Dropout
+from .._programs.scores import BoundOptions
 from ..biases.algebra import Term
 from ..masks.patterns import Pattern
 

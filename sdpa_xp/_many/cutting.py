@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any
 
 from .._call.prepared_call import PreparedCall
-from .._core.dropout import Dropout
-from .._core.products import ArraySource
-from .._core.scores import BoundOptions, Scores
 from .._libraries import dtype_name, is_traced, library_of, numpy_array
 from .._libraries.dask import DaskGraphs
 from .._libraries.protocols import READ_ONLY, Array, Chunks, Key
+from .._programs.dropout import Dropout
+from .._programs.scores import BoundOptions, Scores
+from .._sources.arrays import ArraySource
 from .._tiles.modifier import ScoreModifier, with_arrays
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Tile

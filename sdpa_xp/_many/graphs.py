@@ -36,7 +36,7 @@ class GraphCall(CutCall):
     def attend(self, dtype: Dtype, *, in_parts: bool = False) -> tuple[Array, Array]:
         """Return output (..., Hq, L, Ev) in `dtype`, and log-sum-exp (..., Hq, L) in the accumulation dtype.
 
-        With `in_parts` the log-sum-exp is (..., Hq, L, 2), as `lse_parts` of `_core/output.py`. Both are lazy.
+        With `in_parts` the log-sum-exp is (..., Hq, L, 2), as `lse_parts` of an output. Both are lazy.
         """
         graph = Stages(self.library, self.token, dtype_name(dtype), in_parts)
         for rows in self.rows():

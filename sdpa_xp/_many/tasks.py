@@ -8,14 +8,14 @@ from functools import reduce
 from operator import add
 from typing import NamedTuple, cast
 
-from .._core import threads
-from .._core.backward import GradientProgram, gradients
-from .._core.gradient_targets import gradient_targets
-from .._core.products import ArraySource
-from .._core.scores import BoundOptions, Scores
-from .._core.weights import full_matrix
 from .._libraries import access_of, astype_if_needed, computing, library_of, namespace_of
 from .._libraries.protocols import Array, Dtype, Namespace, Shape
+from .._programs.gradient_targets import gradient_targets
+from .._programs.gradients import GradientProgram, gradients
+from .._programs.scores import BoundOptions, Scores
+from .._programs.weights import full_matrix
+from .._run import threads
+from .._sources.arrays import ArraySource
 from .._tiles.plan import Plan, plan_full_rows
 from .._tiles.score_grid import ScoreGrid
 from . import windows

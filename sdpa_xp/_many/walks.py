@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, TypeAlias, TypeVar, cast
 
-from .._core.scores import BoundOptions
-from .._core.softmax import finite_shift
 from .._libraries import FLOATING, astype_if_needed, dtype_name
 from .._libraries.meshes import DeviceRing
 from .._libraries.protocols import Array, Part
+from .._programs.scores import BoundOptions
+from .._programs.softmax import finite_shift
 from .._tiles.placement import WindowPlace
 from .._tiles.score_grid import ScoreGrid
 from .blocks import Axis, put_blocks

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias, cast
 
-from .._core.dropout import Dropout
-from .._core.output import attend
-from .._core.products import ArraySource
-from .._core.scores import BoundOptions, Scores
-from .._core.softmax import merge
 from .._libraries import namespace_of
 from .._libraries.protocols import Array, Shape
+from .._programs.dropout import Dropout
+from .._programs.output import attend
+from .._programs.scores import BoundOptions, Scores
+from .._programs.softmax import merge
+from .._sources.arrays import ArraySource
 from .._tiles.placement import WindowPlace
 from .._tiles.plan import Plan, plan_tiles
 from .._tiles.score_grid import ScoreGrid

@@ -73,7 +73,7 @@ class ScoreGrid:
     position_spread: int = 0
     """The difference between the largest and the smallest position of a first query."""
     is_reproducible: bool = False
-    """Whether the bits of a row must not depend on the other rows: see `_core/fixed_blocks.py`."""
+    """Whether the bits of a row must not depend on the other rows: see `_programs/fixed_blocks.py`."""
     questions: Questions | None = None
     """What masks and biases ask of a device while they are bound; None if they are not to ask."""
     placement: WindowPlace | None = None

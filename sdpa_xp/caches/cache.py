@@ -10,11 +10,11 @@ from .._call.prepared_call import PreparedCall
 from .._checks.arrays import HLE, Layout, check_one_kind
 from .._checks.keywords import check_choice, check_layout, check_lse_base
 from .._checks.messages import brief, type_name
-from .._core.quantised import channel_magnitudes
 from .._display import array_facts
 from .._libraries import computing, dtype_name, has_override, is_array, library_of
 from .._libraries.jax_trees import Tree
 from .._libraries.protocols import AnyArray, Array, Shape
+from .._sources.quantised import channel_magnitudes
 from ..errors import ArgumentTypeError, ArgumentValueError
 from ..positional.rotation import Rotation, check_fits_rotation, check_rotary
 from ..states import AttentionState, to_base

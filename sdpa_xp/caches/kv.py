@@ -26,12 +26,7 @@ from . import positions as token_positions
 from .at_positions import options_at
 from .cache import Cache, compute, refuse_graph_values
 from .positions import TokenPositionsLike
-from .quantisation import (
-    QUANTISED_NAMES,
-    bytes_of,
-    check_same_but_width,
-    check_stored,
-)
+from .quantisation import QUANTISED_NAMES, bytes_of, check_same_but_width, check_stored
 from .slots import Slots, check_writeable, context_of, slots_of
 
 A = TypeVar("A", bound=AnyArray)

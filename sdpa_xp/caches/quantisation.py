@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from .._checks.arrays import check_known, check_one_device, check_one_kind, check_one_library
 from .._checks.keywords import check_keys
 from .._checks.messages import Immutable
-from .._core.quantised import bits_of, quantise, widen
 from .._libraries import (
     FLOATING,
     accumulation_dtype,
@@ -21,6 +20,7 @@ from .._libraries import (
 )
 from .._libraries.jax_trees import Tree
 from .._libraries.protocols import AnyArray, Array, Dtype, Namespace, Shape
+from .._sources.quantised import bits_of, quantise, widen
 from ..errors import ArgumentTypeError, ArgumentValueError
 
 QUANTISED_NAMES = ("key", "value", "key_scale", "value_scale")

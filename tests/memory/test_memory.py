@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import ONE_CORE, TileSize, override, products
+from internals import ONE_CORE, TileSize, memory, override
 
 from sdpa_xp import (
     KVCache,
@@ -29,7 +29,7 @@ F = np.float32
 def peak(function: Callable[[], object]) -> int:
     """Bytes that `function` holds at most at one time, once everything is imported, with its buffers."""
     function()
-    products._IDLE.clear()
+    memory._IDLE.clear()
     tracemalloc.start()
     function()
     peak_bytes = tracemalloc.get_traced_memory()[1]
@@ -134,7 +134,7 @@ def test_a_pullback_keeps_the_inputs_the_output_and_the_log_sum_exp(rng: np.rand
     tracemalloc.start()
     output, pullback = scaled_dot_product_attention_vjp(x, x, x, is_causal=True)
     pullback(x)
-    products._IDLE.clear()  # about 1 MB whatever the length is
+    memory._IDLE.clear()  # about 1 MB whatever the length is
     kept = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert kept < 1.1 * output.nbytes + 4 * 4 * 4096

@@ -32,7 +32,7 @@ import numpy as np
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     from copied_attention import explain, scaled_dot_product_attention
-    from copied_attention._core.threads import thread_count
+    from copied_attention._run.threads import thread_count
     x = np.random.default_rng(0).standard_normal((1, 4, 600, 8), np.float32)
     output = scaled_dot_product_attention(x, x, x, is_causal=True)
     again = scaled_dot_product_attention(x, x, x, is_causal=True)

@@ -71,7 +71,7 @@ def flat(*code: Code) -> Iterator[tuple[Path, ast.AST]]:
     return ((path, node) for part in code for path, nodes in part.items() for node in nodes)
 
 
-@pytest.mark.parametrize("folder", ["_core", "_call"])
+@pytest.mark.parametrize("folder", ["_programs", "_run", "_sources", "_call"])
 def test_the_mathematics_names_no_array_library(folder: str) -> None:
     """What a library does differently is in `_libraries` or `_kernels`."""
     files = sorted((ROOT / "sdpa_xp" / folder).rglob("*.py"))

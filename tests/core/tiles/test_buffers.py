@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import ONE_CORE, products
+from internals import ONE_CORE, memory
 
 from sdpa_xp import attention_state, masks, scaled_dot_product_attention, varlen_attention
 
@@ -53,19 +53,19 @@ def test_a_call_that_raised_keeps_no_buffers() -> None:
         raise ValueError("of the caller")
 
     scaled_dot_product_attention(*call(1))
-    before = sum(map(len, products._IDLE.values()))
+    before = sum(map(len, memory._IDLE.values()))
     assert before
     with pytest.raises(ValueError, match="of the caller"):
         scaled_dot_product_attention(*call(1), masks.from_function(fails))
-    assert sum(map(len, products._IDLE.values())) <= before
+    assert sum(map(len, memory._IDLE.values())) <= before
 
 
 def test_calls_of_equal_shapes_share_buffers() -> None:
     for seed in range(20):
         scaled_dot_product_attention(*call(seed))
-    idle = [len(buffers) for buffers in products._IDLE.values()]
+    idle = [len(buffers) for buffers in memory._IDLE.values()]
     scaled_dot_product_attention(*call(0))
-    assert [len(buffers) for buffers in products._IDLE.values()] == idle
+    assert [len(buffers) for buffers in memory._IDLE.values()] == idle
 
 
 @pytest.mark.needs("torch")
@@ -82,17 +82,17 @@ def test_torch_writes_to_no_array_of_its_inference_mode() -> None:
 
 def test_a_look_at_many_values_keeps_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tile of one query has many keys, and sums below 1 have the values looked at."""
-    monkeypatch.setattr(products, "_IDLE", {})
+    monkeypatch.setattr(memory, "_IDLE", {})
     query, key = np.full((1, 8, 1, 64), -8, np.float32), np.full((1, 8, 16384, 64), 0.3, np.float32)
     scaled_dot_product_attention(query, key, key)
-    sizes = [buffers.product.memory.nbytes for idle in products._IDLE.values() for buffers in idle]
+    sizes = [buffers.product.memory.nbytes for idle in memory._IDLE.values() for buffers in idle]
     assert 0 < max(sizes) <= 4 * ONE_CORE.scores
 
 
 def test_sequences_without_keys_keep_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_IDLE", {})
+    monkeypatch.setattr(memory, "_IDLE", {})
     query = np.ones((50_000, 1, 64), F)
     output = varlen_attention(query, query[:0], query[:0], [0, 50_000], [0, 0])
     assert not output.any()
-    sizes = [buffers.product.memory.nbytes for idle in products._IDLE.values() for buffers in idle]
+    sizes = [buffers.product.memory.nbytes for idle in memory._IDLE.values() for buffers in idle]
     assert max(sizes, default=0) <= 4 * ONE_CORE.scores

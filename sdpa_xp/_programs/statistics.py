@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from .._libraries.protocols import Array
+from .._run.executors import Sums, run
+from .._run.sums import between_zeros
 from .._tiles.plan import Plan
 from .._tiles.tile import Target, Tile
-from .accumulators import between_zeros
 from .row_statistics import Request, Results, as_rows, statistics_of_rows, sums_of_blocks
-from .run import Sums, run
 from .scores import Scores
 from .tile_program import TileProgram
 

@@ -9,11 +9,11 @@ from typing import Any, Self
 
 from .._libraries import computing
 from .._libraries.protocols import Array
+from .._run.buffers import CallBuffers
+from .._run.executors import Sums
 from .._tiles.plan import Plan
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import LeadingSlice, RowBlock, Target, Tile
-from .products import CallBuffers
-from .run import Sums
 from .scores import Scores
 
 

@@ -8,7 +8,7 @@ new array. Otherwise `minus`, `plus` and `times` overwrite their first array, wh
 from __future__ import annotations
 
 from .._libraries.protocols import Array, Namespace
-from .products import CallBuffers
+from .buffers import CallBuffers
 
 
 def minus(buffers: CallBuffers | None, array: Array, other: Array) -> Array:

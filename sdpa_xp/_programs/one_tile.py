@@ -8,8 +8,8 @@ from typing import NamedTuple, cast
 
 from .._libraries import LARGEST, dtype_name
 from .._libraries.protocols import Array, Dtype, Namespace, Ufuncs
+from .._run.products import are_few_rows, matmul_grouped, multiply_few_rows
 from .._tiles.plan import Plan
-from .products import are_few_rows, matmul_grouped, multiply_few_rows
 from .scores import Scores
 from .softmax import avoid_zero_sum
 

@@ -11,6 +11,16 @@ from typing import NamedTuple
 from .._libraries import LARGEST, astype_if_needed, dtype_name, is_traced
 from .._libraries.capabilities import TangentRules
 from .._libraries.protocols import Array, Namespace, Shape
+from .._run.buffers import CallBuffers
+from .._run.products import (
+    MOST_ROWS_ALONE,
+    are_few_rows,
+    key_leading_slice,
+    matmul_grouped,
+    multiply_columns,
+    multiply_few_rows,
+)
+from .._sources.arrays import KeyValueSource
 from .._tiles.plan import Plan
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Allowed, LeadingSlice, RowBlock, Tile, both, is_masked, slice_leading
@@ -18,16 +28,6 @@ from ..biases.algebra import Term
 from ..masks.patterns import AllOf, Pattern
 from .differentiable import differentiable_product
 from .dropout import Dropout
-from .products import (
-    MOST_ROWS_ALONE,
-    CallBuffers,
-    KeyValueSource,
-    are_few_rows,
-    key_leading_slice,
-    matmul_grouped,
-    multiply_columns,
-    multiply_few_rows,
-)
 
 
 class BoundOptions(NamedTuple):

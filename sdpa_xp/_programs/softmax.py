@@ -20,19 +20,13 @@ from typing import Literal, NamedTuple, TypeAlias, cast
 
 from .._libraries import dtype_name
 from .._libraries.protocols import Array, Namespace
+from .._run.buffers import CallBuffers
+from .._run.in_place import exp_minus, plus, times
+from .._run.products import NonfiniteGuard, checksum, matmul_grouped, multiply_columns, weigh
+from .._sources.arrays import KeyValueSource
 from .._tiles.plan import ONE_CORE, Plan
 from .._tiles.tile import is_masked
 from .differentiable import weigh_differentiably
-from .in_place import exp_minus, plus, times
-from .products import (
-    CallBuffers,
-    KeyValueSource,
-    NonfiniteGuard,
-    checksum,
-    matmul_grouped,
-    multiply_columns,
-    weigh,
-)
 from .scores import Scores, rows_within
 
 LEAST_SUM = 2.0**-32
@@ -43,7 +37,7 @@ MOST_UNDERFLOW = {"float32": 2.0**-74, "float64": 2.0**-970}
 
 Name: TypeAlias = Literal["output", "lse", "lse_parts", "checksum"]
 """What a call may ask for: the output, (..., Hq, L, Ev); the log-sum-exp, (..., Hq, L, 1), or two numbers that
-add up to it, (..., Hq, L, 2); and a number (1, 1) that is NaN or inf if one of the others is."""
+add up to it, (..., Hq, L, 2); and numbers (n, 1) of which one is NaN or inf if one of the others is."""
 
 
 class RowResult(NamedTuple):

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 
 from .._libraries.capabilities import TangentRules
 from .._libraries.protocols import Array, Namespace
+from .._run.products import NonfiniteGuard, matmul_grouped, weigh
 from .._tiles.tile import Allowed
-from .products import NonfiniteGuard, matmul_grouped, weigh
 
 
 def differentiable_product(

@@ -13,18 +13,11 @@ from typing import TypeAlias
 
 from .._libraries import is_traced
 from .._libraries.protocols import Array, Dtype
+from .._run.executors import Sums, run
+from .._run.products import NonfiniteGuard, are_finite, checksum, is_finite, key_leading_slice
+from .._sources.arrays import KeyValueSource, PagedSource
 from .._tiles.plan import Plan
 from .._tiles.tile import LeadingSlice, Target
-from .products import (
-    KeyValueSource,
-    NonfiniteGuard,
-    PagedSource,
-    are_finite,
-    checksum,
-    is_finite,
-    key_leading_slice,
-)
-from .run import Sums, run
 from .scores import Scores
 from .softmax import Name, RowResult, attend_with_fixed_shift, attend_with_running_shift, is_accurate
 from .tile_program import TileProgram
@@ -162,7 +155,9 @@ def _attend_on_device(program: OutputProgram, guard: NonfiniteGuard, *, returns_
     if finite is not None or not options.may_mask:
         is_guarded = finite is not None and "value" not in finite
         return run(replace(program, of_rows=_guarded("pairs" if is_guarded else guard)))
-    targets = {**program.targets, "checksum": Target((1, 1))}
+    plan = program.plan
+    ranges = len([*plan.row_ranges()])
+    targets = {**program.targets, "checksum": Target((ranges, 1), ("rows", None), block=(plan.rows, 1))}
     results = run(replace(program, targets=targets, of_rows=_guarded(guard)))
     check = results["checksum"]
     if is_traced(check):  # a function of the caller has brought it in
@@ -170,7 +165,7 @@ def _attend_on_device(program: OutputProgram, guard: NonfiniteGuard, *, returns_
     if returns_checksum:
         return results
     del results["checksum"]
-    return results if are_finite([check])[0] else run(replace(program, of_rows=_guarded("pairs")))
+    return results if all(are_finite([check])) else run(replace(program, of_rows=_guarded("pairs")))
 
 
 def _attend_in_patches(

@@ -21,9 +21,10 @@ from .._libraries import (
     namespace_of,
 )
 from .._libraries.protocols import Array, Dtype
+from .._run.products import multiply_columns
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import LeadingSlice, slice_leading
-from .products import ArraySource, FactoredSlices, KeyValueSource, multiply_columns
+from .arrays import ArraySource, FactoredSlices, KeyValueSource
 
 LARGEST_CODE = {8: 127, 4: 7}
 """By the bits of a code. The smallest code is its negative, so that a number and its negative are alike."""

@@ -20,14 +20,15 @@ from typing import Literal, NamedTuple, TypeAlias, cast
 
 from .._libraries import access_of, astype_if_needed, is_traced, library_of
 from .._libraries.protocols import READ_ONLY, TRACED, Access, Array, Namespace
+from .._run.executors import Sums, run
+from .._run.in_place import exp_minus, minus, times
+from .._run.products import is_finite, key_leading_slice, matmul_grouped, matmul_over_group
+from .._sources.arrays import KeyValueSource
 from .._tiles.on_device import Questions
 from .._tiles.plan import plan_tiles
 from .._tiles.tile import Allowed, LeadingSlice, Tile, is_masked, slice_leading
 from ..biases.custom import check_answers
 from .differentiable import differentiable_product
-from .in_place import exp_minus, minus, times
-from .products import KeyValueSource, is_finite, key_leading_slice, matmul_grouped, matmul_over_group
-from .run import Sums, run
 from .tile_program import TileProgram
 
 INPUTS = frozenset({"query", "key", "value"})

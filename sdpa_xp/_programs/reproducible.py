@@ -15,12 +15,13 @@ from operator import itemgetter
 
 from .._libraries import dtype_name
 from .._libraries.protocols import Array
+from .._run.products import is_finite, weigh
+from .._sources.arrays import KeyValueSource
 from .._tiles.plan import KEYS_OF_A_PRODUCT as KEYS
 from .._tiles.plan import ROWS_OF_A_PRODUCT as ROWS
 from .._tiles.plan import Plan, Task
 from .._tiles.tile import LeadingSlice
 from .fixed_blocks import add_weighted
-from .products import KeyValueSource, is_finite, weigh
 from .scores import Scores, rows_within
 from .softmax import LEAST_SUM, RowResult, avoid_zero_sum, finite_shift, zero_sums
 

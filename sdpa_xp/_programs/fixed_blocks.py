@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from .._checks.arrays import broadcast
 from .._libraries.protocols import Array, Namespace, Shape
+from .._run.buffers import Buffer
+from .._run.products import fold_groups
 from .._tiles.plan import KEYS_OF_A_PRODUCT as KEYS
 from .._tiles.plan import ROWS_OF_A_PRODUCT as ROWS
-from .products import Buffer, fold_groups
 
 
 def multiply_keys(xp: Namespace, query: Array, keys: Array, buffer: Buffer | None = None) -> Array:

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 
 from .._libraries.protocols import Array, Dtype
+from .._run.executors import Sums, run
 from .._tiles.plan import Plan
 from .._tiles.tile import Allowed, Target
-from .run import Sums, run
 from .scores import Scores
 from .softmax import avoid_zero_sum, finite_shift
 from .tile_program import TileProgram

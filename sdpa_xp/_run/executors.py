@@ -20,9 +20,9 @@ from .._tiles.plan import DEVICE, MOST_SCORES_KEPT, SMALLEST_SIDE, Plan
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import LeadingSlice, RowBlock, Target, Tile
 from . import threads
-from .accumulators import Accumulator, Pieces, Summed, between_zeros
-from .compiled_loops import compute_band, row_bands
-from .products import CallBuffers, call_buffers
+from .buffers import CallBuffers, call_buffers
+from .loops import compute_band, row_bands
+from .sums import Accumulator, Pieces, Summed, between_zeros
 
 Sums: TypeAlias = Mapping[str, Accumulator]
 

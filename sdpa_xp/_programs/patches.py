@@ -16,12 +16,12 @@ from typing import NamedTuple, cast
 from .._libraries import namespace_of
 from .._libraries.capabilities import Loops
 from .._libraries.protocols import Array, Namespace
+from .._sources.arrays import ArraySource, FactoredSlices, KeyValueSource, converted
 from .._tiles.patches import Patches
 from .._tiles.plan import MOST_COPIED_ON_DEVICE, Plan, plan_patches
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import LeadingSlice, Tile, TokenPositions, slice_leading
 from ..masks.patterns import AllOf, ArrayPattern
-from .products import ArraySource, FactoredSlices, KeyValueSource, converted
 from .scores import Scores
 
 
