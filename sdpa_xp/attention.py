@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, Unpack, cast
 
 from ._call.options import AttentionOptions, CallOptions, takes_options
 from ._call.prepared_call import PreparedCall, prepare
@@ -13,12 +13,14 @@ from ._kernels import BY_NAME, KERNELS, Kernel
 from ._libraries import overridden
 from ._libraries.protocols import AnyArray, Array, Dtype, Rng
 from ._programs.one_tile import OneTile, one_tile
-from ._programs.softmax import Name
+from ._programs.scores import Name
 from ._sources.arrays import ArraySource
 from ._tiles.plan import MOST_SCORES_KEPT
 from .biases import Bias
 from .masks import Mask
-from .states import AttentionState, to_base
+
+if TYPE_CHECKING:
+    from .states import AttentionState
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -230,6 +232,8 @@ def compute_state(
     queries_at_end: bool = False,
 ) -> AttentionState[A]:
     """Return the output and the log-sum-exp of a call of `function`."""
+    from .states import AttentionState, to_base  # a call without a state does not need it
+
     base = check_lse_base(function, lse_base)
     inputs = {"query": query, "key": key, "value": value}
     result = overridden(function, inputs, lambda: options._asdict() | {"lse_base": lse_base})

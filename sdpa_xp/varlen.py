@@ -14,7 +14,7 @@ from ._checks.arrays import HLE, LHE, check_axes
 from ._checks.integers import check_cumulative_lengths, check_same_length, read_together
 from ._checks.keywords import check_lse_base
 from ._libraries.protocols import AnyArray, Array
-from ._programs.softmax import Name
+from ._programs.scores import Name
 from .masks import Mask
 from .states import AttentionState, to_base
 

@@ -250,6 +250,7 @@ PLACES = {
     "with_operands": "sdpa_xp_export._call.operands:with_operands",
     "with_weights": "sdpa_xp_export._files.model:with_weights",
     "without_numbers": "sdpa_xp_export._files.model:without_numbers",
+    "VARIABLE": "sdpa_xp._tiles.plan:VARIABLE",
     "Work": "sdpa_xp._call.sequences:Work",
     "WORK_OF_LAUNCHES": "sdpa_xp._call.sequences:WORK_OF_LAUNCHES",
     "description": "sdpa_xp._call.description",

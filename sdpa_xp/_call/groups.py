@@ -13,8 +13,7 @@ from .._libraries import computing, namespace_of
 from .._libraries.protocols import Array
 from .._programs.dropout import Dropout
 from .._programs.output import attend as attend_to
-from .._programs.scores import BoundOptions, Scores
-from .._programs.softmax import Name
+from .._programs.scores import BoundOptions, Name, Scores
 from .._run import threads
 from .._run.buffers import Buffer, CallBuffers, call_buffers
 from .._run.products import are_finite

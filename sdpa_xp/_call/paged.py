@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .._libraries.protocols import Array
-from .._programs.softmax import Name
+from .._programs.scores import Name
 from . import groups
 from .prepared_call import PreparedCall
 from .sequences import Sequences, lengths_of

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from .._checks.arrays import (
     HLE,
@@ -36,10 +36,8 @@ from .._libraries import (
 from .._libraries.protocols import AnyArray, Array, Dtype, Shape
 from .._programs.dropout import DrawnSeed, Dropout
 from .._programs.scores import BoundOptions, Scores
-from .._run.threads import asked_threads
 from .._sources.arrays import ArraySource
-from .._tiles.on_device import Questions
-from .._tiles.plan import Plan, plan_tiles
+from .._tiles.plan import Plan, asked_threads, plan_tiles
 from .._tiles.score_grid import ScoreGrid
 from .options import (
     CallOptions,
@@ -51,6 +49,9 @@ from .options import (
     check_softmax_dtype,
     with_arrays,
 )
+
+if TYPE_CHECKING:
+    from .._tiles.on_device import Questions
 
 MOST_CACHED = 1024
 MOST_KNOWN = 2**12
@@ -144,6 +145,8 @@ class PreparedCall(NamedTuple):
     def _bind(self) -> BoundOptions:
         if not self.grid.waits:
             return self.bind(self.grid)
+        from .._tiles.on_device import Questions
+
         questions = Questions()
         grid = replace(self.grid, questions=questions)
         bound = self.bind(grid)
@@ -199,6 +202,8 @@ class PreparedCall(NamedTuple):
         """Return the scores with `finite_inputs`, for which a device is waited for; on the CPU, as they are."""
         if not self.grid.waits or scores.options.finite_inputs is not None or not scores.options.may_mask:
             return scores
+        from .._tiles.on_device import Questions
+
         finite_inputs = self._search_inputs(Questions(), scores)
         return scores._replace(options=scores.options._replace(finite_inputs=finite_inputs))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .._libraries.protocols import Array
 from .._programs import output
-from .._programs.softmax import Name
+from .._programs.scores import Name
 from .._sources.quantised import factored_operands, source_of
 from .._tiles.plan import plan_widened
 from .prepared_call import PreparedCall

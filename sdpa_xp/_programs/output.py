@@ -18,8 +18,8 @@ from .._run.products import NonfiniteGuard, are_finite, checksum, is_finite, key
 from .._sources.arrays import KeyValueSource, PagedSource
 from .._tiles.plan import Plan
 from .._tiles.tile import LeadingSlice, Target
-from .scores import Scores
-from .softmax import Name, RowResult, attend_with_fixed_shift, attend_with_running_shift, is_accurate
+from .scores import Name, Scores
+from .softmax import RowResult, attend_with_fixed_shift, attend_with_running_shift, is_accurate
 from .tile_program import TileProgram
 
 Results: TypeAlias = dict[str, Array]

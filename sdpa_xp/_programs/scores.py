@@ -6,12 +6,11 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from .._libraries import LARGEST, astype_if_needed, dtype_name, is_traced
 from .._libraries.capabilities import TangentRules
 from .._libraries.protocols import Array, Namespace, Shape
-from .._run.buffers import CallBuffers
 from .._run.products import (
     MOST_ROWS_ALONE,
     are_few_rows,
@@ -26,8 +25,15 @@ from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Allowed, LeadingSlice, RowBlock, Tile, both, is_masked, slice_leading
 from ..biases.algebra import Term
 from ..masks.patterns import AllOf, Pattern
-from .differentiable import differentiable_product
 from .dropout import Dropout
+
+if TYPE_CHECKING:
+    from .._run.buffers import CallBuffers
+
+
+Name: TypeAlias = Literal["output", "lse", "lse_parts", "checksum"]
+"""What a call may ask for: the output, (..., Hq, L, Ev); the log-sum-exp, (..., Hq, L, 1), or two numbers that
+add up to it, (..., Hq, L, 2); and numbers (n, 1) of which one is NaN or inf if one of the others is."""
 
 
 class BoundOptions(NamedTuple):
@@ -216,6 +222,8 @@ class Scores(NamedTuple):
         scale = self.xp.astype(tile.slice(scale), self.grid.dtype, copy=False)
         if self.tangent_rules is None or not self.options.may_mask:
             return query * scale
+        from .differentiable import differentiable_product  # few calls need it
+
         return differentiable_product(self.tangent_rules, self.xp, operator.mul, query, scale)
 
     def products(
@@ -242,6 +250,8 @@ class Scores(NamedTuple):
                 multiply = multiply_few_rows
             scores = multiply(xp, query, transposed_keys, buffer)
         else:
+            from .differentiable import differentiable_product
+
             has_slope = self.options.has_slope or self.options.has_functions
             scores = differentiable_product(
                 rules,

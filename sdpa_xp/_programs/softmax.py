@@ -16,7 +16,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Literal, NamedTuple, TypeAlias, cast
+from typing import NamedTuple, cast
 
 from .._libraries import dtype_name
 from .._libraries.protocols import Array, Namespace
@@ -27,17 +27,13 @@ from .._sources.arrays import KeyValueSource
 from .._tiles.plan import ONE_CORE, Plan
 from .._tiles.tile import is_masked
 from .differentiable import weigh_differentiably
+from .one_tile import avoid_zero_sum
 from .scores import Scores, rows_within
 
 LEAST_SUM = 2.0**-32
 """Below this sum of a row with m = 0, the exponentials themselves may underflow."""
 MOST_UNDERFLOW = {"float32": 2.0**-74, "float64": 2.0**-970}
 """What underflows for a key, over `LEAST_SUM`, times 2^20 keys, times 2^24 or 2^53 for the last digit."""
-
-
-Name: TypeAlias = Literal["output", "lse", "lse_parts", "checksum"]
-"""What a call may ask for: the output, (..., Hq, L, Ev); the log-sum-exp, (..., Hq, L, 1), or two numbers that
-add up to it, (..., Hq, L, 2); and numbers (n, 1) of which one is NaN or inf if one of the others is."""
 
 
 class RowResult(NamedTuple):
@@ -254,13 +250,3 @@ def finite_shift(xp: Namespace, m: Array) -> Array:
     Only -inf is replaced: a NaN must stay one, or a row that attends it would pass for an empty row.
     """
     return xp.where(is_masked(m), 0.0, m)
-
-
-def avoid_zero_sum(l: Array, least: float = 1.0) -> Array:
-    """Return l, or a tiny number in a row without a key, whose output is then 0 and whose log-sum-exp is -inf.
-
-    The sums of other rows are `least` or more (1 with a maximum), and do not change: the tiny number is less
-    than half of their last bit in float64. With a maximum its square is not 0 in float32, so that autograd does
-    not compute 0 / 0; without one nothing is differentiated.
-    """
-    return l + least * 2.0**-55

@@ -9,8 +9,9 @@ from .._libraries.protocols import Array, Dtype
 from .._run.executors import Sums, run
 from .._tiles.plan import Plan
 from .._tiles.tile import Allowed, Target
+from .one_tile import avoid_zero_sum
 from .scores import Scores
-from .softmax import avoid_zero_sum, finite_shift
+from .softmax import finite_shift
 from .tile_program import TileProgram
 
 

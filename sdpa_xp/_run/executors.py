@@ -22,7 +22,7 @@ from .._tiles.tile import LeadingSlice, RowBlock, Target, Tile
 from . import threads
 from .buffers import CallBuffers, call_buffers
 from .loops import compute_band, row_bands
-from .sums import Accumulator, Pieces, Summed, between_zeros
+from .sums import Accumulator, JoinedSum, WrittenSum, between_zeros
 
 Sums: TypeAlias = Mapping[str, Accumulator]
 
@@ -109,11 +109,11 @@ def _compute_rows(program: Program, rows: range) -> dict[str, Array]:
     return _joined(sums)
 
 
-def _pieces(program: Program, rows: Sequence[range], columns: Sequence[range]) -> dict[str, Pieces]:
-    return {n: Pieces(target, program.grid, rows, columns) for n, target in program.targets.items()}
+def _pieces(program: Program, rows: Sequence[range], columns: Sequence[range]) -> dict[str, JoinedSum]:
+    return {n: JoinedSum(target, program.grid, rows, columns) for n, target in program.targets.items()}
 
 
-def _joined(sums: Mapping[str, Pieces]) -> dict[str, Array]:
+def _joined(sums: Mapping[str, JoinedSum]) -> dict[str, Array]:
     return {name: pieces.joined() for name, pieces in sums.items()}
 
 
@@ -143,11 +143,11 @@ def _run_in_tasks(program: Program, outs: Mapping[str, Array]) -> dict[str, Arra
     kept: dict[tuple[LeadingSlice | None, int], dict[str, Array]] = {}
 
     @cache  # two threads may compute equal parts at once, of which one is kept
-    def part_of(leading: LeadingSlice | None) -> tuple[Program, dict[str, Summed]]:
+    def part_of(leading: LeadingSlice | None) -> tuple[Program, dict[str, WrittenSum]]:
         sums = {}
         for name, target in targets.items():
             of_part = target.slice_leading(leading) if name in summed else target
-            sums[name] = Summed(of_part, grid, arrays[name][target.slices(leading)])
+            sums[name] = WrittenSum(of_part, grid, arrays[name][target.slices(leading)])
         return program if leading is None else program.slice_leading(leading), sums
 
     def compute(share: Share) -> None:

@@ -7,8 +7,12 @@ new array. Otherwise `minus`, `plus` and `times` overwrite their first array, wh
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from .._libraries.protocols import Array, Namespace
-from .buffers import CallBuffers
+
+if TYPE_CHECKING:
+    from .buffers import CallBuffers
 
 
 def minus(buffers: CallBuffers | None, array: Array, other: Array) -> Array:

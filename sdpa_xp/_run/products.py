@@ -11,12 +11,14 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from operator import add
-from typing import Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from .._libraries import JETS, library_of, namespace_of
 from .._libraries.protocols import Array, Namespace
 from .._tiles.tile import Allowed, LeadingSlice
-from .buffers import Buffer
+
+if TYPE_CHECKING:
+    from .buffers import Buffer
 
 MOST_ROWS_ALONE, LEAST_KEYS_ALONE = 7, 512
 """Up to so many rows of a head are multiplied with so many keys or more one by one: see `multiply_few_rows`."""

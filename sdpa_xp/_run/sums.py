@@ -28,7 +28,7 @@ class Accumulator(Protocol):
         """Return where the rows of some queries belong, to add to; None if there is no such place."""
 
 
-class Summed(NamedTuple):
+class WrittenSum(NamedTuple):
     """A target, or its part of some batch entries and heads, in an array that can be written to."""
 
     target: Target
@@ -53,7 +53,7 @@ class Summed(NamedTuple):
         return self.array[..., rows.start : rows.stop, :] if is_wide else None
 
 
-class Pieces:
+class JoinedSum:
     """A target as pieces, by the queries of `rows` and the keys of `columns`, which are joined at the end."""
 
     def __init__(

@@ -25,25 +25,8 @@ from contextvars import Context, copy_context
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from ..errors import PACKAGE, ArgumentValueError
-
-VARIABLE = "SDPA_XP_NUM_THREADS"
-
-
-def asked_threads() -> int | None:
-    """Return the number of threads that the environment asks for, or None if it does not say.
-
-    Raises:
-        ValueError: The variable holds something other than a positive integer.
-    """
-    text = os.environ.get(VARIABLE)
-    if not text:
-        return None
-    if not text.isdecimal() or int(text) == 0:
-        rule = f"the environment's {VARIABLE} must be a positive integer"
-        raise ArgumentValueError(PACKAGE, rule, {VARIABLE: text})
-    return int(text)
-
+from .._tiles.plan import asked_threads
+from ..errors import PACKAGE
 
 T = TypeVar("T")
 

@@ -7,12 +7,15 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from .._libraries.protocols import Shape
-from .patches import Patches
+from ..errors import PACKAGE, ArgumentValueError
 from .score_grid import ScoreGrid
 from .tile import LeadingSlice
+
+if TYPE_CHECKING:  # few calls have patches
+    from .patches import Patches
 
 
 class TileSize(NamedTuple):
@@ -68,6 +71,9 @@ results takes."""
 MOST_SCORES_KEPT = 2**16
 """The scores of a call without masks that a library may keep for its gradients: each array of them takes up to
 256 KiB in float32. To compute them again takes up to twice as long (one core)."""
+
+
+VARIABLE = "SDPA_XP_NUM_THREADS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,3 +333,18 @@ def _leading_slices(leading_shape: Shape, group: int, key_heads: int) -> tuple[L
 def _ranges(start: int, stop: int, step: int) -> Iterator[range]:
     for first in range(start, stop, step):
         yield range(first, min(first + step, stop))
+
+
+def asked_threads() -> int | None:
+    """Return the number of threads that the environment asks for, or None if it does not say.
+
+    Raises:
+        ValueError: The variable holds something other than a positive integer.
+    """
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) == 0:
+        rule = f"the environment's {VARIABLE} must be a positive integer"
+        raise ArgumentValueError(PACKAGE, rule, {VARIABLE: text})
+    return int(text)

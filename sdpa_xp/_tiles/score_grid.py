@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from .._checks.arrays import check_floating
 from .._checks.integers import (
@@ -23,8 +23,10 @@ from .._libraries import are_consecutive, is_array, library_of, rows_at
 from .._libraries.base import Library
 from .._libraries.protocols import Access, Array, Device, Dtype, Namespace, Shape
 from ..errors import ArgumentValueError
-from .on_device import SIDE, BlockBounds, PaddedLengths, Questions, ask_block_bounds, put_once
 from .placement import FAR, WindowPlace
+
+if TYPE_CHECKING:  # few grids are on a device
+    from .on_device import BlockBounds, PaddedLengths, Questions
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -251,6 +253,8 @@ class ScoreGrid:
         sharing = self.library.sharing() if self.waits else None
         if sharing is None:
             return self.xp.asarray(numbers, dtype=dtype, device=self.device)
+        from .on_device import put_once
+
         return put_once(self.library, self.xp, self.device, dtype, numbers, sharing)
 
     def block_bounds(self, array: Array) -> BlockBounds | None:
@@ -258,7 +262,11 @@ class ScoreGrid:
 
         A small array is not asked about: no tile of it could be skipped. An empty one has no bounds.
         """
-        if self.questions is None or array.ndim < 2 or max(array.shape[-2:]) <= SIDE or 0 in array.shape:
+        if self.questions is None or array.ndim < 2 or 0 in array.shape:
+            return None
+        from .on_device import SIDE, ask_block_bounds
+
+        if max(array.shape[-2:]) <= SIDE:
             return None
         return ask_block_bounds(self.questions, self.xp, array)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from .._libraries import is_traced
 from .._libraries.protocols import Array
-from .._tiles.on_device import BlockBounds
-from .._tiles.patches import Patches
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Allowed, Tile, TokenPositions, both, collapse_uniform, either
+
+if TYPE_CHECKING:
+    from .._tiles.on_device import BlockBounds
+    from .._tiles.patches import Patches
 
 
 class Pattern(ABC):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import kernels, products, softmax, threads
+from internals import VARIABLE, kernels, products, softmax, threads
 from threadpoolctl import threadpool_limits
 
 from sdpa_xp import (
@@ -148,12 +148,12 @@ def test_inside_a_transform_the_kernel_is_not_the_default(call: tuple[np.ndarray
 def test_threads_are_for_large_calls_on_numpy(
     rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(threads.VARIABLE, raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
     small, large = (rng.standard_normal((4, n, 64)).astype(np.float32) for n in (8, 1024))
     with threadpool_limits(3, "blas"):
         assert explain(small, small, small).threads == 1
         assert explain(large, large, large).threads == 3
-    monkeypatch.setenv(threads.VARIABLE, "5")
+    monkeypatch.setenv(VARIABLE, "5")
     assert explain(large, large, large).threads == 5
     assert "in 5 threads" in str(explain(large, large, large))
 
@@ -162,7 +162,7 @@ def test_threads_are_for_large_calls_on_numpy(
 def test_threads_are_not_for_other_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    monkeypatch.delenv(threads.VARIABLE, raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
     large = torch.ones(4, 1024, 64)
     with threadpool_limits(3, "blas"):
         assert explain(large, large, large, implementation="xp").threads == 1

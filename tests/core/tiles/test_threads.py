@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import program, reference, threads
+from internals import VARIABLE, program, reference, threads
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from sdpa_xp import attention_state, masks, scaled_dot_product_attention, scaled_dot_product_attention_vjp
@@ -31,7 +31,7 @@ def blas() -> list[int]:
 @pytest.fixture(autouse=True)
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """As on a machine with two cores, whatever the environment of the tests says."""
-    monkeypatch.delenv(threads.VARIABLE, raising=False)
+    monkeypatch.delenv(VARIABLE, raising=False)
     with threadpool_limits(2, "blas"):
         yield
 
@@ -98,21 +98,21 @@ def test_as_many_threads_as_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> No
 
     assert run_by(1, 1)
     assert run_by(3, 3)
-    monkeypatch.setenv(threads.VARIABLE, "3")
+    monkeypatch.setenv(VARIABLE, "3")
     assert run_by(None, 3)
     assert run_by(1, 1)
     for wrong in ("0", "-1", "many"):
-        monkeypatch.setenv(threads.VARIABLE, wrong)
-        with pytest.raises(ValueError, match=f"{threads.VARIABLE} must be a positive integer; got"):
+        monkeypatch.setenv(VARIABLE, wrong)
+        with pytest.raises(ValueError, match=f"{VARIABLE} must be a positive integer; got"):
             run_by(None, 1)
 
 
 @pytest.mark.parametrize("wrong", ["0", "-1", "many", "2.0"])
 def test_a_small_call_refuses_a_wrong_number_of_threads(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     x = np.ones((1, 2, 3), np.float32) * len(wrong)
-    monkeypatch.setenv(threads.VARIABLE, wrong)
+    monkeypatch.setenv(VARIABLE, wrong)
     for function in (scaled_dot_product_attention, attention_state, scaled_dot_product_attention_vjp):
-        with pytest.raises(ValueError, match=f"{threads.VARIABLE} must be a positive integer; got .*{wrong}"):
+        with pytest.raises(ValueError, match=f"{VARIABLE} must be a positive integer; got .*{wrong}"):
             function(x, x, x)
 
 
@@ -134,7 +134,7 @@ def test_what_else_goes_on_changes_no_bit(rng: np.random.Generator, monkeypatch:
     with ThreadPoolExecutor(3) as pool:
         outputs = [*pool.map(lambda _: scaled_dot_product_attention(x, x, x), range(30))]
     assert all(np.array_equal(output, alone) for output in outputs)
-    monkeypatch.setenv(threads.VARIABLE, "1")
+    monkeypatch.setenv(VARIABLE, "1")
     assert np.array_equal(scaled_dot_product_attention(x, x, x), alone)
     assert set(blas()) == {2}
 
@@ -153,7 +153,7 @@ def test_the_number_of_threads_changes_no_bit(
 ) -> None:
     results = []
     for count in ("1", "2", "5"):
-        monkeypatch.setenv(threads.VARIABLE, count)
+        monkeypatch.setenv(VARIABLE, count)
         results.append(scaled_dot_product_attention(*call, is_causal=True))
     assert np.array_equal(results[0], results[1])
     assert np.array_equal(results[0], results[2])
@@ -176,9 +176,9 @@ def test_the_number_of_threads_changes_no_bit_of_a_gradient(
     """Nor does what else goes on, though several parts of a call add to what they share."""
     output, pullback = scaled_dot_product_attention_vjp(*call, is_causal=True, **rules)
     direction = {"query": call[0], "value": call[2]}
-    monkeypatch.setenv(threads.VARIABLE, "1")
+    monkeypatch.setenv(VARIABLE, "1")
     alone = [pullback(output), *pullback.jvp(output, direction)]
-    monkeypatch.setenv(threads.VARIABLE, "5")
+    monkeypatch.setenv(VARIABLE, "5")
     for _ in range(3):
         computed = [pullback(output), *pullback.jvp(output, direction)]
         for gradients, expected in zip(computed, alone, strict=True):
@@ -234,7 +234,7 @@ def test_threads_share_the_gradients_of_one_head(
     monkeypatch.setattr(threads, "run", lambda f, tasks, n: counts.append(len(tasks)) or run(f, tasks, n))
     results = []
     for count in ("1", "2", "5"):
-        monkeypatch.setenv(threads.VARIABLE, count)
+        monkeypatch.setenv(VARIABLE, count)
         results.append((pullback(output), pullback.jvp(output, direction)[1]))
     assert counts[::3] == counts[2::3] == [counts[0]] * 3
     assert counts[0] > 1
@@ -284,7 +284,7 @@ def test_a_forked_process_and_an_ending_one_compute_too() -> None:
 
 def run_story(story: str) -> list[str]:
     """The words that a script prints in a process of its own, which has two threads."""
-    variables = os.environ | {threads.VARIABLE: "2"}
+    variables = os.environ | {VARIABLE: "2"}
     done = subprocess.run(
         [sys.executable, "-c", story], capture_output=True, text=True, check=False, timeout=120, env=variables
     )
