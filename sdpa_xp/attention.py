@@ -15,7 +15,7 @@ from ._libraries.protocols import AnyArray, Array, Dtype, Rng
 from ._programs.one_tile import OneTile, one_tile
 from ._programs.scores import Name
 from ._sources.arrays import ArraySource
-from ._tiles.plan import MOST_SCORES_KEPT
+from ._tiles import tuning
 from .biases import Bias
 from .masks import Mask
 
@@ -214,7 +214,7 @@ def is_differentiated(call: PreparedCall, kernel: Kernel | None) -> bool:
         return False
     is_transformed = grid.is_traced and not autograd.is_compiling()
     if not (kernel or is_transformed or options.masks or options.biases):
-        return math.prod(grid.shape) > MOST_SCORES_KEPT
+        return math.prod(grid.shape) > tuning.MOST_SCORES_KEPT
     # A function of the caller may bring in arrays that only the library knows: those of a bias may have
     # gradients, and those of a mask may belong to a transformation.
     modifiers = (*options.biases, *(options.masks if grid.is_traced else ()))

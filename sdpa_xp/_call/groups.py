@@ -78,7 +78,8 @@ def attend(
             if is_guarded:
                 options = options._replace(finite_inputs=frozenset())
             scores, dtype = Scores(group.grid, query, key, options), call.result_dtype
-            results = attend_to(scores, value, group.plan, dtype, *names, "checksum", out=out)
+            wanted: Sequence[Name] = (*names, "checksum") if group.grid.waits else names
+            results = attend_to(scores, value, group.plan, dtype, *wanted, out=out)
         check = results.pop("checksum", None)
         if packed is not None and (output := results.pop("output")) is not out:
             for n, entry in enumerate(group.entries):

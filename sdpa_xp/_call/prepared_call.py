@@ -37,6 +37,7 @@ from .._libraries.protocols import AnyArray, Array, Dtype, Shape
 from .._programs.dropout import DrawnSeed, Dropout
 from .._programs.scores import BoundOptions, Scores
 from .._sources.arrays import ArraySource
+from .._tiles import tuning
 from .._tiles.plan import Plan, asked_threads, plan_tiles
 from .._tiles.score_grid import ScoreGrid
 from .options import (
@@ -54,8 +55,6 @@ if TYPE_CHECKING:
     from .._tiles.on_device import Questions
 
 MOST_CACHED = 1024
-MOST_KNOWN = 2**12
-"""The scores of the largest call whose mask is asked once for all equal calls: its answer is an array."""
 T = TypeVar("T")
 Derived: TypeAlias = Literal[
     "bound_options", "context_maker", "foreign_call", "has_arrays", "is_causal", "kernel",
@@ -210,7 +209,7 @@ class PreparedCall(NamedTuple):
     def scores_without_dropout(self) -> Scores:
         """Return the scores of the whole call, without drawing from `rng`."""
         key = ArraySource(self.arrays["key"])
-        is_small = not self.grid.is_traced and math.prod(self.grid.shape) <= MOST_KNOWN
+        is_small = not self.grid.is_traced and math.prod(self.grid.shape) <= tuning.MOST_KNOWN
         tiles: dict[Any, Any] | None = self.cached("tiles", dict) if is_small else None
         return Scores(self.grid, self.arrays["query"], key, self.bound_options(), known_tiles=tiles)
 

@@ -12,8 +12,10 @@ from itertools import chain, pairwise
 from typing import NamedTuple, TypeAlias
 
 from .._libraries.protocols import Array
-from .._tiles.plan import MOST_STACKED, Plan, plan_pages, plan_tiles
+from .._tiles import tuning
+from .._tiles.plan import Plan, plan_pages, plan_tiles
 from .._tiles.score_grid import ScoreGrid
+from .._tiles.tuning import Work
 
 Entries: TypeAlias = tuple[int, ...]
 """The numbers of some sequences, in order."""
@@ -60,11 +62,11 @@ class Sequences(NamedTuple):
             return [(entry,) for entry in range(len(self.lengths))]
         sizes = HeadSizes(grid.heads, max(1, grid.heads // group), widths)
         if grid.waits:
-            return group_entries(self.lengths, sizes, WORK_OF_LAUNCHES)
+            return group_entries(self.lengths, sizes, tuning.WORK_OF_LAUNCHES)
         parts = []
         for entries in group_entries(self.lengths, sizes):
             # At least 1, since sequences may be empty. Contiguous sequences need no copy, and stay together.
-            stacked = MOST_STACKED // (grid.heads * max(*self.lengths[entries[0]], 1) * widths)
+            stacked = tuning.MOST_STACKED // (grid.heads * max(*self.lengths[entries[0]], 1) * widths)
             is_whole = self.starts[1] is None or is_contiguous(entries)
             step = len(entries) if is_whole else max(1, stacked)
             parts += [entries[first : first + step] for first in range(0, len(entries), step)]
@@ -94,18 +96,7 @@ class Sequences(NamedTuple):
             yield [entry, self.position(entry), *self.lengths[entry], *begins, *pages, *more]
 
 
-class Work(NamedTuple):
-    """How much a group computes and copies."""
-
-    scores: int
-    elements: int
-    """The elements of queries, keys and values."""
-
-
 NO_PADDING = Work(0, 0)
-WORK_OF_LAUNCHES = Work(2**22, 2**23)
-"""The work that takes about as long as the 40 launches of a call of one tile: a tile of `plan.DEVICE`, and
-copies of 32 MiB of float32. It is an estimate, which no GPU has measured."""
 
 
 class HeadSizes(NamedTuple):

@@ -12,8 +12,8 @@ from .._checks.arrays import broadcast
 from .._libraries.protocols import Array, Namespace, Shape
 from .._run.buffers import Buffer
 from .._run.products import fold_groups
-from .._tiles.plan import KEYS_OF_A_PRODUCT as KEYS
-from .._tiles.plan import ROWS_OF_A_PRODUCT as ROWS
+from .._tiles.tuning import KEYS_OF_A_PRODUCT as KEYS
+from .._tiles.tuning import ROWS_OF_A_PRODUCT as ROWS
 
 
 def multiply_keys(xp: Namespace, query: Array, keys: Array, buffer: Buffer | None = None) -> Array:
@@ -53,7 +53,12 @@ def add_weighted(
     rows, tiles = fold_groups(xp, weights, values.shape[-3]), _key_tiles(xp, values)
     (number, keys), width = rows.shape[-2:], values.shape[-1]
     count, blocks = -(-keys // KEYS), -(-number // ROWS)
-    rows = _with_room(xp, rows, (*rows.shape[:-2], blocks * ROWS, count * KEYS), padding)
+    rows = _with_room(
+        xp,
+        rows,
+        (*rows.shape[:-2], blocks * ROWS, count * KEYS),
+        padding,
+    )
     left = xp.reshape(rows, (*rows.shape[:-2], blocks, ROWS, count, KEYS))
     left = xp.permute_dims(left, (*range(left.ndim - 4), -2, -4, -3, -1))
     leading = broadcast(rows.shape[:-2], values.shape[:-2]) or ()

@@ -17,8 +17,9 @@ from .._libraries import namespace_of
 from .._libraries.capabilities import Loops
 from .._libraries.protocols import Array, Namespace
 from .._sources.arrays import ArraySource, FactoredSlices, KeyValueSource, converted
+from .._tiles import tuning
 from .._tiles.patches import Patches
-from .._tiles.plan import MOST_COPIED_ON_DEVICE, Plan, plan_patches
+from .._tiles.plan import Plan, plan_patches
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import LeadingSlice, Tile, TokenPositions, slice_leading
 from ..masks.patterns import AllOf, ArrayPattern
@@ -54,23 +55,17 @@ class ListedSource(NamedTuple):
         return self.slices(grid, transposed=transposed), None
 
 
-COST_OF_A_COPY = 4
-"""The time that it takes to copy a key and its value, in pairs of a query and a key; measured on one core."""
-LEAST_PAIRS = 2**18
-"""The fewest pairs in ranges of keys that take longer than to make the lists of keys."""
-
-
 def with_patches(plan: Plan, patches: Patches, scores: Scores, widths: int) -> Plan:
     """Return the plan with patches, if they take at most half of the time of ranges of keys."""
     grid, heads = scores.grid, math.prod(scores.grid.leading_shape)
     in_ranges = sum([len(rows) * len(scores.key_range(rows)) for rows in plan.row_ranges()])
-    in_patches = patches.blocks * patches.keys * (patches.queries + COST_OF_A_COPY)
-    if 2 * in_patches > in_ranges or heads * in_ranges < LEAST_PAIRS:
+    in_patches = patches.blocks * patches.keys * (patches.queries + tuning.COST_OF_A_COPY)
+    if 2 * in_patches > in_ranges or heads * in_ranges < tuning.LEAST_PATCHED_PAIRS:
         return plan
     if grid.is_traced:
         # All blocks are one tile, for which keys are copied at once. Several devices would exchange them.
         copied = heads * patches.blocks * patches.keys * widths
-        is_small = plan.is_loop and copied <= MOST_COPIED_ON_DEVICE
+        is_small = plan.is_loop and copied <= tuning.MOST_COPIED_ON_DEVICE
         if not is_small or cast(Loops, grid.library.loops).may_be_shared():
             return plan
     return replace(plan, patches=patches)

@@ -17,10 +17,10 @@ from .._libraries import dtype_name
 from .._libraries.protocols import Array
 from .._run.products import is_finite, weigh
 from .._sources.arrays import KeyValueSource
-from .._tiles.plan import KEYS_OF_A_PRODUCT as KEYS
-from .._tiles.plan import ROWS_OF_A_PRODUCT as ROWS
 from .._tiles.plan import Plan, Task
 from .._tiles.tile import LeadingSlice
+from .._tiles.tuning import KEYS_OF_A_PRODUCT as KEYS
+from .._tiles.tuning import ROWS_OF_A_PRODUCT as ROWS
 from .fixed_blocks import add_weighted
 from .one_tile import avoid_zero_sum
 from .scores import Scores, rows_within

@@ -12,7 +12,6 @@ from .._libraries import LARGEST, astype_if_needed, dtype_name, is_traced
 from .._libraries.capabilities import TangentRules
 from .._libraries.protocols import Array, Namespace, Shape
 from .._run.products import (
-    MOST_ROWS_ALONE,
     are_few_rows,
     key_leading_slice,
     matmul_grouped,
@@ -20,6 +19,7 @@ from .._run.products import (
     multiply_few_rows,
 )
 from .._sources.arrays import KeyValueSource
+from .._tiles import tuning
 from .._tiles.plan import Plan
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Allowed, LeadingSlice, RowBlock, Tile, both, is_masked, slice_leading
@@ -90,10 +90,6 @@ class BoundOptions(NamedTuple):
     def slice_leading(self, leading: LeadingSlice) -> BoundOptions:
         """Return the options of some batch entries and heads; masks, biases and dropout slice for each tile."""
         return self if self.sinks is None else self._replace(sinks=slice_leading(self.sinks, leading))
-
-
-MOST_ROWS_KNOWN = 4
-"""Ranges of queries whose tiles are kept. The tasks of one range, for all heads, follow each other."""
 
 
 class Scores(NamedTuple):
@@ -167,7 +163,7 @@ class Scores(NamedTuple):
             return self._tiles(rows, plan, trims)
         tiles = self.known_tiles.get(key := (rows, plan.first_key, trims))
         if tiles is None:
-            if len(self.known_tiles) >= MOST_ROWS_KNOWN:
+            if len(self.known_tiles) >= tuning.MOST_ROWS_KNOWN:
                 # No lock: a thread that has read a list keeps it, and one that misses it finds the tiles again.
                 self.known_tiles.clear()
             tiles = self.known_tiles[key] = [*self._tiles(rows, plan, trims)]
@@ -244,7 +240,7 @@ class Scores(NamedTuple):
             # The library first: a trace must not ask about lengths. Long calls are spared the function.
             elif (
                 self.grid.library.has_ufuncs
-                and query.shape[-2] <= MOST_ROWS_ALONE
+                and query.shape[-2] <= tuning.MOST_ROWS_ALONE
                 and are_few_rows(query, self.key.heads, transposed_keys.shape[-1])
             ):
                 multiply = multiply_few_rows

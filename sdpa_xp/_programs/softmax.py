@@ -24,7 +24,8 @@ from .._run.buffers import CallBuffers
 from .._run.in_place import exp_minus, plus, times
 from .._run.products import NonfiniteGuard, checksum, matmul_grouped, multiply_columns, weigh
 from .._sources.arrays import KeyValueSource
-from .._tiles.plan import ONE_CORE, Plan
+from .._tiles import tuning
+from .._tiles.plan import Plan
 from .._tiles.tile import is_masked
 from .differentiable import weigh_differentiably
 from .one_tile import avoid_zero_sum
@@ -199,7 +200,7 @@ def _are_usual(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) -
         return True
     smallest, largest, values = 1.0, 1.0, value.slices(scores.grid)
     # A tile of few queries has many keys, whose values would make the buffer large.
-    keys = max(1, ONE_CORE.scores // max(1, value.width * math.prod(scores.leading_shape)))
+    keys = max(1, tuning.ONE_CORE.scores // max(1, value.width * math.prod(scores.leading_shape)))
     for columns in replace(plan, columns=min(keys, plan.columns)).column_ranges(scores.key_range(rows)):
         of_tile = values(columns)
         size = buffers.functions.abs(of_tile, out=buffers.product.array(of_tile.shape))

@@ -16,7 +16,8 @@ from operator import add
 from typing import NamedTuple, Protocol, Self, TypeAlias
 
 from .._libraries.protocols import Array, Namespace, Shape
-from .._tiles.plan import DEVICE, MOST_SCORES_KEPT, SMALLEST_SIDE, Plan
+from .._tiles import tuning
+from .._tiles.plan import Plan
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import LeadingSlice, RowBlock, Target, Tile
 from . import threads
@@ -85,11 +86,11 @@ def _run_and_join(program: Program) -> dict[str, Array]:
     has_columns = any("columns" in target.axes for target in targets.values())
     autograd, scores, recomputed = grid.library.autograd, math.prod(grid.shape), None
     is_recorded = autograd is not None and not (has_columns or grid.is_traced or grid.is_writeable)
-    if autograd is not None and is_recorded and scores > MOST_SCORES_KEPT:
+    if autograd is not None and is_recorded and scores > tuning.MOST_SCORES_KEPT:
         # All keys of some queries are in memory while their gradients are computed. The arrays of a caller's
         # function may need gradients, too; so the library is asked to record all.
-        recomputed, most = autograd.recomputed, DEVICE.scores * plan.queries // scores
-        plan = replace(plan, rows=min(plan.rows, max(SMALLEST_SIDE, most)))
+        recomputed, most = autograd.recomputed, tuning.DEVICE.scores * plan.queries // scores
+        plan = replace(plan, rows=min(plan.rows, max(tuning.SMALLEST_SIDE, most)))
     ranges, keys = [*plan.row_ranges()], range(plan.keys)
     columns = [*plan.column_ranges(keys)] or [keys] if has_columns else []  # or one piece of no element
     sums = _pieces(program, ranges, columns)

@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from .._libraries import JETS, library_of, namespace_of
 from .._libraries.protocols import Array, Namespace
+from .._tiles import tuning
 from .._tiles.tile import Allowed, LeadingSlice
 
 if TYPE_CHECKING:
     from .buffers import Buffer
-
-MOST_ROWS_ALONE, LEAST_KEYS_ALONE = 7, 512
-"""Up to so many rows of a head are multiplied with so many keys or more one by one: see `multiply_few_rows`."""
 
 
 def product_of(xp: Any, left: Array, right: Array) -> Array:
@@ -72,8 +70,8 @@ def multiply_few_rows(
 
 def are_few_rows(rows: Array, key_heads: int, keys: int) -> bool:
     """Return whether `multiply_few_rows` is faster: some rows for each head of the keys, and many keys."""
-    is_few: bool = key_heads < rows.shape[-3] * rows.shape[-2] <= MOST_ROWS_ALONE * key_heads
-    return is_few and keys >= LEAST_KEYS_ALONE
+    is_few: bool = key_heads < rows.shape[-3] * rows.shape[-2] <= tuning.MOST_ROWS_ALONE * key_heads
+    return is_few and keys >= tuning.LEAST_KEYS_ALONE
 
 
 def matmul_over_group(xp: Namespace, key_heads: int, left: Array, right: Array) -> Array:

@@ -22,6 +22,7 @@ from .._libraries import (
 )
 from .._libraries.protocols import Array, Dtype
 from .._run.products import multiply_columns
+from .._tiles import tuning
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import LeadingSlice, slice_leading
 from .arrays import ArraySource, FactoredSlices, KeyValueSource
@@ -32,8 +33,6 @@ BELOW_ONE = 1.0 - 2.0**-20
 """A factor of each scale. Without it, the largest float, divided and multiplied by its channel, may be inf."""
 SMALLEST_SCALE = {"float32": 2.0**-126, "float64": 2.0**-1022}
 """The smallest normal numbers. A subnormal scale has few digits, so that codes might need more bits."""
-MOST_AT_ONCE = 2**22
-"""The elements that are quantised at once. Each needs a few numbers of the accumulation dtype meanwhile."""
 ZERO_CODE = 8
 """What half a byte holds for code 0, as in onnxruntime's caches."""
 
@@ -159,10 +158,10 @@ def quantise(array: Array, channels: Array | None, bits: int, axis: int) -> tupl
 
     A token with a NaN or inf gets codes of 0 and the scale NaN or inf, so that all of it is NaN.
     """
-    if has_override(array) or is_traced(array) or math.prod(array.shape) <= MOST_AT_ONCE:
+    if has_override(array) or is_traced(array) or math.prod(array.shape) <= tuning.MOST_AT_ONCE:
         return _codes_and_scale(array, channels, bits)
     length, size = array.shape[axis], math.prod(array.shape)
-    step = max(1, length * MOST_AT_ONCE // size)
+    step = max(1, length * tuning.MOST_AT_ONCE // size)
     parts = [array[slice_of_axis(axis, n, min(n + step, length))] for n in range(0, length, step)]
     codes, scales = zip(*(_codes_and_scale(part, channels, bits) for part in parts), strict=True)
     concat = namespace_of(array).concat

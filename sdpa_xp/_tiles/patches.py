@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from .._libraries.protocols import Array
+from . import tuning
 from .score_grid import ScoreGrid
 
 
@@ -35,21 +36,6 @@ class Patches(Protocol):
     def lists(self, grid: ScoreGrid, /) -> KeyLists: ...
 
 
-class PatchSize(NamedTuple):
-    """The smallest patch that a mask is asked for: large ones compute more pairs, small ones copy more keys."""
-
-    queries: int
-    copies: float
-    """The most keys that are copied for each query."""
-
-
-ONE_CORE_PATCH = PatchSize(2, 32)
-"""For NumPy. An image of 64 x 64 with windows of 7 x 7 gets patches of 1 x 2, which compute 1.14 times the
-allowed pairs. Patches of 2 x 2 took 0.8 times as long, but compute 1.31 times the pairs."""
-ALL_CORES_PATCH = PatchSize(16, 8)
-"""For libraries whose operations cost more: 1 x 2 took 2 (torch) and 3 times (JAX) as long as 4 x 4."""
-
-
-def patch_size(grid: ScoreGrid) -> PatchSize:
+def patch_size(grid: ScoreGrid) -> tuning.PatchSize:
     """Return the size for a library."""
-    return ONE_CORE_PATCH if grid.uses_our_threads else ALL_CORES_PATCH
+    return tuning.ONE_CORE_PATCH if grid.uses_our_threads else tuning.ALL_CORES_PATCH

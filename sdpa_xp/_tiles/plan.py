@@ -11,66 +11,12 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from .._libraries.protocols import Shape
 from ..errors import PACKAGE, ArgumentValueError
+from . import tuning
 from .score_grid import ScoreGrid
 from .tile import LeadingSlice
 
 if TYPE_CHECKING:  # few calls have patches
     from .patches import Patches
-
-
-class TileSize(NamedTuple):
-    """The largest tile. Measured with benchmarks/attention.py."""
-
-    rows: int
-    columns: int
-    scores: int
-    """The number of scores in all heads of a tile together."""
-
-
-ONE_CORE = TileSize(512, 256, 2**17)
-"""For threads that compute a tile each: 512 KiB of float32 scores stay in the cache of a core from the first
-product to the second, and BLAS is fastest if the left matrix has the longer side."""
-ALL_CORES = TileSize(512, 512, 2**18)
-"""For libraries whose operations use all cores: each core computes some heads of a tile, this many scores."""
-DEVICE = TileSize(256, 1024, 2**22)
-"""For devices that compute all heads and batch entries at once; the more there are, the smaller is a tile."""
-EQUAL_TILES = TileSize(512, 512, 2**22)
-"""For libraries that compile an operation for each shape: a causal call has square tiles of one shape."""
-SMALLEST_SIDE = 64
-MOST_OF_FEW_ROWS = 4
-"""A tile of up to `SMALLEST_SIDE` queries on a device may have this many times the scores of another."""
-MOST_COPIED = 2**20
-"""The number of elements of keys and values that are copied from the blocks of a paged cache for a tile."""
-MOST_COPIED_ON_DEVICE = 2**26
-"""The same for all sequences of a call on a device, where a tile costs launches: 256 MiB of float32."""
-MOST_GATHERED = 2**21
-"""The elements of keys and values that are copied for a tile of patches on the CPU. Fewer cost more calls, and
-more leave its caches: with 2**20 and 2**22 an image of 64 x 64 took 1.1 times as long, with 2**19 1.5 times."""
-LEAST_WIDENED, MOST_TILES = 1024, 16
-"""Keys in a tile of a quantised cache inside a compiled graph, which grows with its tiles, and the tiles."""
-MOST_STACKED = 2**18
-"""The number of elements of sequences of a packed batch that are stacked: too few for threads, so that threads
-share the stacks."""
-
-MOST_SHARES = 4
-"""The parts of the queries of a call that add to the same sums. Each has sums of its own, which take memory."""
-MOST_BANDS = 4
-"""The loops of a causal call that is compiled. 4 of them compute 5/8 of all pairs. 8 would compute 9/16, and
-take twice as long to compile."""
-ROWS_OF_A_PRODUCT, KEYS_OF_A_PRODUCT = 4, 128
-"""The shape of each product of a reproducible call. With 4 rows, OpenBLAS 0.3.31 takes 1.3 times as long as for
-one large product of 512 queries and keys, and for one query, a row among others, as long as for the product of
-a vector (AVX-512, 64 columns, float32). With 2 rows these are 1.4 and 0.7 times."""
-MOST_WIDTHS_OF_ONE_THREAD = 512
-"""The largest E + Ev for which OpenBLAS surely computes such a product in one thread."""
-LEAST_WORK_FOR_THREADS = 2**23
-"""Multiplications. Fewer of them take less time than threads lose by taking turns in Python."""
-LEAST_SCORES_WITHOUT_MAXIMUM = 2**16
-"""The fewest scores of a call for which a softmax without a maximum saves more time than the check of its
-results takes."""
-MOST_SCORES_KEPT = 2**16
-"""The scores of a call without masks that a library may keep for its gradients: each array of them takes up to
-256 KiB in float32. To compute them again takes up to twice as long (one core)."""
 
 
 VARIABLE = "SDPA_XP_NUM_THREADS"
@@ -131,7 +77,7 @@ class Plan:
         result depends on that number.
         """
         ranges, cores = [*self.row_ranges()], os.cpu_count() or 1
-        count = 1 if self.threads == 1 else min(len(ranges), MOST_SHARES, -(-cores // groups))
+        count = 1 if self.threads == 1 else min(len(ranges), tuning.MOST_SHARES, -(-cores // groups))
         # Under a causal mask each part has both queries that attend few keys and queries that attend many.
         return [
             [rows for n, rows in enumerate(ranges) if n % (2 * count) in (share, 2 * count - 1 - share)]
@@ -141,7 +87,7 @@ class Plan:
     def bands(self) -> list[range]:
         """Return the queries in up to `MOST_BANDS` ranges of whole blocks."""
         blocks = -(-self.queries // self.rows)
-        return [*_ranges(0, self.queries, -(-blocks // MOST_BANDS) * self.rows)]
+        return [*_ranges(0, self.queries, -(-blocks // tuning.MOST_BANDS) * self.rows)]
 
     def column_ranges(self, key_range: range) -> Iterator[range]:
         """Return the ranges of keys that cover `key_range`; none if the result is empty."""
@@ -184,9 +130,9 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
         and not is_empty
         and (loops := grid.library.loops) is not None
         and grid.library.is_known(heads)
-        and heads * queries * keys > DEVICE.scores
+        and heads * queries * keys > tuning.DEVICE.scores
     ):
-        most_rows = max(SMALLEST_SIDE, loops.most_scores(DEVICE.scores) // (heads * keys))
+        most_rows = max(tuning.SMALLEST_SIDE, loops.most_scores(tuning.DEVICE.scores) // (heads * keys))
         least = -(-queries // most_rows)
         # Blocks without remainder can have rows from everywhere: see `_attend_band`.
         iterations = next((n for n in range(least, 2 * least) if queries % n == 0), least)
@@ -194,42 +140,42 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
     if grid.is_traced or is_empty or keys == 0:
         return Plan(queries, keys, max(1, queries), max(1, keys), is_empty)
     if not grid.is_writeable:  # all heads are computed in one operation: more heads, smaller tiles
-        rows, columns, most_scores = EQUAL_TILES if grid.library.compiles_shapes else DEVICE
+        rows, columns, most_scores = tuning.EQUAL_TILES if grid.library.compiles_shapes else tuning.DEVICE
         if grid.waits and queries < rows:
             return _plan_few_rows(queries, keys, heads, most_scores)
-        while heads * rows * columns > most_scores and columns > SMALLEST_SIDE:
+        while heads * rows * columns > most_scores and columns > tuning.SMALLEST_SIDE:
             columns //= 2
-            rows = max(rows // 2, SMALLEST_SIDE)
+            rows = max(rows // 2, tuning.SMALLEST_SIDE)
         return Plan(queries, keys, rows, columns)
     cores, key_heads = os.cpu_count() or 1, heads // group
     has_threads = takes_threads(grid, heads * queries * keys * widths)
     # Without threads of ours the library divides each operation, so a tile may have what all cores can take.
-    size, cores_of_a_tile = (ONE_CORE, 1) if grid.uses_our_threads else (ALL_CORES, cores)
+    size, cores_of_a_tile = (tuning.ONE_CORE, 1) if grid.uses_our_threads else (tuning.ALL_CORES, cores)
     share = grid.library.tile_share
-    size = TileSize(size.rows, max(1, size.columns // share), size.scores // share)
+    size = tuning.TileSize(size.rows, max(1, size.columns // share), size.scores // share)
     # With threads, rows are cut so that each core gets about two tasks: one that starts late delays the end
     # less.
     fair_share = -(-queries * key_heads // (2 * cores)) if has_threads else queries
-    rows = min(queries, max(1, size.rows // group), max(SMALLEST_SIDE, fair_share))
+    rows = min(queries, max(1, size.rows // group), max(tuning.SMALLEST_SIDE, fair_share))
     # If there are few rows, as in decoding, a tile gets more keys instead: fewer, larger products.
     columns = max(size.scores // (rows * group), size.columns)
     # With few keys, queries and outputs are larger than the scores.
     heads_that_fit = size.scores * cores_of_a_tile // (rows * group * max(min(columns, keys), widths // 2, 1))
     heads_of_a_core = key_heads // cores if has_threads else heads_that_fit
     if grid.is_reproducible:
-        rows = -(-rows // ROWS_OF_A_PRODUCT) * ROWS_OF_A_PRODUCT
-        columns = columns // KEYS_OF_A_PRODUCT * KEYS_OF_A_PRODUCT
-    holds_blas = has_threads or (grid.is_reproducible and widths > MOST_WIDTHS_OF_ONE_THREAD)
+        rows = -(-rows // tuning.ROWS_OF_A_PRODUCT) * tuning.ROWS_OF_A_PRODUCT
+        columns = columns // tuning.KEYS_OF_A_PRODUCT * tuning.KEYS_OF_A_PRODUCT
+    holds_blas = has_threads or (grid.is_reproducible and widths > tuning.MOST_WIDTHS_OF_ONE_THREAD)
     return Plan(
         queries,
         keys,
         rows,
         columns,
         leading_slices=_leading_slices(grid.leading_shape, group, max(1, min(heads_that_fit, heads_of_a_core))),
-        align=KEYS_OF_A_PRODUCT if grid.is_reproducible else 1,
+        align=tuning.KEYS_OF_A_PRODUCT if grid.is_reproducible else 1,
         threads=None if holds_blas else 1,
         tries_without_maximum=grid.library.has_free_shift
-        and heads * queries * keys >= LEAST_SCORES_WITHOUT_MAXIMUM,
+        and heads * queries * keys >= tuning.LEAST_SCORES_WITHOUT_MAXIMUM,
     )
 
 
@@ -240,15 +186,15 @@ def _plan_few_rows(queries: int, keys: int, heads: int, most_scores: int) -> Pla
     elements, so their tiles may have more scores and still take little memory.
     """
     rows = queries
-    most_scores *= MOST_OF_FEW_ROWS if rows <= SMALLEST_SIDE else 1
-    while rows > SMALLEST_SIDE and heads * rows * SMALLEST_SIDE > most_scores:
-        rows = max(rows // 2, SMALLEST_SIDE)
-    return Plan(queries, keys, rows, max(SMALLEST_SIDE, most_scores // (heads * rows)))
+    most_scores *= tuning.MOST_OF_FEW_ROWS if rows <= tuning.SMALLEST_SIDE else 1
+    while rows > tuning.SMALLEST_SIDE and heads * rows * tuning.SMALLEST_SIDE > most_scores:
+        rows = max(rows // 2, tuning.SMALLEST_SIDE)
+    return Plan(queries, keys, rows, max(tuning.SMALLEST_SIDE, most_scores // (heads * rows)))
 
 
 def takes_threads(grid: ScoreGrid, multiplications: int) -> bool:
     """Return whether threads of ours compute so much work."""
-    return grid.uses_our_threads and multiplications >= LEAST_WORK_FOR_THREADS
+    return grid.uses_our_threads and multiplications >= tuning.LEAST_WORK_FOR_THREADS
 
 
 def plan_pages(grid: ScoreGrid, group: int, widths: int, block_size: int) -> Plan:
@@ -258,18 +204,18 @@ def plan_pages(grid: ScoreGrid, group: int, widths: int, block_size: int) -> Pla
     """
     is_empty = 0 in grid.shape
     if grid.is_traced or is_empty:
-        return Plan(grid.queries, grid.keys, DEVICE.rows, block_size, is_empty, align=block_size)
+        return Plan(grid.queries, grid.keys, tuning.DEVICE.rows, block_size, is_empty, align=block_size)
     plan, key_heads = plan_tiles(grid, group, widths), grid.heads // group
     if grid.is_reproducible:
         return plan
-    most_copied = MOST_COPIED
+    most_copied = tuning.MOST_COPIED
     if grid.waits:
-        most_copied = MOST_COPIED_ON_DEVICE // math.prod(grid.leading_shape[:-1])
+        most_copied = tuning.MOST_COPIED_ON_DEVICE // math.prod(grid.leading_shape[:-1])
     most_columns = min(plan.columns, most_copied // (key_heads * widths))
     columns = max(1, most_columns // block_size) * block_size
     leading_slices = plan.leading_slices
     if grid.is_writeable:  # others have no leading slices
-        sequences = max(1, MOST_COPIED // (key_heads * widths * min(columns, grid.keys)))
+        sequences = max(1, tuning.MOST_COPIED // (key_heads * widths * min(columns, grid.keys)))
         leading_slices = _leading_slices(grid.leading_shape, group, key_heads * sequences)
     return replace(plan, columns=columns, leading_slices=leading_slices, align=block_size)
 
@@ -280,11 +226,13 @@ def plan_widened(grid: ScoreGrid, group: int, widths: int) -> Plan:
     if plan.is_empty or grid.placement is not None:
         return plan
     if grid.is_traced:
-        return replace(plan, columns=min(plan.columns, max(LEAST_WIDENED, -(-plan.keys // MOST_TILES))))
+        return replace(
+            plan, columns=min(plan.columns, max(tuning.LEAST_WIDENED, -(-plan.keys // tuning.MOST_TILES)))
+        )
     heads = map(len, plan.leading_slices[0]) if plan.leading_slices else grid.leading_shape
-    most_copied = MOST_COPIED_ON_DEVICE if grid.waits else MOST_COPIED
+    most_copied = tuning.MOST_COPIED_ON_DEVICE if grid.waits else tuning.MOST_COPIED
     most_columns = most_copied * group // (math.prod(heads) * max(1, widths))
-    return replace(plan, columns=min(plan.columns, max(SMALLEST_SIDE, most_columns)))
+    return replace(plan, columns=min(plan.columns, max(tuning.SMALLEST_SIDE, most_columns)))
 
 
 def plan_patches(plan: Plan, grid: ScoreGrid, group: int, widths: int) -> Plan:
@@ -292,9 +240,11 @@ def plan_patches(plan: Plan, grid: ScoreGrid, group: int, widths: int) -> Plan:
 
     A tile has the same blocks of all heads and batch entries that fit.
     """
-    patches, leading = cast(Patches, plan.patches), (*grid.batch, grid.heads // group)
+    patches, leading = cast("Patches", plan.patches), (*grid.batch, grid.heads // group)
     queries, keys, heads = group * patches.queries, patches.keys, math.prod(leading)
-    most = (MOST_COPIED_ON_DEVICE if grid.waits or grid.is_traced else MOST_GATHERED) // (keys * widths)
+    most = (tuning.MOST_COPIED_ON_DEVICE if grid.waits or grid.is_traced else tuning.MOST_GATHERED) // (
+        keys * widths
+    )
     has_threads = takes_threads(grid, heads * patches.blocks * queries * keys * widths)
     fair_share = -(-patches.blocks // (2 * (os.cpu_count() or 1))) if has_threads else patches.blocks
     of_blocks = _ranges(0, patches.blocks, min(fair_share, max(1, most // heads)))
@@ -315,7 +265,7 @@ def plan_patches(plan: Plan, grid: ScoreGrid, group: int, widths: int) -> Plan:
 def plan_full_rows(grid: ScoreGrid, *, is_traced: bool) -> Plan:
     """Choose tiles with all keys, for results that have a column for each key."""
     (queries, keys), heads = map(len, grid.sides), math.prod(grid.leading_shape)
-    rows = queries if is_traced else max(1, DEVICE.scores // max(1, heads * keys))
+    rows = queries if is_traced else max(1, tuning.DEVICE.scores // max(1, heads * keys))
     return Plan(queries, keys, rows, keys, heads == 0 or queries == 0)
 
 
