@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import VARIABLE, kernels, products, softmax, threads
+from internals import VARIABLE, kernels, products, softmax
 from threadpoolctl import threadpool_limits
 
 from sdpa_xp import (
