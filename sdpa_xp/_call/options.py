@@ -31,9 +31,10 @@ from .._libraries.base import Library
 from .._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Rng
 from .._programs.dropout import DrawnSeed
 from .._programs.scores import BoundOptions
-from .._tiles import modifier
+from .._tiles import trees
 from .._tiles.modifier import PLAIN_TYPES, ScoreModifier
 from .._tiles.score_grid import ScoreGrid
+from .._tiles.trees import leaves
 from ..biases.algebra import ArrayBias, Bias, as_bias
 from ..errors import ArgumentTypeError, ArgumentValueError
 from ..masks.algebra import Mask, as_mask
@@ -187,21 +188,12 @@ class CheckedOptions(NamedTuple):
 
     def arrays(self) -> list[Array]:
         """Return all arrays that may have a gradient."""
-        parts = [cast(Array, x) for part in (*self.masks, *self.biases) for _, x in part.arrays()]
-        return [*parts, *(x for x in (self.scale, self.sinks) if x is not None and not isinstance(x, float))]
+        return [leaf.array for leaf in leaves(self._replace(rng=None))]
 
     def with_arrays(self, arrays: Sequence[Array]) -> CheckedOptions:
         """Return the options with other arrays, in the order of `arrays()`."""
         remaining = iter(arrays)
-
-        def change(_: object) -> Array:
-            return next(remaining)
-
-        masks = tuple([modifier.with_arrays(mask, change) for mask in self.masks])
-        biases = tuple([modifier.with_arrays(bias, change) for bias in self.biases])
-        scale = self.scale if self.scale is None or isinstance(self.scale, float) else change(self.scale)
-        sinks = None if self.sinks is None else change(self.sinks)
-        return self._replace(masks=masks, biases=biases, scale=scale, sinks=sinks)
+        return trees.with_arrays(self._replace(rng=None), lambda _: next(remaining))._replace(rng=self.rng)
 
 
 def check_options(
@@ -300,8 +292,7 @@ def arrays_of(options: CallOptions) -> Iterator[tuple[str, object]]:
     for name in ("attn_mask", "bias"):
         option = getattr(options, name)
         if isinstance(option, Mask | Bias):
-            for full_name, part, argument in named_arrays(name, option):
-                yield full_name, getattr(part, argument)
+            yield from named_arrays(name, option)
         elif option is not None:
             yield name, option
     if is_array(options.scale):
@@ -310,13 +301,13 @@ def arrays_of(options: CallOptions) -> Iterator[tuple[str, object]]:
         yield "sinks", options.sinks
 
 
-def named_arrays(name: str, option: ScoreModifier) -> Iterator[tuple[str, ScoreModifier, str]]:
-    """Return the name of each array inside the mask or bias `name`, the part that holds it, and as what."""
+def named_arrays(name: str, option: ScoreModifier) -> Iterator[tuple[str, object]]:
+    """Return the arrays inside the mask or bias `name`; two of one argument are "bias.slopes" and a (2)."""
     count: dict[str, int] = {}
-    for part, argument in option.holders():
-        count[argument] = count.get(argument, 0) + 1
-        number = f" ({count[argument]})" if count[argument] > 1 else ""
-        yield f"{name}.{argument}{number}", part, argument
+    for leaf in leaves(option):
+        count[leaf.argument] = count.get(leaf.argument, 0) + 1
+        number = f" ({count[leaf.argument]})" if count[leaf.argument] > 1 else ""
+        yield f"{name}.{leaf.argument}{number}", leaf.array
 
 
 def floating_arrays(inputs: Mapping[str, Any], options: CallOptions) -> dict[str, Array]:
@@ -327,14 +318,8 @@ def floating_arrays(inputs: Mapping[str, Any], options: CallOptions) -> dict[str
 
 def with_arrays(options: CallOptions, change: Callable[[Any], Any]) -> CallOptions:
     """Return the options with each array replaced by `change(array)`, also inside masks and biases."""
-    changes: dict[str, Any] = {}
-    for name in ("attn_mask", "bias", "scale", "sinks"):
-        option = getattr(options, name)
-        if isinstance(option, Mask | Bias):
-            changes[name] = modifier.with_arrays(option, change)
-        elif is_array(option):
-            changes[name] = change(option)
-    return options._replace(**changes)
+    names = ("attn_mask", "bias", "scale", "sinks")  # not the key of a generator
+    return options._replace(**{name: trees.with_arrays(getattr(options, name), change) for name in names})
 
 
 def call_signature(function: str, inputs: Mapping[str, Any], options: CallOptions, cache: object) -> object:

@@ -38,6 +38,15 @@ class Integers(NamedTuple):
     least: float
     most: float
 
+    def with_values(self, values: Any) -> Integers:
+        """Return other integers with their least and most, so that tiles are skipped."""
+        if not is_array(values):
+            return self._replace(values=values)
+        if is_traced(values) or 0 in values.shape:
+            return Integers(values, -math.inf, math.inf)
+        xp = library_of(values).namespace(values)
+        return Integers(values, int(xp.min(values)), int(xp.max(values)))
+
     def plus(self, number: int) -> Integers:
         """Return the integers with `number` added to each."""
         return Integers(self.values + number, self.least + number, self.most + number)

@@ -23,7 +23,7 @@ from .._call.prepared_call import PreparedCall
 from .._libraries import dtype_name, is_array, library_of
 from .._libraries.protocols import Array, Dtype
 from .._libraries.torch import Torch
-from .._tiles.modifier import with_arrays
+from .._tiles.trees import with_arrays
 from . import torch as torch_kernel
 
 

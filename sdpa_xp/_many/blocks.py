@@ -7,17 +7,13 @@ block. The bound masks and biases are cut too: the call that all tasks share has
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeAlias
 
-from .._checks.integers import Integers
-from .._libraries import is_array, is_traced, namespace_of
 from .._libraries.protocols import Array, Chunks, Shape
-from .._programs.dropout import Dropout
 from .._programs.scores import BoundOptions
-from ..biases.algebra import Term
-from ..masks.patterns import Pattern
+from .._tiles.trees import Leaf, with_leaves
 
 Axis: TypeAlias = int | None
 """An axis of the scores, -1 for S, -2 for L, -3 for Hq, and so on; `KEY_HEADS`; or None for any other axis."""
@@ -146,53 +142,18 @@ def take_arrays(bound: BoundOptions) -> tuple[BoundOptions, list[AlignedArray]]:
     """Return the options with a slot for each array, and the arrays in the order of the slots."""
     arrays: list[AlignedArray] = []
 
-    def take(array: Any, axes: tuple[Axis, ...]) -> Any:
-        arrays.append(AlignedArray(array, axes))
+    def take(leaf: Leaf) -> Slot:
+        axes: tuple[Axis, ...] | None = getattr(leaf.holder, "array_axes", {}).get(leaf.argument)
+        # Others broadcast to the scores.
+        arrays.append(AlignedArray(leaf.array, aligned_axes((), leaf.array.ndim) if axes is None else axes))
         return Slot(len(arrays) - 1)
 
-    with_slots: BoundOptions = _mapped(bound, is_array, take)
-    return with_slots, arrays
+    return with_leaves(bound, take), arrays
 
 
 def put_blocks(bound: BoundOptions, blocks: Sequence[Array]) -> BoundOptions:
     """Return the options with a block in each slot."""
-    filled: BoundOptions = _mapped(bound, lambda x: isinstance(x, Slot), lambda slot, _: blocks[slot.index])
+    filled: BoundOptions = with_leaves(
+        bound, lambda leaf: blocks[leaf.array.index], lambda part: isinstance(part, Slot)
+    )
     return filled
-
-
-def _mapped(
-    value: Any,
-    is_leaf: Callable[[Any], bool],
-    change: Callable[[Any, tuple[Axis, ...]], Any],
-    axes: tuple[Axis, ...] | None = None,
-) -> Any:
-    """Return `value` with each leaf changed.
-
-    `axes` are those of a leaf, None if it broadcasts to the scores.
-    """
-    if is_leaf(value):
-        ndim = getattr(value, "ndim", 0)
-        return change(value, aligned_axes((), ndim) if axes is None else axes)
-    if isinstance(value, Integers):
-        values = _mapped(value.values, is_leaf, change)
-        # The extremes of the whole array are not those of a block.
-        return _with_extremes(values) if is_array(values) else value._replace(values=values)
-    if isinstance(value, tuple):
-        changed = [_mapped(item, is_leaf, change) for item in value]
-        # A NamedTuple takes its items one by one.
-        return type(value)(*changed) if hasattr(value, "_fields") else tuple(changed)
-    if isinstance(value, Pattern | Term | Dropout) and is_dataclass(value):
-        array_axes: Mapping[str, tuple[Axis, ...]] = getattr(value, "array_axes", {})
-        # `replace` computes the fields anew that follow from others.
-        parts = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
-        changes = {name: _mapped(part, is_leaf, change, array_axes.get(name)) for name, part in parts.items()}
-        return replace(value, **changes)
-    return value
-
-
-def _with_extremes(values: Array) -> Integers:
-    """Return integers with their least and most, so that tiles of a block are skipped."""
-    if is_traced(values) or 0 in values.shape:
-        return Integers(values, float("-inf"), float("inf"))  # unknown before a run: nothing is skipped
-    xp = namespace_of(values)
-    return Integers(values, int(xp.min(values)), int(xp.max(values)))

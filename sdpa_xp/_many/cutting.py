@@ -15,9 +15,10 @@ from .._libraries.protocols import READ_ONLY, Array, Chunks, Key
 from .._programs.dropout import Dropout
 from .._programs.scores import BoundOptions, Scores
 from .._sources.arrays import ArraySource
-from .._tiles.modifier import ScoreModifier, with_arrays
+from .._tiles.modifier import ScoreModifier
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Tile
+from .._tiles.trees import with_arrays
 from ..biases.algebra import Bias, Sum, Term
 from ..biases.custom import FunctionBias
 from ..masks.algebra import Combined, Mask

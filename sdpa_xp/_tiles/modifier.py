@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, Literal, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
 
 from .._checks.arrays import check_one_device, check_one_library
 from .._checks.keywords import check_integer
@@ -13,8 +13,7 @@ from .._libraries import access_of, is_array, library_of, numpy_array, refuses_u
 from .._libraries.jax_trees import Tree
 from ..errors import PACKAGE, ArgumentTypeError, ArgumentValueError
 from .score_grid import ScoreGrid
-
-M = TypeVar("M", bound="ScoreModifier")
+from .trees import leaves
 
 PLAIN_TYPES = frozenset({type(None), bool, int, float, str})
 """Two values of one of these types are interchangeable if they are equal."""
@@ -35,6 +34,7 @@ class ScoreModifier(Tree, Immutable):
     ignores_heads: ClassVar[bool] = False
     """Whether it tells heads apart by the axis of an array alone, so that a graph may take them as batch
     entries."""
+    array_axes: ClassVar[Mapping[str, tuple[int | None, ...]]] = {}
     _caches: ClassVar[tuple[str, ...]] = ("_signature",)
     __array_ufunc__: ClassVar[None] = None  # so that in `array & mask` the mask decides, not the array
     _signature: tuple[object] | None = field(init=False, repr=False, compare=False, default=None)
@@ -42,17 +42,7 @@ class ScoreModifier(Tree, Immutable):
 
     def arrays(self) -> Iterator[tuple[str, object]]:
         """Return the arrays among the arguments, by the names of these."""
-        return ((argument, getattr(part, argument)) for part, argument in self.holders())
-
-    def holders(self) -> Iterator[tuple[ScoreModifier, str]]:
-        """Return for each of `arrays` the value that holds it, and the argument of that value which it is."""
-        for name, argument in self._fields():
-            if is_array(argument):
-                yield self, name
-            elif isinstance(argument, tuple):
-                for part in argument:
-                    if isinstance(part, ScoreModifier):
-                        yield from part.holders()
+        return ((leaf.argument, leaf.array) for leaf in leaves(self))
 
     @property
     def parts(self) -> tuple[ScoreModifier, ...]:
@@ -130,19 +120,6 @@ class ScoreModifier(Tree, Immutable):
 
     def _fields(self) -> Iterator[tuple[str, object]]:
         return ((argument.name, getattr(self, argument.name)) for argument in fields(self) if argument.init)
-
-
-def with_arrays(modifier: M, change: Callable[[Any], Any]) -> M:
-    """Return the same mask or bias with each array replaced by what `change` makes of it."""
-    changes: dict[str, Any] = {}
-    for name, argument in modifier._fields():
-        if is_array(argument):
-            changes[name] = change(argument)
-        elif isinstance(argument, tuple):
-            changes[name] = tuple(
-                with_arrays(item, change) if isinstance(item, ScoreModifier) else item for item in argument
-            )
-    return replace(modifier, **changes)
 
 
 def grid_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 class Pattern(ABC):
     """A mask that is bound to the grid of a call."""
 
+    array_axes: ClassVar[Mapping[str, tuple[int | None, ...]]] = {}
+    """The axes of the scores along which the axes of an array lie, if it does not broadcast to the scores."""
     has_patches: ClassVar[bool] = False
     """Whether `patches` may return some. Each new call reads it, and a method would be a call more."""
 
