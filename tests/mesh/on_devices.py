@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from calls import F, draw
-from internals import judge_together, plan, reference
+from internals import judge_together, reference, tuning
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -196,7 +196,7 @@ def plain() -> None:
     }
     for is_loop in (False, True):
         if is_loop:  # as for long sequences: blocks of queries in a loop
-            plan.DEVICE, plan.SMALLEST_SIDE = plan.TileSize(4, 6, 200), 4
+            tuning.DEVICE, tuning.SMALLEST_SIDE = tuning.TileSize(4, 6, 200), 4
         for kind in (AxisType.Auto, AxisType.Explicit):
             mesh = mesh_of(2, 4, kind=kind)
             for name, specs in ways.items():
