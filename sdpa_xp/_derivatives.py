@@ -53,7 +53,7 @@ def derive(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
     value = ArraySource(call.arrays["value"])
     targets, bias_names = gradient_targets(scores, call.arrays["key"], value.array, arrays)
     if cut is not None:
-        output, lse = cut.attend(call.grid.dtype, in_parts=True)
+        output, lse = cut.attend(call.grid.dtype, "output", "lse_parts").values()
         return Derivable(output, targets, partial(cut.gradients, output, lse, targets, arrays))
     plan = call.plan()
     output, lse = attend(scores, value, plan, call.grid.dtype, "output", "lse_parts").values()

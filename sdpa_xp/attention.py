@@ -293,8 +293,8 @@ def _attend_portably(call: PreparedCall, *names: Name) -> dict[str, Array]:
         # Imported here because it takes a fifth of this module's import time, and few programs need it.
         from . import _many as many
 
-        if (in_chunks := many.attend(call)) is not None:
-            return dict(zip(names, in_chunks, strict=False))
+        if (in_chunks := many.attend(call, *names)) is not None:
+            return in_chunks
     has_formula = names == ("output",) and not call.grid.is_reproducible
     formula = call.cached("one_tile", lambda: _one_tile(call)) if has_formula else None
     query, key, value = call.arrays.values()

@@ -11,7 +11,6 @@ from typing import NamedTuple, TypeAlias, cast
 from .._checks.arrays import LHE, swap_heads_and_length
 from .._libraries import computing, namespace_of
 from .._libraries.protocols import Array
-from .._programs.dropout import Dropout
 from .._programs.output import attend as attend_to
 from .._programs.scores import BoundOptions, Name, Scores
 from .._run import threads
@@ -39,8 +38,8 @@ class Group(NamedTuple):
     """What the device knows of them, as in `Sequences.tables`, if the call is computed there."""
 
 
-AttendInChunks: TypeAlias = Callable[[PreparedCall, Dropout | None], tuple[Array, Array] | None]
-"""What returns the output and the log-sum-exp of a call of arrays in chunks, or None."""
+AttendInChunks: TypeAlias = Callable[..., dict[str, Array] | None]
+"""Returns what is named of a call of arrays in chunks, or None: `_many.attend`."""
 
 
 def attend(
@@ -64,10 +63,10 @@ def attend(
         if attend_in_chunks is not None:
             key_and_value = (cast(ArraySource, source).array for source in (key, value))
             arrays = dict(zip(call.arrays, (query, *key_and_value), strict=True))
-            state = attend_in_chunks(call._replace(grid=group.grid, arrays=arrays, derived={}), dropout)
-            if state is not None:
-                for of_name, array in zip(computed.values(), (state[0], state[1][..., None]), strict=False):
-                    of_name[group.entries] = array
+            of_group = call._replace(grid=group.grid, arrays=arrays, derived={})
+            if (in_chunks := attend_in_chunks(of_group, *names, dropout=dropout)) is not None:
+                for name, array in in_chunks.items():
+                    computed[name][group.entries] = array if name == "output" else array[..., None]
                 return None
         out = None
         if packed is not None and is_contiguous(group.entries):

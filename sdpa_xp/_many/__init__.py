@@ -20,6 +20,7 @@ from .._call.prepared_call import PreparedCall
 from .._libraries.dask import DaskGraphs
 from .._libraries.protocols import Array
 from .._programs.dropout import Dropout
+from .._programs.scores import Name
 from .cutting import unsupported_reason
 from .graphs import GraphCall
 
@@ -36,10 +37,10 @@ def cut_call(call: PreparedCall, dropout: Dropout | None = None) -> GraphCall | 
     return GraphCall(call, cast(DaskGraphs, chunks), dropout)
 
 
-def attend(call: PreparedCall, dropout: Dropout | None = None) -> tuple[Array, Array] | None:
-    """Return output and log-sum-exp of a call that is computed in chunks, or None."""
+def attend(call: PreparedCall, *names: Name, dropout: Dropout | None = None) -> dict[str, Array] | None:
+    """Return what is named of a call that is computed in chunks, or None."""
     cut = cut_call(call, dropout)
-    return None if cut is None else cut.attend(call.result_dtype)
+    return None if cut is None else cut.attend(call.result_dtype, *names)
 
 
 __all__ = ["GraphCall", "attend", "cut_call"]

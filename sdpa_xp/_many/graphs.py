@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from .._libraries import dtype_name
 from .._libraries.dask import DaskGraphs
 from .._libraries.protocols import Array, Chunks, Dtype, Key
+from .._programs.scores import Name
 from .._tiles.tile import Target
 from . import tasks
 from .blocks import KEY_HEADS, QUERY_AXES, AlignedArray, Axis, Place, aligned_axes
@@ -33,33 +34,36 @@ class GraphCall(CutCall):
         """A text that is the same for equal calls of the same arrays, and else another."""
         return self.library.token(self.shared, [self.library.name_of(array) for array in self.inputs])
 
-    def attend(self, dtype: Dtype, *, in_parts: bool = False) -> tuple[Array, Array]:
-        """Return output (..., Hq, L, Ev) in `dtype`, and log-sum-exp (..., Hq, L) in the accumulation dtype.
+    def attend(self, dtype: Dtype, *names: Name) -> dict[str, Array]:
+        """Return what is named, lazily: output (..., Hq, L, Ev) in `dtype`, log-sum-exp (..., Hq, L).
 
-        With `in_parts` the log-sum-exp is (..., Hq, L, 2), as `lse_parts` of an output. Both are lazy.
+        The log-sum-exp, also as two numbers (..., Hq, L, 2), has the accumulation dtype.
         """
-        graph = Stages(self.library, self.token, dtype_name(dtype), in_parts)
+        graph = Stages(self.library, self.token, dtype_name(dtype), names)
+        compute: Mapping[str, Callable[..., Array]] = {
+            "output": partial(tasks.output_of, dtype_name(dtype)),
+            "lse": tasks.lse_of,
+            "lse_parts": tasks.lse_parts_of,
+        }
         for rows in self.rows():
             keys = []
             for place in self.blocks_of(rows):
                 operands = self.keys_of((self.query, self.key, self.value, *self.arrays), place)
                 keys.append(graph.add("partial", place, self._of_block(tasks.partial_state, place), *operands))
             if not keys:  # the output needs a state of the library and the dtype that only a chunk shows
-                compute = self._of_block(tasks.empty_state, rows, self.width)
-                keys = [graph.add("partial", (*rows, "none"), compute, self.key_of(self.query, (*rows, 0)))]
+                empty = self._of_block(tasks.empty_state, rows, self.width)
+                keys = [graph.add("partial", (*rows, "none"), empty, self.key_of(self.query, (*rows, 0)))]
             keys = graph.reduce("merge", rows, tasks.merged, keys)
-            graph.add(
-                "output", (*rows, 0), partial(tasks.output_of, dtype_name(dtype)), keys, *self.sinks_of(rows)
-            )
-            lse, place = (tasks.lse_parts_of, (*rows, 0)) if in_parts else (tasks.lse_of, rows)
-            graph.add("lse", place, lse, keys, *self.sinks_of(rows))
-        chunks = self.output_chunks
-        lse_chunks = (*chunks[:-1], *([(2,)] if in_parts else []))
-        states = "partial", "merge"
-        return (
-            self._array(graph, [*states, "output"], chunks, dtype),
-            self._array(graph, [*states, "lse"], lse_chunks, self.grid.dtype),
-        )
+            for name in names:
+                place = rows if name == "lse" else (*rows, 0)
+                graph.add(name, place, compute[name], keys, *self.sinks_of(rows))
+        chunks, accumulation = self.output_chunks, self.grid.dtype
+        kinds = {
+            "output": (chunks, dtype),
+            "lse": (chunks[:-1], accumulation),
+            "lse_parts": ((*chunks[:-1], (2,)), accumulation),
+        }
+        return {name: self._array(graph, ["partial", "merge", name], *kinds[name]) for name in names}
 
     def scores(self, dtype: Dtype) -> Array:
         """Return the scores, (..., Hq, L, S), lazily."""
