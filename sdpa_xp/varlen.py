@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, Unpack, cast
 
 from . import _many as many
-from ._call import groups
 from ._call.options import AttentionOptions, CallOptions, takes_options
 from ._call.prepared_call import PreparedCall, prepare
-from ._call.sequences import Sequences, lengths_of
 from ._checks.arrays import HLE, LHE, check_axes
 from ._checks.integers import check_cumulative_lengths, check_same_length, read_together
 from ._checks.keywords import check_lse_base
 from ._libraries.protocols import AnyArray, Array
 from ._programs.scores import Name
+from ._sequences import groups
+from ._sequences.sequences import Sequences, lengths_of
 from .masks import Mask
 from .states import AttentionState, to_base
 

@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 from .._libraries import LARGEST, astype_if_needed, dtype_name, is_traced
 from .._libraries.capabilities import TangentRules
 from .._libraries.protocols import Array, Namespace, Shape
-from .._run.products import (
-    are_few_rows,
-    key_leading_slice,
-    matmul_grouped,
-    multiply_columns,
-    multiply_few_rows,
-)
+from .._run.products import are_few_rows, key_leading_slice, matmul_grouped, multiply_columns, multiply_few_rows
 from .._sources.arrays import KeyValueSource
 from .._tiles import tuning
 from .._tiles.plan import Plan

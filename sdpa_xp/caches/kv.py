@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
-from .._call import quantised
 from .._call.options import CallOptions, Keywords, takes_options
 from .._call.prepared_call import prepare
 from .._checks.arrays import Layout, check_one_kind, check_plain_array, headed
@@ -16,6 +15,7 @@ from .._checks.keywords import LARGEST_INTEGER, check_flag, check_integer, expla
 from .._display import table
 from .._libraries import has_override, is_array, library_of, namespace_of
 from .._libraries.protocols import AnyArray, Array, Dtype
+from .._sequences import quantised
 from ..attention import compute_output, compute_state
 from ..errors import ArgumentValueError
 from ..masks import Mask

@@ -8,15 +8,15 @@ from itertools import chain, repeat
 from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
 from .._call.options import CallOptions, Keywords, takes_options
-from .._call.paged import PagedCall, attend
 from .._call.prepared_call import prepare
-from .._call.sequences import lengths_of
 from .._checks import integers
 from .._checks.arrays import Layout, check_appended, check_axes, check_one_kind, check_plain_array
 from .._checks.keywords import check_integer, explains_keywords
 from .._display import table as html_table
 from .._libraries import computing, is_array, is_number, rows_at
 from .._libraries.protocols import AnyArray, Array
+from .._sequences.paged import PagedCall, attend
+from .._sequences.sequences import lengths_of
 from ..errors import ArgumentValueError
 from ..masks import Mask
 from ..positional.rotation import Rotation, rotate

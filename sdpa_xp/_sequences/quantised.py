@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from .._call.prepared_call import PreparedCall
 from .._libraries.protocols import Array
 from .._programs import output
 from .._programs.scores import Name
 from .._sources.quantised import factored_operands, source_of
 from .._tiles.plan import plan_widened
-from .prepared_call import PreparedCall
 
 
 def attend(call: PreparedCall, *names: Name) -> dict[str, Array]:

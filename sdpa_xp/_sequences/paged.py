@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from .._call.prepared_call import PreparedCall
 from .._libraries.protocols import Array
 from .._programs.scores import Name
 from . import groups
-from .prepared_call import PreparedCall
 from .sequences import Sequences, lengths_of
 
 

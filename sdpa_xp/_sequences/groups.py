@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from itertools import islice
 from typing import NamedTuple, TypeAlias, cast
 
+from .._call.prepared_call import PreparedCall
 from .._checks.arrays import LHE, swap_heads_and_length
 from .._libraries import computing, namespace_of
 from .._libraries.protocols import Array
@@ -23,7 +24,6 @@ from .._tiles.plan import Plan, takes_threads
 from .._tiles.score_grid import ScoreGrid
 from ..masks.lengths import KeysBefore
 from ..masks.patterns import AllOf
-from .prepared_call import PreparedCall
 from .sequences import ENTRY, LENGTHS, PAGES, POSITION, STARTS, Entries, Sequences, is_contiguous
 
 
