@@ -189,60 +189,16 @@ def _shown(value: object) -> str:
     return type_name(value) if is_array(value) else f"{value!r} ({type_name(value)})"
 
 
-_NAMES = (
-    "query q queries Q q_proj | key k keys K k_proj | value v values V v_proj | "
-    "out output out_proj o_proj | attn_mask mask attention_mask atten_mask | "
-    "bias attn_bias attention_bias position_bias | is_causal causal use_causal_mask | "
-    "scale softmax_scale sm_scale scaling | "
-    "softcap soft_cap softcapping logits_soft_cap attn_logits_soft_cap | "
-    "dropout_p dropout dropout_rate p_dropout p | rng dropout_rng generator seed | "
-    "sinks sink s_aux learnable_sink | layout qkv_format kv_layout | "
-    "capacity max_length max_cache_len max_seq_len | block_table block_tables page_table | "
-    "positions cache_position position_ids | base theta rope_theta | width dim dims rotary_dim head_dim | "
-    "interleaved traditional rotary_interleaved | scaling rope_scaling | "
-    "original_length original_max_position_embeddings | "
-    "query_dim embedding_dim embed_dim d_model hidden_size | in_dim in_features | out_dim out_features | "
-    "of statistics stats | opset opset_version target_opset"
-)
-SYNONYMS = [{*names.split()} for names in _NAMES.split("|")]
-"""Names of one thing in torch, JAX, Keras, flash-attention, FlashInfer, MLX and transformers."""
-_ADVICE = {
-    "Leave it out: heads are grouped if the query has more of them than the key.": "enable_gqa",
-    "`attention_weights` returns the weights, and so does the method `weights` of a layer.": (
-        "need_weights output_attentions return_attention_scores return_attn_probs return_weights"
-    ),
-    "`attention_state`, `varlen_attention_state` and `attend_state` return the output and the log-sum-exp.": (
-        "return_lse return_residual return_softmax_lse return_aux"
-    ),
-    "Write attn_mask=masks.sliding_window(left, right) instead.": (
-        "window_size local_window_size sliding_window window window_left"
-    ),
-    "Write attn_mask=masks.padding(key_lengths, query_lengths) instead.": (
-        "key_value_seq_lengths query_seq_lengths key_lengths seqlens valid_lens seqused_k cache_seqlens "
-        "kv_lengths"
-    ),
-    "`varlen_attention` takes packed sequences.": "cu_seqlens cu_seqlens_q cu_seqlens_k",
-    "Leave it out: it follows from cu_seqlens_q and cu_seqlens_k, which `varlen_attention` takes.": (
-        "max_seqlen max_seqlen_q max_seqlen_k"
-    ),
-    "Leave it out: the result is the same every time.": "deterministic",
-    "Leave it out: nothing is dropped unless you pass dropout_p and rng.": (
-        "training train is_training inference"
-    ),
-    "Write attn_mask=~key_padding_mask[:, None, None, :] instead: True means may attend.": "key_padding_mask",
-    "Write attn_mask=masks.from_function(mask_mod) instead.": "mask_mod block_mask",
-    "Write bias=biases.from_function(score_mod) instead.": "score_mod",
-    "Write bias=biases.alibi(slopes) instead.": "alibi_slopes",
-    "Write attn_mask=masks.document(query_ids, key_ids) instead.": "segment_ids",
-    "Write implementation='native' instead.": "backend flash_attention use_flash",
-    "A `KVCache` holds both; an export has past_key=... and past_value=...": (
-        "past_key_values past_key_value past_kv past kv_cache layer_past"
-    ),
-    "Name open axes in a spec: TensorSpec('float32', ('B', 8, 'L', 64)).": "dynamic_axes dynamic_shapes",
-    "Leave it out: inputs and outputs have names already.": "input_names output_names",
-}
-INSTEAD = {name: advice for advice, names in _ADVICE.items() for name in names.split()}
-"""What to do about a keyword that no argument replaces one to one."""
+@functools.cache
+def names_elsewhere() -> tuple[list[set[str]], dict[str, str]]:
+    """Return sets of names of one thing, and what to do about names that no argument replaces."""
+    # Data and its reader, which take 10 ms to import: only a wrong keyword needs them.
+    import tomllib
+    from pathlib import Path
+
+    names = tomllib.loads(Path(__file__).with_name("names_elsewhere.toml").read_text("utf-8"))
+    instead = {name: advice for advice, listed in names["instead"].items() for name in listed.split()}
+    return [{*listed.split()} for listed in names["synonyms"]], instead
 
 
 def explains_keywords(function: F) -> F:
@@ -338,12 +294,12 @@ def _refuse_arguments(
 def hint_for_keyword(keyword: str, parameters: Iterable[str]) -> str:
     """Return what to write instead of an unknown keyword; "" if no parameter is like it."""
     name = _name_like(keyword, parameters)
-    return INSTEAD.get(keyword) or (f"Write {name}=... instead." if name else "")
+    return names_elsewhere()[1].get(keyword) or (f"Write {name}=... instead." if name else "")
 
 
 def _name_like(word: object, names: Iterable[str]) -> str:
     """Return the one of `names` that is meant by a word of another library or a slip; "" if none is."""
-    synonyms = (name for one in SYNONYMS if word in one for name in one.intersection(names))
+    synonyms = (name for one in names_elsewhere()[0] if word in one for name in one.intersection(names))
     return next(synonyms, "") or "".join(get_close_matches(str(word), [*names], n=1))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import INSTEAD, SYNONYMS
+from internals import names_elsewhere
 
 import sdpa_xp
 from sdpa_xp import (
@@ -165,14 +165,15 @@ def test_an_error_of_the_call_itself_stays_as_it_is() -> None:
 
 def test_no_argument_of_a_function_is_called_another_name() -> None:
     """A name of one thing has at most one argument of a function, and no argument needs a replacement."""
+    synonyms, instead = names_elsewhere()
     for name in sdpa_xp.__all__:
         parameters = (
             inspect.signature(function).parameters if callable(function := getattr(sdpa_xp, name)) else ()
         )
-        for names in SYNONYMS:
+        for names in synonyms:
             assert len(names.intersection(parameters)) <= 1, (name, names)
     parameters = inspect.signature(scaled_dot_product_attention).parameters
-    assert not INSTEAD.keys() & parameters.keys()
+    assert not instead.keys() & parameters.keys()
 
 
 LAYOUTS = {
