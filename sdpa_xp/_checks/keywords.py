@@ -227,8 +227,7 @@ def explains_keywords(function: F) -> F:
             # Python's own refusal of the arguments comes before the first line of the function.
             if any(frame.f_code is body for frame, _ in walk_tb(error.__traceback__)):
                 raise
-            name = _called_name(function, arguments)
-            _refuse_arguments(function, name, arguments, keywords)
+            name = _refuse_arguments(function, arguments, keywords)
             # Python names the class that defines a method, which may be a base that no caller knows.
             error.args = (str(error).replace(function.__qualname__, name),)
             raise
@@ -262,33 +261,29 @@ def check_keys(
             raise ArgumentValueError(function, rule, {"keys": ", ".join(value) or "none"})
 
 
-def _owner(function: Callable[..., Any]) -> str:
-    """Return the name of a method's first parameter, or ""."""
-    first = next(iter(inspect.signature(function).parameters), "")
-    return first if first in ("self", "cls") else ""
-
-
-def _called_name(function: Callable[..., Any], arguments: tuple[object, ...]) -> str:
-    """Return the name of a function, a class, or a method of the class that the caller knows."""
-    name, owner = function.__name__, _owner(function)
-    if not owner:
-        return name
-    kind = cast(type, arguments[0]) if owner == "cls" else type(arguments[0])
-    return kind.__name__ if name in ("__init__", "__call__") else f"{kind.__name__}.{name}"
-
-
 def _refuse_arguments(
-    function: Callable[..., Any], name: str, arguments: tuple[object, ...], keywords: Mapping[str, object]
-) -> None:
-    """Refuse names or a number of arguments that the function does not have."""
-    parameters, is_method = inspect.signature(function).parameters, _owner(function) != ""
+    function: Callable[..., Any], arguments: tuple[object, ...], keywords: Mapping[str, object]
+) -> str:
+    """Refuse names or a number of arguments that a function does not have.
+
+    Returns the name of the function, of the class, or of the method of the class that the caller knows.
+    """
+    parameters, name = inspect.signature(function).parameters, function.__name__
+    owner = next(iter(parameters), "")
+    is_method = owner in ("self", "cls")
+    if is_method:
+        kind = cast(type, arguments[0]) if owner == "cls" else type(arguments[0])
+        name = kind.__name__ if name in ("__init__", "__call__") else f"{kind.__name__}.{name}"
     refuse_unknown_keywords(name, keywords, parameters)
     places = [key for key, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
     if len(arguments) > len(places):
-        rule = f"only {_listed(places[is_method:])} may be passed without a name"
+        *words, last = [f"`{place}`" for place in places[is_method:]]
+        listed = f"{', '.join(words)} and {last}" if words else last
         others = [key for key in parameters if key not in places]
         hint = f"Name the others: {', '.join(f'{key}=...' for key in others[:3])}." if others else ""
+        rule = f"only {listed} may be passed without a name"
         raise ArgumentTypeError(name, rule, {"arguments": len(arguments) - is_method}, hint) from None
+    return name
 
 
 def hint_for_keyword(keyword: str, parameters: Iterable[str]) -> str:
@@ -301,8 +296,3 @@ def _name_like(word: object, names: Iterable[str]) -> str:
     """Return the one of `names` that is meant by a word of another library or a slip; "" if none is."""
     synonyms = (name for one in names_elsewhere()[0] if word in one for name in one.intersection(names))
     return next(synonyms, "") or "".join(get_close_matches(str(word), [*names], n=1))
-
-
-def _listed(names: list[str]) -> str:
-    words = [f"`{name}`" for name in names]
-    return " and ".join([", ".join(words[:-1])] * (len(words) > 1) + words[-1:])
