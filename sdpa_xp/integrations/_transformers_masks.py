@@ -29,54 +29,33 @@ DESCRIPTIONS = {
 """What may be asked without the elements."""
 
 
-def create_mask(
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    q_offset: Any = 0,
-    kv_offset: int = 0,
-    mask_function: MaskFunction = masking_utils.causal_mask_function,
-    attention_mask: Any = None,
-    allow_is_causal_skip: bool = True,
-    allow_is_bidirectional_skip: bool = False,
-    use_vmap: bool = False,
-    dtype: Any = torch.float32,
-    device: Any = "cpu",
-    **options: Any,
-) -> Any:
+def create_mask(*, allow_is_causal_skip: bool = True, **call: Any) -> Any:
     """Return the mask of a model's call: a MaskTensor, the tensor of eager attention, or None for every pair.
 
     It is the tensor if values cannot be read (torch.compile, torch.export), if a function of the user may not
     broadcast, and for the one query of a step with a static cache, whose mask may enter a compiled graph.
+
+    Args:
+        allow_is_causal_skip: False for a static cache.
+        call: The keywords of `eager_mask` of transformers, which passes them all by name.
     """
-    is_compiled_step = q_length == 1 and not allow_is_causal_skip
-    if is_tracing(attention_mask) or is_tracing(q_offset) or use_vmap or is_compiled_step:
-        return masking_utils.eager_mask(
-            batch_size=batch_size,
-            q_length=q_length,
-            kv_length=kv_length,
-            q_offset=q_offset,
-            kv_offset=kv_offset,
-            mask_function=mask_function,
-            attention_mask=attention_mask,
-            allow_is_bidirectional_skip=allow_is_bidirectional_skip,
-            use_vmap=use_vmap,
-            dtype=dtype,
-            device=device,
-            **options,
-        )
-    place = _Place(q_length, kv_length, int(q_offset), kv_offset)
-    mask = place.mask_of(mask_function)
+    queries, keys, attention_mask = call["q_length"], call["kv_length"], call.get("attention_mask")
+    q_offset, kv_offset = call.get("q_offset", 0), call.get("kv_offset", 0)
+    is_compiled_step = queries == 1 and not allow_is_causal_skip
+    if is_tracing(attention_mask) or is_tracing(q_offset) or call.get("use_vmap") or is_compiled_step:
+        return masking_utils.eager_mask(**call)
+    mask = _Place(queries, keys, int(q_offset), kv_offset).mask_of(call["mask_function"])
     # A static cache is longer than the mask of its tokens: this pads the mask as eager attention does.
-    padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    padding = masking_utils.prepare_padding_mask(attention_mask, keys, kv_offset)
     if padding is not None:
-        is_real = padding[:, kv_offset : kv_offset + kv_length]
+        is_real = padding[:, kv_offset : kv_offset + keys]
         if not bool(is_real.all()):
             real_keys = masks.from_array(is_real[:, None, None, :])
             mask = real_keys if mask is EVERY_PAIR else mask & real_keys
-    if mask is EVERY_PAIR and allow_is_bidirectional_skip:
+    if mask is EVERY_PAIR and call.get("allow_is_bidirectional_skip"):
         return None
-    return MaskTensor.from_mask(mask, (batch_size, 1, q_length, kv_length), dtype, device)
+    shape = (call["batch_size"], 1, queries, keys)
+    return MaskTensor.from_mask(mask, shape, call.get("dtype", torch.float32), call.get("device", "cpu"))
 
 
 class MaskTensor(torch.Tensor):

@@ -66,16 +66,9 @@ def padded(name: str, length: int) -> Any:
     return torch.stack([rows["none"], rows[name]])
 
 
-@pytest.mark.parametrize("padding", ["none", "right", "left", "holes", "absent"])
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("name", NAMES)
-def test_the_same_pairs(name: str, place: str, padding: str) -> None:
-    import torch
-    from internals import MaskTensor, transformers_masks
-    from transformers import masking_utils as theirs
-
+def call_of(name: str, place: str, padding: str) -> dict[str, Any]:
     queries, keys, q_offset, kv_offset = PLACES[place]
-    call = {
+    return {
         "batch_size": 2,
         "q_length": queries,
         "kv_length": keys,
@@ -84,6 +77,17 @@ def test_the_same_pairs(name: str, place: str, padding: str) -> None:
         "mask_function": functions()[name],
         "attention_mask": None if padding == "absent" else padded(padding, q_offset + queries),
     }
+
+
+@pytest.mark.parametrize("padding", ["none", "right", "left", "holes", "absent"])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_same_pairs(name: str, place: str, padding: str) -> None:
+    import torch
+    from internals import MaskTensor, transformers_masks
+    from transformers import masking_utils as theirs
+
+    call = call_of(name, place, padding)
     for dtype in (torch.float32, torch.bfloat16):
         expected = theirs.eager_mask(**call, dtype=dtype)
         mask = transformers_masks.create_mask(**call, dtype=dtype)
@@ -114,9 +118,7 @@ def test_values(name: str, place: str, padding: str, written: str) -> None:
     """Masks of the library, which skip tiles; parts that mask nothing are left out, for the sake of kernels."""
     from internals import transformers_masks
 
-    queries, keys, q_offset, kv_offset = PLACES[place]
-    real = None if padding == "absent" else padded(padding, q_offset + queries)
-    mask = transformers_masks.create_mask(2, queries, keys, q_offset, kv_offset, functions()[name], real)
+    mask = transformers_masks.create_mask(**call_of(name, place, padding))
     assert str(None if mask.mask is transformers_masks.EVERY_PAIR else mask.mask) == written
 
 
@@ -126,8 +128,13 @@ def test_what_cannot_be_a_value_is_an_array() -> None:
     from internals import transformers_masks
 
     table = torch.tensor([True, False, True, True])
-    single = transformers_masks.create_mask(1, 4, 4, mask_function=lambda b, h, i, j: table[j], use_vmap=True)
-    step = transformers_masks.create_mask(1, 1, 4, torch.tensor(2), allow_is_causal_skip=False)
+    sizes: dict[str, Any] = {"batch_size": 1, "kv_length": 4}
+    single = transformers_masks.create_mask(
+        **sizes, q_length=4, mask_function=lambda b, h, i, j: table[j], use_vmap=True
+    )
+    step = transformers_masks.create_mask(
+        **sizes, q_length=1, q_offset=torch.tensor(2), allow_is_causal_skip=False
+    )
     assert type(single) is type(step) is torch.Tensor
     assert (single == 0).tolist() == [[[table.tolist()] * 4]]
     assert (step == 0).tolist() == [[[[True, True, True, False]]]]
