@@ -118,22 +118,17 @@ def _attends_over_first_axis(layer: Any, query: Any, *, rank: int) -> bool:
 
 
 def _compute_attention_mask(
-    layer: Any,
-    query: Any,
-    value: Any,
-    query_mask: Any = None,
-    value_mask: Any = None,
-    key_mask: Any = None,
-    attention_mask: Any = None,
-    use_causal_mask: bool = False,
+    layer: Any, query: Any, value: Any, *, attention_mask: Any = None, use_causal_mask: bool, **arrays: Any
 ) -> Any:
-    """Return the mask of a call: a mask of sdpa_xp if it is known without arrays, else Keras' array."""
+    """Return the mask of a call: a mask of sdpa_xp if it is known without arrays, else Keras' array.
+
+    `arrays` are the masks of the query, the value and the key, None for those that no layer before has made.
+    """
     lightweight = [attention_mask] if isinstance(attention_mask, masks.Mask) else []
     is_plain = _attends_over_first_axis(layer, query, rank=3)
     if lightweight and not is_plain:
         rule = "`attention_mask` must be an array if a layer attends over several axes"
         raise ArgumentValueError(type(layer).__name__, rule, {"attention_mask": attention_mask})
-    arrays = {"query_mask": query_mask, "value_mask": value_mask, "key_mask": key_mask}
     arrays["attention_mask"] = None if lightweight else attention_mask
     name = "_sliding_window" if hasattr(layer, "_sliding_window") else "sliding_window"
     window = getattr(layer, name)
