@@ -16,7 +16,7 @@ from .._libraries.protocols import AnyArray, Array, Device, Namespace, Shape
 from ..errors import ArgumentTypeError, ArgumentValueError, summary
 from .arrays import BOUNDS, broadcast, check_known, check_plain_array
 from .keywords import LARGEST_INTEGER, check_choice, check_integer
-from .messages import shown
+from .messages import has_values, shown
 
 IntegersLike: TypeAlias = int | Sequence[int] | AnyArray
 """Integers as a caller passes them: an int, a list, or an array of an integer dtype."""
@@ -149,9 +149,9 @@ def _signed(function: str, name: str, array: Array) -> Array:
     return xp.astype(array, dtype)
 
 
-def has_values(array: Any) -> bool:
-    """Return whether the elements of an array can be read now; a spec of the exporter has none."""
-    return not has_override(array) and hasattr(array, "__getitem__") and not is_traced(array)
+def as_lists(value: Any) -> Any:
+    """Return an array whose elements can be read now as nested lists; any other value unchanged."""
+    return library_of(value).to_list(value) if is_array(value) and has_values(value) else value
 
 
 def frozen(value: Any) -> Any:
@@ -230,12 +230,12 @@ def read_together(like: Array, *values: Any) -> tuple[Any, ...]:
     with computing(like):
         rest = iter(library.to_list(xp.concat([xp.reshape(array, (-1,)) for array in arrays], axis=0)))
 
-    def as_lists(array: Array) -> list[Any]:
+    def next_lists(array: Array) -> list[Any]:
         if array.ndim == 1:
             return list(itertools.islice(rest, array.shape[0]))
         return [list(itertools.islice(rest, array.shape[1])) for _ in range(array.shape[0])]
 
-    return tuple(as_lists(value) if is_array(value) else value for value in values)
+    return tuple(next_lists(value) if is_array(value) else value for value in values)
 
 
 def _is_readable(array: Array, first: Array, like: Array) -> bool:

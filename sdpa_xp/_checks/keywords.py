@@ -173,15 +173,15 @@ def check_integer(
     return number
 
 
-def check_block_size(function: str, value: object) -> tuple[int, int]:
+def check_block_size(function: str, value: object, name: str = "block_size") -> tuple[int, int]:
     """Check the queries and keys of a block, one number for both or two, and return both."""
     if not isinstance(value, Sequence):
-        size = check_integer(function, "block_size", value, least=1)
+        size = check_integer(function, name, value, least=1)
         return size, size
     if isinstance(value, str) or len(value) != 2:
-        rule = "`block_size` must be one number, or (queries, keys)"
-        raise ArgumentValueError(function, rule, {"block_size": shown(value)})
-    queries, keys = (check_integer(function, f"block_size[{n}]", size, least=1) for n, size in enumerate(value))
+        rule = f"`{name}` must be one number, or (queries, keys)"
+        raise ArgumentValueError(function, rule, {name: shown(value)})
+    queries, keys = (check_integer(function, f"{name}[{n}]", size, least=1) for n, size in enumerate(value))
     return queries, keys
 
 

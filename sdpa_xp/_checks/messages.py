@@ -71,7 +71,7 @@ def brief(value: object) -> str:
         return f"<{count} {'numbers' if count == len(value) else 'values'}>"
     if not is_array(value):
         return getattr(value, "__qualname__", None) or repr(value)
-    if value.ndim == 1 and _is_readable(value) and value.shape[0] <= MOST_SHOWN:
+    if value.ndim == 1 and has_values(value) and value.shape[0] <= MOST_SHOWN:
         return "[" + ", ".join(f"{float(number):g}" for number in library_of(value).to_list(value)) + "]"
     return f"<{dtype_name(value.dtype)} {tuple(value.shape)}>"
 
@@ -81,9 +81,9 @@ def _count(value: object) -> int:
     return sum(map(_count, value)) if isinstance(value, tuple) else 1
 
 
-def _is_readable(array: Array) -> bool:
-    """Return whether elements can be read: a spec has none, and values of a graph have none yet."""
-    return hasattr(array, "__getitem__") and not has_override(array) and not is_traced(array)
+def has_values(array: Any) -> bool:
+    """Return whether elements can be read now: a spec of the exporter and values of a graph have none."""
+    return not has_override(array) and hasattr(array, "__getitem__") and not is_traced(array)
 
 
 def call_of(value: DataclassInstance, name: str) -> str:
@@ -196,30 +196,20 @@ class Immutable:
 
 
 def _refuse_to_set(self: Any, name: str, value: object) -> None:
-    if _is_of_subclass(self, name):
-        object.__setattr__(self, name, value)
-    else:
-        raise FrozenInstanceError(_refusal_to_change(self, name, "set", {name: shown(value)}))
+    _check_may_change(self, name, "set", {name: shown(value)})
+    object.__setattr__(self, name, value)
 
 
 def _refuse_to_delete(self: Any, name: str) -> None:
-    if _is_of_subclass(self, name):
-        object.__delattr__(self, name)
-    else:
-        raise FrozenInstanceError(_refusal_to_change(self, name, "deleted", {"attribute": repr(name)}))
+    _check_may_change(self, name, "deleted", {"attribute": repr(name)})
+    object.__delattr__(self, name)
 
 
-def _is_of_subclass(value: Any, name: str) -> bool:
-    """Return whether a class that is no such dataclass, but derived from one, may set the attribute."""
-    return vars(type(value)).get("__setattr__") is not _refuse_to_set and name not in _field_names(value)
-
-
-def _refusal_to_change(value: Any, name: str, done: str, got: dict[str, str]) -> str:
-    kind, names = type(value).__name__, _field_names(value)
-    rule = f"`{name}` cannot be {done}, because instances of {kind} never change"
-    hint = f"Write dataclasses.replace(x, {name}=...) for a changed copy of x."
-    return Message(kind, rule, got, hint if name in names else f"Its fields are {', '.join(names)}.")
-
-
-def _field_names(value: Any) -> list[str]:
-    return [field.name for field in fields(value) if field.init]
+def _check_may_change(value: Any, name: str, done: str, got: dict[str, str]) -> None:
+    """Refuse a change, except of an attribute that a class derived from the dataclass has added."""
+    kind, names = type(value).__name__, [field.name for field in fields(value) if field.init]
+    if name in names or vars(type(value)).get("__setattr__") is _refuse_to_set:
+        rule = f"`{name}` cannot be {done}, because instances of {kind} never change"
+        hint = f"Write dataclasses.replace(x, {name}=...) for a changed copy of x."
+        hint = hint if name in names else f"Its fields are {', '.join(names)}."
+        raise FrozenInstanceError(Message(kind, rule, got, hint))

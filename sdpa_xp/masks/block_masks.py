@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, cast
 
-from .._checks.integers import exceeds, has_values
-from .._checks.keywords import check_integer, explains_keywords
+from .._checks.integers import as_lists, exceeds
+from .._checks.keywords import check_block_size, explains_keywords
 from .._checks.messages import shown
-from .._libraries import is_array, library_of
+from .._libraries import is_array
 from .._libraries.protocols import AnyArray, Array
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Allowed, Tile
@@ -59,25 +59,16 @@ def blocks(table: Sequence[Sequence[object]] | AnyArray, size: int | tuple[int, 
         arXiv 2007.14062, section 2.
     """
     tables = _tables(table)
-    if size is not None:
-        sizes = size if isinstance(size, tuple | list) else (size, size)
-        if len(sizes) != 2:
-            raise ArgumentValueError("blocks", "`size` must be one number or (queries, keys)", {"size": size})
-        size = (
-            check_integer("blocks", "size", sizes[0], least=1),
-            check_integer("blocks", "size", sizes[1], least=1),
-        )
-    return Blocks(tables, size)
+    return Blocks(tables, None if size is None else check_block_size("blocks", size, "size"))
 
 
 def _tables(table: object) -> tuple[Table, ...]:
     """Check the table, and return one for each head, or one for all."""
     rule = "`table` must hold booleans, (rows, columns) or (Hq, rows, columns)"
+    table = as_lists(table)
     if is_array(table):
-        if not has_values(table):
-            hint = "Pass nested lists, or an array that is made outside of the jit."
-            raise ArgumentTypeError("blocks", "`table` must have known values", {"table": shown(table)}, hint)
-        table = library_of(table).to_list(table)
+        hint = "Pass nested lists, or an array that is made outside of the jit."
+        raise ArgumentTypeError("blocks", "`table` must have known values", {"table": shown(table)}, hint)
     shape, inner = [], table
     while isinstance(inner, tuple | list):
         shape.append(len(inner))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, cast
+from typing import Literal, TypeVar, cast
 
-from .._checks.integers import exceeds, has_values
+from .._checks.integers import as_lists, exceeds
 from .._checks.keywords import check_choice, check_flag, check_integer, explains_keywords
-from .._libraries import is_array, library_of
 from .._libraries.protocols import Array, Namespace
 from .._tiles.patches import Patches, patch_size
 from .._tiles.score_grid import ScoreGrid
@@ -74,7 +73,7 @@ def neighbourhood(
         Hassani et al., "Neighborhood Attention Transformer", arXiv 2204.07143, section 3.1; with dilation,
         Hassani and Shi, arXiv 2209.15001, section 3.1.
     """
-    shape = _listed(shape)
+    shape = as_lists(shape)
     if not isinstance(shape, tuple | list):
         rule = "`shape` must be the number of places along each axis, such as (height, width)"
         raise ArgumentTypeError(NAME, rule, {"shape": repr(shape)})
@@ -98,15 +97,9 @@ def neighbourhood(
     return mask
 
 
-def _listed(value: Any) -> Any:
-    """Return an array of numbers as a list."""
-    is_listed = is_array(value) and has_values(value) and value.ndim == 1
-    return library_of(value).to_list(value) if is_listed else value
-
-
 def _of_axes(name: str, value: T | Sequence[T], count: int) -> Sequence[T]:
     """Return one value for each axis."""
-    value = _listed(value)
+    value = as_lists(value)
     if not isinstance(value, tuple | list):
         return (cast(T, value),) * count
     if len(value) != count:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from .._checks.integers import Integers, IntegersLike, check_offset, has_values
+from .._checks.integers import Integers, IntegersLike, as_lists, check_offset
 from .._checks.keywords import check_integer, explains_keywords
-from .._libraries import is_array, library_of
+from .._checks.messages import shown
 from .._libraries.protocols import AnyArray, Array
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Allowed, Tile
@@ -57,16 +57,11 @@ def tree(parents: Sequence[int] | AnyArray, *, offset: IntegersLike | Literal["l
         Miao et al., "SpecInfer", arXiv 2305.09781, section 4.2. Cai et al., "Medusa", arXiv 2401.10774,
         section 2.1.2.
     """
-    if is_array(parents):
-        if not has_values(parents) or parents.ndim != 1:
-            rule = "`parents` must be a list of integers, or an array of them with one axis and known values"
-            raise ArgumentTypeError("tree", rule, {"parents.shape": parents.shape})
-        parents = library_of(parents).to_list(parents)
-    if not isinstance(parents, tuple | list):
-        raise ArgumentTypeError("tree", "`parents` must be a list of integers", {"parents": repr(parents)})
-    numbers = tuple(
-        check_integer("tree", f"parents[{n}]", parent, least=-1) for n, parent in enumerate(parents)
-    )
+    drafts = as_lists(parents)
+    if not isinstance(drafts, tuple | list):
+        rule = "`parents` must be a list of integers, or an array of them with one axis and known values"
+        raise ArgumentTypeError("tree", rule, {"parents": shown(parents)})
+    numbers = tuple(check_integer("tree", f"parents[{n}]", p, least=-1) for n, p in enumerate(drafts))
     for draft, parent in enumerate(numbers):
         if parent >= draft:
             rule = f"`parents[{draft}]` must be below {draft}: a draft stands behind its parent"

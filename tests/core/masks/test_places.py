@@ -132,7 +132,7 @@ def test_a_table_for_each_head(rng: np.random.Generator) -> None:
         (lambda: masks.blocks([[]]), "`table` must hold booleans"),
         (lambda: masks.blocks([[True], [True, False]]), "`table` must have rows of one length"),
         (lambda: masks.blocks([[True]], 0), "`size` must be at least 1"),
-        (lambda: masks.blocks([[True]], (1, 2, 3)), "`size` must be one number or (queries, keys)"),
+        (lambda: masks.blocks([[True]], (1, 2, 3)), "`size` must be one number, or (queries, keys)"),
         (lambda: dense(masks.blocks([[True] * 3]), 4, 4), "`attn_mask.table` must divide the S tokens"),
         (lambda: dense(masks.blocks([[True]], 3), 4, 3), "`attn_mask.table` must divide the L tokens"),
         (lambda: dense(masks.blocks(np.ones((2, 1, 1), bool)), 4, 4), "must have one table, or one for each"),
