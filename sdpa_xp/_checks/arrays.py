@@ -231,20 +231,16 @@ def _sizes(function: str, query: Shape, key: Shape, value: Shape | None, layout:
     if query_heads != heads and (heads == 0 or query_heads % heads):
         axis = -3 if layout == HLE else -2
         rule = f"the heads of `query` (axis {axis}, Hq) must be a multiple of the heads of `key` (H)"
-        got = {"query.shape": query, "key.shape": key}
-        raise ArgumentValueError(function, rule, got, _heads_hint(query_heads))
+        hint = "Query head h reads key head h // (Hq // H)."
+        if query_heads == 1:
+            hint = "For one query head that meets every key head, broadcast `query` to the heads of `key`."
+        raise ArgumentValueError(function, rule, {"query.shape": query, "key.shape": key}, hint)
     batch = broadcast(*(shape[:-3] for shape in heads_first.values()))
     if batch is None:
         rule = "the leading axes of " + ", ".join(f"`{name}`" for name in named) + " must broadcast"
         raise ArgumentValueError(function, rule, {f"{name}.shape": shape for name, shape in named.items()})
     is_2d = all(len(shape) == 2 for shape in named.values())
     return Sizes(batch, query_heads, heads, heads_first["query"][-2], heads_first["key"][-2], query[-1], is_2d)
-
-
-def _heads_hint(query_heads: int) -> str:
-    if query_heads == 1:
-        return "For one query head that meets every key head, broadcast `query` to the heads of `key`."
-    return "Query head h reads key head h // (Hq // H)."
 
 
 def broadcast(*shapes: Shape) -> Shape | None:

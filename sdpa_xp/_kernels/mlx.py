@@ -71,7 +71,9 @@ def attend(call: PreparedCall) -> Array | None:
         scale = 1.0 / math.sqrt(sizes.width)
     elif not isinstance(scale, float):  # the kernel takes one number
         query, scale = query * xp.astype(scale, dtype, copy=False), 1.0
-    allowed = _allowed(call)
+    allowed = operands.allowed(call)
+    if allowed is None and operands.is_causal(call):
+        allowed = operands.causal(call)
     if allowed is not None and call.grid.is_traced:  # else a NaN that got in is seen in the output
         attended = any_query_attends(xp, allowed, sizes.heads)
         key, value = (xp.where(attended, x, 0.0) for x in (key, value))
@@ -85,12 +87,6 @@ def attend(call: PreparedCall) -> Array | None:
     if allowed is not None:
         output = xp.where(xp.any(allowed, axis=-1, keepdims=True), output, 0.0)
     return output if call.grid.is_traced or bool(xp.isfinite(xp.sum(output))) else None
-
-
-def _allowed(call: PreparedCall) -> Array | None:
-    """Return which pairs may attend; None if all may."""
-    allowed = operands.allowed(call)
-    return operands.causal(call) if allowed is None and operands.is_causal(call) else allowed
 
 
 def _mask(call: PreparedCall, allowed: Array) -> Array:

@@ -206,11 +206,10 @@ def _attend_each(
     call: PreparedCall, query: Array, key: Array, value: Array, real_keys: Sequence[int]
 ) -> Array | None:
     """Return the output of batch entries that have different numbers of keys, computed one by one."""
-    outputs = []
-    for entry, keys in enumerate(real_keys):
-        one = slice(entry, entry + 1)
-        output = _attend_all(call, query[one, ...], key[one, :, :keys, :], value[one, :, :keys, :])
-        if output is None:
+    outputs: list[Array] = []
+    for n, keys in enumerate(real_keys):
+        inputs = query[n : n + 1, ...], key[n : n + 1, :, :keys, :], value[n : n + 1, :, :keys, :]
+        if (output := _attend_all(call, *inputs)) is None:
             return None
         outputs.append(output)
     return call.grid.xp.concat(outputs, axis=0)

@@ -18,12 +18,10 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, cast
 
-from .._call.options import CheckedOptions
 from .._call.prepared_call import PreparedCall
-from .._libraries import dtype_name, is_array, library_of
+from .._libraries import dtype_name, library_of
 from .._libraries.protocols import Array, Dtype
 from .._libraries.torch import Torch
-from .._tiles.trees import with_arrays
 from . import torch as torch_kernel
 
 
@@ -56,24 +54,10 @@ def _on_torch(call: PreparedCall) -> PreparedCall:
     library = library_of(like)
     xp, names = library.namespace(like), (dtype_name(dtype) for dtype in (call.grid.dtype, call.result_dtype))
     dtype, result_dtype = (getattr(xp, name) for name in names)
-    grid = replace(
-        call.grid,
-        library=library,
-        xp=xp,
-        device=library.device(like),
-        dtype=dtype,
-        input_dtype=result_dtype,
-    )
-    options = _options(call.options)
+    device = library.device(like)
+    grid = replace(call.grid, library=library, xp=xp, device=device, dtype=dtype, input_dtype=result_dtype)
+    options = call.options.with_arrays([_option_tensor(array) for array in call.options.arrays()])
     return call._replace(grid=grid, arrays={}, options=options, result_dtype=result_dtype, derived={})
-
-
-def _options(options: CheckedOptions) -> CheckedOptions:
-    """Return the options with tensors as arrays."""
-    masks = tuple(with_arrays(mask, _option_tensor) for mask in options.masks)
-    biases = tuple(with_arrays(bias, _option_tensor) for bias in options.biases)
-    scale = _option_tensor(options.scale) if is_array(options.scale) else options.scale
-    return options._replace(masks=masks, biases=biases, scale=scale)
 
 
 def _option_tensor(array: Any) -> Any:
