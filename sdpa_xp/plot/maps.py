@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .._checks.arrays import check_floating, check_plain_array
@@ -22,7 +22,6 @@ from .panels import LETTER, ThemeName, grid, labels, paint, require_matplotlib, 
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-    from matplotlib.path import Path
 
 BAR = 0.18
 """The width of the colour bar in inches."""
@@ -238,29 +237,13 @@ def _allowed_pairs(mask: Mask | AnyArray, shape: Shape) -> list[list[list[bool]]
 
 
 def _hatch(axes: Any, allowed: Sequence[Sequence[bool]], ink: str) -> None:
-    """Hatch the masked pairs: neighbours in a row as one rectangle, and all rectangles as one path."""
-    from matplotlib.patches import PathPatch
-    from matplotlib.path import Path
-
-    masked = [_rectangle(row, run) for row, pairs in enumerate(allowed) for run in _masked_runs(pairs)]
-    if masked:
-        path = Path.make_compound_path(*masked)
-        axes.add_patch(PathPatch(path, fill=False, hatch="////", edgecolor=ink, linewidth=0, alpha=0.4))
-
-
-def _masked_runs(allowed: Sequence[bool]) -> Iterator[range]:
-    """Yield the ranges of neighbouring keys that are masked."""
-    for attended, group in itertools.groupby(range(len(allowed)), allowed.__getitem__):
-        if not attended:
-            run = [*group]
-            yield range(run[0], run[-1] + 1)
-
-
-def _rectangle(row: int, keys: range) -> Path:
-    from matplotlib.path import Path
-
-    left, right, top, bottom = keys.start - 0.5, keys.stop - 0.5, row - 0.5, row + 0.5
-    return Path([(left, top), (right, top), (right, bottom), (left, bottom), (left, top)], closed=True)
+    """Hatch the masked pairs: neighbours in a row as one bar."""
+    for row, pairs in enumerate(allowed):
+        groups = itertools.groupby(range(len(pairs)), pairs.__getitem__)
+        runs = [[*run] for attended, run in groups if not attended]
+        bars = [(run[0] - 0.5, len(run)) for run in runs]
+        style = {"facecolor": "none", "hatch": "////", "edgecolor": ink, "linewidth": 0, "alpha": 0.4}
+        axes.broken_barh(bars, (row - 0.5, 1), **style)
 
 
 def _panel_title(index: tuple[int, ...]) -> str:

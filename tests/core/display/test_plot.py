@@ -42,9 +42,10 @@ def hatched(axes: Any, shape: tuple[int, int]) -> np.ndarray:
     """The pairs whose centre lies in a hatched area."""
     places = [(key, query) for query in range(shape[0]) for key in range(shape[1])]
     pairs = np.zeros(shape, bool)
-    for patch in axes.patches:
-        assert patch.get_hatch()
-        pairs |= patch.get_path().contains_points(places).reshape(shape)
+    for bars in axes.collections:
+        assert bars.get_hatch()
+        for bar in bars.get_paths():
+            pairs |= bar.contains_points(places).reshape(shape)
     return pairs
 
 
