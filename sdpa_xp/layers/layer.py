@@ -44,10 +44,7 @@ class Layer(Tree, Immutable):
     @property
     def parameters(self) -> dict[str, AnyArray]:
         """The arrays of the layer by name, such as "inner.weight" for a layer in the field `inner`."""
-        arrays: dict[str, AnyArray] = {}
-        for name, value in _field_values(self).items():
-            arrays |= _arrays_in(name, value)
-        return arrays
+        return _arrays_in("", self)
 
     def with_parameters(self, parameters: Mapping[str, AnyArray]) -> Self:
         """Return a copy of the layer in which the named arrays are replaced. The other arrays stay.
@@ -65,7 +62,7 @@ class Layer(Tree, Immutable):
             if not (is_array(value) or is_number(value)):  # arrays of no axes become numbers in NumPy
                 rule = f'`parameters["{name}"]` must be an array'
                 raise ArgumentTypeError(function, rule, {name: shown(value)})
-        return self._replace_parameters(parameters, "")
+        return cast(Self, _replace_in("", self, parameters))
 
     def to(self, like: object = None, device: object = None, *, dtype: object = None) -> Self:
         """Return the layer with its arrays copied to another library, device or dtype.
@@ -103,12 +100,6 @@ class Layer(Tree, Immutable):
     def _repr_html_(self) -> str:
         """Return the tree that a notebook shows: the layers in this one, and the shape of each array."""
         return _tree(self, is_open=True)
-
-    def _replace_parameters(self, parameters: Mapping[str, AnyArray], prefix: str) -> Self:
-        changed: dict[str, Any] = {
-            name: _replace_in(value, parameters, prefix + name) for name, value in _field_values(self).items()
-        }
-        return cast(Self, replace(cast(Any, self), **changed))
 
 
 def copier(function: str, like: Any, device: Device = None, dtype: Any = None) -> Callable[[Array], Array]:
@@ -166,42 +157,43 @@ def copier(function: str, like: Any, device: Device = None, dtype: Any = None) -
     return copy_of
 
 
+def _parts_of(value: object, name: str = "") -> dict[str, Any]:
+    """Return the fields of a layer, or the items of a tuple or a list, by `name` and their own; or nothing."""
+    prefix = f"{name}." if name else ""
+    if isinstance(value, Layer):
+        names = [field.name for field in fields(cast("DataclassInstance", value))]
+        return {prefix + name: getattr(value, name) for name in names}
+    return {f"{prefix}{n}": item for n, item in enumerate(value)} if isinstance(value, tuple | list) else {}
+
+
 def _arrays_in(name: str, value: object) -> dict[str, AnyArray]:
-    """Return the arrays in a field by name; items of a tuple or a list are named by their number."""
-    if isinstance(value, Layer):
-        return {f"{name}.{inner}": array for inner, array in value.parameters.items()}
-    if isinstance(value, tuple | list):
-        items = [_arrays_in(f"{name}.{n}", item) for n, item in enumerate(value)]
-        return {inner: array for arrays in items for inner, array in arrays.items()}
-    return {name: value} if is_array(value) else {}
-
-
-def _tree(layer: Layer, *, is_open: bool) -> str:
-    items = [html for name, value in _field_values(layer).items() for html in _shown_field(name, value)]
-    count = sum(math.prod(array.shape) for array in layer.parameters.values())
-    return nested(f"{layer!r}: {count:,} parameters", items, is_open=is_open)
-
-
-def _shown_field(name: str, value: object) -> list[str]:
-    """Return the layers and arrays in a field as HTML; other fields are in the repr."""
-    if isinstance(value, Layer):
-        return [f"{escape(name)}: {_tree(value, is_open=False)}"]
-    if isinstance(value, tuple | list):
-        return [html for n, item in enumerate(value) for html in _shown_field(f"{name}.{n}", item)]
+    """Return the arrays in a value by name."""
     if is_array(value):
-        return [f"<code>{escape(name)}</code> {dtype_name(value.dtype)} {tuple(value.shape)}"]
-    return []
+        return {name: value}
+    parts = [_arrays_in(*part) for part in _parts_of(value, name).items()]
+    return {inner: array for arrays in parts for inner, array in arrays.items()}
 
 
-def _replace_in(value: Any, parameters: Mapping[str, AnyArray], name: str) -> Any:
-    """Return the value of a field with the arrays that `parameters` names instead of its own."""
+def _replace_in(name: str, value: Any, parameters: Mapping[str, AnyArray]) -> Any:
+    """Return a value with the arrays that `parameters` names instead of its own."""
+    items = [_replace_in(*part, parameters) for part in _parts_of(value, name).items()]
     if isinstance(value, Layer):
-        return value._replace_parameters(parameters, f"{name}.")
+        return replace(cast(Any, value), **dict(zip(_parts_of(value), items, strict=True)))
     if isinstance(value, tuple | list) and _arrays_in(name, value):
-        items = [_replace_in(item, parameters, f"{name}.{n}") for n, item in enumerate(value)]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)  # a NamedTuple, or not
     return parameters.get(name, value)
 
 
-def _field_values(layer: Layer) -> dict[str, object]:
-    return {field.name: getattr(layer, field.name) for field in fields(cast("DataclassInstance", layer))}
+def _tree(layer: Layer, *, is_open: bool) -> str:
+    items = [html for part in _parts_of(layer).items() for html in _shown_part(*part)]
+    count = sum(math.prod(array.shape) for array in layer.parameters.values())
+    return nested(f"{layer!r}: {count:,} parameters", items, is_open=is_open)
+
+
+def _shown_part(name: str, value: object) -> list[str]:
+    """Return the layers and arrays in a part as HTML; options are in the repr."""
+    if isinstance(value, Layer):
+        return [f"{escape(name)}: {_tree(value, is_open=False)}"]
+    if is_array(value):
+        return [f"<code>{escape(name)}</code> {dtype_name(value.dtype)} {tuple(value.shape)}"]
+    return [html for part in _parts_of(value, name).items() for html in _shown_part(*part)]

@@ -149,7 +149,7 @@ class Linear(Layer):
             mapping: Arrays by name. All other arguments and errors are as in
                 `layers.MultiHeadAttention.from_mapping`.
         """
-        check_prefixed("Linear.from_mapping", mapping, prefix)
+        _check_prefixed("Linear.from_mapping", mapping, prefix)
         weight = _required("Linear.from_mapping", mapping, f"{prefix}weight", ())
         return cls(weight, mapping.get(f"{prefix}bias"))
 
@@ -221,9 +221,12 @@ def read_fields(
 ) -> dict[str, Any]:
     """Return the fields that the mapping has: it calls `query` `prefix` + `names["query"]`, and so on.
 
-    Query, key and value must be there, and so must what `names` asks for.
+    Query, key and value must be there, and so must what `names` asks for. Without `names`, a layer that has an
+    `out` may have the names of torch.nn.MultiheadAttention.
     """
-    check_prefixed(function, mapping, prefix)
+    _check_prefixed(function, mapping, prefix)
+    if not names and "out" in fields:
+        mapping, prefix = _with_layer_names(function, mapping, prefix)
     names = {} if names is None else names
     check_keys(function, "names", names, fields)
     places = {field: f"{prefix}{names.get(field, field)}" for field in fields}
@@ -252,7 +255,7 @@ def _required(function: str, mapping: Mapping[str, AnyArray], name: str, places:
     raise ArgumentValueError(function, f"`mapping` must have {name!r}", got, hint)
 
 
-def with_layer_names(
+def _with_layer_names(
     function: str, mapping: Mapping[str, AnyArray], prefix: str
 ) -> tuple[Mapping[str, AnyArray], str]:
     """Return a mapping, and the prefix of its names, with a layer's names for torch.nn.MultiheadAttention's:
@@ -289,7 +292,7 @@ def hint_for_widths(function: str) -> str:
     return f"To create it from widths, call {_FROM_WIDTHS[function]}." if function in _FROM_WIDTHS else ""
 
 
-def check_prefixed(function: str, mapping: object, prefix: object) -> None:
+def _check_prefixed(function: str, mapping: object, prefix: object) -> None:
     """Check a mapping of arrays, and the string that the names of a layer's arrays begin with."""
     if not isinstance(mapping, Mapping):
         raise ArgumentTypeError(function, "`mapping` must be a mapping of names", {"mapping": shown(mapping)})

@@ -12,16 +12,7 @@ from .._libraries import is_array, is_number
 from .._libraries.protocols import AnyArray, Rng
 from ..errors import ArgumentTypeError, ArgumentValueError
 from .attention import Attention
-from .linear import (
-    ROLES,
-    Linear,
-    check_prefixed,
-    check_widths,
-    hint_for_widths,
-    init_linears,
-    read_fields,
-    with_layer_names,
-)
+from .linear import ROLES, Linear, check_widths, hint_for_widths, init_linears, read_fields
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -165,9 +156,6 @@ class MultiHeadAttention(Attention):
             2
         """
         function = "MultiHeadAttention.from_mapping"
-        check_prefixed(function, mapping, prefix)
-        if not names:
-            mapping, prefix = with_layer_names(function, mapping, prefix)
         fields = ("query", "key", "value", "out", "scale", "temperature", "sinks")
         values = read_fields(function, mapping, prefix, names, fields)
         return cls(**values, num_heads=num_heads, num_kv_heads=num_kv_heads)
