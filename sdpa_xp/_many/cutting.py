@@ -25,7 +25,7 @@ from ..masks.algebra import Combined, Mask
 from ..masks.custom import FunctionMask
 from ..masks.patterns import Pattern
 from .blocks import KEY_AXES, QUERY_AXES, AlignedArray, Place, aligned_axes, cut, take_arrays
-from .tasks import ChunkedCall
+from .tasks import OF_ANY_LIBRARY, ChunkedCall
 
 PROBE_SIDE = 8
 """Queries and keys of the tile on which a caller's function is tried."""
@@ -73,15 +73,8 @@ class CutCall:
         self.sinks = None  # apart from `arrays`: they join once for each row, not with each block
         if self.bound.sinks is not None:
             self.sinks = self._align(AlignedArray(self.bound.sinks, aligned_axes((), self.bound.sinks.ndim)))
-        self.shared = ChunkedCall(
-            call.grid.function,
-            self.grid.shape,
-            self.grid.batch,
-            self.grid.entries,
-            self.grid.position,
-            dtype_name(call.grid.dtype),
-            options,
-        )
+        of_grid = {name: getattr(self.grid, name) for name in OF_ANY_LIBRARY}
+        self.shared = ChunkedCall(of_grid, dtype_name(call.grid.dtype), options)
 
     @property
     def inputs(self) -> list[Array]:

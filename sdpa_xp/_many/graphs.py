@@ -93,12 +93,7 @@ class GraphCall(CutCall):
         return self._all_pairs(graph, ["sums", "merge", "lse", "weights"], 0.0, dtype)
 
     def gradients(
-        self,
-        output: Array,
-        lse: Array,
-        targets: Mapping[str, Target],
-        names: Iterable[str],
-        cotangent: Array,
+        self, output: Array, lse: Array, targets: Mapping[str, Target], names: Iterable[str], cotangent: Array
     ) -> dict[str, Array]:
         """Return the gradient of each target, in the accumulation dtype; all of them are lazy.
 

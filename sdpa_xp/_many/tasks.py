@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from operator import add
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 from .._libraries import access_of, astype_if_needed, computing, library_of, namespace_of
 from .._libraries.protocols import Array, Dtype, Namespace, Shape
@@ -21,18 +21,14 @@ from .._tiles.score_grid import ScoreGrid
 from . import windows
 from .blocks import Block, put_blocks
 
+OF_ANY_LIBRARY = ("function", "batch", "heads", "queries", "keys", "position", "entries")
+
 
 class ChunkedCall(NamedTuple):
     """What all tasks of a call share. It holds no array."""
 
-    function: str
-    shape: Shape
-    """The shape of the scores, (..., Hq, L, S)."""
-    batch: Shape
-    entries: tuple[int, ...] | None
-    """The numbers of the batch entries that the call is for, or None for all of them."""
-    position: int
-    """The position of the first query among the keys."""
+    grid: Mapping[str, Any]
+    """The fields of its grid that do not depend on a library, `OF_ANY_LIBRARY`: a chunk shows the others."""
     dtype: str
     """The accumulation dtype."""
     options: BoundOptions
@@ -82,24 +78,15 @@ def lse_parts_of(states: Sequence[windows.State], sinks: Array | None = None) ->
 
 
 def partial_gradients(
-    call: ChunkedCall,
-    block: Block,
-    names: Sequence[str],
-    has_sinks: bool,
-    query: Array,
-    key: Array,
-    value: Array,
-    cotangent: Array,
-    output: Array,
-    lse: Array,
-    *arrays: Array,
+    call: ChunkedCall, block: Block, names: Sequence[str], has_sinks: bool, *arrays: Array
 ) -> Mapping[str, Array]:
     """Return what one chunk of queries and one of keys contribute to each gradient.
 
-    With `has_sinks`, the last of `arrays` are the sinks.
+    The first of `arrays` are named below; with `has_sinks`, the last are the sinks.
     """
-    *others, sinks = arrays if has_sinks else (*arrays, None)
-    with _task("attention-gradient", call, block, query, key, cast(list[Array], others)) as scores:
+    query, key, value, cotangent, output, lse, *others = arrays
+    sinks = others.pop() if has_sinks else None
+    with _task("attention-gradient", call, block, query, key, others) as scores:
         if sinks is not None:
             options = scores.options._replace(sinks=to_library_of(query, sinks))
             scores = scores._replace(options=options)
@@ -182,21 +169,14 @@ def _task(
 def _whole_grid(call: ChunkedCall, query: Array) -> ScoreGrid:
     library = library_of(query)
     xp = library.namespace(query)
-    heads, queries, keys = call.shape[-3:]
     return ScoreGrid(
-        function=call.function,
         library=library,
         xp=xp,
         device=library.device(query),
         dtype=getattr(xp, call.dtype),  # by name: only a chunk shows the library that computes
         input_dtype=query.dtype,
         access=access_of([query]),
-        batch=call.batch,
-        heads=heads,
-        queries=queries,
-        keys=keys,
-        position=call.position,
-        entries=call.entries,
+        **call.grid,
     )
 
 
@@ -206,6 +186,4 @@ def _dtype(xp: Namespace, name: str) -> Dtype:
 
 
 def _plan_of_rows(scores: Scores) -> Plan:
-    grid = scores.grid
-    # A task has the numbers of its chunks, also in a lazy call.
-    return plan_full_rows(grid, is_traced=False)
+    return plan_full_rows(scores.grid, is_traced=False)  # a task has its numbers, also in a lazy call

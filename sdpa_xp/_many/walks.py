@@ -20,7 +20,7 @@ from .._programs.softmax import finite_shift
 from .._tiles.placement import WindowPlace
 from .._tiles.score_grid import ScoreGrid
 from .blocks import Axis, put_blocks
-from .schedule import Schedule
+from .schedule import Schedule, Walk
 from .windows import PlacedWindow, State, merge_windows, state_without_keys, window_scores, window_state
 
 T = TypeVar("T")
@@ -90,6 +90,10 @@ class Gradients(NamedTuple):
     """Of the floating ones among `Operands.arrays`."""
 
 
+Sums: TypeAlias = tuple[KeysAndValues, Gradients]
+"""The sums of what travels with keys, and of what stays."""
+
+
 def operands_of(call: RingCall, operands: Operands, place: BlockPlace) -> Operands:
     """Return the part of what a device holds that belongs to a block."""
     part, arrays = call.ring.part, zip(operands.arrays, call.axes, strict=True)
@@ -148,7 +152,7 @@ def _attend(call: RingCall, operands: Operands) -> State:
     keys = operands.key, operands.value
     for walk in call.schedule.walks:
         begun = keys if walk.steps[0] == 0 else ring.sent(keys, walk.direction)
-        _, state = _walk(call, walk.direction, walk.steps, begun, (), state, meet)
+        _, state = _walk(call, walk, begun, (), state, meet)
     return state
 
 
@@ -163,14 +167,10 @@ def _gradients(call: RingCall, operands: Operands, state: State, cotangents: Sta
     def added(total: Array, part: Array, parts: list[Part]) -> Array:
         return ring.with_part(total, ring.part(total, parts) + part, parts)
 
-    def meet(
-        keys: KeysAndValues, travelling: KeysAndValues, staying: Gradients, step: Array
-    ) -> tuple[KeysAndValues, Gradients]:
+    def meet(keys: KeysAndValues, travelling: KeysAndValues, staying: Gradients, step: Array) -> Sums:
         present = operands._replace(key=keys[0], value=keys[1])
 
-        def compute(
-            place: BlockPlace, sums: tuple[KeysAndValues, Gradients]
-        ) -> tuple[KeysAndValues, Gradients]:
+        def compute(place: BlockPlace, sums: Sums) -> Sums:
             (of_key, of_value), staying = sums
             contribution = _gradients_of_block(call, present, place, state, cotangents, floating)
             of_arrays = tuple(
@@ -190,12 +190,12 @@ def _gradients(call: RingCall, operands: Operands, state: State, cotangents: Sta
     # A device's own keys come first, whose gradients need not travel.
     of_keys, staying = meet(keys, nothing, staying, _number(call, 0))
     for walk in call.schedule.walks:
-        steps = tuple(step for step in walk.steps if step)
-        if steps:
+        walk = Walk(walk.direction, tuple(step for step in walk.steps if step))
+        if walk.steps:
             begun = ring.sent(keys, walk.direction)
-            travelled, staying = _walk(call, walk.direction, steps, begun, nothing, staying, meet)
+            travelled, staying = _walk(call, walk, begun, nothing, staying, meet)
             # Gradients that went along for s steps go home at once, not on around the ring.
-            home = ring.sent(travelled, -steps[-1])
+            home = ring.sent(travelled, -walk.steps[-1])
             of_keys = of_keys[0] + home[0], of_keys[1] + home[1]
     of_arrays = dict(zip(floating, staying.arrays, strict=True))  # integers and booleans have no gradient
     numbers = range(len(operands.arrays))
@@ -238,26 +238,20 @@ def _gradients_of_block(
 
 
 def _walk(
-    call: RingCall,
-    direction: int,
-    steps: tuple[int, ...],
-    keys: KeysAndValues,
-    travelling: V,
-    staying: T,
-    meet: Meet[V, T],
+    call: RingCall, walk: Walk, keys: KeysAndValues, travelling: V, staying: T, meet: Meet[V, T]
 ) -> tuple[V, T]:
     """Let keys travel by one device from step to step; they are sent while they are computed with."""
     ring = call.ring
 
     def go(carried: tuple[KeysAndValues, V, T], step: Array) -> tuple[KeysAndValues, V, T]:
         keys, travelling, staying = carried
-        following = ring.sent(keys, direction)
+        following = ring.sent(keys, walk.direction)
         travelling, staying = meet(keys, travelling, staying, step)
-        return following, ring.sent(travelling, direction), staying
+        return following, ring.sent(travelling, walk.direction), staying
 
     # The last keys are sent to no one.
-    keys, travelling, staying = ring.repeated(go, (keys, travelling, staying), steps[:-1])
-    return meet(keys, travelling, staying, _number(call, steps[-1]))
+    keys, travelling, staying = ring.repeated(go, (keys, travelling, staying), walk.steps[:-1])
+    return meet(keys, travelling, staying, _number(call, walk.steps[-1]))
 
 
 def _at_blocks(call: RingCall, step: Array, compute: Callable[[BlockPlace, T], T], state: T) -> T:

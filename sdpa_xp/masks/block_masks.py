@@ -103,10 +103,7 @@ class Blocks(Mask):
             rule = "`attn_mask.table` must have one table, or one for each query head (Hq)"
             raise ArgumentValueError(grid.function, rule, {"tables": heads, "Hq": grid.heads})
         queries, keys = grid.lengths("attn_mask.table")
-        sizes = (
-            self._size(grid, 0, "L", queries, rows),
-            self._size(grid, 1, "S", keys, columns),
-        )
+        sizes = (self._size(grid, 0, "L", queries, rows), self._size(grid, 1, "S", keys, columns))
         flat = [element for table in self.table for row in table for element in row]
         array = grid.xp.reshape(grid.put(flat, grid.xp.bool), (heads, rows, columns))
         return BlockPattern(array, self.table, *sizes)
