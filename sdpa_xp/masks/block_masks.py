@@ -102,7 +102,7 @@ class Blocks(Mask):
         if heads not in (1, grid.heads):
             rule = "`attn_mask.table` must have one table, or one for each query head (Hq)"
             raise ArgumentValueError(grid.function, rule, {"tables": heads, "Hq": grid.heads})
-        queries, keys = grid.lengths("attn_mask.table")
+        queries, keys = grid.lengths("attn_mask.table")  # a graph with a cache is refused
         sizes = (self._size(grid, 0, "L", queries, rows), self._size(grid, 1, "S", keys, columns))
         flat = [element for table in self.table for row in table for element in row]
         array = grid.xp.reshape(grid.put(flat, grid.xp.bool), (heads, rows, columns))
@@ -153,6 +153,7 @@ class BlockPattern(Pattern):
         if tile.positions is not None or tile.grid.placement is not None:
             return None
         columns = self._columns(tile)
+        # Of the table of Python's booleans, not of the array, so that no device is waited for.
         answers = {element for row in self._rows(tile) for element in row[columns.start : columns.stop]}
         return None if len(answers) == 2 else True in answers
 

@@ -128,7 +128,7 @@ class KeysBefore(Pattern):
         return tile.key_index < tile.slice_integers(self.length).values if answer is None else answer
 
     def uniform(self, tile: Tile) -> bool | None:
-        if tile.positions is not None:
+        if tile.positions is not None:  # they are not read
             return None
         length = tile.slice_integers(self.length)
         # Lengths that cannot be read have the least -inf and the most inf.

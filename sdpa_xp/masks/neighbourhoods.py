@@ -145,6 +145,7 @@ class Neighbourhood(Mask, Pattern):
         return True
 
     def patches(self, grid: ScoreGrid) -> Patches | None:
+        # Lists of keys are of a whole space: a call of a cache, or of some entries, reads ranges.
         is_whole = grid.placement is None and grid.queries == grid.keys == math.prod(self.shape)
         if not is_whole or grid.position or grid.entries is not None:
             return None
@@ -180,7 +181,7 @@ class Neighbourhood(Mask, Pattern):
 
     def _near(self, first: int, last: int, among: range, *, widest: bool) -> range:
         """Return those `among` tokens that lie near the tokens from `first` to `last` along the first axis."""
-        axis = next(self.axes)
+        axis = next(self.axes)  # it changes slowest: its neighbours are one range of tokens
         start, stop = axis.near(first // axis.inner, last // axis.inner, widest=widest)
         return range(max(among.start, start * axis.inner), min(among.stop, stop * axis.inner))
 
@@ -231,6 +232,7 @@ class Axis:
         return near & (key % self.step == query % self.step) if self.step > 1 else near
 
     def _within_reach(self, distance: Array) -> Array:
+        # `== 0` would be a bool for type checkers.
         return (distance <= self.radius * self.step) & (distance % self.step < 1)
 
     def near(self, first: int, last: int, *, widest: bool) -> tuple[int, int]:

@@ -57,6 +57,7 @@ class CutAxis(NamedTuple):
     def place(self, starts: Sequence[int]) -> tuple[list[int], list[int]]:
         """Return for each place a patch that it is in, and its number there, from the first places of all."""
         by_place = [(0, 0)] * self.length
+        # The last patch along the axis may overlap the one before: the later one gets what both have.
         for patch, start in enumerate(starts):
             for number in range(self.size):
                 by_place[start + number * self.step] = patch, number
@@ -102,6 +103,7 @@ class SpacePatches:
 def cut_space(axes: Sequence[CutAxis], size: PatchSize) -> SpacePatches:
     """Return the smallest patches of a size, nearly as long along each axis."""
     patches = SpacePatches((*axes,))
+    # Each query of a patch meets all its keys: the larger a patch, the fewer keys are copied for a query.
     while patches.queries < size.queries or patches.keys > size.copies * patches.queries:
         growing = [(axis.size, -n) for n, axis in enumerate(patches.axes) if 2 * axis.size <= axis.longest]
         if not growing:
@@ -125,6 +127,7 @@ def _row(grid: ScoreGrid, count: int, step: int) -> Array:
 def _combined(xp: Namespace, tables: Sequence[Array], bases: Sequence[int]) -> Array:
     """Return a row for each combination of rows of all tables, whose numbers are digits of these bases."""
     combined = tables[0]
+    # By broadcasting: a loop over the patches of an image would take longer than their attention.
     for table, base in zip(tables[1:], bases[1:], strict=True):
         (a, b), (c, d) = combined.shape, table.shape
         digits = xp.reshape(combined, (a, 1, b, 1)) * base + xp.reshape(table, (1, c, 1, d))

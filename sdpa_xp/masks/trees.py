@@ -142,6 +142,7 @@ class Ancestors(Pattern):
 
 def preorder(parents: Sequence[int]) -> tuple[list[int], list[int]]:
     """Return the number of each node in a walk that visits parents first, and that of its last descendant."""
+    # Two loops, no recursion: a chain of drafts is a tree as deep as it has drafts.
     sizes = [1] * len(parents)
     for node in reversed(range(len(parents))):
         if parents[node] >= 0:

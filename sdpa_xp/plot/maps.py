@@ -178,6 +178,7 @@ def _check_weights(value: object) -> list[list[list[float]]]:
         raise ArgumentValueError(
             "plot.attention", "`weights` must not be below 0", {"smallest weight": least}, hint
         )
+    # In lists, which Matplotlib takes: it takes arrays of NumPy, and not those of each library.
     return [[[float(weight) for weight in row] for row in rows] for rows in heads]
 
 
@@ -238,6 +239,7 @@ def _allowed_pairs(mask: Mask | AnyArray, shape: Shape) -> list[list[list[bool]]
 
 def _hatch(axes: Any, allowed: Sequence[Sequence[bool]], ink: str) -> None:
     """Hatch the masked pairs: neighbours in a row as one bar."""
+    # Not cell by cell: the SVG of a long map would be many times as large.
     for row, pairs in enumerate(allowed):
         groups = itertools.groupby(range(len(pairs)), pairs.__getitem__)
         runs = [[*run] for attended, run in groups if not attended]

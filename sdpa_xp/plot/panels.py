@@ -120,7 +120,7 @@ def grid(
 
     Queries run downwards, keys to the right.
     """
-    from .shown_figure import ShownFigure
+    from .shown_figure import ShownFigure  # a class of Matplotlib, which only pictures need
 
     columns = min(count, COLUMNS)
     rows, most = -(-count // columns), MOST if count == 1 else MOST_OF_MANY

@@ -74,6 +74,7 @@ class Rotary(Rotation):
         check_flag(function, "interleaved", self.interleaved)
         hint = "Write LinearScaling, NTKScaling, Llama3Scaling or YaRNScaling of `sdpa_xp.positional`."
         check_instance(function, "scaling", self.scaling, Scaling, hint=hint)
+        # Once for a value: a cache rotates tokens at each step.
         frequencies = base_frequencies if self.scaling is None else self.scaling.frequencies
         object.__setattr__(self, "frequencies", frequencies(width, base))
 
@@ -204,6 +205,7 @@ def _rows_at(factory: ArrayFactory, table: Array, positions: Array) -> Array:
 def _check_within_tables(function: str, least: int, most: int, rows: int) -> None:
     """Check that the tables of a rotation have a row for each position."""
     if least <= most and not 0 <= least <= most < rows:
+        # A negative index would read rows from the end of the tables.
         rule = "the tables of the rotary must have a row for each position"
         hint = "Scores depend on distances alone: add one number to all positions of an entry." * (least < 0)
         raise ArgumentValueError(function, rule, {"positions": f"{least} to {most}", "rows": rows}, hint)

@@ -174,6 +174,7 @@ def _rotate_at(
             cos, sin = (xp.expand_dims(table, axis=head_axis) for table in (cos, sin))
         # JAX can be set to refuse to broadcast arrays of unlike ranks.
         cos, sin = (with_axes(table, x.ndim) for table in (cos, sin))
+        # The elements behind the width pass unchanged, as in models that rotate a part of each head.
         front = astype_if_needed(xp, x[..., : rotary.width], dtype)
         rotated = _rotate_pairs(xp, front, cos, sin, interleaved=rotary.interleaved)
         rotated = astype_if_needed(xp, rotated, x.dtype)

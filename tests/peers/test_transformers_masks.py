@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -67,16 +68,9 @@ def padded(name: str, length: int) -> Any:
 
 
 def call_of(name: str, place: str, padding: str) -> dict[str, Any]:
-    queries, keys, q_offset, kv_offset = PLACES[place]
-    return {
-        "batch_size": 2,
-        "q_length": queries,
-        "kv_length": keys,
-        "q_offset": q_offset,
-        "kv_offset": kv_offset,
-        "mask_function": functions()[name],
-        "attention_mask": None if padding == "absent" else padded(padding, q_offset + queries),
-    }
+    places = dict(zip(("q_length", "kv_length", "q_offset", "kv_offset"), PLACES[place], strict=True))
+    real = None if padding == "absent" else padded(padding, places["q_offset"] + places["q_length"])
+    return {"batch_size": 2, **places, "mask_function": functions()[name], "attention_mask": real}
 
 
 @pytest.mark.parametrize("padding", ["none", "right", "left", "holes", "absent"])
@@ -128,13 +122,9 @@ def test_what_cannot_be_a_value_is_an_array() -> None:
     from internals import transformers_masks
 
     table = torch.tensor([True, False, True, True])
-    sizes: dict[str, Any] = {"batch_size": 1, "kv_length": 4}
-    single = transformers_masks.create_mask(
-        **sizes, q_length=4, mask_function=lambda b, h, i, j: table[j], use_vmap=True
-    )
-    step = transformers_masks.create_mask(
-        **sizes, q_length=1, q_offset=torch.tensor(2), allow_is_causal_skip=False
-    )
+    create = partial(transformers_masks.create_mask, batch_size=1, kv_length=4)
+    single = create(q_length=4, mask_function=lambda b, h, i, j: table[j], use_vmap=True)
+    step = create(q_length=1, q_offset=torch.tensor(2), allow_is_causal_skip=False)
     assert type(single) is type(step) is torch.Tensor
     assert (single == 0).tolist() == [[[table.tolist()] * 4]]
     assert (step == 0).tolist() == [[[[True, True, True, False]]]]
