@@ -11,7 +11,7 @@ from ._checks.keywords import check_block_size, check_integer
 from ._checks.messages import brief, nearest_hint, shown
 from ._libraries import overridden
 from ._libraries.protocols import AnyArray, Array, Dtype
-from ._programs.row_statistics import Request, Results
+from ._programs.row_statistics import Computed, Request
 from ._programs.statistics import statistics
 from ._tiles.plan import plan_tiles
 from .errors import ArgumentTypeError, ArgumentValueError
@@ -129,7 +129,7 @@ def attention_statistics(
         return cast("AttentionStatistics[A]", _in_caller_form(call, _compute(call, request)))
 
 
-def _compute(call: PreparedCall, request: Request) -> Results:
+def _compute(call: PreparedCall, request: Request) -> Computed:
     if call.grid.library.chunks is not None:
         from ._many import cut_call  # few programs need it
 
@@ -148,9 +148,9 @@ def _compute(call: PreparedCall, request: Request) -> Results:
 
 def _reductions(
     call: PreparedCall, request: Request, scores: Callable[[Dtype], Array], weights: Callable[[Dtype], Array]
-) -> Results:
+) -> Computed:
     """Return reductions of lazy scores and weights, whose chunks are never all in memory."""
-    xp, dtype, results = call.grid.xp, call.grid.dtype, Results()
+    xp, dtype, results = call.grid.xp, call.grid.dtype, Computed()
     if request.row_max:
         results["row_max"] = xp.max(scores(dtype), axis=-1, keepdims=True)
     if request.entropy or request.key_sums:
@@ -161,7 +161,7 @@ def _reductions(
     return {name: results[name] for name in results if getattr(request, name)}
 
 
-def _in_caller_form(call: PreparedCall, results: Results) -> AttentionStatistics[Array]:
+def _in_caller_form(call: PreparedCall, results: Computed) -> AttentionStatistics[Array]:
     """Return results with the axes of the caller, and indices of the library's default integer."""
 
     def finished(name: str) -> Array | None:

@@ -20,9 +20,10 @@ from typing import Literal, NamedTuple, TypeAlias, cast
 
 from .._libraries import access_of, astype_if_needed, is_traced, library_of
 from .._libraries.protocols import READ_ONLY, TRACED, Access, Array, Namespace
-from .._run.executors import Sums, run
+from .._run.executors import run
 from .._run.in_place import exp_minus, minus, times
 from .._run.products import is_finite, key_leading_slice, matmul_grouped, matmul_over_group
+from .._run.results import Results
 from .._sources.arrays import KeyValueSource
 from .._tiles.on_device import Questions
 from .._tiles.plan import plan_tiles
@@ -64,6 +65,7 @@ class GradientProgram(TileProgram):
     cotangent: Array | None = None
     """(..., Hq, L, Ev), once it is known."""
     guard: GradientGuard = "none"
+    shares_tiles = False
 
     @property
     def keeps_scores(self) -> bool:
@@ -91,27 +93,29 @@ class GradientProgram(TileProgram):
         plan = plan_tiles(grid, self.scores.group, source.width + self.value.width)
         return replace(self, scores=self.scores._replace(grid=grid), plan=plan.with_common_borders())
 
-    def add_rows(self, sums: Sums, rows: range, is_new: Array | None) -> None:
+    def add_rows(self, results: Results, rows: range) -> None:
         scores = self.scores
         xp, dtype = scores.xp, scores.grid.dtype
         row_tile = scores.tile(rows, range(1))
         m, log_l = (row_tile.slice_queries(self.lse)[..., part : part + 1] for part in range(2))
         is_empty = is_masked(m)
         cotangent = astype_if_needed(xp, row_tile.slice_queries(cast(Array, self.cotangent)), dtype)
-        if is_new is not None:  # gradients are linear in the cotangent
-            cotangent = xp.where(is_new, cotangent, 0.0)
+        if (
+            scores.block is not None and scores.block.is_new is not None
+        ):  # gradients are linear in the cotangent
+            cotangent = xp.where(scores.block.is_new, cotangent, 0.0)
         cotangent = cotangent * xp.exp(xp.where(is_empty, 0.0, -log_l))
         delta = xp.sum(cotangent * row_tile.slice_queries(self.output), axis=-1, keepdims=True)
         inputs = RowInputs(scores.scaled_query(rows), cotangent, delta, xp.where(is_empty, 0.0, m))
         of_scaled_query: Array | None = None
         needs_products = scores.options.needs_products
         for computed in scores.computed_tiles(rows, self.plan, inputs.query, keeps_products=needs_products):
-            contribution = self._add_tile(sums, inputs, *computed)
+            contribution = self._add_tile(results, inputs, *computed)
             if contribution is not None:
                 of_scaled_query = contribution if of_scaled_query is None else of_scaled_query + contribution
         sinks = scores.options.sinks
-        if sinks is not None and "sinks" in sums:
-            sums["sinks"].add(row_tile, -xp.exp(sinks - inputs.shift) * delta)
+        if sinks is not None and "sinks" in results:
+            results["sinks"].add(row_tile, -xp.exp(sinks - inputs.shift) * delta)
         if of_scaled_query is None:  # these queries attend to no key, or their gradient is not needed
             return
         query, scale = astype_if_needed(xp, row_tile.slice_queries(scores.query), dtype), scores.options.scale
@@ -119,13 +123,13 @@ class GradientProgram(TileProgram):
             scale = astype_if_needed(xp, row_tile.slice(scale), dtype)
             if self.guard == "all":
                 scale, query = (xp.where(xp.isfinite(x), x, 0.0) for x in (scale, query))
-        if "query" in sums:
-            sums["query"].add(row_tile, of_scaled_query * scale)
-        if "scale" in sums:
-            sums["scale"].add(row_tile, xp.sum(of_scaled_query * query, axis=-1, keepdims=True))
+        if "query" in results:
+            results["query"].add(row_tile, of_scaled_query * scale)
+        if "scale" in results:
+            results["scale"].add(row_tile, xp.sum(of_scaled_query * query, axis=-1, keepdims=True))
 
     def _add_tile(
-        self, sums: Sums, inputs: RowInputs, tile: Tile, s: Array, allowed: Allowed, capped: Array
+        self, results: Results, inputs: RowInputs, tile: Tile, s: Array, allowed: Allowed, capped: Array
     ) -> Array | None:
         """Add the contribution of a tile; returns its contribution to the gradient of the scaled queries.
 
@@ -142,10 +146,10 @@ class GradientProgram(TileProgram):
         if scores.options.dropout is not None:
             ones = xp.full((1, 1), 1.0, dtype=grid.dtype, device=grid.device)
             factor = scores.options.dropout.apply(tile, ones)
-        if "value" in sums:
+        if "value" in results:
             kept = scores.without_masked(p if factor is None else p * factor, for_cotangent)
-            sums["value"].add(tile, guarded_product(xp, over_group, kept, inputs.cotangent, for_cotangent))
-            if len(sums) == 1:
+            results["value"].add(tile, guarded_product(xp, over_group, kept, inputs.cotangent, for_cotangent))
+            if len(results) == 1:
                 return None
         rules, transposed = scores.tangent_rules, xp.matrix_transpose(value)
         if rules is None or not scores.options.may_mask:
@@ -159,12 +163,12 @@ class GradientProgram(TileProgram):
             # The function of a bias that has no gradient is tried too: it may do more than add.
             of_bias = bias.gradient(tile, finite, ds)
             if name is not None and of_bias is not None:
-                sums[name].add(tile, of_bias)
+                results[name].add(tile, of_bias)
         slope = scores.slope(capped, for_cotangent)
         ds = ds if slope is None else ds * slope
-        if "key" in sums:
-            sums["key"].add(tile, guarded_product(xp, over_group, ds, inputs.query, for_inputs))
-        if not ("query" in sums or "scale" in sums):
+        if "key" in results:
+            results["key"].add(tile, guarded_product(xp, over_group, ds, inputs.query, for_inputs))
+        if not ("query" in results or "scale" in results):
             return None
         return guarded_product(xp, grouped, ds, key, for_inputs)
 

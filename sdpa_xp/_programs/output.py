@@ -6,26 +6,27 @@ softmax. A plan with one tile computes the textbook formula.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
-from .._libraries import is_traced
+from .._libraries import astype_if_needed, is_traced
 from .._libraries.protocols import Array, Dtype
-from .._run.executors import Sums, run
-from .._run.products import NonfiniteGuard, are_finite, checksum, is_finite, key_leading_slice
+from .._run.executors import run
+from .._run.products import NonfiniteGuard, are_finite, is_finite, key_leading_slice
+from .._run.results import Results
 from .._sources.arrays import KeyValueSource, PagedSource
+from .._tiles import tuning
 from .._tiles.plan import Plan
 from .._tiles.tile import LeadingSlice, Target
 from .scores import Name, Scores
 from .softmax import RowResult, attend_with_fixed_shift, attend_with_running_shift, is_accurate
 from .tile_program import TileProgram
 
-Results: TypeAlias = dict[str, Array]
-OfRows: TypeAlias = Callable[[Scores, KeyValueSource, Plan, range, Array | None], RowResult | None]
-"""Computes the attention of a range of queries. Its output may be in an array of zeros, the last argument.
-None is no result: then all ranges are computed again in another way."""
+OfRows: TypeAlias = Callable[[Scores, KeyValueSource, Plan, range], RowResult]
+"""Computes the attention of a range of queries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,142 +36,159 @@ class OutputProgram(TileProgram):
     value: KeyValueSource
     of_rows: OfRows
 
-    def slice_leading(self, leading: LeadingSlice) -> OutputProgram:
-        value = self.value.slice_leading(key_leading_slice(leading, self.scores.group))
-        scores = self.scores.slice_leading(leading)
-        return OutputProgram(scores, self.plan, self.targets, value, self.of_rows)  # `replace` takes longer
+    @property
+    def is_recomputed(self) -> bool:
+        # Functions of the caller may read arrays that need gradients, too; so all that is recorded is asked.
+        grid = self.grid
+        is_recorded = grid.library.autograd is not None and not (grid.is_traced or grid.is_writeable)
+        return is_recorded and math.prod(grid.shape) > tuning.MOST_SCORES_KEPT
 
-    def add_rows(self, sums: Sums, rows: range, _: Array | None) -> None:
-        xp, out = self.scores.xp, sums["output"].memory(rows)
-        result = self.of_rows(self.scores, self.value, self.plan, rows, out)
-        if result is None:
+    def slice_leading(self, leading: LeadingSlice) -> Self:
+        value = self.value.slice_leading(key_leading_slice(leading, self.scores.group))
+        return replace(self, scores=self.scores.slice_leading(leading), value=value)
+
+    def add_rows(self, results: Results, rows: range) -> None:
+        computed = self.of_rows(self.scores, self.value, self.plan, rows)
+        for name, result in results.items():
+            if name == "checksum":
+                result.add(self.tile(rows, range(1)), computed.named(self.scores.xp, name))
+            else:
+                result.put(rows, computed.named(self.scores.xp, name))
+
+
+@dataclass(frozen=True, slots=True)
+class UnshiftedProgram(OutputProgram):
+    """The same without the largest scores, until digits of some rows are lost: then no others are tried.
+
+    As all rows are computed again then, the results do not depend on which of them fail first.
+    """
+
+    failed: list[range] = field(default_factory=list)
+    """Rows whose digits are lost."""
+
+    def add_rows(self, results: Results, rows: range) -> None:
+        if self.failed:
             return
-        if result.output is not out:
-            sums["output"].put(rows, result.output)
-        if "lse" in sums:
-            sums["lse"].put(rows, result.lse(xp))
-        if "lse_parts" in sums:
-            sums["lse_parts"].put(rows, result.lse_parts(xp))
-        if "checksum" in sums:
-            check = xp.reshape(checksum(xp, result.arrays), (1, 1))
-            sums["checksum"].add(self.scores.tile(rows, range(1)), check)
+        out = results["output"].memory(rows)
+        computed = attend_with_fixed_shift(self.scores, self.value, self.plan, rows, out)
+        if not is_accurate(self.scores, self.value, self.plan, rows, computed):
+            self.failed.append(rows)  # a thread that sees it too late only works in vain
+            return
+        for name, result in results.items():
+            if name != "output" or computed.output is not out:
+                result.put(rows, computed.named(self.scores.xp, name))
+
+
+@dataclass(frozen=True, slots=True)
+class RepairedProgram(OutputProgram):
+    """Results that are there already, but for some ranges of queries."""
+
+    known: Mapping[str, Array]
+    wrong: Collection[range]
+
+    def add_rows(self, results: Results, rows: range) -> None:
+        if rows in self.wrong:
+            OutputProgram.add_rows(self, results, rows)
+            return
+        for name, result in results.items():
+            result.put(rows, self.known[name][..., rows.start : rows.stop, :])
 
 
 def attend(
     scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, *names: Name, out: Array | None = None
-) -> Results:
+) -> dict[str, Array]:
     """Return what is named: the output in `dtype`, others in the accumulation dtype.
 
-    Where arrays can be written to, the output may be in `out`, zeros of its shape and dtype. A device is waited
-    for once, after the last range of queries; it is not if the caller asks for the checksum, and passes scores
-    whose `finite_inputs` are empty if that is not finite. There is none if it would show nothing.
+    Large calls on the CPU compute the output in `out`, if there is one: zeros of its shape and dtype. A device
+    is waited for once, after the last range of queries. A caller that asks for the checksum waits instead: if
+    it is returned and not finite, the call is made again with scores whose `finite_inputs` are empty.
     """
     if plan.patches is not None:
         return _attend_in_patches(scores, value, plan, dtype, *names)
     grid, shape = scores.grid, scores.grid.shape[:-1]
-    if grid.is_writeable and not plan.is_one_tile:
-        scores = scores.for_tiles()
-    targets: dict[str, Target] = {}
-    for name in names:
-        if name == "output":
-            targets[name] = Target((*shape, value.width), ("rows", None), dtype=dtype)
-        elif name != "checksum":
-            targets[name] = Target((*shape, 2 if name == "lse_parts" else 1), ("rows", None))
-    program = OutputProgram(scores, plan, targets, value, _guarded("columns"))
-    if grid.is_traced:  # no value can be read, so all rows are computed in the same way
-        return run(program)
     # What lies behind the last token of a paged sequence may be NaN, which would cost a second pass.
     may_have_nan = grid.padding is not None and isinstance(value, PagedSource)
     guard: NonfiniteGuard = "columns" if may_have_nan else "none"
+    readable = partial(attend_readable, guard=guard)
+    if plan.is_small and grid.is_writeable and not grid.is_traced and not grid.is_reproducible:
+        computed = readable(scores, value, plan, range(plan.queries))  # a program would take as long again
+        results: dict[str, Array] = {name: computed.named(scores.xp, name) for name in names}
+        results["output"] = astype_if_needed(scores.xp, computed.output, dtype)
+        return results
+    if grid.is_writeable and not plan.is_one_tile:
+        scores = scores.for_tiles()
+    targets = {"output": Target((*shape, value.width), ("rows", None), dtype=dtype)}
+    widths = {"lse": 1, "lse_parts": 2}
+    targets |= {name: Target((*shape, widths[name]), ("rows", None)) for name in names if name in widths}
+    program = OutputProgram(scores, plan, targets, value, _guarded("columns"))
+    if grid.is_traced:  # no value can be read, so all rows are computed in the same way
+        return run(program)
     if not grid.is_writeable:
         return _attend_on_device(program, guard, returns_checksum="checksum" in names)
     outs = {} if out is None else {"output": out}
     if grid.is_reproducible:
         from . import reproducible  # few programs need it
 
-        tasks = tuple(reproducible.aligned_tasks(scores, plan))
-        return run(
-            replace(program, plan=replace(plan, own_tasks=tasks), of_rows=reproducible.attend_rows), outs
-        )
+        plan = replace(plan, own_tasks=tuple(reproducible.aligned_tasks(scores, plan)))
+        return run(replace(program, plan=plan, of_rows=reproducible.attend_rows), outs)
+    program = replace(program, of_rows=readable)
     if plan.tries_without_maximum and not scores.options.has_functions and scores.options.sinks is None:
-        attempt = AttendWithoutMaximum()
-        outs = run(replace(program, of_rows=attempt), outs)
-        if not attempt.has_failed:
+        attempt = UnshiftedProgram(scores, plan, targets, value, readable)
+        outs = run(attempt, outs)
+        if not attempt.failed:
             return outs
-    return run(replace(program, of_rows=partial(attend_readable, guard=guard)), outs)
+    return run(program, outs)
 
 
 def _guarded(guard: NonfiniteGuard) -> OfRows:
     return partial(attend_with_running_shift, guard=guard)
 
 
-class AttendWithoutMaximum:
-    """The softmax without a maximum, until it loses digits of some rows: then no others are tried.
-
-    As all rows are computed again then, the result does not depend on which of them fail first.
-    """
-
-    def __init__(self) -> None:
-        self.has_failed = False
-
-    def __call__(
-        self, scores: Scores, value: KeyValueSource, plan: Plan, rows: range, out: Array | None
-    ) -> RowResult | None:
-        if self.has_failed:
-            return None
-        result = attend_with_fixed_shift(scores, value, plan, rows, out)
-        if is_accurate(scores, value, plan, rows, result):
-            return result
-        self.has_failed = True  # never set back, so that a thread which still reads False only works in vain
-        return None
-
-
 def attend_readable(
-    scores: Scores,
-    value: KeyValueSource,
-    plan: Plan,
-    rows: range,
-    _: Array | None = None,
-    *,
-    guard: NonfiniteGuard,
+    scores: Scores, value: KeyValueSource, plan: Plan, rows: range, *, guard: NonfiniteGuard
 ) -> RowResult:
     """Return the attention of one range of queries; if a NaN may be of a masked pair, computed again."""
-    guarded = partial(attend_with_running_shift, scores, value, plan, rows)
-    result = guarded(guard=guard)
+    result = attend_with_running_shift(scores, value, plan, rows, guard=guard)
     if not scores.options.may_mask:  # without a mask, each NaN and inf belongs to the output
         return result
     if is_traced(result.output):  # a function of the caller has brought in a traced array
-        return guarded(guard="columns")
+        return attend_with_running_shift(scores, value, plan, rows, guard="columns")
     # See products.py: only if a value is NaN or inf, the rows are worth a second pass.
-    return result if is_finite(scores.xp, result.arrays) else guarded(guard="pairs")
+    is_right = is_finite(scores.xp, result.arrays)
+    return result if is_right else attend_with_running_shift(scores, value, plan, rows, guard="pairs")
 
 
-def _attend_on_device(program: OutputProgram, guard: NonfiniteGuard, *, returns_checksum: bool) -> Results:
+def _attend_on_device(
+    program: OutputProgram, guard: NonfiniteGuard, *, returns_checksum: bool
+) -> dict[str, Array]:
     """Return the results of a device, which is asked once whether they are finite.
 
     It is not asked if no pair may be masked, or if the inputs have been searched for NaN and inf.
     """
-    options = program.scores.options
-    finite = options.finite_inputs
+    plan, options, finite = program.plan, program.scores.options, program.scores.options.finite_inputs
+    if program.is_recomputed:  # all keys of some queries are in memory while their gradients are computed
+        most = tuning.DEVICE.scores * plan.queries // math.prod(program.grid.shape)
+        plan = replace(plan, rows=min(plan.rows, max(tuning.SMALLEST_SIDE, most)))
+        program = replace(program, plan=plan)
     if finite is not None or not options.may_mask:
         is_guarded = finite is not None and "value" not in finite
         return run(replace(program, of_rows=_guarded("pairs" if is_guarded else guard)))
-    plan = program.plan
-    ranges = len([*plan.row_ranges()])
-    targets = {**program.targets, "checksum": Target((ranges, 1), ("rows", None), block=(plan.rows, 1))}
-    results = run(replace(program, targets=targets, of_rows=_guarded(guard)))
-    check = results["checksum"]
-    if is_traced(check):  # a function of the caller has brought it in
+    ranges = [*plan.row_ranges()]
+    checks = Target((len(ranges), 1), ("rows", None), block=(plan.rows, 1))
+    results = run(replace(program, targets={**program.targets, "checksum": checks}, of_rows=_guarded(guard)))
+    if is_traced(results["checksum"]):  # a function of the caller has brought it in
         return run(program)
     if returns_checksum:
         return results
-    del results["checksum"]
-    return results if all(are_finite([check])) else run(replace(program, of_rows=_guarded("pairs")))
+    are_right = are_finite([results.pop("checksum")])
+    wrong = [rows for rows, is_right in zip(ranges, are_right, strict=True) if not is_right]
+    fields = program.scores, plan, program.targets, program.value, _guarded("pairs")
+    return run(RepairedProgram(*fields, results, wrong)) if wrong else results
 
 
 def _attend_in_patches(
     scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, *names: Name
-) -> Results:
+) -> dict[str, Array]:
     """Return what `attend` returns, of blocks of queries that each read a list of keys."""
     from .patches import in_patches  # few programs need it
 

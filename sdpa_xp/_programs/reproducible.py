@@ -84,9 +84,7 @@ def _first_keys(scores: Scores, plan: Plan, rows: range) -> Array:
     return xp.where(first < none, first, 0)
 
 
-def attend_rows(
-    scores: Scores, value: KeyValueSource, plan: Plan, rows: range, _: Array | None = None
-) -> RowResult:
+def attend_rows(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) -> RowResult:
     """Return the attention of one range of queries."""
     xp = scores.xp
     l, o = _sums(scores, value, plan, rows, None, is_guarded=False)

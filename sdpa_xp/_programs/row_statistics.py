@@ -28,7 +28,7 @@ from .top_keys import LargestScores, top_of_tile
 LEAST_DIFFERENCE = -1000.0
 """exp of less is 0 in float64 too. -inf would not do, because 0 * -inf is NaN."""
 
-Results: TypeAlias = dict[str, Array]
+Computed: TypeAlias = dict[str, Array]
 """Arrays by name, (..., Hq, L, n) of the rows; "key_sums" (..., Hq, 1, S) and "block_sums" (..., Hq, M, N)."""
 
 
@@ -88,12 +88,12 @@ class RowStatistics(NamedTuple):
 
 def statistics_of_rows(
     scores: Scores, plan: Plan, rows: range, request: Request, add_weights: AddWeights
-) -> Results:
+) -> Computed:
     """Return the statistics of each of a range of queries; `add_weights` gets what sums over queries need."""
     xp, query, sinks = scores.xp, scores.scaled_query(rows), scores.options.sinks
     shape = scores.tile(rows, range(1)).shape[:-1]
     sums, top = _first_pass(scores, plan, rows, query, request)
-    computed: Results = {}
+    computed: Computed = {}
     if request.row_max:
         computed["row_max"] = as_rows(xp, sums.m, (*shape, 1))
     if sums.l is None:

@@ -50,6 +50,14 @@ class RowResult(NamedTuple):
         """All arrays in which a NaN or inf of the inputs shows."""
         return self.output, self.l
 
+    def named(self, xp: Namespace, name: str) -> Array:
+        """Return what a call asks for."""
+        if name == "output":
+            return self.output
+        if name == "checksum":
+            return xp.reshape(checksum(xp, self.arrays), (1, 1))
+        return self.lse(xp) if name == "lse" else self.lse_parts(xp)
+
     def lse(self, xp: Namespace) -> Array:
         """Return the log-sum-exp, (..., Hq, rows, 1)."""
         # Without a maximum, l of an empty row is exactly 0, and its log is -inf.
@@ -74,13 +82,7 @@ class RowResult(NamedTuple):
 
 
 def attend_with_running_shift(
-    scores: Scores,
-    value: KeyValueSource,
-    plan: Plan,
-    rows: range,
-    _: Array | None = None,
-    *,
-    guard: NonfiniteGuard,
+    scores: Scores, value: KeyValueSource, plan: Plan, rows: range, *, guard: NonfiniteGuard
 ) -> RowResult:
     """Return the attention of a range of queries, with the largest score of each row as m."""
     query = scores.scaled_query(rows)

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from .._libraries.protocols import Array
-from .._run.executors import Sums, run
-from .._run.sums import between_zeros
+from .._run.executors import run
+from .._run.results import Results, between_zeros
 from .._tiles.plan import Plan
 from .._tiles.tile import Target, Tile
-from .row_statistics import Request, Results, as_rows, statistics_of_rows, sums_of_blocks
+from .row_statistics import Computed, Request, as_rows, statistics_of_rows, sums_of_blocks
 from .scores import Scores
 from .tile_program import TileProgram
 
@@ -24,19 +24,22 @@ class StatisticsProgram(TileProgram):
 
     request: Request
 
-    def add_rows(self, sums: Sums, rows: range, is_new: Array | None) -> None:
+    def add_rows(self, results: Results, rows: range) -> None:
         scores, request, xp = self.scores, self.request, self.scores.xp
+        is_new = None if scores.block is None else scores.block.is_new
 
         def add_weights(tile: Tile, weights: Array) -> None:
             weights = weights if is_new is None else xp.where(is_new, weights, 0.0)
             if request.key_sums:
-                sums["key_sums"].add(tile, self._whole(xp.sum(weights, axis=-2, keepdims=True)))
+                results["key_sums"].add(tile, self._whole(xp.sum(weights, axis=-2, keepdims=True)))
             if request.block_size is not None:
-                sums["block_sums"].add(tile, self._whole(self._block_sums(tile, weights, request.block_size)))
+                results["block_sums"].add(
+                    tile, self._whole(self._block_sums(tile, weights, request.block_size))
+                )
 
         computed = statistics_of_rows(scores, self.plan, rows, request, add_weights)
         for name, array in computed.items():
-            sums[name].add(scores.tile(rows, range(1)), array)
+            results[name].add(scores.tile(rows, range(1)), array)
 
     def _whole(self, sums: Array) -> Array:
         """Return sums with an element for each head, also where scores were equal for several."""
@@ -61,7 +64,7 @@ class StatisticsProgram(TileProgram):
         return sums
 
 
-def statistics(scores: Scores, plan: Plan, request: Request) -> Results:
+def statistics(scores: Scores, plan: Plan, request: Request) -> Computed:
     """Return the statistics that are asked for, in the accumulation dtype; indices of keys are int32."""
     grid = scores.grid
     shape, whole = grid.leading_shape, (plan.queries, plan.keys)

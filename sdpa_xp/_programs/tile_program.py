@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from .._libraries import computing
-from .._libraries.protocols import Array
 from .._run.buffers import CallBuffers
-from .._run.executors import Sums
+from .._run.results import Results
 from .._tiles.plan import Plan
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import LeadingSlice, RowBlock, Target, Tile
@@ -24,6 +23,8 @@ class TileProgram:
     scores: Scores
     plan: Plan
     targets: Mapping[str, Target]
+    shares_tiles: ClassVar[bool] = True
+    """Whether the answers of a mask are kept for the heads of a range of queries, which takes memory."""
 
     @property
     def grid(self) -> ScoreGrid:
@@ -34,7 +35,11 @@ class TileProgram:
         # A function may keep the scores that it gets.
         return self.scores.options.has_functions
 
-    def add_rows(self, sums: Sums, rows: range, is_new: Array | None, /) -> None:
+    @property
+    def is_recomputed(self) -> bool:
+        return False
+
+    def add_rows(self, results: Results, rows: range) -> None:
         raise NotImplementedError
 
     def computing(self) -> AbstractContextManager[object]:
@@ -56,6 +61,7 @@ class TileProgram:
         return replace(self, scores=self.scores._replace(block=block))
 
     def in_memory(self, buffers: CallBuffers | None) -> Self:
-        # The tiles of some queries are the same for all heads if the mask is.
-        known: Any = {} if self.scores.options.mask.is_shared else None
+        # Each part of the heads has tiles of the same queries: a mask that answers alike is asked once.
+        is_shared = self.shares_tiles and self.plan.leading_slices and self.scores.options.mask.is_shared
+        known: Any = {} if is_shared else None
         return replace(self, scores=self.scores._replace(buffers=buffers, known_tiles=known))

@@ -6,7 +6,8 @@ import math
 from dataclasses import dataclass
 
 from .._libraries.protocols import Array, Dtype
-from .._run.executors import Sums, run
+from .._run.executors import run
+from .._run.results import Results
 from .._tiles.plan import Plan
 from .._tiles.tile import Allowed, Target
 from .one_tile import avoid_zero_sum
@@ -26,14 +27,14 @@ class PairsProgram(TileProgram):
     def keeps_scores(self) -> bool:
         return True
 
-    def add_rows(self, sums: Sums, rows: range, _: Array | None) -> None:
+    def add_rows(self, results: Results, rows: range) -> None:
         s, allowed = self._scores_of_rows(rows)
-        if "scores" in sums:
-            sums["scores"].put(rows, s)
+        if "scores" in results:
+            results["scores"].put(rows, s)
         elif 0 in s.shape:  # the maximum of no numbers is an error
-            sums["weights"].put(rows, s)
+            results["weights"].put(rows, s)
         else:
-            sums["weights"].put(rows, self._weights(rows, s, allowed))
+            results["weights"].put(rows, self._weights(rows, s, allowed))
 
     def _scores_of_rows(self, rows: range) -> tuple[Array, Allowed]:
         """Return the scores of some queries, (..., Hq, rows, S), and which pairs may attend."""
@@ -41,8 +42,9 @@ class PairsProgram(TileProgram):
         query = scores.scaled_query(rows)
         shape = scores.tile(rows, scores.grid.sides[1]).shape
         for _, s, allowed, _ in scores.computed_tiles(rows, self.plan, query):  # one tile, or none
-            return xp.broadcast_to(s, shape), allowed
-        return xp.broadcast_to(xp.zeros_like(query[..., :1]) - math.inf, shape), False
+            # A result is no view of a smaller array.
+            return s if s.shape == shape else xp.broadcast_to(s, shape) + 0.0, allowed
+        return xp.broadcast_to(xp.zeros_like(query[..., :1]), shape) - math.inf, False
 
     def _weights(self, rows: range, s: Array, allowed: Allowed) -> Array:
         scores, xp, options = self.scores, self.scores.xp, self.scores.options

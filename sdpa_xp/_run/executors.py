@@ -6,26 +6,22 @@ executor does not know what it computes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import cache, partial, reduce
 from itertools import product
 from operator import add
-from typing import NamedTuple, Protocol, Self, TypeAlias
+from typing import NamedTuple, Protocol, Self
 
 from .._libraries.protocols import Array, Namespace, Shape
-from .._tiles import tuning
 from .._tiles.plan import Plan
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import LeadingSlice, RowBlock, Target, Tile
 from . import threads
 from .buffers import CallBuffers, call_buffers
 from .loops import compute_band, row_bands
-from .sums import Accumulator, JoinedSum, WrittenSum, between_zeros
-
-Sums: TypeAlias = Mapping[str, Accumulator]
+from .results import JoinedResult, Results, WrittenResult, between_zeros, joined
 
 
 class Program(Protocol):
@@ -43,8 +39,8 @@ class Program(Protocol):
     def keeps_scores(self) -> bool:
         """Whether the scores of a tile are needed after the next one is computed: then no buffer holds them."""
 
-    def add_rows(self, sums: Sums, rows: range, is_new: Array | None, /) -> None:
-        """Add what a range of queries contributes; only rows where `is_new`, (rows, 1), is True count."""
+    def add_rows(self, results: Results, rows: range) -> None:
+        """Add what a range of queries contributes, or set its rows."""
 
     def computing(self) -> AbstractContextManager[object]:
         """Return the context in which its arrays are computed."""
@@ -62,14 +58,18 @@ class Program(Protocol):
     def in_block(self, block: RowBlock) -> Self:
         """Return the program of an iteration of a loop."""
 
+    @property
+    def is_recomputed(self) -> bool:
+        """Whether a library that records it computes each range again for its gradients, to keep less."""
+
     def in_memory(self, buffers: CallBuffers | None) -> Self:
         """Return the program of many tiles, whose arrays lie in buffers if there are some."""
 
 
 def run(program: Program, outs: Mapping[str, Array] | None = None) -> dict[str, Array]:
-    """Return the targets of a program.
+    """Return the targets of a program, each an array of its own.
 
-    Where arrays can be written to, some may be in `outs`, which hold zeros of their shapes and dtypes.
+    In tasks, targets are computed in the arrays `outs` that have their names: zeros of their shapes and dtypes.
     """
     plan, grid = program.plan, program.grid
     if plan.is_loop:
@@ -82,40 +82,33 @@ def run(program: Program, outs: Mapping[str, Array] | None = None) -> dict[str, 
 
 def _run_and_join(program: Program) -> dict[str, Array]:
     """Return the targets without writing to an array; each range of queries has all heads at once."""
-    plan, targets, grid = program.plan, program.targets, program.grid
-    has_columns = any("columns" in target.axes for target in targets.values())
-    autograd, scores, recomputed = grid.library.autograd, math.prod(grid.shape), None
-    is_recorded = autograd is not None and not (has_columns or grid.is_traced or grid.is_writeable)
-    if autograd is not None and is_recorded and scores > tuning.MOST_SCORES_KEPT:
-        # All keys of some queries are in memory while their gradients are computed. The arrays of a caller's
-        # function may need gradients, too; so the library is asked to record all.
-        recomputed, most = autograd.recomputed, tuning.DEVICE.scores * plan.queries // scores
-        plan = replace(plan, rows=min(plan.rows, max(tuning.SMALLEST_SIDE, most)))
-    ranges, keys = [*plan.row_ranges()], range(plan.keys)
-    columns = [*plan.column_ranges(keys)] or [keys] if has_columns else []  # or one piece of no element
-    sums = _pieces(program, ranges, columns)
+    plan, grid = program.plan, program.grid
+    ranges = [*plan.row_ranges()]
+    columns: list[range] = []  # not list[range](), which not every compiler traces
+    if any("columns" in target.axes for target in program.targets.values()):
+        keys = range(plan.keys)
+        columns = [*plan.column_ranges(keys)] or [keys]  # or one piece of no element
+    results = _in_pieces(program, ranges, columns)
     for rows in ranges:
-        if recomputed is None:
-            program.add_rows(sums, rows, None)
-            continue
-        for name, array in recomputed(partial(_compute_rows, program, rows)).items():
-            sums[name].add(program.tile(rows, range(1)), array)
-    return _joined(sums)
+        if program.is_recomputed and grid.library.autograd is not None:
+            computed = grid.library.autograd.recomputed(partial(_compute_rows, program, rows))
+            for name, array in computed.items():
+                results[name].add(program.tile(rows, range(1)), array)
+        else:
+            program.add_rows(results, rows)
+    return joined(results)
 
 
 def _compute_rows(program: Program, rows: range) -> dict[str, Array]:
     """Return what a range of queries contributes to targets without columns."""
-    sums = _pieces(program, [rows], [])
-    program.add_rows(sums, rows, None)
-    return _joined(sums)
+    results = _in_pieces(program, [rows], [])
+    program.add_rows(results, rows)
+    return joined(results)
 
 
-def _pieces(program: Program, rows: Sequence[range], columns: Sequence[range]) -> dict[str, JoinedSum]:
-    return {n: JoinedSum(target, program.grid, rows, columns) for n, target in program.targets.items()}
-
-
-def _joined(sums: Mapping[str, JoinedSum]) -> dict[str, Array]:
-    return {name: pieces.joined() for name, pieces in sums.items()}
+def _in_pieces(program: Program, rows: Sequence[range], columns: Sequence[range]) -> dict[str, JoinedResult]:
+    grid = program.grid
+    return {name: JoinedResult(target, grid, rows, columns) for name, target in program.targets.items()}
 
 
 class Share(NamedTuple):
@@ -144,28 +137,28 @@ def _run_in_tasks(program: Program, outs: Mapping[str, Array]) -> dict[str, Arra
     kept: dict[tuple[LeadingSlice | None, int], dict[str, Array]] = {}
 
     @cache  # two threads may compute equal parts at once, of which one is kept
-    def part_of(leading: LeadingSlice | None) -> tuple[Program, dict[str, WrittenSum]]:
-        sums = {}
+    def part_of(leading: LeadingSlice | None) -> tuple[Program, dict[str, WrittenResult]]:
+        results = {}
         for name, target in targets.items():
             of_part = target.slice_leading(leading) if name in summed else target
-            sums[name] = WrittenSum(of_part, grid, arrays[name][target.slices(leading)])
-        return program if leading is None else program.slice_leading(leading), sums
+            results[name] = WrittenResult(of_part, grid, arrays[name][target.slices(leading)])
+        return program if leading is None else program.slice_leading(leading), results
 
     def compute(share: Share) -> None:
         with program.computing():  # here too: a library may keep this setting for each thread
             for leading in share.slices:
-                part, sums = part_of(leading)
+                part, results = part_of(leading)
                 if share.plan is not plan:
                     part = part.with_plan(share.plan)
                 if aside := summed if share.number else small:
-                    empty = {name: zeros(sums[name].target) for name in aside}
+                    empty = {name: zeros(results[name].target) for name in aside}
                     kept[leading, share.number] = empty
-                    sums = sums | {name: sums[name]._replace(array=array) for name, array in empty.items()}
+                    results = results | {n: results[n]._replace(array=array) for n, array in empty.items()}
                 for rows in share.rows:
-                    part.add_rows(sums, rows, None)
+                    part.add_rows(results, rows)
 
     shares = _shares(plan, [targets[name] for name in targets if name not in small], grid, bool(summed))
-    threads.run(compute, shares, plan.threads)
+    threads.run_tasks(compute, shares, plan.threads)
     numbers = sorted({share.number for share in shares}) if kept else ()
     for place in product(plan.leading_slices or (None,), numbers):
         for name, array in kept.get(place, {}).items():
@@ -201,18 +194,20 @@ def _run_in_loops(program: Program) -> dict[str, Array]:
 def _run_band(program: Program, band: range) -> dict[str, Array]:
     """Return the sums over a band of queries, or its rows of what has a row for each query."""
     targets, xp = program.targets, program.grid.xp
-    columns = program.key_range(band) or range(0)  # one that is empty may begin anywhere
-    plan = replace(program.plan, columns=max(1, len(columns)), align=1)
+    columns, plan = program.key_range(band) or range(0), program.plan  # an empty one may begin anywhere
     of_rows = [name for name, target in targets.items() if target.axes[0] == "rows"]
+    has_sums = len(of_rows) < len(targets)
+    if has_sums:  # over the keys of the band at once
+        plan = replace(plan, columns=max(1, len(columns)), align=1)
     cut = program.with_plan(plan)
 
-    def compute(block: RowBlock, is_new: Array | None) -> tuple[dict[str, Array], list[Array]]:
-        pieces = _pieces(program, [range(band.start, band.start + block.length)], [columns])
-        cut.in_block(block).add_rows(pieces, band, is_new)
-        sums = _joined(pieces)
+    def compute(block: RowBlock) -> tuple[dict[str, Array], list[Array]]:
+        results = _in_pieces(program, [range(band.start, band.start + block.length)], [columns])
+        cut.in_block(block).add_rows(results, band)
+        sums = joined(results)
         return sums, [sums.pop(name) for name in of_rows]
 
-    sums, others = compute_band(program.grid, plan, band, compute, has_sums=len(of_rows) < len(targets))
+    sums, others = compute_band(program.grid, plan, band, compute, has_sums=has_sums)
     sums |= zip(of_rows, others, strict=True)
     return {name: _in_all_columns(xp, x, targets[name], columns, plan.keys) for name, x in sums.items()}
 

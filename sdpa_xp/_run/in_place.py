@@ -1,6 +1,6 @@
 """Elementwise operations on a tile, in the memory of the tile where its arrays lie in buffers.
 
-A new array for each result would cost more time than the operation: see `products.py`. Every function here
+A new array for each result would cost more time than the operation: see `buffers.py`. Every function here
 takes the buffers of the call. If they are None, as in a library whose arrays cannot be written to, it returns a
 new array. Otherwise `minus`, `plus` and `times` overwrite their first array, which must belong to the tile.
 """

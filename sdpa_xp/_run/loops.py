@@ -16,10 +16,9 @@ from .._tiles.plan import Plan
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import RowBlock
 
-Sums: TypeAlias = dict[str, Array]
-OfBlock: TypeAlias = Callable[[RowBlock, Array | None], tuple[Sums, Sequence[Array]]]
+OfBlock: TypeAlias = Callable[[RowBlock], tuple[dict[str, Array], Sequence[Array]]]
 """What a pass of a loop computes for its block of queries: arrays that are summed over the passes, and arrays
-(..., rows, width). It also gets which of its rows no pass before has, (rows, 1); None is all."""
+(..., rows, width)."""
 
 
 def row_bands(grid: ScoreGrid, plan: Plan, key_range: Callable[[range], range]) -> list[range]:
@@ -31,7 +30,7 @@ def row_bands(grid: ScoreGrid, plan: Plan, key_range: Callable[[range], range]) 
 
 def compute_band(
     grid: ScoreGrid, plan: Plan, band: range, compute: OfBlock, *, has_sums: bool
-) -> tuple[Sums, list[Array]]:
+) -> tuple[dict[str, Array], list[Array]]:
     """Return the sums of a band of queries, and the other arrays with all of its rows.
 
     All blocks have the same length, because the compiler needs fixed shapes. If that length divides the number
@@ -43,13 +42,13 @@ def compute_band(
     is_even = passes * rows == queries
     step = passes if is_even else 1
 
-    def compute_pass(number: Array) -> tuple[Sums, list[Array]]:
+    def compute_pass(number: Array) -> tuple[dict[str, Array], list[Array]]:
         start, is_new = number, None
         if step == 1:
             start = xp.clip(number * rows, 0, queries - rows)
         if has_sums and not is_even:
             is_new = xp.expand_dims(grid.arange(0, rows) + start >= number * rows, axis=-1)
-        sums, others = compute(RowBlock(start, rows, step), is_new)
+        sums, others = compute(RowBlock(start, rows, step, is_new))
         return sums, [*others]
 
     loops = cast(Loops, grid.library.loops)

@@ -188,7 +188,7 @@ class _Pool:
 _POOL = _Pool()
 
 
-def run(function: Callable[[T], object], tasks: Iterable[T], threads: int | None) -> None:
+def run_tasks(function: Callable[[T], object], tasks: Iterable[T], threads: int | None) -> None:
     """Call `function` with each task, in `threads` threads. None is `thread_count()`.
 
     The BLAS is held to one thread meanwhile. Only one call at a time has threads: a call that comes meanwhile,

@@ -118,7 +118,7 @@ def _compute_all(
         for group in groups:
             if group.plan.threads != 1:
                 compute(group)
-        threads.run(compute, small, None if has_threads else 1)
+        threads.run_tasks(compute, small, None if has_threads else 1)
 
 
 def _groups(call: PreparedCall, sequences: Sequences, widths: int) -> list[Group]:

@@ -22,6 +22,8 @@ class RowBlock(NamedTuple):
     start: Array
     length: int
     step: int
+    is_new: Array | None = None
+    """Which of its rows no block before has, (rows, 1): only these count in sums. None is all."""
 
     def slice_rows(self, array: Array) -> Array:
         """Return the block's rows of an array that broadcasts to (..., L, width)."""
@@ -29,7 +31,7 @@ class RowBlock(NamedTuple):
             return array
         loops = library_of(array).loops
         assert loops is not None
-        return loops.rows_from(array, *self)
+        return loops.rows_from(array, self.start, self.length, self.step)
 
 
 class TokenPositions(NamedTuple):

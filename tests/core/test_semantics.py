@@ -16,8 +16,10 @@ from sdpa_xp import (
     attention_scores,
     attention_state,
     attention_weights,
+    biases,
     masks,
     scaled_dot_product_attention,
+    scaled_dot_product_attention_vjp,
     varlen_attention_state,
 )
 
@@ -349,6 +351,23 @@ def test_result_may_be_written(library: Library) -> None:
         state.output[...] = 5
         state.lse[...] = 5
         np.testing.assert_array_equal(v, 1)
+        for function in (attention_scores, attention_weights):
+            pairs = library.call(function, np.ones((3, 2), F), np.ones((1, 2), F), **rules)
+            pairs += 1.0  # which torch refuses for elements that share memory
+
+
+def test_no_two_gradients_share_memory(library: Library) -> None:
+    """Of two biases of one shape they are equal numbers."""
+    q, zeros = np.ones((5, 4), F), [library.put(np.zeros((5, 5), F)) for _ in range(2)]
+    bias = biases.from_array(zeros[0]) + biases.from_array(zeros[1])
+    placed = [library.put(q)] * 3
+    with library.guard():
+        output, pullback = scaled_dot_product_attention_vjp(*placed, bias=bias)
+        gradients = pullback(output)
+        first, second = gradients["bias.array"], gradients["bias.array (2)"]
+    assert first is not second
+    if library.name.startswith("numpy"):
+        assert not np.shares_memory(first, second)
 
 
 def test_scalars_of_numpy_are_numbers(library: Library, rng: np.random.Generator) -> None:

@@ -407,7 +407,7 @@ def test_no_two_threads_add_to_one_block(monkeypatch: pytest.MonkeyPatch) -> Non
             for number in np.random.default_rng(seed).permutation(len(tasks)):
                 function(tasks[number])
 
-        monkeypatch.setattr(threads, "run", run)
+        monkeypatch.setattr(threads, "run_tasks", run)
         statistics = attention_statistics(x, x, of="block_sums", block_size=300)
         results.add(np.asarray(statistics.block_sums).tobytes())
     assert len(results) == 1

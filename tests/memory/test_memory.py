@@ -129,6 +129,15 @@ def test_no_second_derivative_makes_a_score_matrix(monkeypatch: pytest.MonkeyPat
     assert_linear(make, push, more=2)  # twice as many results
 
 
+def test_no_answer_of_a_mask_is_kept_for_other_heads_without_need() -> None:
+    """Of one head no other asks again, and gradients ask once: an answer of 1,024 x 65,536 pairs is 64 MiB."""
+    x, keys = np.ones((1, 1024, 8), F), np.ones((1, 65536, 8), F)
+    mask = masks.blocks(np.indices((22, 1366)).sum(axis=0) % 2 == 0, 48)
+    output, pullback = scaled_dot_product_attention_vjp(x, keys, keys, mask)
+    for call in (lambda: scaled_dot_product_attention(x, keys, keys, mask), lambda: pullback(output)):
+        assert peak(call) < 12 * 2**20
+
+
 def test_a_pullback_keeps_the_inputs_the_output_and_the_log_sum_exp(rng: np.random.Generator) -> None:
     x = rng.standard_normal((4, 4096, 16)).astype(F)
     tracemalloc.start()

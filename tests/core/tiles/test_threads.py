@@ -54,7 +54,7 @@ def test_each_task_is_done_once_and_blas_has_one_thread_meanwhile() -> None:
         blas_threads.update(blas())
         done[number] += 1
 
-    threads.run(task, range(50), None)
+    threads.run_tasks(task, range(50), None)
     assert done == Counter(range(50))
     assert len(idents) == 2
     assert blas_threads == {1}
@@ -67,9 +67,9 @@ def test_an_error_comes_out_and_blas_has_its_threads_again() -> None:
             raise ZeroDivisionError("task 3")
 
     with pytest.raises(ZeroDivisionError, match="task 3"):
-        threads.run(task, range(10), None)
+        threads.run_tasks(task, range(10), None)
     assert set(blas()) == {2}
-    threads.run(lambda _: None, range(10), None)
+    threads.run_tasks(lambda _: None, range(10), None)
 
 
 def test_a_call_inside_a_task_runs_in_its_thread() -> None:
@@ -77,9 +77,9 @@ def test_a_call_inside_a_task_runs_in_its_thread() -> None:
 
     def task(_: int) -> None:
         thread = threading.get_ident()
-        threads.run(lambda _: inside.append(threading.get_ident() == thread), range(3), None)
+        threads.run_tasks(lambda _: inside.append(threading.get_ident() == thread), range(3), None)
 
-    threads.run(task, range(4), None)
+    threads.run_tasks(task, range(4), None)
     assert inside == [True] * 12
     assert set(blas()) == {2}
 
@@ -93,7 +93,7 @@ def test_as_many_threads_as_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> No
             idents.add(threading.get_ident())
             barrier.wait()
 
-        threads.run(task, range(expected), num_threads)
+        threads.run_tasks(task, range(expected), num_threads)
         return len(idents) == expected
 
     assert run_by(1, 1)
@@ -143,7 +143,7 @@ def test_there_are_no_more_threads_than_were_needed_at_once(monkeypatch: pytest.
     monkeypatch.setattr(threads, "_POOL", threads._Pool())
     before = len(sys._current_frames())
     for count in (2, 3, 9, 17):
-        threads.run(lambda _: None, range(4), count)
+        threads.run_tasks(lambda _: None, range(4), count)
     assert len(sys._current_frames()) - before <= 4  # three that help, and the one that keeps watch
 
 
@@ -192,12 +192,14 @@ def test_what_shares_a_large_array_is_divided_by_queries(
     """Heads and batch entries have tasks of their own. If these are too few, the ranges of 512 queries have."""
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     counts: list[int] = []
-    run = threads.run
+    run = threads.run_tasks
     tasks_of = {}
     for name, rules in ALL_CORES.items():
         output, pullback = scaled_dot_product_attention_vjp(*call, **rules)
         with monkeypatch.context() as patch:
-            patch.setattr(threads, "run", lambda f, tasks, n: counts.append(len(tasks)) or run(f, tasks, n))
+            patch.setattr(
+                threads, "run_tasks", lambda f, tasks, n: counts.append(len(tasks)) or run(f, tasks, n)
+            )
             pullback(output)
         tasks_of[name] = counts.pop()
     assert tasks_of == {"nothing": 8, "a scale": 8, "a bias": 8, "all": 2}
@@ -208,8 +210,8 @@ def test_one_head_has_tasks_for_several_threads(
 ) -> None:
     x = rng.standard_normal((1, 1024, 8)).astype(np.float32)
     _, pullback = scaled_dot_product_attention_vjp(x, x, x)
-    counts, run = list[int](), threads.run
-    monkeypatch.setattr(threads, "run", lambda f, tasks, n: counts.append(len(tasks)) or run(f, tasks, n))
+    counts, run = list[int](), threads.run_tasks
+    monkeypatch.setattr(threads, "run_tasks", lambda f, tasks, n: counts.append(len(tasks)) or run(f, tasks, n))
     for cores in (1, 2, 8):
         monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
         pullback(x)
@@ -230,8 +232,8 @@ def test_threads_share_the_gradients_of_one_head(
     whole = pullback(output), pullback.jvp(output, direction)[1]
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     counts: list[int] = []
-    run = threads.run
-    monkeypatch.setattr(threads, "run", lambda f, tasks, n: counts.append(len(tasks)) or run(f, tasks, n))
+    run = threads.run_tasks
+    monkeypatch.setattr(threads, "run_tasks", lambda f, tasks, n: counts.append(len(tasks)) or run(f, tasks, n))
     results = []
     for count in ("1", "2", "5"):
         monkeypatch.setenv(VARIABLE, count)
@@ -268,7 +270,7 @@ with threads._POOL.lock, threads._BLAS.lock:  # as if another thread of the pare
     child = os.fork()
 if child == 0:
     found, names = same(), set()
-    threads.run(lambda _: names.add(threads.threading.get_ident()) or time.sleep(0.01), range(9), 2)
+    threads.run_tasks(lambda _: names.add(threads.threading.get_ident()) or time.sleep(0.01), range(9), 2)
     os._exit(0 if found and len(names) == 2 else 1)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 atexit.register(lambda: print(same()))
@@ -362,7 +364,7 @@ def test_blas_has_its_threads_again_after_an_exception_at_any_line() -> None:
         before = sys.gettrace()  # that of a debugger, or of what records lines
         sys.settrace(trace)
         try:
-            threads.run(lambda _: None, range(3), 2)
+            threads.run_tasks(lambda _: None, range(3), 2)
         except KeyboardInterrupt:
             return True
         finally:

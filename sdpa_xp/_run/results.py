@@ -1,13 +1,12 @@
-"""The sums over tiles of one array.
+"""Where programs put what they compute: into an array that can be written to, or into pieces of one.
 
-Where arrays can be written to, each tile adds to its part of one. Elsewhere it adds to a piece, and pieces are
-joined at the end.
+A result is an array of its own: no other result, and nothing else, has its memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeAlias
 
 from .._libraries import astype_if_needed
 from .._libraries.protocols import Array, Device, Dtype, Namespace, Shape
@@ -15,8 +14,8 @@ from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Target, Tile
 
 
-class Accumulator(Protocol):
-    """The sum of one target."""
+class Result(Protocol):
+    """What is computed of one target, or of its part of some batch entries and heads."""
 
     def add(self, tile: Tile, contribution: Array) -> None:
         """Add the contribution of a tile, summed over the axes along which the target is broadcast."""
@@ -25,11 +24,14 @@ class Accumulator(Protocol):
         """Set the rows of some queries, of a target that `has_own_rows`."""
 
     def memory(self, rows: range) -> Array | None:
-        """Return where the rows of some queries belong, to add to; None if there is no such place."""
+        """Return where the rows of some queries belong, zeros; None if they cannot be added to there."""
 
 
-class WrittenSum(NamedTuple):
-    """A target, or its part of some batch entries and heads, in an array that can be written to."""
+Results: TypeAlias = Mapping[str, Result]
+
+
+class WrittenResult(NamedTuple):
+    """A result in an array."""
 
     target: Target
     grid: ScoreGrid
@@ -53,8 +55,8 @@ class WrittenSum(NamedTuple):
         return self.array[..., rows.start : rows.stop, :] if is_wide else None
 
 
-class JoinedSum:
-    """A target as pieces, by the queries of `rows` and the keys of `columns`, which are joined at the end."""
+class JoinedResult:
+    """A result in pieces, by the queries of `rows` and the keys of `columns`, which are joined at the end."""
 
     def __init__(
         self, target: Target, grid: ScoreGrid, rows: Sequence[range], columns: Sequence[range]
@@ -62,11 +64,8 @@ class JoinedSum:
         self.target, self.grid = target, grid
         self.pieces: dict[tuple[int, int], Array] = {}  # not dict[...](), which not every compiler traces
         """By the first row and the first column of each piece."""
-        cuts = {"rows": rows, "columns": columns}
-        self.ranges = [
-            cuts[axis] if axis else [range(length)]
-            for axis, length in zip(target.axes, target.shape[-2:], strict=True)
-        ]
+        # One piece of an axis that is neither, whose length may be a symbol.
+        self.ranges = [{"rows": rows, "columns": columns, None: [range(0)]}[axis] for axis in target.axes]
 
     def add(self, tile: Tile, contribution: Array) -> None:
         starts = {"rows": tile.rows.start, "columns": tile.columns.start, None: 0}
@@ -81,7 +80,7 @@ class JoinedSum:
         return None
 
     def joined(self) -> Array:
-        """Return the sum, (..., heads, M, N); 0 where no tile has contributed."""
+        """Return the result, (..., heads, M, N); 0 where no tile has contributed."""
         row_ranges, column_ranges = self.ranges
         rows = [_concat(self.grid.xp, [self._piece(m, n) for n in column_ranges], -1) for m in row_ranges]
         return _concat(self.grid.xp, rows, -2)
@@ -94,9 +93,23 @@ class JoinedSum:
         piece = self.pieces.get((m.start, n.start))
         if piece is not None:
             return piece
-        # If a length is a symbol there is one piece, whose ranges hold more.
-        shape = (*self.target.shape[:-2], len(m), len(n)) if self.grid.placement is None else self.target.shape
+        shape = self.target.shape
+        if self.grid.placement is None:  # if a length is a symbol there is one piece, whose ranges hold more
+            lengths = zip(self.target.axes, (m, n), shape[-2:], strict=True)
+            shape = (*shape[:-2], *(len(part) if axis else whole for axis, part, whole in lengths))
         return self.grid.xp.zeros(shape, dtype=self._dtype, device=self.grid.device)
+
+
+def joined(results: Mapping[str, JoinedResult]) -> dict[str, Array]:
+    """Return the arrays of results."""
+    arrays: dict[str, Array] = {}
+    for name, result in results.items():
+        array = result.joined()
+        # The same contribution may be all of two results, as the gradients of two biases of one shape.
+        if any(array is other for other in arrays.values()):
+            array = result.grid.xp.astype(array, array.dtype, copy=True)
+        arrays[name] = array
+    return arrays
 
 
 def _of_target(target: Target, xp: Namespace, contribution: Array) -> Array:
