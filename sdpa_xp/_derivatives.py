@@ -1,4 +1,4 @@
-"""The derivatives of a prepared call: `gradients.py` gives them to a caller, `_operations.py` to a library."""
+"""The derivatives of a prepared call: `gradients.py` gives them to a caller, `_torch` to torch."""
 
 from __future__ import annotations
 
@@ -88,8 +88,10 @@ def second_order(
     cotangent: Array,
     tangents: Mapping[str, Array],
     cotangent_tangent: Array | None,
-) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Return the gradients of the arrays of `names` and their derivatives, in the caller's shapes and dtypes.
+) -> tuple[Array, dict[str, Array], dict[str, Array]]:
+    """Return how the output moves, the gradients of the arrays of `names`, and how these move.
+
+    The output has its heads first; the others have the caller's shapes and dtypes.
 
     `options` are those that the call was prepared with, `arrays` its `floating_arrays`, and the cotangents and
     tangents have passed `check_cotangent` and `check_tangents`.
@@ -100,9 +102,10 @@ def second_order(
         jets.derived["bound_options"] = jets.bound_options()._replace(finite_inputs=frozenset())
     kind: Any = jets.grid.xp
     cotangents: Any = Jet(kind, (cotangent, cotangent_tangent))
-    computed: Any = pull_back(jets, derive(jets, arrays).only(names), arrays, cotangents)
+    forward = derive(jets, arrays).only(names)
+    computed: Any = pull_back(jets, forward, arrays, cotangents)
     of_arrays, of_tangents = ({name: kind.part(x, n) for name, x in computed.items()} for n in range(2))
-    return of_arrays, of_tangents
+    return kind.part(forward.output, 1), of_arrays, of_tangents
 
 
 def _heads_first(call: PreparedCall, cotangent: Array) -> Array:

@@ -11,6 +11,7 @@ from ._checks.arrays import Layout
 from ._checks.keywords import Implementation, check_lse_base, explains_keywords, refuse_missing_kernel
 from ._kernels import BY_NAME, KERNELS, Kernel
 from ._libraries import overridden
+from ._libraries.base import is_compiling
 from ._libraries.protocols import AnyArray, Array, Dtype, Rng
 from ._programs.one_tile import OneTile, one_tile
 from ._programs.scores import Name
@@ -191,7 +192,7 @@ def compute_output(
     with call.computing():
         # Arrays that are recorded or traced are not written to: other calls need not be asked.
         if not call.grid.access.is_writeable and is_differentiated(call, kernel):
-            from . import recorded  # few programs need it
+            from ._torch import recorded  # few programs need it
 
             output: Array | None = recorded.attend(call, options, kernel)
         else:
@@ -205,14 +206,14 @@ def compute_output(
 
 
 def is_differentiated(call: PreparedCall, kernel: Kernel | None) -> bool:
-    """Return whether the library differentiates a call, and gets the derivatives from `recorded`."""
+    """Return whether the library differentiates a call, and gets the derivatives from `_torch`."""
     grid, options = call.grid, call.options
     autograd = grid.library.autograd
     if autograd is None or (kernel is not None and grid.is_traced):
         return False
     if not autograd.differentiates([*call.arrays.values(), *options.arrays()]):
         return False
-    is_transformed = grid.is_traced and not autograd.is_compiling()
+    is_transformed = grid.is_traced and not is_compiling()
     if not (kernel or is_transformed or options.masks or options.biases):
         return math.prod(grid.shape) > tuning.MOST_SCORES_KEPT
     # A function of the caller may bring in arrays that only the library knows: those of a bias may have
@@ -242,7 +243,7 @@ def compute_state(
     call = prepare(function, inputs, options, queries_at_end=queries_at_end)
     with call.computing():
         if not call.grid.access.is_writeable and is_differentiated(call, None):
-            from . import recorded  # few programs need it
+            from ._torch import recorded  # few programs need it
 
             output, column = recorded.attend_with_lse(call, options)
             lse = call.connected_lse(column)

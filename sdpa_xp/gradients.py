@@ -145,7 +145,7 @@ class Pullback(Generic[A]):
             # The pairs that the output has dropped.
             call = call._replace(options=call.options._replace(rng=DrawnSeed(dropout.seed)))
         with call.computing():
-            computed = second_order(call, self._options, self._arrays, names, array, checked, moved)
+            _, *computed = second_order(call, self._options, self._arrays, names, array, checked, moved)
         gradients, derivatives = map(self._checked, computed)
         return gradients, derivatives
 

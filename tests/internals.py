@@ -252,8 +252,8 @@ PLACES = {
     "VARIABLE": "sdpa_xp._tiles.plan:VARIABLE",
     "Work": "sdpa_xp._tiles.tuning:Work",
     "WORK_OF_LAUNCHES": "sdpa_xp._tiles.tuning:WORK_OF_LAUNCHES",
-    "description": "sdpa_xp._call.description",
-    "torch_function": "sdpa_xp._libraries.torch_function",
+    "description": "sdpa_xp._torch.description",
+    "torch_function": "sdpa_xp._libraries.torch.function",
 }
 """Name -> a module, or `module:attribute`."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, cast
 
 from .protocols import Array, Chunks, Device
 
@@ -72,62 +72,6 @@ class Rows:
         return xp.reshape(xp.permute_dims(copied, (0, 2, 1, 3, 4)), (sequences, heads, blocks * size, width))
 
 
-class Operation(Protocol):
-    """An operation that gives a library its derivatives, as operations that have derivatives again."""
-
-    @property
-    def scores(self) -> int:
-        """How many scores it computes, or 0 if no `vmap` asks for that."""
-
-    returned: int
-    """How many results have derivatives. The others are kept for the derivatives of these."""
-    keeps_results: bool
-    """Whether derivatives read the results."""
-
-    def run(self, arrays: Sequence[Array], /) -> tuple[Array, ...]:
-        """Return the results."""
-
-    def pull(
-        self,
-        arrays: Sequence[Array],
-        results: Sequence[Array],
-        cotangents: Sequence[Array | None],
-        needed: Sequence[bool],
-        /,
-    ) -> Sequence[Array | None] | None:
-        """Return the gradients of the arrays that are `needed`, and None for others.
-
-        `results` are those of `run` if the operation keeps them, or none: then they are computed again.
-        Return None in place of all if the library has to derive what `run` does.
-        """
-
-    def push(
-        self, arrays: Sequence[Array], results: Sequence[Array], tangents: Sequence[Array | None], /
-    ) -> Sequence[Array | None] | None:
-        """Return the tangents of the results that have derivatives, or None as above."""
-
-
-class KernelOperation(Operation, Protocol):
-    """An operation whose results a kernel computes, for which the library has first derivatives."""
-
-    def trusts_library(self, cotangent: Array, /) -> bool:
-        """Return whether these derivatives are right."""
-
-
-class OperationText(NamedTuple):
-    """An operation as values that a compiler can keep."""
-
-    operation: str
-    function: str
-    """The public function that was called."""
-    queries_at_end: bool
-    """Whether the queries are the last tokens of the keys."""
-    options: str
-    """With the next two, what `describe` makes of the options."""
-    integers: Sequence[int]
-    numbers: Sequence[float]
-
-
 class Autograd(Protocol):
     """What records the operations of arrays, and may change what they mean."""
 
@@ -138,30 +82,10 @@ class Autograd(Protocol):
         """Return whether operations of `arrays` are recorded, so that no array may be written to."""
 
     def differentiates(self, arrays: Sequence[Any]) -> bool:
-        """Return whether derivatives of `arrays` are computed, from `differentiable` operations."""
-
-    def differentiable(self, operation: Operation, arrays: Sequence[Array]) -> tuple[Array, ...]:
-        """Return the results of an operation that has derivatives of its own."""
-
-    def differentiable_again(self, operation: KernelOperation, output: Array, arrays: Sequence[Array]) -> Array:
-        """Return the output of an operation that the library has recorded, but cannot differentiate twice."""
+        """Return whether derivatives of `arrays` are computed, by operations of ours."""
 
     def recomputed(self, compute: Callable[[], T]) -> T:
         """Return `compute()`, whose operations are recorded, and computed again for their gradients."""
-
-    def is_compiling(self) -> bool:
-        """Return whether a compiler traces the current call, which keeps no operation but `compiled` ones."""
-
-    def define_operator(
-        self,
-        restore: Callable[[OperationText, Sequence[Array]], Any],
-        empty_results: Callable[[Any, Sequence[Array]], list[Array]],
-        /,
-    ) -> None:
-        """Define the operator of `compiled`, by the operation of a text and its results without values."""
-
-    def compiled(self, text: OperationText, arrays: Sequence[Array]) -> Sequence[Array]:
-        """Return the results of an operation, which a compiler keeps as it is."""
 
     def detach(self, array: Any) -> Any:
         """Return `array` without the operations that are recorded."""

@@ -10,9 +10,9 @@ from typing import Any, TypeVar, cast
 
 import array_api_compat as compat
 
-from .base import Addresses, Library, has_repeats, is_compiling
-from .capabilities import Generators, KernelOperation, Operation, OperationText
-from .protocols import Array, Device, Namespace
+from ..base import Addresses, Library, has_repeats, is_compiling
+from ..capabilities import Generators
+from ..protocols import Array, Device, Namespace
 
 A = TypeVar("A")
 
@@ -75,7 +75,7 @@ class TorchAutograd:
         # Autograd must not see an array written to in place, so tiles are joined then, as on a device.
         is_recorded = any(cast(Any, array).requires_grad for array in arrays)
         torch = sys.modules["torch"]
-        return (is_recorded and torch.is_grad_enabled()) or (has_tangents() and torch._C._is_fwd_grad_enabled())
+        return (is_recorded and torch.is_grad_enabled()) or has_tangents()
 
     def differentiates(self, arrays: Sequence[Any]) -> bool:
         if is_compiling():
@@ -85,16 +85,6 @@ class TorchAutograd:
         is_plain = sys.modules["torch"]._C._functorch.peek_interpreter_stack() is None
         return self.records(arrays) if is_plain else True
 
-    def differentiable(self, operation: Operation, arrays: Sequence[Any]) -> tuple[Any, ...]:
-        from . import torch_function
-
-        return torch_function.apply(operation, arrays)
-
-    def differentiable_again(self, operation: KernelOperation, output: Any, arrays: Sequence[Any]) -> Any:
-        from . import torch_function
-
-        return torch_function.DifferentiableAgain.apply(operation, output, *arrays)
-
     def recomputed(self, compute: Callable[[], A]) -> A:
         torch = sys.modules["torch"]
         if not torch.is_grad_enabled() or has_tangents():
@@ -102,17 +92,6 @@ class TorchAutograd:
         # The operations are the same both times, so torch need not compare them, nor keep the state of its rng.
         options = {"use_reentrant": False, "preserve_rng_state": False, "determinism_check": "none"}
         return cast(A, torch.utils.checkpoint.checkpoint(compute, **options))
-
-    def is_compiling(self) -> bool:
-        return is_compiling()
-
-    def define_operator(self, restore: Callable[..., Any], empty_results: Callable[..., Any]) -> None:
-        from . import torch_operator
-
-        torch_operator.define(restore, empty_results)
-
-    def compiled(self, text: OperationText, arrays: Sequence[Any]) -> Sequence[Any]:
-        return cast(Sequence[Any], sys.modules["torch"].ops.sdpa_xp.attention(*text, arrays))
 
     def detach(self, array: Any) -> Any:
         return array.detach()
@@ -152,9 +131,9 @@ class TorchTangentRules:
         of_pairs: bool = False,
     ) -> Array:
         del of_pairs
-        from . import torch_function
+        from . import function
 
-        return cast(Array, torch_function.apply(torch_function.OfTangent(compute, tangent), arrays)[0])
+        return cast(Array, function.apply(function.OfTangent(compute, tangent), arrays)[0])
 
 
 class Torch(Library):
@@ -310,7 +289,10 @@ def makes_fakes() -> bool:
 def has_tangents() -> bool:
     """Return whether torch computes forward-mode derivatives of the current call."""
     torch = sys.modules.get("torch")
-    return torch is not None and torch.autograd.forward_ad._current_level >= 0
+    # Inside the forward pass of a function of `autograd`, a level is open, but nothing is recorded.
+    if torch is None or torch.autograd.forward_ad._current_level < 0:
+        return False
+    return bool(torch._C._is_fwd_grad_enabled())
 
 
 def is_tracing() -> bool:

@@ -1,8 +1,6 @@
-"""Functions of the entries of a batch, by either vmap of torch.
+"""The older vmap of torch, which knows no rules of functions: its tensors become those of torch.func.vmap.
 
-torch.func.vmap asks a function of ours for its rule. `is_grads_batched` of torch.autograd.grad, and `vectorize`
-of torch.autograd.functional, use an older vmap, which knows no rules. Its tensors become those of
-torch.func.vmap.
+`is_grads_batched` of torch.autograd.grad and `vectorize` of torch.autograd.functional use it.
 """
 
 from __future__ import annotations
@@ -20,37 +18,6 @@ Tensors: TypeAlias = Sequence[Any]
 """Tensors, or None in place of some."""
 
 
-def map_entries(
-    function: Callable[..., Tensors | None], axes: Sequence[Sequence[int | None]], *groups: Tensors
-) -> list[Any] | None:
-    """Return the results of `function(*groups)` for all entries, with the entries along axis 0.
-
-    `axes` says for each tensor of each group along which axis its entries lie; None if they share it. What is
-    None for one entry is None for all.
-    """
-    borders = [*pairwise(accumulate([0, *map(len, groups)]))]
-    places: list[int] | None = None
-    count = 0
-
-    def of_entry(*tensors: Any) -> tuple[Any, ...]:
-        nonlocal places, count
-        results = function(*(tensors[start:stop] for start, stop in borders))
-        if results is None:
-            return ()
-        places, count = [n for n, x in enumerate(results) if x is not None], len(results)
-        return tuple(results[n] for n in places)
-
-    tensors = [x for group in groups for x in group]
-    in_dims = [
-        None if x is None else axis for x, axis in zip(tensors, (a for g in axes for a in g), strict=True)
-    ]
-    computed = torch.func.vmap(of_entry, tuple(in_dims))(*tensors)
-    if places is None:
-        return None
-    by_place = dict(zip(places, computed, strict=True))
-    return [by_place.get(n) for n in range(count)]
-
-
 def by_new_vmap(function: Callable[..., Tensors], *groups: Tensors) -> Tensors:
     """Return `function(*groups)`, computed by torch.func.vmap where tensors are of the older vmap."""
     tensors = [x for group in groups for x in group]
@@ -59,12 +26,12 @@ def by_new_vmap(function: Callable[..., Tensors], *groups: Tensors) -> Tensors:
     borders = [*pairwise(accumulate([0, *map(len, groups)]))]
     plain, levels = without_old_vmap(tensors)
 
-    def computed(*tensors: Any) -> Tensors:
+    def computed(tensors: Tensors) -> Tensors:
         return function(*(tensors[start:stop] for start, stop in borders))
 
     for _, axes in levels:
-        computed = partial(_map_all, computed, axes)
-    results = computed(*plain)
+        computed = partial(_map_entries, computed, axes)
+    results = computed(plain)
     for level, _ in reversed(levels):
         results = [None if x is None else torch._add_batch_dim(x, 0, level) for x in results]
     return results
@@ -88,8 +55,19 @@ def without_old_vmap(tensors: Tensors) -> tuple[Tensors, list[tuple[int, list[in
     return tensors, levels
 
 
-def _map_all(function: Callable[..., Tensors], axes: Sequence[int | None], *tensors: Any) -> Tensors:
-    return map_entries(lambda all_tensors: function(*all_tensors), [axes], tensors) or ()
+def _map_entries(function: Callable[..., Tensors], axes: Sequence[int | None], tensors: Tensors) -> Tensors:
+    """Return the results of a function for all entries of `tensors`, with the entries along axis 0.
+
+    What is None for one entry is None for all.
+    """
+    entries = next(len(x) for x, axis in zip(tensors, axes, strict=True) if axis is not None)
+    # torch.func.vmap takes no function that returns None among tensors. The private one below it does, in 2.13.
+    mapped = torch._functorch.vmap.restore_vmap(function, ([*axes],), entries, "error")
+    results, places = mapped([*tensors])
+    return [
+        x if x is None else x.expand(entries, *x.shape) if place is None else x.movedim(place, 0)
+        for x, place in zip(results, places, strict=True)
+    ]
 
 
 def _is_of_old_vmap(tensors: Tensors) -> bool:

@@ -1,32 +1,37 @@
-"""Attention inside a library's automatic differentiation, which gets its derivatives from `_operations.py`."""
+"""Attention inside torch's automatic differentiation, which gets its derivatives from `operation.py`."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
-from ._call.options import CallOptions
-from ._call.prepared_call import PreparedCall
-from ._kernels import Kernel
-from ._libraries import astype_if_needed
-from ._libraries.capabilities import Autograd
-from ._libraries.protocols import Array
-from ._operations import OutputOperation, recorded
-from ._tiles.tile import is_masked
-from .biases.algebra import ArrayBias, as_bias
+from .._call.options import CallOptions
+from .._call.prepared_call import PreparedCall
+from .._kernels import Kernel
+from .._libraries import astype_if_needed
+from .._libraries.base import is_compiling
+from .._libraries.protocols import Array
+from .._libraries.torch.function import DifferentiableAgain, apply
+from .._tiles.tile import is_masked
+from ..biases.algebra import ArrayBias, as_bias
+from .operation import AttentionOperation, recorded
 
 
 def attend(call: PreparedCall, options: CallOptions, kernel: Kernel | None) -> Array:
-    """Return the output (..., Hq, L, Ev) of a prepared call; its library records the derivatives.
+    """Return the output (..., Hq, L, Ev) of a prepared call; torch records the derivatives.
 
     A vendor's `kernel` has first derivatives of its own. `options` are those that the call was prepared with.
     """
     output = None if kernel is None else kernel.attend(call)
     if output is None:
         return _run(call, options)[0]
-    autograd, arrays = cast(Autograd, call.grid.library.autograd), call.options.arrays()
-    operation = OutputOperation(recorded(call, options))
-    return autograd.differentiable_again(operation, output, [*call.arrays.values(), *arrays])
+    # A device is not waited for to look at the cotangent.
+    may_mask = bool(call.options.masks or call.options.biases) and not call.grid.waits
+    arrays = [*call.arrays.values(), *call.options.arrays()]
+    again: Array = DifferentiableAgain.apply(
+        AttentionOperation(recorded(call, options)), may_mask, output, *arrays
+    )
+    return again
 
 
 def attend_with_lse(call: PreparedCall, options: CallOptions) -> tuple[Array, Array]:
@@ -62,14 +67,12 @@ def attend_with_lse(call: PreparedCall, options: CallOptions) -> tuple[Array, Ar
 
 
 def _run(call: PreparedCall, options: CallOptions) -> tuple[Array, ...]:
-    """Return the results of `OutputOperation`."""
-    autograd = cast(Autograd, call.grid.library.autograd)
-    if autograd.is_compiling():
-        from . import _described  # few programs need it
+    """Return the output and the log-sum-exp as two numbers, as `AttentionOperation` does."""
+    if is_compiling():
+        from . import compiled  # few programs need it
 
-        output, lse_parts = _described.run(call, options)
-        return output, lse_parts
+        return compiled.run(call, options)
     arrays = [*call.arrays.values(), *call.options.arrays()]
     if (dropout := call.draw_dropout()) is not None:
         arrays.append(dropout.seed)
-    return autograd.differentiable(OutputOperation(recorded(call, options)), arrays)
+    return apply(AttentionOperation(recorded(call, options)), arrays)

@@ -1,0 +1,1 @@
+"""How torch differentiates a call: as one operation, by the library's own gradients and jets."""
