@@ -174,12 +174,10 @@ class AttentionOperation(Operation):
             return [None] * (len(tangents) + len(of_call))
         kept = [] if self.directions else results
         computed = self._apply(names, self.directions, [cotangent, *tangents, *kept, *of_call])
-        if not self.directions:
-            return self.call.in_order(dict(zip(names, computed, strict=True)))
-        first, second = computed[1 : 1 + len(names)], computed[1 + len(names) :]
-        by_name = dict(zip(names, first, strict=True))
-        of_tangents = [by_name[name] for name in self.directions]
-        return [*of_tangents, *self.call.in_order(dict(zip(names, second, strict=True)))]
+        # Of O, the gradients are all that is computed; of O', they are the last, behind O' and g.
+        first, last = dict(zip(names, computed[1:], strict=False)), computed[-len(names) :]
+        of_tangents = [first[name] for name in self.directions]
+        return [*of_tangents, *self.call.in_order(dict(zip(names, last, strict=True)))]
 
     def push(self, arrays: Sequence[Array], results: Sequence[Array], tangents: Parts) -> Parts | None:
         del results
