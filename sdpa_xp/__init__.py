@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .caches.paged import PagedKVCache
     from .dot_product import dot_product_attention
     from .explanation import Explanation, explain
-    from .forward_mode import scaled_dot_product_attention_jvp, scaled_dot_product_attention_laplacian
+    from .forward_mode import jvp, scaled_dot_product_attention_jvp, scaled_dot_product_attention_laplacian
     from .gradients import scaled_dot_product_attention_vjp
     from .ring import ring_attention
     from .states import AttentionState, merge_states
@@ -45,6 +45,7 @@ __all__ = [
     "biases",
     "dot_product_attention",
     "explain",
+    "jvp",
     "masks",
     "merge_states",
     "positional",
@@ -64,7 +65,7 @@ _NAMES = {
     "caches.paged": "PagedKVCache",
     "dot_product": "dot_product_attention",
     "explanation": "Explanation explain",
-    "forward_mode": "scaled_dot_product_attention_jvp scaled_dot_product_attention_laplacian",
+    "forward_mode": "jvp scaled_dot_product_attention_jvp scaled_dot_product_attention_laplacian",
     "gradients": "scaled_dot_product_attention_vjp",
     "ring": "ring_attention",
     "states": "AttentionState merge_states",

@@ -2,25 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar, Unpack, cast
 
 from ._call.options import CallOptions, DifferentiableOptions, floating_arrays, takes_options
 from ._call.prepared_call import PreparedCall, prepare
-from ._call.tangents import check_tangents, lifted, refuse_chunks
-from ._libraries import overridden
-from ._libraries.jets import JetNamespace
+from ._call.tangents import check_tangent, check_tangents, lifted, refuse_chunks
+from ._checks.arrays import check_floating, check_one_library
+from ._checks.keywords import explains_keywords
+from ._checks.messages import shown, type_name
+from ._libraries import dtype_name, is_number, library_of, namespace_of, overridden, share_memory
+from ._libraries.jax_trees import mapped
+from ._libraries.jet_library import kind_of_caller
+from ._libraries.jets import Jet, JetNamespace
 from ._libraries.protocols import AnyArray, Array
 from ._programs.gradient_targets import try_functions
 from ._programs.output import attend
 from ._sources.arrays import ArraySource
 from .biases.custom import check_answers
-from .errors import ArgumentValueError
+from .errors import ArgumentTypeError, ArgumentValueError
 from .masks import Mask
 
 A = TypeVar("A", bound=AnyArray)
 JVP = "scaled_dot_product_attention_jvp"
 LAPLACIAN = "scaled_dot_product_attention_laplacian"
+
+
+@explains_keywords
+def jvp(
+    function: Callable[..., Any], primals: Sequence[AnyArray], tangents: Sequence[AnyArray]
+) -> tuple[Any, Any]:
+    r"""Compute a function of arrays, and its derivative along a direction, as `jax.jvp` and `torch.func.jvp`.
+
+    If `primals` $x$ move by a small number times `tangents` $x'$, the output $f(x)$ moves by this number times
+    the tangent $\partial f(x)\, x'$. The function gets arrays that carry their derivatives. It may call this
+    library's functions, caches and layers, use the operators, call functions of the array API that
+    `x.__array_namespace__()` has, and call `jvp` itself, for second derivatives.
+
+    Args:
+        function: It takes as many arrays as there are `primals`, and returns an array, or a tuple, list, dict,
+            dataclass or object of this library with arrays. The arrays that it gets cannot be written to.
+        primals: The arguments, a tuple of floating arrays of one library.
+        tangents: The direction: for each argument an array of its shape, dtype and device.
+
+    Returns:
+        The output and its tangent, which is the same with derivatives in place of arrays and floats. What does
+            not depend on the primals has the tangent 0. Integers, strings and None stay.
+
+    Raises:
+        TypeError: An argument is not such a tuple, or an array of another library or dtype, or in lazy chunks.
+            Or the function converts an array to a number or to an array of NumPy, writes to it, makes it
+            complex, or returns what may hide an array.
+        ValueError: There are more tangents than primals or fewer, or one has another shape or device; or a call
+            of the function is `reproducible`.
+        AttributeError: The function takes a function from the namespace whose derivative is not known.
+
+    Numerics:
+        As for `scaled_dot_product_attention_jvp`. Where several elements are the maximum, the derivative is
+        that of the first. The codes of a quantised cache are constant between two steps, so that only its
+        scales have derivatives.
+
+    Examples:
+        >>> import numpy as np
+        >>> from sdpa_xp import attention_state, jvp
+        >>> query, key, value = np.zeros((1, 2)), np.eye(2), np.asarray([[1.0], [3.0]])
+        >>> state, tangent = jvp(
+        ...     lambda x: attention_state(x, key, value, scale=1),
+        ...     (query,),
+        ...     (np.asarray([[0.0, 1.0]]),),
+        ... )
+        >>> tangent.output, tangent.lse
+        (array([[0.5]]), array([0.5]))
+
+    References:
+        Griewank and Walther, "Evaluating Derivatives", 2nd edition, 2008, chapter 3.
+    """
+    if not callable(function):
+        raise ArgumentTypeError("jvp", "`function` must be a function", {"function": shown(function)})
+    for name, part in (("primals", primals), ("tangents", tangents)):
+        if not isinstance(part, tuple | list):
+            raise ArgumentTypeError("jvp", f"`{name}` must be a tuple of floating arrays", {name: shown(part)})
+    if len(primals) != len(tangents) or not primals:
+        rule = "there must be a tangent for each primal, and at least one"
+        raise ArgumentValueError("jvp", rule, {"primals": len(primals), "tangents": len(tangents)})
+    moved = map(_whole, tangents)
+    _, arrays = check_one_library("jvp", {f"primals[{n}]": _whole(x) for n, x in enumerate(primals)})
+    for name, array in arrays.items():
+        check_floating("jvp", name, array)
+        refuse_chunks("jvp", library_of(array), name)
+    directions = [
+        check_tangent("jvp", f"tangents[{n}]", tangent, *pair)
+        for n, (tangent, pair) in enumerate(zip(moved, arrays.items(), strict=True))
+    ]
+    with kind_of_caller(arrays["primals[0]"]) as kind:
+        output = function(*(Jet(kind, pair) for pair in zip(arrays.values(), directions, strict=True)))
+        inputs = [*arrays.values(), *directions]
+        value, tangent = (mapped(partial(_result, kind, inputs, n), output) for n in (0, 1))
+    return value, tangent
+
+
+def _whole(value: Any) -> Any:
+    """Return a scalar of NumPy, which NumPy returns in place of arrays without axes, as such an array."""
+    return library_of(value).base_form(value) if is_number(value) and hasattr(value, "dtype") else value
+
+
+def _result(kind: JetNamespace, inputs: Sequence[Array], n: int, leaf: Any) -> Any:
+    """Return the value or the tangent of a leaf of an output, in memory that no input has."""
+    if leaf is None or isinstance(leaf, str | bytes | int):
+        return leaf
+    if is_number(leaf):
+        return leaf if n == 0 else 0 * leaf
+    if not hasattr(leaf, "dtype") or dtype_name(leaf.dtype) == "object":
+        rule = "`function` must return arrays and numbers in tuples, lists, dicts or dataclasses"
+        raise ArgumentTypeError("jvp", rule, {"its output": type_name(leaf)})
+    part = kind.part(leaf, n)
+    library = library_of(part)
+    if library.writes_in_place and (
+        not library.is_writeable(part) or any(share_memory(part, array) for array in inputs)
+    ):
+        part = namespace_of(part).astype(part, part.dtype, copy=True)
+    return part
 
 
 @takes_options(DifferentiableOptions)

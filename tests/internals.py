@@ -109,7 +109,6 @@ PLACES = {
     "judge_together": "sdpa_xp_export._verify.judging:judge_together",
     "kernels": "sdpa_xp._kernels",
     "Jet": "sdpa_xp._libraries.jets:Jet",
-    "new_kind_of_jets": "sdpa_xp._libraries.jet_library:new_kind_of_jets",
     "kind_of_jets": "sdpa_xp._libraries.jet_library:kind_of_jets",
     "LARGEST_GOLDEN": "sdpa_xp_export._verify.golden:LARGEST",
     "LARGEST_GOLDEN_RUN": "sdpa_xp_export._verify.golden:MOST",

@@ -33,29 +33,36 @@ def check_tangents(
     With a `count`, each has one more axis of that length in front.
     """
     check_keys(function, argument, tangents, [*arrays])
-    checked = {}
-    for name, value in cast(Mapping[str, Any], tangents).items():
-        array, full_name = arrays[name], f'{argument}["{name}"]'
-        _, named = check_one_library(function, {name: array, full_name: value})
-        check_one_dtype(function, named)
-        check_one_device(function, named)
-        checked[name] = tangent = named[full_name]
-        check_known(function, full_name, tangent.shape)
-        if tangent.shape != (array.shape if count is None else (count, *array.shape)):
-            rule = f"`{full_name}` must have the shape of `{name}`"
-            rule += "" if count is None else f", behind an axis of length {count}, the directions"
-            got = {f"{full_name}.shape": tangent.shape, f"{name}.shape": array.shape}
-            raise ArgumentValueError(function, rule, got)
-    return checked
+    return {
+        name: check_tangent(function, f'{argument}["{name}"]', value, name, arrays[name], count)
+        for name, value in cast(Mapping[str, Any], tangents).items()
+    }
 
 
-def refuse_chunks(function: str, library: Library) -> None:
+def check_tangent(
+    function: str, full_name: str, value: object, name: str, array: Array, count: int | None = None
+) -> Array:
+    """Check that a tangent, which messages call `full_name`, is like the array `name`, and return it."""
+    _, named = check_one_library(function, {name: array, full_name: value})
+    check_one_dtype(function, named)
+    check_one_device(function, named)
+    tangent = named[full_name]
+    check_known(function, full_name, tangent.shape)
+    if tangent.shape != (array.shape if count is None else (count, *array.shape)):
+        rule = f"`{full_name}` must have the shape of `{name}`"
+        rule += "" if count is None else f", behind an axis of length {count}, the directions"
+        got = {f"{full_name}.shape": tangent.shape, f"{name}.shape": array.shape}
+        raise ArgumentValueError(function, rule, got)
+    return tangent
+
+
+def refuse_chunks(function: str, library: Library, name: str = "query") -> None:
     """Refuse arrays in chunks."""
     if library.chunks is None:
         return
     rule = "arrays in chunks support gradients, but no derivatives along directions"
     hint = "Compute the arrays first, or call it for blocks of queries."
-    raise ArgumentTypeError(function, rule, {"query": f"an array of {library.name}"}, hint)
+    raise ArgumentTypeError(function, rule, {name: f"an array of {library.name}"}, hint)
 
 
 def lifted(

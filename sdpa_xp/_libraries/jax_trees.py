@@ -9,10 +9,11 @@ arrays were.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from copy import copy
 from dataclasses import fields, is_dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar, cast
 
@@ -219,6 +220,38 @@ def _put_together(token: Token, children: Iterator[object]) -> Any:
             return dict(zip(token.names, parts, strict=True))
         return parts if token.kind is list else tuple.__new__(token.kind, parts)
     return token.value if isinstance(token, Static) else token
+
+
+def mapped(change: Callable[[Any], Any], value: Any) -> Any:
+    """Return a value with `change(leaf)` in place of each array and of what is not taken apart.
+
+    Tuples, lists, dicts, dataclasses and trees are taken apart. Of a tree, only arrays are changed.
+    """
+    if isinstance(value, Tree):
+        tree: Tree = object.__new__(type(value))
+        of_array = partial(_changed_array, change)
+        tree._set_tree_state({name: mapped(of_array, part) for name, part in value._tree_state().items()})
+        return tree
+    if isinstance(value, tuple):
+        parts = [mapped(change, part) for part in value]
+        if type(value) is tuple:
+            return tuple(parts)
+        return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
+    if isinstance(value, list | dict) or (is_dataclass(value) and not isinstance(value, type)):
+        new = copy(value)
+        if isinstance(new, list):
+            new[:] = [mapped(change, part) for part in new]
+        elif isinstance(new, dict):
+            new.update({key: mapped(change, part) for key, part in new.items()})
+        else:
+            for field in fields(new):
+                object.__setattr__(new, field.name, mapped(change, getattr(new, field.name)))
+        return new
+    return change(value)
+
+
+def _changed_array(change: Callable[[Any], Any], value: Any) -> Any:
+    return change(value) if hasattr(value, "shape") and hasattr(value, "dtype") else value
 
 
 def _paths(structure: Walked, prefix: str = "") -> Iterator[str]:

@@ -7,12 +7,15 @@ what takes arrays is asked about their parts. So a call of jets takes the way th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache, partial, reduce
 from typing import Any
 
-from . import dtype_name, library_of
+from . import FLOATING, JETS, dtype_name, library_of
 from .base import is_compiling
 from .capabilities import Loops
+from .jax_trees import mapped
 from .jet_rules import linear, on_values
 from .jets import Jet, JetNamespace
 
@@ -22,31 +25,74 @@ _KINDS: dict[tuple[object, ...], JetNamespace] = {}
 """The kinds of jets. No lock: two threads that make one at once use two, one of which is lost with its call."""
 
 
+_RUNNING: ContextVar[tuple[JetNamespace, ...]] = ContextVar("running", default=())
+"""The kinds of the functions of callers that are running in each other, the innermost last."""
+
+
 def kind_of_jets(array: Any, count: int, *, has_bend: bool = False) -> JetNamespace:
-    """Return the kind of jets along `count` directions, over arrays like `array`."""
+    """Return the kind of jets of our programs along `count` directions, over arrays like `array`."""
     library = library_of(array)
-    key = library, library.namespace(array), count, has_bend
+    xp = library.namespace(array)
+    key = library, xp, count, has_bend
     if key in _KINDS:
         return _KINDS[key]
-    kind = new_kind_of_jets(array, count, has_bend=has_bend)
-    if not is_compiling():  # a trace that noted it would be out of date at once
+    kind = JetNamespace(xp, count, has_bend)
+    kind.library, kind.writes = JetLibrary(library, kind), library.writes_in_place
+    if kind.level == 1 and not is_compiling():  # a trace that noted it would be out of date at once
         _KINDS[key] = kind
     return kind
 
 
-def new_kind_of_jets(array: Any, count: int, *, has_bend: bool = False) -> JetNamespace:
-    """Return a kind of jets that meets no others over the same arrays."""
-    library = library_of(array)
-    kind = JetNamespace(library.namespace(array), count, has_bend)
+@contextmanager
+def kind_of_caller(array: Any) -> Iterator[JetNamespace]:
+    """Yield the kind of the jets that a caller's function gets, while this function runs.
+
+    It is over that of the function around it, whose jets may be in the closure of this one: these are constants
+    here.
+    """
+    library, running = library_of(array), _RUNNING.get()
+    xp = library.namespace(array)
+    root = getattr(xp, "root", xp)
+    if around := [kind for kind in running if kind.root is root]:
+        library, xp = around[-1].library, around[-1]
+    kind = JetNamespace(xp, 1, False, caller_namespace(root))
     kind.library = JetLibrary(library, kind)
-    if kind.level == 1 and library.loops is not None:
-        _register(library.loops)
-    return kind
+    token = _RUNNING.set((*running, kind))
+    try:
+        yield kind
+    finally:
+        _RUNNING.reset(token)
 
 
 @cache
-def _register(loops: Loops) -> None:
-    loops.register(Jet, lambda jet: (jet.parts, jet.kind), Jet)
+def caller_namespace(root: Any) -> CallerNamespace:
+    return CallerNamespace(root)
+
+
+class CallerNamespace:
+    """The functions of the array API that a caller's function sees, for jets over arrays of one namespace."""
+
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self.__name__ = f"{JETS} of {root.__name__}"
+
+    def __getattr__(self, name: str) -> Any:
+        kinds = [kind for kind in _RUNNING.get() if kind.root is self._root]
+        if not kinds:
+            raise RuntimeError("arrays with derivatives must be used in the thread and the function of `jvp`")
+        function = getattr(kinds[-1], name)
+        if not callable(function) or isinstance(function, type):
+            return function
+
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            if keywords.get("out") is not None:
+                raise TypeError(f"`{name}` cannot write to an array with derivatives: leave out `out`")
+            result = function(*arguments, **keywords)
+            while isinstance(result, Jet) and dtype_name(result.dtype) not in FLOATING:
+                result = result.value  # integers and booleans have no derivatives
+            return result
+
+        return call
 
 
 class Over:
@@ -103,8 +149,42 @@ class OverGenerators(Over):
         return self.inner.random_words(rng, count, xp.of_values, device)
 
 
+class Packed:
+    """A jet, or a part of it, as a compiler's loop returns it: the jets themselves are no trees of JAX.
+
+    A caller's `jax.tree.map` would change the parts of a jet by functions that know nothing of derivatives.
+    """
+
+    def __init__(self, kind: JetNamespace, parts: Iterable[Any]) -> None:
+        self.kind, self.parts = kind, [*parts]
+
+    @staticmethod
+    def pack(value: Any) -> Any:
+        return Packed(value.kind, map(Packed.pack, value.parts)) if isinstance(value, Jet) else value
+
+    @staticmethod
+    def unpack(value: Any) -> Any:
+        return Jet(value.kind, map(Packed.unpack, value.parts)) if isinstance(value, Packed) else value
+
+
+@cache
+def _register(loops: Loops) -> None:
+    loops.register(Packed, lambda packed: (packed.parts, packed.kind), Packed)
+
+
+class OverLoops(Over):
+    """Of a compiler's loops, which return the parts of jets."""
+
+    def rolled(self, body: Callable[[Any], Any], numbers: Any, *, has_sums: bool = False) -> Any:
+        if self.kind.level == 1:
+            _register(self.inner)
+        results = self.inner.rolled(lambda n: mapped(Packed.pack, body(n)), numbers, has_sums=has_sums)
+        return mapped(Packed.unpack, results)
+
+
 WRAPPERS: dict[str, type[Over]] = {
-    **dict.fromkeys(("diagonals", "loops", "rows", "settings"), Over),
+    **dict.fromkeys(("diagonals", "rows", "settings"), Over),
+    "loops": OverLoops,
     "autograd": OverAutograd,
     "generators": OverGenerators,
     "tangent_rules": OverRules,
@@ -116,6 +196,14 @@ class JetLibrary(Over):
 
     name, meshes = "jets", None
     keeps_buffers = has_ufuncs = has_free_shift = False
+
+    @property
+    def writes_in_place(self) -> bool:
+        return self.kind.writes
+
+    @property
+    def sets_elements(self) -> bool:
+        return self.kind.writes and self.inner.sets_elements
 
     @property
     def functions(self) -> Any:
@@ -158,7 +246,7 @@ class JetLibrary(Over):
     def with_derivatives(self, array: Any, like: Any) -> Any:
         if not self.kind.owns(like):
             return self.kind.value(array)
-        return Jet(self.kind, [self.kind.value(array), *self.kind.plus(self.adopted(array), like).parts[1:]])
+        return Jet(self.kind, [self.kind.value(array), *self.kind.add(self.adopted(array), like).parts[1:]])
 
     def bilinear(self, function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
         return self.kind.bilinear(self.kind.unlifted(function), left, right)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -22,6 +22,13 @@ SLOPES: dict[str, Callable[[Any, Any, Any], tuple[Any, Callable[[], Any]]]] = {
     "sin": lambda xp, x, y: (xp.cos(x), lambda: -y),
     "cos": lambda xp, x, y: (-xp.sin(x), lambda: -y),
     "tanh": lambda _xp, _x, y: (-(y * y) + 1.0, lambda: (y * y - 1.0) * y * 2.0),
+    "sinh": lambda xp, x, y: (xp.cosh(x), lambda: y),
+    "cosh": lambda xp, x, y: (xp.sinh(x), lambda: y),
+    "tan": lambda _xp, _x, y: (y * y + 1.0, lambda: (y * y + 1.0) * y * 2.0),
+    "atan": lambda _xp, x, _y: (1.0 / (x * x + 1.0), lambda: -2.0 * x / ((x * x + 1.0) * (x * x + 1.0))),
+    "log2": lambda _xp, x, _y: (1.0 / math.log(2.0) / x, lambda: -1.0 / math.log(2.0) / (x * x)),
+    "log10": lambda _xp, x, _y: (1.0 / math.log(10.0) / x, lambda: -1.0 / math.log(10.0) / (x * x)),
+    "reciprocal": lambda _xp, _x, y: (-(y * y), lambda: 2.0 * y * y * y),
 }
 """For each function y of one number x: its derivative, and what computes its second derivative."""
 
@@ -41,10 +48,16 @@ def on_values(kind: JetNamespace, f: Any, /, *arguments: Any, **more: Any) -> An
     return f(*map(kind.value, arguments), **more)
 
 
-def _constant(kind: JetNamespace, f: Any, x: Any, /, *others: Any, **more: Any) -> Any:
-    """Return f(...), whose derivative is 0, as a jet, since some libraries refuse other arrays beside jets."""
-    result = f(kind.value(x), *others, **more)
-    return kind.constant(result) if kind.owns(x) or not hasattr(x, "dtype") else result
+def _constant(kind: JetNamespace, f: Any, x: Any, /, **more: Any) -> Any:
+    """Return f(x), whose derivative is 0."""
+    return kind.constant(f(kind.value(x), **more)) if kind.owns(x) else f(x, **more)
+
+
+def _of_numbers(kind: JetNamespace, f: Any, /, *numbers: Any, **more: Any) -> Any:
+    """Return an array of numbers, as a jet, since some libraries refuse other arrays beside jets."""
+    if any(map(kind.owns, (*numbers, *more.values()))):
+        raise TypeError("a function that makes an array of numbers takes no array with derivatives")
+    return kind.constant(f(*numbers, **more))
 
 
 def _elementwise(slopes: Any, kind: JetNamespace, f: Any, x: Any, /, *, out: Any = None) -> Any:
@@ -73,28 +86,34 @@ def _joined(kind: JetNamespace, f: Any, arrays: Sequence[Any], /, *, out: Any = 
     return kind.make([joined, *map(join, others)])
 
 
-def _operate(operate: Callable[..., Any], _kind: JetNamespace, _f: Any, /, *arrays: Any) -> Any:
-    return operate(*arrays)
+def _unstack(kind: JetNamespace, f: Any, x: Any, /, *, axis: int = 0) -> Any:
+    if not kind.owns(x):
+        return f(x, axis=axis)
+    before = (slice(None),) * (axis % x.ndim)
+    return tuple(x[(*before, n, ...)] for n in range(x.shape[axis]))
+
+
+def _broadcast_arrays(kind: JetNamespace, f: Any, /, *arrays: Any) -> Any:
+    shape = f(*map(kind.value, arrays))[0].shape
+    return tuple(kind.broadcast_to(x, shape) for x in arrays)
 
 
 NAMES: dict[Callable[..., Any], str] = {
     linear: """sum mean cumulative_sum reshape matrix_transpose permute_dims moveaxis broadcast_to expand_dims
-        squeeze flip roll tile tril triu repeat take take_along_axis real isfinite""",
+        squeeze flip roll tile tril triu diff repeat take take_along_axis real conj positive negative isfinite""",
     _joined: "concat stack",
     _bilinear: "vecdot tensordot",
-    _constant: "arange full full_like ones ones_like zeros_like eye linspace sign floor ceil round trunc",
+    _constant: "empty_like ones_like zeros_like sign floor ceil round trunc",
+    _of_numbers: "arange ones eye",
+    _unstack: "unstack",
+    _broadcast_arrays: "broadcast_arrays",
     on_values: """any all argmax argmin argsort nonzero count_nonzero searchsorted isnan isinf signbit isdtype
         logical_and logical_or logical_not equal not_equal less less_equal greater greater_equal finfo iinfo
-        result_type can_cast __array_namespace_info__""",
+        result_type can_cast broadcast_shapes __array_namespace_info__""",
 }
 """The functions of each rule. `isfinite` returns a boolean for each part, which `where` and `bool` read."""
-OPERATORS: dict[str, Callable[..., Any]] = {
-    "add": operator.add, "subtract": operator.sub, "divide": operator.truediv,
-    "negative": operator.neg, "pow": operator.pow,
-}  # fmt: skip
 RULES: dict[str, Callable[..., Any]] = {
     **{name: rule for rule, names in NAMES.items() for name in names.split()},
     **{name: partial(_elementwise, slopes) for name, slopes in SLOPES.items()},
-    **{name: partial(_operate, operate) for name, operate in OPERATORS.items()},
 }
 """What a function does with jets: a rule gets the kind of jets, the function, and the arguments."""

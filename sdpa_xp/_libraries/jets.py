@@ -11,6 +11,9 @@ number, and f linear in both arguments, the rules are
 
 A derivative that is None is 0, and costs nothing. An array of another class is a constant.
 
+There are jets of two sorts. Those of the library's own programs may be memory, which is written in place as the
+memory of NumPy is. Those that a caller's function gets and makes never change: `x *= y` makes another jet.
+
 Wengert, "A simple automatic derivative evaluation program", CACM 7, 1964, for forward mode; Griewank and
 Walther, "Evaluating Derivatives", 2nd edition, 2008, chapter 13, for jets; Li et al., arXiv 2307.08214, for
 the sum of second derivatives in one pass. Lu and Song, arXiv 2410.11081, appendix F, write forward mode of
@@ -19,14 +22,15 @@ attention by hand, which is what these rules make of its formula.
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any, ClassVar, NoReturn
 
-from . import FLOATING, JETS, dtype_name, namespace_of
-from .jet_rules import RULES, Part
+from . import FLOATING, JETS, dtype_name, is_number, namespace_of
+from .jet_rules import RULES, Part, linear
 
 
 class Jet:
@@ -40,7 +44,8 @@ class Jet:
     __array_ufunc__: ClassVar[None] = None  # so that in `array * jet` the jet decides, not the array of NumPy
 
     def __init__(self, kind: JetNamespace, parts: Iterable[Part], is_memory: bool = False) -> None:
-        self.kind, self.parts, self.is_memory = kind, [*parts], is_memory
+        self.kind, self.is_memory = kind, is_memory and kind.writes
+        self.parts = [*parts] if kind.of_caller is None else kind.checked(parts)
 
     value = property(lambda self: self.parts[0])
     shape = property(lambda self: self.value.shape)
@@ -48,15 +53,37 @@ class Jet:
     size = property(lambda self: self.value.size)
     dtype = property(lambda self: self.value.dtype)
     device = property(lambda self: self.value.device)
-    T = property(lambda self: self.kind.matrix_transpose(self))
+    mT = property(lambda self: self.kind.matrix_transpose(self))
     __sdpa_xp_library__ = property(lambda self: self.kind.library)
 
     def __array_namespace__(self, api_version: str | None = None) -> Any:
         del api_version
-        return self.kind
+        return self.kind if self.kind.of_caller is None else self.kind.of_caller
+
+    @property
+    def T(self) -> Jet:  # noqa: N802 (the name of the standard)
+        if self.ndim != 2:
+            raise ValueError(f"`T` needs an array of two axes: use `mT` or `permute_dims`; got {self.ndim} axes")
+        return self.mT
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError("functions of NumPy take no array with derivatives: use `x.__array_namespace__()`")
+        raise TypeError(
+            "functions of NumPy take no array with derivatives: use those of `x.__array_namespace__()`, such as "
+            "`stack` for a list of arrays"
+        )
+
+    def __float__(self) -> NoReturn:
+        raise TypeError("a number has no derivatives: keep the array with derivatives as it is")
+
+    __int__ = __complex__ = __float__
+
+    def __len__(self) -> int:
+        if not self.ndim:
+            raise TypeError("an array without axes has no length")
+        return int(self.shape[0])
+
+    def __iter__(self) -> Iterator[Jet]:
+        return (self[n, ...] for n in range(len(self)))
 
     def __repr__(self) -> str:
         return f"Jet({', '.join(map(repr, self.parts))})"
@@ -70,16 +97,13 @@ class Jet:
 
     def __setitem__(self, index: Any, value: Any) -> None:
         if not self.is_memory:
-            raise TypeError("an array with derivatives cannot be written to, unless its namespace made it")
-        for n, new in enumerate(self.kind.parts(value)):
-            if new is not None and self.parts[n] is None:
-                self.parts[n] = self.kind.of_values.zeros_like(self.value)
-            if self.parts[n] is not None:
-                self.parts[n][index] = 0.0 if new is None else new
-
-    def __pow__(self, n: float) -> Jet:
-        x = self.value
-        return self.kind.elementwise(self, x**n, n * x ** (n - 1), lambda: n * (n - 1) * x ** (n - 2))
+            raise TypeError("an array with derivatives cannot be written to: use `where`, `concat` or `stack`")
+        pairs = [*zip(self.parts, self.kind.parts(value), strict=True)]
+        if any(old is None and new is not None for old, new in pairs):  # another view would not see the new one
+            raise TypeError("memory for derivatives must be made by `zeros`")
+        for old, new in pairs:
+            if old is not None:
+                old[index] = 0.0 if new is None else new
 
     def __neg__(self) -> Jet:
         return self.linear(operator.neg)
@@ -91,15 +115,10 @@ class Jet:
         return self.kind.abs(self)
 
     def __bool__(self) -> bool:
-        """Return the truth of a boolean, and, if its derivatives are booleans as well, of all of them."""
-        flags = [x for x in self.parts if x is not None and (x is self.value or dtype_name(x.dtype) == "bool")]
-        return all(map(bool, flags))
-
-    def __float__(self) -> float:
-        return float(self.value)
-
-    def __int__(self) -> int:
-        return int(self.value)
+        """Return whether `isfinite` is true of the value and of all derivatives."""
+        if dtype_name(self.dtype) != "bool":
+            raise TypeError("a truth has no derivatives: compare the array first, such as `x != 0`")
+        return all(bool(x) for x in self.parts if x is not None)
 
     __hash__ = object.__hash__
 
@@ -109,12 +128,15 @@ class JetNamespace:
 
     A function whose derivative is not known here is missing: a derivative that is silently 0 would be wrong.
     The `level` is 1, or more for jets of jets: the jet of the highest level decides what an operator means.
+    `of_caller` is what the caller's function sees of jets that it gets, and None for those of our programs.
     """
 
-    def __init__(self, xp: Any, count: int, has_bend: bool) -> None:
-        self.of_values, self.count, self.has_bend = xp, count, has_bend
+    def __init__(self, xp: Any, count: int, has_bend: bool, of_caller: Any = None) -> None:
+        self.of_values, self.count, self.has_bend, self.of_caller = xp, count, has_bend, of_caller
         self.library: Any = None
+        self.writes = False
         self.level = 1 + getattr(xp, "level", 0)
+        self.root = getattr(xp, "root", xp)
         self.zeros_of_parts = (None,) * (count + has_bend)
         self.__name__ = f"{JETS} of {xp.__name__}"
 
@@ -149,16 +171,24 @@ class JetNamespace:
     def value(self, x: Any) -> Any:
         return x.value if self.owns(x) else x
 
+    def checked(self, parts: Iterable[Part]) -> list[Part]:
+        """Return the parts of a caller's jet: real, and arrays where NumPy has made scalars of them."""
+        checked = [self.library.base_form(x) if is_number(x) else x for x in parts]
+        if dtype_name(checked[0].dtype).startswith("complex"):
+            raise TypeError("the derivatives of complex numbers are not known")
+        return checked
+
     def constant(self, x: Any, is_memory: bool = True) -> Any:
         """Return a new array as a jet if it is floating."""
         is_floating = dtype_name(x.dtype) in FLOATING
         return Jet(self, (x, *self.zeros_of_parts), is_memory) if is_floating else x
 
     def make(self, parts: Iterable[Part], is_memory: bool = False) -> Jet:
-        """Return a jet whose derivatives get the shape of the value; as memory only if none was broadcast."""
+        """Return a jet whose derivatives get the shape and dtype of the value; as memory if all had the shape."""
         value, *others = parts
-        fit = self.of_values.broadcast_to
+        fit, astype = self.of_values.broadcast_to, self.of_values.astype
         whole = [x if x is None or x.shape == value.shape else fit(x, value.shape) for x in others]
+        whole = [x if x is None or x.dtype == value.dtype else astype(x, value.dtype) for x in whole]
         return Jet(self, (value, *whole), is_memory and all(map(operator.is_, whole, others)))
 
     # The rules
@@ -183,6 +213,8 @@ class JetNamespace:
         """
         if not (self.owns(a) or self.owns(b)):
             return f(a, b)
+        if b is out:  # each derivative reads both arguments
+            out = None
         (x, *of_x), (y, *of_y) = self.parts(a), self.parts(b)
         memory = [None] * (1 + len(of_x)) if out is None else out.parts
         parts: list[Part] = []
@@ -211,8 +243,10 @@ class JetNamespace:
                 first = first + other
         return first
 
-    def plus(self, a: Any, b: Any, f: Callable[[Any, Any], Any] = operator.add) -> Any:
+    def add(self, a: Any, b: Any, /, f: Callable[[Any, Any], Any] = operator.add) -> Any:
         """Return a + b, or f(a, b), which is a - b."""
+        if not (self.owns(a) or self.owns(b)):
+            return f(a, b)
 
         def add_parts(s: Part, t: Part) -> Part:
             if s is not None and t is not None:
@@ -221,6 +255,9 @@ class JetNamespace:
 
         return self.make(map(add_parts, self.parts(a), self.parts(b)))
 
+    def subtract(self, a: Any, b: Any, /) -> Any:
+        return self.add(a, b, operator.sub)
+
     def change(self, f: Callable[[Any, Any], Any], a: Jet, b: Any) -> Jet:
         """Return a + b or a - b, f(a, b), in the memory of a."""
         for n, part in enumerate(self.parts(b)):
@@ -228,18 +265,40 @@ class JetNamespace:
                 a.parts[n] = f(self.of_values.zeros_like(a.value) if a.parts[n] is None else a.parts[n], part)
         return a
 
-    def over(self, a: Any, b: Any) -> Any:
+    def divide(self, a: Any, b: Any, /) -> Any:
         """Return q = a / b: q' = (a' - q b') / b, and q'' = (a'' - q b'' - 2 sum_n q'_n b'_n) / b."""
         if not self.owns(b):
-            return a.linear(lambda x: x / b)
+            return a.linear(lambda x: x / b) if self.owns(a) else a / b
         q = self.value(a) / b.value
-        difference = self.plus(a, b.linear(lambda x: q * x), operator.sub)
+        difference = self.subtract(a, b.linear(lambda x: q * x))
         quotient = self.make([q, *difference.linear(lambda x: x / b.value).parts[1:]])
         if self.has_bend:
             pairs = zip(quotient.parts[1:-1], b.parts[1:-1], strict=True)
             mixed = [-2.0 * s * t / b.value for s, t in pairs if s is not None and t is not None]
             quotient.parts[-1] = self._total([*mixed, quotient.parts[-1]])
         return quotient
+
+    def pow(self, a: Any, b: Any, /) -> Any:
+        """Return a^b. Where its derivative is 0, so is the tangent: 0^0 has no NaN of 0 log 0 and of 0 / 0."""
+        x, n, where = self.value(a), self.value(b), self.of_values.where
+        value = x**n
+
+        def term(factor: Any, m: Any) -> Any:
+            if not hasattr(n, "dtype"):
+                return factor * x**m if factor else 0.0
+            return factor * x ** where(factor == 0, 0 * m, m)
+
+        result = value
+        if self.owns(a):
+            result = self.elementwise(a, value, term(n, n - 1), lambda: term(n * (n - 1), n - 2))
+        if self.owns(b):
+            if self.has_bend:
+                raise TypeError("the second derivative of `pow` by the exponent is not known")
+            base = self.of_values.zeros_like(value) + x
+            slope = self.of_values.log(where(base == 0, 1.0, base)) * value
+            of_exponent = self.elementwise(b, value, slope, lambda: None)
+            result = self.make([value, *self.add(result, of_exponent).parts[1:]])
+        return result
 
     def multiply(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
         return self.bilinear(operator.mul if out is None else self.of_values.multiply, a, b, out)
@@ -248,6 +307,9 @@ class JetNamespace:
         f = operator.matmul if out is None else self.of_values.matmul
         return self.bilinear(f, a, b, out, is_matmul=min(a.ndim, b.ndim) > 1)
 
+    def floor_divide(self, a: Any, b: Any, /) -> Any:
+        return self.constant(self.value(a) // self.value(b))
+
     def unlifted(self, f: Callable[..., Any]) -> Callable[..., Any]:
         """Return f, which gets no jets and may make constants, with arrays as results."""
         return lambda *arrays, **more: self.value(f(*arrays, **more))
@@ -255,10 +317,32 @@ class JetNamespace:
     # Functions that need more than one of these rules
 
     def asarray(self, x: Any, /, **more: Any) -> Any:
-        return x if self.owns(x) else self.constant(self.of_values.asarray(x, **more), is_memory=False)
+        if self.owns(x):
+            return linear(self, self.of_values.asarray, x, **more)
+        return self.constant(self.of_values.asarray(x, **more), is_memory=False)
+
+    def full(self, shape: Any, fill_value: Any, **more: Any) -> Any:
+        if self.owns(fill_value):
+            return self.broadcast_to(self.asarray(fill_value, **more), shape)
+        return self.constant(self.of_values.full(shape, fill_value, **more))
+
+    def full_like(self, x: Any, /, fill_value: Any, **more: Any) -> Any:
+        if self.owns(fill_value):
+            return self.full(x.shape, fill_value, **{"dtype": x.dtype, **more})
+        return self.constant(self.of_values.full_like(self.value(x), fill_value, **more))
+
+    def linspace(self, start: Any, stop: Any, /, num: int, **more: Any) -> Any:
+        if not (self.owns(start) or self.owns(stop)):
+            return self.constant(self.of_values.linspace(start, stop, num, **more))
+        x = start if self.owns(start) else stop
+        more = {"dtype": x.dtype, "device": self.library.device(x), **more}
+        shares = self.of_values.linspace(0.0, 1.0, num, **more)
+        return start * (1.0 - shares) + stop * shares
 
     def zeros(self, shape: Any, /, **more: Any) -> Any:
-        """Return zeros that several threads can write to, with all their derivatives."""
+        """Return zeros; as memory that several threads can write to, with all their derivatives."""
+        if not self.writes:
+            return self.constant(self.of_values.zeros(shape, **more))
         new = [self.of_values.zeros(shape, **more) for _ in (None, *self.zeros_of_parts)]
         return Jet(self, new, is_memory=True) if dtype_name(new[0].dtype) in FLOATING else new[0]
 
@@ -268,6 +352,8 @@ class JetNamespace:
         astype = self.of_values.astype
         if self.owns(x) and dtype_name(dtype) in FLOATING:
             return x.linear(lambda part: astype(part, dtype, **more))
+        if self.owns(x) and dtype_name(dtype).startswith("complex"):
+            raise TypeError("the derivatives of complex numbers are not known")
         return self.constant(astype(self.value(x), dtype, **more))
 
     def where(self, condition: Any, a: Any, b: Any, /) -> Any:
@@ -287,8 +373,14 @@ class JetNamespace:
         xp = self.of_values
         if not self.owns(x):
             return xp.max(x, axis=axis, keepdims=keepdims)
-        if not isinstance(axis, int):
-            x, axis = self.reshape(x, (-1,)), 0 if axis is None else axis
+        axes = [*range(x.ndim)] if axis is None else [n % x.ndim for n in ([axis] if isinstance(axis, int) else axis)]
+        shape = [1 if n in axes else length for n, length in enumerate(x.shape)]
+        if len(axes) == 1:
+            axis = axes[0]
+        else:
+            rest = [n for n in range(x.ndim) if n not in axes]
+            lengths = [x.shape[n] for n in rest], [x.shape[n] for n in axes]
+            x, axis = self.reshape(self.permute_dims(x, (*rest, *axes)), (*lengths[0], math.prod(lengths[1]))), -1
         library, info = self.library, hasattr(xp, "__array_namespace_info__")
         if not info or library.has_dtype("jvp", xp, library.device(x), "int64"):  # as `argmax` returns
             first = xp.expand_dims(xp.argmax(x.value, axis=axis), axis=axis)
@@ -299,7 +391,9 @@ class JetNamespace:
             first = xp.min(xp.where(x.value < value, x.shape[axis] + 1, places), axis=axis, keepdims=True)
             largest = self.sum(self.where(places == first, x, 0.0), axis=axis, keepdims=True)
             largest.parts[0] = value
-        return largest if keepdims else self.squeeze(largest, axis=axis)
+        if not keepdims:
+            shape = [length for n, length in enumerate(shape) if n not in axes]
+        return largest if largest.shape == tuple(shape) else self.reshape(largest, tuple(shape))
 
     def min(self, x: Any, /, **more: Any) -> Any:
         return -self.max(-x, **more) if self.owns(x) else self.of_values.min(x, **more)
@@ -322,8 +416,9 @@ def _define(name: str, rule: Callable[[JetNamespace, Any, Any], Any], *, is_refl
     """Give `Jet` an operator, and if it is reflected, also for a jet on the right."""
 
     def left(self: Jet, other: Any) -> Any:
+        # Python does not ask the right one of two jets, since both have one class.
         is_lower = isinstance(other, Jet) and other.kind.level > self.kind.level
-        return NotImplemented if is_lower else rule(self.kind, self, other)
+        return rule(other.kind if is_lower else self.kind, self, other)
 
     def right(self: Jet, other: Any) -> Any:
         return rule(self.kind, other, self)
@@ -346,11 +441,13 @@ def _of_values(f: Callable[[Any, Any], Any]) -> Callable[[JetNamespace, Any, Any
     return lambda kind, a, b: f(kind.value(a), kind.value(b))
 
 
-for _name in ("lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "floordiv"):
+for _name in ("lt", "le", "gt", "ge", "eq", "ne", "and_", "or_"):
     _define(_name.strip("_"), _of_values(getattr(operator, _name)), is_reflected=_name in ("and_", "or_"))
-_define("add", JetNamespace.plus)
-_define("sub", lambda kind, a, b: kind.plus(a, b, operator.sub))
-_define("truediv", JetNamespace.over)
+_define("add", JetNamespace.add)
+_define("sub", JetNamespace.subtract)
+_define("truediv", JetNamespace.divide)
+_define("floordiv", JetNamespace.floor_divide)
+_define("pow", JetNamespace.pow)
 _define("mul", lambda kind, a, b: kind.multiply(a, b))
 _define("matmul", lambda kind, a, b: kind.matmul(a, b))
 _define_in_place("add", lambda kind, a, b: kind.change(operator.iadd, a, b))

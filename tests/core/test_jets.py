@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from differentiable_calls import FEW, MANY
-from internals import Jet, cut_small, kind_of_jets, new_kind_of_jets
+from internals import Jet, cut_small, kind_of_jets
 from libraries import LIBRARIES, Library
 
 import sdpa_xp
-from sdpa_xp import AttentionState, KVCache, biases, layers, masks, positional
+from sdpa_xp import AttentionState, KVCache, biases, jvp, layers, masks, positional
 from sdpa_xp import scaled_dot_product_attention as attention
 from sdpa_xp import scaled_dot_product_attention_jvp as attention_jvp
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
@@ -24,22 +24,6 @@ GAPS = masks.from_function(lambda _b, _h, i, j: (i != 1) & ((i + j) % 3 != 0))
 """The second query attends to no key."""
 WEIGHTS = RNG.standard_normal((8, 8))
 PRIMALS, TANGENTS = (tuple(RNG.standard_normal(shape) for shape in SHAPES) for _ in range(2))
-
-
-def jvp(function: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-    """The output and its tangent, as from `jax.jvp`."""
-    kind = new_kind_of_jets(primals[0], 1)
-    output = function(*(Jet(kind, pair) for pair in zip(primals, tangents, strict=True)))
-
-    def part(value: Any, n: int) -> Any:
-        if isinstance(value, dict):
-            return {name: part(x, n) for name, x in value.items()}
-        if isinstance(value, list | tuple):
-            parts = [part(x, n) for x in value]
-            return parts if isinstance(value, list) else tuple.__new__(type(value), parts)
-        return None if value is None else kind.part(value, n)
-
-    return part(output, 0), part(output, 1)
 
 
 def decode(q: Any, k: Any, v: Any) -> Any:
@@ -190,8 +174,13 @@ def test_directions_are_not_confused() -> None:
     def outer(x: Any) -> Any:
         return jvp(lambda y: x * y, (one,), (one,))[1]
 
-    with pytest.raises(TypeError, match="along different directions cannot meet"):
-        jvp(outer, (one,), (one,))
+    np.testing.assert_array_equal(jvp(outer, (one,), (one,)), [[1.0], [1.0]])
+    for function in (
+        lambda x: jvp(lambda y: space(x).exp(x * y) + x, (one,), (one,))[1],  # x e^x
+        lambda x: jvp(lambda y: space(y).where(x + y < 0, x, y + space(y).exp(y * x)) - y, (one,), (one,))[1],
+        lambda x: jvp(lambda y: space(y).exp(space(x).vecdot(y, x) + 0 * x), (one,), (one,))[1],
+    ):
+        np.testing.assert_allclose(jvp(function, (3 * one,), (one,))[1], [4 * np.exp(3.0)])
     _, tangent = jvp(lambda x: x * jvp(lambda y: y * y, (x,), (one,))[1], (3 * one,), (one,))
     np.testing.assert_allclose(tangent, [12.0])  # of x * 2 x
 
@@ -227,30 +216,59 @@ def test_a_function_of_the_scores() -> None:
 
 
 def test_writing() -> None:
-    """Memory of the namespace can be written to; the caller's arrays cannot."""
-
-    def written(x: Any) -> Any:
-        result = space(x).zeros_like(x)
-        result[..., 1] = x[..., 0] * x[..., 2]
-        result[..., 2] = 5.0
-        return result
-
+    """What a function gets and makes cannot be written to; in-place operators make other arrays."""
     x, moved = (np.asarray([[1.0, 2.0, 3.0]]) for _ in range(2))
-    np.testing.assert_array_equal(jvp(written, (x,), (moved,))[1], [[0.0, 6.0, 0.0]])
 
-    def overwrites(x: Any) -> Any:
-        x[..., 0] = 0.0
-        return x
+    def changes(x: Any) -> Any:
+        y = x
+        y *= y
+        y += x
+        z = y[..., 1:]
+        z -= 1.0
+        return y, z
 
-    with pytest.raises(TypeError, match="cannot be written to"):
-        jvp(overwrites, (x,), (moved,))
-
-    def adds(x: Any) -> Any:
-        x += 1.0
-        return x
-
-    np.testing.assert_array_equal(jvp(adds, (x,), (moved,))[0], [[2.0, 3.0, 4.0]])
+    (y, z), tangents = jvp(changes, (x,), (moved,))
     np.testing.assert_array_equal(x, [[1.0, 2.0, 3.0]])
+    np.testing.assert_array_equal(y, x * x + x)
+    np.testing.assert_array_equal(z, y[..., 1:] - 1.0)
+    np.testing.assert_array_equal(tangents[0], (2 * x + 1) * moved)
+    np.testing.assert_array_equal(tangents[1], tangents[0][..., 1:])
+
+    def overwrites(x: Any, like: Any = None) -> Any:
+        like = x if like is None else space(x).zeros_like(x)
+        like[..., 0] = x[..., 1]
+        return like
+
+    numbers = np.zeros((1, 3))
+
+    def writes_into_numpy(x: Any) -> None:
+        numbers[..., 0] = x[..., 1]
+
+    def adds_to_numpy(x: Any) -> None:
+        total = numbers
+        total += x
+
+    for function, text in (
+        (overwrites, "cannot be written to"),
+        (lambda x: overwrites(x, x), "cannot be written to"),
+        (writes_into_numpy, "functions of NumPy take no array"),
+        (adds_to_numpy, "does not support ufuncs"),
+        (lambda x: space(x).multiply(x, x, out=x), "cannot write to an array with derivatives"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            jvp(function, (x,), (moved,))
+
+
+def test_memory_of_programs() -> None:
+    """Derivatives written into memory without any would not be seen by other views of it."""
+    kind = kind_of_jets(np.ones(3), 1)
+    jet, memory = Jet(kind, (np.ones(3), np.ones(3))), kind.full((2, 3), 0.0)
+    with pytest.raises(TypeError, match="must be made by `zeros`"):
+        memory[0, ...] = jet
+    squares = kind.zeros((3,)) + jet
+    squares = kind.astype(squares, np.float64, copy=True)
+    squares *= squares
+    np.testing.assert_array_equal(kind.part(squares, 1), 2.0)
 
 
 Q, MOVED = PRIMALS[:1], TANGENTS[:1]
