@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -26,9 +25,6 @@ SLOPES: dict[str, Callable[[Any, Any, Any], tuple[Any, Callable[[], Any]]]] = {
     "cosh": lambda xp, x, y: (xp.sinh(x), lambda: y),
     "tan": lambda _xp, _x, y: (y * y + 1.0, lambda: (y * y + 1.0) * y * 2.0),
     "atan": lambda _xp, x, _y: (1.0 / (x * x + 1.0), lambda: -2.0 * x / ((x * x + 1.0) * (x * x + 1.0))),
-    "log2": lambda _xp, x, _y: (1.0 / math.log(2.0) / x, lambda: -1.0 / math.log(2.0) / (x * x)),
-    "log10": lambda _xp, x, _y: (1.0 / math.log(10.0) / x, lambda: -1.0 / math.log(10.0) / (x * x)),
-    "reciprocal": lambda _xp, _x, y: (-(y * y), lambda: 2.0 * y * y * y),
 }
 """For each function y of one number x: its derivative, and what computes its second derivative."""
 
@@ -53,11 +49,12 @@ def _constant(kind: JetNamespace, f: Any, x: Any, /, **more: Any) -> Any:
     return kind.constant(f(kind.value(x), **more)) if kind.owns(x) else f(x, **more)
 
 
-def _of_numbers(kind: JetNamespace, f: Any, /, *numbers: Any, **more: Any) -> Any:
+def _of_numbers(name: str, kind: JetNamespace, f: Any, /, *numbers: Any, **more: Any) -> Any:
     """Return an array of numbers, as a jet, since some libraries refuse other arrays beside jets."""
-    if any(map(kind.owns, (*numbers, *more.values()))):
-        raise TypeError("a function that makes an array of numbers takes no array with derivatives")
-    return kind.constant(f(*numbers, **more))
+    like, first = (map(kind.value, numbers[:1]), 1) if name == "full_like" else ((), 0)
+    if any(map(kind.owns, (*numbers[first:], *more.values()))):
+        raise TypeError(f"`{name}` takes numbers, and none with derivatives: multiply the array that it makes")
+    return kind.constant(f(*like, *numbers[first:], **more))
 
 
 def _elementwise(slopes: Any, kind: JetNamespace, f: Any, x: Any, /, *, out: Any = None) -> Any:
@@ -100,11 +97,10 @@ def _broadcast_arrays(kind: JetNamespace, f: Any, /, *arrays: Any) -> Any:
 
 NAMES: dict[Callable[..., Any], str] = {
     linear: """sum mean cumulative_sum reshape matrix_transpose permute_dims moveaxis broadcast_to expand_dims
-        squeeze flip roll tile tril triu diff repeat take take_along_axis real conj positive negative isfinite""",
+        squeeze flip roll tile tril triu diff repeat take take_along_axis real positive negative isfinite""",
     _joined: "concat stack",
     _bilinear: "vecdot tensordot",
     _constant: "empty_like ones_like zeros_like sign floor ceil round trunc",
-    _of_numbers: "arange ones eye",
     _unstack: "unstack",
     _broadcast_arrays: "broadcast_arrays",
     on_values: """any all argmax argmin argsort nonzero count_nonzero searchsorted isnan isinf signbit isdtype
@@ -115,5 +111,6 @@ NAMES: dict[Callable[..., Any], str] = {
 RULES: dict[str, Callable[..., Any]] = {
     **{name: rule for rule, names in NAMES.items() for name in names.split()},
     **{name: partial(_elementwise, slopes) for name, slopes in SLOPES.items()},
+    **{name: partial(_of_numbers, name) for name in "arange eye full full_like linspace ones".split()},
 }
 """What a function does with jets: a rule gets the kind of jets, the function, and the arguments."""

@@ -53,7 +53,7 @@ class Jet:
     size = property(lambda self: self.value.size)
     dtype = property(lambda self: self.value.dtype)
     device = property(lambda self: self.value.device)
-    mT = property(lambda self: self.kind.matrix_transpose(self))
+    mT = property(lambda self: self.kind.matrix_transpose(self))  # noqa: N815 (the name of the standard)
     __sdpa_xp_library__ = property(lambda self: self.kind.library)
 
     def __array_namespace__(self, api_version: str | None = None) -> Any:
@@ -61,16 +61,13 @@ class Jet:
         return self.kind if self.kind.of_caller is None else self.kind.of_caller
 
     @property
-    def T(self) -> Jet:  # noqa: N802 (the name of the standard)
+    def T(self) -> Any:  # noqa: N802
         if self.ndim != 2:
-            raise ValueError(f"`T` needs an array of two axes: use `mT` or `permute_dims`; got {self.ndim} axes")
+            raise ValueError(f"`T` needs an array of two axes, not {self.ndim}: use `mT` or `permute_dims`")
         return self.mT
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
-        raise TypeError(
-            "functions of NumPy take no array with derivatives: use those of `x.__array_namespace__()`, such as "
-            "`stack` for a list of arrays"
-        )
+        raise TypeError("functions of NumPy take no array with derivatives: use `x.__array_namespace__()`")
 
     def __float__(self) -> NoReturn:
         raise TypeError("a number has no derivatives: keep the array with derivatives as it is")
@@ -184,7 +181,10 @@ class JetNamespace:
         return Jet(self, (x, *self.zeros_of_parts), is_memory) if is_floating else x
 
     def make(self, parts: Iterable[Part], is_memory: bool = False) -> Jet:
-        """Return a jet whose derivatives get the shape and dtype of the value; as memory if all had the shape."""
+        """Return a jet whose derivatives get the shape and dtype of the value.
+
+        It may be memory only if no derivative was broadcast.
+        """
         value, *others = parts
         fit, astype = self.of_values.broadcast_to, self.of_values.astype
         whole = [x if x is None or x.shape == value.shape else fit(x, value.shape) for x in others]
@@ -288,10 +288,10 @@ class JetNamespace:
                 return factor * x**m if factor else 0.0
             return factor * x ** where(factor == 0, 0 * m, m)
 
-        result = value
+        result = self.make([value, *self.zeros_of_parts]) if self.owns(a) or self.owns(b) else value
         if self.owns(a):
             result = self.elementwise(a, value, term(n, n - 1), lambda: term(n * (n - 1), n - 2))
-        if self.owns(b):
+        if any(part is not None for part in self.parts(b)[1:]):
             if self.has_bend:
                 raise TypeError("the second derivative of `pow` by the exponent is not known")
             base = self.of_values.zeros_like(value) + x
@@ -320,24 +320,6 @@ class JetNamespace:
         if self.owns(x):
             return linear(self, self.of_values.asarray, x, **more)
         return self.constant(self.of_values.asarray(x, **more), is_memory=False)
-
-    def full(self, shape: Any, fill_value: Any, **more: Any) -> Any:
-        if self.owns(fill_value):
-            return self.broadcast_to(self.asarray(fill_value, **more), shape)
-        return self.constant(self.of_values.full(shape, fill_value, **more))
-
-    def full_like(self, x: Any, /, fill_value: Any, **more: Any) -> Any:
-        if self.owns(fill_value):
-            return self.full(x.shape, fill_value, **{"dtype": x.dtype, **more})
-        return self.constant(self.of_values.full_like(self.value(x), fill_value, **more))
-
-    def linspace(self, start: Any, stop: Any, /, num: int, **more: Any) -> Any:
-        if not (self.owns(start) or self.owns(stop)):
-            return self.constant(self.of_values.linspace(start, stop, num, **more))
-        x = start if self.owns(start) else stop
-        more = {"dtype": x.dtype, "device": self.library.device(x), **more}
-        shares = self.of_values.linspace(0.0, 1.0, num, **more)
-        return start * (1.0 - shares) + stop * shares
 
     def zeros(self, shape: Any, /, **more: Any) -> Any:
         """Return zeros; as memory that several threads can write to, with all their derivatives."""
@@ -373,14 +355,15 @@ class JetNamespace:
         xp = self.of_values
         if not self.owns(x):
             return xp.max(x, axis=axis, keepdims=keepdims)
-        axes = [*range(x.ndim)] if axis is None else [n % x.ndim for n in ([axis] if isinstance(axis, int) else axis)]
+        axes = range(x.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
+        axes = [n % x.ndim for n in axes]
         shape = [1 if n in axes else length for n, length in enumerate(x.shape)]
         if len(axes) == 1:
             axis = axes[0]
         else:
             rest = [n for n in range(x.ndim) if n not in axes]
-            lengths = [x.shape[n] for n in rest], [x.shape[n] for n in axes]
-            x, axis = self.reshape(self.permute_dims(x, (*rest, *axes)), (*lengths[0], math.prod(lengths[1]))), -1
+            merged = *(x.shape[n] for n in rest), math.prod(x.shape[n] for n in axes)
+            x, axis = self.reshape(self.permute_dims(x, (*rest, *axes)), merged), -1
         library, info = self.library, hasattr(xp, "__array_namespace_info__")
         if not info or library.has_dtype("jvp", xp, library.device(x), "int64"):  # as `argmax` returns
             first = xp.expand_dims(xp.argmax(x.value, axis=axis), axis=axis)

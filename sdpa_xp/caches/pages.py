@@ -94,7 +94,7 @@ class Pages(NamedTuple):
         """Write tokens, an array for each pool, and return the pages; without `in_place`, of copied pools."""
         pools = self.pools
         if is_in_place := check_flag(function, "in_place", in_place):
-            check_writeable(function, "`in_place=True`", pools)
+            check_writeable(function, "`in_place=True`", pools, arrays.values())
             key, value, *_ = pools.values()
             if share_memory(key, value):  # interleaved views share no element
                 rule = "`in_place` needs `key_blocks` and `value_blocks` that do not share memory"
@@ -121,7 +121,7 @@ def _written(
     pools: list[Array], new: Sequence[Array], writes: Sequence[Write], axis: int, *, in_place: bool
 ) -> list[Array]:
     """Write new tokens, which lie along `axis`, into pools or into copies of them, and return these."""
-    library = library_of(pools[0])
+    library = library_of(new[0])  # which may have derivatives that the pools do not have
     # A write for each block would be a launch for each block.
     is_at_once = library.sets_elements and library.is_accelerator(library.device(pools[0]))
     with context_of(pools[0]):
@@ -160,7 +160,7 @@ def _write_at_once(pools: Sequence[Array], new: Sequence[Array], writes: Sequenc
 
 def _joined(pool: Array, new: Array, writes: Sequence[Write], axis: int) -> Array:
     """Return a copy of a pool, joined from slices, since not every library can write to an array."""
-    xp, size = namespace_of(pool), pool.shape[axis]
+    xp, size = namespace_of(new), pool.shape[axis]
     pieces, copied = [], 0
     for write in sorted(writes, key=lambda write: write.block):
         block = pool[write.block, ...]

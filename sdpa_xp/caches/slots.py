@@ -5,7 +5,7 @@ A cache has slots in two buffers, which caches that are appended to in place sha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -91,7 +91,7 @@ class Slots:
         """
         buffers, axis = self.buffers, self.buffers.axis
         named = {f"cache.{name}": array for name, array in buffers.arrays.items()}
-        check_writeable(function, "`in_place=True`", named)
+        check_writeable(function, "`in_place=True`", named, new.values())
         length, capacity = self.length + new["key"].shape[axis], self.length + self.room
         if length > capacity:
             hint = "Create the cache with a larger `capacity`, or append without `in_place`."
@@ -148,11 +148,19 @@ def context_of(array: Array) -> AbstractContextManager[object]:
     return computing(array) if library_of(array).needs_context else nullcontext()
 
 
-def check_writeable(function: str, feature: str, arrays: Mapping[str, Array]) -> None:
-    """Check that each element of the arrays can be written to without another one, which `feature` needs."""
+def check_writeable(
+    function: str, feature: str, arrays: Mapping[str, Array], new: Iterable[Array] = ()
+) -> None:
+    """Check that each element of the arrays can be written to without another one, which `feature` needs.
+
+    `new` will be written there; its derivatives, if it has any, would be lost in arrays without derivatives.
+    """
     for name, array in arrays.items():
-        if not library_of(array).is_writeable(array):
+        library = library_of(array)
+        has_derivatives = any(library_of(x) is not library for x in new)
+        if has_derivatives or not library.is_writeable(array):
             rule = f"{feature} needs arrays that can be written to"
-            got = {name: f"a read-only or broadcast {type_name(array)}"}
+            text = f"{type_name(array)}, and new tokens with derivatives"
+            got = {name: text if has_derivatives else f"a read-only or broadcast {type_name(array)}"}
             hint = "Without it, `append` copies the cache and works with every library."
             raise ArgumentTypeError(function, rule, got, hint)

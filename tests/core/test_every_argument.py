@@ -38,6 +38,7 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (sdpa_xp.scaled_dot_product_attention, CALL),
     (sdpa_xp.scaled_dot_product_attention_vjp, CALL),
     (sdpa_xp.scaled_dot_product_attention_jvp, CALL | {"tangents": {}}),
+    (sdpa_xp.jvp, {"function": lambda x: x, "primals": (Q,), "tangents": (Q,)}),
     (sdpa_xp.scaled_dot_product_attention_laplacian, CALL | {"tangents": {"query": Q[None]}}),
     (attention_state, CALL),
     (sdpa_xp.attention_weights, {"query": Q, "key": K}),

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -63,6 +66,32 @@ def count(q: Any, k: Any, _v: Any) -> Any:
     return sdpa_xp.attention_statistics(q, k, of=("row_max", "entropy", "key_sums"), is_causal=True)
 
 
+def page(q: Any, k: Any, v: Any) -> Any:
+    """The pool has no derivatives, the new tokens have some."""
+    pool = [library_array(k, np.ones((6, 2, 4, 8))) for _ in "kv"]
+    cache = sdpa_xp.PagedKVCache(*pool, [[0, 1, 2], [3, 4, 5]], [0, 0])
+    return cache.append(k[..., :7, :], v[..., :7, :]).attend(q)
+
+
+def library_array(like: Any, numbers: np.ndarray) -> Any:
+    """The numbers without derivatives, in the library of `like`."""
+    like = getattr(like, "value", like)
+    return numbers if isinstance(like, np.ndarray) else like.__array_namespace__().asarray(numbers)
+
+
+def compose(x: Any, y: Any, z: Any) -> Any:
+    """Functions of the array API, and operators in all forms."""
+    xp = space(x)
+    x *= y
+    x += xp.tanh(z) ** 2
+    x -= xp.max(x, axis=(0, 1), keepdims=True)
+    rows = [xp.sum(row * row) for row in x]
+    total = xp.stack(rows) + len(x) + xp.asarray(xp.where(xp.isfinite(z[:, 0]), z[:, 0], 0.0), dtype=z.dtype)
+    total = total + xp.full_like(x[:, 0], 2.0) * xp.linspace(0.0, 1.0, 5)
+    powers = xp.pow(xp.abs(y) + 1.0, xp.abs(z)), 2.0 ** xp.sin(x), (x * x) ** 0, y**1
+    return total, powers, xp.min(x.mT @ y, axis=1), x // 1.0
+
+
 CALLS: dict[str, Callable[..., Any]] = {
     "attention": lambda q, k, v: attention(q, k, v, is_causal=True, softcap=2.0),
     "state": lambda q, k, v: sdpa_xp.attention_state(q, k, v, GAPS),
@@ -71,10 +100,14 @@ CALLS: dict[str, Callable[..., Any]] = {
     "statistics": count,
     "packed": pack,
     "cache": decode,
+    "paged": page,
+    "largest weights": lambda q, k, _v: sdpa_xp.attention_statistics(q, k, of="top_keys", top_k=3).top_keys,
+    "second order": lambda q, k, v: vjp(q, k, v, is_causal=True)[1].jvp(q, {"query": q, "key": k}),
     "layer": project,
     "merged": merge,
     "gradients": pull,
     "learned": learn,
+    "functions": lambda q, k, v: compose(2.0 * q[0, 0, :5], k[0, 0, :5], v[1, 1, :5]),
     "operators": lambda q, k, v: (k + 2 * v, -k / (v * v + 1), (k[0, 0] @ v[0, 0].T) ** 2, q[0, 1:, ::2]),
 }
 each_call = pytest.mark.parametrize("name", CALLS)
@@ -185,6 +218,169 @@ def test_directions_are_not_confused() -> None:
     np.testing.assert_allclose(tangent, [12.0])  # of x * 2 x
 
 
+def test_quantised() -> None:
+    """Between two steps codes are constant, and scales have derivatives."""
+
+    def quantise(q: Any, k: Any, v: Any) -> Any:
+        return KVCache(k, v).quantised("int8").append(v, k).attend(q)
+
+    assert_near(jvp(quantise, PRIMALS, TANGENTS)[1], differences(quantise, 1e-9), 1e-5)
+
+
+def test_nothing_loses_a_derivative() -> None:
+    x, one = np.asarray([0.0, 1.0, 2.0]), np.ones(3)
+    for convert in (
+        lambda x: float(x[0]),
+        lambda x: int(x[0]),
+        lambda x: complex(x[0]),
+        lambda x: math.exp(x[0]),
+    ):
+        with pytest.raises(TypeError, match="a number has no derivatives"):
+            jvp(convert, (x,), (one,))
+    for convert in (np.float64, np.asarray, lambda x: np.asarray([x[0], x[1]]), lambda x: np.stack([x, x])):
+        with pytest.raises(TypeError, match="functions of NumPy take no array with derivatives"):
+            jvp(convert, (x,), (one,))
+    for convert in (lambda x: 1j * x, lambda x: space(x).astype(x, np.complex128)):
+        with pytest.raises(TypeError, match="derivatives of complex numbers are not known"):
+            jvp(convert, (x,), (one,))
+    with pytest.raises(TypeError, match="a truth has no derivatives"):
+        jvp(lambda x: 1 if x[0] else 2, (x,), (one,))
+    for made in (
+        lambda xp, y: xp.arange(y),
+        lambda xp, y: xp.linspace(y, 1, 3),
+        lambda xp, y: xp.full((2,), y),
+    ):
+        with pytest.raises(TypeError, match=r"`\w+` takes numbers, and none with derivatives"):
+            jvp(lambda x, made=made: made(space(x), x[0]), (x,), (one,))
+    tokens, cache = WEIGHTS[None], KVCache(WEIGHTS[None], WEIGHTS[None], capacity=20)
+    pages = sdpa_xp.PagedKVCache(*np.zeros((2, 1, 1, 8, 8)), [[0]], [0])
+    for written in (
+        lambda x: KVCache(x, x, capacity=9),
+        lambda x: cache.append(x, x, in_place=True),
+        lambda x: pages.append(x[None], x[None], in_place=True),
+    ):
+        with pytest.raises(ArgumentTypeError, match="needs arrays that can be written to"):
+            jvp(written, (tokens,), (tokens,))
+
+    def flags(x: Any) -> Any:
+        xp = space(x)
+        return (
+            xp.isfinite(x),
+            x < 1.0,
+            x == x,
+            xp.astype(x, xp.int64),
+            xp.logical_not(xp.isfinite(x)),
+            xp.argmax(x),
+        )
+
+    for part in jvp(lambda x: [type(flag) for flag in flags(x)] and flags(x), (x,), (one,)):
+        assert all(part.dtype.kind in "bi" for part in part)
+    leaked: list[Any] = []
+    jvp(lambda x: leaked.append(x), (x,), (one,))
+    with pytest.raises(RuntimeError, match="in the thread and the function of `jvp`"):
+        space(leaked[0]).exp(leaked[0])
+    with pytest.raises(TypeError, match="along different directions cannot meet"):
+        jvp(lambda x: x + leaked[0], (x,), (one,))
+
+
+def test_powers() -> None:
+    """A derivative of 0 is 0, where the formula has 0 log 0 or 0 / 0."""
+    x, one = np.zeros(3), np.ones(3)
+    _, tangents = jvp(
+        lambda x: (x**0, x**1, x**2, space(x).pow(x, np.asarray([0.0, 1.0, 2.0])), x ** (x + 1), 0 ** (x + 1)),
+        (x,),
+        (one,),
+    )
+    expected = [[0, 0, 0], [1, 1, 1], [0, 0, 0], [0, 1, 0], [1, 1, 1], [0, 0, 0]]
+    np.testing.assert_array_equal(tangents, expected)
+
+
+def test_mixed_dtypes() -> None:
+    """The tangent has the dtype and the shape of the output."""
+    x, wide = np.ones(3, np.float32), np.arange(6.0).reshape(2, 3)
+    output, tangent = jvp(
+        lambda x: (x * wide, x + wide, wide - x, space(x).where(wide > 2, x, wide), x / wide[1], 2 * x),
+        (x,),
+        (x,),
+    )
+    assert [(a.dtype, a.shape) for a in output] == [(a.dtype, a.shape) for a in tangent]
+    assert [a.dtype.itemsize for a in output] == [8] * 5 + [4]
+
+
+def test_arrays_without_axes() -> None:
+    """NumPy makes scalars of them, which are no arrays."""
+    x = np.asarray([0.5, 2.0])
+
+    def function(x: Any) -> Any:
+        xp = space(x)
+        scale = xp.sum(x)
+        return attention(*PRIMALS, scale=scale), jvp(lambda y: y * y * x[0], (scale,), (xp.ones(()),))
+
+    step = 1e-6
+    output, (tangent, (value, slope)) = jvp(function, (x,), (x,))
+    there, back = (attention(*PRIMALS, scale=2.5 * (1 + sign * step)) for sign in (1, -1))
+    np.testing.assert_allclose(tangent, (there - back) / (2 * step), atol=1e-8)
+    np.testing.assert_allclose([value, slope], [3 * 3.125, 2 * 2.5])  # of (x_0 + x_1)^2 x_0 and its derivative
+    assert output[0].dtype == np.float64
+    np.testing.assert_array_equal(jvp(lambda x: x * x, (np.float64(2),), (np.float64(1),)), [4.0, 4.0])
+
+
+@dataclass(frozen=True)
+class Pair:
+    left: Any
+    right: Any
+
+
+def test_outputs() -> None:
+    """What holds arrays is kept, and what does not move has zeros; no result is in the memory of an input."""
+    x, moved = np.asarray([1.0, 2.0]), np.asarray([3.0, 4.0])
+
+    def function(x: Any) -> Any:
+        return OrderedDict(
+            a=Pair(x, None),
+            b=AttentionState(x[1:], x),
+            c=x.shape,
+            d=[2, 2.5, "name", True],
+            e=np.arange(2),
+            f=x * 0,
+        )
+
+    output, tangent = jvp(function, (x,), (moved,))
+    for result, expected in ((output, x), (tangent, moved)):
+        assert type(result) is OrderedDict
+        assert isinstance(result["b"], AttentionState)
+        np.testing.assert_array_equal(result["a"].left, expected)
+        np.testing.assert_array_equal(result["b"].output, expected[1:])
+        assert (result["a"].right, result["c"]) == (None, (2,))
+    assert (output["d"], tangent["d"]) == ([2, 2.5, "name", True], [2, 0.0, "name", True])
+    np.testing.assert_array_equal([tangent["e"], tangent["f"]], np.zeros((2, 2)))
+    for result in (output, tangent):
+        result["a"].left[0] = result["b"].output[0] = 9.0
+    np.testing.assert_array_equal([x, moved], [[1.0, 2.0], [3.0, 4.0]])
+    for hides in (lambda x: {x}, lambda x: lambda: x, lambda x: np.asarray([object()])):
+        with pytest.raises(ArgumentTypeError, match="`function` must return arrays and numbers"):
+            jvp(hides, (x,), (moved,))
+    cache, tangent = jvp(lambda k, v: KVCache(k, v), PRIMALS[1:], TANGENTS[1:])
+    for part, expected in ((cache, PRIMALS), (tangent, TANGENTS)):
+        assert isinstance(part, KVCache)
+        np.testing.assert_array_equal(part.key, expected[1])
+        np.testing.assert_array_equal(part.value, expected[2])
+
+
+@pytest.mark.needs("jax")
+def test_trees_of_jax() -> None:
+    """JAX does not take jets apart, where its functions would change derivatives as if they were values."""
+    import jax
+
+    x = jax.numpy.ones(3)
+    for refused in (jax.numpy.exp, jax.jit(lambda x: x * x)):
+        with pytest.raises(TypeError):
+            jvp(refused, (x,), (x,))
+    _, tangent = jvp(lambda x: jax.tree.map(lambda x: x * x, {"x": 3.0 * x}), (x,), (x,))
+    np.testing.assert_array_equal(tangent["x"], 18.0)
+    assert [*jvp(lambda x: [*x], (x,), (x,))[1]] == [1.0, 1.0, 1.0]
+
+
 def test_attention_jvp_in_jvp() -> None:
     """The tangents of attention may be jets: then the result has their derivatives."""
     moved = dict(zip(("query", "key", "value"), TANGENTS, strict=True))
@@ -271,13 +467,23 @@ def test_memory_of_programs() -> None:
     np.testing.assert_array_equal(kind.part(squares, 1), 2.0)
 
 
-Q, MOVED = PRIMALS[:1], TANGENTS[:1]
-REFUSED: list[tuple[str, type[Exception], Any]] = [
-    ("the derivative of `sort` is not known", AttributeError, lambda x: space(x).sort(x)),
-    ("the derivative of `linalg` is not known", AttributeError, lambda x: space(x).linalg.svd(x)),
-    ("functions of NumPy take no array with derivatives", TypeError, np.asarray),
-    ("Jet", TypeError, np.exp),
-    ("`reproducible` must be False", ArgumentValueError, lambda x: attention(x, x, x, reproducible=True)),
+Q, MOVED, WRONG, MISSING = PRIMALS[:1], TANGENTS[:1], ArgumentValueError, AttributeError
+REFUSED: list[tuple[str, type[Exception], Any, Any, Any]] = [
+    (r"there must be a tangent for each primal.*primals=1, tangents=0", WRONG, None, Q, ()),
+    ("at least one", WRONG, None, (), ()),
+    ("`primals` must be a tuple of floating arrays", ArgumentTypeError, None, Q[0], MOVED),
+    ("`tangents` must be a tuple of floating arrays", ArgumentTypeError, None, Q, {"x": 1}),
+    (r"`tangents\[0\]` must have the shape of `primals\[0\]`", WRONG, None, Q, TANGENTS[1:2]),
+    (r"`primals\[0\]` and `tangents\[0\]`", ArgumentTypeError, None, Q, (TANGENTS[0].astype("f4"),)),
+    (r"`primals\[0\]` must be one of float16", ArgumentTypeError, None, (np.ones(3, int),), MOVED),
+    (r"`primals\[0\]` must be a plain array", ArgumentTypeError, None, ([1.0],), MOVED),
+    ("`function` must be a function", ArgumentTypeError, 1, Q, MOVED),
+    ("the derivative of `sort` is not known", MISSING, lambda x: space(x).sort(x), Q, MOVED),
+    ("the derivative of `linalg` is not known", MISSING, lambda x: space(x).linalg.svd(x), Q, MOVED),
+    ("Jet", TypeError, np.exp, Q, MOVED),
+    ("`T` needs an array of two axes", ValueError, lambda x: x.T, Q, MOVED),
+    ("without axes has no length", TypeError, lambda x: [*x[0, 0, 0, 0]], Q, MOVED),
+    ("`reproducible` must be False", WRONG, lambda x: attention(x, x, x, reproducible=True), Q, MOVED),
 ]
 
 
@@ -285,16 +491,38 @@ def space(x: Any) -> Any:
     return x.__array_namespace__()
 
 
-@pytest.mark.parametrize(("text", "error", "function"), REFUSED)
-def test_refusals(text: str, error: type[Exception], function: Any) -> None:
+@pytest.mark.parametrize(("text", "error", "function", "primals", "tangents"), REFUSED)
+def test_refusals(text: str, error: type[Exception], function: Any, primals: Any, tangents: Any) -> None:
     with pytest.raises(error, match=text):
-        jvp(function, Q, MOVED)
+        jvp(function or (lambda x: x), primals, tangents)
+
+
+def test_refused_chunks() -> None:
+    x = pytest.importorskip("dask.array").ones((2, 3, 4), chunks=2)
+    with pytest.raises(ArgumentTypeError, match="arrays in chunks support gradients"):
+        jvp(lambda x: x, (x,), (x,))
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{
         name: lambda xp, x, _y, name=name: getattr(xp, name)(x)
-        for name in ("abs", "cos", "exp", "expm1", "floor", "isnan", "log", "log1p", "mean", "negative", "sin")
+        for name in (
+            "abs",
+            "cos",
+            "exp",
+            "expm1",
+            "floor",
+            "isnan",
+            "log",
+            "log1p",
+            "mean",
+            "negative",
+            "sin",
+            "sinh",
+            "cosh",
+            "tan",
+            "atan",
+        )
     },
     **{
         name: lambda xp, x, y, name=name: getattr(xp, name)(x, y)
@@ -303,7 +531,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "others": lambda xp, x, _y: xp.sqrt(x) + xp.square(x) + xp.tanh(x) + xp.sum(x, axis=0),
     "pow": lambda xp, x, _y: xp.pow(x, 3),
     "max": lambda xp, x, _y: (xp.max(x), xp.max(x, axis=-1), xp.max(x, axis=0, keepdims=True)),
-    "min": lambda xp, x, _y: xp.min(x, axis=-1),
+    "min": lambda xp, x, _y: (xp.min(x, axis=-1), xp.min(x, keepdims=True), xp.max(x, axis=(1, 0))),
+    "powers": lambda xp, x, y: (x**0, x**1, x**-1.5, xp.pow(x, xp.asarray([0.0, 1.0, 2.0]))),
+    "arrays": lambda xp, x, y: (*xp.unstack(x * y, axis=1), *xp.broadcast_arrays(x, y[0])),
     "where": lambda xp, x, y: xp.where(x < y, x * x, y) + xp.where(x < y, 0.0, x),
     "concat": lambda xp, x, y: xp.concat([x, xp.ones_like(x), x * y], axis=-1),
     "stack": lambda xp, x, y: xp.stack([xp.zeros_like(x), y * y], axis=1),
