@@ -233,19 +233,16 @@ def mapped(change: Callable[[Any], Any], value: Any) -> Any:
         tree._set_tree_state({name: mapped(of_array, part) for name, part in value._tree_state().items()})
         return tree
     if isinstance(value, tuple):
-        parts = [mapped(change, part) for part in value]
-        if type(value) is tuple:
-            return tuple(parts)
-        return value._make(parts) if hasattr(value, "_make") else type(value)(parts)
-    if isinstance(value, list | dict) or (is_dataclass(value) and not isinstance(value, type)):
+        return getattr(value, "_make", type(value))([mapped(change, part) for part in value])
+    if isinstance(value, list | dict):
+        new: Any = copy(value)
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            new[key] = mapped(change, part)
+        return new
+    if is_dataclass(value) and not isinstance(value, type):
         new = copy(value)
-        if isinstance(new, list):
-            new[:] = [mapped(change, part) for part in new]
-        elif isinstance(new, dict):
-            new.update({key: mapped(change, part) for key, part in new.items()})
-        else:
-            for field in fields(new):
-                object.__setattr__(new, field.name, mapped(change, getattr(new, field.name)))
+        for field in fields(value):
+            object.__setattr__(new, field.name, mapped(change, getattr(value, field.name)))
         return new
     return change(value)
 

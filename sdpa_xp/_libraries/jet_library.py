@@ -195,15 +195,11 @@ class JetLibrary(Over):
     """The answers of the library of a kind of jets that are not those of the library they are over."""
 
     name, meshes = "jets", None
-    keeps_buffers = has_ufuncs = has_free_shift = False
+    keeps_buffers = has_ufuncs = has_free_shift = sets_elements = False
 
     @property
     def writes_in_place(self) -> bool:
         return self.kind.writes
-
-    @property
-    def sets_elements(self) -> bool:
-        return self.kind.writes and self.inner.sets_elements
 
     @property
     def functions(self) -> Any:

@@ -111,6 +111,6 @@ NAMES: dict[Callable[..., Any], str] = {
 RULES: dict[str, Callable[..., Any]] = {
     **{name: rule for rule, names in NAMES.items() for name in names.split()},
     **{name: partial(_elementwise, slopes) for name, slopes in SLOPES.items()},
-    **{name: partial(_of_numbers, name) for name in "arange eye full full_like linspace ones".split()},
+    **{name: partial(_of_numbers, name) for name in ("arange", "eye", "full", "full_like", "linspace", "ones")},
 }
 """What a function does with jets: a rule gets the kind of jets, the function, and the arguments."""

@@ -101,7 +101,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "packed": pack,
     "cache": decode,
     "paged": page,
-    "largest weights": lambda q, k, _v: sdpa_xp.attention_statistics(q, k, of="top_keys", top_k=3).top_keys,
+    "largest weights": lambda q, k, _v: sdpa_xp.attention_statistics(q, k, of="top_keys", top_k=3).top_keys[0],
     "second order": lambda q, k, v: vjp(q, k, v, is_causal=True)[1].jvp(q, {"query": q, "key": k}),
     "layer": project,
     "merged": merge,
@@ -245,22 +245,22 @@ def test_nothing_loses_a_derivative() -> None:
             jvp(convert, (x,), (one,))
     with pytest.raises(TypeError, match="a truth has no derivatives"):
         jvp(lambda x: 1 if x[0] else 2, (x,), (one,))
-    for made in (
+    for build in (
         lambda xp, y: xp.arange(y),
         lambda xp, y: xp.linspace(y, 1, 3),
         lambda xp, y: xp.full((2,), y),
     ):
         with pytest.raises(TypeError, match=r"`\w+` takes numbers, and none with derivatives"):
-            jvp(lambda x, made=made: made(space(x), x[0]), (x,), (one,))
+            jvp(lambda x, build=build: build(space(x), x[0]), (x,), (one,))
     tokens, cache = WEIGHTS[None], KVCache(WEIGHTS[None], WEIGHTS[None], capacity=20)
     pages = sdpa_xp.PagedKVCache(*np.zeros((2, 1, 1, 8, 8)), [[0]], [0])
-    for written in (
+    for write in (
         lambda x: KVCache(x, x, capacity=9),
         lambda x: cache.append(x, x, in_place=True),
         lambda x: pages.append(x[None], x[None], in_place=True),
     ):
         with pytest.raises(ArgumentTypeError, match="needs arrays that can be written to"):
-            jvp(written, (tokens,), (tokens,))
+            jvp(write, (tokens,), (tokens,))
 
     def flags(x: Any) -> Any:
         xp = space(x)
