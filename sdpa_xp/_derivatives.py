@@ -10,10 +10,10 @@ from ._call.options import CallOptions
 from ._call.prepared_call import PreparedCall
 from ._call.tangents import lifted, refuse_chunks
 from ._checks.arrays import swap_heads_and_length
+from ._chunked import cut_call
 from ._libraries import astype_if_needed
 from ._libraries.jets import Jet
 from ._libraries.protocols import Array
-from ._many import cut_call
 from ._programs.gradient_targets import gradient_targets, try_functions
 from ._programs.gradients import GradientProgram, gradients
 from ._programs.output import attend
@@ -43,7 +43,7 @@ def derive(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
 
     `arrays` are the `floating_arrays` of the call, in the caller's layout.
     """
-    cut = cut_call(call) if call.grid.library.chunks is not None else None
+    cut = cut_call(call)
     # Before the output, so that a call that has no gradients is refused at once, and not by its pullback.
     if call.options.biases and not call.is_empty:
         try_functions(call.scores_without_dropout() if cut is None else cut.readable_scores())

@@ -291,10 +291,9 @@ def choose_kernel(call: PreparedCall) -> KernelChoice:
 def _attend_portably(call: PreparedCall, *names: Name) -> dict[str, Array]:
     """Return what is named, computed by the portable implementation; of chunked arrays by tasks."""
     if call.grid.library.chunks is not None:
-        # Imported here because it takes a fifth of this module's import time, and few programs need it.
-        from . import _many as many
+        from . import _chunked  # few programs need it
 
-        if (in_chunks := many.attend(call, *names)) is not None:
+        if (in_chunks := _chunked.attend(call, *names)) is not None:
             return in_chunks
     has_formula = names == ("output",) and not call.grid.is_reproducible
     formula = call.cached("one_tile", lambda: _one_tile(call)) if has_formula else None

@@ -5,23 +5,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, Unpack, cast
+from typing import TYPE_CHECKING, NamedTuple, Unpack, cast
 
 from ._call.options import AttentionOptions, CallOptions, takes_options
 from ._call.prepared_call import PreparedCall, prepare
 from ._checks.keywords import Implementation
+from ._chunked import cut_call
 from ._display import Squares, captioned
 from ._libraries import access_of, is_traced, is_unknown, namespace_of
 from ._libraries.capabilities import Autograd
 from ._libraries.jax_trees import without_arrays
 from ._libraries.protocols import AnyArray, Array
-from ._many import GraphCall, cut_call
 from ._programs.scores import Scores
 from ._run import threads
 from ._tiles.plan import Plan, plan_patches
 from .attention import choose_kernel, is_differentiated
 from .errors import PACKAGE
 from .masks import Mask
+
+if TYPE_CHECKING:
+    from ._many import GraphCall
 
 MOST_SQUARES = 64
 """The most squares along a side of the picture of the tiles; of more tiles, a square stands for several."""

@@ -9,6 +9,7 @@ from ._call.options import CallOptions, StatisticsOptions, takes_options
 from ._call.prepared_call import PreparedCall, prepare
 from ._checks.keywords import check_block_size, check_integer
 from ._checks.messages import brief, nearest_hint, shown
+from ._chunked import cut_call
 from ._libraries import overridden
 from ._libraries.protocols import AnyArray, Array, Dtype
 from ._programs.row_statistics import Computed, Request
@@ -131,8 +132,6 @@ def attention_statistics(
 
 def _compute(call: PreparedCall, request: Request) -> Computed:
     if call.grid.library.chunks is not None:
-        from ._many import cut_call  # few programs need it
-
         if request.top_k or request.block_size:
             rule = "`of` must have neither 'top_keys' nor 'block_sums' for arrays in chunks"
             hint = "Compute the query and the key first."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, Unpack, cast
 
-from . import _many as many
+from . import _chunked
 from ._call.options import AttentionOptions, CallOptions, takes_options
 from ._call.prepared_call import PreparedCall, prepare
 from ._checks.arrays import HLE, LHE, check_axes
@@ -157,5 +157,5 @@ def _attend(
     check_same_length(function, {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k})
 
     lengths = [*zip(lengths_of(starts_q), lengths_of(starts_k), strict=True)]
-    in_chunks = many.attend if call.grid.library.chunks is not None else None
+    in_chunks = _chunked.attend if call.grid.library.chunks is not None else None
     return groups.attend(call, Sequences(lengths, (starts_q, starts_k)), *names, attend_in_chunks=in_chunks)

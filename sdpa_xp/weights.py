@@ -6,9 +6,9 @@ from typing import Literal, TypeVar, Unpack, cast
 
 from ._call.options import CallOptions, DifferentiableOptions, ScoreOptions, takes_options
 from ._call.prepared_call import prepare
+from ._chunked import cut_call
 from ._libraries import overridden
 from ._libraries.protocols import AnyArray, Array
-from ._many import cut_call
 from ._programs.weights import full_matrix
 from ._tiles.plan import plan_full_rows
 from .masks import Mask
@@ -85,7 +85,7 @@ def _full_matrix(
     call = prepare(function, inputs, options)
     plan = plan_full_rows(call.grid, is_traced=call.grid.is_traced)
     with call.computing():
-        if call.grid.library.chunks is not None and (cut := cut_call(call)) is not None:
+        if (cut := cut_call(call)) is not None:
             in_chunks = cut.weights if name == "weights" else cut.scores
             return call.remove_head_axis(in_chunks(call.result_dtype))
         computed = full_matrix(name, call.scores(), plan, call.result_dtype)

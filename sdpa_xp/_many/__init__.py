@@ -18,9 +18,7 @@ from typing import cast
 
 from .._call.prepared_call import PreparedCall
 from .._libraries.dask import DaskGraphs
-from .._libraries.protocols import Array
 from .._programs.dropout import Dropout
-from .._programs.scores import Name
 from .cutting import unsupported_reason
 from .graphs import GraphCall
 
@@ -30,17 +28,10 @@ def cut_call(call: PreparedCall, dropout: Dropout | None = None) -> GraphCall | 
 
     Without a `dropout`, this draws the seed from the `rng` of a call that has some.
     """
-    chunks = call.grid.library.chunks
-    if chunks is None or unsupported_reason(call) is not None:
+    if unsupported_reason(call) is not None:
         return None
     dropout = call.draw_dropout() if dropout is None else dropout
-    return GraphCall(call, cast(DaskGraphs, chunks), dropout)
+    return GraphCall(call, cast(DaskGraphs, call.grid.library.chunks), dropout)
 
 
-def attend(call: PreparedCall, *names: Name, dropout: Dropout | None = None) -> dict[str, Array] | None:
-    """Return what is named of a call that is computed in chunks, or None."""
-    cut = cut_call(call, dropout)
-    return None if cut is None else cut.attend(call.result_dtype, *names)
-
-
-__all__ = ["GraphCall", "attend", "cut_call"]
+__all__ = ["GraphCall", "cut_call"]

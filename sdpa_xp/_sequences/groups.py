@@ -39,7 +39,7 @@ class Group(NamedTuple):
 
 
 AttendInChunks: TypeAlias = Callable[..., dict[str, Array] | None]
-"""Returns what is named of a call of arrays in chunks, or None: `_many.attend`."""
+"""Returns what is named of a call of arrays in chunks, or None: `_chunked.attend`."""
 
 
 def attend(
