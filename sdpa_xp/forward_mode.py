@@ -35,28 +35,26 @@ def jvp(
 ) -> tuple[Any, Any]:
     r"""Compute a function of arrays, and its derivative along a direction, as `jax.jvp` and `torch.func.jvp`.
 
-    If `primals` $x$ move by a small number times `tangents` $x'$, the output $f(x)$ moves by this number times
-    the tangent $\partial f(x)\, x'$. The function gets arrays that carry their derivatives. It may call this
-    library's functions, caches and layers, use the operators, call functions of the array API that
-    `x.__array_namespace__()` has, and call `jvp` itself, for second derivatives.
+    The tangent of the output $f(x)$ is $\partial f(x)\, x'$. The function gets arrays that carry their
+    derivatives. It may call this library's functions, caches and layers, use the operators and the functions
+    that `x.__array_namespace__()` has, and call `jvp`, for second derivatives.
 
     Args:
-        function: It takes as many arrays as there are `primals`, and returns an array, or a tuple, list, dict,
-            dataclass or object of this library with arrays. The arrays that it gets cannot be written to.
+        function: It takes the `primals`, as arrays that cannot be written to, and returns an array, or a
+            tuple, list, dict, dataclass or object of this library with arrays.
         primals: The arguments, a tuple of floating arrays of one library.
         tangents: The direction: for each argument an array of its shape, dtype and device.
 
     Returns:
-        The output and its tangent, which is the same with derivatives in place of arrays and floats. What does
-            not depend on the primals has the tangent 0. Integers, strings and None stay.
+        The output and its tangent, the same with derivatives in place of arrays and floats; what is constant
+            has the tangent 0. Integers, strings and None stay.
 
     Raises:
-        TypeError: An argument is not such a tuple, or an array of another library or dtype, or in lazy chunks.
-            Or the function converts an array to a number or to an array of NumPy, writes to it, makes it
-            complex, or returns what may hide an array.
-        ValueError: There are more tangents than primals or fewer, or one has another shape or device; or a call
-            of the function is `reproducible`.
-        AttributeError: The function takes a function from the namespace whose derivative is not known.
+        TypeError: An argument is no such tuple, or arrays have several libraries or dtypes, or lazy chunks. Or
+            the function converts an array to a number or for NumPy, writes to it, or returns what may hide one.
+        ValueError: The tangents have another number, shape or device than the primals; or a call of the
+            function is `reproducible`.
+        AttributeError: The derivative of a function of the namespace is not known.
 
     Numerics:
         As for `scaled_dot_product_attention_jvp`. Where several elements are the maximum, the derivative is
