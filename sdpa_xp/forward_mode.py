@@ -35,9 +35,8 @@ def jvp(
 ) -> tuple[Any, Any]:
     r"""Compute a function of arrays, and its derivative along a direction, as `jax.jvp` and `torch.func.jvp`.
 
-    The tangent of the output $f(x)$ is $\partial f(x)\, x'$. The function gets arrays that carry their
-    derivatives. It may call this library's functions, caches and layers, use the operators and the functions
-    that `x.__array_namespace__()` has, and call `jvp`, for second derivatives.
+    The tangent of the output $f(x)$ is $\partial f(x)\, x'$. The function may call this library, use operators
+    and the functions that `x.__array_namespace__()` has, and call `jvp`, for second derivatives.
 
     Args:
         function: It takes the `primals`, as arrays that cannot be written to, and returns an array, or a
@@ -46,8 +45,7 @@ def jvp(
         tangents: The direction: for each argument an array of its shape, dtype and device.
 
     Returns:
-        The output and its tangent, the same with derivatives in place of arrays and floats; what is constant
-            has the tangent 0. Integers, strings and None stay.
+        The output and its tangent, the same with derivatives in place of arrays and floats.
 
     Raises:
         TypeError: An argument is no such tuple, or arrays have several libraries or dtypes, or lazy chunks. Or
@@ -57,9 +55,8 @@ def jvp(
         AttributeError: The derivative of a function of the namespace is not known.
 
     Numerics:
-        As for `scaled_dot_product_attention_jvp`. Where several elements are the maximum, the derivative is
-        that of the first. The codes of a quantised cache are constant between two steps, so that only its
-        scales have derivatives.
+        As for `scaled_dot_product_attention_jvp`. Of several largest elements, the first has the derivative.
+        The codes of a quantised cache are constants, its scales are not.
 
     Examples:
         >>> import numpy as np
