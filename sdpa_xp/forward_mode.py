@@ -12,7 +12,7 @@ from ._call.tangents import check_tangent, check_tangents, lifted, refuse_chunks
 from ._checks.arrays import check_floating, check_one_library
 from ._checks.keywords import explains_keywords
 from ._checks.messages import shown, type_name
-from ._libraries import dtype_name, is_number, library_of, namespace_of, overridden, share_memory
+from ._libraries import dtype_name, is_number, is_traced, library_of, namespace_of, overridden, share_memory
 from ._libraries.jax_trees import mapped
 from ._libraries.jet_library import kind_of_caller
 from ._libraries.jets import Jet, JetNamespace
@@ -49,7 +49,7 @@ def jvp(
 
     Raises:
         TypeError: An argument is no such tuple, or arrays have several libraries or dtypes, or lazy chunks. Or
-            the function converts an array to a number or for NumPy, writes to it, or returns what may hide one.
+            the function converts an array to a number or for NumPy, writes to it, or returns something else.
         ValueError: The tangents have another number, shape or device than the primals; or a call of the
             function is `reproducible`.
         AttributeError: The derivative of a function of the namespace is not known.
@@ -107,14 +107,16 @@ def _result(kind: JetNamespace, inputs: Sequence[Array], n: int, leaf: Any) -> A
     if leaf is None or isinstance(leaf, str | bytes | int):
         return leaf
     if is_number(leaf):
-        return leaf if n == 0 else 0 * leaf
+        return leaf if n == 0 else type(leaf)(0)
     if not hasattr(leaf, "dtype") or dtype_name(leaf.dtype) == "object":
         rule = "`function` must return arrays and numbers in tuples, lists, dicts or dataclasses"
         raise ArgumentTypeError("jvp", rule, {"its output": type_name(leaf)})
     part = kind.part(leaf, n)
     library = library_of(part)
-    if library.writes_in_place and (
-        not library.is_writeable(part) or any(share_memory(part, array) for array in inputs)
+    if (
+        library.writes_in_place
+        and not is_traced(part)
+        and (not library.is_writeable(part) or any(share_memory(part, array) for array in inputs))
     ):
         part = namespace_of(part).astype(part, part.dtype, copy=True)
     return part

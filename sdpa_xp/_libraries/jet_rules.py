@@ -29,8 +29,14 @@ SLOPES: dict[str, Callable[[Any, Any, Any], tuple[Any, Callable[[], Any]]]] = {
 """For each function y of one number x: its derivative, and what computes its second derivative."""
 
 
+NOT_LINEAR = {"append", "fill_value", "initial", "mode", "out", "prepend", "where"}
+"""Arguments beyond the standard, or with numbers of their own, with which a function is not linear."""
+
+
 def linear(kind: JetNamespace, f: Any, x: Any, /, *others: Any, **more: Any) -> Any:
     """Return f(x, ...), which is linear in x; the others are no jets."""
+    if NOT_LINEAR & more.keys():
+        raise TypeError(f"the derivative with {', '.join(NOT_LINEAR & more.keys())} is not known")
     others = tuple(map(kind.value, others))
     return x.linear(lambda part: f(part, *others, **more)) if kind.owns(x) else f(x, *others, **more)
 
@@ -69,6 +75,7 @@ def _elementwise(slopes: Any, kind: JetNamespace, f: Any, x: Any, /, *, out: Any
 def _joined(kind: JetNamespace, f: Any, arrays: Sequence[Any], /, *, out: Any = None, **more: Any) -> Any:
     """Return f(arrays), which is linear in all of them together."""
     del out  # a result in other memory is right as well
+    arrays = [*arrays]  # it may be an iterator
     values, *others = zip(*map(kind.parts, arrays), strict=True)
     joined = f(values, **more)
     if not any(map(kind.owns, arrays)):

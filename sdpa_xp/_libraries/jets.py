@@ -12,7 +12,8 @@ number, and f linear in both arguments, the rules are
 A derivative that is None is 0, and costs nothing. An array of another class is a constant.
 
 There are jets of two sorts. Those of the library's own programs may be memory, which is written in place as the
-memory of NumPy is. Those that a caller's function gets and makes never change: `x *= y` makes another jet.
+memory of NumPy is. Those that a caller's function gets and makes never change: where `x *= y` would change
+what has another name, too, it raises an error, and else it makes another jet.
 
 Wengert, "A simple automatic derivative evaluation program", CACM 7, 1964, for forward mode; Griewank and
 Walther, "Evaluating Derivatives", 2nd edition, 2008, chapter 13, for jets; Li et al., arXiv 2307.08214, for
@@ -29,7 +30,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any, ClassVar, NoReturn
 
-from . import FLOATING, JETS, dtype_name, is_number, namespace_of
+from . import FLOATING, JETS, dtype_name, is_number, library_of, namespace_of
 from .jet_rules import RULES, Part, linear
 
 
@@ -101,6 +102,9 @@ class Jet:
         for old, new in pairs:
             if old is not None:
                 old[index] = 0.0 if new is None else new
+
+    def __pos__(self) -> Jet:
+        return self
 
     def __neg__(self) -> Jet:
         return self.linear(operator.neg)
@@ -237,7 +241,8 @@ class JetNamespace:
         """Return the sum of new arrays, in the memory of the first one if the library writes in our threads."""
         first, *others = [x for x in new if x is not None] or [None]
         for other in others:
-            if self.library.uses_our_threads and first.shape == other.shape:
+            is_own = self.library.uses_our_threads and not isinstance(first, Jet)
+            if is_own and first.shape == other.shape:
                 first += other
             else:
                 first = first + other
@@ -355,8 +360,8 @@ class JetNamespace:
         xp = self.of_values
         if not self.owns(x):
             return xp.max(x, axis=axis, keepdims=keepdims)
-        axes = range(x.ndim) if axis is None else [axis] if isinstance(axis, int) else axis
-        axes = [n % x.ndim for n in axes]
+        axes = range(x.ndim) if axis is None else axis if isinstance(axis, tuple | list) else [axis]
+        axes = [range(x.ndim)[n] for n in axes]  # an IndexError if there is no such axis
         shape = [1 if n in axes else length for n, length in enumerate(x.shape)]
         if len(axes) == 1:
             axis = axes[0]
@@ -382,15 +387,20 @@ class JetNamespace:
         return -self.max(-x, **more) if self.owns(x) else self.of_values.min(x, **more)
 
     def maximum(self, a: Any, b: Any, /) -> Any:
+        if not (self.owns(a) or self.owns(b)):
+            return self.of_values.maximum(a, b)
         chosen = self.where(self.value(a) >= self.value(b), a, b)
         if self.owns(chosen):  # a NaN shows in the value, whichever of both it is
             chosen.parts[0] = self.of_values.maximum(self.value(a), self.value(b))
         return chosen
 
     def minimum(self, a: Any, b: Any, /) -> Any:
+        if not (self.owns(a) or self.owns(b)):
+            return self.of_values.minimum(a, b)
         return -self.maximum(-a, -b)
 
-    def clip(self, x: Any, /, min: Any = None, max: Any = None, **_: Any) -> Any:
+    def clip(self, x: Any, /, min: Any = None, max: Any = None, *, out: Any = None) -> Any:
+        del out  # a result in other memory is right as well
         x = x if min is None else self.where(self.value(x) < min, min, x)
         return x if max is None else self.where(self.value(x) > max, max, x)
 
@@ -411,11 +421,19 @@ def _define(name: str, rule: Callable[[JetNamespace, Any, Any], Any], *, is_refl
         setattr(Jet, f"__r{name}__", right)
 
 
-def _define_in_place(name: str, rule: Callable[[JetNamespace, Any, Any], Any]) -> None:
+def _define_in_place(name: str, rule: Callable[[JetNamespace, Any, Any], Any] | None = None) -> None:
     """Give `Jet` an operator that writes to the jet if it is memory, and else returns NotImplemented."""
 
     def change(self: Jet, other: Any) -> Any:
-        return rule(self.kind, self, other) if self.is_memory else NotImplemented
+        if self.is_memory and rule is not None:
+            return rule(self.kind, self, other)
+        value = self
+        while isinstance(value, Jet):
+            value = value.value
+        # Another name of the array, or a view of it, would have changed too.
+        if self.kind.of_caller is not None and library_of(value).writes_in_place:
+            raise TypeError("an array with derivatives cannot be written to: assign a new one, `x = x * y`")
+        return NotImplemented
 
     setattr(Jet, f"__i{name}__", change)
 
@@ -436,3 +454,5 @@ _define("matmul", lambda kind, a, b: kind.matmul(a, b))
 _define_in_place("add", lambda kind, a, b: kind.change(operator.iadd, a, b))
 _define_in_place("sub", lambda kind, a, b: kind.change(operator.isub, a, b))
 _define_in_place("mul", lambda kind, a, b: kind.multiply(a, b, out=a))
+for _name in ("truediv", "floordiv", "pow", "matmul"):
+    _define_in_place(_name)

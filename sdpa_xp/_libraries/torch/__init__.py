@@ -292,7 +292,7 @@ def has_tangents() -> bool:
     # Inside the forward pass of a function of `autograd`, a level is open, but nothing is recorded.
     if torch is None or torch.autograd.forward_ad._current_level < 0:
         return False
-    return bool(torch._C._is_fwd_grad_enabled())
+    return is_compiling() or bool(torch._C._is_fwd_grad_enabled())  # which a compiler does not trace
 
 
 def is_tracing() -> bool:

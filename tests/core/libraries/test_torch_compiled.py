@@ -206,3 +206,14 @@ def test_options_are_restored_from_their_description(name: str) -> None:
     text, arrays = description.describe(options)
     assert description.restore(text, arrays, torch) == options
     assert description.count_arrays(text) == len(arrays)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_forward_mode_inside_of_a_compiled_function() -> None:
+    query = draw(2, 5, 8)
+
+    def tangent(x: Any) -> Any:
+        return torch.func.jvp(lambda y: scaled_dot_product_attention(y, query, query), (x,), (x,))[1]
+
+    compiled = torch.compile(tangent, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(query), tangent(query))
