@@ -9,50 +9,20 @@ tile.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, cast
 
-from .._libraries import namespace_of
 from .._libraries.capabilities import Loops
 from .._libraries.protocols import Array, Namespace
-from .._sources.arrays import ArraySource, FactoredSlices, KeyValueSource, converted
+from .._sources.arrays import ArraySource, KeyValueSource
+from .._sources.lists import ListedSource, in_blocks
 from .._tiles import tuning
 from .._tiles.patches import Patches
 from .._tiles.plan import Plan, plan_patches
-from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import LeadingSlice, Tile, TokenPositions, slice_leading
+from .._tiles.tile import LeadingSlice, Tile, TokenPositions
 from ..masks.patterns import AllOf, ArrayPattern
 from .scores import Scores
-
-
-class ListedSource(NamedTuple):
-    """Keys or values of one array (..., H, S, width), read as (..., H, blocks, m, width)."""
-
-    array: Array
-    tokens: Array
-    """Those of each block, (blocks, m)."""
-
-    @property
-    def width(self) -> int:
-        return self.array.shape[-1]
-
-    @property
-    def heads(self) -> int:
-        return self.tokens.shape[0]
-
-    def slice_leading(self, leading: LeadingSlice) -> ListedSource:
-        *others, blocks = leading
-        return ListedSource(slice_leading(self.array, (*others,)), self.tokens[blocks.start : blocks.stop, :])
-
-    def slice_keys(self, columns: range) -> Array:
-        return in_blocks(namespace_of(self.array), self.array, self.tokens[:, columns.start : columns.stop])
-
-    def slices(self, grid: ScoreGrid, *, transposed: bool = False) -> Callable[[range], Array]:
-        return converted(self, grid, transposed)
-
-    def factored_slices(self, grid: ScoreGrid, *, transposed: bool = False) -> FactoredSlices:
-        return self.slices(grid, transposed=transposed), None
 
 
 def with_patches(plan: Plan, patches: Patches, scores: Scores, widths: int) -> Plan:
@@ -126,12 +96,6 @@ def in_patches(scores: Scores, value: KeyValueSource, plan: Plan) -> PatchedCall
     key, value = (ListedSource(cast(ArraySource, x).array, lists.keys) for x in (scores.key, value))
     plan = plan_patches(plan, grid, group, key.width + value.width)
     return PatchedCall(Scores(of_blocks, query, key, options), value, plan, lists.places, group)
-
-
-def in_blocks(xp: Namespace, array: Array, tokens: Array) -> Array:
-    """Return tokens of an array (..., H, S, width) as (..., H, blocks, n, width)."""
-    copied = xp.take(array, xp.reshape(tokens, (-1,)), axis=-2)
-    return xp.reshape(copied, (*array.shape[:-2], *tokens.shape, array.shape[-1]))
 
 
 def _swapped(xp: Namespace, array: Array) -> Array:
