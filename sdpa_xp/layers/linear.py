@@ -93,6 +93,9 @@ class Linear(Layer):
     def _apply(self, x: A) -> A:
         """Return the map of an `x` that has been checked."""
         array, weight = library_of(x).base_form(cast(Array, x)), cast(Array, self.weight)
+        for part in (weight, self.bias):  # which may carry derivatives where the input carries none
+            adopted = None if part is None else library_of(part).adopted(array)
+            array = array if adopted is None else adopted
         # The library of the input computes, unless only the weight is of a type that overrides functions.
         leader = weight if has_override(weight) and not has_override(array) else array
         library, dtype = library_of(leader), leader.dtype

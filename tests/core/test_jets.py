@@ -447,6 +447,28 @@ def test_arrays_without_derivatives_beside_others() -> None:
     assert tangent[3] == 0
 
 
+def test_weights_of_a_layer_move_and_its_inputs_do_not(library: Library, rng: np.random.Generator) -> None:
+    if library.lazy:
+        pytest.skip("refused: test_refusals")
+    layer = layers.MultiHeadAttention.init(rng, 8, num_heads=2, like=np.zeros(1))
+    x = rng.standard_normal((2, 5, 8))
+    with library.guard():
+        placed = {name: library.put(np.asarray(w, np.float32)) for name, w in layer.parameters.items()}
+        of_library = layers.MultiHeadAttention.from_mapping(placed, num_heads=2)
+        put = library.put(x.astype(np.float32))
+    for name, weight in layer.parameters.items():
+        direction = rng.standard_normal(np.shape(weight))
+        moved = (layer.with_parameters({name: weight + step * direction}) for step in (1e-6, -1e-6))
+        first, second = (end(x, is_causal=True) for end in moved)
+
+        def output(w: Any, name: str = name) -> Any:
+            return of_library.with_parameters({name: w})(put, is_causal=True)
+
+        with library.guard():
+            _, tangent = jvp(output, (placed[name],), (library.put(direction.astype(np.float32)),))
+        np.testing.assert_allclose(library.get(tangent), (first - second) / 2e-6, rtol=0, atol=2e-5)
+
+
 def test_writing() -> None:
     """What a function gets and makes cannot be written to, which other names of an array would show."""
     x, moved = (np.asarray([[1.0, 2.0, 3.0]]) for _ in range(2))
