@@ -15,7 +15,8 @@ from ._checks.messages import shown, type_name
 from ._libraries import dtype_name, is_number, is_traced, library_of, namespace_of, overridden, share_memory
 from ._libraries.jax_trees import mapped
 from ._libraries.jet_library import kind_of_caller
-from ._libraries.jets import Jet, JetNamespace
+from ._libraries.jet_namespace import JetNamespace
+from ._libraries.jets import Jet
 from ._libraries.protocols import AnyArray, Array
 from ._programs.gradient_targets import try_functions
 from ._programs.output import attend
@@ -49,7 +50,7 @@ def jvp(
 
     Raises:
         TypeError: An argument is no such tuple, or arrays have several libraries or dtypes, or lazy chunks. Or
-            the function converts an array to a number or for NumPy, writes to it, or returns something else.
+            the function converts an array to a number or for NumPy, writes to it, or returns a set or function.
         ValueError: The tangents have another number, shape or device than the primals; or a call of the
             function is `reproducible`.
         AttributeError: The derivative of a function of the namespace is not known.

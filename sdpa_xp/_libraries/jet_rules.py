@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 JetNamespace: TypeAlias = Any
-"""The class of `jets.py`, which imports this file."""
+"""The class of `jet_namespace.py`, which imports this file."""
 Part: TypeAlias = Any
 """An array of the other library, or None, which is 0."""
 SLOPES: dict[str, Callable[[Any, Any, Any], tuple[Any, Callable[[], Any]]]] = {
