@@ -18,7 +18,7 @@ from .scores import Scores
 
 @dataclass(frozen=True, slots=True)
 class TileProgram:
-    """A program over the tiles of some scores, as executors run it (`run.Program`)."""
+    """A program over the tiles of some scores, as executors run it (`Program` of `_run/executors.py`)."""
 
     scores: Scores
     plan: Plan

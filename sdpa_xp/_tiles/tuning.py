@@ -1,6 +1,7 @@
-"""The numbers that were found by measuring, for each kind of machine: a new measurement changes this file.
+"""The numbers of tiles, tasks and their memory that were found by measuring, for each kind of machine.
 
-The programs of benchmarks/ measure them. An estimate says that it is one.
+The programs of benchmarks/ measure them. An estimate says that it is one. Those of a vendor's kernel, or of one
+library, stand in its file.
 """
 
 from __future__ import annotations
