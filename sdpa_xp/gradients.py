@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar, Unpack, cast
 
-from ._call.options import CallOptions, DifferentiableOptions, floating_arrays, takes_options
+from ._call.options import CallOptions, DifferentiableOptions, DrawnSeed, floating_arrays, takes_options
 from ._call.prepared_call import PreparedCall, prepare
 from ._call.tangents import check_tangents
 from ._checks.arrays import check_known, check_one_device, check_one_dtype, check_one_library
@@ -13,7 +13,6 @@ from ._checks.keywords import explains_keywords
 from ._derivatives import Derivable, derive, pull_back, second_order
 from ._libraries import overridden
 from ._libraries.protocols import AnyArray, Array, Shape
-from ._programs.dropout import DrawnSeed
 from .errors import ArgumentValueError
 from .masks import Mask
 

@@ -29,7 +29,6 @@ from .._checks.score_arrays import (
 from .._libraries import FLOATING, array_signatures, dtype_name, is_array
 from .._libraries.base import Library
 from .._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Rng
-from .._programs.dropout import DrawnSeed
 from .._programs.scores import BoundOptions
 from .._tiles import trees
 from .._tiles.modifier import PLAIN_TYPES, ScoreModifier
@@ -137,6 +136,12 @@ def takes_options(kind: type, **defaults: object) -> Callable[[F], F]:
         return explains_keywords(function)
 
     return decorated
+
+
+class DrawnSeed(NamedTuple):
+    """A seed of dropout in place of the generator that it was drawn from, for a call that is computed again."""
+
+    words: Array
 
 
 class CheckedOptions(NamedTuple):

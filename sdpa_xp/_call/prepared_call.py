@@ -34,7 +34,6 @@ from .._libraries import (
     refuses_unlike_axes,
 )
 from .._libraries.protocols import AnyArray, Array, Dtype, Shape
-from .._programs.dropout import DrawnSeed, Dropout
 from .._programs.scores import BoundOptions, Scores
 from .._sources.arrays import ArraySource
 from .._tiles import tuning
@@ -43,6 +42,7 @@ from .._tiles.score_grid import ScoreGrid
 from .options import (
     CallOptions,
     CheckedOptions,
+    DrawnSeed,
     arrays_of,
     call_signature,
     check_implementation,
@@ -52,6 +52,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
+    from .._programs.dropout import Dropout
     from .._tiles.on_device import Questions
 
 MOST_CACHED = 1024
@@ -246,10 +247,13 @@ class PreparedCall(NamedTuple):
     def draw_dropout(self) -> Dropout | None:
         """Return the dropout of the call, or None; draws the seed from `rng`."""
         grid, p = self.grid, self.options.dropout_p
+        if not p:
+            return None
+        from .._programs.dropout import Dropout  # few programs need it
+
         if isinstance(self.options.rng, DrawnSeed):
             return Dropout(p, self.options.rng.words)
-        generators = grid.library.generators
-        return Dropout(p, generators.random_words(self.options.rng, 4, grid.xp, grid.device)) if p else None
+        return Dropout(p, grid.library.generators.random_words(self.options.rng, 4, grid.xp, grid.device))
 
 
 _CACHE: dict[object, PreparedCall] = {}
