@@ -216,7 +216,8 @@ class PreparedCall(NamedTuple):
 
     def result(self, output: Array) -> Any:
         """Return an output (..., Hq, L, Ev) in the caller's dtype and layout; for 2-D inputs without heads."""
-        output = astype_if_needed(self.grid.xp, output, self.result_dtype)
+        if output.dtype != self.result_dtype:  # not `astype_if_needed`, which a tiny call would notice
+            output = self.grid.xp.astype(output, self.result_dtype)
         if self.sizes.is_2d:
             output = output[0, ...]
         elif not self.is_default_layout:
