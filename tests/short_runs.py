@@ -15,6 +15,7 @@ from internals import (
     LARGE,
     PROVIDERS,
     READERS,
+    SESSIONS,
     ExportCall,
     Setting,
     TimedRun,
@@ -54,7 +55,7 @@ def assert_right(model: onnx.ModelProto, *, seed: int = 0, session: Any = None, 
     """
     call = stated_call(model, functions)
     check_interface(model, call)
-    computed_in = computed_dtype(model, call, engine.element_types)
+    computed_in = computed_dtype(model, call, element_types)
     key = metadata_of(model)["sdpa_xp.digest"], computed_in, seed, *functions.values()
     drawn = KEPT.pop(key, None)
     if drawn is None:
@@ -63,13 +64,26 @@ def assert_right(model: onnx.ModelProto, *, seed: int = 0, session: Any = None, 
     KEPT[key] = drawn
     if len(KEPT) > MOST_KEPT:
         del KEPT[next(iter(KEPT))]
-    session = session or open_session(model, PROVIDERS["cpu"])
+    session = open_session(model, PROVIDERS["cpu"]) if session is None else opened(session)
     outcomes = [outcome(call, trial, run_session(session, trial.inputs)) for trial in drawn]
     for name, agreements in judge_outputs(call, outcomes, computed_in).items():
         for one_outcome, agreement in zip(outcomes, agreements, strict=True):
             assert agreement.agrees, (name, one_outcome.shown, agreement)
             if name == "output" and "large" not in one_outcome.shown and computed_in == call.query.dtype:
                 assert agreement.bound < 1e-4, (one_outcome.shown, agreement)  # no bound that says nothing
+
+
+def element_types(model: onnx.ModelProto) -> dict[str, int]:
+    """The dtype of each value, as the process of a model infers it."""
+    types: dict[str, int] = engine.element_types(model.SerializeToString())
+    return types
+
+
+def opened(inner: Any) -> Any:
+    """What the exporter makes of a session of onnxruntime."""
+    session: Any = object.__new__(SESSIONS["onnxruntime"])
+    session.inner = inner
+    return session
 
 
 class UntimedSession:
@@ -87,7 +101,7 @@ class UntimedRuntime:
     """An engine in the process of the tests, for models that are trusted."""
 
     notes = ()
-    element_types = staticmethod(engine.element_types)
+    element_types = staticmethod(element_types)
 
     def __init__(self, name: str) -> None:
         self.engine, self.reader = name, READERS.get(name)
@@ -99,8 +113,8 @@ class UntimedRuntime:
     @contextmanager
     def session(self, model: Any, provider: str) -> Iterator[UntimedSession]:
         if self.reader is None:
-            opened = open_session(model, provider)
-            yield UntimedSession(partial(run_session, opened), engine.math_mode(opened))
+            session = open_session(model, provider)
+            yield UntimedSession(partial(run_session, session), session.math_mode)
         else:
             read = self.reader(model.SerializeToString(), [output.name for output in model.graph.output])
             yield UntimedSession(read.run, read.math_mode)

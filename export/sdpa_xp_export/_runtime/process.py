@@ -40,6 +40,7 @@ from .session import (
     source_of,
     wanted,
 )
+from .worker import OVER_MEMORY
 
 MEMORY = 2**33
 """Bytes. The largest run of `verify(thorough=True)` has a few arrays of 151 million scores."""
@@ -157,10 +158,12 @@ class RuntimeProcess:
         with self._runtime_named(model, provider):
             with temporary():
                 source = source_of(model, Path(tempfile.mkdtemp(dir=self._folder)))
-            load: dict[str, object] = {"provider": provider, "fallback": PROVIDERS["cpu"]}
-            load["profile"] = str(self._folder / "profile")
-            load["outputs"] = [output.name for output in model.graph.output]
-            load["file"] = source if isinstance(source, str) else None
+            load = {
+                "provider": provider,
+                "profile": str(self._folder / "profile"),
+                "outputs": [output.name for output in model.graph.output],
+                "file": source if isinstance(source, str) else None,
+            }
             arrays = {"model": np.frombuffer(source, np.uint8)} if isinstance(source, bytes) else {}
             facts = self.ask("load", "load", load | self._limiting(), arrays).facts
             check_started(provider, facts["providers"])
@@ -227,7 +230,7 @@ class RuntimeProcess:
     def _ended(self, doing: str) -> ModelFailedError:
         """Return the error of a process that ended by itself."""
         how = self._end()
-        if self._process.returncode == child.OVER_MEMORY:
+        if self._process.returncode == OVER_MEMORY:
             return self._met(doing, "memory", {"memory": self._memory})
         hint = ""
         if how.endswith(("SIGKILL", "SIGABRT")):
