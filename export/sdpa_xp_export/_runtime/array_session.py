@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sdpa_xp._libraries import dtype_name, library_of
 
-from .in_onnxruntime import OnnxruntimeSession
+from .engine import OnnxruntimeSession
 
 Run: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 """Computes the outputs of a session, in order, from the arrays of a call."""

@@ -1,6 +1,4 @@
-"""What computes as a browser does: onnxruntime-web on WebAssembly, and onnxruntime's plugin for WebGPU.
-
-WebAssembly runs in a process of Node.js, as browsers.cjs. The plugin runs in this one.
+"""onnxruntime-web, which browsers have: sessions on WebAssembly, in a process of Node.js (browsers.cjs).
 
 It has no more imports than the process of a model needs.
 """
@@ -23,7 +21,6 @@ from .frames import Frame, receive, send
 
 WASM = "wasm"
 """onnxruntime-web's own name of the provider."""
-WEBGPU = "WebGpuExecutionProvider"
 SCRIPT = Path(__file__).with_suffix(".cjs")
 
 
@@ -110,31 +107,3 @@ class WasmSession:
         profile = str(node().ask("profile").facts["profile"])
         # WebAssembly has the kernels of the CPU, and their provider is called so there.
         return [(name, op, WASM) for name, op, _ in engine.nodes_of_profile(profile)]
-
-
-@cache
-def webgpu_device() -> Any:
-    """Register the plugin, and return what it computes on.
-
-    Raises:
-        ImportError: The plugin is not installed, or this onnxruntime takes none.
-        ValueError: It finds no adapter. It has others if its library does not load.
-    """
-    import onnxruntime
-    import onnxruntime_ep_webgpu
-
-    if not hasattr(onnxruntime, "register_execution_provider_library"):
-        raise ImportError(f"onnxruntime {onnxruntime.__version__} takes no plugins")
-    onnxruntime.register_execution_provider_library(WEBGPU, onnxruntime_ep_webgpu.get_library_path())
-    devices = [entry for entry in onnxruntime.get_ep_devices() if entry.ep_name == WEBGPU]
-    if not devices:
-        raise ValueError("the plugin finds no GPU")
-    return devices[0]
-
-
-def webgpu_note() -> str:
-    """Return which plugin computes, if it does so on the CPU; empty on a GPU."""
-    if "CPU" not in str(webgpu_device().device.type):
-        return ""
-    version = webgpu_device().ep_metadata["version"]
-    return f"onnxruntime-ep-webgpu {version} computed WebGPU on a software adapter, not on a GPU"

@@ -20,8 +20,7 @@ from sdpa_xp.errors import ArgumentValueError, Message
 from .._files.model import EXTERNAL_ABOVE, Model, exported_models, initializer_bytes
 from .._files.paths import temporary
 from ..save import save
-from .engine import first_line
-from .in_onnxruntime import OnnxruntimeSession
+from .engine import OnnxruntimeSession, first_line
 from .limits import failed
 from .releases import (
     ENGINES,

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .browsers import WASM, WasmSession, node
-from .engine import MOST_NODES, Session, element_types, kilobytes, timed
-from .in_onnxruntime import OnnxruntimeSession
+from .engine import MOST_NODES, OnnxruntimeSession, Session, element_types, kilobytes, timed
 from .readers import READERS
 
 OVER_MEMORY = 77
