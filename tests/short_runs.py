@@ -55,7 +55,7 @@ def assert_right(model: onnx.ModelProto, *, seed: int = 0, session: Any = None, 
     """
     call = stated_call(model, functions)
     check_interface(model, call)
-    computed_in = computed_dtype(model, call, element_types)
+    computed_in = computed_dtype(model, call, engine.element_types)
     key = metadata_of(model)["sdpa_xp.digest"], computed_in, seed, *functions.values()
     drawn = KEPT.pop(key, None)
     if drawn is None:
@@ -71,12 +71,6 @@ def assert_right(model: onnx.ModelProto, *, seed: int = 0, session: Any = None, 
             assert agreement.agrees, (name, one_outcome.shown, agreement)
             if name == "output" and "large" not in one_outcome.shown and computed_in == call.query.dtype:
                 assert agreement.bound < 1e-4, (one_outcome.shown, agreement)  # no bound that says nothing
-
-
-def element_types(model: onnx.ModelProto) -> dict[str, int]:
-    """The dtype of each value, as the process of a model infers it."""
-    types: dict[str, int] = engine.element_types(model.SerializeToString())
-    return types
 
 
 def opened(inner: Any) -> Any:
@@ -101,7 +95,7 @@ class UntimedRuntime:
     """An engine in the process of the tests, for models that are trusted."""
 
     notes = ()
-    element_types = staticmethod(element_types)
+    element_types = staticmethod(engine.element_types)
 
     def __init__(self, name: str) -> None:
         self.engine, self.reader = name, READERS.get(name)

@@ -305,11 +305,11 @@ def first_line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def element_types(model: bytes) -> dict[str, int]:
+def element_types(model: Any) -> dict[str, int]:
     """Return the dtype of each value of a graph, as far as onnx infers it, by its number in ONNX."""
     import onnx
 
-    inferred = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(model))
+    inferred = onnx.shape_inference.infer_shapes(model)
     values = [*inferred.graph.input, *inferred.graph.value_info]
     return {value.name: value.type.tensor_type.elem_type for value in values}
 

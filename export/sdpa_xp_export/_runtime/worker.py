@@ -54,8 +54,10 @@ class Worker:
 
     def element_types(self, memory: int, hard: bool, arrays: Any) -> tuple[dict[str, Any], Any]:
         """Infer the dtypes of a model's values."""
+        import onnx
+
         self._limit(memory, hard)
-        return {"types": element_types(arrays["model"].tobytes())}, None
+        return {"types": element_types(onnx.load_model_from_string(arrays["model"].tobytes()))}, None
 
     def run(self, frees: bool, arrays: Any) -> tuple[dict[str, Any], Any]:
         """Run the model."""
