@@ -262,7 +262,7 @@ def _check_rng(function: str, value: object, library: Library, *, needed: bool) 
         raise ArgumentValueError(
             function, f"`dropout_p` > 0 needs `rng`, a {generators.name}", {"rng": None}, hint
         )
-    if value is None:
+    if value is None or isinstance(value, DrawnSeed):
         return
     if not generators.owns(value):
         raise ArgumentTypeError(function, f"`rng` must be a {generators.name}", {"rng": shown(value)})

@@ -27,6 +27,8 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, NoReturn, TypeAlias
 
+import array_api_compat as compat
+
 from . import dtype_name, library_of
 from .jet_rules import Part
 
@@ -66,6 +68,9 @@ class Jet:
         if self.ndim != 2:
             raise ValueError(f"`T` needs an array of two axes, not {self.ndim}: use `mT` or `permute_dims`")
         return self.mT
+
+    def to_device(self, device: Any, /, **more: Any) -> Jet:
+        return self.linear(lambda x: compat.to_device(x, device, **more))
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
         raise TypeError("functions of NumPy take no array with derivatives: use `x.__array_namespace__()`")
@@ -161,17 +166,20 @@ def _of_values(f: Callable[[Any, Any], Any]) -> Callable[[Kind, Any, Any], Any]:
     return lambda kind, a, b: f(kind.value(a), kind.value(b))
 
 
-for _name in ("lt", "le", "gt", "ge", "eq", "ne", "and_", "or_"):
-    _define(_name.strip("_"), _of_values(getattr(operator, _name)), is_reflected=_name in ("and_", "or_"))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    _define(_name, _of_values(getattr(operator, _name)), is_reflected=False)
+for _name in ("and", "or", "xor"):
+    _define(_name, _of_values(getattr(operator, f"__{_name}__")))
 _define("add", lambda kind, a, b: kind.add(a, b))
 _define("sub", lambda kind, a, b: kind.subtract(a, b))
 _define("truediv", lambda kind, a, b: kind.divide(a, b))
 _define("floordiv", lambda kind, a, b: kind.floor_divide(a, b))
+_define("mod", lambda kind, a, b: kind.remainder(a, b))
 _define("pow", lambda kind, a, b: kind.pow(a, b))
 _define("mul", lambda kind, a, b: kind.multiply(a, b))
 _define("matmul", lambda kind, a, b: kind.matmul(a, b))
 _define_in_place("add", lambda kind, a, b: kind.change(operator.iadd, a, b))
 _define_in_place("sub", lambda kind, a, b: kind.change(operator.isub, a, b))
 _define_in_place("mul", lambda kind, a, b: kind.multiply(a, b, out=a))
-for _name in ("truediv", "floordiv", "pow", "matmul"):
+for _name in ("truediv", "floordiv", "mod", "pow", "matmul"):
     _define_in_place(_name)
