@@ -28,6 +28,7 @@ from .._libraries import (
     astype_if_needed,
     computing,
     from_host,
+    in_jvp,
     is_unknown,
     library_of,
     namespace_of,
@@ -37,6 +38,7 @@ from .._libraries.protocols import AnyArray, Array, Dtype, Shape
 from .._programs.scores import BoundOptions, Scores
 from .._sources.arrays import ArraySource
 from .._tiles import tuning
+from .._tiles.modifier import ScoreModifier
 from .._tiles.plan import Plan, asked_threads, plan_tiles
 from .._tiles.score_grid import ScoreGrid
 from .options import (
@@ -324,6 +326,8 @@ def _validated(
     layout = str(options.layout)
     if (chunks := library_of(inputs["query"]).chunks) is not None:
         options = with_arrays(options, partial(chunks.as_lazy, like=inputs["query"]))
+    if isinstance(options.bias, ScoreModifier) and options.bias.has_code_of_caller():
+        inputs = {**inputs, "query": in_jvp(inputs["query"])}  # it may add what has derivatives
     xp, arrays = check_one_library(function, {**inputs, **dict(arrays_of(options))})
     tensors, library = {name: arrays[name] for name in inputs}, library_of(arrays["query"])
     # The keys and values of a cache have been checked, and those of a quantised one are integers.

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import cache, partial, reduce
 from typing import Any
 
-from . import FLOATING, JETS, dtype_name, library_of
+from . import FLOATING, JETS, RUNNING, dtype_name, library_of
 from .base import is_compiling
 from .capabilities import Loops
 from .jax_trees import mapped
@@ -24,10 +23,6 @@ LINEAR = {"base_form", "constant", "detach", "frozen", "in_blocks", "in_rows", "
 """What a library does with each part of a jet."""
 _KINDS: dict[tuple[object, ...], JetNamespace] = {}
 """The kinds of jets. No lock: two threads that make one at once use two, one of which is lost with its call."""
-
-
-_RUNNING: ContextVar[tuple[JetNamespace, ...]] = ContextVar("running", default=())
-"""The kinds of the functions of callers that are running in each other, the innermost last."""
 
 
 def kind_of_jets(array: Any, count: int, *, has_bend: bool = False) -> JetNamespace:
@@ -51,18 +46,18 @@ def kind_of_caller(array: Any) -> Iterator[JetNamespace]:
     It is over that of the function around it, whose jets may be in the closure of this one: these are constants
     here.
     """
-    library, running = library_of(array), _RUNNING.get()
+    library, running = library_of(array), RUNNING.get()
     xp = library.namespace(array)
     root = getattr(xp, "root", xp)
     if around := [kind for kind in running if kind.root is root]:
         library, xp = around[-1].library, around[-1]
     kind = JetNamespace(xp, 1, False, caller_namespace(root))
     kind.library = JetLibrary(library, kind)
-    token = _RUNNING.set((*running, kind))
+    token = RUNNING.set((*running, kind))
     try:
         yield kind
     finally:
-        _RUNNING.reset(token)
+        RUNNING.reset(token)
 
 
 @cache
@@ -78,7 +73,7 @@ class CallerNamespace:
         self.__name__ = f"{JETS} of {root.__name__}"
 
     def __getattr__(self, name: str) -> Any:
-        kinds = [kind for kind in _RUNNING.get() if kind.root is self._root]
+        kinds = [kind for kind in RUNNING.get() if kind.root is self._root]
         if not kinds:
             raise RuntimeError("arrays with derivatives must be used in the thread and the function of `jvp`")
         function = getattr(kinds[-1], name)

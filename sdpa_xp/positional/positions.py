@@ -93,17 +93,17 @@ def array_factory(
     positions: object,
     like: object,
     name: str = "like",
-    own: Mapping[str, object] = MappingProxyType({}),
+    tables: Mapping[str, object] = MappingProxyType({}),
 ) -> ArrayFactory:
-    """Return the factory for the library and device of `like`, `positions` and the `own` arrays of a rotation.
+    """Return the factory for the library and device of `like`, `positions` and the `tables` of a rotation.
 
     They must be the same. If none is an array, the factory is NumPy's. `name` is what messages call `like`.
     """
     named = {} if like is None else {name: like}
     if not (is_number(positions) or isinstance(positions, range | list | tuple)):
         named["positions"] = positions
-    if not has_override(*named.values()):  # in a graph, the arrays of a rotation are constants
-        named |= own
+    if not has_override(*named.values()):  # in a graph, the tables are constants
+        named |= tables
     xp, arrays = check_one_library(function, named or {"like": numpy_array()})
     check_one_device(function, arrays)
     if like is not None:

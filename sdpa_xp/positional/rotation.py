@@ -94,7 +94,7 @@ class Rotation(Tree, Immutable, ABC):
             rule = "`positions` must be a range, a list or an array"
             hint = "For the first n positions, pass range(n)."
             raise ArgumentTypeError(function, rule, {"positions": positions}, hint)
-        factory = array_factory(function, positions, like, own=self._arrays)
+        factory = array_factory(function, positions, like, tables=self._arrays)
         with factory.computing():
             array = as_array(function, positions, factory)
             cos, sin = self._tables(array, array.shape[-1] if array.shape else 1, factory)

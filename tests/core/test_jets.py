@@ -666,7 +666,7 @@ def test_arrays_that_refuse_jets() -> None:
 def tables_of(c: Any, like: Any) -> Any:
     """Rotations, in which the cosines or both tables have derivatives."""
     xp = space(like)
-    both = positional.RotaryTables(c, c * c)
+    both = positional.RotaryTables(c, 1 + c * c)
     cosines = positional.RotaryTables(c, xp.ones(c.shape), interleaved=True)
     positions = xp.asarray([3, 1, 0, 2])
     cache = KVCache(like, like, rotary=both)
@@ -678,6 +678,11 @@ def tables_of(c: Any, like: Any) -> Any:
     )
 
 
+def adding(number: Any) -> biases.Bias:
+    """A bias whose function closes over a number, which may have derivatives."""
+    return biases.from_function(lambda score, _b, _h, i, j: score + number * abs(i - j))
+
+
 PLAIN = RNG.standard_normal((2, 4, 4, 8))
 SEED = 5
 INNER: dict[str, Callable[..., Any]] = {
@@ -685,7 +690,12 @@ INNER: dict[str, Callable[..., Any]] = {
     "cotangent": lambda x: vjp(PLAIN, PLAIN, PLAIN, softcap=2.0, bias=PLAIN[..., :4])[1](x),
     "dropout": lambda x: vjp(PLAIN, PLAIN, PLAIN, dropout_p=0.4, rng=np.random.default_rng(SEED))[1](x),
     "second order": lambda x: vjp(PLAIN, PLAIN, PLAIN)[1].jvp(x, {"key": x}, x * x),
-    "one tangent": lambda x: attention_jvp(PLAIN, PLAIN, PLAIN, {"query": PLAIN, "value": x}),
+    "one tangent": lambda x: attention_jvp(PLAIN, PLAIN, PLAIN, {"query": PLAIN, "value": x}, GAPS),
+    "function": lambda x: attention(PLAIN, PLAIN, PLAIN, bias=adding(x[0, 0, 0, 0])),
+    "function of packed": lambda x: sdpa_xp.varlen_attention(
+        *[PLAIN[0]] * 3, [0, 1, 4], [0, 2, 4], bias=adding(space(x).sum(x))
+    ),
+    "function as an array": lambda x: biases.to_array(adding(x[0, 0, 0, 0]), (2, 3)),
     "laplacian": lambda x: laplacian(PLAIN, PLAIN, PLAIN, {"key": PLAIN[None]}, laplacians={"query": x}),
 }
 
