@@ -75,6 +75,14 @@ class Jet:
     def __array__(self, *_: object, **__: object) -> NoReturn:
         raise TypeError("functions of NumPy take no array with derivatives: use `x.__array_namespace__()`")
 
+    @classmethod
+    def __torch_function__(cls, function: Any, *_: object) -> Any:
+        """Let the jet decide, not the tensor of torch, unless the tensor is written to."""
+        if function.__name__.endswith("_") and not function.__name__.startswith("__"):
+            # For a TypeError, torch would ask the jet for a new tensor, which other names do not see.
+            raise RuntimeError("an array with derivatives cannot be added to a tensor: write `x = x + y`")
+        return NotImplemented
+
     def __float__(self) -> NoReturn:
         raise TypeError("a number has no derivatives: keep the array with derivatives as it is")
 

@@ -502,6 +502,22 @@ def test_writing() -> None:
             jvp(function, (x,), (moved,))
 
 
+@pytest.mark.needs("torch")
+def test_writing_into_a_tensor() -> None:
+    """Torch would make another tensor, and another name of the old one would not show the derivatives."""
+    import torch
+
+    x, total = torch.ones(3), torch.zeros(3)
+    for name in ("iadd", "isub", "imul", "itruediv", "ipow", "imod", "ifloordiv"):
+        with pytest.raises(RuntimeError, match="cannot be added to a tensor"):
+            jvp(lambda x, name=name: getattr(operator, name)(total, x), (x,), (x,))
+    for refused in (torch.exp, lambda x: total.add(x)):
+        with pytest.raises(ArgumentTypeError, match="must use operators"):
+            jvp(refused, (x,), (x,))
+    _, tangent = jvp(lambda x: (total + x) * (x % 0.7) + (x > total), (x,), (x,))
+    assert torch.equal(tangent, x * 0.3 + 1)
+
+
 def test_memory_of_programs() -> None:
     """Derivatives written into memory without any would not be seen by other views of it."""
     kind = kind_of_jets(np.ones(3), 1)
