@@ -103,7 +103,7 @@ def _apply(function: Callable[..., Any], jets: Sequence[Jet]) -> Any:
     """Call a caller's function. An error of another library, which knows no jets, says what to do."""
     try:
         return function(*jets)
-    except (AttributeError, TypeError, ValueError) as error:
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, ArgumentTypeError | ArgumentValueError) or Jet.__name__ not in str(error):
             raise
         rule = "`function` must use operators and the functions that `x.__array_namespace__()` has"

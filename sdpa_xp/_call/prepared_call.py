@@ -28,7 +28,6 @@ from .._libraries import (
     astype_if_needed,
     computing,
     from_host,
-    in_jvp,
     is_unknown,
     library_of,
     namespace_of,
@@ -327,6 +326,8 @@ def _validated(
     if (chunks := library_of(inputs["query"]).chunks) is not None:
         options = with_arrays(options, partial(chunks.as_lazy, like=inputs["query"]))
     if isinstance(options.bias, ScoreModifier) and options.bias.has_code_of_caller():
+        from .._libraries.jet_library import in_jvp  # few calls need it
+
         inputs = {**inputs, "query": in_jvp(inputs["query"])}  # it may add what has derivatives
     xp, arrays = check_one_library(function, {**inputs, **dict(arrays_of(options))})
     tensors, library = {name: arrays[name] for name in inputs}, library_of(arrays["query"])

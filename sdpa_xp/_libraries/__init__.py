@@ -12,7 +12,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from importlib import import_module
 from typing import Any, TypeGuard, cast
 
@@ -125,18 +124,6 @@ def is_number(value: object) -> bool:
 def numpy_array() -> Array:
     """Return a NumPy array, for calls in which no argument determines the library."""
     return cast(Array, import_module("numpy").empty(0))
-
-
-RUNNING: ContextVar[tuple[Any, ...]] = ContextVar("running", default=())
-"""The kinds of jets of the functions of `jvp` that are running in each other, the innermost last."""
-
-
-def in_jvp(array: Any) -> Any:
-    """Return an array as one that may carry derivatives, if a function of `jvp` runs on such arrays."""
-    for kind in RUNNING.get():
-        adopted = kind.library.adopted(array)
-        array = array if adopted is None else adopted
-    return array
 
 
 JETS = "jets"

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache, partial, reduce
 from typing import Any
 
-from . import FLOATING, JETS, RUNNING, dtype_name, library_of
+from . import FLOATING, JETS, dtype_name, library_of
 from .base import is_compiling
 from .capabilities import Loops
 from .jax_trees import mapped
@@ -23,6 +24,22 @@ LINEAR = {"base_form", "constant", "detach", "frozen", "in_blocks", "in_rows", "
 """What a library does with each part of a jet."""
 _KINDS: dict[tuple[object, ...], JetNamespace] = {}
 """The kinds of jets. No lock: two threads that make one at once use two, one of which is lost with its call."""
+
+
+RUNNING: ContextVar[tuple[JetNamespace, ...]] = ContextVar("running", default=())
+"""The kinds of the functions of callers that are running in each other, the innermost last."""
+COMPILED: list[JetNamespace] = []
+"""The same in a trace of torch.compile, which knows no such variable, and runs in one thread."""
+
+
+def _running() -> Sequence[JetNamespace]:
+    return COMPILED if is_compiling() else RUNNING.get()
+
+
+def in_jvp(array: Any) -> Any:
+    """Return an array as one that may carry derivatives, if a function of `jvp` runs on such arrays."""
+    adopted = [kind.library.adopted(array) for kind in _running()]
+    return next((jet for jet in adopted[::-1] if jet is not None), array)
 
 
 def kind_of_jets(array: Any, count: int, *, has_bend: bool = False) -> JetNamespace:
@@ -46,13 +63,18 @@ def kind_of_caller(array: Any) -> Iterator[JetNamespace]:
     It is over that of the function around it, whose jets may be in the closure of this one: these are constants
     here.
     """
-    library, running = library_of(array), RUNNING.get()
+    library, running = library_of(array), _running()
     xp = library.namespace(array)
     root = getattr(xp, "root", xp)
     if around := [kind for kind in running if kind.root is root]:
         library, xp = around[-1].library, around[-1]
     kind = JetNamespace(xp, 1, False, caller_namespace(root))
     kind.library = JetLibrary(library, kind)
+    if is_compiling():
+        COMPILED.append(kind)
+        yield kind
+        COMPILED.pop()
+        return
     token = RUNNING.set((*running, kind))
     try:
         yield kind
@@ -73,7 +95,7 @@ class CallerNamespace:
         self.__name__ = f"{JETS} of {root.__name__}"
 
     def __getattr__(self, name: str) -> Any:
-        kinds = [kind for kind in RUNNING.get() if kind.root is self._root]
+        kinds = [kind for kind in _running() if kind.root is self._root]
         if not kinds:
             raise RuntimeError("arrays with derivatives must be used in the thread and the function of `jvp`")
         function = getattr(kinds[-1], name)

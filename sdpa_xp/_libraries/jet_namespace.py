@@ -203,8 +203,8 @@ class JetNamespace:
         return self.bilinear(operator.mul if out is None else self.of_values.multiply, a, b, out)
 
     def matmul(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
-        f = operator.matmul if out is None else self.of_values.matmul
-        return self.bilinear(f, a, b, out, is_matmul=min(a.ndim, b.ndim) > 1)
+        # Not the operator: torch.compile traces none of two jets.
+        return self.bilinear(self.of_values.matmul, a, b, out, is_matmul=min(a.ndim, b.ndim) > 1)
 
     def floor_divide(self, a: Any, b: Any, /) -> Any:
         return self.constant(self.value(a) // self.value(b))
@@ -285,9 +285,6 @@ class JetNamespace:
             return x, axes[0], tuple(kept)
         merged = *(x.shape[n] for n in rest), math.prod(x.shape[n] for n in axes)
         return self.reshape(self.permute_dims(x, (*rest, *axes)), merged), -1, tuple(kept)
-
-    def min(self, x: Any, /, **more: Any) -> Any:
-        return -self.max(-x, **more) if self.owns(x) else self.of_values.min(x, **more)
 
     def clip(self, x: Any, /, min: Any = None, max: Any = None, *, out: Any = None) -> Any:
         del out  # a result in other memory is right as well

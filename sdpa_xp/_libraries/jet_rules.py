@@ -65,6 +65,7 @@ def _variance(
 FORMULAS: dict[str, Callable[..., Any]] = {
     "maximum": lambda kind, a, b: kind.where(kind.value(a) >= kind.value(b), a, b),
     "minimum": lambda kind, a, b: kind.where(kind.value(a) <= kind.value(b), a, b),
+    "min": lambda kind, x, **more: -kind.max(-x, **more),
     "reciprocal": lambda kind, x: kind.divide(1.0, x),
     "log2": lambda kind, x: kind.log(x) / math.log(2),
     "log10": lambda kind, x: kind.log(x) / math.log(10),
