@@ -36,8 +36,8 @@ Kind: TypeAlias = Any
 """The class `JetNamespace` of `jet_namespace.py`, which imports this file."""
 
 
-TORCH = "add sub mul div __floordiv__ remainder pow matmul lt le gt ge eq ne"
-REFLECTED = "radd rsub rmul rtruediv rfloordiv rmod rpow rmatmul gt ge lt le eq ne"
+TORCH = "add sub mul div __floordiv__ remainder pow matmul lt le gt ge eq ne __and__ __or__ __xor__"
+REFLECTED = "radd rsub rmul rtruediv rfloordiv rmod rpow rmatmul gt ge lt le eq ne rand ror rxor"
 OF_TORCH = dict(zip(TORCH.split(), REFLECTED.split(), strict=True))
 """The operators of torch, and those of a jet on their right."""
 
