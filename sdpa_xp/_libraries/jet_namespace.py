@@ -209,14 +209,6 @@ class JetNamespace:
     def floor_divide(self, a: Any, b: Any, /) -> Any:
         return self.constant(self.value(a) // self.value(b))
 
-    def remainder(self, a: Any, b: Any, /) -> Any:
-        """Return a % b = a - b (a // b), where a // b is constant."""
-        value = self.value(a) % self.value(b)
-        if not (self.owns(a) or self.owns(b)):
-            return value
-        difference = self.subtract(a, self.multiply(b, self.value(a) // self.value(b)))
-        return self.make([value, *difference.parts[1:]])
-
     def unlifted(self, f: Callable[..., Any]) -> Callable[..., Any]:
         """Return f, which gets no jets and may make constants, with arrays as results."""
         return lambda *arrays, **more: self.value(f(*arrays, **more))

@@ -66,6 +66,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "maximum": lambda kind, a, b: kind.where(kind.value(a) >= kind.value(b), a, b),
     "minimum": lambda kind, a, b: kind.where(kind.value(a) <= kind.value(b), a, b),
     "min": lambda kind, x, **more: -kind.max(-x, **more),
+    "remainder": lambda kind, a, b: kind.subtract(a, kind.multiply(b, kind.floor_divide(a, b))),
     "reciprocal": lambda kind, x: kind.divide(1.0, x),
     "log2": lambda kind, x: kind.log(x) / math.log(2),
     "log10": lambda kind, x: kind.log(x) / math.log(10),
