@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, TypeVar, Unpack, cast
 
 from ._call.options import AttentionOptions, CallOptions, takes_options
 from ._call.prepared_call import PreparedCall, prepare
 from ._checks.arrays import Layout
-from ._checks.keywords import Implementation, check_lse_base, explains_keywords, refuse_missing_kernel
-from ._kernels import BY_NAME, KERNELS, Kernel
+from ._checks.keywords import Implementation, check_lse_base, explains_keywords
+from ._kernels import Kernel, choose_kernel
 from ._libraries import overridden
 from ._libraries.base import is_compiling
 from ._libraries.protocols import AnyArray, Array, Dtype, Rng
@@ -225,53 +225,18 @@ def compute_state(
     queries_at_end: bool = False,
 ) -> AttentionState[A]:
     """Return the output and the log-sum-exp of a call of `function`."""
-    from .states import AttentionState, to_base  # a call without a state does not need it
+    from .states import state_of  # a call without a state does not need it
 
     base = check_lse_base(function, lse_base)
     inputs = {"query": query, "key": key, "value": value}
     result = overridden(function, inputs, lambda: options._asdict() | {"lse_base": lse_base})
     if result is not NotImplemented:
-        return cast(AttentionState[A], result)
+        return cast("AttentionState[A]", result)
     call = prepare(function, inputs, options, queries_at_end=queries_at_end)
     with call.computing():
-        output, lse = _computed(call, options, None, "output", "lse").values()
-        lse = call.remove_head_axis(to_base(lse, base))
-        state = AttentionState(cast(A, call.result(output)), cast(A, lse))
+        state: AttentionState[A] = state_of(call, _computed(call, options, None, "output", "lse"), base)
     call.checked(state.output)
     return state
-
-
-class KernelChoice(NamedTuple):
-    """What a call is computed with, and why."""
-
-    kernel: Kernel | None
-    """None is the portable implementation."""
-    reason: str
-
-
-def choose_kernel(call: PreparedCall) -> KernelChoice:
-    """Choose the kernel of a call, or the portable implementation.
-
-    Raises:
-        ValueError: The call asks for a kernel, and none computes it.
-    """
-    if call.implementation == "xp":
-        return KernelChoice(None, "the call asks for it")
-    name, library = call.implementation, call.grid.library.name
-    native = KERNELS[library]() if library in KERNELS else None
-    kernel: Kernel | None = native
-    if name in BY_NAME:
-        library, kernel = name, BY_NAME[name]()
-    reason = native.not_default_reason(call) if name is None and native is not None else None
-    if kernel is None:
-        reason = f"{call.grid.xp.__name__.removeprefix('array_api_compat.')} has no attention kernel to call"
-    elif reason is None:
-        reason = kernel.unsupported_reason(call)
-    if reason is None:
-        return KernelChoice(kernel, f"{library}'s kernel computes the call as documented")
-    if name is not None:
-        refuse_missing_kernel(call.grid.function, name, reason)
-    return KernelChoice(None, reason)
 
 
 def _computed(
@@ -297,11 +262,13 @@ def _computed(
         return {"output": output}
     from ._programs.output import attend  # a small call does not need it
 
-    return call.connected(attend(call.scores(), ArraySource(value), call.plan(), call.result_dtype, *names))
+    return call.connected(
+        attend(call.draw_scores(), ArraySource(value), call.plan(), call.result_dtype, *names)
+    )
 
 
 def _one_tile(call: PreparedCall) -> OneTile | None:
     plan = call.plan()
     if call.options.dropout_p or not plan.is_one_tile:
         return None
-    return one_tile(call.scores_without_dropout(), plan, call.result_dtype)
+    return one_tile(call.scores(), plan, call.result_dtype)

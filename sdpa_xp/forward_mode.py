@@ -285,7 +285,7 @@ def derivatives(
         if call.is_empty:
             output = grid.xp.zeros((*grid.shape[:-1], value.width), dtype=grid.dtype, device=grid.device)
         else:
-            try_functions(call.scores_without_dropout())
-            output = attend(jets.scores(), value, jets.plan(), grid.dtype, "output")["output"]
+            try_functions(call.scores())
+            output = attend(jets.draw_scores(), value, jets.plan(), grid.dtype, "output")["output"]
             check_answers(jets.grid)
         return [call.result(kind.part(output, n)) for n in range(1 + len(kind.zeros_of_parts))]

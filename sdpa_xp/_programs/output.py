@@ -110,7 +110,7 @@ def attend(
     may_have_nan = grid.padding is not None and isinstance(value, PagedSource)
     guard: NonfiniteGuard = "columns" if may_have_nan else "none"
     readable = partial(attend_readable, guard=guard)
-    if plan.is_small and grid.is_writeable and not grid.is_traced and not grid.is_reproducible:
+    if plan.is_small and grid.is_writeable and not grid.is_reproducible:
         computed = readable(scores, value, plan, range(plan.queries))  # a program would take as long again
         results: dict[str, Array] = {name: computed.named(scores.xp, name) for name in names}
         results["output"] = astype_if_needed(scores.xp, computed.output, dtype)

@@ -15,9 +15,9 @@ def attend(call: PreparedCall, *names: Name) -> dict[str, Array]:
     key, value = source_of(call.arrays, "key"), source_of(call.arrays, "value")
     widths, query = key.width + value.width, call.arrays["query"]
     query, key, value = factored_operands(call.grid, query, key, value)
-    scores = call.scores()._replace(query=query, key=key)
+    scores = call.draw_scores()._replace(query=query, key=key)
     finite = scores.options.finite_inputs
     if finite is not None and "value_scale" not in finite:  # a NaN of a value is in its scale
         scores = scores._replace(options=scores.options._replace(finite_inputs=finite - {"value"}))
-    plan = call.cached("plan", lambda: plan_widened(call.grid, call.sizes.group, widths))
+    plan = call.cached("widened_plan", lambda: plan_widened(call.grid, call.sizes.group, widths))
     return call.connected(output.attend(scores, value, plan, call.result_dtype, *names))

@@ -25,6 +25,10 @@ class RowBlock(NamedTuple):
     is_new: Array | None = None
     """Which of its rows no block before has, (rows, 1): only these count in sums. None is all."""
 
+    def only_new(self, array: Array) -> Array:
+        """Return an array (..., rows, width) of the block, with 0 in the rows of a block before."""
+        return array if self.is_new is None else namespace_of(array).where(self.is_new, array, 0.0)
+
     def slice_rows(self, array: Array) -> Array:
         """Return the block's rows of an array that broadcasts to (..., L, width)."""
         if array.ndim < 2 or array.shape[-2] == 1:
