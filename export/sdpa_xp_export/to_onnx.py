@@ -55,7 +55,9 @@ def to_onnx(
     The layer is called once, with a value of the graph instead of each spec. Each operation on a value becomes
     a node, and an array of any library an initializer. Calls of sdpa_xp's attention functions are written as by
     `export_attention`. A `KVCache` of values supports `append` (not in place), `attend` and `attend_state`;
-    return its `key` and `value`, or what is `stored`, for the next step.
+    return its `key` and `value`, or what is `stored`, for the next step. Derivatives (`jvp`,
+    `scaled_dot_product_attention_vjp` and the functions beside it) are written in operators of the array API,
+    whatever the `form`, and hold all L x S scores.
 
     Dtypes follow the array API standard 2025.12: two kinds of them, such as int64 and float32, raise an error.
     If onnxruntime's CPU provider has no kernel for a dtype, the graph computes in a wider one and converts the

@@ -28,6 +28,7 @@ from .._files.model import Weight
 from ..spec import SymbolicShape, TensorSpec, as_lengths
 from .length_names import LengthNames
 from .lengths import DEVICE, Device, FloatOfLengths, Length, plain
+from .library import GraphLibrary
 
 Attend: TypeAlias = Callable[["Graph", str, Mapping[str, object], Mapping[str, object]], Any]
 """Writes a call of the library: the graph, the public function, its arrays by name, its other arguments."""
@@ -81,6 +82,11 @@ class Graph:
     """What a body uses of the outer graph, by name, apart from constants: a body has its own."""
     takes_arrays: bool = False
     """Whether an array that meets a value becomes a constant, as in the formula of a mask."""
+    library: GraphLibrary = field(init=False, repr=False)
+    """The library of the values."""
+
+    def __post_init__(self) -> None:
+        self.library = GraphLibrary(self)
 
     def part(self, **fields: Any) -> Graph:
         """Return a graph with the settings of this one, and with its count, so that no name stands in both."""
@@ -320,6 +326,10 @@ class GraphValue:
 
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
         return self.graph.namespace
+
+    @property
+    def __sdpa_xp_library__(self) -> GraphLibrary:
+        return self.graph.library
 
     def __sdpa_xp__(self, function: str, inputs: Mapping[str, object], rules: Mapping[str, object]) -> Any:
         """Write a call of the library that has this value among its query, key and value."""
