@@ -132,7 +132,6 @@ def model_of_call(
     check_loaded_opset(FUNCTION, opset, target)  # a layer may call no attention, which would check it
     for name, value in traced.outputs.items():
         target.check_dtype(FUNCTION, f"{name}.dtype", value.elem_type)
-    traced.graph.prune([*traced.outputs.values()])
     metadata = {
         "sdpa_xp.version": sdpa_xp.__version__,
         "sdpa_xp.forms": json.dumps([{"form": form, "reason": reason} for form, reason in traced.chosen]),

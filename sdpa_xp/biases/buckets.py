@@ -18,6 +18,9 @@ from .._tiles.tile import Target, Tile
 from ..errors import ArgumentValueError
 from .algebra import AddedByDistance, Bias, Term
 
+MOST_LISTED = 2**10
+"""Up to this `max_distance` each distance has its number in a list, if only a run knows the distances."""
+
 
 @explains_keywords
 def relative(
@@ -79,11 +82,10 @@ def relative(
 
 def buckets(count: int, max_distance: int, first: int, last: int, *, bidirectional: bool) -> list[int]:
     """Return the bucket of each distance j - i from `first` to `last`."""
-    count = count // 2 if bidirectional else count
-    begins = first_distances(count, max_distance, max(-first, last))
+    begins = first_distances(count, max_distance, max(-first, last), bidirectional=bidirectional)
     behind = _of_consecutive(begins, max(0, -last), 1 - first)
     ahead = _of_consecutive(begins, max(1, first), last + 1)
-    return [*reversed(behind), *((count + bucket if bidirectional else 0) for bucket in ahead)]
+    return [*reversed(behind), *((count // 2 + bucket if bidirectional else 0) for bucket in ahead)]
 
 
 def _of_consecutive(begins: list[int], start: int, stop: int) -> list[int]:
@@ -92,11 +94,12 @@ def _of_consecutive(begins: list[int], start: int, stop: int) -> list[int]:
     return [n for n, (first, end) in runs for _ in range(max(first, start), min(end, stop))]
 
 
-def first_distances(count: int, max_distance: int, furthest: int) -> list[int]:
+def first_distances(count: int, max_distance: int, furthest: int, *, bidirectional: bool) -> list[int]:
     """Return the smallest distance of each bucket of one direction except the first, up to `furthest`.
 
     There are `count` buckets. An estimate by the inverse of the formula is moved to where the formula changes.
     """
+    count = count // 2 if bidirectional else count
     exact = count // 2
     begins = list(range(1, min(exact, furthest) + 1))
     for bucket in range(exact + 1, count):
@@ -140,23 +143,23 @@ class Relative(Bias):
         grid.check_dtype("bias.table", table)
         check_columns(grid.function, "bias.table", table.shape[1], grid.heads)
         offset = grid.check_offset("bias.offset", self.offset)
+        count = table.shape[0]
         # The smallest and the largest distance in the call; distances beyond `max_distance` share a bucket.
         first, last = -self.max_distance, self.max_distance
-        if not grid.has_positions and grid.placement is None:
+        if not grid.has_positions and all(map(grid.library.is_known, (grid.queries, grid.keys, grid.position))):
             last_position = grid.queries - 1 + grid.position + grid.position_spread
             first = self._within(-last_position - int(offset.most))
             last = max(first, self._within(grid.keys - 1 - grid.position - int(offset.least)))
-        index = buckets(table.shape[0], self.max_distance, first, last, bidirectional=self.bidirectional)
+        elif self.max_distance > MOST_LISTED:
+            columns = xp.matrix_transpose(xp.astype(table, grid.dtype, copy=False))
+            begins = grid.put(first_distances(count, last, last, bidirectional=self.bidirectional), xp.int32)
+            ahead = count // 2 if self.bidirectional else 0
+            return (SearchedTerm(columns, first, last, offset, grid.arange(0, count), count, begins, ahead),)
+        index = buckets(count, self.max_distance, first, last, bidirectional=self.bidirectional)
         chosen = grid.put(index, xp.int32)
         by_distance = xp.take(xp.astype(table, grid.dtype, copy=False), chosen, axis=0)
         table_by_distance = xp.matrix_transpose(by_distance)
-        return (RelativeTerm(table_by_distance, first, last, offset, chosen, table.shape[0]),)
-
-    @property
-    def first_distances(self) -> list[int]:
-        """The smallest |j - i - offset| of each bucket of one direction but the first, in order."""
-        count = self.table.shape[0] // 2 if self.bidirectional else self.table.shape[0]
-        return first_distances(count, self.max_distance, self.max_distance)
+        return (RelativeTerm(table_by_distance, first, last, offset, chosen, count),)
 
     def _within(self, distance: int) -> int:
         return max(-self.max_distance, min(distance, self.max_distance))
@@ -217,6 +220,22 @@ class RelativeTerm(AddedByDistance):
         # `clip` would wait for a device: in some libraries it is an index by booleans.
         distance = xp.where(distance < self.first, self.first, distance)
         return xp.where(distance > self.last, self.last, distance) - self.first
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SearchedTerm(RelativeTerm):
+    """A number for each bucket, (Hq, buckets), for distances that only a run knows and that are too many."""
+
+    array_axes: ClassVar[Mapping[str, tuple[int | None, ...]]] = {**RelativeTerm.array_axes, "begins": (None,)}
+    begins: Array
+    """The smallest distance of each bucket of one direction except the first, int32."""
+    ahead: int
+    """The bucket of the first distance to a later key; with 0 they share that of distance 0."""
+
+    def _index(self, xp: Namespace, distance: Array) -> Array:
+        distance = distance - self.offset.values
+        bucket = xp.searchsorted(self.begins, xp.abs(distance), side="right")
+        return xp.where(distance > 0, bucket + self.ahead if self.ahead else 0, bucket)
 
 
 def diagonals(grid: ScoreGrid, scores: Array, step: int = 1) -> Array:

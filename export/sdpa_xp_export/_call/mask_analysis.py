@@ -68,6 +68,11 @@ def may_mask(bias: Bias) -> bool:
     return any(map(may_mask, bias.parts)) if bias.parts else bias.can_mask
 
 
+def is_additive(bias: Bias) -> bool:
+    """Return whether the bias is known to add a term that does not depend on the scores."""
+    return all(map(is_additive, bias.parts)) if bias.parts else bias.only_adds
+
+
 def only_causal(call: ExportCall) -> bool:
     """Return whether nothing but the diagonal masks."""
     return call.past_lengths is None and is_only_causal(call.masks, call.biases)

@@ -1,12 +1,8 @@
-"""Each mask as the condition that defines it, and as the range of keys that it leaves to a block of queries.
-
-A condition is traced from the formula of its mask.
-"""
+"""The range of keys that masks leave to a block of queries."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import Any, TypeAlias, cast
 
 from sdpa_xp.masks import Mask
@@ -14,52 +10,7 @@ from sdpa_xp.masks import Mask
 from .. import _arrays as xp
 from .._call.operands import kind_of
 from .._graph.graph import GraphValue
-from .formula import allowed_by_formula, call_index_function
 from .tile import GraphTile
-
-AllowedPairs: TypeAlias = GraphValue | bool
-"""Boolean, broadcasts to (..., Hq, rows, columns). True if every pair may attend, False if none may."""
-
-
-def allowed_pairs(mask: Mask, tile: GraphTile) -> AllowedPairs:
-    """mask -> the pairs of the tile that may attend.
-
-    Joined masks are asked one by one, so that messages name the part that they are about.
-    """
-    kind, arguments = kind_of(mask), cast(Any, mask.arguments)
-    if kind == "at_positions":
-        tile = tile.at_positions(arguments["query_positions"], arguments["key_positions"])
-    if kind == "from_function":  # messages name the function, not a formula
-        return cast(AllowedPairs, call_index_function("attn_mask", arguments["mask_mod"], tile.indices, "bool"))
-    if kind not in ("&", "|", "~", "at_positions"):
-        return allowed_by_formula(mask, tile)
-    parts = (allowed_pairs(part, tile) for part in mask.parts)
-    if kind != "~":
-        return reduce(both_allow if kind == "&" else _either_allows, parts)
-    (allowed,) = parts
-    return not allowed if isinstance(allowed, bool) else ~allowed
-
-
-def all_allowed(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
-    """masks -> And of the pairs that they allow, and of the real keys of a padded cache; False as a value."""
-    every: AllowedPairs = True  # for no mask
-    allowed = reduce(both_allow, (allowed_pairs(mask, tile) for mask in masks), every)
-    if tile.lengths.filled is not None:
-        allowed = both_allow(allowed, tile.key_index < tile.here(tile.lengths.filled))
-    return tile.graph.constant(False, "bool") if allowed is False else allowed
-
-
-def both_allow(one: AllowedPairs, other: AllowedPairs) -> AllowedPairs:
-    """Return the pairs that both allow."""
-    if one is True or other is False:
-        return other
-    return one if other is True or one is False else one & other
-
-
-def _either_allows(one: AllowedPairs, other: AllowedPairs) -> AllowedPairs:
-    if one is False or other is True:
-        return other
-    return one if other is False or one is True else one | other
 
 
 class _Queries:

@@ -14,8 +14,7 @@ from .._call.operands import Initializer, Input
 from .._graph.graph import GraphValue
 from .._runtime.releases import Runtime
 from . import statistics
-from .biases import add_biases
-from .masks import AllowedPairs, all_allowed, both_allow
+from .formula import AllowedPairs, all_allowed, biased, both_allow
 from .tile import GraphTile
 
 STATISTICS = {"row_max", "entropy", "top_weights", "top_indices", *SUMS_OF_QUERIES}
@@ -90,7 +89,7 @@ def masked_scores(
     scores = matmul_grouped(query, xp.matrix_transpose(key), tile.folds)
     if call.softcap is not None:
         scores = xp.tanh(scores) * call.softcap
-    scores, allowed = add_biases(call.biases, tile, scores, all_allowed(tile, tile.masks))
+    scores, allowed = biased(tile, scores, all_allowed(tile, tile.masks))
     if tile.key_mask is not None and not may_add:
         allowed = both_allow(allowed, tile.key_mask.allowed)
         assert isinstance(allowed, GraphValue)
