@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 from .._checks.integers import Integers, IntegersLike, check_offset
 from .._checks.keywords import check_integer, explains_keywords
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import Allowed, Tile, both
+from .._tiles.tile import Allowed, Tile, both, range_of_bounds
 from .algebra import FormulaMask, Mask
 from .patterns import Pattern
 
@@ -207,13 +208,12 @@ class Band(Pattern):
         answers = self._all_above(tile), self._all_below(tile)
         return False if False in answers else None if None in answers else True
 
-    def key_range(self, tile: Tile) -> range:
-        start, stop = tile.columns.start, tile.columns.stop
-        if self.low is not None:
-            start = int(max(start, tile.first_position + tile.slice_integers(self.low).least))
-        if self.high is not None:
-            stop = int(min(stop, tile.last_position + tile.slice_integers(self.high).most + 1))
-        return range(start, stop)
+    def key_bounds(self, tile: Tile) -> tuple[float, float]:
+        start = -math.inf if self.low is None else tile.first_position + tile.slice_integers(self.low).least
+        stop = math.inf if self.high is None else tile.last_position + (tile.slice_integers(self.high).most + 1)
+        return start, stop
+
+    key_range = range_of_bounds
 
     def query_range(self, tile: Tile) -> range:
         start, stop, position = tile.rows.start, tile.rows.stop, tile.grid.position
@@ -263,9 +263,11 @@ class Chunked(FormulaMask):
             return False
         return True if first == last == start == stop else None
 
-    def key_range(self, tile: Tile) -> range:
+    def key_bounds(self, tile: Tile) -> tuple[float, float]:
         start, stop = tile.first_position // self.size, tile.last_position // self.size + 1
-        return range(max(start * self.size, tile.columns.start), min(stop * self.size, tile.columns.stop))
+        return start * self.size, stop * self.size
+
+    key_range = range_of_bounds
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from .._checks.integers import Integers, IntegersLike, frozen_integers
 from .._checks.keywords import explains_keywords
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import Allowed, Tile
+from .._tiles.tile import Allowed, Tile, range_of_bounds
 from .algebra import Mask
 from .patterns import AllOf, Pattern
 
@@ -136,8 +137,10 @@ class KeysBefore(Pattern):
             return True
         return False if tile.columns.start >= length.most else None
 
-    def key_range(self, tile: Tile) -> range:
-        return range(tile.columns.start, int(min(tile.columns.stop, tile.slice_integers(self.length).most)))
+    def key_bounds(self, tile: Tile) -> tuple[float, float]:
+        return -math.inf, tile.slice_integers(self.length).most
+
+    key_range = range_of_bounds
 
 
 @dataclass(frozen=True, slots=True, eq=False)

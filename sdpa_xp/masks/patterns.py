@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,6 +41,13 @@ class Pattern(ABC):
         No array of the size of the tile is built for it.
         """
         return None
+
+    def key_bounds(self, _tile: Tile, /) -> tuple[float, float]:
+        """Return the first key that some query of the tile may attend, and the last + 1; infinite if unknown.
+
+        They follow from the numbers of the mask, and may be values of a graph, which holds no `range` of them.
+        """
+        return -math.inf, math.inf
 
     def key_range(self, tile: Tile, /) -> range:
         """Return one range of the tile's keys outside of which no query attends; tiles outside are skipped."""

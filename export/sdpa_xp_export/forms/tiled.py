@@ -33,7 +33,7 @@ from .._runtime.releases import Runtime
 from ..lowering.formula import all_allowed
 from ..lowering.graph_lengths import GraphLengths, LengthsAsData, LengthsInBody
 from ..lowering.head_parts import HeadPart, HeadParts, head_parts
-from ..lowering.masks import key_range
+from ..lowering.key_range import key_range
 from ..lowering.statistics import most_blocks, sums_of
 from ..lowering.tile import GraphTile, KeyMask, TileRange, whole_tile
 from ..lowering.tile_attention import attend_tile, scale_query

@@ -109,7 +109,8 @@ class FormulaGrid:
     def check_lengths(self, name: str, value: object, letter: str) -> Integers:
         return self.check_integers(name, value, 0, self._size(letter))
 
-    check_offset = check_integers
+    def check_offset(self, name: str, value: object) -> Integers:
+        return self.check_integers(name, value)
 
     def check_ids(self, name: str, value: object, letter: str, hint: str = "") -> GraphValue:
         return self.tile.ids(name, value, self._size(letter), hint)
@@ -230,8 +231,8 @@ def all_allowed(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
     """masks -> And of the pairs that they allow, and of the real keys of a padded cache; False as a value."""
     allowed: AllowedPairs = True
     for mask in masks:
-        with _traced("attn_mask", mask, tile) as (pattern, of_tile):
-            answer = pattern.allowed_in(of_tile)
+        with traced("attn_mask", mask, grid := FormulaGrid(tile)) as pattern:
+            answer = pattern.allowed_in(FormulaTile(grid))
         if getattr(answer, "dtype", "bool" if isinstance(answer, bool) else "") != "bool":
             rule = f"the formula of {type(mask).__name__} must return a condition (`attn_mask`)"
             raise ArgumentTypeError(tile.graph.function, rule, {"its result": type(answer).__name__})
@@ -248,24 +249,20 @@ def biased(tile: GraphTile, scores: GraphValue, allowed: AllowedPairs) -> tuple[
         return scores, allowed
     bias = biases[0] if len(biases) == 1 else Sum(tuple(biases))
     nothing: Any = None  # neither queries nor keys, whose products are there
-    with _traced("bias", bias, tile, scores) as (terms, of_tile):
-        options = BoundOptions(AllOf(), terms, 1.0, None, None)
-        changed: Any = Scores(of_tile.grid, nothing, nothing, options).biased(
-            of_tile, *cast(Any, (scores, allowed))
-        )
-    return cast(tuple[GraphValue, AllowedPairs], changed)
+    grid: Any = FormulaGrid(tile)
+    with traced("bias", bias, grid, scores) as terms:
+        of_library: Any = Scores(grid, nothing, nothing, BoundOptions(AllOf(), terms, 1.0, None, None))
+        return cast(tuple[GraphValue, AllowedPairs], of_library.biased(FormulaTile(grid), scores, allowed))
 
 
 @contextmanager
-def _traced(
-    name: str, modifier: Mask | Bias, tile: GraphTile, *values: GraphValue
-) -> Iterator[tuple[Any, Any]]:
-    """Yield a mask or a bias that is bound, and the tile to ask it about; `values` have lengths of the tile."""
-    # `bind` asks for a ScoreGrid, and patterns and terms for a Tile; these have what formulas use.
-    grid = FormulaGrid(tile)
-    with tile.graph.in_formula([*values, tile.rows, tile.columns]):
+def traced(name: str, modifier: Mask | Bias, grid: FormulaGrid, *values: GraphValue) -> Iterator[Any]:
+    """Yield what a mask or a bias is bound to; `values` have lengths of the tile, which a formula may read."""
+    tile = grid.tile
+    with tile.graph.in_formula([*values, tile.rows, tile.columns, tile.here(tile.whole.entries)]):
         try:
-            yield _with_values(modifier, tile).bind(grid), FormulaTile(grid)
+            # `bind` asks for a ScoreGrid, of which this one has what formulas use.
+            yield _with_values(modifier, tile).bind(grid)
         except _StoppedError as stopped:
             raise stopped.error from stopped.error.__cause__
         except TRACING_ERRORS as error:
