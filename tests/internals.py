@@ -190,6 +190,7 @@ PLACES = {
     "publish": "sdpa_xp_export._files.atomic:publish",
     "random_inputs": "sdpa_xp_export._verify.inputs:random_inputs",
     "RANDOM_RANGES": "sdpa_xp_export._verify.lengths:RANGES",
+    "range_of_bounds": "sdpa_xp._tiles.tile:range_of_bounds",
     "READ_ONLY": "sdpa_xp._libraries.protocols:READ_ONLY",
     "READERS": "sdpa_xp_export._runtime.readers:READERS",
     "reference": "sdpa_xp_export._verify.reference",

@@ -152,6 +152,11 @@ def counts_real_keys(call: ExportCall) -> bool:
     return lengths["query_lengths"] is None and getattr(lengths["key_lengths"], "shape", ()) == call.sizes.batch
 
 
+def real_keys(call: ExportCall) -> object:
+    """Return the numbers of real keys of a call that `counts_real_keys` without a cache."""
+    return call.masks[0].arguments["key_lengths"]
+
+
 def _as_many_new(call: ExportCall) -> bool:
     """Return whether a cache gets as many new keys as there are queries."""
     return call.key.shape[call.length_axis] == call.sizes.queries

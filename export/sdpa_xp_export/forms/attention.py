@@ -10,7 +10,7 @@ import numpy as np
 from .. import _arrays as xp
 from .._arrays import ops
 from .._call.call import ExportCall
-from .._call.mask_analysis import counts_real_keys, hides_keys, is_additive, is_causal, only_appends
+from .._call.mask_analysis import counts_real_keys, hides_keys, is_additive, is_causal, only_appends, real_keys
 from .._graph.graph import Graph, GraphValue
 from .._runtime.releases import Runtime
 from ..lowering.formula import AllowedPairs, all_allowed, biased, both_allow
@@ -126,9 +126,8 @@ def _with_lengths(inputs: FormInputs) -> dict[str, GraphValue]:
     tile = whole_tile(inputs.lengths, inputs.key)
     lengths = inputs.lengths.filled
     if lengths is None:
-        (padding,) = call.masks
-        stated = padding.arguments["key_lengths"]
-        lengths = cast(GraphValue, tile.integers("attn_mask.key_lengths", stated, 0, call.sizes.keys))
+        stated = tile.integers("attn_mask.key_lengths", real_keys(call), 0, call.sizes.keys)
+        lengths = cast(GraphValue, stated)
     batch = call.sizes.batch[0]
     # The operator only adds -inf to the scores of other keys, so a NaN in them would leak in a kernel that does
     # not skip them: onnxruntime's does, ONNX's own reference does not.
