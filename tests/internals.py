@@ -208,7 +208,7 @@ PLACES = {
     "ScoreModifier": "sdpa_xp._tiles.modifier:ScoreModifier",
     "Scores": "sdpa_xp._programs.scores:Scores",
     "scores": "sdpa_xp._programs.scores",
-    "SearchedTerm": "sdpa_xp.biases.buckets:SearchedTerm",
+    "RelativeTerm": "sdpa_xp.biases.buckets:RelativeTerm",
     "session": "sdpa_xp_export._runtime.session",
     "Setting": "sdpa_xp_export._verify.trials:Setting",
     "several_lengths": "sdpa_xp_export._verify.lengths:several_lengths",

@@ -117,7 +117,7 @@ class JetNamespace:
         parts: list[Part] = []
         for n, s, t in zip(range(len(of_x), 0, -1), of_x[::-1], of_y[::-1], strict=True):
             of_part = f if memory[n] is None else partial(f, out=memory[n])
-            if s is None or t is None or not is_matmul or not self._is_shorter(x.shape[-1], t.shape[-1]):
+            if s is None or t is None or not is_matmul or x.shape[-1] >= t.shape[-1]:
                 terms = [None if s is None else of_part(s, y)]
                 terms += [None if t is None else (of_part if s is None else f)(x, t)]
             else:  # one product is faster than two and a sum as large as it
@@ -129,10 +129,6 @@ class JetNamespace:
             parts.append(self._total(terms))
         value = f(x, y) if out is None else f(x, y, out=memory[0])
         return self.make([value, *parts[::-1]], is_memory=True)
-
-    def _is_shorter(self, length: Any, other: Any) -> bool:
-        """Return whether one length is less than another, if a compiler knows both."""
-        return all(map(self.library.is_known, (length, other))) and bool(length < other)
 
     def _total(self, new: Iterable[Part]) -> Part:
         """Return the sum of new arrays, in the memory of the first one if the library writes in our threads."""
@@ -207,7 +203,9 @@ class JetNamespace:
 
     def matmul(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
         f = operator.matmul if out is None else self.of_values.matmul
-        return self.bilinear(f, a, b, out, is_matmul=min(a.ndim, b.ndim) > 1)
+        # A compiler that knows a length by its symbol alone does not compare two of them.
+        is_matmul = min(a.ndim, b.ndim) > 1 and all(map(self.library.is_known, (a.shape[-1], b.shape[-1])))
+        return self.bilinear(f, a, b, out, is_matmul=is_matmul)
 
     def floor_divide(self, a: Any, b: Any, /) -> Any:
         return self.constant(self.value(a) // self.value(b))

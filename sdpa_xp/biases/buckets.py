@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 from .._checks.arrays import check_floating, check_known, check_plain_array
 from .._checks.integers import Integers, check_offset
@@ -143,23 +143,20 @@ class Relative(Bias):
         grid.check_dtype("bias.table", table)
         check_columns(grid.function, "bias.table", table.shape[1], grid.heads)
         offset = grid.check_offset("bias.offset", self.offset)
-        count = table.shape[0]
+        columns, count = xp.matrix_transpose(xp.astype(table, grid.dtype, copy=False)), table.shape[0]
         # The smallest and the largest distance in the call; distances beyond `max_distance` share a bucket.
         first, last = -self.max_distance, self.max_distance
         if not grid.has_positions and all(map(grid.library.is_known, (grid.queries, grid.keys, grid.position))):
             last_position = grid.queries - 1 + grid.position + grid.position_spread
             first = self._within(-last_position - int(offset.most))
             last = max(first, self._within(grid.keys - 1 - grid.position - int(offset.least)))
-        elif self.max_distance > MOST_LISTED:
-            columns = xp.matrix_transpose(xp.astype(table, grid.dtype, copy=False))
+        elif self.max_distance > MOST_LISTED and hasattr(xp, "searchsorted"):
             begins = grid.put(first_distances(count, last, last, bidirectional=self.bidirectional), xp.int32)
             ahead = count // 2 if self.bidirectional else 0
-            return (SearchedTerm(columns, first, last, offset, grid.arange(0, count), count, begins, ahead),)
+            return (RelativeTerm(columns, first, last, offset, grid.arange(0, count), count, begins, ahead),)
         index = buckets(count, self.max_distance, first, last, bidirectional=self.bidirectional)
         chosen = grid.put(index, xp.int32)
-        by_distance = xp.take(xp.astype(table, grid.dtype, copy=False), chosen, axis=0)
-        table_by_distance = xp.matrix_transpose(by_distance)
-        return (RelativeTerm(table_by_distance, first, last, offset, chosen, count),)
+        return (RelativeTerm(xp.take(columns, chosen, axis=-1), first, last, offset, chosen, count),)
 
     def _within(self, distance: int) -> int:
         return max(-self.max_distance, min(distance, self.max_distance))
@@ -167,9 +164,13 @@ class Relative(Bias):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RelativeTerm(AddedByDistance):
-    """A number for each distance from `first` to `last`, (Hq, distances); the outermost for those beyond."""
+    """A number for each distance from `first` to `last`, (Hq, distances); the outermost for those beyond.
 
-    array_axes: ClassVar[Mapping[str, tuple[int | None, ...]]] = {"table": (-3, None), "buckets": (None,)}
+    With `begins`, it is a number for each bucket, which is searched: for distances that only a run knows, and
+    that are too many for a list.
+    """
+
+    array_axes: ClassVar[Mapping[str, Any]] = {"table": (-3, None), "buckets": (None,), "begins": (None,)}
     table: Array
     first: int
     last: int
@@ -178,6 +179,10 @@ class RelativeTerm(AddedByDistance):
     """The bucket of each distance, int32."""
     count: int
     """The number of buckets."""
+    begins: Array | None = None
+    """The smallest distance of each bucket of one direction except the first, int32."""
+    ahead: int = 0
+    """The bucket of the first distance to a later key; with 0 they share that of distance 0."""
 
     def added(self, tile: Tile) -> Array:
         xp = tile.grid.xp
@@ -217,25 +222,12 @@ class RelativeTerm(AddedByDistance):
     def _index(self, xp: Namespace, distance: Array) -> Array:
         """Return the column of `table` for each j - i."""
         distance = distance - self.offset.values
+        if self.begins is not None:
+            bucket = cast(Any, xp).searchsorted(self.begins, xp.abs(distance), side="right")
+            return xp.where(distance > 0, bucket + self.ahead if self.ahead else 0, bucket)
         # `clip` would wait for a device: in some libraries it is an index by booleans.
         distance = xp.where(distance < self.first, self.first, distance)
         return xp.where(distance > self.last, self.last, distance) - self.first
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SearchedTerm(RelativeTerm):
-    """A number for each bucket, (Hq, buckets), for distances that only a run knows and that are too many."""
-
-    array_axes: ClassVar[Mapping[str, tuple[int | None, ...]]] = {**RelativeTerm.array_axes, "begins": (None,)}
-    begins: Array
-    """The smallest distance of each bucket of one direction except the first, int32."""
-    ahead: int
-    """The bucket of the first distance to a later key; with 0 they share that of distance 0."""
-
-    def _index(self, xp: Namespace, distance: Array) -> Array:
-        distance = distance - self.offset.values
-        bucket = xp.searchsorted(self.begins, xp.abs(distance), side="right")
-        return xp.where(distance > 0, bucket + self.ahead if self.ahead else 0, bucket)
 
 
 def diagonals(grid: ScoreGrid, scores: Array, step: int = 1) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -189,7 +188,7 @@ class Band(Pattern):
     high: Integers | None
 
     def allowed_in(self, tile: Tile) -> Allowed:
-        above, below = self._all_above(tile), self._all_below(tile)
+        above, below = self._sides(tile)
         if above is False or below is False:
             return False
         allowed: Allowed = True
@@ -205,40 +204,37 @@ class Band(Pattern):
         return all(side is None or isinstance(side.values, int) for side in (self.low, self.high))
 
     def uniform(self, tile: Tile) -> bool | None:
-        answers = self._all_above(tile), self._all_below(tile)
+        answers = self._sides(tile)
         return False if False in answers else None if None in answers else True
 
     def key_bounds(self, tile: Tile) -> tuple[float, float]:
-        start = -math.inf if self.low is None else tile.first_position + tile.slice_integers(self.low).least
-        stop = math.inf if self.high is None else tile.last_position + (tile.slice_integers(self.high).most + 1)
-        return start, stop
+        low, high = self._slice(tile)
+        start = float("-inf") if low is None else tile.first_position + low.least
+        return start, float("inf") if high is None else tile.last_position + (high.most + 1)
 
     key_range = range_of_bounds
 
     def query_range(self, tile: Tile) -> range:
         start, stop, position = tile.rows.start, tile.rows.stop, tile.grid.position
-        if self.high is not None:  # the first query that attends to the first key
-            most = position + tile.grid.position_spread
-            start = int(max(start, tile.columns.start - tile.slice_integers(self.high).most - most))
-        if self.low is not None:  # the last query that attends to the last key
-            stop = int(min(stop, tile.columns.stop - tile.slice_integers(self.low).least - position))
+        low, high = self._slice(tile)
+        if high is not None:  # the first query that attends to the first key
+            start = int(max(start, tile.columns.start - high.most - position - tile.grid.position_spread))
+        if low is not None:  # the last query that attends to the last key
+            stop = int(min(stop, tile.columns.stop - low.least - position))
         return range(start, stop)
 
-    # The last query decides whether all attend, the first whether any does: no array is built for either.
+    def _slice(self, tile: Tile) -> tuple[Integers | None, Integers | None]:
+        return self.low and tile.slice_integers(self.low), self.high and tile.slice_integers(self.high)
 
-    def _all_above(self, tile: Tile) -> bool | None:
-        """Return whether i + low <= j holds for all pairs or for none; None if for some."""
-        if self.low is None:
-            return True
-        low, (nearest, farthest) = tile.slice_integers(self.low), tile.distances
-        return True if low.most <= nearest else False if low.least > farthest else None
+    def _sides(self, tile: Tile) -> tuple[bool | None, bool | None]:
+        """Return whether i + low <= j, and j <= i + high, hold for all pairs or for none; None if for some.
 
-    def _all_below(self, tile: Tile) -> bool | None:
-        """Return whether j <= i + high holds for all pairs or for none; None if for some."""
-        if self.high is None:
-            return True
-        high, (nearest, farthest) = tile.slice_integers(self.high), tile.distances
-        return True if farthest <= high.least else False if nearest > high.most else None
+        The last query decides whether all attend, the first whether any does: no array is built for either.
+        """
+        (nearest, farthest), (low, high) = tile.distances, self._slice(tile)
+        above = True if low is None or low.most <= nearest else False if low.least > farthest else None
+        below = True if high is None or farthest <= high.least else False if nearest > high.most else None
+        return above, below
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

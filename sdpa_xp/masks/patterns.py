@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,7 +46,7 @@ class Pattern(ABC):
 
         They follow from the numbers of the mask, and may be values of a graph, which holds no `range` of them.
         """
-        return -math.inf, math.inf
+        return float("-inf"), float("inf")
 
     def key_range(self, tile: Tile, /) -> range:
         """Return one range of the tile's keys outside of which no query attends; tiles outside are skipped."""
@@ -113,9 +112,7 @@ class AnyOf(Joined):
 
     def uniform(self, tile: Tile) -> bool | None:
         answers = [pattern.uniform(tile) for pattern in self.patterns]
-        if True in answers:
-            return True
-        return None if None in answers else False
+        return True if True in answers else None if None in answers else False
 
     # One range holds all: what lies between two of them is computed, and masked.
 

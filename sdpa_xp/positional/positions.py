@@ -13,7 +13,6 @@ from .._libraries import (
     access_of,
     computing,
     dtype_name,
-    has_override,
     is_number,
     library_of,
     numpy_array,
@@ -122,7 +121,7 @@ def as_array(function: str, positions: PositionsLike, factory: ArrayFactory) -> 
 
 def are_readable(positions: Array) -> bool:
     """Return whether positions can be read for a check without waiting for a device."""
-    return not has_override(positions) and access_of([positions]).is_writeable
+    return access_of([positions]).is_writeable
 
 
 def as_positions(function: str, positions: PositionsLike | int) -> PositionsLike:

@@ -22,8 +22,8 @@ from sdpa_xp.masks import Mask
 from sdpa_xp.masks.algebra import FormulaMask
 
 NAMES = {BATCH: "B", 5: "L", 9: "S"}
-WORDS = {"causal"}
-"""Also a kind of calls, for which forms were timed."""
+WORDS = {"blocks", "causal"}
+"""Also an axis of arrays, and a kind of calls."""
 
 
 def classes(kind: type) -> Iterator[type]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from graphs import check_forms, qkv, run
-from internals import MOST_LISTED, Integers, SearchedTerm, first_distances, namespace
+from internals import MOST_LISTED, Integers, RelativeTerm, first_distances, namespace
 
 from sdpa_xp import biases
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx
@@ -38,7 +38,7 @@ def test_the_library_s_bucket(count: int, max_distance: int, bidirectional: bool
         sorted({sign * distance for distance in near for sign in (1, -1) if distance <= 2**29})
     )
     offset, ahead = Integers(0, 0, 0), count // 2 if bidirectional else 0
-    term = SearchedTerm(numbers, 0, 0, offset, numbers, count, np.asarray(begins), ahead)
+    term = RelativeTerm(numbers, 0, 0, offset, numbers, count, np.asarray(begins), ahead)
     model = to_onnx(lambda d: term._index(namespace(d), d), TensorSpec("int64", ("N",)))
     (buckets,) = run(model, {"d": distances}).values()
     np.testing.assert_array_equal(buckets, library(bias, distances))
