@@ -190,15 +190,7 @@ def compute_output(
     # The queries of a cache stand at its end. No kernel takes that position.
     kernel = None if queries_at_end else call.cached("kernel", lambda: choose_kernel(call)).kernel
     with call.computing():
-        # Arrays that are recorded or traced are not written to: other calls need not be asked.
-        if not call.grid.access.is_writeable and is_differentiated(call, kernel):
-            from ._torch import recorded  # few programs need it
-
-            output: Array | None = recorded.attend(call, options, kernel)
-        else:
-            output = None if kernel is None else kernel.attend(call)
-        if output is None:
-            output = _attend_portably(call, "output")["output"]
+        output = _computed(call, options, kernel, "output")["output"]
         returned: A = call.result(output)  # no `cast`, which a tiny call would notice
     if call.grid.library.needs_context:  # a tiny call would notice a function more
         call.checked(returned)
@@ -242,13 +234,7 @@ def compute_state(
         return cast(AttentionState[A], result)
     call = prepare(function, inputs, options, queries_at_end=queries_at_end)
     with call.computing():
-        if not call.grid.access.is_writeable and is_differentiated(call, None):
-            from ._torch import recorded  # few programs need it
-
-            output, column = recorded.attend_with_lse(call, options)
-            lse = call.connected_lse(column)
-        else:
-            output, lse = _attend_portably(call, "output", "lse").values()
+        output, lse = _computed(call, options, None, "output", "lse").values()
         lse = call.remove_head_axis(to_base(lse, base))
         state = AttentionState(cast(A, call.result(output)), cast(A, lse))
     call.checked(state.output)
@@ -288,8 +274,17 @@ def choose_kernel(call: PreparedCall) -> KernelChoice:
     return KernelChoice(None, reason)
 
 
-def _attend_portably(call: PreparedCall, *names: Name) -> dict[str, Array]:
-    """Return what is named, computed by the portable implementation; of chunked arrays by tasks."""
+def _computed(
+    call: PreparedCall, options: CallOptions, kernel: Kernel | None, *names: Name
+) -> dict[str, Array]:
+    """Return what is named; `options` are those that the call was prepared with."""
+    # Arrays that are recorded or traced are not written to: other calls need not be asked.
+    if not call.grid.access.is_writeable and is_differentiated(call, kernel):
+        from ._torch import recorded  # few programs need it
+
+        return recorded.attend(call, options, kernel, *names)
+    if kernel is not None and (by_kernel := kernel.attend(call)) is not None:
+        return {"output": by_kernel}
     if call.grid.library.chunks is not None:
         from . import _chunked  # few programs need it
 

@@ -83,7 +83,7 @@ def _full_matrix(
     if (result := overridden(function, inputs, options._asdict)) is not NotImplemented:
         return cast(Array, result)
     call = prepare(function, inputs, options)
-    plan = plan_full_rows(call.grid, is_traced=call.grid.is_traced)
+    plan = plan_full_rows(call.grid)
     with call.computing():
         if (cut := cut_call(call)) is not None:
             in_chunks = cut.weights if name == "weights" else cut.scores

@@ -22,7 +22,7 @@ PLACES = {
     "AnyArray": "sdpa_xp._libraries.protocols:AnyArray",
     "array_signatures": "sdpa_xp._libraries:array_signatures",
     "atomic": "sdpa_xp_export._files.atomic",
-    "attend_portably": "sdpa_xp.attention:_attend_portably",
+    "attend_portably": "sdpa_xp.attention:_computed",
     "attention": "sdpa_xp_export._agree.library_calls:attention",
     "attention_maps": "sdpa_xp_export._demo:attention_maps",
     "AttentionInputs": "sdpa_xp_export._demo:AttentionInputs",

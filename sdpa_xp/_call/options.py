@@ -29,7 +29,6 @@ from .._checks.score_arrays import (
 from .._libraries import FLOATING, array_signatures, dtype_name, is_array
 from .._libraries.base import Library
 from .._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Rng
-from .._programs.dropout import DrawnSeed
 from .._programs.scores import BoundOptions
 from .._tiles import trees
 from .._tiles.modifier import PLAIN_TYPES, ScoreModifier
@@ -137,6 +136,12 @@ def takes_options(kind: type, **defaults: object) -> Callable[[F], F]:
         return explains_keywords(function)
 
     return decorated
+
+
+class DrawnSeed(NamedTuple):
+    """A seed of dropout in place of the generator that it was drawn from, for a call that is computed again."""
+
+    words: Array
 
 
 class CheckedOptions(NamedTuple):
@@ -257,7 +262,7 @@ def _check_rng(function: str, value: object, library: Library, *, needed: bool) 
         raise ArgumentValueError(
             function, f"`dropout_p` > 0 needs `rng`, a {generators.name}", {"rng": None}, hint
         )
-    if value is None:
+    if value is None or isinstance(value, DrawnSeed):
         return
     if not generators.owns(value):
         raise ArgumentTypeError(function, f"`rng` must be a {generators.name}", {"rng": shown(value)})

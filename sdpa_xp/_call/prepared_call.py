@@ -34,15 +34,16 @@ from .._libraries import (
     refuses_unlike_axes,
 )
 from .._libraries.protocols import AnyArray, Array, Dtype, Shape
-from .._programs.dropout import DrawnSeed, Dropout
 from .._programs.scores import BoundOptions, Scores
 from .._sources.arrays import ArraySource
 from .._tiles import tuning
+from .._tiles.modifier import ScoreModifier
 from .._tiles.plan import Plan, asked_threads, plan_tiles
 from .._tiles.score_grid import ScoreGrid
 from .options import (
     CallOptions,
     CheckedOptions,
+    DrawnSeed,
     arrays_of,
     call_signature,
     check_implementation,
@@ -52,6 +53,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
+    from .._programs.dropout import Dropout
     from .._tiles.on_device import Questions
 
 MOST_CACHED = 1024
@@ -215,7 +217,8 @@ class PreparedCall(NamedTuple):
 
     def result(self, output: Array) -> Any:
         """Return an output (..., Hq, L, Ev) in the caller's dtype and layout; for 2-D inputs without heads."""
-        output = astype_if_needed(self.grid.xp, output, self.result_dtype)
+        if output.dtype != self.result_dtype:  # not `astype_if_needed`, which a tiny call would notice
+            output = self.grid.xp.astype(output, self.result_dtype)
         if self.sizes.is_2d:
             output = output[0, ...]
         elif not self.is_default_layout:
@@ -246,10 +249,13 @@ class PreparedCall(NamedTuple):
     def draw_dropout(self) -> Dropout | None:
         """Return the dropout of the call, or None; draws the seed from `rng`."""
         grid, p = self.grid, self.options.dropout_p
+        if not p:
+            return None
+        from .._programs.dropout import Dropout  # few programs need it
+
         if isinstance(self.options.rng, DrawnSeed):
             return Dropout(p, self.options.rng.words)
-        generators = grid.library.generators
-        return Dropout(p, generators.random_words(self.options.rng, 4, grid.xp, grid.device)) if p else None
+        return Dropout(p, grid.library.generators.random_words(self.options.rng, 4, grid.xp, grid.device))
 
 
 _CACHE: dict[object, PreparedCall] = {}
@@ -319,6 +325,10 @@ def _validated(
     layout = str(options.layout)
     if (chunks := library_of(inputs["query"]).chunks) is not None:
         options = with_arrays(options, partial(chunks.as_lazy, like=inputs["query"]))
+    if isinstance(options.bias, ScoreModifier) and options.bias.has_code_of_caller():
+        from .._libraries.jet_library import in_jvp  # few calls need it
+
+        inputs = {**inputs, "query": in_jvp(inputs["query"])}  # it may add what has derivatives
     xp, arrays = check_one_library(function, {**inputs, **dict(arrays_of(options))})
     tensors, library = {name: arrays[name] for name in inputs}, library_of(arrays["query"])
     # The keys and values of a cache have been checked, and those of a quantised one are integers.

@@ -186,4 +186,4 @@ def _dtype(xp: Namespace, name: str) -> Dtype:
 
 
 def _plan_of_rows(scores: Scores) -> Plan:
-    return plan_full_rows(scores.grid, is_traced=False)  # a task has its numbers, also in a lazy call
+    return plan_full_rows(scores.grid, in_task=True)

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from .._libraries.protocols import Array
 from .._tiles.tile import Tile
-
-
-class DrawnSeed(NamedTuple):
-    """A seed of dropout in place of the generator that it was drawn from, for a call that is computed again."""
-
-    words: Array
 
 
 @dataclass(frozen=True, slots=True, eq=False)

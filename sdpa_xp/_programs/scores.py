@@ -19,10 +19,10 @@ from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Allowed, LeadingSlice, RowBlock, Tile, both, is_masked, slice_leading
 from ..biases.algebra import Term
 from ..masks.patterns import AllOf, Pattern
-from .dropout import Dropout
 
 if TYPE_CHECKING:
     from .._run.buffers import CallBuffers
+    from .dropout import Dropout
 
 
 Name: TypeAlias = Literal["output", "lse", "lse_parts", "checksum"]

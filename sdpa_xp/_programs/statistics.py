@@ -5,11 +5,11 @@ What a range of queries computes, and how, is in `row_statistics.py`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 from .._libraries.protocols import Array
-from .._run.executors import run
+from .._run.executors import joins, run
 from .._run.results import Results, between_zeros
 from .._tiles.plan import Plan
 from .._tiles.tile import Target, Tile
@@ -56,11 +56,10 @@ class StatisticsProgram(TileProgram):
             sums = xp.astype(is_in_block, grid.dtype) @ by_key
         else:
             sums = sums_of_blocks(xp, by_key, rows, first_row)
-        device = None if grid.is_traced else grid.device
         for axis, start in ((-2, first_row // rows), (-1, first // columns)):
             missing = target.shape[axis] - sums.shape[axis] if target.axes[axis] is None else 0
             if missing:
-                sums = between_zeros(xp, sums, axis, start, missing - start, device)
+                sums = between_zeros(grid, sums, axis, start, missing - start)
         return sums
 
 
@@ -86,9 +85,6 @@ def statistics(scores: Scores, plan: Plan, request: Request) -> Computed:
         blocks = tuple([-(-n // size) for n, size in zip(whole, request.block_size, strict=True)])
         target = Target((*shape, *blocks), ("rows", "columns"), block=request.block_size)
         # Blocks of one tile may be blocks of the next, and pieces of an array that is joined may not overlap.
-        is_joined = plan.is_small or not grid.is_writeable
-        targets["block_sums"] = target._replace(axes=(None, None)) if is_joined else target
-    if grid.is_traced and not plan.is_loop:
-        plan = replace(plan, rows=max(1, plan.queries), columns=max(1, plan.keys))
+        targets["block_sums"] = target._replace(axes=(None, None)) if joins(plan, grid) else target
     plan = plan.with_common_borders()  # for the sums over queries
     return run(StatisticsProgram(scores.for_tiles()._replace(known_tiles=None), plan, targets, request))

@@ -14,7 +14,7 @@ from itertools import product
 from operator import add
 from typing import NamedTuple, Protocol, Self
 
-from .._libraries.protocols import Array, Namespace, Shape
+from .._libraries.protocols import Array, Shape
 from .._tiles.plan import Plan
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import LeadingSlice, RowBlock, Target, Tile
@@ -74,10 +74,15 @@ def run(program: Program, outs: Mapping[str, Array] | None = None) -> dict[str, 
     plan, grid = program.plan, program.grid
     if plan.is_loop:
         return _run_in_loops(program)
-    if plan.is_small or not grid.is_writeable:
+    if joins(plan, grid):
         return _run_and_join(program)
     with nullcontext() if program.keeps_scores else call_buffers(grid) as buffers:
         return _run_in_tasks(program.in_memory(buffers), outs or {})
+
+
+def joins(plan: Plan, grid: ScoreGrid) -> bool:
+    """Return whether targets are joined from pieces, and not written to."""
+    return plan.is_small or not grid.is_writeable
 
 
 def _run_and_join(program: Program) -> dict[str, Array]:
@@ -193,7 +198,7 @@ def _run_in_loops(program: Program) -> dict[str, Array]:
 
 def _run_band(program: Program, band: range) -> dict[str, Array]:
     """Return the sums over a band of queries, or its rows of what has a row for each query."""
-    targets, xp = program.targets, program.grid.xp
+    targets = program.targets
     columns, plan = program.key_range(band) or range(0), program.plan  # an empty one may begin anywhere
     of_rows = [name for name, target in targets.items() if target.axes[0] == "rows"]
     has_sums = len(of_rows) < len(targets)
@@ -209,14 +214,16 @@ def _run_band(program: Program, band: range) -> dict[str, Array]:
 
     sums, others = compute_band(program.grid, plan, band, compute, has_sums=has_sums)
     sums |= zip(of_rows, others, strict=True)
-    return {name: _in_all_columns(xp, x, targets[name], columns, plan.keys) for name, x in sums.items()}
+    return {
+        name: _in_all_columns(program.grid, x, targets[name], columns, plan.keys) for name, x in sums.items()
+    }
 
 
-def _in_all_columns(xp: Namespace, array: Array, target: Target, columns: range, keys: int) -> Array:
+def _in_all_columns(grid: ScoreGrid, array: Array, target: Target, columns: range, keys: int) -> Array:
     """Return the sum of a target from its part of some keys: 0 for the others."""
     if "columns" not in target.axes or len(columns) == keys:
         return array
-    return between_zeros(xp, array, target.axes.index("columns") - 2, columns.start, keys - columns.stop)
+    return between_zeros(grid, array, target.axes.index("columns") - 2, columns.start, keys - columns.stop)
 
 
 def _independent_groups(

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from .._libraries import astype_if_needed
-from .._libraries.protocols import Array, Device, Dtype, Namespace, Shape
+from .._libraries.protocols import Array, Dtype, Namespace, Shape
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Target, Tile
 
@@ -129,20 +129,16 @@ def sum_to_shape(xp: Namespace, array: Array, shape: Shape) -> Array:
     return array
 
 
-def between_zeros(
-    xp: Namespace, array: Array, axis: int, before: int, behind: int, device: Device | None = None
-) -> Array:
-    """Return an array with zeros before and behind its own elements along `axis`.
-
-    Without a device it is an array of a trace, which is on no single device.
-    """
+def between_zeros(grid: ScoreGrid, array: Array, axis: int, before: int, behind: int) -> Array:
+    """Return an array with zeros before and behind its own elements along `axis`."""
+    device = None if grid.is_traced else grid.device  # an array of a trace may be on no single device
 
     def zeros(count: int) -> Array:
         shape = [*array.shape]
         shape[axis] = count
-        return xp.zeros((*shape,), dtype=array.dtype, device=device)
+        return grid.xp.zeros((*shape,), dtype=array.dtype, device=device)
 
-    return xp.concat([zeros(before), array, zeros(behind)], axis=axis) if before or behind else array
+    return grid.xp.concat([zeros(before), array, zeros(behind)], axis=axis) if before or behind else array
 
 
 def _concat(xp: Namespace, pieces: Sequence[Array], axis: int) -> Array:

@@ -262,10 +262,13 @@ def plan_patches(plan: Plan, grid: ScoreGrid, group: int, widths: int) -> Plan:
     )
 
 
-def plan_full_rows(grid: ScoreGrid, *, is_traced: bool) -> Plan:
-    """Choose tiles with all keys, for results that have a column for each key."""
+def plan_full_rows(grid: ScoreGrid, *, in_task: bool = False) -> Plan:
+    """Choose tiles with all keys, for results that have a column for each key.
+
+    A task of a lazy call has numbers, though the grid of the call has none.
+    """
     (queries, keys), heads = map(len, grid.sides), math.prod(grid.leading_shape)
-    rows = queries if is_traced else max(1, tuning.DEVICE.scores // max(1, heads * keys))
+    rows = queries if grid.is_traced and not in_task else max(1, tuning.DEVICE.scores // max(1, heads * keys))
     return Plan(queries, keys, rows, keys, heads == 0 or queries == 0)
 
 

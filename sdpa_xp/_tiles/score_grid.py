@@ -19,7 +19,7 @@ from .._checks.integers import (
 )
 from .._checks.keywords import LARGEST_INTEGER, check_integer
 from .._checks.score_arrays import THE_BATCH, check_added_dtype, check_broadcasts, check_broadcasts_to_sequences
-from .._libraries import are_consecutive, is_array, library_of, rows_at
+from .._libraries import are_consecutive, is_array, is_traced, library_of, rows_at
 from .._libraries.base import Library
 from .._libraries.protocols import Access, Array, Device, Dtype, Namespace, Shape
 from ..errors import ArgumentValueError
@@ -95,6 +95,10 @@ class ScoreGrid:
     def waits(self) -> bool:
         """Whether to read a value is to wait for a device, as on a GPU."""
         return self.access.waits
+
+    def may_read(self, *arrays: Array) -> bool:
+        """Return whether values of the call and of `arrays` can be read now, without waiting for a device."""
+        return not (self.is_traced or self.waits or any(map(is_traced, arrays)))
 
     @property
     def uses_our_threads(self) -> bool:

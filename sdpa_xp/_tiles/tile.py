@@ -215,7 +215,7 @@ def collapse_uniform(tile: Tile, allowed: Array) -> Allowed:
     The array stays if it is traced, or if a device would have to be waited for.
     """
     xp = tile.grid.xp
-    if tile.grid.is_traced or tile.grid.waits or is_traced(allowed):
+    if not tile.grid.may_read(allowed):
         return allowed
     if not bool(xp.any(allowed)):
         return False

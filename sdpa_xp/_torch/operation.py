@@ -19,14 +19,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias, cast
 
-from .._call.options import CallOptions, floating_arrays
+from .._call.options import CallOptions, DrawnSeed, floating_arrays
 from .._call.prepared_call import Derived, PreparedCall
 from .._checks.arrays import HLE
 from .._derivatives import derive, pull_back, restore, second_order
 from .._libraries import FLOATING, access_of, dtype_name
 from .._libraries.protocols import Access, Array
 from .._libraries.torch.function import Operation, apply
-from .._programs.dropout import DrawnSeed
 from .._programs.gradients import GradientProgram
 from ..forward_mode import derivatives
 

@@ -12,30 +12,32 @@ from .._libraries import astype_if_needed
 from .._libraries.base import is_compiling
 from .._libraries.protocols import Array
 from .._libraries.torch.function import DifferentiableAgain, apply
+from .._programs.scores import Name
 from .._tiles.tile import is_masked
 from ..biases.algebra import ArrayBias, as_bias
 from .operation import AttentionOperation, recorded
 
 
-def attend(call: PreparedCall, options: CallOptions, kernel: Kernel | None) -> Array:
-    """Return the output (..., Hq, L, Ev) of a prepared call; torch records the derivatives.
+def attend(call: PreparedCall, options: CallOptions, kernel: Kernel | None, *names: Name) -> dict[str, Array]:
+    """Return what is named of a prepared call: the output (..., Hq, L, Ev), the log-sum-exp (..., Hq, L).
 
-    A vendor's `kernel` has first derivatives of its own. `options` are those that the call was prepared with.
+    torch records the derivatives. A vendor's `kernel` has first derivatives of its own. `options` are those
+    that the call was prepared with.
     """
+    if "lse" in names:
+        return _attend_with_lse(call, options)
     output = None if kernel is None else kernel.attend(call)
     if output is None:
-        return _run(call, options)[0]
+        return {"output": _run(call, options)[0]}
     # A device is not waited for to look at the cotangent.
     may_mask = bool(call.options.masks or call.options.biases) and not call.grid.waits
     arrays = [*call.arrays.values(), *call.options.arrays()]
-    again: Array = DifferentiableAgain.apply(
-        AttentionOperation(recorded(call, options)), may_mask, output, *arrays
-    )
-    return again
+    operation = AttentionOperation(recorded(call, options))
+    return {"output": DifferentiableAgain.apply(operation, may_mask, output, *arrays)}
 
 
-def attend_with_lse(call: PreparedCall, options: CallOptions) -> tuple[Array, Array]:
-    """Return what `attend` returns without a kernel, and the log-sum-exp, (..., Hq, L, 1).
+def _attend_with_lse(call: PreparedCall, options: CallOptions) -> dict[str, Array]:
+    """Return the output and the log-sum-exp.
 
     The log-sum-exp of an operation is a constant, c. Its derivatives are those of c + log(sum exp(s - c)), for
     any constant c. With a sink of 0 and values of 1, attention over the scores s - c is K / (K + 1), where K is
@@ -63,7 +65,8 @@ def attend_with_lse(call: PreparedCall, options: CallOptions) -> tuple[Array, Ar
         sink = astype_if_needed(xp, xp.expand_dims(xp.expand_dims(sinks, axis=-1), axis=-1), grid.dtype)
         total = total + xp.exp(sink - constant)
     # The sum is about 1, or 0 in a row without keys.
-    return output, xp.where(is_masked(m), m, constant + xp.log(xp.where(is_masked(m), 1.0, total)))
+    lse = xp.where(is_masked(m), m, constant + xp.log(xp.where(is_masked(m), 1.0, total)))
+    return {"output": output, "lse": call.connected_lse(lse)}
 
 
 def _run(call: PreparedCall, options: CallOptions) -> tuple[Array, ...]:

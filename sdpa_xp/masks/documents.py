@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from .._checks.integers import frozen_integers
 from .._checks.keywords import explains_keywords
-from .._libraries import astype_if_needed, dtype_name, is_traced
+from .._libraries import astype_if_needed, dtype_name
 from .._libraries.protocols import AnyArray, Array
 from .._tiles.on_device import BlockBounds, bounds_of_list
 from .._tiles.score_grid import ScoreGrid
@@ -96,13 +96,11 @@ class SameId(Pattern):
         return tile.slice(self.queries) == tile.slice(self.keys) if answer is None else answer
 
     def uniform(self, tile: Tile) -> bool | None:
-        if tile.grid.is_traced or is_traced(self.queries) or is_traced(self.keys):
-            return None
         of_queries, of_keys = self.bounds
         if of_queries is not None and of_keys is not None:
             least_i, most_i = of_queries.within(tile.rows, range(1))
             least_j, most_j = of_keys.within(range(1), tile.columns)
-        elif tile.grid.waits:
+        elif not tile.grid.may_read(self.queries, self.keys):
             return None
         else:
             least_i, most_i = self._span(tile, "rows", tile.rows, self.queries)

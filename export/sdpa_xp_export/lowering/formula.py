@@ -97,6 +97,10 @@ class FormulaGrid:
     def _length(self, length: int | str, which: str) -> int | GraphValue:
         return length if isinstance(length, int) else self.tile.here(getattr(self.tile.lengths, which))
 
+    def may_read(self, *_arrays: object) -> bool:
+        """Return whether values can be read now: a graph has none yet."""
+        return False
+
     def check_integers(
         self, name: str, value: object, least: int = -LARGEST_INTEGER, most: int | str = LARGEST_INTEGER
     ) -> Integers:

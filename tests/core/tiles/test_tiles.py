@@ -106,10 +106,8 @@ def test_threads_get_a_task_each() -> None:
 def test_weights_take_as_many_rows_as_their_keys_leave_room_for(
     visited: list[Tile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert (
-        plan_full_rows(call_of(OUR_THREADS, 10**6, 2**14, 16), is_traced=False).rows == DEVICE.scores // 2**18
-    )
-    assert plan_full_rows(call_of(OUR_THREADS, 8, 2**29, 16), is_traced=False).rows == 1
+    assert plan_full_rows(call_of(OUR_THREADS, 10**6, 2**14, 16)).rows == DEVICE.scores // 2**18
+    assert plan_full_rows(call_of(OUR_THREADS, 8, 2**29, 16)).rows == 1
     override(monkeypatch, "DEVICE", DEVICE._replace(scores=2**16))
     x = np.ones((8, 256, 1), np.float32)
     attention_weights(x, x)
