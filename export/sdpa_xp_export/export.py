@@ -173,6 +173,7 @@ def export_call(
 def finished_model(graph: Graph, outputs: Mapping[str, GraphValue], metadata: Mapping[str, str]) -> Model:
     """Return the model, which has passed onnx.checker; its outputs get the names that they stand under."""
     names = {}
+    graph.prune(outputs.values())
     for name, value in outputs.items():
         computed = any(value.name in node.output for node in graph.nodes)
         # An output of the graph must be an output of a node, and an input cannot be renamed.

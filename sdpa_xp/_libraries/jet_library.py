@@ -51,7 +51,8 @@ def kind_of_jets(array: Any, count: int, *, has_bend: bool = False) -> JetNamesp
         return _KINDS[key]
     kind = JetNamespace(xp, count, has_bend)
     kind.library, kind.writes = JetLibrary(library, kind), library.writes_in_place
-    if kind.level == 1 and not is_compiling():  # a trace that noted it would be out of date at once
+    # A library that arrays bring themselves, as jets do, ends with them; and a note of a trace is soon wrong.
+    if not hasattr(array, "__sdpa_xp_library__") and not is_compiling():
         _KINDS[key] = kind
     return kind
 

@@ -274,7 +274,12 @@ class Scores(NamedTuple):
         return array if isinstance(allowed, bool) else self.xp.where(allowed, array, 0.0)
 
     def with_biases(self, tile: Tile, scores: Array, allowed: Allowed) -> tuple[Array, Allowed]:
-        """Return `products` with the biases, -inf where a pair may not attend; and which pairs may.
+        """Return `products` with the biases, -inf where a pair may not attend; and which pairs may."""
+        scores, allowed = self.biased(tile, scores, allowed)
+        return scores if isinstance(allowed, bool) else self.xp.where(allowed, scores, -math.inf), allowed
+
+    def biased(self, tile: Tile, scores: Array, allowed: Allowed) -> tuple[Array, Allowed]:
+        """Return `products` with the biases, and the pairs of `allowed` that no bias masks.
 
         Each bias says itself which pairs it masks: the sum does not show it, since -inf + inf is NaN.
         """
@@ -288,8 +293,6 @@ class Scores(NamedTuple):
         # Two of the most negative finite numbers add up to -inf, and must not mask.
         if len(self.options.biases) > 1:
             scores = xp.where(is_masked(scores), -LARGEST[dtype_name(dtype)], scores)
-        if not isinstance(allowed, bool):
-            scores = xp.where(allowed, scores, -math.inf)
         return scores, allowed
 
     def _without_hidden_nan(self, bias: Term, tile: Tile, scores: Array) -> tuple[Array, Allowed]:

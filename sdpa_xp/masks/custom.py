@@ -218,10 +218,8 @@ def check_function_result(function: str, name: str, result: object, target: Shap
         rule = f"the function of `{name}` must return an array"
         hint = "`&`, `|` and `~` combine conditions." if isinstance(result, bool) else ""
         raise ArgumentTypeError(function, rule, {"result": shown(result)}, hint)
-    beneath: Any = xp
-    while beneath is not namespace_of(result) and hasattr(beneath, "of_values"):
-        beneath = beneath.of_values  # jets are not shown to the function
-    if beneath is not namespace_of(result):
+    namespace = namespace_of(result)
+    if getattr(namespace, "root", namespace) is not getattr(xp, "root", xp):  # jets are hidden from functions
         rule = f"`query` and what the function of `{name}` returns must be arrays of one library"
         raise ArgumentTypeError(function, rule, {"result": shown(result)})
     if broadcast(result.shape, target) != target:

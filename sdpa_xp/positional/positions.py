@@ -131,7 +131,7 @@ def as_array(function: str, positions: PositionsLike, factory: ArrayFactory) -> 
 
 def are_readable(positions: Array) -> bool:
     """Return whether positions can be read for a check without waiting for a device."""
-    return not has_override(positions) and access_of([positions]).is_writeable
+    return access_of([positions]).is_writeable
 
 
 def as_positions(function: str, positions: PositionsLike | int) -> PositionsLike:

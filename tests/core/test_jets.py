@@ -192,6 +192,11 @@ def test_jvp_of_jvp(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = differences(slope)
     cut_small(monkeypatch)
     assert_near(jvp(slope, PRIMALS, TANGENTS)[1], expected, 1e-7)
+    assert_near(
+        jvp(lambda *x: jvp(CALLS["state"], x, TANGENTS)[0], PRIMALS, TANGENTS)[1],
+        jvp(CALLS["state"], PRIMALS, TANGENTS)[1],
+        1e-12,
+    )
 
     one = np.ones(1)
 
