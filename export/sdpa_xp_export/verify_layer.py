@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +22,22 @@ from ._files.atomic import publish
 from ._files.model import Model, exported_models
 from ._files.paths import PathArgument, check_is_no_input, free_target
 from ._layer.layer import bound_arguments, with_arrays
-from ._runtime.engine import TimedRun
 from ._runtime.limits import TIMEOUT, check_limits
 from ._runtime.process import RemoteSession, RuntimeProcess, runtime_process
 from ._runtime.releases import EngineName, ProviderName
 from ._runtime.session import check_engine
 from ._verify.golden import golden_file, read_golden
 from ._verify.inputs import seed_of
-from ._verify.judging import EPS, judge_integers, judge_together
 from ._verify.layer import BothLayers, LayerCase, words_of
 from ._verify.layer_cases import CaseList, Draw, LayerInputs
 from ._verify.lengths import LayerLengths
-from ._verify.model import blocks_of, facts_of_run, input_specs, loaded_model, missing_arguments_note
+from ._verify.model import blocks_of, input_specs, loaded_model, missing_arguments_note
+from ._verify.runner import Outcome, facts_of_run, judged, run_cases
 from .report import LayerReport, Run
 from .spec import TensorSpec
 from .to_onnx import traced_numbers
 
 GOLDEN = PathArgument("verify_layer", "golden")
-UNMEASURED = 16.0
-"""How many times as many rounding errors are allowed if there was nothing to measure them with: neither inputs
-nor weights are floats that `verify_layer` finds."""
 MOST_UNLUCKY = 3
 """The most runs that may be beyond a bound because it is small by luck; a fault concerns more of them."""
 
@@ -183,8 +179,8 @@ def _run(
     sessions: dict[str, RemoteSession] = {}
     for name in process.providers(provider):
         with process.session(model, name) as sessions[name]:
-            timed = [sessions[name].timed(case.inputs) for case in cases]
-        for _, group in itertools.groupby(zip(cases, timed, strict=True), lambda pair: pair[0].kind):
+            outcomes = run_cases(sessions[name], cases)
+        for _, group in itertools.groupby(zip(cases, outcomes, strict=True), lambda pair: pair[0].kind):
             runs += _judged_runs([*group], name, both)
     facts = facts_of_run(model, process, sessions)
     return tuple(runs), facts | {"form": facts["form"] or "no attention"}
@@ -248,57 +244,23 @@ def _is_double(model: Model) -> bool:
     return any(value.type.tensor_type.elem_type == ONNX_DTYPE["float64"] for value in values)
 
 
-def _judged_runs(pairs: list[tuple[LayerCase, TimedRun]], provider: str, both: BothLayers | None) -> list[Run]:
+def _judged_runs(
+    pairs: Sequence[tuple[LayerCase, Outcome]], provider: str, both: BothLayers | None
+) -> list[Run]:
     """Judge the runs; if a few are beyond their bound, judge again with more errors of the layer.
 
     Where the rounding of one number decides a result, one call of the layer may be nearly exact by luck.
     """
-    runs = [*judged_runs(pairs, provider)]
+    outcomes = [outcome for _, outcome in pairs]
+    runs = [*judged(outcomes, provider)]
     beyond = {number % len(pairs) for number, run in enumerate(runs) if not run.agreement.agrees}
     if both is None or not 0 < len(beyond) <= MOST_UNLUCKY:
         return runs
-    again = [
-        (both.with_more_errors(case) if number in beyond else case, run)
-        for number, (case, run) in enumerate(pairs)
-    ]
-    return [*judged_runs(again, provider)]
-
-
-def judged_runs(pairs: Sequence[tuple[LayerCase, TimedRun]], provider: str) -> Iterator[Run]:
-    """Yield a run for each output and case, by one bound for all cases of an output."""
-    for output in pairs[0][0].exact:
-        triples = [(run.outputs[output], case.exact[output], case.direct[output]) for case, run in pairs]
-        if triples[0][1].dtype.kind in "iub":
-            agreements = judge_integers(triples)
-        else:
-            dtype = judged_dtype(triples[0][0], pairs[0][0], output)
-            errors = rounding_errors([case for case, _ in pairs], output, dtype)
-            agreements = judge_together(triples, dtype, errors, sums=[case.longest_sum for case, _ in pairs])
-        for (case, run), agreement in zip(pairs, agreements, strict=True):
-            longest = max(case.lengths.values(), default=0)
-            count = math.prod(case.exact[output].shape[:-1])
-            where = f"{output}{list(agreement.index)}" if agreement.index else ""
-            if (shape := run.outputs[output].shape) != case.exact[output].shape:
-                where = f"{output}.shape {shape} instead of {case.exact[output].shape}"
-            measured = (run.seconds, run.peak_bytes, longest, count, count, where)
-            yield Run(case.shown, provider, output, agreement, *measured)
-
-
-def judged_dtype(result: NDArray[Any], case: LayerCase, output: str) -> str:
-    """Return the dtype that sets the bound: the dtype of the layer's output for its inputs.
-
-    If NumPy converts integers to float64, the graph may use another dtype: then the graph's dtype counts.
-    """
-    kinds, direct = {x.dtype.name for x in case.inputs.values()}, case.direct[output]
-    stated = direct if direct.dtype.name != "float64" or "float64" in kinds else result
-    return stated.dtype.name if stated.dtype.name in EPS else "float64"
-
-
-def rounding_errors(cases: Sequence[LayerCase], output: str, dtype: str) -> float:
-    """Return how many times as many rounding errors an output may have as in other runs."""
-    unmoved = all(np.array_equal(case.direct[output], case.exact[output], equal_nan=True) for case in cases)
-    narrower = cases[0].direct[output].dtype.name != dtype  # NumPy computes in float64 what the graph does not
-    return UNMEASURED if unmoved and (narrower or cases[0].is_own) else 1.0
+    for number in beyond:
+        case, outcome = pairs[number]
+        results = {name: compared.result for name, compared in outcome.outputs.items()}
+        outcomes[number] = outcome._replace(outputs=both.with_more_errors(case).compared(results))
+    return [*judged(outcomes, provider)]
 
 
 def widest_dtype(cases: Sequence[LayerCase]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +15,12 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from .._call.call import ExportCall, FormName
 from .._runtime import session
 from .._runtime.releases import Runtime, runtime_text
-from .._verify.expected import Arrays, expected_rows, heads_first, reference_inputs, stated_dtype
-from .._verify.inputs import poison, random_inputs
-from .._verify.judging import ExpectedRows, judge
+from .._verify.expected import Arrays, heads_first, reference_inputs
+from .._verify.inputs import random_inputs
+from .._verify.judging import ExpectedRows, judge_rows
 from .._verify.reference import stages
+from .._verify.settings import Setting
+from .._verify.trials import Trial, trial_of
 from ..export import export_call
 from ..forms.choice import FORMS, unsupported_reason
 from ..report import Agreement
@@ -26,23 +28,13 @@ from .backends import Backend
 from .features import LENGTHS, LONGER, features
 from .library_calls import Compute, attention
 
-Expected: TypeAlias = Mapping[str, Sequence[ExpectedRows]]
-"""What the output of each job should be, for each of its inputs."""
-
-
-class JobInputs(NamedTuple):
-    """Inputs for a call. `hidden` are the same inputs with NaN where no query attends."""
-
-    plain: Arrays
-    hidden: Arrays
-
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """A call with inputs of several lengths."""
 
     call: ExportCall
-    inputs: tuple[JobInputs, ...]
+    inputs: tuple[Arrays, ...]
     """Those that are timed come first."""
     compute: Compute = attention
     no_graph: str = ""
@@ -116,8 +108,7 @@ def feature_jobs(dtype: str, seed: int = 0) -> dict[str, Job]:
     jobs = {}
     for name, feature in features(dtype).items():
         several = (LENGTHS, *LONGER) if {"L", "S"} & {*feature.call.symbols} else (LENGTHS,)
-        drawn = [feature.adapt(random_inputs(feature.call, lengths, rng)) for lengths in several]
-        inputs = tuple(JobInputs(plain, poison(feature.call, plain)) for plain in drawn)
+        inputs = tuple(feature.adapt(random_inputs(feature.call, lengths, rng)) for lengths in several)
         jobs[name] = Job(feature.call, inputs, feature.compute, feature.no_graph)
     return jobs
 
@@ -134,18 +125,18 @@ def compare(
     `begin` is called with the name of what is computed next.
     """
     begin(f"reference {dtype}")
-    expected = {name: [_expected(job, inputs, dtype) for inputs in job.inputs] for name, job in jobs.items()}
+    tried = {name: [_trial(job.call, inputs, dtype) for inputs in job.inputs] for name, job in jobs.items()}
     for backend in backends:
         if backend.holds(dtype):
             labels = (backend.name, "xp", dtype, backend.device)
             begin(" ".join(labels))
-            yield _row(labels, jobs, expected, _on_backend(backend), _textbook_on(backend))
+            yield _row(labels, jobs, tried, _on_backend(backend), _textbook_on(backend))
     for provider in providers:
         for form in FORMS:
             device = provider.removesuffix("ExecutionProvider").lower()
             labels = ("onnxruntime", form, dtype, device)
             begin(" ".join(labels))
-            yield _row(labels, jobs, expected, _on_runtime(form, provider))
+            yield _row(labels, jobs, tried, _on_runtime(form, provider))
 
 
 RunJob: TypeAlias = Callable[[], NDArray[Any]]
@@ -192,9 +183,10 @@ def _on_runtime(form: FormName, provider: str) -> Prepare:
     return prepare
 
 
-def _expected(job: Job, inputs: JobInputs, dtype: str) -> ExpectedRows:
-    (output,) = job.call.outputs
-    return expected_rows(job.call, reference_inputs(job.call, inputs.plain), dtype)[output]
+def _trial(call: ExportCall, inputs: Arrays, dtype: str) -> Trial:
+    """Return a trial that compares all rows."""
+    rows = np.arange(heads_first(call, inputs["query"]).shape[-2])
+    return trial_of(call, Setting({}), inputs, rows, dtype)
 
 
 def _put(arguments: Arrays, backend: Backend) -> Arrays:
@@ -211,7 +203,7 @@ def _put(arguments: Arrays, backend: Backend) -> Arrays:
 def _row(
     labels: tuple[str, str, str, str],
     jobs: Mapping[str, Job],
-    expected: Expected,
+    tried: Mapping[str, Sequence[Trial]],
     prepare: Prepare,
     textbook_of: TextbookOf | None = None,
 ) -> Row:
@@ -227,16 +219,15 @@ def _row(
             continue
         agreements: list[Agreement] = []
         try:
-            for inputs, output in zip(job.inputs, expected[name], strict=True):
-                run = make(inputs.hidden)
+            for inputs, trial in zip(job.inputs, tried[name], strict=True):
+                run = make(trial.inputs)
                 result = run()  # compiles, and fills caches: the next run is timed
                 if not agreements:
                     start = time.perf_counter()
                     result = run()
                     seconds += time.perf_counter() - start
-                if textbook_of is not None:  # of the plain inputs: it multiplies 0 by a hidden NaN
-                    output = replace(output, textbook=textbook_of(job, inputs.plain))
-                agreements.append(_judged(job, result, output))
+                # Of the inputs without NaN: the textbook formula multiplies 0 by a hidden one.
+                agreements.append(_judged(trial, result, textbook_of and textbook_of(job, inputs)))
         except (ArgumentTypeError, ArgumentValueError) as error:  # the library refuses the call
             results.append(JobResult(name, None, error.message.statement))
             continue
@@ -244,11 +235,10 @@ def _row(
     return Row(*labels, tuple(results), seconds)
 
 
-def _judged(job: Job, result: NDArray[Any], expected: ExpectedRows) -> Agreement:
-    """Compare an output; if its dtype or shape is not that of the call, it does not agree."""
-    (output,) = job.call.outputs
-    dtype = stated_dtype(job.call, output)
-    result = heads_first(job.call, result) if output == "output" else result
-    as_stated = result.shape == expected.reference.shape and result.dtype.name == dtype
-    result = result if as_stated else np.full(expected.reference.shape, np.nan)  # which is within no bound
-    return judge(result, expected.reference, expected.textbook, dtype, expected.largest)
+def _judged(trial: Trial, result: NDArray[Any], textbook: NDArray[Any] | None) -> Agreement:
+    """Compare an output by the textbook formula of the same library."""
+    (output,) = trial.call.outputs
+    compared, known = trial.compared({output: result} | trial.copies)[output], trial.expected[output]
+    textbook = known.textbook if textbook is None else textbook
+    expected = ExpectedRows(known.reference, textbook, terms=known.terms)  # of libraries, one bound for all
+    return judge_rows([replace(compared, expected=expected)], compared.dtype)[0]

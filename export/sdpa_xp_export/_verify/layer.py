@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from .._layer.layer import Change, Way, ways_to_copy, with_arrays
 from .._layer.results import named_outputs
 from ..spec import TensorSpec
 from .expected import Arrays
-from .judging import EPS, textbook_error
+from .judging import EPS, Compared, ExpectedRows, textbook_error
 from .lengths import Lengths, shown_lengths, shown_shapes
 
 Outputs: TypeAlias = dict[str, NDArray[Any]]
@@ -57,6 +58,7 @@ class LayerCase:
     """Why `exact` is the layer's own result: its error in float64, for example."""
     is_own: bool = False
     """Whether the reference is the layer in the dtype of the inputs."""
+    has_many_scores: ClassVar[bool] = False
 
     @property
     def shown(self) -> str:
@@ -68,6 +70,31 @@ class LayerCase:
         """The most terms that a sum over tokens may have: the longest axis of an input that is not a width."""
         shapes = [x.shape[: -1 if x.dtype.name in EPS and x.ndim > 1 else None] for x in self.inputs.values()]
         return max(itertools.chain(*shapes), default=0)
+
+    def compared(self, results: Outputs) -> dict[str, Compared]:
+        """Return the outputs of a run beside what the layer computes."""
+        return {name: self._compared(name, results[name]) for name in self.exact}
+
+    def _compared(self, name: str, result: NDArray[Any]) -> Compared:
+        exact, direct = self.exact[name], self.direct[name]
+        # The dtype of the layer's output sets the bound. If NumPy converts integers to float64, the graph may
+        # use another dtype: then the graph's dtype counts.
+        has_float64 = any(x.dtype == np.float64 for x in self.inputs.values())
+        stated = (result if direct.dtype == np.float64 and not has_float64 else direct).dtype.name
+        dtype = stated if stated in EPS else "float64"
+        is_measured = not np.array_equal(direct, exact, equal_nan=direct.dtype.kind not in "iub") or not (
+            self.is_own or direct.dtype.name != dtype
+        )
+        expected = ExpectedRows(exact, direct, longest_sum=self.longest_sum, is_measured=is_measured)
+        count = math.prod(exact.shape[:-1])
+        counts = max(self.lengths.values(), default=0), count, count
+
+        def where(index: tuple[int, ...]) -> str:
+            if result.shape != exact.shape:
+                return f"{name}.shape {result.shape} instead of {exact.shape}"
+            return f"{name}{list(index)}" if index else ""
+
+        return Compared(result, expected, 1.0, self.kind, dtype, counts, where)
 
 
 class BothLayers:

@@ -31,9 +31,6 @@ from .._files.model import (
     without_numbers,
 )
 from .._runtime.limits import ModelFailedError
-from .._runtime.process import RemoteSession, RuntimeProcess
-from .._runtime.releases import ENGINES
-from .._runtime.session import not_run_notes, runtime_notes, stated_runtimes
 from ..forms import tiled
 from ..spec import TensorSpec
 from .expected import stated_dtype
@@ -258,26 +255,6 @@ def stated_forms(model: Model) -> tuple[str, str]:
             chosen += json.loads(exported.get("sdpa_xp.forms", "[]"))
     forms, reasons = (dict.fromkeys(choice[key] for choice in chosen) for key in ("form", "reason"))
     return ", ".join(forms), "; ".join(reasons)
-
-
-def facts_of_run(
-    model: Model, runtime: RuntimeProcess, sessions: Mapping[str, RemoteSession]
-) -> dict[str, Any]:
-    """Return what a report says of a model, and of the runtime that ran it in a session for each provider."""
-    form, reason = stated_forms(model)
-    notes = runtime_notes(model, runtime.version, sessions, runtime.engine)
-    if runtime.engine == "onnxruntime":
-        notes += not_run_notes(model, sessions)
-    return {
-        "form": form,
-        "reason": reason,
-        "onnxruntime": runtime.version if runtime.engine == "onnxruntime" else "",
-        "engine": f"{ENGINES[runtime.engine]} {runtime.version}",
-        "notes": (*runtime.notes, *notes),
-        "placements": tuple(placed for session in sessions.values() for placed in session.placements),
-        "runtime": ", ".join(map(str, stated_runtimes(model))),
-        "math_mode": " and ".join(dict.fromkeys(session.math_mode for session in sessions.values())),
-    }
 
 
 def input_specs(model: Model) -> dict[str, TensorSpec]:
