@@ -11,27 +11,11 @@ from typing import Literal
 import numpy as np
 
 from .._call.call import ExportCall
-from .._call.mask_analysis import constant_names, constants
+from .._call.mask_analysis import constants
 from .._dtypes.dtype import INTEGERS
 from ..lowering.head_parts import SCORES_OF_A_STEP
-from ..spec import evaluated
 from .inputs import LARGE, Extreme, OperandChoice, extremes
-from .lengths import (
-    OF_A_SCORE,
-    SMALL,
-    THOROUGH_NUMBERS,
-    Lengths,
-    LengthsOfCall,
-    lengths_beside,
-    lengths_of_blocks,
-    most_numbers,
-    needs,
-    numbers_within,
-    random_lengths,
-    scores_shape,
-    several_lengths,
-    shown_lengths,
-)
+from .lengths import SMALL, CallLengths, Lengths, several_lengths, shown_lengths
 
 HUGE = {"float16": 8e3, "bfloat16": 3e4, "float32": 3e4, "float64": 3e4}
 """The size of huge scores by the dtype of the query; they reveal a mask that adds -1e4 instead of -inf."""
@@ -45,8 +29,6 @@ DRAWS_OF_FIXED = 3
 """The number of draws for each size of scores if all lengths of a call are fixed; one if it has many scores."""
 FEW_ROWS = 32
 """The rows that are compared at random lengths: a fault at a length concerns most rows."""
-SCORES_AT_ONCE = 2**20
-"""The most scores that the reference computes at one time; it holds some 15 arrays of that size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +66,7 @@ def trial_settings(
 
     Each seed adds other random lengths. A limit of memory leaves out long ones.
     """
-    most = most_numbers(memory, thorough=thorough)
-    most = min(most, SCORES_AT_ONCE) if call.sums_queries else most
-    chosen = LengthsOfCall(call, most)
+    chosen = CallLengths.of(call, thorough=thorough, memory=memory)
     small = [lengths for lengths in several_lengths(call) if chosen.affords(lengths)]
     # Primes, which no block and no vector of a kernel divides; then beyond a block of 128 queries.
     many, blocky = (
@@ -94,8 +74,8 @@ def trial_settings(
         for lengths in (chosen(19, 23, batch=LARGE_BATCH), chosen(130, 141))
     )
     other_sizes = [chosen(*size) for size in OTHER_SIZES]
-    at_numbers = list(_at_numbers(call, chosen, blocks, thorough=thorough))
-    ordinary = [*small, *_small(chosen), many, *chosen.around_an_empty_past(), blocky, *other_sizes]
+    at_numbers = [*chosen.around(blocks), *_in_parts(chosen, blocks)]
+    ordinary = [*small, *_small(chosen), many, *_around_an_empty_past(chosen), blocky, *other_sizes]
     ordinary += at_numbers
     settings = [Setting(lengths) for lengths in (*ordinary, *_longest(call, chosen, thorough=thorough))]
     settings += [Setting(lengths, LARGE) for lengths in (*small, many, blocky, other_sizes[-1])]
@@ -110,13 +90,18 @@ def trial_settings(
     if thorough:
         settings += _thorough(call, chosen, at_numbers)
     # Not the generator of the inputs, which would then depend on how many lengths were drawn.
-    drawn = random_lengths(chosen, np.random.default_rng([seed, 1]), thorough=thorough) if call.symbols else ()
+    drawn = chosen.at_random(np.random.default_rng([seed, 1]))
     settings += [Setting(lengths, rows=FEW_ROWS) for lengths in drawn]
-    draws = DRAWS_OF_FIXED if chosen.most == most else 1
-    return list(_affordable(settings, chosen, draws))
+    return list(_affordable(settings, chosen))
 
 
-def _small(chosen: LengthsOfCall) -> Iterator[Lengths]:
+def _around_an_empty_past(chosen: CallLengths) -> Iterator[Lengths]:
+    """Yield a prompt without a past, and one new token behind some, if the past has a name."""
+    if chosen.past and chosen.call and chosen.call.past_lengths is None:  # a padded cache has its whole length
+        yield from (chosen(4, 4, batch=2), chosen(1, 7, batch=2))
+
+
+def _small(chosen: CallLengths) -> Iterator[Lengths]:
     """Yield each number up to 9 as the number of queries, of keys, of past tokens, and as the batch."""
     for length in range(1, SMALL + 1):
         # All three run through the same numbers, and are never all equal.
@@ -134,21 +119,15 @@ def _ends(call: ExportCall) -> Iterator[OperandChoice]:
         yield from ("mask of False", "mask of True")
 
 
-def _at_numbers(
-    call: ExportCall, chosen: LengthsOfCall, blocks: Sequence[int], *, thorough: bool
-) -> Iterator[Lengths]:
-    """Yield lengths on each side of the numbers of the call, and of the borders of blocks."""
-    numbers = constants(call)
-    wanted = [(length, length) for length in lengths_beside(numbers, thorough=thorough)]
-    wanted += [(2 * number + 3, 2 * number + 5) for number in numbers[-1:]]
-    for queries, keys in (*wanted, *lengths_of_blocks(blocks)):
-        yield chosen(queries, keys)
-    for block in blocks:  # so many scores that heads are cut, of few queries if they have a length of their own
-        keys = SCORES_OF_A_STEP // (block * chosen.heads) + 9
-        yield chosen(keys if call.sizes.queries == call.sizes.keys else block + 9, keys)
+def _in_parts(chosen: CallLengths, blocks: Sequence[int]) -> Iterator[Lengths]:
+    """Yield lengths with so many scores in a block that its heads are cut into parts."""
+    queries, keys = chosen.numbers.scores_shape[-2:]
+    for block in blocks:  # of few queries, if they have a length of their own
+        length = SCORES_OF_A_STEP // (block * chosen.heads) + 9
+        yield chosen(length if queries == keys else block + 9, length)
 
 
-def _longest(call: ExportCall, chosen: LengthsOfCall, *, thorough: bool) -> Iterator[Lengths]:
+def _longest(call: ExportCall, chosen: CallLengths, *, thorough: bool) -> Iterator[Lengths]:
     """Yield the longest lengths within the limit, twice as long as any number if possible.
 
     Some have many queries and many keys, some have many of one and only a few of the other.
@@ -161,7 +140,7 @@ def _longest(call: ExportCall, chosen: LengthsOfCall, *, thorough: bool) -> Iter
     yield chosen(wanted, wanted + 6) if wanted <= side else chosen(side - 7, side - 1)
 
 
-def _thorough(call: ExportCall, chosen: LengthsOfCall, at_numbers: Sequence[Lengths]) -> Iterator[Setting]:
+def _thorough(call: ExportCall, chosen: CallLengths, at_numbers: Sequence[Lengths]) -> Iterator[Setting]:
     """Yield every small length, every small batch, more draws, and large scores at the numbers of the call."""
     for length in range(1, 18):
         yield Setting(chosen(length, length))
@@ -171,19 +150,16 @@ def _thorough(call: ExportCall, chosen: LengthsOfCall, at_numbers: Sequence[Leng
     yield from (Setting(lengths, LARGE) for lengths in at_numbers)
 
 
-def _affordable(settings: Sequence[Setting], chosen: LengthsOfCall, draws: int) -> Iterator[Setting]:
+def _affordable(settings: Sequence[Setting], chosen: CallLengths) -> Iterator[Setting]:
     """Yield each setting once, except settings with too many numbers.
 
-    A call without names has one setting for each size, which is drawn so many times.
+    A call without names has one setting for each size, which is drawn several times.
     """
+    draws = 1 if chosen.is_long else DRAWS_OF_FIXED
     counts: Counter[str] = Counter()
     for setting in settings:
         counts[setting.shown] += 1
-        if setting.lengths:
-            wanted = counts[setting.shown] == 1 and chosen.affords(setting.lengths)
-        else:
-            wanted = counts[setting.shown] <= draws
-        if wanted:
+        if counts[setting.shown] <= (1 if setting.lengths else draws) and chosen.affords(setting.lengths):
             yield setting
 
 
@@ -194,31 +170,9 @@ def left_out(
 
     A number that no lengths of the call can exceed is not listed.
     """
-    names = constant_names(call) | {block: f"blocks of {block} queries" for block in blocks}
-    chosen = LengthsOfCall(call, THOROUGH_NUMBERS)
-    missed: list[tuple[str, Lengths]] = []
-    for number in sorted(names):
-        lengths = chosen(number + 2, number + 2)
-        if _is_missed(call, number + 2, lengths, settings):
-            missed.append((names[number], lengths))
-    batch = chosen.batch_name
-    if batch and max(setting.lengths[batch] for setting in settings) < LARGE_BATCH:
-        missed.append((f"a batch of {LARGE_BATCH}", chosen(19, 23, batch=LARGE_BATCH)))
-    most = numbers_within(memory, OF_A_SCORE)
-    return tuple(f"{name}: {_needs(chosen, lengths, most)}" for name, lengths in missed)
-
-
-def _is_missed(call: ExportCall, length: int, lengths: Lengths, settings: Sequence[Setting]) -> bool:
-    """Return whether `lengths` have at least `length` queries or keys, and no setting has that many."""
-    # With a cache, queries are counted from the first key on, so a few queries are enough to exceed a number.
-    sides = (call.sizes.keys,) if call.cached else (call.sizes.queries, call.sizes.keys)
-    return any(
-        evaluated(side, lengths) >= length > max(evaluated(side, setting.lengths) for setting in settings)
-        for side in sides
-    )
-
-
-def _needs(chosen: LengthsOfCall, lengths: Lengths, affordable: int) -> str:
-    shape, largest = scores_shape(chosen.call, lengths), chosen.largest(lengths)
-    what = "scores" if math.prod(shape) >= largest else "numbers in an input"
-    return needs(shape[-2], shape[-1], largest, what, affordable)
+    chosen, tried = CallLengths.of(call, memory=memory), [setting.lengths for setting in settings]
+    names = {**chosen.numbers.names} | {block: f"blocks of {block} queries" for block in blocks}
+    missed = {name: chosen.missed(number, tried) for number, name in sorted(names.items())}
+    if chosen.batch_name and max(lengths[chosen.batch_name] for lengths in tried) < LARGE_BATCH:
+        missed[f"a batch of {LARGE_BATCH}"] = chosen.needs(chosen(19, 23, batch=LARGE_BATCH))
+    return tuple(f"{name}: {needs}" for name, needs in missed.items() if needs)

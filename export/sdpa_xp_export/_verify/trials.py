@@ -26,8 +26,8 @@ from .expected import (
 )
 from .inputs import poison, random_inputs, with_extremes, with_nan
 from .judging import Compared, ExpectedRows
-from .lengths import scores_shape, shown_shapes
-from .settings import SCORES_AT_ONCE, Setting
+from .lengths import SCORES_AT_ONCE, scores_shape, shown_shapes
+from .settings import Setting
 
 DEFAULT_ROWS, THOROUGH_ROWS = 512, 8192
 """The most rows, of all heads and batch entries together; the reference computes them one by one."""
