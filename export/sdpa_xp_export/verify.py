@@ -120,8 +120,8 @@ def verify(
         stated = stated_call(loaded, functions) if call is None else written_call(call)
         check_interface(loaded, stated)
         check_size(stated, numbers_within(memory, OF_A_NUMBER))
-        blocks = blocks_of(loaded)
-        settings = trial_settings(stated, blocks, thorough=thorough, seed=seed, memory=memory)
+        blocks, cut = blocks_of(loaded)
+        settings = trial_settings(stated, blocks, cut, thorough=thorough, seed=seed, memory=memory)
         scores = max(math.prod(scores_shape(stated, setting.lengths)) for setting in settings)
         runs: list[Run] = []
         sessions: dict[str, RemoteSession] = {}

@@ -19,7 +19,8 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from ._call.mask_analysis import CallNumbers, numbers_from_json
 from ._dtypes.dtype import ONNX_DTYPE
 from ._files.atomic import publish
-from ._files.model import Model, exported_models
+from ._files.metadata import exported_models, metadata_of
+from ._files.model import Model
 from ._files.paths import PathArgument, check_is_no_input, free_target
 from ._layer.layer import bound_arguments, with_arrays
 from ._runtime.limits import TIMEOUT, check_limits
@@ -104,9 +105,9 @@ def verify_layer(
     """
     rule = "`model` must be what to_onnx returned, or the path of its file"
     loaded = loaded_model("verify_layer", model, rule)
-    if len(exported := exported_models(loaded)) == 1 and "sdpa_xp.call" in exported[0]:
+    if len(exported := exported_models(loaded)) == 1 and exported[0].call:
         rule = "`model` is a call that export_attention wrote; use verify(model)"
-        raise ArgumentValueError("verify_layer", rule, {"metadata": sorted(exported[0])})
+        raise ArgumentValueError("verify_layer", rule, {"metadata": sorted(metadata_of(loaded))})
     check_engine("verify_layer", engine, provider)
     check_flag("verify_layer", "thorough", thorough)
     check_limits("verify_layer", timeout, memory)
@@ -119,12 +120,12 @@ def verify_layer(
     arguments = _checked_arguments(layer, specs, draws, keywords)
     seed = seed_of("verify_layer", seed)
 
-    stated = [numbers for part in exported for numbers in numbers_from_json(part.get("sdpa_xp.numbers", "[]"))]
+    stated = [numbers for part in exported for numbers in numbers_from_json(part.numbers)]
     traced, left_out = _traced_numbers(layer, arguments)
     # Names for lengths that are computed may differ between the two; they are never chosen.
     calls = [*(traced or []), *stated]  # a file can state too few
     calls = [call for n, call in enumerate(calls) if call not in calls[:n]]
-    chosen = LayerLengths(calls, specs, blocks_of(loaded), thorough=thorough, memory=memory)
+    chosen = LayerLengths(calls, specs, blocks_of(loaded)[0], thorough=thorough, memory=memory)
     inputs = LayerInputs(loaded, specs, draws, stated if traced is None else traced, engine)
     both = BothLayers(layer, keywords, np.random.default_rng([seed, 2]), double=_is_double(loaded))
     tried = CaseList(both, inputs, chosen, seed)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import onnx
 
 from sdpa_xp._checks.keywords import check_keys
@@ -21,17 +22,16 @@ from .._call.operands import Initializer
 from .._call.text import LONGEST_CALL, digest, from_json, to_json
 from .._dtypes.dtype import ONNX_DTYPE
 from .._files.loading import load
+from .._files.metadata import Metadata, exported_models, metadata_of
 from .._files.model import (
     LargeModel,
     Model,
     check_holds_data,
-    exported_models,
     initializers,
-    metadata_of,
+    messages,
     without_numbers,
 )
 from .._runtime.limits import ModelFailedError
-from ..forms import tiled
 from ..spec import TensorSpec
 from .expected import stated_dtype
 from .lengths import MOST_NUMBERS, count_of, least_lengths
@@ -40,6 +40,11 @@ T = TypeVar("T")
 FUSED = ("Attention", "MultiHeadAttention", "GroupQueryAttention")
 HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _DTYPES: dict[int, str] = {number: name for name, number in ONNX_DTYPE.items()}
+CUTTING = ("Min", "Div", "Mod", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+"""The operators by which a graph compares a length with a number, or divides it: a block may end there."""
+SHORTEST_BLOCK, LONGEST_BLOCK, FEW = 33, 4096, 64
+"""The lengths of blocks that are read from a file, and the most numbers of a tensor that may hold some. Shorter
+blocks end within the lengths that are tried anyway."""
 HELD = 16
 """Arrays that the reference holds for the scores of a piece, with everything that sets the bound."""
 HINT = "Pass `call` to say what the model should compute; `verify` then trusts nothing in the file."
@@ -57,48 +62,65 @@ def loaded_model(function: str, model: object, rule: str) -> Model:
     raise ArgumentTypeError(function, rule, {"model": type(model).__name__})
 
 
-def blocks_of(model: Model) -> list[int]:
-    """Return the lengths of the blocks that a model cuts its queries into."""
-    return [tiled.ROWS] if any(node.op_type in ("Scan", "Loop") for node in model.graph.node) else []
+def blocks_of(model: Model) -> tuple[list[int], int]:
+    """Return the lengths of the blocks that a loop of a model may cut its queries into, from the file alone.
+
+    Also the number of scores of a block from which on its heads may be cut; 0 if it has none.
+    """
+    parts = [*messages(model.graph)]
+    nodes = [part for part in parts if isinstance(part, onnx.NodeProto)]
+    if not any(node.op_type in ("Scan", "Loop") for node in nodes):
+        return [], 0
+    used = {name for node in nodes if node.op_type in CUTTING for name in node.input}
+    tensors = (part for part in parts if isinstance(part, onnx.TensorProto) and part.name in used)
+    numbers = sorted({number for tensor in tensors for number in _integers(tensor)})
+    blocks = [number for number in numbers if SHORTEST_BLOCK <= number <= LONGEST_BLOCK]
+    return blocks, next((number for number in numbers if number > LONGEST_BLOCK), 0)
+
+
+def _integers(tensor: onnx.TensorProto) -> list[int]:
+    """Return the numbers of a small tensor of int64; of a wrong one, which no engine loads, those it has."""
+    if tensor.data_type != onnx.TensorProto.INT64 or math.prod(tensor.dims) > FEW:
+        return []
+    whole = tensor.raw_data[: len(tensor.raw_data) // 8 * 8]
+    return [*map(int, np.frombuffer(whole, "<i8")), *tensor.int64_data]
 
 
 def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
     """Return the call in the metadata, if the numbers in the model have not changed since the export."""
-    metadata = metadata_of(model)
-    if (count := len(exported_models(model))) > 1:
+    metadata, several = {"metadata": ", ".join(sorted(metadata_of(model))) or "none"}, exported_models(model)
+    if len(several) > 1:
         rule = "`model` must be one exported model, but several exported models were merged"
         hint = (
             "Verify each before you merge them, or pass `call` to say what the whole should compute. "
             "If that is no single call, use verify_layer(model, function)."
         )
-        raise ArgumentValueError("verify", rule, {"models": count}, hint)
-    if "sdpa_xp.forms" in metadata and "sdpa_xp.call" not in metadata:
+        raise ArgumentValueError("verify", rule, {"models": len(several)}, hint)
+    (stated,) = several or [Metadata()]
+    if stated.forms and not stated.call:
         rule = "`model` is a layer that to_onnx wrote; use verify_layer(model, layer)"
         hint = "Where the code of the layer is not, use sdpa-xp verify --golden."
-        raise ArgumentValueError("verify", rule, {"metadata": sorted(metadata)}, hint)
-    if "sdpa_xp.call" not in metadata:
+        raise ArgumentValueError("verify", rule, metadata, hint)
+    if not stated.call:
         rule = "`model` must be one that export_attention wrote, since `call` is not given"
-        shown = ", ".join(sorted(metadata)) or "none"
         hint = (
             "Another program wrote the file, or a tool has dropped its metadata. "
             "Pass `call` to say what it should compute."
         )
-        raise ArgumentValueError("verify", rule, {"metadata": shown}, hint)
+        raise ArgumentValueError("verify", rule, metadata, hint)
     numbers = {name: Initializer(name, array) for name, array in initializers(model)}
     try:  # anyone may have written the file, so each part of its text may be wrong
-        text = metadata["sdpa_xp.call"]
-        call = from_json(text, numbers, functions)
-        stated = metadata["sdpa_xp.digest"]
+        call = from_json(stated.call, numbers, functions)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         why = summary(error, "verify")
         rule = f"`model` must be one that export_attention wrote ({why})"
-        raise ArgumentValueError("verify", rule, {"metadata": sorted(metadata)}, HINT) from error
-    if digest(text, call.initializers) != stated:
+        raise ArgumentValueError("verify", rule, metadata, HINT) from error
+    if digest(stated.call, call.initializers) != stated.digest:
         rule = (
             "`model` must contain the call and the numbers that export_attention wrote, "
             "but their digest differs"
         )
-        raise ArgumentValueError("verify", rule, {"sdpa_xp.digest": stated}, HINT)
+        raise ArgumentValueError("verify", rule, {"sdpa_xp.digest": stated.digest}, HINT)
     return call
 
 
@@ -118,10 +140,9 @@ def of_metadata(call: ExportCall, trials: Iterator[T]) -> Iterator[T]:
 
 def other_call_note(model: Model, call: ExportCall) -> str:
     """Return where the call in the metadata is not `call`; empty if it is the same, or if there is none."""
-    texts = [exported.get("sdpa_xp.call", "") for exported in exported_models(model)]
-    text = texts[0] if len(texts) == 1 else ""
+    texts = [exported.call for exported in exported_models(model)]
     try:
-        stated = json.loads(text) if len(text) <= LONGEST_CALL else None
+        stated = json.loads(texts[0]) if len(texts) == 1 and len(texts[0]) <= LONGEST_CALL else None
     except (ValueError, RecursionError):
         return ""
     if not isinstance(stated, dict):  # anyone may have written the file
@@ -233,28 +254,12 @@ def _shown(types: dict[str, str], names: list[str]) -> str:
 
 def missing_arguments_note(model: Model, layer: Callable[..., Any], keywords: Mapping[str, Any]) -> str:
     """Return which arguments `to_onnx` was given, and `verify_layer` was not; empty if there are none."""
-    try:
-        texts = [exported.get("sdpa_xp.arguments", "[]") for exported in exported_models(model)]
-        recorded = dict.fromkeys(str(name) for text in texts for name in json.loads(text))
-    except (TypeError, ValueError, RecursionError):
-        return ""
+    recorded = dict.fromkeys(name for exported in exported_models(model) for name in exported.fixed_arguments)
     known = {*keywords, *(layer.keywords if isinstance(layer, partial) else ())}
     missing = [name for name in recorded if name not in known]
     if not missing:
         return ""
     return f"to_onnx was called with {', '.join(missing)}, and verify_layer was not; pass the same arguments"
-
-
-def stated_forms(model: Model) -> tuple[str, str]:
-    """Return the forms of the attention in a model, and the reasons for them; empty if it states none."""
-    chosen = []
-    for exported in exported_models(model):
-        if "sdpa_xp.form" in exported:
-            chosen.append({key: exported.get(f"sdpa_xp.{key}", "") for key in ("form", "reason")})
-        with suppress(ValueError, RecursionError):  # anyone may have written the file
-            chosen += json.loads(exported.get("sdpa_xp.forms", "[]"))
-    forms, reasons = (dict.fromkeys(choice[key] for choice in chosen) for key in ("form", "reason"))
-    return ", ".join(forms), "; ".join(reasons)
 
 
 def input_specs(model: Model) -> dict[str, TensorSpec]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from .._files.metadata import exported_models
 from .._files.model import Model
 from .._runtime.process import RemoteSession, RuntimeProcess
 from .._runtime.releases import ENGINES
@@ -12,7 +13,6 @@ from .._runtime.session import not_run_notes, runtime_notes, stated_runtimes
 from ..report import Run
 from .judging import Compared, judge_outputs
 from .layer import LayerCase
-from .model import stated_forms
 from .trials import Trial
 
 
@@ -51,13 +51,14 @@ def facts_of_run(
     model: Model, runtime: RuntimeProcess, sessions: Mapping[str, RemoteSession]
 ) -> dict[str, Any]:
     """Return what a report says of a model, and of the runtime that ran it in a session for each provider."""
-    form, reason = stated_forms(model)
+    chosen = [choice for exported in exported_models(model) for choice in exported.chosen]
+    forms, reasons = (dict.fromkeys(choice[part] for choice in chosen) for part in (0, 1))
     notes = runtime_notes(model, runtime.version, sessions, runtime.engine)
     if runtime.engine == "onnxruntime":
         notes += not_run_notes(model, sessions)
     return {
-        "form": form,
-        "reason": reason,
+        "form": ", ".join(forms),
+        "reason": "; ".join(reasons),
         "onnxruntime": runtime.version if runtime.engine == "onnxruntime" else "",
         "engine": f"{ENGINES[runtime.engine]} {runtime.version}",
         "notes": (*runtime.notes, *notes),

@@ -13,7 +13,6 @@ import numpy as np
 from .._call.call import ExportCall
 from .._call.mask_analysis import constants
 from .._dtypes.dtype import INTEGERS
-from ..lowering.head_parts import SCORES_OF_A_STEP
 from .inputs import LARGE, Extreme, OperandChoice, extremes
 from .lengths import SMALL, CallLengths, Lengths, several_lengths, shown_lengths
 
@@ -57,12 +56,13 @@ class Setting:
 def trial_settings(
     call: ExportCall,
     blocks: Sequence[int] = (),
+    cut: int = 0,
     *,
     thorough: bool = False,
     seed: int = 0,
     memory: int | None = None,
 ) -> list[Setting]:
-    """Return the settings for a model that cuts its queries into blocks of these lengths.
+    """Return the settings for a model that cuts its queries into blocks, and heads of blocks with `cut` scores.
 
     Each seed adds other random lengths. A limit of memory leaves out long ones.
     """
@@ -74,7 +74,7 @@ def trial_settings(
         for lengths in (chosen(19, 23, batch=LARGE_BATCH), chosen(130, 141))
     )
     other_sizes = [chosen(*size) for size in OTHER_SIZES]
-    at_numbers = [*chosen.around(blocks), *_in_parts(chosen, blocks)]
+    at_numbers = [*chosen.around(blocks), *_in_parts(chosen, blocks, cut)]
     ordinary = [*small, *_small(chosen), many, *_around_an_empty_past(chosen), blocky, *other_sizes]
     ordinary += at_numbers
     settings = [Setting(lengths) for lengths in (*ordinary, *_longest(call, chosen, thorough=thorough))]
@@ -119,11 +119,11 @@ def _ends(call: ExportCall) -> Iterator[OperandChoice]:
         yield from ("mask of False", "mask of True")
 
 
-def _in_parts(chosen: CallLengths, blocks: Sequence[int]) -> Iterator[Lengths]:
-    """Yield lengths with so many scores in a block that its heads are cut into parts."""
+def _in_parts(chosen: CallLengths, blocks: Sequence[int], cut: int) -> Iterator[Lengths]:
+    """Yield lengths with more than `cut` scores in a block, of few queries if these have their own length."""
     queries, keys = chosen.numbers.scores_shape[-2:]
-    for block in blocks:  # of few queries, if they have a length of their own
-        length = SCORES_OF_A_STEP // (block * chosen.heads) + 9
+    for block in blocks if cut else ():
+        length = cut // block + 9
         yield chosen(length if queries == keys else block + 9, length)
 
 
