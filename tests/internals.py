@@ -101,7 +101,7 @@ PLACES = {
     "Input": "sdpa_xp_export._call.operands:Input",
     "is_traced": "sdpa_xp._libraries:is_traced",
     "jax_kernels": "sdpa_xp._kernels.jax",
-    "Job": "sdpa_xp_export._agree.comparison:Job",
+    "Feature": "sdpa_xp_export._agree.features:Feature",
     "judge": "rounding_rule:judge",
     "judge_outputs": "sdpa_xp_export._verify.judging:judge_outputs",
     "judge_rows": "sdpa_xp_export._verify.judging:judge_rows",

@@ -23,17 +23,14 @@ from ._runtime.process import RemoteSession, runtime_process
 from ._runtime.releases import EngineName, ProviderName
 from ._runtime.session import check_engine
 from ._verify.inputs import seed_of
-from ._verify.lengths import OF_A_NUMBER, numbers_within, scores_shape
+from ._verify.lengths import scores_shape
 from ._verify.model import (
     blocks_of,
-    check_interface,
-    check_size,
+    call_to_verify,
     computed_dtype,
     loaded_model,
     of_metadata,
     other_call_note,
-    stated_call,
-    written_call,
 )
 from ._verify.runner import facts_of_run, judged, run_cases
 from ._verify.settings import left_out, trial_settings
@@ -117,9 +114,7 @@ def verify(
     seed = seed_of("verify", seed)
     with deadline(float(timeout)) as limit:
         loaded = loaded_model("verify", model, "`model` must be an ONNX model, or the path of its file")
-        stated = stated_call(loaded, functions) if call is None else written_call(call)
-        check_interface(loaded, stated)
-        check_size(stated, numbers_within(memory, OF_A_NUMBER))
+        stated = call_to_verify(loaded, call, functions, memory)
         blocks, cut = blocks_of(loaded)
         settings = trial_settings(stated, blocks, cut, thorough=thorough, seed=seed, memory=memory)
         scores = max(math.prod(scores_shape(stated, setting.lengths)) for setting in settings)

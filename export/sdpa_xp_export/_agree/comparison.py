@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,20 +25,7 @@ from ..export import export_call
 from ..forms.choice import FORMS, unsupported_reason
 from ..report import Agreement
 from .backends import Backend
-from .features import LENGTHS, LONGER, features
-from .library_calls import Compute, attention
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A call with inputs of several lengths."""
-
-    call: ExportCall
-    inputs: tuple[Arrays, ...]
-    """Those that are timed come first."""
-    compute: Compute = attention
-    no_graph: str = ""
-    """Why no graph computes the call; empty if one does."""
+from .features import LENGTHS, LONGER, Feature, features
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +52,7 @@ class Row:
     device: str
     results: tuple[JobResult, ...]
     seconds: float
-    """The time of all jobs together; each is timed once, after a run that is not timed."""
+    """The time of all jobs together, with the way of the arrays; each is timed once, after an untimed run."""
 
     @property
     def name(self) -> str:
@@ -102,19 +89,30 @@ class Row:
         }
 
 
-def feature_jobs(dtype: str, seed: int = 0) -> dict[str, Job]:
-    """Return a job for each of `features`."""
+class Way(NamedTuple):
+    """One way of computing: a library, or a form of a graph."""
+
+    labels: tuple[str, str, str, str]
+    """The backend, what computes there, the dtype and the device."""
+    prepare: Callable[[Feature], Callable[[Arrays], NDArray[Any]] | str]
+    """A job -> inputs -> its output, or why it is refused."""
+    textbook: Callable[[Feature, Arrays], NDArray[Any]] | None = None
+    """A job and its inputs -> the output of the textbook formula in the same library; by default NumPy's."""
+
+
+def feature_jobs(dtype: str, seed: int = 0) -> dict[str, Feature]:
+    """Return each of `features` with its inputs."""
     rng = np.random.default_rng(seed)
     jobs = {}
     for name, feature in features(dtype).items():
         several = (LENGTHS, *LONGER) if {"L", "S"} & {*feature.call.symbols} else (LENGTHS,)
         inputs = tuple(feature.adapt(random_inputs(feature.call, lengths, rng)) for lengths in several)
-        jobs[name] = Job(feature.call, inputs, feature.compute, feature.no_graph)
+        jobs[name] = replace(feature, inputs=inputs)
     return jobs
 
 
 def compare(
-    jobs: Mapping[str, Job],
+    jobs: Mapping[str, Feature],
     dtype: str,
     backends: Iterable[Backend],
     providers: Sequence[str],
@@ -126,61 +124,45 @@ def compare(
     """
     begin(f"reference {dtype}")
     tried = {name: [_trial(job.call, inputs, dtype) for inputs in job.inputs] for name, job in jobs.items()}
-    for backend in backends:
-        if backend.holds(dtype):
-            labels = (backend.name, "xp", dtype, backend.device)
-            begin(" ".join(labels))
-            yield _row(labels, jobs, tried, _on_backend(backend), _textbook_on(backend))
-    for provider in providers:
-        for form in FORMS:
-            device = provider.removesuffix("ExecutionProvider").lower()
-            labels = ("onnxruntime", form, dtype, device)
-            begin(" ".join(labels))
-            yield _row(labels, jobs, tried, _on_runtime(form, provider))
+    ways = [_on_backend(backend, dtype) for backend in backends if backend.holds(dtype)]
+    ways += [_on_runtime(form, provider, dtype) for provider in providers for form in FORMS]
+    for way in ways:
+        begin(" ".join(way.labels))
+        yield _row(way, jobs, tried)
 
 
-RunJob: TypeAlias = Callable[[], NDArray[Any]]
-Prepare: TypeAlias = Callable[[Job], Callable[[Arrays], RunJob] | str]
-"""A job -> what makes a run of inputs, or why it is refused."""
-TextbookOf: TypeAlias = Callable[[Job, Arrays], NDArray[Any]]
-"""A job and its inputs -> the output of the textbook formula, in the same library."""
-
-
-def _on_backend(backend: Backend) -> Prepare:
+def _on_backend(backend: Backend, dtype: str) -> Way:
     xp = backend.namespace()
 
-    def prepare(job: Job) -> Callable[[Arrays], RunJob]:
-        def put(hidden: Arrays) -> RunJob:
-            arrays = {name: backend.put(x) for name, x in hidden.items()}
-            return lambda: backend.get(job.compute(xp, job.call, arrays))
+    def put(value: Any) -> Any:
+        if isinstance(value, tuple):  # several biases
+            return tuple(map(put, value))
+        return backend.put(value) if isinstance(value, np.ndarray) else value
 
-        return put
+    def prepare(job: Feature) -> Callable[[Arrays], NDArray[Any]]:
+        return lambda arrays: backend.get(
+            job.compute(xp, job.call, {name: put(x) for name, x in arrays.items()})
+        )
 
-    return prepare
-
-
-def _textbook_on(backend: Backend) -> TextbookOf:
-    xp = backend.namespace()
-
-    def textbook(job: Job, plain: Arrays) -> NDArray[Any]:
+    def textbook(job: Feature, arrays: Arrays) -> NDArray[Any]:
         (output,) = job.call.outputs
-        arguments = _put(reference_inputs(job.call, plain), backend)
-        return backend.get(stages(xp, **arguments)[output])
+        arguments = reference_inputs(job.call, arrays)
+        return backend.get(stages(xp, **{name: put(x) for name, x in arguments.items()})[output])
 
-    return textbook
+    return Way((backend.name, "xp", dtype, backend.device), prepare, textbook)
 
 
-def _on_runtime(form: FormName, provider: str) -> Prepare:
+def _on_runtime(form: FormName, provider: str, dtype: str) -> Way:
     runtime = runtime_text(provider, session.version())
     target = Runtime.parse("agree", runtime)
 
-    def prepare(job: Job) -> Callable[[Arrays], RunJob] | str:
+    def prepare(job: Feature) -> Callable[[Arrays], NDArray[Any]] | str:
         if why := job.no_graph or unsupported_reason(form, job.call, target):
             return why
         opened = session.open_session(export_call(job.call, form=form, runtime=runtime), provider)
-        return lambda hidden: lambda: session.run(opened, hidden)[job.call.outputs[0]]
+        return lambda arrays: session.run(opened, arrays)[job.call.outputs[0]]
 
-    return prepare
+    return Way(("onnxruntime", form, dtype, provider.removesuffix("ExecutionProvider").lower()), prepare)
 
 
 def _trial(call: ExportCall, inputs: Arrays, dtype: str) -> Trial:
@@ -189,50 +171,29 @@ def _trial(call: ExportCall, inputs: Arrays, dtype: str) -> Trial:
     return trial_of(call, Setting({}), inputs, rows, dtype)
 
 
-def _put(arguments: Arrays, backend: Backend) -> Arrays:
-    """Move NumPy arrays, also those of several biases, to the backend."""
-
-    def put(value: Any) -> Any:
-        if isinstance(value, tuple):
-            return tuple(map(put, value))
-        return backend.put(value) if isinstance(value, np.ndarray) else value
-
-    return {name: put(value) for name, value in arguments.items()}
-
-
-def _row(
-    labels: tuple[str, str, str, str],
-    jobs: Mapping[str, Job],
-    tried: Mapping[str, Sequence[Trial]],
-    prepare: Prepare,
-    textbook_of: TextbookOf | None = None,
-) -> Row:
-    """Run the first inputs of each job twice, once timed, and the others once.
-
-    Without `textbook_of` the bound follows from NumPy's textbook formula.
-    """
+def _row(way: Way, jobs: Mapping[str, Feature], tried: Mapping[str, Sequence[Trial]]) -> Row:
+    """Run the first inputs of each job twice, once timed, and the others once."""
     results, seconds = [], 0.0
     for name, job in jobs.items():
-        make = prepare(job)
-        if isinstance(make, str):
-            results.append(JobResult(name, None, make))
+        compute = way.prepare(job)
+        if isinstance(compute, str):
+            results.append(JobResult(name, None, compute))
             continue
         agreements: list[Agreement] = []
         try:
             for inputs, trial in zip(job.inputs, tried[name], strict=True):
-                run = make(trial.inputs)
-                result = run()  # compiles, and fills caches: the next run is timed
+                result = compute(trial.inputs)  # compiles, and fills caches: the next run is timed
                 if not agreements:
                     start = time.perf_counter()
-                    result = run()
+                    result = compute(trial.inputs)
                     seconds += time.perf_counter() - start
                 # Of the inputs without NaN: the textbook formula multiplies 0 by a hidden one.
-                agreements.append(_judged(trial, result, textbook_of and textbook_of(job, inputs)))
+                agreements.append(_judged(trial, result, way.textbook and way.textbook(job, inputs)))
         except (ArgumentTypeError, ArgumentValueError) as error:  # the library refuses the call
             results.append(JobResult(name, None, error.message.statement))
             continue
         results.append(JobResult(name, max(agreements, key=lambda agreement: agreement.share)))
-    return Row(*labels, tuple(results), seconds)
+    return Row(*way.labels, tuple(results), seconds)
 
 
 def _judged(trial: Trial, result: NDArray[Any], textbook: NDArray[Any] | None) -> Agreement:

@@ -39,6 +39,8 @@ class Feature:
     """Why no graph computes the call; empty if one does."""
     adapt: Callable[[Arrays], Arrays] = dict
     """Changes random inputs to those that the feature is compared on."""
+    inputs: tuple[Arrays, ...] = ()
+    """The inputs that it is compared on, of several lengths; the first are timed."""
 
 
 def features(dtype: str) -> dict[str, Feature]:

@@ -23,7 +23,7 @@ from .._call.call import OPTIONS, ExportCall
 from .._call.operands import Initializer, Input, kind_of, with_operands
 from .._dtypes.dtype import numpy_dtype
 from .._runtime.limits import check_time
-from .judging import ExpectedRows
+from .judging import ExpectedRows, with_error_of_float64
 from .reference import Floats, attention_and_scores, magnitudes, spreads, stages, statistics
 
 Arrays: TypeAlias = dict[str, Any]
@@ -104,9 +104,8 @@ def _double_precision(
     right, off = _reference(narrow), _textbook(narrow, "float32")
     with_error = {}
     for name, plain in textbook.items():
-        scaled = (off[name] - right[name]) * 2.0**-29  # epsilon of float64 over epsilon of float32
-        shown = exact[name] + np.where(np.isfinite(scaled), scaled, 0.0)
-        with_error[name] = np.where(np.abs(scaled) > np.abs(plain - exact[name]), shown, plain)
+        shown = with_error_of_float64(exact[name], right[name], off[name])
+        with_error[name] = np.where(np.abs(shown - exact[name]) > np.abs(plain - exact[name]), shown, plain)
     return with_error
 
 

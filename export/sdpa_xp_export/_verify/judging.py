@@ -44,6 +44,15 @@ OF_ANOTHER_SHAPE = Agreement(math.inf, math.inf, 0.0)
 EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 
 
+def with_error_of_float64(exact: NDArray[Any], right: NDArray[Any], off: NDArray[Any]) -> NDArray[Any]:
+    """Return `exact` with the error of float64: there is no wider dtype to measure it with.
+
+    It is the error of `off`, computed in float32, beside `right` in float64, divided by 2**29.
+    """
+    error = (off - right) * 2.0**-29  # epsilon of float64 over epsilon of float32
+    return exact + np.where(np.isfinite(error), error, 0.0)
+
+
 def textbook_error(
     reference: NDArray[np.float64], textbook: NDArray[Any], sizes: Floats | float | None = None
 ) -> float:

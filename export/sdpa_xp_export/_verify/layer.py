@@ -18,7 +18,7 @@ from .._layer.layer import Change, Way, ways_to_copy, with_arrays
 from .._layer.results import named_outputs
 from ..spec import TensorSpec
 from .expected import Arrays
-from .judging import EPS, Compared, ExpectedRows, textbook_error
+from .judging import EPS, Compared, ExpectedRows, textbook_error, with_error_of_float64
 from .lengths import Lengths, shown_lengths, shown_shapes
 
 Outputs: TypeAlias = dict[str, NDArray[Any]]
@@ -54,8 +54,6 @@ class LayerCase:
     """The result in the dtype of the inputs, and ..."""
     moved: Outputs | None = None
     """... the same with rounding errors in the inputs and weights."""
-    refused: str = ""
-    """Why `exact` is the layer's own result: its error in float64, for example."""
     is_own: bool = False
     """Whether the reference is the layer in the dtype of the inputs."""
     has_many_scores: ClassVar[bool] = False
@@ -126,19 +124,25 @@ class BothLayers:
     def case(self, lengths: Lengths, arrays: Arrays) -> LayerCase:
         """Return what both compute."""
         direct = self._called(self.layer, arrays)
-        exact, refused = None, ""
+        exact = self._exact(arrays, direct)
+        if self.double and not self.why_not_wide:
+            direct = self._double_precision(exact, _converted(_narrowed, arrays))
+        return LayerCase(lengths, arrays, exact, direct)
+
+    def _exact(self, arrays: Arrays, direct: Outputs) -> Outputs:
+        """Return the result in float64, or in the layer's own dtype if it has no other."""
         if not self.why_not_wide:
             try:
                 exact = self._called(self.wide, _converted(_widened, arrays))
             except Exception as error:  # the layer is anyone's function, and it accepts its own dtype
-                refused = f"it raises an error there, {words_of(error)}"
-        if exact and {name: x.shape for name, x in exact.items()} != {n: x.shape for n, x in direct.items()}:
-            exact, refused = None, "it returns outputs of other names or shapes there"
-        if exact is None:
-            return LayerCase(lengths, arrays, _converted(_widened, direct), direct, refused=refused)
-        if self.double:
-            direct = self._double_precision(exact, _converted(_narrowed, arrays))
-        return LayerCase(lengths, arrays, exact, direct)
+                self.why_not_wide = f"it raises an error there, {words_of(error)}"
+            else:
+                if {name: x.shape for name, x in exact.items()} == {
+                    name: x.shape for name, x in direct.items()
+                }:
+                    return exact
+                self.why_not_wide = "it returns outputs of other names or shapes there"
+        return _converted(_widened, direct)
 
     def ordinary_case(self, lengths: Lengths, arrays: Arrays, rng: np.random.Generator) -> LayerCase:
         """Return what both compute, with the error that another order of the sums may have."""
@@ -162,10 +166,8 @@ class BothLayers:
 
     def judged_as_own(self, cases: Sequence[LayerCase], rng: np.random.Generator) -> list[LayerCase]:
         """Return ordinary cases whose reference is the layer in its own dtype, if float64 is not to be had."""
-        self.why_not_wide = _why_not_wide(cases)
-        if not self.why_not_wide:
-            return list(cases)
-        return [self._own_case(case, rng) for case in cases]
+        self.why_not_wide = self.why_not_wide or _why_not_wide(cases)
+        return [self._own_case(case, rng) for case in cases] if self.why_not_wide else list(cases)
 
     def integer_case(self, kind: str, lengths: Lengths, arrays: Arrays, rng: np.random.Generator) -> LayerCase:
         """Return what both compute of special integers.
@@ -238,15 +240,11 @@ class BothLayers:
             return {name: np.asarray(x) for name, x in outputs.items()}
 
     def _double_precision(self, exact: Outputs, single: Arrays) -> Outputs:
-        """Return `exact` with the error that float64 has.
-
-        There is no wider dtype to measure it with. So it is the error of float32 for the inputs `single`, 2**29
-        times smaller.
-        """
+        """Return `exact` with the error that float64 has, by what the layer computes of the inputs `single`."""
         right = self._called(self.wide, _converted(_widened, single))
         off = self._called(self.narrow, single)
         return {
-            name: x if x.dtype.kind in "iub" else x + (off[name] - right[name]) * 2.0**-29
+            name: x if x.dtype.kind in "iub" else with_error_of_float64(x, right[name], off[name])
             for name, x in exact.items()
         }
 
@@ -259,8 +257,6 @@ def words_of(error: Exception) -> str:
 
 def _why_not_wide(cases: Sequence[LayerCase]) -> str:
     """Return why the results in float64 are no reference for a layer; empty if they are."""
-    if refused := next((case.refused for case in cases if case.refused), ""):
-        return refused
     for case in cases:
         for name, exact in case.exact.items():  # such a layer names its dtype, as with xp.float32
             if exact.dtype.name in EPS and exact.dtype != np.float64:
@@ -286,9 +282,8 @@ def _is_repeated(first: NDArray[Any], second: NDArray[Any] | None) -> bool:
         return True
     if first.dtype.name not in EPS:
         return False
-    is_finite, is_again = (np.isfinite(x.astype(np.float64)) for x in (first, second))
     apart = _apart([(first, second)])
-    return np.array_equal(is_finite, is_again) and apart <= MOST_DISTANCE * EPS[first.dtype.name]
+    return not _overflows({"": first}, {"": second}) and apart <= MOST_DISTANCE * EPS[first.dtype.name]
 
 
 def _apart(pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> float:
@@ -345,11 +340,8 @@ def _furthest(exact: Outputs, *candidates: Outputs) -> Outputs:
 
 def _overflows(ordinary: Outputs, *large: Outputs) -> bool:
     """Return whether an output has inf or NaN in other places than with ordinary inputs."""
-    return any(
-        not np.array_equal(np.isfinite(ordinary[name]), np.isfinite(outputs[name]))
-        for outputs in large
-        for name in outputs
-    )
+    pairs = ((ordinary[name], x) for outputs in large for name, x in outputs.items())
+    return any(not np.array_equal(np.isfinite(one), np.isfinite(other)) for one, other in pairs)
 
 
 def _widened(x: NDArray[Any]) -> NDArray[Any]:

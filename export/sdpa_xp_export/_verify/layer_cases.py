@@ -76,47 +76,50 @@ class CaseList:
     def _ordinary(self, lengths: Lengths) -> LayerCase:
         return self.both.ordinary_case(lengths, self.inputs.drawn(lengths, self.rng), self.roundings)
 
+    @contextmanager
+    def _or_left_out(self, what: str) -> Iterator[None]:
+        """List what was not tried if it raises an error: the other runs count."""
+        try:
+            yield
+        except Exception as error:  # the layer and `draw` are anyone's functions, and raise what they like
+            self.left_out.append(f"{what}: {words_of(error)}")
+
     def _try_all(self, many: Iterable[Lengths]) -> None:
         for lengths in many:
-            try:
+            with self._or_left_out(shown_lengths(lengths)):
                 self.cases.append(self._ordinary(lengths))
-            except Exception as error:  # the layer and `draw` are anyone's functions, and raise what they like
-                self.left_out.append(f"{shown_lengths(lengths)}: {words_of(error)}")
 
     def _try_integers(self, many: Sequence[Lengths]) -> None:
         """Try special integers in all inputs together; if the layer refuses them, in one input at a time."""
         self.left_out += self.inputs.left_out()
         for choice, names in self.inputs.choices():
-            refusal = self._refusal_of_integers(many, choice, names)
-            for name in names if refusal else ():  # one of them alone may be the cause
-                if refusal := refusal if len(names) == 1 else self._refusal_of_integers(many, choice, [name]):
-                    self.left_out.append(f"{choice} in {name}: {refusal}")
+            refused = len(self.left_out)
+            self._try_integers_in(many, choice, names)
+            if len(self.left_out) > refused and len(names) > 1:  # one of them alone may be the cause
+                del self.left_out[refused:]
+                for name in names:
+                    self._try_integers_in(many, choice, [name])
 
-    def _refusal_of_integers(self, many: Sequence[Lengths], choice: IntegerChoice, names: Sequence[str]) -> str:
-        """Try integers in the inputs `names`; return the error of the layer, or an empty string."""
-        cases = []
-        try:
+    def _try_integers_in(self, many: Sequence[Lengths], choice: IntegerChoice, names: Sequence[str]) -> None:
+        with self._or_left_out(f"{choice} in {', '.join(names)}"):
+            cases = []
             for lengths in many:
                 arrays = self.inputs.drawn(lengths, self.rng, choice, names)
                 cases.append(self.both.integer_case(f", {choice}", lengths, arrays, self.roundings))
-        except Exception as error:  # any of the layer's: the report says what was not tried
-            return words_of(error)
-        self.cases += cases
-        return ""
+            self.cases += cases
 
     def _try_large(self, many: Sequence[Lengths]) -> None:
         large: list[LayerCase | None] = []
-        try:
+        with self._or_left_out("large tokens"):
             for lengths in many:
                 arrays = self.inputs.drawn(lengths, self.rng)
                 larger = with_large_tokens(arrays, [*self.inputs.draws], self.rng)
                 large.append(self.both.large_case(lengths, arrays, larger, self.rng))
-        except Exception as error:  # here too: the report says what was not tried, and the other runs count
-            self.left_out.append(f"large tokens: {words_of(error)}")
-            return
-        self.cases += [case for case in large if case is not None]
-        if None in large:
-            self.left_out.append("large tokens: the outputs overflow, or no floating input has tokens to draw")
+            self.cases += [case for case in large if case is not None]
+            if None in large:
+                self.left_out.append(
+                    "large tokens: the outputs overflow, or no floating input has tokens to draw"
+                )
 
 
 class LayerInputs:

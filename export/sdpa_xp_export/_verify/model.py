@@ -34,7 +34,7 @@ from .._files.model import (
 from .._runtime.limits import ModelFailedError
 from ..spec import TensorSpec
 from .expected import stated_dtype
-from .lengths import MOST_NUMBERS, count_of, least_lengths
+from .lengths import MOST_NUMBERS, OF_A_NUMBER, count_of, least_lengths, numbers_within
 
 T = TypeVar("T")
 FUSED = ("Attention", "MultiHeadAttention", "GroupQueryAttention")
@@ -158,11 +158,19 @@ def other_call_note(model: Model, call: ExportCall) -> str:
     return f"the metadata of the model state {there}, and `call` has {here}"
 
 
-def written_call(arguments: object) -> ExportCall:
-    """Return the call that the caller writes down as arguments of `export_attention`."""
-    known = [name for name in OPTIONS if name not in OF_TRACED_CALLS]
-    check_keys("verify", "call", arguments, known, ("query", "key", "value"))
-    return checked_call("verify", **cast(Mapping[str, Any], arguments))
+def call_to_verify(
+    model: Model, arguments: object, functions: Mapping[str, Any], memory: int | None
+) -> ExportCall:
+    """Return what a model has to compute: its own call, or the caller's arguments of `export_attention`."""
+    if arguments is None:
+        call = stated_call(model, functions)
+    else:
+        known = [name for name in OPTIONS if name not in OF_TRACED_CALLS]
+        check_keys("verify", "call", arguments, known, ("query", "key", "value"))
+        call = checked_call("verify", **cast(Mapping[str, Any], arguments))
+    check_interface(model, call)
+    check_size(call, numbers_within(memory, OF_A_NUMBER))
+    return call
 
 
 def check_interface(model: Model, call: ExportCall) -> None:
