@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,8 @@ from sdpa_xp.masks import Mask
 
 from ._call.mask_analysis import constants
 from ._files.model import Model
-from ._runtime.limits import TIMEOUT, check_limits, check_time, deadline
-from ._runtime.process import RemoteSession, runtime_process
+from ._runtime.limits import TIMEOUT, check_limits, deadline
+from ._runtime.process import runtime_process
 from ._runtime.releases import EngineName, ProviderName
 from ._runtime.session import check_engine
 from ._verify.inputs import seed_of
@@ -32,10 +32,10 @@ from ._verify.model import (
     of_metadata,
     other_call_note,
 )
-from ._verify.runner import facts_of_run, judged, run_cases
+from ._verify.runner import judged, run_cases
 from ._verify.settings import left_out, trial_settings
-from ._verify.trials import DEFAULT_ROWS, THOROUGH_ROWS, trials
-from .report import Report, Run
+from ._verify.trials import DEFAULT_ROWS, THOROUGH_ROWS, Trial, trials
+from .report import Report
 
 
 @explains_keywords
@@ -118,46 +118,37 @@ def verify(
         blocks, cut = blocks_of(loaded)
         settings = trial_settings(stated, blocks, cut, thorough=thorough, seed=seed, memory=memory)
         scores = max(math.prod(scores_shape(stated, setting.lengths)) for setting in settings)
-        runs: list[Run] = []
-        sessions: dict[str, RemoteSession] = {}
-        with runtime_process(loaded, timeout, memory, scores=scores, engine=engine) as runtime:
+        with runtime_process(loaded, timeout, memory, scores=scores, engine=engine) as process:
             with limit.paused():  # the start of Python is no fault of the model
-                on_providers = runtime.providers(provider)
-            computed_in = computed_dtype(loaded, stated, runtime.element_types)
-            done = _counted(watch, len(on_providers) * len(settings))
-            for name in on_providers:
-                drawn = trials(
-                    stated,
-                    settings,
-                    np.random.default_rng(seed),  # each provider gets the same inputs
-                    computed_in=computed_in,
-                    borders=[*constants(stated), *blocks],
-                    rows=THOROUGH_ROWS if thorough else DEFAULT_ROWS,
-                )
-                drawn = of_metadata(stated, drawn) if call is None else drawn
-                with runtime.session(loaded, name) as sessions[name]:
-                    outcomes = run_cases(sessions[name], drawn, partial(done, name))
-                check_time()
-                runs += judged(outcomes, name, computed_in)
-            facts = facts_of_run(loaded, runtime, sessions)
+                on_providers = process.providers(provider)
+            computed_in = computed_dtype(loaded, stated, process.element_types)
+
+            def drawn() -> Iterator[Trial]:
+                rng, borders = np.random.default_rng(seed), [*constants(stated), *blocks]
+                rows = THOROUGH_ROWS if thorough else DEFAULT_ROWS
+                several = trials(stated, settings, rng, computed_in=computed_in, borders=borders, rows=rows)
+                return of_metadata(stated, several) if call is None else several
+
+            judge = partial(judged, computed_in=computed_in)
+            number, total = itertools.count(1), len(on_providers) * len(settings)
+
+            def done(shown: str) -> None:
+                if watch is not None:
+                    watch(next(number), total, shown)
+
+            runs, facts = run_cases(process, loaded, on_providers, drawn, judge, done)
     facts |= {name: facts[name] or "unknown" for name in ("form", "reason")}
     if call is not None and not (runs and all(run.agreement.agrees for run in runs)):
         facts["notes"] += tuple(filter(None, (other_call_note(loaded, stated),)))
     return Report(
         **facts,
-        runs=tuple(runs),
+        runs=runs,
         left_out=left_out(stated, blocks, settings, memory),
         call=stated,
         from_metadata=call is None,
         computed_in=computed_in,
         seed=seed,
     )
-
-
-def _counted(watch: Callable[[int, int, str], None] | None, total: int) -> Callable[[str, str], None]:
-    """Return a function that tells `watch` of each run, how many there were, and how many there will be."""
-    done = itertools.count(1)
-    return lambda provider, shown: watch and watch(next(done), total, f"{shown} on {provider}")
 
 
 def _check_arguments(call: object, functions: Mapping[str, object], thorough: object, watch: object) -> None:

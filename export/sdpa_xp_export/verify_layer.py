@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from ._files.model import Model
 from ._files.paths import PathArgument, check_is_no_input, free_target
 from ._layer.layer import bound_arguments, with_arrays
 from ._runtime.limits import TIMEOUT, check_limits
-from ._runtime.process import RemoteSession, RuntimeProcess, runtime_process
+from ._runtime.process import RuntimeProcess, runtime_process
 from ._runtime.releases import EngineName, ProviderName
 from ._runtime.session import check_engine
 from ._verify.golden import golden_file, read_golden
@@ -33,7 +33,7 @@ from ._verify.layer import BothLayers, LayerCase, words_of
 from ._verify.layer_cases import CaseList, Draw, LayerInputs
 from ._verify.lengths import LayerLengths
 from ._verify.model import blocks_of, input_specs, loaded_model, missing_arguments_note
-from ._verify.runner import Outcome, facts_of_run, judged, run_cases
+from ._verify.runner import Outcome, judged, run_cases
 from .report import LayerReport, Run
 from .spec import TensorSpec
 from .to_onnx import traced_numbers
@@ -127,7 +127,10 @@ def verify_layer(
     calls = [call for n, call in enumerate(calls) if call not in calls[:n]]
     chosen = LayerLengths(calls, specs, blocks_of(loaded)[0], thorough=thorough, memory=memory)
     inputs = LayerInputs(loaded, specs, draws, stated if traced is None else traced, engine)
-    both = BothLayers(layer, keywords, np.random.default_rng([seed, 2]), double=_is_double(loaded))
+    # A model that computes in float64 has no wider dtype to be compared in.
+    types = {value.type.tensor_type.elem_type for value in (*loaded.graph.input, *loaded.graph.output)}
+    rng, double = np.random.default_rng([seed, 2]), ONNX_DTYPE["float64"] in types
+    both = BothLayers(layer, keywords, rng, double=double)
     tried = CaseList(both, inputs, chosen, seed)
     tried.fill()
     _check_outputs(loaded, tried.cases[0].exact)
@@ -135,7 +138,9 @@ def verify_layer(
     scores = max((math.prod(call.sizes(case.lengths)) for call in calls for case in tried.cases), default=0)
     with runtime_process(loaded, timeout, memory, scores=scores, engine=engine) as process:
         runs, facts = _run(process, loaded, tried.cases, provider, both)
-    reference = "float64" if not both.why_not_wide else widest_dtype(tried.cases)
+    widths = ("float64", "float32", "bfloat16", "float16") if both.why_not_wide else ()
+    dtypes = {x.dtype.name for case in tried.cases for x in case.direct.values()}
+    reference = next((name for name in widths if name in dtypes), "float32" if widths else "float64")
     notes = [*facts["notes"]]
     if both.why_not_wide:
         notes.append(f"the reference is the layer in {reference}, not in float64: {both.why_not_wide}")
@@ -176,15 +181,14 @@ def _run(
     both: BothLayers | None,
 ) -> tuple[tuple[Run, ...], dict[str, Any]]:
     """Run all cases on each provider; return the runs, and what a report says of them."""
-    runs: list[Run] = []
-    sessions: dict[str, RemoteSession] = {}
-    for name in process.providers(provider):
-        with process.session(model, name) as sessions[name]:
-            outcomes = run_cases(sessions[name], cases)
-        for _, group in itertools.groupby(zip(cases, outcomes, strict=True), lambda pair: pair[0].kind):
-            runs += _judged_runs([*group], name, both)
-    facts = facts_of_run(model, process, sessions)
-    return tuple(runs), facts | {"form": facts["form"] or "no attention"}
+
+    def judge(outcomes: Sequence[Outcome], name: str) -> Iterator[Run]:
+        pairs = zip(cases, outcomes, strict=True)
+        for _, group in itertools.groupby(pairs, lambda pair: pair[0].kind):
+            yield from _judged_runs([*group], name, both)
+
+    runs, facts = run_cases(process, model, process.providers(provider), lambda: cases, judge)
+    return runs, facts | {"form": facts["form"] or "no attention"}
 
 
 def _checked_arguments(
@@ -239,12 +243,6 @@ def _traced_numbers(
         return None, [f"numbers of the layer that the file does not state: {why}"]
 
 
-def _is_double(model: Model) -> bool:
-    """Return whether a model computes in float64, of which there is no wider dtype."""
-    values = [*model.graph.input, *model.graph.output]
-    return any(value.type.tensor_type.elem_type == ONNX_DTYPE["float64"] for value in values)
-
-
 def _judged_runs(
     pairs: Sequence[tuple[LayerCase, Outcome]], provider: str, both: BothLayers | None
 ) -> list[Run]:
@@ -262,9 +260,3 @@ def _judged_runs(
         results = {name: compared.result for name, compared in outcome.outputs.items()}
         outcomes[number] = outcome._replace(outputs=both.with_more_errors(case).compared(results))
     return [*judged(outcomes, provider)]
-
-
-def widest_dtype(cases: Sequence[LayerCase]) -> str:
-    """Return the widest floating dtype that a layer computed in."""
-    dtypes = {x.dtype.name for case in cases for x in case.direct.values()}
-    return next((name for name in ("float64", "float32", "bfloat16", "float16") if name in dtypes), "float32")

@@ -7,13 +7,16 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx
 from onnx import helper
 
 from .model import Model
 
+T = TypeVar("T", list[Any], dict[str, Any])
+LONGEST = 10_000_000
+"""Characters of JSON that are read."""
 _KEY = re.compile(r"(sdpa_xp\.([a-z]+))(?:\.([0-9a-f]{8}))?")
 
 
@@ -42,14 +45,19 @@ class Metadata:
         """The form of each attention, and the reason for it."""
         if self.form:
             yield self.form, self.reason
-        for choice in _listed(self.forms):
+        for choice in _read(self.forms, list):
             if isinstance(choice, dict):
                 yield str(choice.get("form", "")), str(choice.get("reason", ""))
 
     @property
     def fixed_arguments(self) -> list[str]:
         """The names of the arguments that `to_onnx` was given."""
-        return [*map(str, _listed(self.arguments))]
+        return [*map(str, _read(self.arguments, list))]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the call, not yet checked."""
+        return _read(self.call, dict)
 
     def write(self, model: onnx.ModelProto, graph: onnx.ModelProto) -> None:
         """Write entries under their names and a digest of them and of a graph, as `sdpa_xp.form.3f2a9c1b`.
@@ -79,10 +87,10 @@ def metadata_of(model: Model) -> dict[str, str]:
     return {key[1] if (key := _KEY.fullmatch(name)) else name: value for name, value in entries.items()}
 
 
-def _listed(text: str) -> list[Any]:
-    """Return a list that was written as JSON; no entries if this text is none."""
+def _read(text: str, kind: type[T]) -> T:
+    """Return a list or a dictionary that was written as JSON; an empty one if this text is none."""
     try:
-        read = json.loads(text)
+        read = json.loads(text) if len(text) <= LONGEST else None
     except (ValueError, RecursionError):
-        return []
-    return read if isinstance(read, list) else []
+        read = None
+    return read if isinstance(read, kind) else kind()

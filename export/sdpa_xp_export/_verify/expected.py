@@ -182,26 +182,13 @@ def hidden_keys(call: ExportCall, arrays: Arrays) -> NDArray[np.bool_]:
         if attended.all():  # often the last queries attend to all keys
             break
         rows = np.arange(max(stop - at_once, 0), stop)
-        allowed = _allowed(reference_inputs(call, arrays, rows), (*leading, len(rows), keys))
+        arguments, allowed = reference_inputs(call, arrays, rows), np.ones((*leading, len(rows), keys), bool)
+        allowed &= True if arguments["attn_mask"] is None else arguments["attn_mask"]
+        for term in arguments["bias"]:
+            allowed &= True if callable(term) else ~np.isneginf(term)
         # The queries of the heads that share keys are one row after the other.
         attended |= allowed.reshape(*attended.shape[:-1], -1, keys).any(axis=-2)
     return ~attended
-
-
-def _allowed(arguments: Arrays, pairs: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Return the pairs that neither the mask nor a bias hides."""
-    allowed = np.ones(pairs, bool)
-    if arguments["attn_mask"] is not None:
-        allowed &= arguments["attn_mask"]
-    for term in arguments["bias"]:
-        if not callable(term):
-            allowed &= ~np.isneginf(term)
-    return allowed
-
-
-def expected_cache(call: ExportCall, arguments: Arrays) -> Arrays:
-    """Return the cache that the graph returns, with 0 where no token is."""
-    return {f"present_{name}": heads_first(call, arguments[name]) for name in ("key", "value")}
 
 
 def heads_first(call: ExportCall, array: NDArray[Any]) -> NDArray[Any]:

@@ -19,7 +19,7 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, summary
 from .._call.arguments import AXES
 from .._call.call import OF_TRACED_CALLS, OPTIONS, ExportCall, checked_call
 from .._call.operands import Initializer
-from .._call.text import LONGEST_CALL, digest, from_json, to_json
+from .._call.text import digest, from_json, to_json
 from .._dtypes.dtype import ONNX_DTYPE
 from .._files.loading import load
 from .._files.metadata import Metadata, exported_models, metadata_of
@@ -45,6 +45,8 @@ CUTTING = ("Min", "Div", "Mod", "Less", "LessOrEqual", "Greater", "GreaterOrEqua
 SHORTEST_BLOCK, LONGEST_BLOCK, FEW = 33, 4096, 64
 """The lengths of blocks that are read from a file, and the most numbers of a tensor that may hold some. Shorter
 blocks end within the lengths that are tried anyway."""
+MOST_BLOCKS = 3
+"""The lengths of blocks that a file may have: the longest, since a file may hold anything."""
 HELD = 16
 """Arrays that the reference holds for the scores of a piece, with everything that sets the bound."""
 HINT = "Pass `call` to say what the model should compute; `verify` then trusts nothing in the file."
@@ -75,7 +77,7 @@ def blocks_of(model: Model) -> tuple[list[int], int]:
     tensors = (part for part in parts if isinstance(part, onnx.TensorProto) and part.name in used)
     numbers = sorted({number for tensor in tensors for number in _integers(tensor)})
     blocks = [number for number in numbers if SHORTEST_BLOCK <= number <= LONGEST_BLOCK]
-    return blocks, next((number for number in numbers if number > LONGEST_BLOCK), 0)
+    return blocks[-MOST_BLOCKS:], next((number for number in numbers if number > LONGEST_BLOCK), 0)
 
 
 def _integers(tensor: onnx.TensorProto) -> list[int]:
@@ -140,12 +142,9 @@ def of_metadata(call: ExportCall, trials: Iterator[T]) -> Iterator[T]:
 
 def other_call_note(model: Model, call: ExportCall) -> str:
     """Return where the call in the metadata is not `call`; empty if it is the same, or if there is none."""
-    texts = [exported.call for exported in exported_models(model)]
-    try:
-        stated = json.loads(texts[0]) if len(texts) == 1 and len(texts[0]) <= LONGEST_CALL else None
-    except (ValueError, RecursionError):
-        return ""
-    if not isinstance(stated, dict):  # anyone may have written the file
+    several = exported_models(model)
+    stated = several[0].options if len(several) == 1 else {}
+    if not stated:
         return ""
     wanted = json.loads(to_json(call))
     names = [name for name in OPTIONS if stated.get(name) != wanted.get(name)]
@@ -225,19 +224,16 @@ def shown_type(value: onnx.ValueInfoProto) -> str:
     if not value.type.HasField("tensor_type"):
         return str(value.type.WhichOneof("value") or "no type").removesuffix("_type")
     tensor = value.type.tensor_type
-    dtype = _DTYPES.get(tensor.elem_type) or _onnx_name(tensor.elem_type)
+    kinds = onnx.TensorProto.DataType
+    known = tensor.elem_type in kinds.values()
+    other = kinds.Name(tensor.elem_type).lower() if known else f"dtype {tensor.elem_type} of ONNX"
+    dtype = _DTYPES.get(tensor.elem_type, other)
     if not tensor.HasField("shape"):
         return dtype
     lengths = (
         dim.dim_param or (str(dim.dim_value) if dim.HasField("dim_value") else "?") for dim in tensor.shape.dim
     )
     return f"{dtype}[{','.join(lengths)}]"
-
-
-def _onnx_name(number: int) -> str:
-    """Return the name that ONNX has for a dtype, in small letters."""
-    known = number in onnx.TensorProto.DataType.values()
-    return onnx.TensorProto.DataType.Name(number).lower() if known else f"dtype {number} of ONNX"
 
 
 def _interface_error(kind: str, got: dict[str, str], wanted: dict[str, str]) -> ArgumentValueError:

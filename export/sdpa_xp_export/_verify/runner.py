@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from .._files.metadata import exported_models
 from .._files.model import Model
+from .._runtime.limits import check_time
 from .._runtime.process import RemoteSession, RuntimeProcess
 from .._runtime.releases import ENGINES
 from .._runtime.session import not_run_notes, runtime_notes, stated_runtimes
@@ -26,16 +27,37 @@ class Outcome(NamedTuple):
 
 
 def run_cases(
-    session: RemoteSession, cases: Iterable[Trial | LayerCase], done: Callable[[str], object] = str
-) -> list[Outcome]:
-    """Run a model on each of the inputs; `done` is told of each run."""
-    outcomes = []
-    for case in cases:
-        # To free memory takes time, so runs with few scores keep it for the next.
-        run = session.timed(case.inputs, frees=case.has_many_scores)
-        done(case.shown)
-        outcomes.append(Outcome(case.shown, case.compared(run.outputs), run.seconds, run.peak_bytes))
-    return outcomes
+    process: RuntimeProcess,
+    model: Model,
+    providers: Iterable[str],
+    cases: Callable[[], Iterable[Trial | LayerCase]],
+    judge: Callable[[list[Outcome], str], Iterable[Run]],
+    done: Callable[[str], object] = str,
+) -> tuple[tuple[Run, ...], dict[str, Any]]:
+    """Run a model on each provider; return the runs, and what a report says of the model and the engine.
+
+    Args:
+        process: The process of the engine.
+        model: The model.
+        providers: The providers, by their full names.
+        cases: Returns the inputs of each run, which are the same for each provider.
+        judge: Returns the runs of the outcomes on a provider.
+        done: A function that is told of each run.
+    """
+    runs: list[Run] = []
+    sessions: dict[str, RemoteSession] = {}
+    for name in providers:
+        outcomes = []
+        with process.session(model, name) as session:
+            sessions[name] = session
+            for case in cases():
+                # To free memory takes time, so runs with few scores keep it for the next.
+                run = session.timed(case.inputs, frees=case.has_many_scores)
+                done(f"{case.shown} on {name}")
+                outcomes.append(Outcome(case.shown, case.compared(run.outputs), run.seconds, run.peak_bytes))
+        check_time()
+        runs += judge(outcomes, name)
+    return tuple(runs), _facts_of_run(model, process, sessions)
 
 
 def judged(outcomes: Sequence[Outcome], provider: str, computed_in: str | None = None) -> Iterator[Run]:
@@ -47,7 +69,7 @@ def judged(outcomes: Sequence[Outcome], provider: str, computed_in: str | None =
             yield Run(case.shown, provider, name, agreement, *measures)
 
 
-def facts_of_run(
+def _facts_of_run(
     model: Model, runtime: RuntimeProcess, sessions: Mapping[str, RemoteSession]
 ) -> dict[str, Any]:
     """Return what a report says of a model, and of the runtime that ran it in a session for each provider."""

@@ -16,7 +16,6 @@ from .._call.call import ExportCall
 from .._runtime.limits import check_time
 from .expected import (
     Arrays,
-    expected_cache,
     expected_rows,
     heads_first,
     reference_inputs,
@@ -52,7 +51,7 @@ class Trial:
     """The shape of the scores."""
     expected: Mapping[str, ExpectedRows]
     copies: Arrays
-    """The cache that is returned, by name: the old and the new tokens, bit for bit."""
+    """The cache that is returned, by name: the old and the new tokens, bit for bit, and 0 elsewhere."""
 
     @property
     def shown(self) -> str:
@@ -172,7 +171,8 @@ def trial_of(
         arguments = reference_inputs(call, arrays, piece)
         parts.append(expected_rows(call, arguments, computed_in, leaks=bool(setting.nan_in)))
         # Each piece has the whole cache.
-        copies = copies or (expected_cache(call, arguments) if call.cached else {})
+        if call.cached and not copies:
+            copies = {f"present_{name}": heads_first(call, arguments[name]) for name in ("key", "value")}
     joined = {n: ExpectedRows.joined([part[n] for part in parts], row_axis(n)) for n in call.outputs}
     # What is expected was computed without NaN: the reference never reads a key that is hidden.
     return Trial(call, setting, poison(call, arrays), rows, pairs, joined, copies)
