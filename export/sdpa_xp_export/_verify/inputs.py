@@ -294,8 +294,8 @@ def drawn_integers(
         offsets = rng.integers(-2, max(counts.keys - counts.queries, 0) + 3, shape)
         return clipped(_at_an_end(offsets, -FAR, FAR, choice), dtype)
     ids = np.sort(rng.integers(0, 3, shape), axis=-1)
-    # Two large ids that differ by 1, two far below, and so on; narrower dtypes mix them up. Those that differ by
-    # 1 are one number in float32, and those far apart have the same lower half of bits.
+    # Two large ids that differ by 1, two far below, and so on; narrower dtypes mix them up. Two that differ by
+    # 1 are one number in float32, and two far apart have the same lower half of bits.
     ends, (pair, second) = np.iinfo(dtype), np.divmod(np.arange(shape[-1]), 2)
     each_its_own = min(ends.max, MOST) - pair * 2 ** (ends.bits * 5 // 8) - second
     return clipped(_at_an_end(ids, ends.min, np.broadcast_to(each_its_own, shape), choice), dtype)

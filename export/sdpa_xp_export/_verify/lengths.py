@@ -120,7 +120,7 @@ class CallLengths:
             self.most = 2 * int(least)
 
     @staticmethod
-    def of(call: ExportCall, *, thorough: bool = False, memory: int | None = None) -> CallLengths:
+    def for_call(call: ExportCall, *, thorough: bool = False, memory: int | None = None) -> CallLengths:
         """Return the lengths of a call that is verified."""
         return CallLengths(numbers_of(call, {}), call.inputs, call, thorough=thorough, memory=memory)
 

@@ -66,7 +66,7 @@ def trial_settings(
 
     Each seed adds other random lengths. A limit of memory leaves out long ones.
     """
-    chosen = CallLengths.of(call, thorough=thorough, memory=memory)
+    chosen = CallLengths.for_call(call, thorough=thorough, memory=memory)
     small = [lengths for lengths in several_lengths(call) if chosen.affords(lengths)]
     # Primes, which no block and no vector of a kernel divides; then beyond a block of 128 queries.
     many, blocky = (
@@ -170,7 +170,7 @@ def left_out(
 
     A number that no lengths of the call can exceed is not listed.
     """
-    chosen, tried = CallLengths.of(call, memory=memory), [setting.lengths for setting in settings]
+    chosen, tried = CallLengths.for_call(call, memory=memory), [setting.lengths for setting in settings]
     names = {**chosen.numbers.names} | {block: f"blocks of {block} queries" for block in blocks}
     missed = {name: chosen.missed(number, tried) for number, name in sorted(names.items())}
     if chosen.batch_name and max(lengths[chosen.batch_name] for lengths in tried) < LARGE_BATCH:
