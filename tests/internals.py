@@ -204,7 +204,7 @@ PLACES = {
     "scores": "sdpa_xp._programs.scores",
     "session": "sdpa_xp_export._runtime.session",
     "Setting": "sdpa_xp_export._verify.settings:Setting",
-    "several_lengths": "sdpa_xp_export._verify.lengths:several_lengths",
+    "blocks_of": "sdpa_xp_export._verify.model:blocks_of",
     "SHADES": "sdpa_xp._display:SHADES",
     "smallest": "sdpa_xp_export._verify.judging:smallest",
     "SMALLEST_SIDE": "sdpa_xp._tiles.tuning:SMALLEST_SIDE",

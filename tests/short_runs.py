@@ -15,6 +15,7 @@ from internals import (
     LARGE,
     PROVIDERS,
     READERS,
+    CallLengths,
     ExportCall,
     Setting,
     TimedRun,
@@ -29,7 +30,6 @@ from internals import (
     process,
     providers,
     run_session,
-    several_lengths,
     stated_call,
     trials,
     version,
@@ -42,7 +42,7 @@ KEPT: dict[tuple[Any, ...], list[Trial]] = {}
 
 def short_settings(call: ExportCall) -> list[Setting]:
     """A few settings of small lengths, for quick runs over many calls."""
-    small = list(several_lengths(call))
+    small = CallLengths.for_call(call).small()
     return [Setting(lengths, size) for size in (1.0, LARGE) for lengths in small]
 
 

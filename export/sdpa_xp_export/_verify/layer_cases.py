@@ -141,16 +141,10 @@ class LayerInputs:
         self.specs, self.draws, self.rows = specs, draws, table_rows(model)
         self.is_narrow = engine == "openvino"
         """Whether integers are computed in 32 bits, whose products soon overflow."""
-        self.uses = {
-            name: [
-                (call, operand)
-                for call in calls
-                for used, operand in call.operands
-                if used == name and operand in OPERANDS  # a file may state anything
-            ]
-            for name, spec in specs.items()
-            if spec.dtype in INTEGERS
-        }
+        # A file may state anything.
+        uses = [(name, (call, use)) for call in calls for name, use in call.operands if use in OPERANDS]
+        integers = [name for name, spec in specs.items() if spec.dtype in INTEGERS]
+        self.uses = {name: [use for used, use in uses if used == name] for name in integers}
 
     def drawn(
         self,
@@ -230,10 +224,10 @@ class LayerInputs:
         dtype, uses = numpy_dtype(self.specs[name].dtype), self.uses[name]
         if choice == "negative integers" or choice == "large integers":
             return far_integers(shape, dtype, max(lengths.values(), default=1), rng, choice)
-        drawn = [
-            drawn_integers(operand, shape, dtype, _token_counts(call, lengths), rng, choice)
-            for call, operand in [use for use in uses if use[1] in LENGTHS] or uses[:1]
-        ]
+        drawn = []
+        for call, operand in [use for use in uses if use[1] in LENGTHS] or uses[:1]:
+            counts = TokenCounts(*(min(size, MOST) for size in call.sizes(lengths)[-2:]))
+            drawn.append(drawn_integers(operand, shape, dtype, counts, rng, choice))
         most = self.rows[name] - 1 if name in self.rows else max(lengths.values(), default=1)
         if not drawn:
             return rng.integers(0, min(most, np.iinfo(dtype).max) + 1, shape)
@@ -267,11 +261,6 @@ def _called(draw: Draw, rng: np.random.Generator, shape: tuple[int, ...], length
     places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     needed = [p for p in parameters.values() if p.kind in places and p.default is p.empty]
     return draw(rng, shape, dict(lengths)) if len(needed) > 2 else draw(rng, shape)
-
-
-def _token_counts(call: CallNumbers, lengths: Lengths) -> TokenCounts:
-    queries, keys = (min(size, MOST) for size in call.sizes(lengths)[-2:])
-    return TokenCounts(queries, keys)
 
 
 def far_integers(

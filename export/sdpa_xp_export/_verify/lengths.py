@@ -56,17 +56,6 @@ def small_lengths(names: Sequence[str]) -> Iterator[Lengths]:
         yield dict(zip(names, lengths, strict=True))
 
 
-def several_lengths(call: ExportCall) -> Iterator[Lengths]:
-    """Yield small lengths for the names in a call."""
-    for lengths in small_lengths(call.symbols):
-        yield _with_room(call, lengths)
-
-
-def least_lengths(call: ExportCall) -> Lengths:
-    """Return the smallest lengths for the names in a call."""
-    return _with_room(call, dict.fromkeys(call.symbols, 1))
-
-
 def shown_lengths(lengths: Mapping[str, int]) -> str:
     """Return lengths as a report shows them."""
     return " ".join(f"{name}={length}" for name, length in lengths.items()) or "fixed"
@@ -114,7 +103,7 @@ class CallLengths:
         self.most = min(THOROUGH_NUMBERS if thorough else DEFAULT_NUMBERS, self.affordable)
         if call is not None and call.sums_queries:  # the reference needs all rows at one time
             self.most = min(self.most, SCORES_AT_ONCE)
-        least = self.largest(self._with_room(dict.fromkeys(self.names, 1)))
+        least = self.largest(self.least())
         self.is_long = least > self.most
         if self.is_long:  # a call of long fixed lengths is tried nevertheless, with a batch of 2
             self.most = 2 * int(least)
@@ -141,8 +130,22 @@ class CallLengths:
         lengths |= dict(zip(rest, itertools.chain([batch], itertools.cycle([1, 2])), strict=False))
         return self._with_room({name: lengths[name] for name in self.names})
 
+    def small(self) -> list[Lengths]:
+        """Return a few small lengths."""
+        return [self._with_room(lengths) for lengths in small_lengths(self.names)]
+
+    def least(self) -> Lengths:
+        """Return the smallest lengths."""
+        return self._with_room(dict.fromkeys(self.names, 1))
+
     def _with_room(self, lengths: Lengths) -> Lengths:
-        return lengths if self.call is None else _with_room(self.call, lengths)
+        """Make a padded cache long enough for the new tokens and some more."""
+        call = self.call
+        if call is not None and call.past_lengths is not None and call.past_key is not None:
+            room, new = (spec.shape[call.length_axis] for spec in (call.past_key, call.key))
+            if isinstance(room, str):
+                lengths[room] = 3 + lengths[room] + evaluated(new, lengths)
+        return lengths
 
     @property
     def batch_name(self) -> str | None:
@@ -219,16 +222,6 @@ class CallLengths:
 def count_of(shape: SymbolicShape, lengths: Mapping[str, int]) -> float:
     """Return how many numbers an array of `shape` has, as a float: products of huge ints would be slow."""
     return math.prod(float(min(evaluated(length, lengths), 2**63)) for length in shape)
-
-
-def _with_room(call: ExportCall, lengths: Lengths) -> Lengths:
-    """Make a padded cache long enough for the new tokens and some more."""
-    if call.past_lengths is None or call.past_key is None:
-        return lengths
-    room, new = (spec.shape[call.length_axis] for spec in (call.past_key, call.key))
-    if isinstance(room, str):
-        lengths[room] = 3 + lengths[room] + evaluated(new, lengths)
-    return lengths
 
 
 def _drawn_length(rng: np.random.Generator, first: int, end: int) -> int:

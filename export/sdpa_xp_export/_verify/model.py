@@ -34,7 +34,7 @@ from .._files.model import (
 from .._runtime.limits import ModelFailedError
 from ..spec import TensorSpec
 from .expected import stated_dtype
-from .lengths import MOST_NUMBERS, OF_A_NUMBER, count_of, least_lengths, numbers_within
+from .lengths import MOST_NUMBERS, OF_A_NUMBER, CallLengths, count_of, numbers_within
 
 T = TypeVar("T")
 FUSED = ("Attention", "MultiHeadAttention", "GroupQueryAttention")
@@ -187,7 +187,7 @@ def check_interface(model: Model, call: ExportCall) -> None:
 
 def check_size(call: ExportCall, most: int = MOST_NUMBERS) -> None:
     """Refuse a call whose smallest run would hold more than `most` numbers."""
-    lengths, scores = least_lengths(call), call.sizes.scores_shape
+    lengths, scores = CallLengths.for_call(call).least(), call.sizes.scores_shape
     lengths_of = {"L": scores[-2], "S": scores[-1], "Ev": call.value.shape[-1]}
     shapes = [spec.shape for spec in call.inputs.values()]
     shapes += [(*scores[:-2], *(lengths_of[axis] for axis in AXES[name])) for name in call.outputs]
@@ -239,21 +239,14 @@ def shown_type(value: onnx.ValueInfoProto) -> str:
 def _interface_error(kind: str, got: dict[str, str], wanted: dict[str, str]) -> ArgumentValueError:
     """Return the error with what the model and the call have and the other has not, as specs."""
     rule = f"`model` must have the {kind} of its call, by name, dtype and shape"
-    unlike = [name for name in got if got[name] != wanted.get(name)]
-    stated = [name for name in wanted if wanted[name] != got.get(name)]
-    if not unlike and not stated:  # only the order differs
-        unlike, stated = [*got], [*wanted]
+    unlike = got.items() ^ wanted.items() or got.items()  # if nothing is unlike, the order differs
     facts = {
-        kind: _shown(got, unlike),
-        "call": _shown(wanted, stated),
+        kind: ", ".join(f"{name}: {text}" for name, text in got.items() if (name, text) in unlike),
+        "call": ", ".join(f"{name}: {text}" for name, text in wanted.items() if (name, text) in unlike),
         "missing": ", ".join(name for name in wanted if name not in got),
         "surplus": ", ".join(name for name in got if name not in wanted),
     }
     return ArgumentValueError("verify", rule, {name: text for name, text in facts.items() if text})
-
-
-def _shown(types: dict[str, str], names: list[str]) -> str:
-    return ", ".join(f"{name}: {types[name]}" for name in names)
 
 
 def missing_arguments_note(model: Model, layer: Callable[..., Any], keywords: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from .._call.call import ExportCall
 from .._call.mask_analysis import constants
 from .._dtypes.dtype import INTEGERS
 from .inputs import LARGE, Extreme, OperandChoice, extremes
-from .lengths import SMALL, CallLengths, Lengths, several_lengths, shown_lengths
+from .lengths import SMALL, CallLengths, Lengths, shown_lengths
 
 HUGE = {"float16": 8e3, "bfloat16": 3e4, "float32": 3e4, "float64": 3e4}
 """The size of huge scores by the dtype of the query; they reveal a mask that adds -1e4 instead of -inf."""
@@ -67,7 +67,7 @@ def trial_settings(
     Each seed adds other random lengths. A limit of memory leaves out long ones.
     """
     chosen = CallLengths.for_call(call, thorough=thorough, memory=memory)
-    small = [lengths for lengths in several_lengths(call) if chosen.affords(lengths)]
+    small = [lengths for lengths in chosen.small() if chosen.affords(lengths)]
     # Primes, which no block and no vector of a kernel divides; then beyond a block of 128 queries.
     many, blocky = (
         lengths if chosen.affords(lengths) else small[0]
@@ -77,7 +77,7 @@ def trial_settings(
     at_numbers = [*chosen.around(blocks), *_in_parts(chosen, blocks, cut)]
     ordinary = [*small, *_small(chosen), many, *_around_an_empty_past(chosen), blocky, *other_sizes]
     ordinary += at_numbers
-    settings = [Setting(lengths) for lengths in (*ordinary, *_longest(call, chosen, thorough=thorough))]
+    settings = [Setting(lengths) for lengths in (*ordinary, *_longest(chosen))]
     settings += [Setting(lengths, LARGE) for lengths in (*small, many, blocky, other_sizes[-1])]
     settings += [Setting(lengths, HUGE[call.query.dtype]) for lengths in small[:2]]
     inputs: tuple[Literal["query", "key", "value"], ...] = ("query", "key", "value")
@@ -88,7 +88,7 @@ def trial_settings(
     wide = (many, blocky, *(chosen(number, number + 2) for number in beyond))
     settings += [Setting(lengths, extreme=extreme) for lengths in wide for extreme in extremes(call)]
     if thorough:
-        settings += _thorough(call, chosen, at_numbers)
+        settings += _thorough(chosen, at_numbers)
     # Not the generator of the inputs, which would then depend on how many lengths were drawn.
     drawn = chosen.at_random(np.random.default_rng([seed, 1]))
     settings += [Setting(lengths, rows=FEW_ROWS) for lengths in drawn]
@@ -127,26 +127,28 @@ def _in_parts(chosen: CallLengths, blocks: Sequence[int], cut: int) -> Iterator[
         yield chosen(length if queries == keys else block + 9, length)
 
 
-def _longest(call: ExportCall, chosen: CallLengths, *, thorough: bool) -> Iterator[Lengths]:
+def _longest(chosen: CallLengths) -> Iterator[Lengths]:
     """Yield the longest lengths within the limit, twice as long as any number if possible.
 
     Some have many queries and many keys, some have many of one and only a few of the other.
     """
-    wanted = max(THOROUGH_LONGEST if thorough else LONGEST, 2 * max(constants(call), default=0) + 7)
-    if call.sizes.queries != call.sizes.keys:  # else both have one name, and so one length
+    longest = THOROUGH_LONGEST if chosen.thorough else LONGEST
+    wanted = max(longest, 2 * max(chosen.numbers.names, default=0) + 7)
+    queries, keys = chosen.numbers.scores_shape[-2:]
+    if queries != keys:  # else both have one name, and so one length
         yield from (chosen(1, wanted), chosen(3, wanted), chosen(wanted, 3))
     side = math.isqrt(chosen.most // max(chosen.heads, 1))
     # A few keys more than queries: "lower_right" and an offset of 0 are not the same then.
     yield chosen(wanted, wanted + 6) if wanted <= side else chosen(side - 7, side - 1)
 
 
-def _thorough(call: ExportCall, chosen: CallLengths, at_numbers: Sequence[Lengths]) -> Iterator[Setting]:
+def _thorough(chosen: CallLengths, at_numbers: Sequence[Lengths]) -> Iterator[Setting]:
     """Yield every small length, every small batch, more draws, and large scores at the numbers of the call."""
     for length in range(1, 18):
         yield Setting(chosen(length, length))
         yield Setting(chosen(length, 2 * length + 1, batch=1 + length % 9))
         yield Setting(chosen(2 * length + 1, length, batch=1 + length % 9), LARGE)
-    yield from (Setting(lengths, size) for size in (1.0, LARGE) for lengths in several_lengths(call))
+    yield from (Setting(lengths, size) for size in (1.0, LARGE) for lengths in chosen.small())
     yield from (Setting(lengths, LARGE) for lengths in at_numbers)
 
 
