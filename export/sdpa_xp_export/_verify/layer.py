@@ -100,12 +100,13 @@ class BothLayers:
 
     Attributes:
         why_not_wide: Why the reference is the layer in its own dtype; empty if it is the layer in float64.
+        is_settled: Whether all ordinary inputs were tried, which decide on the reference.
     """
 
     def __init__(
         self, layer: Callable[..., Any], keywords: Mapping[str, Any], rng: np.random.Generator, *, double: bool
     ) -> None:
-        self.double, self.why_not_wide = double, ""
+        self.double, self.why_not_wide, self.is_settled = double, "", False
         self.called, self.rng = partial(layer, **keywords), rng
         self.ways = [*ways_to_copy(self.called)]
         self._copy(self.ways[0])
@@ -131,17 +132,18 @@ class BothLayers:
 
     def _exact(self, arrays: Arrays, direct: Outputs) -> Outputs:
         """Return the result in float64, or in the layer's own dtype if it has no other."""
-        if not self.why_not_wide:
+        refused = self.why_not_wide
+        if not refused:
             try:
                 exact = self._called(self.wide, _converted(_widened, arrays))
-            except Exception as error:  # the layer is anyone's function, and it accepts its own dtype
-                self.why_not_wide = f"it raises an error there, {words_of(error)}"
-            else:
-                if {name: x.shape for name, x in exact.items()} == {
-                    name: x.shape for name, x in direct.items()
-                }:
+                shapes, wanted = ({name: x.shape for name, x in part.items()} for part in (exact, direct))
+                if shapes == wanted:
                     return exact
-                self.why_not_wide = "it returns outputs of other names or shapes there"
+                refused = "it returns outputs of other names or shapes there"
+            except Exception as error:  # the layer is anyone's function, and it accepts its own dtype
+                refused = f"it raises an error there, {words_of(error)}"
+        if not self.is_settled:  # later, it concerns special inputs alone
+            self.why_not_wide = refused
         return _converted(_widened, direct)
 
     def ordinary_case(self, lengths: Lengths, arrays: Arrays, rng: np.random.Generator) -> LayerCase:
@@ -166,7 +168,7 @@ class BothLayers:
 
     def judged_as_own(self, cases: Sequence[LayerCase], rng: np.random.Generator) -> list[LayerCase]:
         """Return ordinary cases whose reference is the layer in its own dtype, if float64 is not to be had."""
-        self.why_not_wide = self.why_not_wide or _why_not_wide(cases)
+        self.why_not_wide, self.is_settled = self.why_not_wide or _why_not_wide(cases), True
         return [self._own_case(case, rng) for case in cases] if self.why_not_wide else list(cases)
 
     def integer_case(self, kind: str, lengths: Lengths, arrays: Arrays, rng: np.random.Generator) -> LayerCase:
