@@ -18,6 +18,7 @@ from . import _arrays
 from ._call.call import FormChoice
 from ._call.mask_analysis import CallNumbers, numbers_as_json, numbers_of
 from ._dtypes.dtype import FLOATING, default_dtypes
+from ._files.metadata import Metadata
 from ._files.model import Model
 from ._graph.graph import GraphValue
 from ._graph.traced_graph import TracedGraph, moved_inputs
@@ -132,13 +133,13 @@ def model_of_call(
     check_loaded_opset(FUNCTION, opset, target)  # a layer may call no attention, which would check it
     for name, value in traced.outputs.items():
         target.check_dtype(FUNCTION, f"{name}.dtype", value.elem_type)
-    metadata = {
-        "sdpa_xp.version": sdpa_xp.__version__,
-        "sdpa_xp.forms": json.dumps([{"form": form, "reason": reason} for form, reason in traced.chosen]),
-        "sdpa_xp.runtime": str(target),
-        "sdpa_xp.numbers": numbers_as_json(traced.numbers),
-        "sdpa_xp.arguments": json.dumps(traced.fixed_arguments),
-    }
+    metadata = Metadata(
+        version=sdpa_xp.__version__,
+        forms=json.dumps([{"form": form, "reason": reason} for form, reason in traced.chosen]),
+        runtime=str(target),
+        numbers=numbers_as_json(traced.numbers),
+        arguments=json.dumps(traced.fixed_arguments),
+    )
     return finished_model(traced.graph, traced.outputs, metadata), traced.result
 
 
