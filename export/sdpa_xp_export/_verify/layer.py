@@ -18,7 +18,7 @@ from .._layer.layer import Change, Way, ways_to_copy, with_arrays
 from .._layer.results import named_outputs
 from ..spec import TensorSpec
 from .expected import Arrays
-from .judging import EPS, Compared, ExpectedRows, textbook_error, with_error_of_float64
+from .judging import EPS, Compared, ExpectedRows, largest_of, textbook_error, with_error_of_float64
 from .lengths import Lengths, shown_lengths, shown_shapes
 
 Outputs: TypeAlias = dict[str, NDArray[Any]]
@@ -293,7 +293,11 @@ def _apart(pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> float:
     if pairs[0][0].dtype.kind in "iub":
         count = sum(one.size for one, _ in pairs)
         return sum(np.count_nonzero(one != other) for one, other in pairs) / count if count else 0.0
-    return max(textbook_error(one.astype(np.float64), other) for one, other in pairs)
+    largest = [largest_of(one.astype(np.float64)) for one, _ in pairs]
+    # Where terms cancel, the size of their errors is that of other pairs: see `has_cancelled`.
+    noise = 4 * EPS.get(pairs[0][1].dtype.name, 0.0) * max(largest)
+    sizes = [max(largest) if size <= noise else size for size in largest]
+    return max(textbook_error(x.astype(np.float64), y, size) for (x, y), size in zip(pairs, sizes, strict=True))
 
 
 def _is_elsewhere_finite(exact: NDArray[Any], narrow: NDArray[Any], off: NDArray[Any]) -> bool:

@@ -151,3 +151,16 @@ def test_large_scores_in_float64_have_the_error_of_float32_scaled_down() -> None
     error, of_float32 = (np.max(np.abs(one.textbook - one.reference)) / one.largest for one in rows)
     assert error == pytest.approx(of_float32 * 2.0**-29, rel=1e-3)
     assert error > 100 * 2.0**-52
+
+
+@pytest.mark.parametrize(("error", "agrees"), [(1e-7, True), (1e-5, False)])
+@pytest.mark.parametrize("left", [0.0, 1e-17])
+def test_errors_of_unknown_terms_that_cancel_are_as_large_as_those_of_other_runs(
+    left: float, error: float, agrees: bool
+) -> None:
+    zeros, others = np.full((2, 3), left), np.linspace(-1.0, 1.0, 6).reshape(2, 3)
+    cancelled = Compared(zeros.astype(np.float32) + np.float32(error), ExpectedRows(zeros, zeros))
+    ordinary = Compared(others.astype(np.float32), ExpectedRows(others, others.astype(np.float32)))
+    assert judge_rows([cancelled, ordinary], "float32")[0].agrees is agrees
+    known = Compared(cancelled.result, ExpectedRows(zeros, zeros, terms=np.abs(zeros)))
+    assert not judge_rows([known, ordinary], "float32")[0].agrees
