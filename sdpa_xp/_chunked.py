@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, cast
 
 from ._call.prepared_call import PreparedCall
 from ._libraries.protocols import Array
-from ._programs.scores import Name
+from ._programs.scores import ResultName
 
 if TYPE_CHECKING:
     from ._libraries.dask import DaskGraphs
@@ -29,7 +29,7 @@ def cut_call(call: PreparedCall, dropout: Dropout | None = None) -> GraphCall | 
     return GraphCall(call, cast("DaskGraphs", chunks), call.draw_dropout() if dropout is None else dropout)
 
 
-def attend(call: PreparedCall, *names: Name, dropout: Dropout | None = None) -> dict[str, Array] | None:
+def attend(call: PreparedCall, *names: ResultName, dropout: Dropout | None = None) -> dict[str, Array] | None:
     """Return what is named of a call that is computed in chunks, or None."""
     cut = cut_call(call, dropout)
     return None if cut is None else cut.attend(call.result_dtype, *names)

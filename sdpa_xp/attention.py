@@ -14,7 +14,7 @@ from ._libraries import overridden
 from ._libraries.base import is_compiling
 from ._libraries.protocols import AnyArray, Array, Dtype, Rng
 from ._programs.one_tile import OneTile, one_tile
-from ._programs.scores import Name
+from ._programs.scores import ResultName
 from ._sources.arrays import ArraySource
 from ._tiles import tuning
 from .biases import Bias
@@ -240,7 +240,7 @@ def compute_state(
 
 
 def _computed(
-    call: PreparedCall, options: CallOptions, kernel: Kernel | None, *names: Name
+    call: PreparedCall, options: CallOptions, kernel: Kernel | None, *names: ResultName
 ) -> dict[str, Array]:
     """Return what is named; `options` are those that the call was prepared with."""
     # Arrays that are recorded or traced are not written to: other calls need not be asked.

@@ -11,7 +11,7 @@ from ._checks.arrays import HLE, LHE, check_axes
 from ._checks.integers import check_cumulative_lengths, check_same_length, read_together
 from ._checks.keywords import check_lse_base
 from ._libraries.protocols import AnyArray, Array
-from ._programs.scores import Name
+from ._programs.scores import ResultName
 from ._sequences import groups
 from ._sequences.sequences import Sequences, lengths_of
 from .masks import Mask
@@ -142,7 +142,11 @@ def _prepare(function: str, inputs: Mapping[str, Any], options: CallOptions) -> 
 
 
 def _attend(
-    call: PreparedCall, inputs: Mapping[str, Any], cu_seqlens_q: object, cu_seqlens_k: object, *names: Name
+    call: PreparedCall,
+    inputs: Mapping[str, Any],
+    cu_seqlens_q: object,
+    cu_seqlens_k: object,
+    *names: ResultName,
 ) -> dict[str, Array]:
     """Return what is named: the packed output (Hq, T, Ev), the log-sum-exp (Hq, T)."""
     function, axis = call.grid.function, -2 if call.layout == HLE else -3

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .dropout import Dropout
 
 
-Name: TypeAlias = Literal["output", "lse", "lse_parts", "checksum"]
+ResultName: TypeAlias = Literal["output", "lse", "lse_parts", "checksum"]
 """What a call may ask for: the output, (..., Hq, L, Ev); the log-sum-exp, (..., Hq, L, 1), or two numbers that
 add up to it, (..., Hq, L, 2); and numbers (n, 1) of which one is NaN or inf if one of the others is."""
 

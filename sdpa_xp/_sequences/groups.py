@@ -14,7 +14,7 @@ from .._checks.arrays import LHE, swap_heads_and_length
 from .._libraries import computing, namespace_of
 from .._libraries.protocols import Array
 from .._programs.output import attend as attend_to
-from .._programs.scores import BoundOptions, Name, Scores
+from .._programs.scores import BoundOptions, ResultName, Scores
 from .._run import threads
 from .._run.buffers import Buffer, CallBuffers, call_buffers
 from .._run.products import are_finite
@@ -39,7 +39,7 @@ class Group(NamedTuple):
     """What the device knows of them, as in `Sequences.tables`, if the call is computed there."""
 
 
-def attend(call: PreparedCall, sequences: Sequences, *names: Name) -> dict[str, Array]:
+def attend(call: PreparedCall, sequences: Sequences, *names: ResultName) -> dict[str, Array]:
     """Return what is named: the output in the shape of the query, the log-sum-exp, (N, Hq, L) or (Hq, T).
 
     Threads share groups that are too small for threads. The arrays of a group are created only when the group
@@ -72,7 +72,7 @@ def attend(call: PreparedCall, sequences: Sequences, *names: Name) -> dict[str, 
             if is_guarded:
                 options = options._replace(finite_inputs=frozenset())
             scores, dtype = Scores(group.grid, query, key, options), call.result_dtype
-            wanted: Sequence[Name] = (*names, "checksum") if group.grid.waits else names
+            wanted: Sequence[ResultName] = (*names, "checksum") if group.grid.waits else names
             results = attend_to(scores, value, group.plan, dtype, *wanted, out=out)
         check = results.pop("checksum", None)
         if packed is not None and (output := results.pop("output")) is not out:

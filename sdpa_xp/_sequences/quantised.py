@@ -5,12 +5,12 @@ from __future__ import annotations
 from .._call.prepared_call import PreparedCall
 from .._libraries.protocols import Array
 from .._programs import output
-from .._programs.scores import Name
+from .._programs.scores import ResultName
 from .._sources.quantised import factored_operands, source_of
 from .._tiles.plan import plan_widened
 
 
-def attend(call: PreparedCall, *names: Name) -> dict[str, Array]:
+def attend(call: PreparedCall, *names: ResultName) -> dict[str, Array]:
     """Return what is named: the output (..., Hq, L, Ev), the log-sum-exp (..., Hq, L)."""
     key, value = source_of(call.arrays, "key"), source_of(call.arrays, "value")
     widths, query = key.width + value.width, call.arrays["query"]
