@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, Unpack, cast
 
 from ._call.options import AttentionOptions, CallOptions, takes_options
 from ._call.prepared_call import PreparedCall, prepare
 from ._checks.arrays import Layout
-from ._checks.keywords import Implementation, check_lse_base, explains_keywords
-from ._kernels import Kernel, choose_kernel
+from ._checks.keywords import Implementation, check_lse_base, explains_keywords, refuse_missing_kernel
+from ._kernels import BY_NAME, KERNELS, Kernel
 from ._libraries import overridden
 from ._libraries.base import is_compiling
 from ._libraries.protocols import AnyArray, Array, Dtype, Rng
@@ -237,6 +237,39 @@ def compute_state(
         state: AttentionState[A] = state_of(call, _computed(call, options, None, "output", "lse"), base)
     call.checked(state.output)
     return state
+
+
+class KernelChoice(NamedTuple):
+    """What a call is computed with, and why."""
+
+    kernel: Kernel | None
+    """None is the portable implementation."""
+    reason: str
+
+
+def choose_kernel(call: PreparedCall) -> KernelChoice:
+    """Choose the kernel of a call, or the portable implementation.
+
+    Raises:
+        ValueError: The call asks for a kernel, and none computes it.
+    """
+    if call.implementation == "xp":
+        return KernelChoice(None, "the call asks for it")
+    name, library = call.implementation, call.grid.library.name
+    native = KERNELS[library]() if library in KERNELS else None
+    kernel: Kernel | None = native
+    if name in BY_NAME:
+        library, kernel = name, BY_NAME[name]()
+    reason = native.not_default_reason(call) if name is None and native is not None else None
+    if kernel is None:
+        reason = f"{call.grid.xp.__name__.removeprefix('array_api_compat.')} has no attention kernel to call"
+    elif reason is None:
+        reason = kernel.unsupported_reason(call)
+    if reason is None:
+        return KernelChoice(kernel, f"{library}'s kernel computes the call as documented")
+    if name is not None:
+        refuse_missing_kernel(call.grid.function, name, reason)
+    return KernelChoice(None, reason)
 
 
 def _computed(

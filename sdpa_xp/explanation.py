@@ -12,7 +12,6 @@ from ._call.prepared_call import PreparedCall, prepare
 from ._checks.keywords import Implementation
 from ._chunked import cut_call
 from ._display import Squares, captioned
-from ._kernels import choose_kernel
 from ._libraries import access_of, is_traced, is_unknown, namespace_of
 from ._libraries.capabilities import Autograd
 from ._libraries.jax_trees import without_arrays
@@ -20,7 +19,7 @@ from ._libraries.protocols import AnyArray, Array
 from ._programs.scores import Scores
 from ._run import threads
 from ._tiles.plan import Plan, plan_patches
-from .attention import is_differentiated
+from .attention import choose_kernel, is_differentiated
 from .errors import PACKAGE
 from .masks import Mask
 

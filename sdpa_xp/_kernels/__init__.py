@@ -8,10 +8,9 @@ first call that asks for its kernel.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from .._call.prepared_call import PreparedCall
-from .._checks.keywords import refuse_missing_kernel
 from .._libraries.protocols import Array
 
 
@@ -64,36 +63,3 @@ KERNELS: dict[str, Callable[[], NativeKernel]] = {"jax": _jax, "mlx": _mlx, "tor
 BY_NAME: dict[str, Callable[[], Kernel]] = {"torch": _torch_on_numpy}
 """By the value of `implementation` that asks for them. They are no defaults: no result may depend on whether
 another library is installed."""
-
-
-class KernelChoice(NamedTuple):
-    """What a call is computed with, and why."""
-
-    kernel: Kernel | None
-    """None is the portable implementation."""
-    reason: str
-
-
-def choose_kernel(call: PreparedCall) -> KernelChoice:
-    """Choose the kernel of a call, or the portable implementation.
-
-    Raises:
-        ValueError: The call asks for a kernel, and none computes it.
-    """
-    if call.implementation == "xp":
-        return KernelChoice(None, "the call asks for it")
-    name, library = call.implementation, call.grid.library.name
-    native = KERNELS[library]() if library in KERNELS else None
-    kernel: Kernel | None = native
-    if name in BY_NAME:
-        library, kernel = name, BY_NAME[name]()
-    reason = native.not_default_reason(call) if name is None and native is not None else None
-    if kernel is None:
-        reason = f"{call.grid.xp.__name__.removeprefix('array_api_compat.')} has no attention kernel to call"
-    elif reason is None:
-        reason = kernel.unsupported_reason(call)
-    if reason is None:
-        return KernelChoice(kernel, f"{library}'s kernel computes the call as documented")
-    if name is not None:
-        refuse_missing_kernel(call.grid.function, name, reason)
-    return KernelChoice(None, reason)

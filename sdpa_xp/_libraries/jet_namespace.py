@@ -205,8 +205,9 @@ class JetNamespace:
     def matmul(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
         # A compiler that knows a length by its symbol alone does not compare two of them.
         is_matmul = min(a.ndim, b.ndim) > 1 and all(map(self.library.is_known, (a.shape[-1], b.shape[-1])))
-        # Not the operator: torch.compile traces none of two jets.
-        return self.bilinear(self.of_values.matmul, a, b, out, is_matmul=is_matmul)
+        # Not the operator, if there is a function: torch.compile traces none of two jets.
+        function = getattr(self.of_values, "matmul", operator.matmul)
+        return self.bilinear(function, a, b, out, is_matmul=is_matmul)
 
     def floor_divide(self, a: Any, b: Any, /) -> Any:
         return self.constant(self.value(a) // self.value(b))

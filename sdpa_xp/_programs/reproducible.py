@@ -15,7 +15,6 @@ from operator import itemgetter
 
 from .._libraries import dtype_name
 from .._libraries.protocols import Array
-from .._run.in_place import masked
 from .._run.products import is_finite, weigh
 from .._sources.arrays import KeyValueSource
 from .._tiles.plan import Plan, Task
@@ -138,8 +137,11 @@ def _sums(
             pairs = xp.asarray([[True]], dtype=xp.bool, device=None) if isinstance(allowed, bool) else allowed
             o[index] += weigh(xp, xp.zeros_like(p), of_tile, pairs, "pairs")
             of_tile = xp.where(xp.isfinite(of_tile), of_tile, 0.0)
-        else:
-            p = masked(buffers, xp, p, allowed)
+        elif not isinstance(allowed, bool):
+            if buffers is not None and p.shape[:-2] == scores.leading_shape:
+                p = buffers.functions.multiply(p, allowed, out=p)
+            else:
+                p = p * xp.astype(allowed, p.dtype)
         # A sum or a product may get the order in memory of a mask or a bias with more batch entries.
         p = scores.grid.library.in_rows(p, -2)
         # Nothing else is written to `tangent`: the call has none.

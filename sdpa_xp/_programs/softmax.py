@@ -21,7 +21,7 @@ from typing import NamedTuple, cast
 from .._libraries import dtype_name
 from .._libraries.protocols import Array, Namespace
 from .._run.buffers import CallBuffers
-from .._run.in_place import exp_minus, masked, plus, times
+from .._run.in_place import exp_minus, plus, times
 from .._run.products import NonfiniteGuard, checksum, matmul_grouped, multiply_columns, weigh
 from .._sources.arrays import KeyValueSource
 from .._tiles import tuning
@@ -141,14 +141,18 @@ def attend_with_fixed_shift(
 
     The output is in `out`, zeros, if there is such an array.
     """
-    xp, dropout = scores.grid.xp, scores.options.dropout
+    xp, dropout, leading_shape = scores.grid.xp, scores.options.dropout, scores.leading_shape
     l, o = zero_sums(scores, len(rows), value.width, out)
     buffers = cast(CallBuffers, scores.buffers)
-    exp, product = buffers.functions.exp, buffers.product
+    exp, multiply, product = buffers.functions.exp, buffers.functions.multiply, buffers.product
     ones, (values, factors) = buffers.ones(plan.columns), value.factored_slices(scores.grid)
     query = scores.scaled_query(rows)
     for tile, s, allowed, _ in scores.computed_tiles(rows, plan, query, leaves_mask=True):
-        p = masked(buffers, xp, exp(s, out=s), allowed)
+        p = exp(s, out=s)
+        if not isinstance(allowed, bool):
+            # Values and mask may have a batch that queries and keys do not have: then the product is larger.
+            fits = p.shape[:-2] == leading_shape
+            p = multiply(p, allowed, out=p) if fits else p * xp.astype(allowed, p.dtype)
         index = ... if tile.rows == rows else rows_within(tile, rows)
         l[index] += p @ ones[: p.shape[-1], :]  # a product with ones is faster than a sum of rows
         kept = p if dropout is None else dropout.apply(tile, p)

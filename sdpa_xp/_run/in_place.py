@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._checks.arrays import broadcast
 from .._libraries.protocols import Array, Namespace
-from .._tiles.tile import Allowed
 
 if TYPE_CHECKING:
     from .buffers import CallBuffers
@@ -45,16 +43,6 @@ def _fits(buffers: CallBuffers | None, array: Array, other: Array) -> bool:
     """Return whether `array` has the shape of the result: values may have a batch that scores do not have."""
     shape, last = other.shape, array.shape[-1]
     return buffers is not None and shape[:-1] == array.shape[:-1] and shape[-1] in (1, last)
-
-
-def masked(buffers: CallBuffers | None, xp: Namespace, array: Array, allowed: Allowed) -> Array:
-    """Return exponentials with 0 where a pair may not attend."""
-    if isinstance(allowed, bool):
-        return array
-    # Values and mask may have a batch that queries and keys do not have: then the product is larger.
-    if buffers is None or broadcast(array.shape, allowed.shape) != array.shape:
-        return array * xp.astype(allowed, array.dtype)
-    return buffers.functions.multiply(array, allowed, out=array)
 
 
 def exp_minus(buffers: CallBuffers | None, xp: Namespace, s: Array, shift: Array) -> Array:
