@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ._call.prepared_call import PreparedCall
 from ._libraries.protocols import Array
-from ._programs.dropout import Dropout
-from ._programs.scores import Name
+from ._programs.scores import ResultName
 
 if TYPE_CHECKING:
-    from ._many import GraphCall
+    from ._libraries.dask import DaskGraphs
+    from ._many.graphs import GraphCall
+    from ._programs.dropout import Dropout
 
 
 def cut_call(call: PreparedCall, dropout: Dropout | None = None) -> GraphCall | None:
@@ -18,14 +19,17 @@ def cut_call(call: PreparedCall, dropout: Dropout | None = None) -> GraphCall | 
 
     Without a `dropout`, this draws the seed from the `rng` of a call that has some.
     """
-    if call.grid.library.chunks is None:
+    if (chunks := call.grid.library.chunks) is None:
         return None
-    from . import _many
+    from ._many.cutting import unsupported_reason
+    from ._many.graphs import GraphCall
 
-    return _many.cut_call(call, dropout)
+    if unsupported_reason(call) is not None:
+        return None
+    return GraphCall(call, cast("DaskGraphs", chunks), call.draw_dropout() if dropout is None else dropout)
 
 
-def attend(call: PreparedCall, *names: Name, dropout: Dropout | None = None) -> dict[str, Array] | None:
+def attend(call: PreparedCall, *names: ResultName, dropout: Dropout | None = None) -> dict[str, Array] | None:
     """Return what is named of a call that is computed in chunks, or None."""
     cut = cut_call(call, dropout)
     return None if cut is None else cut.attend(call.result_dtype, *names)

@@ -17,6 +17,7 @@ from ._libraries.protocols import Array
 from ._programs.gradient_targets import gradient_targets, try_functions
 from ._programs.gradients import GradientProgram, gradients
 from ._programs.output import attend
+from ._programs.scores import Scores
 from ._sources.arrays import ArraySource
 from ._tiles.tile import Target
 
@@ -46,19 +47,17 @@ def derive(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
     cut = cut_call(call)
     # Before the output, so that a call that has no gradients is refused at once, and not by its pullback.
     if call.options.biases and not call.is_empty:
-        try_functions(call.scores_without_dropout() if cut is None else cut.readable_scores())
-    scores = call.scores() if cut is None else call.scores_without_dropout()
+        try_functions(call.scores() if cut is None else cut.readable_scores())
+    scores = call.draw_scores() if cut is None else call.scores()
     if cut is None:
         scores = call.search_inputs(scores)
     value = ArraySource(call.arrays["value"])
-    targets, bias_names = gradient_targets(scores, call.arrays["key"], value.array, arrays)
     if cut is not None:
+        targets, _ = gradient_targets(scores, call.arrays["key"], value.array, arrays)
         output, lse = cut.attend(call.grid.dtype, "output", "lse_parts").values()
         return Derivable(output, targets, partial(cut.gradients, output, lse, targets, arrays))
-    plan = call.plan()
-    output, lse = attend(scores, value, plan, call.grid.dtype, "output", "lse_parts").values()
-    forward = GradientProgram(scores, plan, targets, value, output, lse, bias_names)
-    return Derivable(output, targets, partial(gradients, forward), forward)
+    results = attend(scores, value, call.plan(), call.grid.dtype, "output", "lse_parts").values()
+    return _derivable(call, scores, arrays, *results)
 
 
 def pull_back(
@@ -67,13 +66,18 @@ def pull_back(
     """Return the gradient of each target, in the shape, layout and dtype of the caller's array."""
     if call.is_empty:
         return {name: call.grid.xp.zeros_like(arrays[name]) for name in forward.targets}
-    computed = forward.gradients(_heads_first(call, cotangent))
+    computed = forward.gradients(call.heads_first({"cotangent": cotangent})["cotangent"])
     return _in_caller_form(call, forward.targets, arrays, computed)
 
 
 def restore(call: PreparedCall, arrays: Mapping[str, Array], output: Array, lse: Array) -> Derivable:
     """Return `derive(call, arrays)` from its output and log-sum-exp, without computing these again."""
-    scores = call.search_inputs(call.scores())
+    return _derivable(call, call.search_inputs(call.draw_scores()), arrays, output, lse)
+
+
+def _derivable(
+    call: PreparedCall, scores: Scores, arrays: Mapping[str, Array], output: Array, lse: Array
+) -> Derivable:
     value = ArraySource(call.arrays["value"])
     targets, bias_names = gradient_targets(scores, call.arrays["key"], value.array, arrays)
     forward = GradientProgram(scores, call.plan(), targets, value, output, lse, bias_names)
@@ -106,14 +110,6 @@ def second_order(
     computed: Any = pull_back(jets, forward, arrays, cotangents)
     of_arrays, of_tangents = ({name: kind.part(x, n) for name, x in computed.items()} for n in range(2))
     return kind.part(forward.output, 1), of_arrays, of_tangents
-
-
-def _heads_first(call: PreparedCall, cotangent: Array) -> Array:
-    """Return a cotangent of the caller's output as (..., Hq, L, Ev)."""
-    xp = call.grid.xp
-    if call.sizes.is_2d:
-        return xp.expand_dims(cotangent, axis=0)
-    return swap_heads_and_length(xp, cotangent, call.layout)
 
 
 def _in_caller_form(

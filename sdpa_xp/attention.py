@@ -14,7 +14,7 @@ from ._libraries import overridden
 from ._libraries.base import is_compiling
 from ._libraries.protocols import AnyArray, Array, Dtype, Rng
 from ._programs.one_tile import OneTile, one_tile
-from ._programs.scores import Name
+from ._programs.scores import ResultName
 from ._sources.arrays import ArraySource
 from ._tiles import tuning
 from .biases import Bias
@@ -225,18 +225,16 @@ def compute_state(
     queries_at_end: bool = False,
 ) -> AttentionState[A]:
     """Return the output and the log-sum-exp of a call of `function`."""
-    from .states import AttentionState, to_base  # a call without a state does not need it
+    from .states import state_of  # a call without a state does not need it
 
     base = check_lse_base(function, lse_base)
     inputs = {"query": query, "key": key, "value": value}
     result = overridden(function, inputs, lambda: options._asdict() | {"lse_base": lse_base})
     if result is not NotImplemented:
-        return cast(AttentionState[A], result)
+        return cast("AttentionState[A]", result)
     call = prepare(function, inputs, options, queries_at_end=queries_at_end)
     with call.computing():
-        output, lse = _computed(call, options, None, "output", "lse").values()
-        lse = call.remove_head_axis(to_base(lse, base))
-        state = AttentionState(cast(A, call.result(output)), cast(A, lse))
+        state: AttentionState[A] = state_of(call, _computed(call, options, None, "output", "lse"), base)
     call.checked(state.output)
     return state
 
@@ -275,7 +273,7 @@ def choose_kernel(call: PreparedCall) -> KernelChoice:
 
 
 def _computed(
-    call: PreparedCall, options: CallOptions, kernel: Kernel | None, *names: Name
+    call: PreparedCall, options: CallOptions, kernel: Kernel | None, *names: ResultName
 ) -> dict[str, Array]:
     """Return what is named; `options` are those that the call was prepared with."""
     # Arrays that are recorded or traced are not written to: other calls need not be asked.
@@ -297,11 +295,13 @@ def _computed(
         return {"output": output}
     from ._programs.output import attend  # a small call does not need it
 
-    return call.connected(attend(call.scores(), ArraySource(value), call.plan(), call.result_dtype, *names))
+    return call.connected(
+        attend(call.draw_scores(), ArraySource(value), call.plan(), call.result_dtype, *names)
+    )
 
 
 def _one_tile(call: PreparedCall) -> OneTile | None:
     plan = call.plan()
     if call.options.dropout_p or not plan.is_one_tile:
         return None
-    return one_tile(call.scores_without_dropout(), plan, call.result_dtype)
+    return one_tile(call.scores(), plan, call.result_dtype)

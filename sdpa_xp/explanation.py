@@ -24,7 +24,7 @@ from .errors import PACKAGE
 from .masks import Mask
 
 if TYPE_CHECKING:
-    from ._many import GraphCall
+    from ._many.graphs import GraphCall
 
 MOST_SQUARES = 64
 """The most squares along a side of the picture of the tiles; of more tiles, a square stands for several."""
@@ -172,9 +172,8 @@ def explain(
     options = CallOptions.from_keywords(attn_mask, keywords)
     call = prepare("explain", {"query": query, "key": key, "value": value}, options, has_kernels=True)
     choice = choose_kernel(call)
-    # A call with dropout draws a seed from `rng`, which has to stay as it is.
-    call = call._replace(options=call.options._replace(dropout_p=0.0))
-    if (cut := cut_call(call)) is not None:
+    # A call in chunks would draw a seed from `rng`, which has to stay as it is.
+    if (cut := cut_call(call._replace(options=call.options._replace(dropout_p=0.0)))) is not None:
         return _explain_chunks(cut)
     if not call.grid.is_traced and is_differentiated(call, None):
         call = _unrecorded(call)
@@ -186,7 +185,7 @@ def explain(
         plan = plan_patches(plan, call.grid, 1, widths)
     else:
         with call.computing():
-            computed, pairs, tile_map = _mapped_tiles(call.scores_without_dropout(), plan)
+            computed, pairs, tile_map = _mapped_tiles(call.scores(), plan)
         all_tiles = len(plan.tasks()) * len([*plan.column_ranges(range(plan.keys))])
     return Explanation(
         implementation="xp" if choice.kernel is None else call.implementation or "native",

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, Unpack, cast
 
 from ._call.options import CallOptions, DifferentiableOptions, floating_arrays, takes_options
 from ._call.prepared_call import PreparedCall, prepare
-from ._call.tangents import check_tangent, check_tangents, lifted, refuse_chunks
+from ._call.tangents import beside, check_tangent, check_tangents, lifted, refuse_chunks
 from ._checks.arrays import check_floating, check_one_library
 from ._checks.keywords import explains_keywords
 from ._checks.messages import shown, type_name
@@ -92,10 +92,23 @@ def jvp(
         for n, (tangent, pair) in enumerate(zip(moved, arrays.items(), strict=True))
     ]
     with kind_of_caller(arrays["primals[0]"]) as kind:
-        output = function(*(Jet(kind, pair) for pair in zip(arrays.values(), directions, strict=True)))
+        jets = [Jet(kind, pair) for pair in zip(arrays.values(), directions, strict=True)]
+        output = _apply(function, jets)
         inputs = [*arrays.values(), *directions]
         value, tangent = (mapped(partial(_result, kind, inputs, n), output) for n in (0, 1))
     return value, tangent
+
+
+def _apply(function: Callable[..., Any], jets: Sequence[Jet]) -> Any:
+    """Call a caller's function. An error of another library, which knows no jets, says what to do."""
+    try:
+        return function(*jets)
+    except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, ArgumentTypeError | ArgumentValueError) or Jet.__name__ not in str(error):
+            raise
+        rule = "`function` must use operators and the functions that `x.__array_namespace__()` has"
+        hint = "In an operator with an array that refuses it, write the array with derivatives on the left."
+        raise ArgumentTypeError("jvp", rule, {"its error": error}, hint) from error
 
 
 def _whole(value: Any) -> Any:
@@ -175,6 +188,7 @@ def scaled_dot_product_attention_jvp(
         result := overridden(JVP, inputs, lambda: {"tangents": tangents, **options._asdict()})
     ) is not NotImplemented:
         return cast(tuple[A, A], result)
+    inputs["query"] = beside(query, tangents)
     call = prepare(JVP, inputs, options)
     checked = check_tangents(JVP, tangents, floating_arrays(inputs, options))
     output, tangent = derivatives(call, options, [checked])
@@ -229,6 +243,7 @@ def scaled_dot_product_attention_laplacian(
     more = {"tangents": tangents, "laplacians": laplacians}
     if (result := overridden(LAPLACIAN, inputs, lambda: {**more, **options._asdict()})) is not NotImplemented:
         return cast(tuple[A, A, A], result)
+    inputs["query"] = beside(query, tangents, laplacians)
     call = prepare(LAPLACIAN, inputs, options)
     arrays = floating_arrays(inputs, options)
     count = _count_directions(tangents)
@@ -270,7 +285,7 @@ def derivatives(
         if call.is_empty:
             output = grid.xp.zeros((*grid.shape[:-1], value.width), dtype=grid.dtype, device=grid.device)
         else:
-            try_functions(call.scores_without_dropout())
-            output = attend(jets.scores(), value, jets.plan(), grid.dtype, "output")["output"]
+            try_functions(call.scores())
+            output = attend(jets.draw_scores(), value, jets.plan(), grid.dtype, "output")["output"]
             check_answers(jets.grid)
         return [call.result(kind.part(output, n)) for n in range(1 + len(kind.zeros_of_parts))]

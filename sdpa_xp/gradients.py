@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar, Unpack, cast
 
-from ._call.options import CallOptions, DifferentiableOptions, DrawnSeed, floating_arrays, takes_options
+from ._call.options import (
+    CallOptions,
+    CheckedOptions,
+    DifferentiableOptions,
+    DrawnSeed,
+    floating_arrays,
+    takes_options,
+)
 from ._call.prepared_call import PreparedCall, prepare
-from ._call.tangents import check_tangents
+from ._call.tangents import beside, check_tangents
 from ._checks.arrays import check_known, check_one_device, check_one_dtype, check_one_library
 from ._checks.keywords import explains_keywords
 from ._derivatives import Derivable, derive, pull_back, second_order
@@ -17,6 +24,7 @@ from .errors import ArgumentValueError
 from .masks import Mask
 
 A = TypeVar("A", bound=AnyArray)
+O = TypeVar("O", CallOptions, CheckedOptions)
 FUNCTION = "scaled_dot_product_attention_vjp"
 
 
@@ -70,13 +78,16 @@ def scaled_dot_product_attention_vjp(
     inputs: dict[str, Any] = {"query": query, "key": key, "value": value}
     if (result := overridden(FUNCTION, inputs, options._asdict)) is not NotImplemented:
         return cast(tuple[A, Pullback[A]], result)
+    return _differentiated(inputs, options)
+
+
+def _differentiated(inputs: Mapping[str, Any], options: CallOptions) -> tuple[Any, Pullback[Any]]:
     call = prepare(FUNCTION, inputs, options)
     arrays = floating_arrays(inputs, options)
     with call.computing():
         forward = derive(call, arrays)
         output = call.result(forward.output)
-    call.checked(output)
-    return cast(A, output), Pullback(call, options, arrays, forward, output.shape)
+    return call.checked(output), Pullback(call, options, arrays, forward, output.shape)
 
 
 @explains_keywords
@@ -104,6 +115,8 @@ class Pullback(Generic[A]):
             cotangent: The gradient of a loss with respect to the output, with the output's shape.
         """
         array = check_cotangent(cotangent, self._arrays["query"], self._output)
+        if (lifted := self._beside({"cotangent": array})) is not None:
+            return lifted(array)
         # The context of the output has ended, and the caller may be in another thread now.
         with self._call.computing():
             computed = pull_back(self._call, self._forward, self._arrays, array)
@@ -139,14 +152,28 @@ class Pullback(Generic[A]):
         if cotangent_tangent is not None:
             moved = check_cotangent(cotangent_tangent, self._arrays["query"], self._output, "cotangent_tangent")
         checked = check_tangents(FUNCTION, tangents, self._arrays)
-        call, names, forward = self._call, self._forward.targets, self._forward.forward
-        if forward is not None and (dropout := forward.scores.options.dropout) is not None:
-            # The pairs that the output has dropped.
-            call = call._replace(options=call.options._replace(rng=DrawnSeed(dropout.seed)))
+        lifted = self._beside({**checked, "cotangent": array, "cotangent_tangent": moved})
+        if lifted is not None:
+            return lifted.jvp(array, checked, moved)
+        names, options = self._forward.targets, self._with_seed(self._call.options)
+        call = self._call._replace(options=options)
         with call.computing():
             _, *computed = second_order(call, self._options, self._arrays, names, array, checked, moved)
         gradients, derivatives = map(self._checked, computed)
         return gradients, derivatives
+
+    def _beside(self, others: Mapping[str, Array | None]) -> Pullback[A] | None:
+        """Return the pullback of a query with derivatives, if `others` have some and the inputs have none."""
+        if (query := beside(self._arrays["query"], others)) is self._arrays["query"]:
+            return None
+        inputs = {"query": query, "key": self._arrays["key"], "value": self._arrays["value"]}
+        return _differentiated(inputs, self._with_seed(self._options))[1]
+
+    def _with_seed(self, options: O) -> O:
+        """Return options that drop the pairs which the output has dropped."""
+        forward = self._forward.forward
+        dropout = None if forward is None else forward.scores.options.dropout
+        return options if dropout is None else options._replace(rng=DrawnSeed(dropout.seed))
 
     def _checked(self, computed: Mapping[str, Array]) -> dict[str, A]:
         return {name: self._call.checked(cast(A, gradient), name) for name, gradient in computed.items()}

@@ -22,7 +22,6 @@ from ._tiles.tile import Tile
 from ._tiles.trees import with_arrays
 from .errors import ArgumentTypeError, ArgumentValueError
 from .masks import Mask
-from .masks.algebra import And
 from .masks.patterns import AllOf
 
 A = TypeVar("A", bound=AnyArray)
@@ -173,11 +172,11 @@ def _may_meet(call: PreparedCall) -> Callable[[range, range], bool]:
     A mask whose arrays are inputs of a jit lets all of them meet here, and decides on the devices.
     """
     grid, known_values = readable_grid(call), call.grid.library.known_values
-    parts = [part for mask in call.options.masks for part in (mask.parts if isinstance(mask, And) else (mask,))]
-    known: list[Mask] = []
-    for part in parts:
-        if all(known_values(array) is not array for _, array in part.arrays()):
-            known.append(with_arrays(part, known_values))
+    known = [
+        with_arrays(mask, known_values)
+        for mask in call.options.masks
+        if all(known_values(array) is not array for _, array in mask.arrays())
+    ]
     # A mask left out of an intersection allows more pairs, so no block is skipped that has one.
     pattern = AllOf(tuple(mask.bind(grid) for mask in known))
     return lambda rows, columns: pattern.uniform(Tile(rows, columns, grid)) is not False

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Generic, NamedTuple, TypeAlias, TypeVar, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
+from ._call.prepared_call import PreparedCall
 from ._checks.arrays import (
     HLE,
     Layout,
@@ -109,6 +110,12 @@ def merge_states(
         output, large, small = merge(xp, natural_states)
         output = swap_heads_and_length(xp, xp.astype(output, parts[0][0].dtype, copy=False), layout)
         return AttentionState(cast(A, output), cast(A, to_base(large + small, base)))
+
+
+def state_of(call: PreparedCall, results: Mapping[str, Array], base: float | None) -> AttentionState[Any]:
+    """Return the "output" and the "lse" of a call as the caller gets them."""
+    lse = call.remove_head_axis(to_base(results["lse"], base))
+    return AttentionState(call.result(results["output"]), lse)
 
 
 def to_base(lse: Array, base: float | None) -> Array:

@@ -142,7 +142,7 @@ def _compute(call: PreparedCall, request: Request) -> Computed:
         rule = "`of` must not have 'block_sums' if a compiler knows a length by its symbol alone"
         raise ArgumentValueError(FUNCTION, rule, {"L": call.sizes.queries, "S": call.sizes.keys})
     plan = plan_tiles(call.grid, call.sizes.group, call.sizes.width)
-    return statistics(call.scores(), plan, request)
+    return statistics(call.draw_scores(), plan, request)
 
 
 def _reductions(

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, Unpack, cast
 
-from . import _chunked
 from ._call.options import AttentionOptions, CallOptions, takes_options
 from ._call.prepared_call import PreparedCall, prepare
 from ._checks.arrays import HLE, LHE, check_axes
 from ._checks.integers import check_cumulative_lengths, check_same_length, read_together
 from ._checks.keywords import check_lse_base
 from ._libraries.protocols import AnyArray, Array
-from ._programs.scores import Name
+from ._programs.scores import ResultName
 from ._sequences import groups
 from ._sequences.sequences import Sequences, lengths_of
 from .masks import Mask
-from .states import AttentionState, to_base
+from .states import AttentionState, state_of
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -130,8 +129,8 @@ def varlen_attention_state(
     inputs = {"query": query, "key": key, "value": value}
     call = _prepare(function, inputs, options)
     with call.computing():
-        output, lse = _attend(call, inputs, cu_seqlens_q, cu_seqlens_k, "output", "lse").values()
-        state = AttentionState(cast(A, call.result(output)), cast(A, call.as_caller(to_base(lse, base))))
+        results = _attend(call, inputs, cu_seqlens_q, cu_seqlens_k, "output", "lse")
+        state: AttentionState[A] = state_of(call, results, base)
     call.checked(state.output)
     return state
 
@@ -143,7 +142,11 @@ def _prepare(function: str, inputs: Mapping[str, Any], options: CallOptions) -> 
 
 
 def _attend(
-    call: PreparedCall, inputs: Mapping[str, Any], cu_seqlens_q: object, cu_seqlens_k: object, *names: Name
+    call: PreparedCall,
+    inputs: Mapping[str, Any],
+    cu_seqlens_q: object,
+    cu_seqlens_k: object,
+    *names: ResultName,
 ) -> dict[str, Array]:
     """Return what is named: the packed output (Hq, T, Ev), the log-sum-exp (Hq, T)."""
     function, axis = call.grid.function, -2 if call.layout == HLE else -3
@@ -157,5 +160,4 @@ def _attend(
     check_same_length(function, {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k})
 
     lengths = [*zip(lengths_of(starts_q), lengths_of(starts_k), strict=True)]
-    in_chunks = _chunked.attend if call.grid.library.chunks is not None else None
-    return groups.attend(call, Sequences(lengths, (starts_q, starts_k)), *names, attend_in_chunks=in_chunks)
+    return groups.attend(call, Sequences(lengths, (starts_q, starts_k)), *names)

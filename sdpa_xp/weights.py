@@ -88,6 +88,6 @@ def _full_matrix(
         if (cut := cut_call(call)) is not None:
             in_chunks = cut.weights if name == "weights" else cut.scores
             return call.remove_head_axis(in_chunks(call.result_dtype))
-        computed = full_matrix(name, call.scores(), plan, call.result_dtype)
+        computed = full_matrix(name, call.draw_scores(), plan, call.result_dtype)
         # Where no pair may attend, the result follows from no input, and autograd would refuse it.
         return call.remove_head_axis(call.attach_zero_gradient(computed, call.options.sinks))

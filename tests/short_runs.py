@@ -16,6 +16,7 @@ from internals import (
     PROVIDERS,
     READERS,
     SESSIONS,
+    CallLengths,
     ExportCall,
     Setting,
     TimedRun,
@@ -26,12 +27,10 @@ from internals import (
     judge_outputs,
     metadata_of,
     open_session,
-    outcome,
     override,
     process,
     providers,
     run_session,
-    several_lengths,
     stated_call,
     trials,
     version,
@@ -44,7 +43,7 @@ KEPT: dict[tuple[Any, ...], list[Trial]] = {}
 
 def short_settings(call: ExportCall) -> list[Setting]:
     """A few settings of small lengths, for quick runs over many calls."""
-    small = list(several_lengths(call))
+    small = CallLengths.for_call(call).small()
     return [Setting(lengths, size) for size in (1.0, LARGE) for lengths in small]
 
 
@@ -65,12 +64,12 @@ def assert_right(model: onnx.ModelProto, *, seed: int = 0, session: Any = None, 
     if len(KEPT) > MOST_KEPT:
         del KEPT[next(iter(KEPT))]
     session = open_session(model, PROVIDERS["cpu"]) if session is None else opened(session)
-    outcomes = [outcome(call, trial, run_session(session, trial.inputs)) for trial in drawn]
-    for name, agreements in judge_outputs(call, outcomes, computed_in).items():
-        for one_outcome, agreement in zip(outcomes, agreements, strict=True):
-            assert agreement.agrees, (name, one_outcome.shown, agreement)
-            if name == "output" and "large" not in one_outcome.shown and computed_in == call.query.dtype:
-                assert agreement.bound < 1e-4, (one_outcome.shown, agreement)  # no bound that says nothing
+    compared = [trial.compared(run_session(session, trial.inputs)) for trial in drawn]
+    for name, agreements in judge_outputs(compared, computed_in).items():
+        for trial, agreement in zip(drawn, agreements, strict=True):
+            assert agreement.agrees, (name, trial.shown, agreement)
+            if name == "output" and "large" not in trial.shown and computed_in == call.query.dtype:
+                assert agreement.bound < 1e-4, (trial.shown, agreement)  # no bound that says nothing
 
 
 def opened(inner: Any) -> Any:
@@ -106,12 +105,9 @@ class UntimedRuntime:
 
     @contextmanager
     def session(self, model: Any, provider: str) -> Iterator[UntimedSession]:
-        if self.reader is None:
-            session = open_session(model, provider)
-            yield UntimedSession(partial(run_session, session), session.math_mode)
-        else:
-            read = self.reader(model.SerializeToString(), [output.name for output in model.graph.output])
-            yield UntimedSession(read.run, read.math_mode)
+        names, reader = [output.name for output in model.graph.output], self.reader
+        session = reader(model.SerializeToString(), names) if reader else open_session(model, provider)
+        yield UntimedSession(partial(run_session, session), session.math_mode)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ def computed(x: Any, mask: Mask) -> list[tuple[range, range, bool]]:
     """Return queries and keys of each tile of self-attention of `x` (L, E), and whether all pairs attend."""
     options = CallOptions(attn_mask=mask, implementation="xp")
     call = prepare.prepare("explain", {"query": x, "key": x, "value": x}, options, has_kernels=True)
-    scores = call.scores_without_dropout()
+    scores = call.scores()
     plan = plan_tiles(call.grid, scores.group, 2 * call.sizes.width)
     return [
         (tile.rows, tile.columns, allowed is True)

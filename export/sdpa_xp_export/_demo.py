@@ -22,7 +22,8 @@ from sdpa_xp import attention_weights, scaled_dot_product_attention
 from sdpa_xp.errors import Message
 
 from ._agree.backends import Backend
-from ._agree.comparison import Job, JobInputs, Row, compare
+from ._agree.comparison import Row, compare
+from ._agree.features import Feature
 from ._call.call import ExportCall, checked_call
 from ._files.atomic import publish
 from ._files.paths import PathArgument
@@ -208,7 +209,7 @@ def rows(encoded: Activations, backends: Sequence[Backend], begin: Callable[[str
         for index, layer in enumerate(encoded.layers, start=1):
             arrays = {"query": layer.query, "key": layer.key, "value": layer.value}
             inputs = {name: x.astype(dtype) for name, x in arrays.items()} | {"attn_mask": encoded.mask}
-            jobs[f"layer {index}"] = Job(call(dtype), (JobInputs(inputs, inputs),))
+            jobs[f"layer {index}"] = Feature(call(dtype), inputs=(inputs,))
         yield from compare(jobs, dtype, backends, providers(), begin)
 
 

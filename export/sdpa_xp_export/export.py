@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import onnx
@@ -17,7 +18,8 @@ from . import _arrays
 from ._call.call import OPTIONS, ExportCall, FormChoice, Layout, OutputName, WideDtype, checked_call
 from ._call.text import digest, to_json
 from ._dtypes.dtype import ONNX_DTYPE
-from ._files.model import Model, with_weights, without_numbers, write_metadata
+from ._files.metadata import Metadata
+from ._files.model import Model, with_weights, without_numbers
 from ._graph.graph import CONTRIB, Graph, GraphValue
 from ._runtime.releases import DEFAULT_RUNTIME, Runtime
 from .forms.choice import FORMS, check_tensors, choose
@@ -159,20 +161,21 @@ def export_call(
         for_openvino=target.engine == "openvino",
     )
     text = to_json(call)
-    metadata = {
-        "sdpa_xp.version": sdpa_xp.__version__,
-        "sdpa_xp.call": text,
-        "sdpa_xp.digest": digest(text, call.initializers),
-        "sdpa_xp.form": name,
-        "sdpa_xp.reason": reason,
-        "sdpa_xp.runtime": str(target),
-    }
+    metadata = Metadata(
+        version=sdpa_xp.__version__,
+        call=text,
+        digest=digest(text, call.initializers),
+        form=name,
+        reason=reason,
+        runtime=str(target),
+    )
     return finished_model(graph, written.write(graph, call, target), metadata)
 
 
-def finished_model(graph: Graph, outputs: Mapping[str, GraphValue], metadata: Mapping[str, str]) -> Model:
+def finished_model(graph: Graph, outputs: Mapping[str, GraphValue], metadata: Metadata) -> Model:
     """Return the model, which has passed onnx.checker; its outputs get the names that they stand under."""
     names = {}
+    graph.prune(outputs.values())
     for name, value in outputs.items():
         computed = any(value.name in node.output for node in graph.nodes)
         # An output of the graph must be an output of a node, and an input cannot be renamed.
@@ -195,7 +198,7 @@ def finished_model(graph: Graph, outputs: Mapping[str, GraphValue], metadata: Ma
     finished = with_weights(model, graph.weights, graph.function)
     bare = without_numbers(finished)
     onnx.checker.check_model(bare, full_check=True)  # the checker takes at most 2 GiB
-    write_metadata(model, {**metadata, "sdpa_xp.math": MATH_MODE}, graph=bare)
+    replace(metadata, math=MATH_MODE).write(model, bare)
     return finished
 
 

@@ -18,6 +18,7 @@ from . import _arrays
 from ._call.call import FormChoice
 from ._call.mask_analysis import CallNumbers, numbers_as_json, numbers_of
 from ._dtypes.dtype import FLOATING, default_dtypes
+from ._files.metadata import Metadata
 from ._files.model import Model
 from ._graph.graph import GraphValue
 from ._graph.traced_graph import TracedGraph, moved_inputs
@@ -55,7 +56,9 @@ def to_onnx(
     The layer is called once, with a value of the graph instead of each spec. Each operation on a value becomes
     a node, and an array of any library an initializer. Calls of sdpa_xp's attention functions are written as by
     `export_attention`. A `KVCache` of values supports `append` (not in place), `attend` and `attend_state`;
-    return its `key` and `value`, or what is `stored`, for the next step.
+    return its `key` and `value`, or what is `stored`, for the next step. Derivatives (`jvp`,
+    `scaled_dot_product_attention_vjp` and the functions beside it) are written in operators of the array API,
+    whatever the `form`, and hold all L x S scores.
 
     Dtypes follow the array API standard 2025.12: two kinds of them, such as int64 and float32, raise an error.
     If onnxruntime's CPU provider has no kernel for a dtype, the graph computes in a wider one and converts the
@@ -130,14 +133,13 @@ def model_of_call(
     check_loaded_opset(FUNCTION, opset, target)  # a layer may call no attention, which would check it
     for name, value in traced.outputs.items():
         target.check_dtype(FUNCTION, f"{name}.dtype", value.elem_type)
-    traced.graph.prune([*traced.outputs.values()])
-    metadata = {
-        "sdpa_xp.version": sdpa_xp.__version__,
-        "sdpa_xp.forms": json.dumps([{"form": form, "reason": reason} for form, reason in traced.chosen]),
-        "sdpa_xp.runtime": str(target),
-        "sdpa_xp.numbers": numbers_as_json(traced.numbers),
-        "sdpa_xp.arguments": json.dumps(traced.fixed_arguments),
-    }
+    metadata = Metadata(
+        version=sdpa_xp.__version__,
+        forms=json.dumps([{"form": form, "reason": reason} for form, reason in traced.chosen]),
+        runtime=str(target),
+        numbers=numbers_as_json(traced.numbers),
+        arguments=json.dumps(traced.fixed_arguments),
+    )
     return finished_model(traced.graph, traced.outputs, metadata), traced.result
 
 

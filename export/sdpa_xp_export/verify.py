@@ -5,47 +5,37 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sdpa_xp._checks.keywords import check_flag, check_function, check_instance, explains_keywords
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentValueError
 from sdpa_xp.masks import Mask
 
-from ._call.arguments import AXES
-from ._call.call import ExportCall
 from ._call.mask_analysis import constants
 from ._files.model import Model
-from ._runtime.limits import TIMEOUT, check_limits, check_time, deadline
-from ._runtime.process import RemoteSession, runtime_process
+from ._runtime.limits import TIMEOUT, check_limits, deadline
+from ._runtime.process import runtime_process
 from ._runtime.releases import EngineName, ProviderName
 from ._runtime.session import check_engine
-from ._verify.expected import heads_first, row_axis, stated_dtype
 from ._verify.inputs import seed_of
-from ._verify.judging import Compared, judge_copies, judge_rows
-from ._verify.lengths import OF_A_NUMBER, numbers_within, scores_shape
+from ._verify.lengths import scores_shape
 from ._verify.model import (
     blocks_of,
-    check_interface,
-    check_size,
+    call_to_verify,
     computed_dtype,
-    facts_of_run,
     loaded_model,
     of_metadata,
     other_call_note,
-    stated_call,
-    written_call,
 )
-from ._verify.trials import DEFAULT_ROWS, THOROUGH_ROWS, Trial, left_out, trial_settings, trials
-from .report import Agreement, Report, Run
-
-MANY_SCORES = 2**22
-"""Runs with more scores than that give their memory back."""
+from ._verify.runner import judged, run_cases
+from ._verify.settings import left_out, trial_settings
+from ._verify.trials import DEFAULT_ROWS, THOROUGH_ROWS, Trial, trials
+from .report import Report
 
 
 @explains_keywords
@@ -124,168 +114,41 @@ def verify(
     seed = seed_of("verify", seed)
     with deadline(float(timeout)) as limit:
         loaded = loaded_model("verify", model, "`model` must be an ONNX model, or the path of its file")
-        stated = stated_call(loaded, functions) if call is None else written_call(call)
-        check_interface(loaded, stated)
-        check_size(stated, numbers_within(memory, OF_A_NUMBER))
-        blocks = blocks_of(loaded)
-        settings = trial_settings(stated, blocks, thorough=thorough, seed=seed, memory=memory)
+        stated = call_to_verify(loaded, call, functions, memory)
+        blocks, cut = blocks_of(loaded)
+        settings = trial_settings(stated, blocks, cut, thorough=thorough, seed=seed, memory=memory)
         scores = max(math.prod(scores_shape(stated, setting.lengths)) for setting in settings)
-        runs: list[Run] = []
-        sessions: dict[str, RemoteSession] = {}
-        with runtime_process(loaded, timeout, memory, scores=scores, engine=engine) as runtime:
+        with runtime_process(loaded, timeout, memory, scores=scores, engine=engine) as process:
             with limit.paused():  # the start of Python is no fault of the model
-                on_providers = runtime.providers(provider)
-            computed_in = computed_dtype(loaded, stated, runtime.element_types)
-            done = _counted(watch, len(on_providers) * len(settings))
-            for name in on_providers:
-                drawn = trials(
-                    stated,
-                    settings,
-                    np.random.default_rng(seed),  # each provider gets the same inputs
-                    computed_in=computed_in,
-                    borders=[*constants(stated), *blocks],
-                    rows=THOROUGH_ROWS if thorough else DEFAULT_ROWS,
-                )
-                drawn = of_metadata(stated, drawn) if call is None else drawn
-                with runtime.session(loaded, name) as sessions[name]:
-                    finished = [_finished(sessions[name], stated, trial, name, done) for trial in drawn]
-                check_time()
-                runs += _judged(stated, finished, name, computed_in)
-            facts = facts_of_run(loaded, runtime, sessions)
+                on_providers = process.providers(provider)
+            computed_in = computed_dtype(loaded, stated, process.element_types)
+
+            def drawn() -> Iterator[Trial]:
+                rng, borders = np.random.default_rng(seed), [*constants(stated), *blocks]
+                rows = THOROUGH_ROWS if thorough else DEFAULT_ROWS
+                several = trials(stated, settings, rng, computed_in=computed_in, borders=borders, rows=rows)
+                return of_metadata(stated, several) if call is None else several
+
+            judge = partial(judged, computed_in=computed_in)
+            number, total = itertools.count(1), len(on_providers) * len(settings)
+
+            def done(shown: str) -> None:
+                if watch is not None:
+                    watch(next(number), total, shown)
+
+            runs, facts = run_cases(process, loaded, on_providers, drawn, judge, done)
     facts |= {name: facts[name] or "unknown" for name in ("form", "reason")}
     if call is not None and not (runs and all(run.agreement.agrees for run in runs)):
         facts["notes"] += tuple(filter(None, (other_call_note(loaded, stated),)))
     return Report(
         **facts,
-        runs=tuple(runs),
+        runs=runs,
         left_out=left_out(stated, blocks, settings, memory),
         call=stated,
         from_metadata=call is None,
         computed_in=computed_in,
         seed=seed,
     )
-
-
-def _counted(watch: Callable[[int, int, str], None] | None, total: int) -> Callable[[str], None]:
-    """Return a function that tells `watch` of each run, how many there were, and how many there will be."""
-    done = itertools.count(1)
-    return lambda shown: None if watch is None else watch(next(done), total, shown)
-
-
-def _finished(
-    session: RemoteSession, call: ExportCall, trial: Trial, provider: str, done: Callable[[str], None]
-) -> _Finished:
-    """Return what is compared of a run, its time and its memory; the whole outputs are not kept."""
-    # To free memory takes time, so runs with few scores keep it for the next.
-    run = session.timed(trial.inputs, frees=math.prod(trial.pairs) > MANY_SCORES)
-    done(f"{trial.shown} on {provider}")
-    return outcome(call, trial, run.outputs), run.seconds, run.peak_bytes
-
-
-def _judged(call: ExportCall, finished: Sequence[_Finished], provider: str, computed_in: str) -> Iterator[Run]:
-    """Yield a run for each output and trial, by one bound for all trials of an output."""
-    for name, agreements in judge_outputs(call, [judged for judged, *_ in finished], computed_in).items():
-        for (judged, seconds, peak), agreement in zip(finished, agreements, strict=True):
-            measures = (seconds, peak, *judged.counts, judged.where(name, agreement))
-            yield Run(judged.shown, provider, name, agreement, *measures)
-
-
-@dataclass(frozen=True, slots=True)
-class TrialOutcome:
-    """The compared rows of the outputs of one run. The inputs and the whole outputs are not kept."""
-
-    shown: str
-    counts: tuple[int, int, int]
-    """The longest length, the rows that are compared, and all rows."""
-    outputs: Mapping[str, Compared]
-    copies: Mapping[str, tuple[NDArray[Any], NDArray[Any]]]
-    rows: NDArray[np.int64]
-    """The queries that are compared."""
-
-    def where(self, name: str, agreement: Agreement) -> str:
-        """Return the batch entry, the head and the query of the element that is closest to its bound."""
-        if name not in self.outputs or not agreement.index:
-            return ""
-        axis = row_axis(name)
-        if axis is None:
-            *leading, last = agreement.index
-            place = f"key {last}"
-        else:
-            index = agreement.index[: len(agreement.index) + 1 + axis]
-            *leading, row = index
-            place = f"query {self.rows[row]}"
-        heads = [f"head {number}" for number in leading[-1:]]
-        return ", ".join([*(f"batch {number}" for number in leading[:-1]), *heads, place])
-
-
-_Finished: TypeAlias = tuple[TrialOutcome, float, int | None]
-"""What is compared of a run, its seconds, and its peak of memory in bytes."""
-
-
-def outcome(call: ExportCall, trial: Trial, results: Mapping[str, NDArray[Any]]) -> TrialOutcome:
-    """Take the rows that are compared from the outputs of a run.
-
-    If an output has another dtype or shape than the call requires, all its rows count as NaN. This is also so
-    if any row is NaN although no query attends to a NaN.
-    """
-    outputs = {}
-    for name, expected in trial.expected.items():
-        sampled = _rows_of(call, trial, name, results[name])
-        if expected.leaks is not None:
-            sampled = np.where(np.isnan(sampled) & expected.leaks, expected.reference, sampled)
-        outputs[name] = Compared(sampled, expected, trial.setting.size, trial.setting.extreme)
-    copies = {
-        name: (_real_tokens(call, trial, results[name], array), array) for name, array in trial.copies.items()
-    }
-    *leading, queries, keys = trial.pairs
-    heads = math.prod(leading)  # of all batch entries
-    return TrialOutcome(
-        trial.shown, (max(queries, keys), heads * len(trial.rows), heads * queries), outputs, copies, trial.rows
-    )
-
-
-def judge_outputs(
-    call: ExportCall, outcomes: list[TrialOutcome], computed_in: str
-) -> dict[str, list[Agreement]]:
-    """Compare each output of all runs; an output has one agreement a run, in the order of the runs."""
-    if not outcomes:
-        return {}
-    agreements = {}
-    for name in outcomes[0].outputs:
-        dtype = stated_dtype(call, name)
-        agreements[name] = judge_rows([run.outputs[name] for run in outcomes], dtype, computed_in)
-    for name in outcomes[0].copies:
-        agreements[name] = judge_copies([run.copies[name] for run in outcomes])
-    return agreements
-
-
-def _rows_of(call: ExportCall, trial: Trial, name: str, result: NDArray[Any]) -> NDArray[Any]:
-    """Return the compared rows, with heads before lengths; NaN if the output cannot be right."""
-    axis = row_axis(name)
-    if name == "output" and result.ndim >= len(AXES[name]):
-        result = heads_first(call, result)
-    expected = trial.expected[name]
-    shape = list(expected.reference.shape)
-    if axis is not None:
-        shape[axis] = trial.pairs[-2]
-    is_stated = list(result.shape) == shape and result.dtype.name == stated_dtype(call, name)
-    if not is_stated or (expected.leaks is None and np.isnan(result).any()):
-        return np.full(expected.reference.shape, np.nan)
-    return result if axis is None else result.take(trial.rows, axis=axis)
-
-
-def _real_tokens(call: ExportCall, trial: Trial, result: NDArray[Any], expected: NDArray[Any]) -> NDArray[Any]:
-    """Return a cache with 0 where no real token is; NaN if its dtype or shape is wrong."""
-    if result.shape != expected.shape or result.dtype != expected.dtype:
-        return np.full(expected.shape, np.nan)
-    if call.past_lengths is None:  # a joined cache has no room
-        return result
-    result = result.copy()
-    rows = heads_first(call, result)
-    new = trial.inputs["key"].shape[call.length_axis]
-    for entry, past in enumerate(trial.inputs["past_lengths"].tolist()):
-        rows[entry, :, past + new :] = 0
-    return result
 
 
 def _check_arguments(call: object, functions: Mapping[str, object], thorough: object, watch: object) -> None:

@@ -19,29 +19,26 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from ._call.mask_analysis import CallNumbers, numbers_from_json
 from ._dtypes.dtype import ONNX_DTYPE
 from ._files.atomic import publish
-from ._files.model import Model, exported_models
+from ._files.metadata import exported_models, metadata_of
+from ._files.model import Model
 from ._files.paths import PathArgument, check_is_no_input, free_target
 from ._layer.layer import bound_arguments, with_arrays
-from ._runtime.engine import TimedRun
 from ._runtime.limits import TIMEOUT, check_limits
-from ._runtime.process import RemoteSession, RuntimeProcess, runtime_process
+from ._runtime.process import RuntimeProcess, runtime_process
 from ._runtime.releases import EngineName, ProviderName
 from ._runtime.session import check_engine
 from ._verify.golden import golden_file, read_golden
 from ._verify.inputs import seed_of
-from ._verify.judging import EPS, judge_integers, judge_together
 from ._verify.layer import BothLayers, LayerCase, words_of
 from ._verify.layer_cases import CaseList, Draw, LayerInputs
 from ._verify.lengths import LayerLengths
-from ._verify.model import blocks_of, facts_of_run, input_specs, loaded_model, missing_arguments_note
+from ._verify.model import blocks_of, input_specs, loaded_model, missing_arguments_note
+from ._verify.runner import Outcome, judged, run_cases
 from .report import LayerReport, Run
 from .spec import TensorSpec
 from .to_onnx import traced_numbers
 
 GOLDEN = PathArgument("verify_layer", "golden")
-UNMEASURED = 16.0
-"""How many times as many rounding errors are allowed if there was nothing to measure them with: neither inputs
-nor weights are floats that `verify_layer` finds."""
 MOST_UNLUCKY = 3
 """The most runs that may be beyond a bound because it is small by luck; a fault concerns more of them."""
 
@@ -108,9 +105,9 @@ def verify_layer(
     """
     rule = "`model` must be what to_onnx returned, or the path of its file"
     loaded = loaded_model("verify_layer", model, rule)
-    if len(exported := exported_models(loaded)) == 1 and "sdpa_xp.call" in exported[0]:
+    if len(exported := exported_models(loaded)) == 1 and exported[0].call:
         rule = "`model` is a call that export_attention wrote; use verify(model)"
-        raise ArgumentValueError("verify_layer", rule, {"metadata": sorted(exported[0])})
+        raise ArgumentValueError("verify_layer", rule, {"metadata": sorted(metadata_of(loaded))})
     check_engine("verify_layer", engine, provider)
     check_flag("verify_layer", "thorough", thorough)
     check_limits("verify_layer", timeout, memory)
@@ -123,14 +120,17 @@ def verify_layer(
     arguments = _checked_arguments(layer, specs, draws, keywords)
     seed = seed_of("verify_layer", seed)
 
-    stated = [numbers for part in exported for numbers in numbers_from_json(part.get("sdpa_xp.numbers", "[]"))]
+    stated = [numbers for part in exported for numbers in numbers_from_json(part.numbers)]
     traced, left_out = _traced_numbers(layer, arguments)
     # Names for lengths that are computed may differ between the two; they are never chosen.
     calls = [*(traced or []), *stated]  # a file can state too few
     calls = [call for n, call in enumerate(calls) if call not in calls[:n]]
-    chosen = LayerLengths(calls, specs, blocks_of(loaded), thorough=thorough, memory=memory)
+    chosen = LayerLengths(calls, specs, blocks_of(loaded)[0], thorough=thorough, memory=memory)
     inputs = LayerInputs(loaded, specs, draws, stated if traced is None else traced, engine)
-    both = BothLayers(layer, keywords, np.random.default_rng([seed, 2]), double=_is_double(loaded))
+    # A model that computes in float64 has no wider dtype to be compared in.
+    types = {value.type.tensor_type.elem_type for value in (*loaded.graph.input, *loaded.graph.output)}
+    rng, double = np.random.default_rng([seed, 2]), ONNX_DTYPE["float64"] in types
+    both = BothLayers(layer, keywords, rng, double=double)
     tried = CaseList(both, inputs, chosen, seed)
     tried.fill()
     _check_outputs(loaded, tried.cases[0].exact)
@@ -138,7 +138,9 @@ def verify_layer(
     scores = max((math.prod(call.sizes(case.lengths)) for call in calls for case in tried.cases), default=0)
     with runtime_process(loaded, timeout, memory, scores=scores, engine=engine) as process:
         runs, facts = _run(process, loaded, tried.cases, provider, both)
-    reference = "float64" if not both.why_not_wide else widest_dtype(tried.cases)
+    widths = ("float64", "float32", "bfloat16", "float16") if both.why_not_wide else ()
+    dtypes = {x.dtype.name for case in tried.cases for x in case.direct.values()}
+    reference = next((name for name in widths if name in dtypes), "float32" if widths else "float64")
     notes = [*facts["notes"]]
     if both.why_not_wide:
         notes.append(f"the reference is the layer in {reference}, not in float64: {both.why_not_wide}")
@@ -179,15 +181,14 @@ def _run(
     both: BothLayers | None,
 ) -> tuple[tuple[Run, ...], dict[str, Any]]:
     """Run all cases on each provider; return the runs, and what a report says of them."""
-    runs: list[Run] = []
-    sessions: dict[str, RemoteSession] = {}
-    for name in process.providers(provider):
-        with process.session(model, name) as sessions[name]:
-            timed = [sessions[name].timed(case.inputs) for case in cases]
-        for _, group in itertools.groupby(zip(cases, timed, strict=True), lambda pair: pair[0].kind):
-            runs += _judged_runs([*group], name, both)
-    facts = facts_of_run(model, process, sessions)
-    return tuple(runs), facts | {"form": facts["form"] or "no attention"}
+
+    def judge(outcomes: Sequence[Outcome], name: str) -> Iterator[Run]:
+        pairs = zip(cases, outcomes, strict=True)
+        for _, group in itertools.groupby(pairs, lambda pair: pair[0].kind):
+            yield from _judged_runs([*group], name, both)
+
+    runs, facts = run_cases(process, model, process.providers(provider), lambda: cases, judge)
+    return runs, facts | {"form": facts["form"] or "no attention"}
 
 
 def _checked_arguments(
@@ -242,66 +243,20 @@ def _traced_numbers(
         return None, [f"numbers of the layer that the file does not state: {why}"]
 
 
-def _is_double(model: Model) -> bool:
-    """Return whether a model computes in float64, of which there is no wider dtype."""
-    values = [*model.graph.input, *model.graph.output]
-    return any(value.type.tensor_type.elem_type == ONNX_DTYPE["float64"] for value in values)
-
-
-def _judged_runs(pairs: list[tuple[LayerCase, TimedRun]], provider: str, both: BothLayers | None) -> list[Run]:
+def _judged_runs(
+    pairs: Sequence[tuple[LayerCase, Outcome]], provider: str, both: BothLayers | None
+) -> list[Run]:
     """Judge the runs; if a few are beyond their bound, judge again with more errors of the layer.
 
     Where the rounding of one number decides a result, one call of the layer may be nearly exact by luck.
     """
-    runs = [*judged_runs(pairs, provider)]
+    outcomes = [outcome for _, outcome in pairs]
+    runs = [*judged(outcomes, provider)]
     beyond = {number % len(pairs) for number, run in enumerate(runs) if not run.agreement.agrees}
     if both is None or not 0 < len(beyond) <= MOST_UNLUCKY:
         return runs
-    again = [
-        (both.with_more_errors(case) if number in beyond else case, run)
-        for number, (case, run) in enumerate(pairs)
-    ]
-    return [*judged_runs(again, provider)]
-
-
-def judged_runs(pairs: Sequence[tuple[LayerCase, TimedRun]], provider: str) -> Iterator[Run]:
-    """Yield a run for each output and case, by one bound for all cases of an output."""
-    for output in pairs[0][0].exact:
-        triples = [(run.outputs[output], case.exact[output], case.direct[output]) for case, run in pairs]
-        if triples[0][1].dtype.kind in "iub":
-            agreements = judge_integers(triples)
-        else:
-            dtype = judged_dtype(triples[0][0], pairs[0][0], output)
-            errors = rounding_errors([case for case, _ in pairs], output, dtype)
-            agreements = judge_together(triples, dtype, errors, sums=[case.longest_sum for case, _ in pairs])
-        for (case, run), agreement in zip(pairs, agreements, strict=True):
-            longest = max(case.lengths.values(), default=0)
-            count = math.prod(case.exact[output].shape[:-1])
-            where = f"{output}{list(agreement.index)}" if agreement.index else ""
-            if (shape := run.outputs[output].shape) != case.exact[output].shape:
-                where = f"{output}.shape {shape} instead of {case.exact[output].shape}"
-            measured = (run.seconds, run.peak_bytes, longest, count, count, where)
-            yield Run(case.shown, provider, output, agreement, *measured)
-
-
-def judged_dtype(result: NDArray[Any], case: LayerCase, output: str) -> str:
-    """Return the dtype that sets the bound: the dtype of the layer's output for its inputs.
-
-    If NumPy converts integers to float64, the graph may use another dtype: then the graph's dtype counts.
-    """
-    kinds, direct = {x.dtype.name for x in case.inputs.values()}, case.direct[output]
-    stated = direct if direct.dtype.name != "float64" or "float64" in kinds else result
-    return stated.dtype.name if stated.dtype.name in EPS else "float64"
-
-
-def rounding_errors(cases: Sequence[LayerCase], output: str, dtype: str) -> float:
-    """Return how many times as many rounding errors an output may have as in other runs."""
-    unmoved = all(np.array_equal(case.direct[output], case.exact[output], equal_nan=True) for case in cases)
-    narrower = cases[0].direct[output].dtype.name != dtype  # NumPy computes in float64 what the graph does not
-    return UNMEASURED if unmoved and (narrower or cases[0].is_own) else 1.0
-
-
-def widest_dtype(cases: Sequence[LayerCase]) -> str:
-    """Return the widest floating dtype that a layer computed in."""
-    dtypes = {x.dtype.name for case in cases for x in case.direct.values()}
-    return next((name for name in ("float64", "float32", "bfloat16", "float16") if name in dtypes), "float32")
+    for number in beyond:
+        case, outcome = pairs[number]
+        results = {name: compared.result for name, compared in outcome.outputs.items()}
+        outcomes[number] = outcome._replace(outputs=both.with_more_errors(case).compared(results))
+    return [*judged(outcomes, provider)]

@@ -85,7 +85,7 @@ def test_what_is_not_as_stated_disagrees(wrong: str) -> None:
 def test_the_worst_of_all_inputs_and_jobs_is_shown(wrong: int) -> None:
     """One output of one job is wrong."""
     job = feature_jobs("float32")["plain"]
-    lengths = [inputs.plain["query"].shape for inputs in job.inputs]
+    lengths = [inputs["query"].shape for inputs in job.inputs]
 
     def compute(xp: Any, call: Any, arrays: Any) -> Any:
         return attention(xp, call, arrays) + (arrays["query"].shape == lengths[wrong])

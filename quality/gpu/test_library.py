@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 
 import pytest
-from internals import Job, compare, feature_jobs, features
+from internals import Feature, compare, feature_jobs, features
 
 from quality.gpu.devices import on_cuda
 
@@ -14,7 +14,7 @@ DTYPES = ("float32", "float16", "bfloat16", "float64")
 
 
 @functools.cache
-def jobs(dtype: str) -> Mapping[str, Job]:
+def jobs(dtype: str) -> Mapping[str, Feature]:
     return feature_jobs(dtype)
 
 

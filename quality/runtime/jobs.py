@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from feature_calls import DTYPES, features
-from internals import ExportCall, Trial, judge_outputs, outcome, trials
+from internals import ExportCall, Trial, judge_outputs, trials
 from numpy.typing import NDArray
 from short_runs import short_settings
 
@@ -77,8 +77,8 @@ def _fault(call: ExportCall, tried: Sequence[Trial], runs: Sequence[Outputs]) ->
     names = [*tried[0].expected, *tried[0].copies]
     if any(list(outputs) != names for outputs in runs):
         return f"the outputs are {', '.join(runs[0])}"
-    outcomes = [outcome(call, trial, outputs) for trial, outputs in zip(tried, runs, strict=True)]
-    for name, agreements in judge_outputs(call, outcomes, call.accumulation_dtype).items():
+    compared = [trial.compared(outputs) for trial, outputs in zip(tried, runs, strict=True)]
+    for name, agreements in judge_outputs(compared, call.accumulation_dtype).items():
         worst = max(agreements, key=lambda agreement: agreement.share)
         if not worst.agrees:
             return f"{name} is off by {worst.absolute:.2g}, may be {worst.bound:.2g}"

@@ -36,7 +36,7 @@ from .._tiles.score_grid import ScoreGrid
 from .._tiles.trees import leaves
 from ..biases.algebra import ArrayBias, Bias, as_bias
 from ..errors import ArgumentTypeError, ArgumentValueError
-from ..masks.algebra import Mask, as_mask
+from ..masks.algebra import And, Mask, as_mask
 from ..masks.bands import Causal
 from ..masks.patterns import AllOf
 
@@ -164,7 +164,7 @@ class CheckedOptions(NamedTuple):
     def bind(self, grid: ScoreGrid, width: int) -> BoundOptions:
         """Return the options checked against a grid and converted to its library, for queries of `width`."""
         patterns = tuple(mask.bind(grid) for mask in self.masks)
-        # One mask is asked directly; a call without masks has an empty AllOf (see `is_unmasked`).
+        # One mask is asked directly; a call without masks has an empty AllOf (see `has_mask`).
         mask = patterns[0] if len(patterns) == 1 else AllOf(patterns)
         terms = tuple([term for bias in self.biases for term in bias.bind(grid)])
         scale, sinks = 1.0 / math.sqrt(width) if self.scale is None else self.scale, self.sinks
@@ -262,7 +262,7 @@ def _check_rng(function: str, value: object, library: Library, *, needed: bool) 
         raise ArgumentValueError(
             function, f"`dropout_p` > 0 needs `rng`, a {generators.name}", {"rng": None}, hint
         )
-    if value is None:
+    if value is None or isinstance(value, DrawnSeed):
         return
     if not generators.owns(value):
         raise ArgumentTypeError(function, f"`rng` must be a {generators.name}", {"rng": shown(value)})
@@ -280,8 +280,8 @@ def _masks_and_biases(
     biases: list[Bias] = []
     refuse_other_kind(function, "attn_mask", options.attn_mask, Bias, "A bias is passed as `bias`.")
     refuse_other_kind(function, "bias", options.bias, Mask, "A mask is passed as `attn_mask`.")
-    if isinstance(options.attn_mask, Mask):
-        masks.append(options.attn_mask)
+    if isinstance(options.attn_mask, Mask):  # `&` says what several masks say
+        masks += options.attn_mask.parts if isinstance(options.attn_mask, And) else (options.attn_mask,)
     elif "attn_mask" in arrays and check_mask_dtype(function, arrays["attn_mask"]):
         masks.append(as_mask(function, "attn_mask", options.attn_mask))
     elif "attn_mask" in arrays:

@@ -37,6 +37,7 @@ from .._libraries.protocols import AnyArray, Array, Dtype, Shape
 from .._programs.scores import BoundOptions, Scores
 from .._sources.arrays import ArraySource
 from .._tiles import tuning
+from .._tiles.modifier import ScoreModifier
 from .._tiles.plan import Plan, asked_threads, plan_tiles
 from .._tiles.score_grid import ScoreGrid
 from .options import (
@@ -59,7 +60,7 @@ MOST_CACHED = 1024
 T = TypeVar("T")
 Derived: TypeAlias = Literal[
     "bound_options", "context_maker", "foreign_call", "has_arrays", "is_causal", "kernel",
-    "needs_no_conversion", "one_tile", "plan", "real_keys", "recorded", "tiles", "unrecorded"
+    "needs_no_conversion", "one_tile", "plan", "real_keys", "recorded", "tiles", "unrecorded", "widened_plan"
 ]  # fmt: skip
 """What is derived from a call once for all equal calls. A dict, since properties would be called each time."""
 
@@ -189,11 +190,11 @@ class PreparedCall(NamedTuple):
             return plan
         from .._programs.patches import with_patches  # few masks have patches
 
-        return with_patches(plan, patches, self.scores_without_dropout(), widths)
+        return with_patches(plan, patches, self.scores(), widths)
 
-    def scores(self) -> Scores:
+    def draw_scores(self) -> Scores:
         """Return the scores of the whole call. With dropout this draws from `rng`."""
-        scores, dropout = self.scores_without_dropout(), self.draw_dropout()
+        scores, dropout = self.scores(), self.draw_dropout()
         if dropout is None:
             return scores
         return scores._replace(options=scores.options._replace(dropout=dropout))
@@ -207,7 +208,7 @@ class PreparedCall(NamedTuple):
         finite_inputs = self._search_inputs(Questions(), scores)
         return scores._replace(options=scores.options._replace(finite_inputs=finite_inputs))
 
-    def scores_without_dropout(self) -> Scores:
+    def scores(self) -> Scores:
         """Return the scores of the whole call, without drawing from `rng`."""
         key = ArraySource(self.arrays["key"])
         is_small = not self.grid.is_traced and math.prod(self.grid.shape) <= tuning.MOST_KNOWN
@@ -324,6 +325,10 @@ def _validated(
     layout = str(options.layout)
     if (chunks := library_of(inputs["query"]).chunks) is not None:
         options = with_arrays(options, partial(chunks.as_lazy, like=inputs["query"]))
+    if isinstance(options.bias, ScoreModifier) and options.bias.has_code_of_caller():
+        from .._libraries.jet_library import in_jvp  # few calls need it
+
+        inputs = {**inputs, "query": in_jvp(inputs["query"])}  # it may add what has derivatives
     xp, arrays = check_one_library(function, {**inputs, **dict(arrays_of(options))})
     tensors, library = {name: arrays[name] for name in inputs}, library_of(arrays["query"])
     # The keys and values of a cache have been checked, and those of a quantised one are integers.

@@ -56,6 +56,15 @@ def check_tangent(
     return tangent
 
 
+def beside(array: Any, *derivatives: object) -> Any:
+    """Return an array, as one with derivatives if some of these dicts of arrays hold such arrays alone."""
+    for moved in derivatives:
+        for other in moved.values() if isinstance(moved, Mapping) else ():
+            adopted = library_of(other).adopted(array)
+            array = array if adopted is None else adopted
+    return array
+
+
 def refuse_chunks(function: str, library: Library, name: str = "query") -> None:
     """Refuse arrays in chunks."""
     if library.chunks is None:

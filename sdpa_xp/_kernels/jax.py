@@ -48,10 +48,10 @@ def unsupported_reason(call: PreparedCall) -> str | None:
         return "JAX's kernel computes a softmax in float32"
     if call.arrays["value"].shape[-1] != call.sizes.width:
         return "JAX's kernel needs E = Ev"
-    if operands.is_empty(call):
+    if call.is_empty:
         return "an axis is empty"
     # The kernel adds one array. The function of a bias may do more than add.
-    scores = call.scores_without_dropout()
+    scores = call.scores()
     if len(scores.options.biases) > 1 or not all(isinstance(term, Added) for term in scores.options.biases):
         return "JAX's kernel supports only one bias, which must be added to the scores"
     return None
@@ -59,7 +59,7 @@ def unsupported_reason(call: PreparedCall) -> str | None:
 
 def attend(call: PreparedCall) -> Array | None:
     """Return the output, (..., Hq, L, Ev); None if the kernel does not keep a NaN out."""
-    scores = call.scores_without_dropout()
+    scores = call.scores()
     tile = scores.tile(*call.grid.sides)
     allowed = scores.options.mask.allowed_in(tile)
     if allowed is False:  # no pair attends: the portable implementation returns zeros without a product

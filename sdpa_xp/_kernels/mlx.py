@@ -55,7 +55,7 @@ def unsupported_reason(call: PreparedCall) -> str | None:
         return "MLX's kernel takes `sinks` of shape (Hq,) alone"
     if dtype_name(call.grid.dtype) == "float64":
         return "MLX's kernel computes float64 to float32 accuracy"
-    if operands.is_empty(call):
+    if call.is_empty:
         return "an axis is empty"
     if math.prod(call.grid.shape) > operands.MANY_SCORES and (_on_cpu(call) or _is_masked(call)):
         return "MLX's kernel makes all scores, or a mask of them, at once"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container
 from functools import reduce
 from typing import cast
 
@@ -12,7 +12,7 @@ from .._call.prepared_call import PreparedCall
 from .._libraries.protocols import Array, Namespace, Shape
 from .._tiles.tile import is_masked
 from ..biases.algebra import ArrayBias
-from ..masks.algebra import And, ArrayMask, Mask
+from ..masks.algebra import ArrayMask, Mask
 from ..masks.bands import Causal
 from ..masks.lengths import Padding
 
@@ -36,18 +36,12 @@ def unsupported_reason(
             return f"{library}'s kernel takes no `{name}`"
     if cuts_keys and call.cached("real_keys", lambda: real_keys(call)) is not None:
         return None
-    if not all(_is_plain_causal(mask) or isinstance(mask, ArrayMask) for mask in _flatten(call.options.masks)):
+    if not all(_is_plain_causal(mask) or isinstance(mask, ArrayMask) for mask in call.options.masks):
         padding = ", `masks.padding(...)`" if cuts_keys else ""
         return f"{library}'s kernel supports only `masks.causal()`{padding} and boolean arrays as masks"
     if len(call.options.biases) > 1 or not all(isinstance(part, ArrayBias) for part in call.options.biases):
         return f"{library}'s kernel supports only one floating array as bias"
     return None
-
-
-def is_empty(call: PreparedCall) -> bool:
-    """Return whether an axis has no elements."""
-    width = call.arrays["value"].shape[-1]
-    return any(length == 0 for length in (*call.sizes.batch, *call.grid.shape[-3:], width))
 
 
 def mask_size(call: PreparedCall) -> int:
@@ -63,9 +57,7 @@ def mask_size(call: PreparedCall) -> int:
 
 def is_causal(call: PreparedCall) -> bool:
     """Return whether j <= i is among the masks."""
-    return call.cached(
-        "is_causal", lambda: any(_is_plain_causal(mask) for mask in _flatten(call.options.masks))
-    )
+    return call.cached("is_causal", lambda: any(_is_plain_causal(mask) for mask in call.options.masks))
 
 
 def has_arrays(call: PreparedCall) -> bool:
@@ -78,7 +70,7 @@ def real_keys(call: PreparedCall) -> list[int] | None:
 
     Returns None if there are other masks, or if many entries with few scores have different numbers.
     """
-    masks = [mask for mask in _flatten(call.options.masks) if not _is_plain_causal(mask)]
+    masks = [mask for mask in call.options.masks if not _is_plain_causal(mask)]
     batch = call.sizes.batch
     if call.options.biases or len(masks) != 1 or len(batch) > 1 or 0 in batch:
         return None
@@ -150,19 +142,13 @@ def split_batch(call: PreparedCall, output: Array) -> Array:
     return output if len(batch) == 1 else call.grid.xp.reshape(output, (*batch, *output.shape[1:]))
 
 
-def _flatten(masks: Iterable[Mask]) -> Iterator[Mask]:
-    """Return the masks as a flat list: masks joined by `&` are listed one by one."""
-    for mask in masks:
-        yield from _flatten(mask.parts) if isinstance(mask, And) else (mask,)
-
-
 def _is_plain_causal(mask: Mask) -> bool:
     """Return whether a mask is `causal()`. torch.compile cannot compare masks, which may have an array's id."""
     return isinstance(mask, Causal) and isinstance(mask.offset, int) and mask.offset == 0
 
 
 def _array_masks(call: PreparedCall) -> list[ArrayMask]:
-    return [mask for mask in _flatten(call.options.masks) if isinstance(mask, ArrayMask)]
+    return [mask for mask in call.options.masks if isinstance(mask, ArrayMask)]
 
 
 def _array_biases(call: PreparedCall) -> list[ArrayBias]:

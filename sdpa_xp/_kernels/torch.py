@@ -78,7 +78,7 @@ def unsupported_reason(call: PreparedCall) -> str | None:
     if reason is not None:
         return reason
     # No memory is counted: a compiler or a runtime decides on it.
-    if operands.is_empty(call):
+    if call.is_empty:
         return "an axis is empty, which onnxruntime does not compute"
     exact = not _is_exporting() or dtype_name(call.grid.dtype) != "float64"
     return None if exact else "onnxruntime computes a float64 Attention to float32 accuracy"
@@ -89,7 +89,7 @@ def unsupported_by_shape(call: PreparedCall, *, cuts_keys: bool) -> str | None:
     reason = operands.unsupported_reason(call, "torch", cuts_keys=cuts_keys)
     if reason is not None:
         return reason
-    if operands.is_empty(call):
+    if call.is_empty:
         return "an axis is empty"
     if operands.mask_size(call) > operands.MANY_SCORES:
         return "torch's kernel makes an L x S array of the mask"

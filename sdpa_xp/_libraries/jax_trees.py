@@ -232,12 +232,11 @@ def mapped(change: Callable[[Any], Any], value: Any) -> Any:
         of_array = partial(_changed_array, change)
         tree._set_tree_state({name: mapped(of_array, part) for name, part in value._tree_state().items()})
         return tree
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, list)):
         return getattr(value, "_make", type(value))([mapped(change, part) for part in value])
-    if isinstance(value, list | dict):
-        new: Any = copy(value)
-        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
-            new[key] = mapped(change, part)
+    if isinstance(value, dict):
+        new: Any = {} if type(value) is dict else copy(value)  # torch.compile copies none
+        new.update({key: mapped(change, part) for key, part in value.items()})
         return new
     if is_dataclass(value) and not isinstance(value, type):
         new = copy(value)

@@ -26,8 +26,20 @@ _KINDS: dict[tuple[object, ...], JetNamespace] = {}
 """The kinds of jets. No lock: two threads that make one at once use two, one of which is lost with its call."""
 
 
-_RUNNING: ContextVar[tuple[JetNamespace, ...]] = ContextVar("running", default=())
+RUNNING: ContextVar[tuple[JetNamespace, ...]] = ContextVar("running", default=())
 """The kinds of the functions of callers that are running in each other, the innermost last."""
+COMPILED: list[JetNamespace] = []
+"""The same in a trace of torch.compile, which knows no such variable, and runs in one thread."""
+
+
+def _running() -> Sequence[JetNamespace]:
+    return COMPILED if is_compiling() else RUNNING.get()
+
+
+def in_jvp(array: Any) -> Any:
+    """Return an array as one that may carry derivatives, if a function of `jvp` runs on such arrays."""
+    adopted = [kind.library.adopted(array) for kind in _running()]
+    return next((jet for jet in adopted[::-1] if jet is not None), array)
 
 
 def kind_of_jets(array: Any, count: int, *, has_bend: bool = False) -> JetNamespace:
@@ -39,7 +51,8 @@ def kind_of_jets(array: Any, count: int, *, has_bend: bool = False) -> JetNamesp
         return _KINDS[key]
     kind = JetNamespace(xp, count, has_bend)
     kind.library, kind.writes = JetLibrary(library, kind), library.writes_in_place
-    if kind.level == 1 and not is_compiling():  # a trace that noted it would be out of date at once
+    # A library that arrays bring themselves, as jets do, ends with them; and a note of a trace is soon wrong.
+    if not hasattr(array, "__sdpa_xp_library__") and not is_compiling():
         _KINDS[key] = kind
     return kind
 
@@ -51,18 +64,23 @@ def kind_of_caller(array: Any) -> Iterator[JetNamespace]:
     It is over that of the function around it, whose jets may be in the closure of this one: these are constants
     here.
     """
-    library, running = library_of(array), _RUNNING.get()
+    library, running = library_of(array), _running()
     xp = library.namespace(array)
     root = getattr(xp, "root", xp)
     if around := [kind for kind in running if kind.root is root]:
         library, xp = around[-1].library, around[-1]
     kind = JetNamespace(xp, 1, False, caller_namespace(root))
     kind.library = JetLibrary(library, kind)
-    token = _RUNNING.set((*running, kind))
+    if is_compiling():
+        COMPILED.append(kind)
+        yield kind
+        COMPILED.pop()
+        return
+    token = RUNNING.set((*running, kind))
     try:
         yield kind
     finally:
-        _RUNNING.reset(token)
+        RUNNING.reset(token)
 
 
 @cache
@@ -78,7 +96,7 @@ class CallerNamespace:
         self.__name__ = f"{JETS} of {root.__name__}"
 
     def __getattr__(self, name: str) -> Any:
-        kinds = [kind for kind in _RUNNING.get() if kind.root is self._root]
+        kinds = [kind for kind in _running() if kind.root is self._root]
         if not kinds:
             raise RuntimeError("arrays with derivatives must be used in the thread and the function of `jvp`")
         function = getattr(kinds[-1], name)

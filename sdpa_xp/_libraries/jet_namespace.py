@@ -38,7 +38,8 @@ class JetNamespace:
         known, rule = getattr(self.of_values, name), RULES.get(name)
         is_function = callable(known) and not isinstance(known, type)
         if rule is None and (is_function or isinstance(known, ModuleType)):
-            text = f"{self.__name__}: the derivative of `{name}` is not known"
+            hint = "use other functions of the array API, or arrays without derivatives"
+            text = f"{self.__name__}: the derivative of `{name}` is not known: {hint}"
             raise AttributeError(text, name=name, obj=self)
         function = known if rule is None else partial(rule, self, known)
         setattr(self, name, function)  # the next look-up does not come here
@@ -202,8 +203,11 @@ class JetNamespace:
         return self.bilinear(operator.mul if out is None else self.of_values.multiply, a, b, out)
 
     def matmul(self, a: Any, b: Any, /, *, out: Any = None) -> Any:
-        f = operator.matmul if out is None else self.of_values.matmul
-        return self.bilinear(f, a, b, out, is_matmul=min(a.ndim, b.ndim) > 1)
+        # A compiler that knows a length by its symbol alone does not compare two of them.
+        is_matmul = min(a.ndim, b.ndim) > 1 and all(map(self.library.is_known, (a.shape[-1], b.shape[-1])))
+        # Not the operator, if there is a function: torch.compile traces none of two jets.
+        function = getattr(self.of_values, "matmul", operator.matmul)
+        return self.bilinear(function, a, b, out, is_matmul=is_matmul)
 
     def floor_divide(self, a: Any, b: Any, /) -> Any:
         return self.constant(self.value(a) // self.value(b))
@@ -253,15 +257,7 @@ class JetNamespace:
         xp = self.of_values
         if not self.owns(x):
             return xp.max(x, axis=axis, keepdims=keepdims)
-        axes = range(x.ndim) if axis is None else axis if isinstance(axis, tuple | list) else [axis]
-        axes = [range(x.ndim)[n] for n in axes]  # an IndexError if there is no such axis
-        shape = [1 if n in axes else length for n, length in enumerate(x.shape)]
-        if len(axes) == 1:
-            axis = axes[0]
-        else:
-            rest = [n for n in range(x.ndim) if n not in axes]
-            merged = *(x.shape[n] for n in rest), math.prod(x.shape[n] for n in axes)
-            x, axis = self.reshape(self.permute_dims(x, (*rest, *axes)), merged), -1
+        x, axis, shape = self.with_one_axis(x, axis, keepdims)
         library, info = self.library, hasattr(xp, "__array_namespace_info__")
         if not info or library.has_dtype("jvp", xp, library.device(x), "int64"):  # as `argmax` returns
             first = xp.expand_dims(xp.argmax(x.value, axis=axis), axis=axis)
@@ -272,25 +268,18 @@ class JetNamespace:
             first = xp.min(xp.where(x.value < value, x.shape[axis] + 1, places), axis=axis, keepdims=True)
             largest = self.sum(self.where(places == first, x, 0.0), axis=axis, keepdims=True)
             largest.parts[0] = value
-        if not keepdims:
-            shape = [length for n, length in enumerate(shape) if n not in axes]
-        return largest if largest.shape == tuple(shape) else self.reshape(largest, tuple(shape))
+        return largest if largest.shape == shape else self.reshape(largest, shape)
 
-    def min(self, x: Any, /, **more: Any) -> Any:
-        return -self.max(-x, **more) if self.owns(x) else self.of_values.min(x, **more)
-
-    def maximum(self, a: Any, b: Any, /) -> Any:
-        if not (self.owns(a) or self.owns(b)):
-            return self.of_values.maximum(a, b)
-        chosen = self.where(self.value(a) >= self.value(b), a, b)
-        if self.owns(chosen):  # a NaN shows in the value, whichever of both it is
-            chosen.parts[0] = self.of_values.maximum(self.value(a), self.value(b))
-        return chosen
-
-    def minimum(self, a: Any, b: Any, /) -> Any:
-        if not (self.owns(a) or self.owns(b)):
-            return self.of_values.minimum(a, b)
-        return -self.maximum(-a, -b)
+    def with_one_axis(self, x: Jet, axis: Any, keepdims: bool) -> tuple[Any, int, tuple[int, ...]]:
+        """Return an array with some axes as one, the number of that, and the shape without these axes."""
+        axes = range(x.ndim) if axis is None else axis if isinstance(axis, tuple | list) else [axis]
+        axes = [range(x.ndim)[n] for n in axes]  # an IndexError if there is no such axis
+        rest = [n for n in range(x.ndim) if n not in axes]
+        kept = [1 if n in axes else length for n, length in enumerate(x.shape) if keepdims or n in rest]
+        if len(axes) == 1:
+            return x, axes[0], tuple(kept)
+        merged = *(x.shape[n] for n in rest), math.prod(x.shape[n] for n in axes)
+        return self.reshape(self.permute_dims(x, (*rest, *axes)), merged), -1, tuple(kept)
 
     def clip(self, x: Any, /, min: Any = None, max: Any = None, *, out: Any = None) -> Any:
         del out  # a result in other memory is right as well

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any, TypeAlias
 
 JetNamespace: TypeAlias = Any
@@ -25,8 +27,60 @@ SLOPES: dict[str, Callable[[Any, Any, Any], tuple[Any, Callable[[], Any]]]] = {
     "cosh": lambda xp, x, y: (xp.sinh(x), lambda: y),
     "tan": lambda _xp, _x, y: (y * y + 1.0, lambda: (y * y + 1.0) * y * 2.0),
     "atan": lambda _xp, x, _y: (1.0 / (x * x + 1.0), lambda: -2.0 * x / ((x * x + 1.0) * (x * x + 1.0))),
+    "asin": lambda xp, x, _y: (s := 1.0 / xp.sqrt((1.0 - x) * (1.0 + x)), lambda: x * s * s * s),
+    "acos": lambda xp, x, _y: (s := -1.0 / xp.sqrt((1.0 - x) * (1.0 + x)), lambda: x * s * s * s),
+    "asinh": lambda xp, x, _y: (s := 1.0 / xp.sqrt(x * x + 1.0), lambda: -x * s * s * s),
+    "acosh": lambda xp, x, _y: (s := 1.0 / xp.sqrt((x - 1.0) * (x + 1.0)), lambda: -x * s * s * s),
+    "atanh": lambda _xp, x, _y: (s := 1.0 / ((1.0 - x) * (1.0 + x)), lambda: 2.0 * x * s * s),
 }
 """For each function y of one number x: its derivative, and what computes its second derivative."""
+
+
+def _angle(kind: JetNamespace, a: Any, b: Any, /) -> Any:
+    """Return the angle of a and b, up to a constant in each quadrant."""
+    is_flat = kind.abs(kind.value(a)) < kind.abs(kind.value(b))
+    flat, steep = kind.divide(a, kind.where(is_flat, b, 1.0)), kind.divide(b, kind.where(is_flat, 1.0, a))
+    return kind.where(is_flat, kind.atan(flat), -kind.atan(steep))
+
+
+def _logaddexp(kind: JetNamespace, a: Any, b: Any, /) -> Any:
+    largest = kind.maximum(kind.value(a), kind.value(b))
+    return kind.log(kind.add(kind.exp(kind.subtract(a, largest)), kind.exp(kind.subtract(b, largest))))
+
+
+def _product(kind: JetNamespace, x: Any, /, *, axis: Any = None, keepdims: bool = False) -> Any:
+    x, axis, shape = kind.with_one_axis(x, axis, keepdims)
+    return kind.reshape(reduce(operator.mul, kind.unstack(x, axis=axis)), shape)
+
+
+def _variance(
+    kind: JetNamespace, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False
+) -> Any:
+    squares = kind.square(x - kind.mean(x, axis=axis, keepdims=True))
+    variance = kind.mean(squares, axis=axis, keepdims=keepdims)
+    count = x.size / variance.size
+    return variance * (count / (count - correction))
+
+
+FORMULAS: dict[str, Callable[..., Any]] = {
+    "maximum": lambda kind, a, b: kind.where(kind.value(a) >= kind.value(b), a, b),
+    "minimum": lambda kind, a, b: kind.where(kind.value(a) <= kind.value(b), a, b),
+    "min": lambda kind, x, **more: -kind.max(-x, **more),
+    "remainder": lambda kind, a, b: kind.subtract(a, kind.multiply(b, kind.floor_divide(a, b))),
+    "reciprocal": lambda kind, x: kind.divide(1.0, x),
+    "log2": lambda kind, x: kind.log(x) / math.log(2),
+    "log10": lambda kind, x: kind.log(x) / math.log(10),
+    "hypot": lambda kind, a, b: kind.sqrt(kind.add(kind.square(a), kind.square(b))),
+    "sort": lambda kind, x, *, axis=-1, **more: kind.take_along_axis(
+        x, kind.argsort(x, axis=axis, **more), axis=axis
+    ),
+    "logaddexp": _logaddexp,
+    "atan2": _angle,
+    "prod": _product,
+    "var": _variance,
+    "std": lambda kind, x, **more: kind.sqrt(kind.var(x, **more)),
+}
+"""Functions with the derivatives of formulas of other functions, which may have another value."""
 
 
 NOT_LINEAR = {"append", "fill_value", "initial", "mode", "out", "prepend", "where"}
@@ -43,6 +97,18 @@ def linear(kind: JetNamespace, f: Any, x: Any, /, *others: Any, **more: Any) -> 
 
 def _bilinear(kind: JetNamespace, f: Any, a: Any, b: Any, /, **more: Any) -> Any:
     return kind.bilinear(partial(f, **more), a, b)
+
+
+def _by_formula(
+    formula: Callable[..., Any], kind: JetNamespace, f: Any, /, *arguments: Any, **more: Any
+) -> Any:
+    """Return f(...), with the derivatives of a formula: the value of a NaN, for one, is that of f."""
+    value = f(*map(kind.value, arguments), **more)
+    if not any(map(kind.owns, arguments)):
+        return value
+    result = formula(kind, *arguments, **more)
+    result.parts[0] = value
+    return result
 
 
 def on_values(kind: JetNamespace, f: Any, /, *arguments: Any, **more: Any) -> Any:
@@ -104,20 +170,22 @@ def _broadcast_arrays(kind: JetNamespace, f: Any, /, *arrays: Any) -> Any:
 
 NAMES: dict[Callable[..., Any], str] = {
     linear: """sum mean cumulative_sum reshape matrix_transpose permute_dims moveaxis broadcast_to expand_dims
-        squeeze flip roll tile tril triu diff repeat take take_along_axis real positive negative isfinite""",
+        squeeze flip roll tile tril triu diff repeat take take_along_axis real conj positive negative
+        isfinite""",
     _joined: "concat stack",
     _bilinear: "vecdot tensordot",
     _constant: "empty_like ones_like zeros_like sign floor ceil round trunc",
     _unstack: "unstack",
     _broadcast_arrays: "broadcast_arrays",
     on_values: """any all argmax argmin argsort nonzero count_nonzero searchsorted isnan isinf signbit isdtype
-        logical_and logical_or logical_not equal not_equal less less_equal greater greater_equal finfo iinfo
-        result_type can_cast broadcast_shapes __array_namespace_info__""",
+        logical_and logical_or logical_xor logical_not isin equal not_equal less less_equal greater
+        greater_equal finfo iinfo result_type can_cast broadcast_shapes __array_namespace_info__""",
 }
 """The functions of each rule. `isfinite` returns a boolean for each part, which `where` and `bool` read."""
 RULES: dict[str, Callable[..., Any]] = {
     **{name: rule for rule, names in NAMES.items() for name in names.split()},
     **{name: partial(_elementwise, slopes) for name, slopes in SLOPES.items()},
+    **{name: partial(_by_formula, formula) for name, formula in FORMULAS.items()},
     **{name: partial(_of_numbers, name) for name in ("arange", "eye", "full", "full_like", "linspace", "ones")},
 }
 """What a function does with jets: a rule gets the kind of jets, the function, and the arguments."""

@@ -27,11 +27,19 @@ import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, NoReturn, TypeAlias
 
+import array_api_compat as compat
+
 from . import dtype_name, library_of
 from .jet_rules import Part
 
 Kind: TypeAlias = Any
 """The class `JetNamespace` of `jet_namespace.py`, which imports this file."""
+
+
+TORCH = "add sub mul div __floordiv__ remainder pow matmul lt le gt ge eq ne __and__ __or__ __xor__"
+REFLECTED = "radd rsub rmul rtruediv rfloordiv rmod rpow rmatmul gt ge lt le eq ne rand ror rxor"
+OF_TORCH = dict(zip(TORCH.split(), REFLECTED.split(), strict=True))
+"""The operators of torch, and those of a jet on their right."""
 
 
 class Jet:
@@ -67,8 +75,22 @@ class Jet:
             raise ValueError(f"`T` needs an array of two axes, not {self.ndim}: use `mT` or `permute_dims`")
         return self.mT
 
+    def to_device(self, device: Any, /, **more: Any) -> Jet:
+        return self.linear(lambda x: compat.to_device(x, device, **more))
+
     def __array__(self, *_: object, **__: object) -> NoReturn:
         raise TypeError("functions of NumPy take no array with derivatives: use `x.__array_namespace__()`")
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, _types: object, arguments: Any = (), _more: object = None
+    ) -> Any:
+        """Compute an operator with a tensor of torch on the left; a compiler does not ask the jet itself."""
+        name = function.__name__
+        if name in OF_TORCH and isinstance(arguments[1], Jet):
+            return getattr(arguments[1], f"__{OF_TORCH[name]}__")(arguments[0])
+        # For a TypeError of `tensor += jet`, torch would make a new tensor, which other names do not see.
+        raise RuntimeError(f"`{name}` of torch takes no Jet")
 
     def __float__(self) -> NoReturn:
         raise TypeError("a number has no derivatives: keep the array with derivatives as it is")
@@ -161,17 +183,22 @@ def _of_values(f: Callable[[Any, Any], Any]) -> Callable[[Kind, Any, Any], Any]:
     return lambda kind, a, b: f(kind.value(a), kind.value(b))
 
 
-for _name in ("lt", "le", "gt", "ge", "eq", "ne", "and_", "or_"):
-    _define(_name.strip("_"), _of_values(getattr(operator, _name)), is_reflected=_name in ("and_", "or_"))
-_define("add", lambda kind, a, b: kind.add(a, b))
-_define("sub", lambda kind, a, b: kind.subtract(a, b))
-_define("truediv", lambda kind, a, b: kind.divide(a, b))
-_define("floordiv", lambda kind, a, b: kind.floor_divide(a, b))
-_define("pow", lambda kind, a, b: kind.pow(a, b))
-_define("mul", lambda kind, a, b: kind.multiply(a, b))
-_define("matmul", lambda kind, a, b: kind.matmul(a, b))
+def _of_kind(function: str) -> Callable[[Kind, Any, Any], Any]:
+    return lambda kind, a, b: getattr(kind, function)(a, b)
+
+
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    _define(_name, _of_values(getattr(operator, _name)), is_reflected=False)
+for _name in ("and", "or", "xor"):
+    _define(_name, _of_values(getattr(operator, f"__{_name}__")))
+for _name, _function in zip(
+    ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
+    ("add", "subtract", "multiply", "divide", "floor_divide", "remainder", "pow", "matmul"),
+    strict=True,
+):
+    _define(_name, _of_kind(_function))
 _define_in_place("add", lambda kind, a, b: kind.change(operator.iadd, a, b))
 _define_in_place("sub", lambda kind, a, b: kind.change(operator.isub, a, b))
 _define_in_place("mul", lambda kind, a, b: kind.multiply(a, b, out=a))
-for _name in ("truediv", "floordiv", "pow", "matmul"):
+for _name in ("truediv", "floordiv", "mod", "pow", "matmul"):
     _define_in_place(_name)

@@ -11,27 +11,3 @@
 The library's file in `_libraries` says how tasks become an array, and how devices send arrays. Tasks hold no
 array and no lock, so any worker can compute them. No array is larger than a chunk.
 """
-
-from __future__ import annotations
-
-from typing import cast
-
-from .._call.prepared_call import PreparedCall
-from .._libraries.dask import DaskGraphs
-from .._programs.dropout import Dropout
-from .cutting import unsupported_reason
-from .graphs import GraphCall
-
-
-def cut_call(call: PreparedCall, dropout: Dropout | None = None) -> GraphCall | None:
-    """Return a call cut into its chunks, or None if it is computed like calls of other libraries.
-
-    Without a `dropout`, this draws the seed from the `rng` of a call that has some.
-    """
-    if unsupported_reason(call) is not None:
-        return None
-    dropout = call.draw_dropout() if dropout is None else dropout
-    return GraphCall(call, cast(DaskGraphs, call.grid.library.chunks), dropout)
-
-
-__all__ = ["GraphCall", "cut_call"]

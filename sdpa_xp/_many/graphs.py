@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from .._libraries import dtype_name
 from .._libraries.dask import DaskGraphs
 from .._libraries.protocols import Array, Chunks, Dtype, Key
-from .._programs.scores import Name
+from .._programs.scores import ResultName
 from .._tiles.tile import Target
 from . import tasks
 from .blocks import KEY_HEADS, QUERY_AXES, AlignedArray, Axis, Place, aligned_axes
@@ -34,7 +34,7 @@ class GraphCall(CutCall):
         """A text that is the same for equal calls of the same arrays, and else another."""
         return self.library.token(self.shared, [self.library.name_of(array) for array in self.inputs])
 
-    def attend(self, dtype: Dtype, *names: Name) -> dict[str, Array]:
+    def attend(self, dtype: Dtype, *names: ResultName) -> dict[str, Array]:
         """Return what is named, lazily: output (..., Hq, L, Ev) in `dtype`, log-sum-exp (..., Hq, L).
 
         The log-sum-exp, also as two numbers (..., Hq, L, 2), has the accumulation dtype.

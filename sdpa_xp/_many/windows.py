@@ -24,7 +24,7 @@ from .._tiles.plan import Plan, plan_tiles
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Allowed, Target, Tile, shifted
 from ..biases.algebra import Term
-from ..masks.patterns import AllOf, Pattern
+from ..masks.patterns import Pattern
 
 State: TypeAlias = tuple[Array, Array, Array]
 """Output (..., Hq, L, Ev), and two numbers that add up to the log-sum-exp (..., Hq, L).
@@ -148,7 +148,7 @@ class WindowDropout(Dropout):
 def window_scores(window: Window | PlacedWindow, query: Array, key: Array, options: BoundOptions) -> Scores:
     """Return the scores of a window; the options are bound to the whole grid, with the window's arrays."""
     mask, dropout = options.mask, options.dropout
-    if not isinstance(mask, AllOf) or mask.patterns:  # a call without a mask asks about no tile
+    if options.has_mask:  # a call without a mask asks about no tile
         mask = WindowPattern(window, mask) if isinstance(window, Window) else PlacedPattern(window, mask)
     of_window = options._replace(
         mask=mask,

@@ -35,7 +35,7 @@ def gradient_targets(
             targets[name] = bias.gradient_target
     if not isinstance(scores.options.scale, float):
         shape = (*[1] * (3 - scores.options.scale.ndim), *scores.options.scale.shape)
-        targets["scale"] = Target(shape, ("rows" if shape[-2] > 1 else None, None))
+        targets["scale"] = Target(shape, ("rows" if shape[-2] != 1 else None, None))
     if scores.options.sinks is not None:
         targets["sinks"] = Target((*[1] * (3 - scores.options.sinks.ndim), *scores.options.sinks.shape))
     return targets, bias_names

@@ -100,10 +100,8 @@ class GradientProgram(TileProgram):
         m, log_l = (row_tile.slice_queries(self.lse)[..., part : part + 1] for part in range(2))
         is_empty = is_masked(m)
         cotangent = astype_if_needed(xp, row_tile.slice_queries(cast(Array, self.cotangent)), dtype)
-        if (
-            scores.block is not None and scores.block.is_new is not None
-        ):  # gradients are linear in the cotangent
-            cotangent = xp.where(scores.block.is_new, cotangent, 0.0)
+        if scores.block is not None:  # gradients are linear in the cotangent
+            cotangent = scores.block.only_new(cotangent)
         cotangent = cotangent * xp.exp(xp.where(is_empty, 0.0, -log_l))
         delta = xp.sum(cotangent * row_tile.slice_queries(self.output), axis=-1, keepdims=True)
         inputs = RowInputs(scores.scaled_query(rows), cotangent, delta, xp.where(is_empty, 0.0, m))

@@ -56,11 +56,10 @@ def one_tile(scores: Scores, plan: Plan, dtype: Dtype) -> OneTile | None:
     grid, options = scores.grid, scores.options
     if not options.is_plain or dtype != grid.dtype:
         return None
-    is_one_tile = plan.is_one_tile and not plan.tries_without_maximum
-    if not grid.library.has_ufuncs or not is_one_tile or not grid.keys:  # without a key, a tile may be large
+    if not grid.library.has_ufuncs or not plan.is_small or not grid.keys:  # without a key, a tile may be large
         return None
     keys, allowed = None, None
-    if not options.is_unmasked:
+    if options.has_mask:
         # The answer of the mask is kept with the call, so the call must be small; that for one query is.
         is_small = scores.known_tiles is not None or plan.queries == 1
         tiles = [*scores.tiles(range(plan.queries), plan)] if is_small else []

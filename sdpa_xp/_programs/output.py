@@ -21,7 +21,7 @@ from .._sources.arrays import KeyValueSource, PagedSource
 from .._tiles import tuning
 from .._tiles.plan import Plan
 from .._tiles.tile import LeadingSlice, Target
-from .scores import Name, Scores
+from .scores import ResultName, Scores
 from .softmax import RowResult, attend_with_fixed_shift, attend_with_running_shift, is_accurate
 from .tile_program import TileProgram
 
@@ -95,7 +95,12 @@ class RepairedProgram(OutputProgram):
 
 
 def attend(
-    scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, *names: Name, out: Array | None = None
+    scores: Scores,
+    value: KeyValueSource,
+    plan: Plan,
+    dtype: Dtype,
+    *names: ResultName,
+    out: Array | None = None,
 ) -> dict[str, Array]:
     """Return what is named: the output in `dtype`, others in the accumulation dtype.
 
@@ -110,7 +115,7 @@ def attend(
     may_have_nan = grid.padding is not None and isinstance(value, PagedSource)
     guard: NonfiniteGuard = "columns" if may_have_nan else "none"
     readable = partial(attend_readable, guard=guard)
-    if plan.is_small and grid.is_writeable and not grid.is_traced and not grid.is_reproducible:
+    if plan.is_small and grid.is_writeable and not grid.is_reproducible:
         computed = readable(scores, value, plan, range(plan.queries))  # a program would take as long again
         results: dict[str, Array] = {name: computed.named(scores.xp, name) for name in names}
         results["output"] = astype_if_needed(scores.xp, computed.output, dtype)
@@ -187,7 +192,7 @@ def _attend_on_device(
 
 
 def _attend_in_patches(
-    scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, *names: Name
+    scores: Scores, value: KeyValueSource, plan: Plan, dtype: Dtype, *names: ResultName
 ) -> dict[str, Array]:
     """Return what `attend` returns, of blocks of queries that each read a list of keys."""
     from .patches import in_patches  # few programs need it

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .dropout import Dropout
 
 
-Name: TypeAlias = Literal["output", "lse", "lse_parts", "checksum"]
+ResultName: TypeAlias = Literal["output", "lse", "lse_parts", "checksum"]
 """What a call may ask for: the output, (..., Hq, L, Ev); the log-sum-exp, (..., Hq, L, 1), or two numbers that
 add up to it, (..., Hq, L, 2); and numbers (n, 1) of which one is NaN or inf if one of the others is."""
 
@@ -51,16 +51,14 @@ class BoundOptions(NamedTuple):
         return is_alone and isinstance(self.scale, float)
 
     @property
-    def is_unmasked(self) -> bool:
-        """Whether every pair may attend, whatever the values."""
-        return isinstance(self.mask, AllOf) and len(self.mask.patterns) == len(self.biases) == 0
+    def has_mask(self) -> bool:
+        """Whether there is a mask; a bias may mask pairs too."""
+        return not isinstance(self.mask, AllOf) or len(self.mask.patterns) > 0
 
     @property
     def may_mask(self) -> bool:
         """Whether a pair may be masked. If none is, each NaN and inf belongs to the result."""
-        if not isinstance(self.mask, AllOf) or self.mask.patterns:
-            return True
-        return True in [bias.can_mask for bias in self.biases]
+        return self.has_mask or True in [bias.can_mask for bias in self.biases]
 
     @property
     def has_functions(self) -> bool:
@@ -68,14 +66,9 @@ class BoundOptions(NamedTuple):
         return any(bias.is_of_caller for bias in self.biases)
 
     @property
-    def has_slope(self) -> bool:
-        """Whether the derivative of the scores by the products is not 1, and follows from the products."""
-        return self.softcap is not None
-
-    @property
     def needs_products(self) -> bool:
         """Whether derivatives read the soft-capped products of a tile, which no buffer holds until then."""
-        return self.has_slope or self.has_functions
+        return self.softcap is not None or self.has_functions
 
     def for_tiles(self, grid: ScoreGrid) -> BoundOptions:
         """Return the options with what the tiles of a call share computed already."""
@@ -146,7 +139,7 @@ class Scores(NamedTuple):
     def key_range(self, rows: range) -> range:
         """Return the keys that the queries of `rows` may attend, in one piece."""
         _, keys = self.grid.sides
-        return keys if self.options.is_unmasked else self.options.mask.key_range(self.tile(rows, keys))
+        return self.options.mask.key_range(self.tile(rows, keys)) if self.options.has_mask else keys
 
     def tiles(self, rows: range, plan: Plan, *, trims: bool = False) -> Iterable[tuple[Tile, Allowed]]:
         """Return the tiles of `rows` in which some pair may attend, with the answer of the mask.
@@ -170,7 +163,7 @@ class Scores(NamedTuple):
         mask = self.options.mask
         for columns in plan.column_ranges(self.key_range(rows)):
             tile = self.tile(rows, columns)
-            if trims and not self.options.is_unmasked:
+            if trims and self.options.has_mask:
                 tile = self.tile(mask.query_range(tile), columns)
             allowed = mask.allowed_in(tile) if tile.rows or not trims else False
             if allowed is not False:
@@ -242,15 +235,15 @@ class Scores(NamedTuple):
         else:
             from .differentiable import differentiable_product
 
-            has_slope = self.options.has_slope or self.options.has_functions
+            needs_products = self.options.needs_products
             scores = differentiable_product(
                 rules,
                 xp,
                 partial(matmul_grouped, xp),
                 query,
                 transposed_keys,
-                allowed if has_slope else True,
-                drops_nonfinite=has_slope and any(bias.can_mask for bias in self.options.biases),
+                allowed if needs_products else True,
+                drops_nonfinite=needs_products and any(bias.can_mask for bias in self.options.biases),
             )
             if self.options.has_functions:
                 # A function may multiply by an array of the caller, whose gradient a masked NaN would reach.
@@ -281,7 +274,12 @@ class Scores(NamedTuple):
         return array if isinstance(allowed, bool) else self.xp.where(allowed, array, 0.0)
 
     def with_biases(self, tile: Tile, scores: Array, allowed: Allowed) -> tuple[Array, Allowed]:
-        """Return `products` with the biases, -inf where a pair may not attend; and which pairs may.
+        """Return `products` with the biases, -inf where a pair may not attend; and which pairs may."""
+        scores, allowed = self.biased(tile, scores, allowed)
+        return scores if isinstance(allowed, bool) else self.xp.where(allowed, scores, -math.inf), allowed
+
+    def biased(self, tile: Tile, scores: Array, allowed: Allowed) -> tuple[Array, Allowed]:
+        """Return `products` with the biases, and the pairs of `allowed` that no bias masks.
 
         Each bias says itself which pairs it masks: the sum does not show it, since -inf + inf is NaN.
         """
@@ -295,8 +293,6 @@ class Scores(NamedTuple):
         # Two of the most negative finite numbers add up to -inf, and must not mask.
         if len(self.options.biases) > 1:
             scores = xp.where(is_masked(scores), -LARGEST[dtype_name(dtype)], scores)
-        if not isinstance(allowed, bool):
-            scores = xp.where(allowed, scores, -math.inf)
         return scores, allowed
 
     def _without_hidden_nan(self, bias: Term, tile: Tile, scores: Array) -> tuple[Array, Allowed]:

@@ -188,7 +188,7 @@ def is_accurate(scores: Scores, value: KeyValueSource, plan: Plan, rows: range, 
         return False
     if least >= LEAST_SUM:
         return True
-    return not scores.options.is_unmasked and not bool(xp.any(_has_keys(scores, plan, rows) & (l < LEAST_SUM)))
+    return scores.options.has_mask and not bool(xp.any(_has_keys(scores, plan, rows) & (l < LEAST_SUM)))
 
 
 def _are_usual(scores: Scores, value: KeyValueSource, plan: Plan, rows: range) -> bool:

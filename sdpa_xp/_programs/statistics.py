@@ -26,10 +26,9 @@ class StatisticsProgram(TileProgram):
 
     def add_rows(self, results: Results, rows: range) -> None:
         scores, request, xp = self.scores, self.request, self.scores.xp
-        is_new = None if scores.block is None else scores.block.is_new
 
         def add_weights(tile: Tile, weights: Array) -> None:
-            weights = weights if is_new is None else xp.where(is_new, weights, 0.0)
+            weights = weights if scores.block is None else scores.block.only_new(weights)
             if request.key_sums:
                 results["key_sums"].add(tile, self._whole(xp.sum(weights, axis=-2, keepdims=True)))
             if request.block_size is not None:

@@ -6,14 +6,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import islice
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple, cast
 
+from .. import _chunked
 from .._call.prepared_call import PreparedCall
 from .._checks.arrays import LHE, swap_heads_and_length
 from .._libraries import computing, namespace_of
 from .._libraries.protocols import Array
 from .._programs.output import attend as attend_to
-from .._programs.scores import BoundOptions, Name, Scores
+from .._programs.scores import BoundOptions, ResultName, Scores
 from .._run import threads
 from .._run.buffers import Buffer, CallBuffers, call_buffers
 from .._run.products import are_finite
@@ -38,13 +39,7 @@ class Group(NamedTuple):
     """What the device knows of them, as in `Sequences.tables`, if the call is computed there."""
 
 
-AttendInChunks: TypeAlias = Callable[..., dict[str, Array] | None]
-"""Returns what is named of a call of arrays in chunks, or None: `_chunked.attend`."""
-
-
-def attend(
-    call: PreparedCall, sequences: Sequences, *names: Name, attend_in_chunks: AttendInChunks | None = None
-) -> dict[str, Array]:
+def attend(call: PreparedCall, sequences: Sequences, *names: ResultName) -> dict[str, Array]:
     """Return what is named: the output in the shape of the query, the log-sum-exp, (N, Hq, L) or (Hq, T).
 
     Threads share groups that are too small for threads. The arrays of a group are created only when the group
@@ -60,11 +55,11 @@ def attend(
     def compute(group: Group, is_guarded: bool = False) -> Array | None:
         """Compute a group, and return its checksum if it is to be looked at."""
         query, key, value = _arrays_of(call, sequences, sources, group, buffers)
-        if attend_in_chunks is not None:
+        if call.grid.library.chunks is not None and sequences.starts[1] is not None:
             key_and_value = (cast(ArraySource, source).array for source in (key, value))
             arrays = dict(zip(call.arrays, (query, *key_and_value), strict=True))
             of_group = call._replace(grid=group.grid, arrays=arrays, derived={})
-            if (in_chunks := attend_in_chunks(of_group, *names, dropout=dropout)) is not None:
+            if (in_chunks := _chunked.attend(of_group, *names, dropout=dropout)) is not None:
                 for name, array in in_chunks.items():
                     computed[name][group.entries] = array if name == "output" else array[..., None]
                 return None
@@ -77,7 +72,7 @@ def attend(
             if is_guarded:
                 options = options._replace(finite_inputs=frozenset())
             scores, dtype = Scores(group.grid, query, key, options), call.result_dtype
-            wanted: Sequence[Name] = (*names, "checksum") if group.grid.waits else names
+            wanted: Sequence[ResultName] = (*names, "checksum") if group.grid.waits else names
             results = attend_to(scores, value, group.plan, dtype, *wanted, out=out)
         check = results.pop("checksum", None)
         if packed is not None and (output := results.pop("output")) is not out:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from .._call.prepared_call import PreparedCall
 from .._libraries.protocols import Array
-from .._programs.scores import Name
+from .._programs.scores import ResultName
 from . import groups
 from .sequences import Sequences, lengths_of
 
@@ -24,7 +24,7 @@ class PagedCall(NamedTuple):
     """The cumulative numbers of packed queries, or None if the query has a batch axis."""
 
 
-def attend(paged: PagedCall, *names: Name) -> dict[str, Array]:
+def attend(paged: PagedCall, *names: ResultName) -> dict[str, Array]:
     """Return what is named: the output in the shape of the query, the log-sum-exp, (N, Hq, L) or (Hq, T)."""
     call, table, keys, starts = paged
     queries = [call.sizes.queries] * len(keys) if starts is None else lengths_of(starts)

@@ -5,19 +5,19 @@ from __future__ import annotations
 from .._call.prepared_call import PreparedCall
 from .._libraries.protocols import Array
 from .._programs import output
-from .._programs.scores import Name
+from .._programs.scores import ResultName
 from .._sources.quantised import factored_operands, source_of
 from .._tiles.plan import plan_widened
 
 
-def attend(call: PreparedCall, *names: Name) -> dict[str, Array]:
+def attend(call: PreparedCall, *names: ResultName) -> dict[str, Array]:
     """Return what is named: the output (..., Hq, L, Ev), the log-sum-exp (..., Hq, L)."""
     key, value = source_of(call.arrays, "key"), source_of(call.arrays, "value")
     widths, query = key.width + value.width, call.arrays["query"]
     query, key, value = factored_operands(call.grid, query, key, value)
-    scores = call.scores()._replace(query=query, key=key)
+    scores = call.draw_scores()._replace(query=query, key=key)
     finite = scores.options.finite_inputs
     if finite is not None and "value_scale" not in finite:  # a NaN of a value is in its scale
         scores = scores._replace(options=scores.options._replace(finite_inputs=finite - {"value"}))
-    plan = call.cached("plan", lambda: plan_widened(call.grid, call.sizes.group, widths))
+    plan = call.cached("widened_plan", lambda: plan_widened(call.grid, call.sizes.group, widths))
     return call.connected(output.attend(scores, value, plan, call.result_dtype, *names))

@@ -16,7 +16,6 @@ from .._libraries import (
     astype_if_needed,
     dtype_name,
     halves_of_bytes,
-    has_override,
     is_traced,
     namespace_of,
 )
@@ -158,7 +157,7 @@ def quantise(array: Array, channels: Array | None, bits: int, axis: int) -> tupl
 
     A token with a NaN or inf gets codes of 0 and the scale NaN or inf, so that all of it is NaN.
     """
-    if has_override(array) or is_traced(array) or math.prod(array.shape) <= tuning.MOST_AT_ONCE:
+    if is_traced(array) or math.prod(array.shape) <= tuning.MOST_AT_ONCE:
         return _codes_and_scale(array, channels, bits)
     length, size = array.shape[axis], math.prod(array.shape)
     step = max(1, length * tuning.MOST_AT_ONCE // size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from .._checks.integers import Integers
 from .._libraries import is_traced, library_of, namespace_of
@@ -24,6 +24,10 @@ class RowBlock(NamedTuple):
     step: int
     is_new: Array | None = None
     """Which of its rows no block before has, (rows, 1): only these count in sums. None is all."""
+
+    def only_new(self, array: Array) -> Array:
+        """Return an array (..., rows, width) of the block, with 0 in the rows of a block before."""
+        return array if self.is_new is None else namespace_of(array).where(self.is_new, array, 0.0)
 
     def slice_rows(self, array: Array) -> Array:
         """Return the block's rows of an array that broadcasts to (..., L, width)."""
@@ -246,6 +250,12 @@ def either(left: Allowed, right: Allowed) -> Allowed:
 def is_masked(scores: Array) -> Array:
     """Return where a score or a bias is -inf; a NaN is not."""
     return scores <= float("-inf")
+
+
+def range_of_bounds(pattern: Any, tile: Tile) -> range:
+    """Return the `key_range` of a pattern that has `key_bounds`."""
+    start, stop = pattern.key_bounds(tile)
+    return range(int(max(tile.columns.start, start)), int(min(tile.columns.stop, stop)))
 
 
 Axis: TypeAlias = Literal["rows", "columns"] | None

@@ -12,13 +12,15 @@ from .._libraries import astype_if_needed
 from .._libraries.base import is_compiling
 from .._libraries.protocols import Array
 from .._libraries.torch.function import DifferentiableAgain, apply
-from .._programs.scores import Name
+from .._programs.scores import ResultName
 from .._tiles.tile import is_masked
 from ..biases.algebra import ArrayBias, as_bias
 from .operation import AttentionOperation, recorded
 
 
-def attend(call: PreparedCall, options: CallOptions, kernel: Kernel | None, *names: Name) -> dict[str, Array]:
+def attend(
+    call: PreparedCall, options: CallOptions, kernel: Kernel | None, *names: ResultName
+) -> dict[str, Array]:
     """Return what is named of a prepared call: the output (..., Hq, L, Ev), the log-sum-exp (..., Hq, L).
 
     torch records the derivatives. A vendor's `kernel` has first derivatives of its own. `options` are those

@@ -188,7 +188,7 @@ class ArrayTerm(Added):
     @property
     def gradient_target(self) -> Target:
         shape = (*[1] * (3 - self.array.ndim), *self.array.shape)
-        return Target(shape, ("rows" if shape[-2] > 1 else None, "columns" if shape[-1] > 1 else None))
+        return Target(shape, ("rows" if shape[-2] != 1 else None, "columns" if shape[-1] != 1 else None))
 
     def gradient(self, _tile: Tile, _scores: Array, gradient: Array) -> Array:
         return gradient

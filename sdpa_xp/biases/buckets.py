@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 from .._checks.arrays import check_floating, check_known, check_plain_array
 from .._checks.integers import Integers, check_offset
@@ -17,6 +17,9 @@ from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Target, Tile
 from ..errors import ArgumentValueError
 from .algebra import AddedByDistance, Bias, Term
+
+MOST_LISTED = 2**10
+"""Up to this `max_distance` each distance has its number in a list, if only a run knows the distances."""
 
 
 @explains_keywords
@@ -79,11 +82,10 @@ def relative(
 
 def buckets(count: int, max_distance: int, first: int, last: int, *, bidirectional: bool) -> list[int]:
     """Return the bucket of each distance j - i from `first` to `last`."""
-    count = count // 2 if bidirectional else count
-    begins = first_distances(count, max_distance, max(-first, last))
+    begins = first_distances(count, max_distance, max(-first, last), bidirectional=bidirectional)
     behind = _of_consecutive(begins, max(0, -last), 1 - first)
     ahead = _of_consecutive(begins, max(1, first), last + 1)
-    return [*reversed(behind), *((count + bucket if bidirectional else 0) for bucket in ahead)]
+    return [*reversed(behind), *((count // 2 + bucket if bidirectional else 0) for bucket in ahead)]
 
 
 def _of_consecutive(begins: list[int], start: int, stop: int) -> list[int]:
@@ -92,11 +94,12 @@ def _of_consecutive(begins: list[int], start: int, stop: int) -> list[int]:
     return [n for n, (first, end) in runs for _ in range(max(first, start), min(end, stop))]
 
 
-def first_distances(count: int, max_distance: int, furthest: int) -> list[int]:
+def first_distances(count: int, max_distance: int, furthest: int, *, bidirectional: bool) -> list[int]:
     """Return the smallest distance of each bucket of one direction except the first, up to `furthest`.
 
     There are `count` buckets. An estimate by the inverse of the formula is moved to where the formula changes.
     """
+    count = count // 2 if bidirectional else count
     exact = count // 2
     begins = list(range(1, min(exact, furthest) + 1))
     for bucket in range(exact + 1, count):
@@ -140,23 +143,20 @@ class Relative(Bias):
         grid.check_dtype("bias.table", table)
         check_columns(grid.function, "bias.table", table.shape[1], grid.heads)
         offset = grid.check_offset("bias.offset", self.offset)
+        columns, count = xp.matrix_transpose(xp.astype(table, grid.dtype, copy=False)), table.shape[0]
         # The smallest and the largest distance in the call; distances beyond `max_distance` share a bucket.
         first, last = -self.max_distance, self.max_distance
-        if not grid.has_positions and grid.placement is None:
+        if not grid.has_positions and all(map(grid.library.is_known, (grid.queries, grid.keys, grid.position))):
             last_position = grid.queries - 1 + grid.position + grid.position_spread
             first = self._within(-last_position - int(offset.most))
             last = max(first, self._within(grid.keys - 1 - grid.position - int(offset.least)))
-        index = buckets(table.shape[0], self.max_distance, first, last, bidirectional=self.bidirectional)
+        elif self.max_distance > MOST_LISTED and hasattr(xp, "searchsorted"):
+            begins = grid.put(first_distances(count, last, last, bidirectional=self.bidirectional), xp.int32)
+            ahead = count // 2 if self.bidirectional else 0
+            return (RelativeTerm(columns, first, last, offset, grid.arange(0, count), count, begins, ahead),)
+        index = buckets(count, self.max_distance, first, last, bidirectional=self.bidirectional)
         chosen = grid.put(index, xp.int32)
-        by_distance = xp.take(xp.astype(table, grid.dtype, copy=False), chosen, axis=0)
-        table_by_distance = xp.matrix_transpose(by_distance)
-        return (RelativeTerm(table_by_distance, first, last, offset, chosen, table.shape[0]),)
-
-    @property
-    def first_distances(self) -> list[int]:
-        """The smallest |j - i - offset| of each bucket of one direction but the first, in order."""
-        count = self.table.shape[0] // 2 if self.bidirectional else self.table.shape[0]
-        return first_distances(count, self.max_distance, self.max_distance)
+        return (RelativeTerm(xp.take(columns, chosen, axis=-1), first, last, offset, chosen, count),)
 
     def _within(self, distance: int) -> int:
         return max(-self.max_distance, min(distance, self.max_distance))
@@ -164,9 +164,13 @@ class Relative(Bias):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RelativeTerm(AddedByDistance):
-    """A number for each distance from `first` to `last`, (Hq, distances); the outermost for those beyond."""
+    """A number for each distance from `first` to `last`, (Hq, distances); the outermost for those beyond.
 
-    array_axes: ClassVar[Mapping[str, tuple[int | None, ...]]] = {"table": (-3, None), "buckets": (None,)}
+    With `begins`, it is a number for each bucket, which is searched: for distances that only a run knows, and
+    that are too many for a list.
+    """
+
+    array_axes: ClassVar[Mapping[str, Any]] = {"table": (-3, None), "buckets": (None,), "begins": (None,)}
     table: Array
     first: int
     last: int
@@ -175,6 +179,10 @@ class RelativeTerm(AddedByDistance):
     """The bucket of each distance, int32."""
     count: int
     """The number of buckets."""
+    begins: Array | None = None
+    """The smallest distance of each bucket of one direction except the first, int32."""
+    ahead: int = 0
+    """The bucket of the first distance to a later key; with 0 they share that of distance 0."""
 
     def added(self, tile: Tile) -> Array:
         xp = tile.grid.xp
@@ -214,6 +222,9 @@ class RelativeTerm(AddedByDistance):
     def _index(self, xp: Namespace, distance: Array) -> Array:
         """Return the column of `table` for each j - i."""
         distance = distance - self.offset.values
+        if self.begins is not None:
+            bucket = cast(Any, xp).searchsorted(self.begins, xp.abs(distance), side="right")
+            return xp.where(distance > 0, bucket + self.ahead if self.ahead else 0, bucket)
         # `clip` would wait for a device: in some libraries it is an index by booleans.
         distance = xp.where(distance < self.first, self.first, distance)
         return xp.where(distance > self.last, self.last, distance) - self.first

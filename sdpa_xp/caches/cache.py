@@ -17,7 +17,7 @@ from .._libraries.protocols import AnyArray, Array, Shape
 from .._sources.quantised import channel_magnitudes
 from ..errors import ArgumentTypeError, ArgumentValueError
 from ..positional.rotation import Rotation, check_fits_rotation, check_rotary
-from ..states import AttentionState, to_base
+from ..states import state_of
 from .pages import Pages
 from .quantisation import BITS, BYTES, Quantisation, bytes_of, check_same_but_width, wide_shape
 from .slots import Slots
@@ -188,10 +188,10 @@ def compute(call: PreparedCall, attend: Callable[..., Any], *lse_base: float | N
     bases = [check_lse_base(call.grid.function, base) for base in lse_base]
     with call.computing():
         results = attend("output", *["lse" for _ in bases])
-        output = call.result(results["output"])
-        lse = [call.remove_head_axis(to_base(results["lse"], base)) for base in bases]
+        state = [state_of(call, results, base) for base in bases]
+        output = state[0].output if state else call.result(results["output"])
     call.checked(output)
-    return AttentionState(output, *lse) if bases else output
+    return state[0] if state else output
 
 
 def refuse_graph_values(function: str, feature: str, arrays: Mapping[str, object]) -> None:

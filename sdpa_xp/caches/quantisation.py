@@ -15,7 +15,6 @@ from .._libraries import (
     astype_if_needed,
     computing,
     dtype_name,
-    has_override,
     namespace_of,
 )
 from .._libraries.jax_trees import Tree
@@ -65,8 +64,7 @@ class Quantisation(Tree, Immutable):
         """Return an array without elements that has the dtype of the keys, for checks of what is passed."""
         with computing(codes):
             xp = namespace_of(codes)
-            # All of a value of a graph, which drops what it does not use.
-            return xp.astype(codes if has_override(codes) else codes[:0, ...], self._dtype(xp))
+            return xp.astype(codes[:0, ...], self._dtype(xp))
 
     def _dtype(self, xp: Namespace) -> Dtype:
         return getattr(xp, self.dtype, self.dtype)  # NumPy knows bfloat16 only as a name

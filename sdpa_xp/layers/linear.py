@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast
 
-from .._checks.arrays import check_axes, check_one_dtype, check_one_kind
+from .._checks.arrays import check_axes, check_one_kind
 from .._checks.keywords import check_flag, check_integer, check_keys, explains_keywords
 from .._checks.messages import nearest_hint, shown
 from .._libraries import (
@@ -17,7 +17,6 @@ from .._libraries import (
     astype_if_needed,
     computing,
     dtype_name,
-    has_override,
     is_number,
     libraries,
     library_of,
@@ -96,14 +95,12 @@ class Linear(Layer):
         for part in (weight, self.bias):  # which may carry derivatives where the input carries none
             adopted = None if part is None else library_of(part).adopted(array)
             array = array if adopted is None else adopted
-        # The library of the input computes, unless only the weight is of a type that overrides functions.
-        leader = weight if has_override(weight) and not has_override(array) else array
-        library, dtype = library_of(leader), leader.dtype
-        xp = library.namespace(leader)
+        library, dtype = library_of(array), array.dtype
+        xp = library.namespace(array)
         if not library.multiplies_halves:  # NumPy's BLAS has no half, and Dask cannot sum bfloat16
-            dtype = accumulation_dtype(xp, leader.dtype)
-        with computing(leader):
-            if dtype != leader.dtype:
+            dtype = accumulation_dtype(xp, dtype)
+        with computing(array):
+            if dtype != array.dtype:
                 array, weight = (astype_if_needed(xp, x, dtype) for x in (array, weight))
             shape = array.shape
             if flattens := library.flattens_products and len(shape) > 2:
@@ -202,8 +199,7 @@ def check_inputs(function: str, arrays: Mapping[str, Any], weights: Mapping[str,
     if signature is not None and signature in _PASSED:
         return
     named = {**arrays, **{f"{name}.weight": x for name, x in weights.items()}}
-    check = check_one_dtype if has_override(*arrays.values()) else check_one_kind
-    check(function, named)
+    check_one_kind(function, named)
     for name, array in arrays.items():
         shape, width = array.shape, weights[name].shape[-1]
         if not shape or shape[-1] != width:

@@ -8,7 +8,7 @@ from typing import Literal
 from .._checks.integers import Integers, IntegersLike, check_offset
 from .._checks.keywords import check_integer, explains_keywords
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import Allowed, Tile, both
+from .._tiles.tile import Allowed, Tile, both, range_of_bounds
 from .algebra import FormulaMask, Mask
 from .patterns import Pattern
 
@@ -188,7 +188,7 @@ class Band(Pattern):
     high: Integers | None
 
     def allowed_in(self, tile: Tile) -> Allowed:
-        above, below = self._all_above(tile), self._all_below(tile)
+        above, below = self._sides(tile)
         if above is False or below is False:
             return False
         allowed: Allowed = True
@@ -204,41 +204,37 @@ class Band(Pattern):
         return all(side is None or isinstance(side.values, int) for side in (self.low, self.high))
 
     def uniform(self, tile: Tile) -> bool | None:
-        answers = self._all_above(tile), self._all_below(tile)
+        answers = self._sides(tile)
         return False if False in answers else None if None in answers else True
 
-    def key_range(self, tile: Tile) -> range:
-        start, stop = tile.columns.start, tile.columns.stop
-        if self.low is not None:
-            start = int(max(start, tile.first_position + tile.slice_integers(self.low).least))
-        if self.high is not None:
-            stop = int(min(stop, tile.last_position + tile.slice_integers(self.high).most + 1))
-        return range(start, stop)
+    def key_bounds(self, tile: Tile) -> tuple[float, float]:
+        low, high = self._slice(tile)
+        start = float("-inf") if low is None else tile.first_position + low.least
+        return start, float("inf") if high is None else tile.last_position + (high.most + 1)
+
+    key_range = range_of_bounds
 
     def query_range(self, tile: Tile) -> range:
         start, stop, position = tile.rows.start, tile.rows.stop, tile.grid.position
-        if self.high is not None:  # the first query that attends to the first key
-            most = position + tile.grid.position_spread
-            start = int(max(start, tile.columns.start - tile.slice_integers(self.high).most - most))
-        if self.low is not None:  # the last query that attends to the last key
-            stop = int(min(stop, tile.columns.stop - tile.slice_integers(self.low).least - position))
+        low, high = self._slice(tile)
+        if high is not None:  # the first query that attends to the first key
+            start = int(max(start, tile.columns.start - high.most - position - tile.grid.position_spread))
+        if low is not None:  # the last query that attends to the last key
+            stop = int(min(stop, tile.columns.stop - low.least - position))
         return range(start, stop)
 
-    # The last query decides whether all attend, the first whether any does: no array is built for either.
+    def _slice(self, tile: Tile) -> tuple[Integers | None, Integers | None]:
+        return self.low and tile.slice_integers(self.low), self.high and tile.slice_integers(self.high)
 
-    def _all_above(self, tile: Tile) -> bool | None:
-        """Return whether i + low <= j holds for all pairs or for none; None if for some."""
-        if self.low is None:
-            return True
-        low, (nearest, farthest) = tile.slice_integers(self.low), tile.distances
-        return True if low.most <= nearest else False if low.least > farthest else None
+    def _sides(self, tile: Tile) -> tuple[bool | None, bool | None]:
+        """Return whether i + low <= j, and j <= i + high, hold for all pairs or for none; None if for some.
 
-    def _all_below(self, tile: Tile) -> bool | None:
-        """Return whether j <= i + high holds for all pairs or for none; None if for some."""
-        if self.high is None:
-            return True
-        high, (nearest, farthest) = tile.slice_integers(self.high), tile.distances
-        return True if farthest <= high.least else False if nearest > high.most else None
+        The last query decides whether all attend, the first whether any does: no array is built for either.
+        """
+        (nearest, farthest), (low, high) = tile.distances, self._slice(tile)
+        above = True if low is None or low.most <= nearest else False if low.least > farthest else None
+        below = True if high is None or farthest <= high.least else False if nearest > high.most else None
+        return above, below
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -263,9 +259,11 @@ class Chunked(FormulaMask):
             return False
         return True if first == last == start == stop else None
 
-    def key_range(self, tile: Tile) -> range:
+    def key_bounds(self, tile: Tile) -> tuple[float, float]:
         start, stop = tile.first_position // self.size, tile.last_position // self.size + 1
-        return range(max(start * self.size, tile.columns.start), min(stop * self.size, tile.columns.stop))
+        return start * self.size, stop * self.size
+
+    key_range = range_of_bounds
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -11,7 +11,7 @@ from .._checks.integers import frozen
 from .._checks.keywords import check_function, explains_keywords
 from .._checks.messages import brief, shown
 from .._checks.score_arrays import check_boolean
-from .._libraries import computing, dtype_name, is_array, namespace_of
+from .._libraries import computing, dtype_name, is_array, namespace_of, numpy_array
 from .._libraries.protocols import AnyArray, Array, Namespace, Shape
 from .._tiles.modifier import ScoreModifier, grid_of
 from .._tiles.tile import Allowed, Tile, collapse_uniform
@@ -146,6 +146,11 @@ def array_of_rows(
     compute: Callable[[Tile], Array],
 ) -> Array:
     """Return what `compute` returns for the tile of some rows; messages call the mask or the bias `name`."""
+    if modifier.has_code_of_caller():
+        from .._libraries.jet_library import in_jvp  # few calls need it
+
+        arrays = [array for _, array in modifier.arrays()] if like is None else [like]
+        like = in_jvp(arrays[0] if arrays else numpy_array())  # the function may add what has derivatives
     grid = grid_of(function, name, shape, modifier.arrays(), like)
     xp, dtype = grid.xp, grid.xp.bool if isinstance(modifier, Mask) else grid.dtype
     rows = range(grid.queries) if rows is None else rows
@@ -213,7 +218,8 @@ def check_function_result(function: str, name: str, result: object, target: Shap
         rule = f"the function of `{name}` must return an array"
         hint = "`&`, `|` and `~` combine conditions." if isinstance(result, bool) else ""
         raise ArgumentTypeError(function, rule, {"result": shown(result)}, hint)
-    if namespace_of(result) not in (xp, getattr(xp, "of_values", xp)):  # jets are not shown to the function
+    namespace = namespace_of(result)
+    if getattr(namespace, "root", namespace) is not getattr(xp, "root", xp):  # jets are hidden from functions
         rule = f"`query` and what the function of `{name}` returns must be arrays of one library"
         raise ArgumentTypeError(function, rule, {"result": shown(result)})
     if broadcast(result.shape, target) != target:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from .._checks.integers import Integers, IntegersLike, frozen_integers
 from .._checks.keywords import explains_keywords
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import Allowed, Tile
+from .._tiles.tile import Allowed, Tile, range_of_bounds
 from .algebra import Mask
 from .patterns import AllOf, Pattern
 
@@ -130,14 +130,12 @@ class KeysBefore(Pattern):
     def uniform(self, tile: Tile) -> bool | None:
         if tile.positions is not None:  # they are not read
             return None
-        length = tile.slice_integers(self.length)
-        # Lengths that cannot be read have the least -inf and the most inf.
-        if tile.columns.stop <= length.least:
-            return True
-        return False if tile.columns.start >= length.most else None
+        return _all_before(tile.slice_integers(self.length), tile.columns)
 
-    def key_range(self, tile: Tile) -> range:
-        return range(tile.columns.start, int(min(tile.columns.stop, tile.slice_integers(self.length).most)))
+    def key_bounds(self, tile: Tile) -> tuple[float, float]:
+        return float("-inf"), tile.slice_integers(self.length).most
+
+    key_range = range_of_bounds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,10 +151,12 @@ class QueriesBefore(Pattern):
         return tile.row_index < tile.slice_integers(self.length).values
 
     def uniform(self, tile: Tile) -> bool | None:
-        length = tile.slice_integers(self.length)
-        if tile.rows.stop <= length.least:
-            return True
-        return False if tile.rows.start >= length.most else None
+        return _all_before(tile.slice_integers(self.length), tile.rows)
 
     def key_range(self, tile: Tile) -> range:
         return tile.columns if tile.rows.start < tile.slice_integers(self.length).most else range(0)
+
+
+def _all_before(length: Integers, tokens: range) -> bool | None:
+    """Return whether all tokens are before a length; None if for some. Unread it is -inf to inf."""
+    return True if tokens.stop <= length.least else False if tokens.start >= length.most else None

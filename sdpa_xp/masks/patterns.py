@@ -41,6 +41,13 @@ class Pattern(ABC):
         """
         return None
 
+    def key_bounds(self, _tile: Tile, /) -> tuple[float, float]:
+        """Return the first key that some query of the tile may attend, and the last + 1; infinite if unknown.
+
+        They follow from the numbers of the mask, and may be values of a graph, which holds no `range` of them.
+        """
+        return float("-inf"), float("inf")
+
     def key_range(self, tile: Tile, /) -> range:
         """Return one range of the tile's keys outside of which no query attends; tiles outside are skipped."""
         return tile.columns
@@ -105,9 +112,7 @@ class AnyOf(Joined):
 
     def uniform(self, tile: Tile) -> bool | None:
         answers = [pattern.uniform(tile) for pattern in self.patterns]
-        if True in answers:
-            return True
-        return None if None in answers else False
+        return True if True in answers else None if None in answers else False
 
     # One range holds all: what lies between two of them is computed, and masked.
 

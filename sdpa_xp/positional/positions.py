@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias, cast
 
 from .._checks.arrays import check_floating, check_one_device, check_one_library, check_plain_array
@@ -87,14 +88,22 @@ class ArrayFactory(NamedTuple):
         return self.xp.expand_dims(self.xp.astype(positions, dtype, copy=False), axis=-1) * factors
 
 
-def array_factory(function: str, positions: object, like: object, name: str = "like") -> ArrayFactory:
-    """Return the factory for the library and device of `like` and `positions`, which must be the same.
+def array_factory(
+    function: str,
+    positions: object,
+    like: object,
+    name: str = "like",
+    tables: Mapping[str, object] = MappingProxyType({}),
+) -> ArrayFactory:
+    """Return the factory for the library and device of `like`, `positions` and the `tables` of a rotation.
 
-    If neither is an array, the factory is NumPy's. `name` is what messages call `like`.
+    They must be the same. If none is an array, the factory is NumPy's. `name` is what messages call `like`.
     """
     named = {} if like is None else {name: like}
     if not (is_number(positions) or isinstance(positions, range | list | tuple)):
         named["positions"] = positions
+    if not has_override(*named.values()):  # in a graph, the tables are constants
+        named |= tables
     xp, arrays = check_one_library(function, named or {"like": numpy_array()})
     check_one_device(function, arrays)
     if like is not None:
@@ -122,7 +131,7 @@ def as_array(function: str, positions: PositionsLike, factory: ArrayFactory) -> 
 
 def are_readable(positions: Array) -> bool:
     """Return whether positions can be read for a check without waiting for a device."""
-    return not has_override(positions) and access_of([positions]).is_writeable
+    return access_of([positions]).is_writeable
 
 
 def as_positions(function: str, positions: PositionsLike | int) -> PositionsLike:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import cast
 
-from .._checks.arrays import check_one_device, check_one_kind, check_one_library
+from .._checks.arrays import check_one_kind
 from .._checks.integers import check_integers
 from .._checks.keywords import check_flag, check_instance, explains_keywords
 from .._checks.messages import brief
 from .._checks.score_arrays import THE_BATCH, check_broadcasts
-from .._libraries import has_override, namespace_of
+from .._libraries import namespace_of
 from .._libraries.protocols import AnyArray, Array
 from ..errors import ArgumentValueError
 from .positions import ArrayFactory, Consecutive, are_readable
@@ -155,14 +155,11 @@ class RotaryTables(Rotation):
         return RotaryTables(cos, sin, self.interleaved), places
 
     @property
-    def _default_like(self) -> AnyArray:
-        return self.cos
+    def _arrays(self) -> dict[str, AnyArray]:
+        return {"rotary.cos": self.cos, "rotary.sin": self.sin}
 
     def _tables(self, positions: Positions, length: int, factory: ArrayFactory) -> tuple[Array, Array]:
-        tables = {"rotary.cos": cast(Array, self.cos), "rotary.sin": cast(Array, self.sin)}
-        if not has_override(*factory.arrays.values()):  # in a graph, tables are constants
-            check_one_library(factory.function, {**factory.arrays, **tables})
-            check_one_device(factory.function, {**factory.arrays, **tables})
+        tables = {name: cast(Array, factory.arrays.get(name, x)) for name, x in self._arrays.items()}
         rows = self.cos.shape[-2]
         if isinstance(positions, Consecutive):
             first, shift = positions

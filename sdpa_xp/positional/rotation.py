@@ -35,9 +35,9 @@ class Rotation(Tree, Immutable, ABC):
         """Return the cosines and the sines of `length` positions, (..., length, width / 2)."""
 
     @property
-    def _default_like(self) -> AnyArray | None:
-        """An array of the library that `cos_sin` returns by default; None is that of the positions."""
-        return None
+    def _arrays(self) -> dict[str, AnyArray]:
+        """The rotation's own arrays by their names in messages."""
+        return {}
 
     def _of_packed(self, _function: str, rows: Sequence[Sequence[int]]) -> tuple[Rotation, list[int]]:
         """Return the rotation of packed tokens and their positions in it; `rows` has those of each sequence."""
@@ -94,7 +94,7 @@ class Rotation(Tree, Immutable, ABC):
             rule = "`positions` must be a range, a list or an array"
             hint = "For the first n positions, pass range(n)."
             raise ArgumentTypeError(function, rule, {"positions": positions}, hint)
-        factory = array_factory(function, positions, self._default_like if like is None else like)
+        factory = array_factory(function, positions, like, tables=self._arrays)
         with factory.computing():
             array = as_array(function, positions, factory)
             cos, sin = self._tables(array, array.shape[-1] if array.shape else 1, factory)
@@ -108,6 +108,7 @@ class Rotation(Tree, Immutable, ABC):
         check_layout(function, layout)
         array = check_plain_array(function, "x", x)
         factory = _factory_like(self, function, "x", array, positions)
+        array = factory.arrays["x"]
         if is_number(positions):
             first = check_integer(function, "positions", positions)
             return _rotate_at(self, array, Consecutive(first), factory, layout, back=back)
@@ -149,12 +150,13 @@ def rotate(
     if rotary is None:
         return array
     factory = _factory_like(rotary, function, name, array, 0)
-    return _rotate_at(rotary, array, positions_of(headed(array.shape, layout)[-2]), factory, layout)
+    positions = positions_of(headed(array.shape, layout)[-2])
+    return _rotate_at(rotary, factory.arrays[name], positions, factory, layout)
 
 
 def _factory_like(rotary: Rotation, function: str, name: str, x: Array, positions: object) -> ArrayFactory:
     """Check `x` and the library of the positions, and return the factory of arrays for both."""
-    factory = array_factory(function, positions, x, name)
+    factory = array_factory(function, positions, x, name, rotary._arrays)
     check_fits_rotation(function, name, x.shape, rotary.width)
     return factory
 

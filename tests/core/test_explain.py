@@ -174,6 +174,13 @@ def test_nothing_is_drawn() -> None:
     assert rng.integers(1000) == np.random.default_rng(0).integers(1000)
 
 
+def test_dropout_reads_ranges_of_keys_and_no_patches() -> None:
+    x, rng = np.ones((1, 1, 4096, 8), np.float32), np.random.default_rng(0)
+    mask = masks.neighbourhood((64, 64), 7)
+    in_patches, in_ranges = explain(x, x, x, mask), explain(x, x, x, mask, dropout_p=0.1, rng=rng)
+    assert in_patches.tile != in_ranges.tile == explain(x, x, x, mask, softcap=9.0).tile
+
+
 class Standard:
     """An array of an unknown library, whose arithmetic is NumPy's."""
 

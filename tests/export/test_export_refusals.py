@@ -275,7 +275,7 @@ REFUSED_CALLS: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "a table wider than the scores": (lambda: export(bias=biases.relative(np.ones((16, 4)))), TypeError, "`bias.table` must have the dtype of `query` or of the scores (float32); got bias.table.dtype=float64"),
     "a bias that is none": (lambda: export(bias=1.0), TypeError, "`bias` must be a Bias, a TensorSpec or an array; got bias=1.0"),
     "a mask of a model that is none": (lambda: verify(export(), attn_mask=np.ones((6, 6), bool)), TypeError, "`attn_mask` must be a Mask or None; got attn_mask=numpy.ndarray"),
-    "a function without a graph": (lambda: to_onnx(lambda x: scaled_dot_product_attention_vjp(x, x, x)[0], X), TypeError, "a graph must be traced of scaled_dot_product_attention,"),
+    "a kernel for a derivative": (lambda: to_onnx(lambda x: scaled_dot_product_attention_vjp(x, x, x, implementation="native")[0], X), ValueError, "`implementation` must be None or 'xp'"),
     "no common shape": (lambda: to_onnx(lambda x: x + np.ones((5, 1), np.float32), X), ValueError, "shapes must broadcast; a name broadcasts only with itself and with 1"),
     "no such shape": (lambda: to_onnx(to_five_rows, X), ValueError, "`x` must broadcast to `shape`; got x.shape=(2, 4, 6, 16), shape=(2, 4, 5, 16)"),
     "conditions of numbers": (lambda: export(attn_mask=masks.from_function(lambda b, h, i, j: i & j)), TypeError, "the function of `attn_mask` must return a condition; got its result=int64"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,38 +15,17 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from .._call.call import ExportCall, FormName
 from .._runtime import session
 from .._runtime.releases import Runtime, runtime_text
-from .._verify.expected import Arrays, expected_rows, heads_first, reference_inputs, stated_dtype
-from .._verify.inputs import poison, random_inputs
-from .._verify.judging import ExpectedRows, judge
+from .._verify.expected import Arrays, heads_first, reference_inputs
+from .._verify.inputs import random_inputs
+from .._verify.judging import ExpectedRows, judge_rows
 from .._verify.reference import stages
+from .._verify.settings import Setting
+from .._verify.trials import Trial, trial_of
 from ..export import export_call
 from ..forms.choice import FORMS, unsupported_reason
 from ..report import Agreement
 from .backends import Backend
-from .features import LENGTHS, LONGER, features
-from .library_calls import Compute, attention
-
-Expected: TypeAlias = Mapping[str, Sequence[ExpectedRows]]
-"""What the output of each job should be, for each of its inputs."""
-
-
-class JobInputs(NamedTuple):
-    """Inputs for a call. `hidden` are the same inputs with NaN where no query attends."""
-
-    plain: Arrays
-    hidden: Arrays
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """A call with inputs of several lengths."""
-
-    call: ExportCall
-    inputs: tuple[JobInputs, ...]
-    """Those that are timed come first."""
-    compute: Compute = attention
-    no_graph: str = ""
-    """Why no graph computes the call; empty if one does."""
+from .features import LENGTHS, LONGER, Feature, features
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +52,7 @@ class Row:
     device: str
     results: tuple[JobResult, ...]
     seconds: float
-    """The time of all jobs together; each is timed once, after a run that is not timed."""
+    """The time of all jobs together, with the way of the arrays; each is timed once, after an untimed run."""
 
     @property
     def name(self) -> str:
@@ -110,20 +89,30 @@ class Row:
         }
 
 
-def feature_jobs(dtype: str, seed: int = 0) -> dict[str, Job]:
-    """Return a job for each of `features`."""
+class Way(NamedTuple):
+    """One way of computing: a library, or a form of a graph."""
+
+    labels: tuple[str, str, str, str]
+    """The backend, what computes there, the dtype and the device."""
+    prepare: Callable[[Feature], Callable[[Arrays], NDArray[Any]] | str]
+    """A job -> inputs -> its output, or why it is refused."""
+    textbook: Callable[[Feature, Arrays], NDArray[Any]] | None = None
+    """A job and its inputs -> the output of the textbook formula in the same library; by default NumPy's."""
+
+
+def feature_jobs(dtype: str, seed: int = 0) -> dict[str, Feature]:
+    """Return each of `features` with its inputs."""
     rng = np.random.default_rng(seed)
     jobs = {}
     for name, feature in features(dtype).items():
         several = (LENGTHS, *LONGER) if {"L", "S"} & {*feature.call.symbols} else (LENGTHS,)
-        drawn = [feature.adapt(random_inputs(feature.call, lengths, rng)) for lengths in several]
-        inputs = tuple(JobInputs(plain, poison(feature.call, plain)) for plain in drawn)
-        jobs[name] = Job(feature.call, inputs, feature.compute, feature.no_graph)
+        inputs = tuple(feature.adapt(random_inputs(feature.call, lengths, rng)) for lengths in several)
+        jobs[name] = replace(feature, inputs=inputs)
     return jobs
 
 
 def compare(
-    jobs: Mapping[str, Job],
+    jobs: Mapping[str, Feature],
     dtype: str,
     backends: Iterable[Backend],
     providers: Sequence[str],
@@ -134,121 +123,83 @@ def compare(
     `begin` is called with the name of what is computed next.
     """
     begin(f"reference {dtype}")
-    expected = {name: [_expected(job, inputs, dtype) for inputs in job.inputs] for name, job in jobs.items()}
-    for backend in backends:
-        if backend.holds(dtype):
-            labels = (backend.name, "xp", dtype, backend.device)
-            begin(" ".join(labels))
-            yield _row(labels, jobs, expected, _on_backend(backend), _textbook_on(backend))
-    for provider in providers:
-        for form in FORMS:
-            device = provider.removesuffix("ExecutionProvider").lower()
-            labels = ("onnxruntime", form, dtype, device)
-            begin(" ".join(labels))
-            yield _row(labels, jobs, expected, _on_runtime(form, provider))
+    tried = {name: [_trial(job.call, inputs, dtype) for inputs in job.inputs] for name, job in jobs.items()}
+    ways = [_on_backend(backend, dtype) for backend in backends if backend.holds(dtype)]
+    ways += [_on_runtime(form, provider, dtype) for provider in providers for form in FORMS]
+    for way in ways:
+        begin(" ".join(way.labels))
+        yield _row(way, jobs, tried)
 
 
-RunJob: TypeAlias = Callable[[], NDArray[Any]]
-Prepare: TypeAlias = Callable[[Job], Callable[[Arrays], RunJob] | str]
-"""A job -> what makes a run of inputs, or why it is refused."""
-TextbookOf: TypeAlias = Callable[[Job, Arrays], NDArray[Any]]
-"""A job and its inputs -> the output of the textbook formula, in the same library."""
-
-
-def _on_backend(backend: Backend) -> Prepare:
+def _on_backend(backend: Backend, dtype: str) -> Way:
     xp = backend.namespace()
-
-    def prepare(job: Job) -> Callable[[Arrays], RunJob]:
-        def put(hidden: Arrays) -> RunJob:
-            arrays = {name: backend.put(x) for name, x in hidden.items()}
-            return lambda: backend.get(job.compute(xp, job.call, arrays))
-
-        return put
-
-    return prepare
-
-
-def _textbook_on(backend: Backend) -> TextbookOf:
-    xp = backend.namespace()
-
-    def textbook(job: Job, plain: Arrays) -> NDArray[Any]:
-        (output,) = job.call.outputs
-        arguments = _put(reference_inputs(job.call, plain), backend)
-        return backend.get(stages(xp, **arguments)[output])
-
-    return textbook
-
-
-def _on_runtime(form: FormName, provider: str) -> Prepare:
-    runtime = runtime_text(provider, session.version())
-    target = Runtime.parse("agree", runtime)
-
-    def prepare(job: Job) -> Callable[[Arrays], RunJob] | str:
-        if why := job.no_graph or unsupported_reason(form, job.call, target):
-            return why
-        opened = session.open_session(export_call(job.call, form=form, runtime=runtime), provider)
-        return lambda hidden: lambda: session.run(opened, hidden)[job.call.outputs[0]]
-
-    return prepare
-
-
-def _expected(job: Job, inputs: JobInputs, dtype: str) -> ExpectedRows:
-    (output,) = job.call.outputs
-    return expected_rows(job.call, reference_inputs(job.call, inputs.plain), dtype)[output]
-
-
-def _put(arguments: Arrays, backend: Backend) -> Arrays:
-    """Move NumPy arrays, also those of several biases, to the backend."""
 
     def put(value: Any) -> Any:
-        if isinstance(value, tuple):
+        if isinstance(value, tuple):  # several biases
             return tuple(map(put, value))
         return backend.put(value) if isinstance(value, np.ndarray) else value
 
-    return {name: put(value) for name, value in arguments.items()}
+    def prepare(job: Feature) -> Callable[[Arrays], NDArray[Any]]:
+        return lambda arrays: backend.get(
+            job.compute(xp, job.call, {name: put(x) for name, x in arrays.items()})
+        )
+
+    def textbook(job: Feature, arrays: Arrays) -> NDArray[Any]:
+        (output,) = job.call.outputs
+        arguments = reference_inputs(job.call, arrays)
+        return backend.get(stages(xp, **{name: put(x) for name, x in arguments.items()})[output])
+
+    return Way((backend.name, "xp", dtype, backend.device), prepare, textbook)
 
 
-def _row(
-    labels: tuple[str, str, str, str],
-    jobs: Mapping[str, Job],
-    expected: Expected,
-    prepare: Prepare,
-    textbook_of: TextbookOf | None = None,
-) -> Row:
-    """Run the first inputs of each job twice, once timed, and the others once.
+def _on_runtime(form: FormName, provider: str, dtype: str) -> Way:
+    runtime = runtime_text(provider, session.version())
+    target = Runtime.parse("agree", runtime)
 
-    Without `textbook_of` the bound follows from NumPy's textbook formula.
-    """
+    def prepare(job: Feature) -> Callable[[Arrays], NDArray[Any]] | str:
+        if why := job.no_graph or unsupported_reason(form, job.call, target):
+            return why
+        opened = session.open_session(export_call(job.call, form=form, runtime=runtime), provider)
+        return lambda arrays: session.run(opened, arrays)[job.call.outputs[0]]
+
+    return Way(("onnxruntime", form, dtype, provider.removesuffix("ExecutionProvider").lower()), prepare)
+
+
+def _trial(call: ExportCall, inputs: Arrays, dtype: str) -> Trial:
+    """Return a trial that compares all rows."""
+    rows = np.arange(heads_first(call, inputs["query"]).shape[-2])
+    return trial_of(call, Setting({}), inputs, rows, dtype)
+
+
+def _row(way: Way, jobs: Mapping[str, Feature], tried: Mapping[str, Sequence[Trial]]) -> Row:
+    """Run the first inputs of each job twice, once timed, and the others once."""
     results, seconds = [], 0.0
     for name, job in jobs.items():
-        make = prepare(job)
-        if isinstance(make, str):
-            results.append(JobResult(name, None, make))
+        compute = way.prepare(job)
+        if isinstance(compute, str):
+            results.append(JobResult(name, None, compute))
             continue
         agreements: list[Agreement] = []
         try:
-            for inputs, output in zip(job.inputs, expected[name], strict=True):
-                run = make(inputs.hidden)
-                result = run()  # compiles, and fills caches: the next run is timed
+            for inputs, trial in zip(job.inputs, tried[name], strict=True):
+                result = compute(trial.inputs)  # compiles, and fills caches: the next run is timed
                 if not agreements:
                     start = time.perf_counter()
-                    result = run()
+                    result = compute(trial.inputs)
                     seconds += time.perf_counter() - start
-                if textbook_of is not None:  # of the plain inputs: it multiplies 0 by a hidden NaN
-                    output = replace(output, textbook=textbook_of(job, inputs.plain))
-                agreements.append(_judged(job, result, output))
+                # Of the inputs without NaN: the textbook formula multiplies 0 by a hidden one.
+                agreements.append(_judged(trial, result, way.textbook and way.textbook(job, inputs)))
         except (ArgumentTypeError, ArgumentValueError) as error:  # the library refuses the call
             results.append(JobResult(name, None, error.message.statement))
             continue
         results.append(JobResult(name, max(agreements, key=lambda agreement: agreement.share)))
-    return Row(*labels, tuple(results), seconds)
+    return Row(*way.labels, tuple(results), seconds)
 
 
-def _judged(job: Job, result: NDArray[Any], expected: ExpectedRows) -> Agreement:
-    """Compare an output; if its dtype or shape is not that of the call, it does not agree."""
-    (output,) = job.call.outputs
-    dtype = stated_dtype(job.call, output)
-    result = heads_first(job.call, result) if output == "output" else result
-    as_stated = result.shape == expected.reference.shape and result.dtype.name == dtype
-    result = result if as_stated else np.full(expected.reference.shape, np.nan)  # which is within no bound
-    return judge(result, expected.reference, expected.textbook, dtype, expected.largest)
+def _judged(trial: Trial, result: NDArray[Any], textbook: NDArray[Any] | None) -> Agreement:
+    """Compare an output by the textbook formula of the same library."""
+    (output,) = trial.call.outputs
+    compared, known = trial.compared({output: result} | trial.copies)[output], trial.expected[output]
+    textbook = known.textbook if textbook is None else textbook
+    expected = ExpectedRows(known.reference, textbook, terms=known.terms)  # of libraries, one bound for all
+    return judge_rows([replace(compared, expected=expected)], compared.dtype)[0]

@@ -39,6 +39,8 @@ class Feature:
     """Why no graph computes the call; empty if one does."""
     adapt: Callable[[Arrays], Arrays] = dict
     """Changes random inputs to those that the feature is compared on."""
+    inputs: tuple[Arrays, ...] = ()
+    """The inputs that it is compared on, of several lengths; the first are timed."""
 
 
 def features(dtype: str) -> dict[str, Feature]:
@@ -55,35 +57,26 @@ def features(dtype: str) -> dict[str, Feature]:
 
 def basic_calls(dtype: str) -> dict[str, ExportCall]:
     """Return calls with one feature each, then one with all; batch and lengths are names."""
-    query = TensorSpec(dtype, ("B", 8, "L", 32))
-    key = TensorSpec(dtype, ("B", 8, "S", 32))
-    shared = TensorSpec(dtype, ("B", 2, "S", 32))
-    narrow = TensorSpec(dtype, ("B", 2, "S", 16))
-    padding = TensorSpec("bool", ("B", 1, 1, "S"))
-    pairs = TensorSpec("bool", ("L", "S"))
-    term = TensorSpec(dtype, (8, "L", "S"))
-
-    def call(key: TensorSpec, value: TensorSpec, **rules: Any) -> ExportCall:
-        return checked_call("calls", query, key, value, **rules)
-
+    query, key = _tokens(dtype, "L"), _tokens(dtype, "S")
+    shared, narrow = _tokens(dtype, "S", heads=2), TensorSpec(dtype, ("B", 2, "S", 16))
+    padding, pairs, term = _array("bool", "B", 1, 1, "S"), _array("bool", "L", "S"), _array(dtype, 8, "L", "S")
+    together = {"attn_mask": padding, "bias": term, "is_causal": True, "scale": -0.3, "softcap": 5.0}
     return {
-        "plain": call(key, key),
-        "is_causal": call(key, key, is_causal=True),
-        "padding mask (B, 1, 1, S)": call(key, key, attn_mask=padding),
-        "boolean mask with empty rows": call(key, key, attn_mask=pairs),
-        "floating mask": call(key, key, attn_mask=term),
-        "boolean mask and bias": call(key, key, attn_mask=pairs, bias=term),
-        "grouped heads, Ev != E": call(shared, narrow),
-        "scale": call(key, key, scale=0.5),
-        "softcap": call(key, key, softcap=5.0),
-        "all of it": call(
-            shared, narrow, attn_mask=padding, bias=term, is_causal=True, scale=-0.3, softcap=5.0
-        ),
+        "plain": _call(query, key),
+        "is_causal": _call(query, key, is_causal=True),
+        "padding mask (B, 1, 1, S)": _call(query, key, attn_mask=padding),
+        "boolean mask with empty rows": _call(query, key, attn_mask=pairs),
+        "floating mask": _call(query, key, attn_mask=term),
+        "boolean mask and bias": _call(query, key, attn_mask=pairs, bias=term),
+        "grouped heads, Ev != E": _call(query, shared, narrow),
+        "scale": _call(query, key, scale=0.5),
+        "softcap": _call(query, key, softcap=5.0),
+        "all of it": _call(query, shared, narrow, **together),
     }
 
 
-def _call(query: TensorSpec, key: TensorSpec, **rules: Any) -> ExportCall:
-    return checked_call("features", query, key, key, **rules)
+def _call(query: TensorSpec, key: TensorSpec, value: TensorSpec | None = None, **rules: Any) -> ExportCall:
+    return checked_call("features", query, key, value or key, **rules)
 
 
 def _tokens(dtype: str, length: int | str, heads: int = 8, batch: int | str = "B") -> TensorSpec:
@@ -142,7 +135,7 @@ def _biases(dtype: str) -> dict[str, Feature]:
 
 def _rules(dtype: str) -> dict[str, Feature]:
     query, key = _tokens(dtype, "L"), _tokens(dtype, "S")
-    swapped = (TensorSpec(dtype, ("B", length, heads, 32)) for length, heads in (("L", 8), ("S", 2)))
+    swapped = [TensorSpec(dtype, ("B", length, heads, 32)) for length, heads in (("L", 8), ("S", 2))]
     rows, keys = (TensorSpec(dtype, (length, 32)) for length in ("L", "S"))
     padding = masks.padding(_array("int64", "B"))
     wide = "float64" if dtype == "float64" else "float32"  # scales and sinks may be wider than half tokens

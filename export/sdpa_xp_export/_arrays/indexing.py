@@ -12,7 +12,6 @@ from .._dtypes.dtype import INTEGERS
 from .._graph.graph import Graph, GraphValue
 from .._graph.lengths import Length, has_names, plain
 from .._graph.terms import added, joined_name, parts
-from .._graph.traced_graph import traced_graph_of
 from . import ops
 from .creation import arange
 from .elementwise import not_equal
@@ -222,7 +221,7 @@ def _length_of(graph: Graph, length: int | str, start: Any, stop: Any, step: int
 
 def _bound(value: GraphValue, bound: Any, default: int) -> GraphValue:
     if isinstance(bound, str):
-        return traced_graph_of(value).length(bound)
+        return value.graph.length(bound)
     return value.graph.constant([default if bound is None else operator.index(bound)], "int64")
 
 

@@ -16,7 +16,7 @@ from sdpa_xp.errors import ArgumentValueError
 
 from .._graph.graph import GraphValue
 from .._graph.lengths import Length, broadcasts_to, has_names, plain
-from .._graph.traced_graph import TracedGraph, traced_graph_of
+from .._graph.traced_graph import TracedGraph
 from ..spec import SymbolicShape, as_lengths
 from .operators import array_function, kernel_dtype, promoted
 
@@ -77,10 +77,10 @@ def reshape(
     # may be 0 in a run; then no length stands for another.
     lengths = [0 if value.dims[axis : axis + 1] == (length,) else length for axis, length in enumerate(shape)]
     attributes = {}
-    if 0 in shape or (has_names(lengths) and all(map(traced_graph_of(value).knows, stated))):
+    if 0 in shape or (has_names(lengths) and all(map(value.graph.knows, stated))):
         lengths, attributes = stated, {"allowzero": 1}
     if has_names(lengths):
-        target = concat([traced_graph_of(value).length(length) for length in lengths])
+        target = concat([value.graph.length(length) for length in lengths])
     else:
         target = value.graph.constant(lengths, "int64")
     return value.graph.add("Reshape", value, target, dtype=value.elem_type, shape=tuple(stated), **attributes)
@@ -171,7 +171,7 @@ def broadcast_to(value: GraphValue, shape: Any, *, dims: SymbolicShape | None = 
     if dims is not None:
         lengths = shape
     elif has_names(target):
-        lengths = concat([traced_graph_of(value).length(length) for length in target])
+        lengths = concat([value.graph.length(length) for length in target])
     elif 0 in target:  # onnxruntime takes an Expand from 1 to 0 for one that does nothing
         return value.graph.constant(np.zeros(as_lengths(target)), value.elem_type)
     else:

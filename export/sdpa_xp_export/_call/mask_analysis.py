@@ -68,6 +68,11 @@ def may_mask(bias: Bias) -> bool:
     return any(map(may_mask, bias.parts)) if bias.parts else bias.can_mask
 
 
+def is_additive(bias: Bias) -> bool:
+    """Return whether the bias is known to add a term that does not depend on the scores."""
+    return all(map(is_additive, bias.parts)) if bias.parts else bias.only_adds
+
+
 def only_causal(call: ExportCall) -> bool:
     """Return whether nothing but the diagonal masks."""
     return call.past_lengths is None and is_only_causal(call.masks, call.biases)
@@ -145,6 +150,11 @@ def counts_real_keys(call: ExportCall) -> bool:
         return False
     lengths = call.masks[0].arguments
     return lengths["query_lengths"] is None and getattr(lengths["key_lengths"], "shape", ()) == call.sizes.batch
+
+
+def real_keys(call: ExportCall) -> object:
+    """Return the numbers of real keys of a call that `counts_real_keys` without a cache."""
+    return call.masks[0].arguments["key_lengths"]
 
 
 def _as_many_new(call: ExportCall) -> bool:

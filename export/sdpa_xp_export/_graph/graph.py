@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -28,6 +28,7 @@ from .._files.model import Weight
 from ..spec import SymbolicShape, TensorSpec, as_lengths
 from .length_names import LengthNames
 from .lengths import DEVICE, Device, FloatOfLengths, Length, plain
+from .library import GraphLibrary
 
 Attend: TypeAlias = Callable[["Graph", str, Mapping[str, object], Mapping[str, object]], Any]
 """Writes a call of the library: the graph, the public function, its arrays by name, its other arguments."""
@@ -79,8 +80,13 @@ class Graph:
     """The graph around this one, if this is the body of a loop."""
     captured: dict[str, GraphValue] = field(default_factory=dict)
     """What a body uses of the outer graph, by name, apart from constants: a body has its own."""
-    takes_arrays: bool = False
-    """Whether an array that meets a value becomes a constant, as in the formula of a mask."""
+    formula: dict[str, tuple[GraphValue, int]] | None = None
+    """Inside the formula of a mask or a bias, which value and axis have a length, by its name."""
+    library: GraphLibrary = field(init=False, repr=False)
+    """The library of the values."""
+
+    def __post_init__(self) -> None:
+        self.library = GraphLibrary(self)
 
     def part(self, **fields: Any) -> Graph:
         """Return a graph with the settings of this one, and with its count, so that no name stands in both."""
@@ -130,7 +136,7 @@ class Graph:
 
     def from_array(self, array: object) -> GraphValue:
         """Refuse an array in a function of the indices. `TracedGraph` takes arrays, as a formula does."""
-        if self.takes_arrays:
+        if self.formula is not None:
             numbers = to_numpy(self.function, "array", array)
             return self.constant(numbers, numbers.dtype.name)
         rule = "a function of the indices must compute with its arguments and with numbers alone"
@@ -165,13 +171,29 @@ class Graph:
         return FloatOfLengths(self, getattr(self.namespace, operation)(*values))
 
     @contextmanager
-    def taking_arrays(self) -> Iterator[None]:
-        """Take arrays as constants until the context ends."""
-        self.takes_arrays = True
+    def in_formula(self, values: Iterable[GraphValue] | None) -> Iterator[None]:
+        """Take arrays as constants, and read the lengths of some values; or neither with None."""
+        outer, self.formula = self.formula, None
+        if values is not None:
+            self.formula = {str(n): (value, axis) for value in values for axis, n in enumerate(value.dims)}
         try:
             yield
         finally:
-            self.takes_arrays = False
+            self.formula = outer
+
+    def knows(self, length: int | str) -> bool:
+        """Return whether a length is a number, or can be read."""
+        return isinstance(length, int) or length in (self.formula or ())
+
+    def length(self, length: int | str) -> GraphValue:
+        """Return a length, (1,)."""
+        if isinstance(length, int):
+            return self.constant([length], "int64")
+        if self.formula is None or length not in self.formula:
+            rule = "a function of the indices must use no length that is known only when the graph runs"
+            raise ArgumentTypeError(self.function, rule, {"length": length})
+        value, axis = self.formula[length]
+        return self.add("Shape", value, dtype="int64", shape=(1,), start=axis, end=axis + 1)
 
     def here(self, value: GraphValue) -> GraphValue:
         """Return a value of an outer graph as a value of this graph, so that its operators write nodes here."""
@@ -255,6 +277,18 @@ class Graph:
         """Declare a shape that follows from no operator: the runtime can then compute later nodes in place."""
         self.declared.append(helper.make_tensor_value_info(value.name, ONNX_DTYPE[value.elem_type], value.dims))
 
+    def prune(self, outputs: Iterable[GraphValue]) -> None:
+        """Remove everything that no output depends on, except inputs."""
+        needed = {value.name for value in outputs}
+        kept = []
+        for node in reversed(self.nodes):  # nodes are in the order in which they are computed
+            if needed.intersection(node.output):
+                needed.update(node.input, _captured_names(node))
+                kept.append(node)
+        self.nodes[:] = reversed(kept)
+        self.weights[:] = [weight for weight in self.weights if weight.name in needed]
+        self.constants = {key: constant for key, constant in self.constants.items() if constant.name in needed}
+
     def subgraph(self, outputs: list[GraphValue]) -> onnx.GraphProto:
         """Return this graph as the body of a loop."""
         infos = [
@@ -263,6 +297,13 @@ class Graph:
         used = {name for node in self.nodes for name in node.input}
         constants = [constant for constant in self.constants.values() if constant.name in used]
         return helper.make_graph(self.nodes, "body", self.inputs, infos, constants, value_info=self.declared)
+
+
+def _captured_names(node: onnx.NodeProto) -> set[str]:
+    """Return the names that the bodies of a loop read, also those from the graph around them."""
+    bodies = [attribute.g for attribute in node.attribute if attribute.type == onnx.AttributeProto.GRAPH]
+    inner = {name for body in bodies for node in body.node for name in (*node.input, *_captured_names(node))}
+    return inner | {output.name for body in bodies for output in body.output}
 
 
 def _operator(function: str) -> _Operator:
@@ -320,6 +361,10 @@ class GraphValue:
 
     def __array_namespace__(self, *, api_version: str | None = None) -> ModuleType:
         return self.graph.namespace
+
+    @property
+    def __sdpa_xp_library__(self) -> GraphLibrary:
+        return self.graph.library
 
     def __sdpa_xp__(self, function: str, inputs: Mapping[str, object], rules: Mapping[str, object]) -> Any:
         """Write a call of the library that has this value among its query, key and value."""

@@ -115,6 +115,9 @@ class Length:
         _operators(name)[0] for name in ("pow", "floor_divide", "remainder")
     )
 
+    def __neg__(self) -> Any:
+        return 0 - self
+
     def __floordiv__(self, other: Any) -> Any:
         if isinstance(other, bool | Length) or (isinstance(other, int) and other < 1):
             self._refuse()
@@ -148,17 +151,22 @@ class Length:
     def _refuse_comparison(self, *_: object) -> NoReturn:
         raise length_error(self.graph.function, {"length": self}, COMPARISON_HINT)
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other: object) -> Any:
+        return self._is_equal(other, sys._getframe(1))
+
+    def __ne__(self, other: object) -> Any:
+        equal = self._is_equal(other, sys._getframe(1))
+        return equal if equal is NotImplemented else not equal
+
+    def _is_equal(self, other: object, frame: types.FrameType) -> Any:
+        """Return whether this is the other length, for the code in a frame."""
         if isinstance(other, str | Length) and self.name == str(other):
             return True
         # A value of the graph compares itself, in the graph. None and a tuple are no lengths.
         if other is None or isinstance(other, tuple | list) or hasattr(type(other), "__sdpa_xp__"):
             return NotImplemented
-        return self._refuse_comparison()
-
-    def __ne__(self, other: object) -> bool:
-        equal = self.__eq__(other)
-        return equal if equal is NotImplemented else not equal
+        # The library's own code reads a name as shapes do: such an axis is like no other, and is not broadcast.
+        return self._refuse_comparison() if _asks_as_layer(frame) else False
 
     def __hash__(self) -> NoReturn:
         # With a hash, a dict with numbers as keys would miss each length without a comparison.
@@ -172,7 +180,7 @@ class Length:
 
     # Each operator is refused by name: without one, Python's own error would not say what to write instead.
     __array__: Any = _refuse
-    __array_function__ = __index__ = __int__ = __float__ = __complex__ = __round__ = __neg__ = __array__
+    __array_function__ = __index__ = __int__ = __float__ = __complex__ = __round__ = __array__
     __abs__ = __rmod__ = __divmod__ = __rdivmod__ = __rfloordiv__ = __rpow__ = __array__
     __and__ = __rand__ = __lshift__ = __rshift__ = __array__
     __bool__: Any = _refuse_comparison

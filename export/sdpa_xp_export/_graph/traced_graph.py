@@ -129,33 +129,6 @@ class TracedGraph(Graph):
         shared = {name: getattr(self, name) for name in lists}
         return self.part(attend=attend, float_dtype=float_dtype, named=named, **shared)
 
-    def prune(self, outputs: list[GraphValue]) -> None:
-        """Remove everything that no output depends on, except inputs."""
-        needed = {value.name for value in outputs}
-        kept = []
-        for node in reversed(self.nodes):  # nodes are in the order in which they are computed
-            if needed.intersection(node.output):
-                needed.update(node.input, _captured_names(node))
-                kept.append(node)
-        self.nodes[:] = reversed(kept)
-        self.weights[:] = [weight for weight in self.weights if weight.name in needed]
-        self.constants = {key: constant for key, constant in self.constants.items() if constant.name in needed}
-
-
-def traced_graph_of(value: GraphValue) -> TracedGraph:
-    """Return the graph of `value`, which can read named lengths; the graph of an index function cannot."""
-    if not isinstance(value.graph, TracedGraph):
-        rule = "a function of the indices must use no length that is known only when the graph runs"
-        raise ArgumentTypeError(value.graph.function, rule, {"shape": value.dims})
-    return value.graph
-
-
-def _captured_names(node: onnx.NodeProto) -> set[str]:
-    """Return the names that the bodies of a loop read, also those from the graph around them."""
-    bodies = [attribute.g for attribute in node.attribute if attribute.type == onnx.AttributeProto.GRAPH]
-    inner = {name for body in bodies for node in body.node for name in (*node.input, *_captured_names(node))}
-    return inner | {output.name for body in bodies for output in body.output}
-
 
 def moved_inputs(nodes: Iterable[onnx.NodeProto], inputs: Iterable[str]) -> dict[str, str]:
     """Return the input that each value has its numbers from; computed values have none.

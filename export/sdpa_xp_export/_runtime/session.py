@@ -17,7 +17,8 @@ from onnx import helper
 from sdpa_xp._checks.messages import install_hint, nearest_hint
 from sdpa_xp.errors import ArgumentValueError, Message
 
-from .._files.model import EXTERNAL_ABOVE, Model, exported_models, initializer_bytes
+from .._files.metadata import exported_models
+from .._files.model import EXTERNAL_ABOVE, Model, initializer_bytes
 from .._files.paths import temporary
 from ..save import save
 from .engine import OnnxruntimeSession, first_line
@@ -138,7 +139,7 @@ def stated_runtimes(model: Model) -> tuple[Runtime, ...]:
     newest: dict[str, Runtime] = {}
     for exported in exported_models(model):
         with suppress(ValueError):  # anyone may have written the file
-            stated = Runtime.parse("verify", exported.get("sdpa_xp.runtime", ""))
+            stated = Runtime.parse("verify", exported.runtime)
             known = newest.setdefault(stated.provider, stated)
             newest[stated.provider] = max(known, stated, key=lambda runtime: runtime.release)
     return tuple(newest.values())

@@ -23,7 +23,7 @@ from .._call.call import OPTIONS, ExportCall
 from .._call.operands import Initializer, Input, kind_of, with_operands
 from .._dtypes.dtype import numpy_dtype
 from .._runtime.limits import check_time
-from .judging import ExpectedRows
+from .judging import ExpectedRows, with_error_of_float64
 from .reference import Floats, attention_and_scores, magnitudes, spreads, stages, statistics
 
 Arrays: TypeAlias = dict[str, Any]
@@ -104,9 +104,8 @@ def _double_precision(
     right, off = _reference(narrow), _textbook(narrow, "float32")
     with_error = {}
     for name, plain in textbook.items():
-        scaled = (off[name] - right[name]) * 2.0**-29  # epsilon of float64 over epsilon of float32
-        shown = exact[name] + np.where(np.isfinite(scaled), scaled, 0.0)
-        with_error[name] = np.where(np.abs(scaled) > np.abs(plain - exact[name]), shown, plain)
+        shown = with_error_of_float64(exact[name], right[name], off[name])
+        with_error[name] = np.where(np.abs(shown - exact[name]) > np.abs(plain - exact[name]), shown, plain)
     return with_error
 
 
@@ -183,26 +182,13 @@ def hidden_keys(call: ExportCall, arrays: Arrays) -> NDArray[np.bool_]:
         if attended.all():  # often the last queries attend to all keys
             break
         rows = np.arange(max(stop - at_once, 0), stop)
-        allowed = _allowed(reference_inputs(call, arrays, rows), (*leading, len(rows), keys))
+        arguments, allowed = reference_inputs(call, arrays, rows), np.ones((*leading, len(rows), keys), bool)
+        allowed &= True if arguments["attn_mask"] is None else arguments["attn_mask"]
+        for term in arguments["bias"]:
+            allowed &= True if callable(term) else ~np.isneginf(term)
         # The queries of the heads that share keys are one row after the other.
         attended |= allowed.reshape(*attended.shape[:-1], -1, keys).any(axis=-2)
     return ~attended
-
-
-def _allowed(arguments: Arrays, pairs: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Return the pairs that neither the mask nor a bias hides."""
-    allowed = np.ones(pairs, bool)
-    if arguments["attn_mask"] is not None:
-        allowed &= arguments["attn_mask"]
-    for term in arguments["bias"]:
-        if not callable(term):
-            allowed &= ~np.isneginf(term)
-    return allowed
-
-
-def expected_cache(call: ExportCall, arguments: Arrays) -> Arrays:
-    """Return the cache that the graph returns, with 0 where no token is."""
-    return {f"present_{name}": heads_first(call, arguments[name]) for name in ("key", "value")}
 
 
 def heads_first(call: ExportCall, array: NDArray[Any]) -> NDArray[Any]:

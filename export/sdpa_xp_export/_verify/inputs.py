@@ -47,6 +47,7 @@ LEAST = {"bfloat16": -(2.0**128 - 2.0**120)} | {
 """The most negative number of each dtype."""
 OperandChoice: TypeAlias = Literal["drawn", "least integers", "most integers", "mask of False", "mask of True"]
 """Random integers and masks, or all integers at one end of their range, or a boolean mask of one value."""
+HALVES = ("float16", "bfloat16")
 LENGTHS = ("key_lengths", "query_lengths", "length", "past_lengths")
 """The operands that are numbers of tokens."""
 OPERANDS = (*LENGTHS, "query_ids", "key_ids", "offset")
@@ -87,14 +88,36 @@ def random_inputs(
     allowed value, or a boolean mask is False or True everywhere. Values, biases and sinks grow with `size`, up
     to hundreds.
     """
+    new = call.key.shape[call.length_axis] if call.cached else 0
+    queries, keys, appended = (evaluated(n, lengths) for n in (call.sizes.queries, call.sizes.keys, new))
+    counts = TokenCounts(queries, keys, keys - appended)
+    # A sum of two least numbers would be -inf. Beside one of a half dtype the textbook formula in that dtype
+    # loses the scores, and array libraries are compared with it; a wider formula keeps some of their digits.
+    may_be_least = len(call.biases) == 1 and call.query.dtype not in HALVES
+
+    def drawn(stem: str, spec: TensorSpec, shape: tuple[int, ...]) -> NDArray[Any]:
+        dtype = numpy_dtype(spec.dtype)
+        if stem in OPERANDS:
+            return drawn_integers(stem, shape, dtype, counts, rng, operands)
+        if stem in ("attn_mask", "bias"):
+            if spec.dtype == "bool" and "mask" in operands:
+                return np.full(shape, operands == "mask of True")
+            return _of_pairs(spec, shape, rng, least=may_be_least and spec.dtype not in HALVES)
+        if stem == "slopes":
+            return np.asarray(rng.random(shape), dtype)
+        if spec.dtype == "bool":  # of a mask of the caller, as are integers here
+            return rng.random(shape) < 0.6
+        if spec.dtype in INTEGERS:
+            return rng.integers(0, keys + 1, shape).astype(dtype)
+        return _filled(shape, dtype, rng.standard_normal)
+
     arrays: Arrays = {}
     large, of_keys = min(max(size, 1.0), LARGE), HUGE_KEYS if size > LARGE else 1.0
     factors = dict.fromkeys(("value", "bias", "attn_mask", "sinks", "table"), large) | {"key": of_keys}
     for name, spec in call.inputs.items():
-        shape = tuple(evaluated(length, lengths) for length in spec.shape)
-        drawn = _drawn(call, name, spec, shape or (1,), lengths, rng, operands)
-        factor = factors.get(_stem(name).removeprefix("past_"), 1.0)  # a cache is like new keys and values
-        arrays[name] = _multiplied(drawn, factor).reshape(shape)
+        shape, stem = tuple(evaluated(length, lengths) for length in spec.shape), _stem(name)
+        factor = factors.get(stem.removeprefix("past_"), 1.0)  # a cache is like new keys and values
+        arrays[name] = _multiplied(drawn(stem, spec, shape or (1,)), factor).reshape(shape)
     scale = 1.0 if isinstance(call.scale, Input) else numbers(call.scale, arrays)
     typical = float(np.max(np.abs(scale), initial=0.0))
     size_so_far = typical * math.sqrt(arrays["query"].shape[-1]) * of_keys
@@ -154,42 +177,12 @@ def poison(call: ExportCall, arrays: Arrays) -> Arrays:
     for name in ("key", "value"):
         poisoned[name] = arrays[name].copy()
         view = heads_first(call, poisoned[name])
-        view[_hidden_everywhere(hidden, view.shape[:-1])] = np.nan
+        shape = view.shape[:-1]  # of a batch that is broadcast, what is hidden from all entries that read it
+        extra = tuple(range(hidden.ndim - len(shape)))
+        broadcast = tuple(axis for axis, length in enumerate(shape) if length == 1)
+        everywhere = np.all(np.all(hidden, axis=extra), axis=broadcast, keepdims=True)
+        view[np.broadcast_to(everywhere, shape)] = np.nan
     return arrays | poisoned
-
-
-def _drawn(
-    call: ExportCall,
-    name: str,
-    spec: TensorSpec,
-    shape: tuple[int, ...],
-    lengths: Mapping[str, int],
-    rng: np.random.Generator,
-    operands: OperandChoice,
-) -> NDArray[Any]:
-    dtype, stem = numpy_dtype(spec.dtype), _stem(name)
-    if stem in OPERANDS:
-        return drawn_integers(stem, shape, dtype, _token_counts(call, lengths), rng, operands)
-    if stem in ("attn_mask", "bias"):
-        if spec.dtype == "bool" and "mask" in operands:
-            return np.full(shape, operands == "mask of True")
-        return _of_pairs(spec, shape, rng, least=_may_be_least(call, spec))
-    if stem == "slopes":
-        return np.asarray(rng.random(shape), dtype)
-    if spec.dtype == "bool":  # of a mask of the caller, as are integers here
-        return rng.random(shape) < 0.6
-    if spec.dtype in INTEGERS:
-        return rng.integers(0, evaluated(call.sizes.keys, lengths) + 1, shape).astype(dtype)
-    return _filled(shape, dtype, rng.standard_normal)
-
-
-def _may_be_least(call: ExportCall, bias: TensorSpec) -> bool:
-    """Return whether a bias may hold the most negative finite number of its dtype.
-
-    A sum of two would be -inf. Beside one of a half dtype the textbook formula in that dtype loses the scores,
-    and array libraries are compared with it; a wider formula keeps some of their digits.
-    """
-    return len(call.biases) == 1 and not {call.query.dtype, bias.dtype} & {"float16", "bfloat16"}
 
 
 def _of_pairs(
@@ -208,20 +201,6 @@ def _of_pairs(
     if least and len(rows) > 2:  # else it would be the only row with keys
         rows[-1] = np.where(np.isneginf(rows[-1]), -np.inf, np.finfo(spec.dtype).min)
     return added
-
-
-def _token_counts(call: ExportCall, lengths: Mapping[str, int]) -> TokenCounts:
-    new = call.key.shape[call.length_axis] if call.cached else 0
-    queries, keys, appended = (evaluated(n, lengths) for n in (call.sizes.queries, call.sizes.keys, new))
-    return TokenCounts(queries, keys, keys - appended)
-
-
-def _hidden_everywhere(hidden: NDArray[np.bool_], shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    """Return, for an array of `shape`, what is hidden from all entries of the broadcast batch that read it."""
-    extra = tuple(range(hidden.ndim - len(shape)))
-    broadcast = tuple(i for i, n in enumerate(shape) if n == 1)
-    everywhere = np.all(np.all(hidden, axis=extra), axis=broadcast, keepdims=True)
-    return np.broadcast_to(everywhere, shape)
 
 
 def extremes(call: ExportCall) -> Iterator[Extreme]:
@@ -315,15 +294,11 @@ def drawn_integers(
         offsets = rng.integers(-2, max(counts.keys - counts.queries, 0) + 3, shape)
         return clipped(_at_an_end(offsets, -FAR, FAR, choice), dtype)
     ids = np.sort(rng.integers(0, 3, shape), axis=-1)
-    each_its_own = np.broadcast_to(_far_apart(shape[-1], np.iinfo(dtype)), shape)
-    return clipped(_at_an_end(ids, np.iinfo(dtype).min, each_its_own, choice), dtype)
-
-
-def _far_apart(count: int, ends: np.iinfo[Any]) -> NDArray[np.int64]:
-    """Return large numbers: two that differ by 1, two far below, and so on; narrower dtypes mix them up."""
-    # Those that differ by 1 are one number in float32, and those far apart have the same lower half of bits.
-    pair, second = np.divmod(np.arange(count), 2)
-    return np.asarray(min(ends.max, MOST) - pair * 2 ** (ends.bits * 5 // 8) - second)
+    # Two large ids that differ by 1, two far below, and so on; narrower dtypes mix them up. Two that differ by
+    # 1 are one number in float32, and two far apart have the same lower half of bits.
+    ends, (pair, second) = np.iinfo(dtype), np.divmod(np.arange(shape[-1]), 2)
+    each_its_own = min(ends.max, MOST) - pair * 2 ** (ends.bits * 5 // 8) - second
+    return clipped(_at_an_end(ids, ends.min, np.broadcast_to(each_its_own, shape), choice), dtype)
 
 
 def _at_an_end(

@@ -23,101 +23,34 @@ runs, where this is little, are judged as sharply as without it.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sdpa_xp.errors import ArgumentValueError
-
 from ..report import Agreement
 from .reference import DRIFT, Floats
 
 # By luck the textbook formula may be exact in a run, and the model need not be.
 ROUNDINGS = 4
+UNMEASURED = 16.0
+"""How many times as many rounding errors are allowed if no run has shown any."""
 OF_ANOTHER_SHAPE = Agreement(math.inf, math.inf, 0.0)
 EPS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 
 
-def judge(
-    result: NDArray[Any],
-    reference: NDArray[np.float64],
-    textbook: NDArray[Any],
-    dtype: str,
-    largest_terms: float | None = None,
-) -> Agreement:
-    """Compare `result`, whose dtype is `dtype`, with the reference; `textbook` sets the bound.
+def with_error_of_float64(exact: NDArray[Any], right: NDArray[Any], off: NDArray[Any]) -> NDArray[Any]:
+    """Return `exact` with the error of float64: there is no wider dtype to measure it with.
 
-    It is relative to `largest_terms`, the largest sum of the sizes of the terms of an element, or else to the
-    largest value of the reference.
+    It is the error of `off`, computed in float32, beside `right` in float64, divided by 2**29.
     """
-    if result.shape != reference.shape:
-        rule = "`result` must have the shape of the reference"
-        raise ArgumentValueError("judge", rule, {"result": result.shape, "reference": reference.shape})
-    return judge_together([(result, reference, textbook)], dtype, largest_terms=largest_terms)[0]
-
-
-def judge_together(
-    runs: Sequence[tuple[NDArray[Any], NDArray[np.float64], NDArray[Any]]],
-    dtype: str,
-    size: float = 1.0,
-    largest_terms: float | None = None,
-    sums: Iterable[int] = itertools.repeat(0),
-) -> list[Agreement]:
-    """Compare several results of one computation, each with its reference, by one bound for all.
-
-    In a result of few elements, the error of the textbook formula is random. So the bound uses its largest
-    error in all runs, each relative to the largest value of its reference. Scores of `size` have rounding
-    errors of `size` times epsilon, and so have their exponentials. `sums` are the numbers of terms of the
-    longest sum in each run, if its terms may be alike; half dtypes are summed in float32.
-    """
-    drift = DRIFT * min(EPS[dtype], EPS["float32"])
-    compared = []
-    for result, reference, textbook in runs:
-        largest = largest_of(reference) if largest_terms is None else largest_terms
-        compared.append((result, reference, largest, textbook_error(reference, textbook, largest)))
-    relative_bound = 2 * max(error for *_, error in compared) + ROUNDINGS * size * EPS[dtype]
-    return [
-        closest(result, reference, (relative_bound + drift * terms) * largest)
-        for (result, reference, largest, _), terms in zip(compared, sums, strict=False)
-    ]
-
-
-def judge_integers(runs: Sequence[tuple[NDArray[Any], NDArray[Any], NDArray[Any]]]) -> list[Agreement]:
-    """Compare integers or booleans, which are exact unless the layer computes them from floats.
-
-    If rounding errors decide some of them, twice the fraction in which the layer in its own dtype differs from
-    float64 may differ, and one more, and each by twice as much as there.
-    """
-    # `direct` is the layer in its own dtype, so it shows how far a rounding error may move an integer.
-    bound = 2 * max(_distance(direct, exact)[0] for _, exact, direct in runs)
-    flipped = max(float(np.mean(direct != exact)) if exact.size else 0.0 for _, exact, direct in runs)
-    agreements = []
-    for result, exact, _ in runs:
-        if result.shape != exact.shape:
-            agreements.append(OF_ANOTHER_SHAPE)
-            continue
-        error, index = _distance(result, exact)
-        few = np.count_nonzero(result != exact) <= 2 * flipped * exact.size + 1
-        largest = largest_of(np.asarray(exact, np.float64))
-        agreements.append(Agreement(error, error / largest if largest else error, bound if few else 0.0, index))
-    return agreements
-
-
-def _distance(result: NDArray[Any], exact: NDArray[Any]) -> tuple[float, tuple[int, ...]]:
-    """Return the largest difference, and its index."""
-    unlike = np.asarray(result != exact)
-    if not unlike.any():
-        return 0.0, ()
-    rough = np.abs(result[unlike].astype(np.float64) - exact[unlike].astype(np.float64))
-    index = tuple(int(n) for n in np.argwhere(unlike)[int(np.argmax(rough))])
-    return abs(float(int(result[index]) - int(exact[index]))), index  # float64 does not hold all of 64 bits
+    error = (off - right) * 2.0**-29  # epsilon of float64 over epsilon of float32
+    return exact + np.where(np.isfinite(error), error, 0.0)
 
 
 def textbook_error(
@@ -143,17 +76,21 @@ def largest_of(reference: NDArray[np.float64]) -> float:
 class ExpectedRows:
     """The expected values of some rows of an output, and what bounds their errors."""
 
-    reference: Floats
+    reference: NDArray[Any]
     textbook: NDArray[Any]
-    """The textbook formula, in the dtype of the computation."""
-    magnitude: Floats
-    """The size of the numbers whose rounding causes the error of each element."""
-    terms: Floats
-    """The sum of the sizes of the terms of each element; the element itself if it is no sum."""
-    spread: Floats
+    """The textbook formula, in the dtype of the computation; for a layer, the layer itself in that dtype."""
+    magnitude: Floats | None = None
+    """The size of the numbers whose rounding causes the error of each element; None if they are not known."""
+    terms: Floats | None = None
+    """The sum of the sizes of the terms of each element; None for the size of the element itself."""
+    spread: Floats | float = 0.0
     """The standard deviation of the error of the sum over the keys, in units of epsilon; 0 if there is none."""
     leaks: NDArray[np.bool_] | None = None
     """Where a masked NaN may make the output NaN; None if it must not do so anywhere."""
+    longest_sum: int = 0
+    """The number of terms of the longest sum, if its terms may be alike; half dtypes are summed in float32."""
+    is_measured: bool = True
+    """Whether the textbook formula shows rounding errors; a layer without floats to move shows none."""
 
     @staticmethod
     def joined(parts: Sequence[ExpectedRows], axis: int | None) -> ExpectedRows:
@@ -162,19 +99,21 @@ class ExpectedRows:
         Without an axis, each part is a sum over some of the queries: return the sum over all of them.
         """
         combine: Any = partial(reduce, np.add) if axis is None else partial(np.concatenate, axis=axis)
-        arrays: Any = ([getattr(part, field.name) for part in parts] for field in fields(ExpectedRows))
-        joined: Any = (None if several[0] is None else combine(several) for several in arrays)
-        rows = ExpectedRows(*joined)
+        arrays = {
+            name: x for name in ExpectedRows.__slots__ if isinstance(x := getattr(parts[0], name), np.ndarray)
+        }
+        joined = {name: combine([getattr(part, name) for part in parts]) for name in arrays}
+        rows = replace(parts[0], **joined)
         # The error of n numbers grows with the root of n, and each part has its share of them.
         return replace(rows, spread=math.sqrt(len(parts)) * rows.spread) if axis is None else rows
 
     @property
     def largest(self) -> float:
         """The largest sum of sizes, which no value exceeds."""
-        return largest_of(self.terms)
+        return largest_of(self.reference if self.terms is None else self.terms)
 
     @property
-    def size_of_errors(self) -> Floats:
+    def size_of_errors(self) -> Floats | float:
         """What the error of each element is relative to: the largest sum of sizes, and its spread."""
         return self.largest + np.where(np.isfinite(self.spread), self.spread, 0.0)
 
@@ -186,6 +125,8 @@ class ExpectedRows:
     @property
     def textbook_ratio(self) -> float:
         """The largest error of the textbook formula over the magnitude of its element; 0 if it overflows."""
+        if self.magnitude is None:
+            return 0.0
         known = np.isfinite(self.reference) & (self.magnitude > 0)
         with np.errstate(invalid="ignore"):
             errors = np.abs(np.asarray(self.textbook, np.float64)[known] - self.reference[known])
@@ -195,14 +136,20 @@ class ExpectedRows:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """Some rows of an output of one run, and their expected values."""
+    """What is compared of an output of one run, and the expected values."""
 
     result: NDArray[Any]
     expected: ExpectedRows
-    size: float
-    """The size of the scores of the run."""
+    size: float = 1.0
+    """The size of the scores of the run, whose rounding errors are as many times as large."""
     extreme: str = ""
     """What the run has beside ordinary inputs."""
+    dtype: str = ""
+    """The dtype of the output; empty for a copy of the inputs, of which no bit may differ."""
+    counts: tuple[int, int, int] = (0, 0, 0)
+    """The longest length, the rows that are compared, and all rows."""
+    where: Callable[[tuple[int, ...]], str] = str
+    """The index of an element -> its place in the output, as a report shows it."""
 
     @property
     def kind(self) -> tuple[float, str]:
@@ -210,37 +157,98 @@ class Compared:
         return self.size, self.extreme
 
 
-def judge_rows(runs: Sequence[Compared], dtype: str, computed_in: str) -> list[Agreement]:
-    """Compare an output of several runs of one model.
+def judge_outputs(
+    runs: Sequence[Mapping[str, Compared]], computed_in: str | None = None
+) -> dict[str, list[Agreement]]:
+    """Compare each output of all runs; an output has one agreement for each run, in their order."""
+    outputs = {name: [run[name] for run in runs] for name in (runs[0] if runs else ())}
+    return {
+        name: judge_rows(several, several[0].dtype, computed_in) if several[0].dtype else judge_copies(several)
+        for name, several in outputs.items()
+    }
+
+
+def judge_rows(runs: Sequence[Compared], dtype: str, computed_in: str | None = None) -> list[Agreement]:
+    """Compare an output of several runs of one model or function.
+
+    Integers and booleans are exact, unless the textbook formula shows that rounding errors decide them.
 
     Args:
         runs: The output in each run.
         dtype: The dtype of the output.
         computed_in: The dtype of the textbook formula, and of the scores and sums in the model.
     """
-    few, own_rounding = ROUNDINGS * EPS[computed_in], EPS[dtype] if dtype != computed_in else 0.0
+    if runs and runs[0].expected.reference.dtype.kind in "iub":
+        return _judge_integers(runs)
+    computed_in = computed_in or dtype
+    roundings = ROUNDINGS if any(run.expected.is_measured for run in runs) else ROUNDINGS * UNMEASURED
+    few, own_rounding = roundings * EPS[computed_in], EPS[dtype] if dtype != computed_in else 0.0
+    drift = DRIFT * min(EPS[computed_in], EPS["float32"])
     ratio = max((run.expected.textbook_ratio for run in runs), default=0.0)
     # Extreme inputs and ordinary ones of a size have their own errors; one bound of both would be too wide.
-    errors: dict[tuple[float, str], float] = defaultdict(float)
+    errors, sizes = defaultdict[tuple[float, str], float](float), defaultdict[tuple[float, str], float](float)
     for run in runs:
-        errors[run.kind] = max(errors[run.kind], run.expected.textbook_error)
+        sizes[run.kind] = max(sizes[run.kind], run.expected.largest)
+    cancelled = [has_cancelled(run.expected, few * sizes[run.kind]) for run in runs]
+    for run, is_noise in zip(runs, cancelled, strict=True):
+        if not is_noise:
+            errors[run.kind] = max(errors[run.kind], run.expected.textbook_error)
     agreements = []
-    for run in runs:
+    for run, is_noise in zip(runs, cancelled, strict=True):
         expected = run.expected
-        values = np.abs(np.where(np.isfinite(expected.reference), expected.reference, 0))
-        sharp = (2 * ratio + few) * expected.magnitude + own_rounding * values
-        whole = (2 * errors[run.kind] + few) * expected.size_of_errors
-        whole += (few * (run.size - 1) + own_rounding) * expected.largest
-        bound = np.minimum(sharp, whole) + smallest(dtype)
+        bound = (2 * errors[run.kind] + few) * (sizes[run.kind] if is_noise else expected.size_of_errors)
+        bound += (few * (run.size - 1) + own_rounding + drift * expected.longest_sum) * expected.largest
+        if expected.magnitude is not None:
+            values = np.abs(np.where(np.isfinite(expected.reference), expected.reference, 0))
+            sharp = (2 * ratio + few) * expected.magnitude + own_rounding * values
+            bound = np.minimum(sharp, bound) + smallest(dtype)
         agreements.append(closest(run.result, expected.reference, bound))
     return agreements
 
 
-def judge_copies(runs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> list[Agreement]:
+def has_cancelled(expected: ExpectedRows, noise: float) -> bool:
+    """Return whether terms that are not known add up to 0, as in the gradient of a single weight.
+
+    What is left is `noise`, rounding errors of a size that only other runs show.
+    """
+    return expected.terms is None and expected.largest <= noise
+
+
+def _judge_integers(runs: Sequence[Compared]) -> list[Agreement]:
+    """Compare integers or booleans, which are exact unless the layer computes them from floats.
+
+    If rounding errors decide some of them, twice the fraction in which the layer in its own dtype differs from
+    float64 may differ, and one more, and each by twice as much as there.
+    """
+    # The layer in its own dtype shows how far a rounding error may move an integer.
+    pairs = [(run.expected.reference, run.expected.textbook) for run in runs]
+    bound = 2 * max(_distance(direct, exact)[0] for exact, direct in pairs)
+    flipped = max(float(np.mean(direct != exact)) if exact.size else 0.0 for exact, direct in pairs)
+    agreements = []
+    for result, exact in ((run.result, run.expected.reference) for run in runs):
+        if result.shape != exact.shape:
+            agreements.append(OF_ANOTHER_SHAPE)
+            continue
+        error, index = _distance(result, exact)
+        few = np.count_nonzero(result != exact) <= 2 * flipped * exact.size + 1
+        largest = largest_of(np.asarray(exact, np.float64))
+        agreements.append(Agreement(error, error / largest if largest else error, bound if few else 0.0, index))
+    return agreements
+
+
+def _distance(result: NDArray[Any], exact: NDArray[Any]) -> tuple[float, tuple[int, ...]]:
+    """Return the largest difference, and its index."""
+    unlike = np.asarray(result != exact)
+    if not unlike.any():
+        return 0.0, ()
+    rough = np.abs(result[unlike].astype(np.float64) - exact[unlike].astype(np.float64))
+    index = tuple(int(n) for n in np.argwhere(unlike)[int(np.argmax(rough))])
+    return abs(float(int(result[index]) - int(exact[index]))), index  # float64 does not hold all of 64 bits
+
+
+def judge_copies(runs: Sequence[Compared]) -> list[Agreement]:
     """Compare results that are copies of what is expected: no bit may differ."""
-    return [
-        closest(result, np.asarray(expected, np.float64), np.zeros(expected.shape)) for result, expected in runs
-    ]
+    return [closest(run.result, run.expected.reference.astype(np.float64), 0.0) for run in runs]
 
 
 def smallest(dtype: str) -> float:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ from .._layer.layer import Change, Way, ways_to_copy, with_arrays
 from .._layer.results import named_outputs
 from ..spec import TensorSpec
 from .expected import Arrays
-from .judging import EPS, textbook_error
+from .judging import EPS, Compared, ExpectedRows, largest_of, textbook_error, with_error_of_float64
 from .lengths import Lengths, shown_lengths, shown_shapes
 
 Outputs: TypeAlias = dict[str, NDArray[Any]]
@@ -53,10 +54,9 @@ class LayerCase:
     """The result in the dtype of the inputs, and ..."""
     moved: Outputs | None = None
     """... the same with rounding errors in the inputs and weights."""
-    refused: str = ""
-    """Why `exact` is the layer's own result: its error in float64, for example."""
     is_own: bool = False
     """Whether the reference is the layer in the dtype of the inputs."""
+    has_many_scores: ClassVar[bool] = False
 
     @property
     def shown(self) -> str:
@@ -69,18 +69,44 @@ class LayerCase:
         shapes = [x.shape[: -1 if x.dtype.name in EPS and x.ndim > 1 else None] for x in self.inputs.values()]
         return max(itertools.chain(*shapes), default=0)
 
+    def compared(self, results: Outputs) -> dict[str, Compared]:
+        """Return the outputs of a run beside what the layer computes."""
+        return {name: self._compared(name, results[name]) for name in self.exact}
+
+    def _compared(self, name: str, result: NDArray[Any]) -> Compared:
+        exact, direct = self.exact[name], self.direct[name]
+        # The dtype of the layer's output sets the bound. If NumPy converts integers to float64, the graph may
+        # use another dtype: then the graph's dtype counts.
+        has_float64 = any(x.dtype == np.float64 for x in self.inputs.values())
+        stated = (result if direct.dtype == np.float64 and not has_float64 else direct).dtype.name
+        dtype = stated if stated in EPS else "float64"
+        is_measured = not np.array_equal(direct, exact, equal_nan=direct.dtype.kind not in "iub") or not (
+            self.is_own or direct.dtype.name != dtype
+        )
+        expected = ExpectedRows(exact, direct, longest_sum=self.longest_sum, is_measured=is_measured)
+        count = math.prod(exact.shape[:-1])
+        counts = max(self.lengths.values(), default=0), count, count
+
+        def where(index: tuple[int, ...]) -> str:
+            if result.shape != exact.shape:
+                return f"{name}.shape {result.shape} instead of {exact.shape}"
+            return f"{name}{list(index)}" if index else ""
+
+        return Compared(result, expected, 1.0, self.kind, dtype, counts, where)
+
 
 class BothLayers:
     """A layer with its keyword arguments, and the same with its weights in float64.
 
     Attributes:
         why_not_wide: Why the reference is the layer in its own dtype; empty if it is the layer in float64.
+        is_settled: Whether all ordinary inputs were tried, which decide on the reference.
     """
 
     def __init__(
         self, layer: Callable[..., Any], keywords: Mapping[str, Any], rng: np.random.Generator, *, double: bool
     ) -> None:
-        self.double, self.why_not_wide = double, ""
+        self.double, self.why_not_wide, self.is_settled = double, "", False
         self.called, self.rng = partial(layer, **keywords), rng
         self.ways = [*ways_to_copy(self.called)]
         self._copy(self.ways[0])
@@ -99,19 +125,26 @@ class BothLayers:
     def case(self, lengths: Lengths, arrays: Arrays) -> LayerCase:
         """Return what both compute."""
         direct = self._called(self.layer, arrays)
-        exact, refused = None, ""
-        if not self.why_not_wide:
-            try:
-                exact = self._called(self.wide, _converted(_widened, arrays))
-            except Exception as error:  # the layer is anyone's function, and it accepts its own dtype
-                refused = f"it raises an error there, {words_of(error)}"
-        if exact and {name: x.shape for name, x in exact.items()} != {n: x.shape for n, x in direct.items()}:
-            exact, refused = None, "it returns outputs of other names or shapes there"
-        if exact is None:
-            return LayerCase(lengths, arrays, _converted(_widened, direct), direct, refused=refused)
-        if self.double:
+        exact = self._exact(arrays, direct)
+        if self.double and not self.why_not_wide:
             direct = self._double_precision(exact, _converted(_narrowed, arrays))
         return LayerCase(lengths, arrays, exact, direct)
+
+    def _exact(self, arrays: Arrays, direct: Outputs) -> Outputs:
+        """Return the result in float64, or in the layer's own dtype if it has no other."""
+        refused = self.why_not_wide
+        if not refused:
+            try:
+                exact = self._called(self.wide, _converted(_widened, arrays))
+                shapes, wanted = ({name: x.shape for name, x in part.items()} for part in (exact, direct))
+                if shapes == wanted:
+                    return exact
+                refused = "it returns outputs of other names or shapes there"
+            except Exception as error:  # the layer is anyone's function, and it accepts its own dtype
+                refused = f"it raises an error there, {words_of(error)}"
+        if not self.is_settled:  # later, it concerns special inputs alone
+            self.why_not_wide = refused
+        return _converted(_widened, direct)
 
     def ordinary_case(self, lengths: Lengths, arrays: Arrays, rng: np.random.Generator) -> LayerCase:
         """Return what both compute, with the error that another order of the sums may have."""
@@ -135,10 +168,8 @@ class BothLayers:
 
     def judged_as_own(self, cases: Sequence[LayerCase], rng: np.random.Generator) -> list[LayerCase]:
         """Return ordinary cases whose reference is the layer in its own dtype, if float64 is not to be had."""
-        self.why_not_wide = _why_not_wide(cases)
-        if not self.why_not_wide:
-            return list(cases)
-        return [self._own_case(case, rng) for case in cases]
+        self.why_not_wide, self.is_settled = self.why_not_wide or _why_not_wide(cases), True
+        return [self._own_case(case, rng) for case in cases] if self.why_not_wide else list(cases)
 
     def integer_case(self, kind: str, lengths: Lengths, arrays: Arrays, rng: np.random.Generator) -> LayerCase:
         """Return what both compute of special integers.
@@ -211,15 +242,11 @@ class BothLayers:
             return {name: np.asarray(x) for name, x in outputs.items()}
 
     def _double_precision(self, exact: Outputs, single: Arrays) -> Outputs:
-        """Return `exact` with the error that float64 has.
-
-        There is no wider dtype to measure it with. So it is the error of float32 for the inputs `single`, 2**29
-        times smaller.
-        """
+        """Return `exact` with the error that float64 has, by what the layer computes of the inputs `single`."""
         right = self._called(self.wide, _converted(_widened, single))
         off = self._called(self.narrow, single)
         return {
-            name: x if x.dtype.kind in "iub" else x + (off[name] - right[name]) * 2.0**-29
+            name: x if x.dtype.kind in "iub" else with_error_of_float64(x, right[name], off[name])
             for name, x in exact.items()
         }
 
@@ -232,8 +259,6 @@ def words_of(error: Exception) -> str:
 
 def _why_not_wide(cases: Sequence[LayerCase]) -> str:
     """Return why the results in float64 are no reference for a layer; empty if they are."""
-    if refused := next((case.refused for case in cases if case.refused), ""):
-        return refused
     for case in cases:
         for name, exact in case.exact.items():  # such a layer names its dtype, as with xp.float32
             if exact.dtype.name in EPS and exact.dtype != np.float64:
@@ -259,9 +284,8 @@ def _is_repeated(first: NDArray[Any], second: NDArray[Any] | None) -> bool:
         return True
     if first.dtype.name not in EPS:
         return False
-    is_finite, is_again = (np.isfinite(x.astype(np.float64)) for x in (first, second))
     apart = _apart([(first, second)])
-    return np.array_equal(is_finite, is_again) and apart <= MOST_DISTANCE * EPS[first.dtype.name]
+    return not _overflows({"": first}, {"": second}) and apart <= MOST_DISTANCE * EPS[first.dtype.name]
 
 
 def _apart(pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> float:
@@ -269,7 +293,11 @@ def _apart(pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> float:
     if pairs[0][0].dtype.kind in "iub":
         count = sum(one.size for one, _ in pairs)
         return sum(np.count_nonzero(one != other) for one, other in pairs) / count if count else 0.0
-    return max(textbook_error(one.astype(np.float64), other) for one, other in pairs)
+    largest = [largest_of(one.astype(np.float64)) for one, _ in pairs]
+    # Where terms cancel, the size of their errors is that of other pairs: see `has_cancelled`.
+    noise = 4 * EPS.get(pairs[0][1].dtype.name, 0.0) * max(largest)
+    sizes = [max(largest) if size <= noise else size for size in largest]
+    return max(textbook_error(x.astype(np.float64), y, size) for (x, y), size in zip(pairs, sizes, strict=True))
 
 
 def _is_elsewhere_finite(exact: NDArray[Any], narrow: NDArray[Any], off: NDArray[Any]) -> bool:
@@ -318,11 +346,8 @@ def _furthest(exact: Outputs, *candidates: Outputs) -> Outputs:
 
 def _overflows(ordinary: Outputs, *large: Outputs) -> bool:
     """Return whether an output has inf or NaN in other places than with ordinary inputs."""
-    return any(
-        not np.array_equal(np.isfinite(ordinary[name]), np.isfinite(outputs[name]))
-        for outputs in large
-        for name in outputs
-    )
+    pairs = ((ordinary[name], x) for outputs in large for name, x in outputs.items())
+    return any(not np.array_equal(np.isfinite(one), np.isfinite(other)) for one, other in pairs)
 
 
 def _widened(x: NDArray[Any]) -> NDArray[Any]:

@@ -76,47 +76,50 @@ class CaseList:
     def _ordinary(self, lengths: Lengths) -> LayerCase:
         return self.both.ordinary_case(lengths, self.inputs.drawn(lengths, self.rng), self.roundings)
 
+    @contextmanager
+    def _or_left_out(self, what: str) -> Iterator[None]:
+        """List what was not tried if it raises an error: the other runs count."""
+        try:
+            yield
+        except Exception as error:  # the layer and `draw` are anyone's functions, and raise what they like
+            self.left_out.append(f"{what}: {words_of(error)}")
+
     def _try_all(self, many: Iterable[Lengths]) -> None:
         for lengths in many:
-            try:
+            with self._or_left_out(shown_lengths(lengths)):
                 self.cases.append(self._ordinary(lengths))
-            except Exception as error:  # the layer and `draw` are anyone's functions, and raise what they like
-                self.left_out.append(f"{shown_lengths(lengths)}: {words_of(error)}")
 
     def _try_integers(self, many: Sequence[Lengths]) -> None:
         """Try special integers in all inputs together; if the layer refuses them, in one input at a time."""
         self.left_out += self.inputs.left_out()
         for choice, names in self.inputs.choices():
-            refusal = self._refusal_of_integers(many, choice, names)
-            for name in names if refusal else ():  # one of them alone may be the cause
-                if refusal := refusal if len(names) == 1 else self._refusal_of_integers(many, choice, [name]):
-                    self.left_out.append(f"{choice} in {name}: {refusal}")
+            refused = len(self.left_out)
+            self._try_integers_in(many, choice, names)
+            if len(self.left_out) > refused and len(names) > 1:  # one of them alone may be the cause
+                del self.left_out[refused:]
+                for name in names:
+                    self._try_integers_in(many, choice, [name])
 
-    def _refusal_of_integers(self, many: Sequence[Lengths], choice: IntegerChoice, names: Sequence[str]) -> str:
-        """Try integers in the inputs `names`; return the error of the layer, or an empty string."""
-        cases = []
-        try:
+    def _try_integers_in(self, many: Sequence[Lengths], choice: IntegerChoice, names: Sequence[str]) -> None:
+        with self._or_left_out(f"{choice} in {', '.join(names)}"):
+            cases = []
             for lengths in many:
                 arrays = self.inputs.drawn(lengths, self.rng, choice, names)
                 cases.append(self.both.integer_case(f", {choice}", lengths, arrays, self.roundings))
-        except Exception as error:  # any of the layer's: the report says what was not tried
-            return words_of(error)
-        self.cases += cases
-        return ""
+            self.cases += cases
 
     def _try_large(self, many: Sequence[Lengths]) -> None:
         large: list[LayerCase | None] = []
-        try:
+        with self._or_left_out("large tokens"):
             for lengths in many:
                 arrays = self.inputs.drawn(lengths, self.rng)
                 larger = with_large_tokens(arrays, [*self.inputs.draws], self.rng)
                 large.append(self.both.large_case(lengths, arrays, larger, self.rng))
-        except Exception as error:  # here too: the report says what was not tried, and the other runs count
-            self.left_out.append(f"large tokens: {words_of(error)}")
-            return
-        self.cases += [case for case in large if case is not None]
-        if None in large:
-            self.left_out.append("large tokens: the outputs overflow, or no floating input has tokens to draw")
+            self.cases += [case for case in large if case is not None]
+            if None in large:
+                self.left_out.append(
+                    "large tokens: the outputs overflow, or no floating input has tokens to draw"
+                )
 
 
 class LayerInputs:
@@ -138,16 +141,10 @@ class LayerInputs:
         self.specs, self.draws, self.rows = specs, draws, table_rows(model)
         self.is_narrow = engine == "openvino"
         """Whether integers are computed in 32 bits, whose products soon overflow."""
-        self.uses = {
-            name: [
-                (call, operand)
-                for call in calls
-                for used, operand in call.operands
-                if used == name and operand in OPERANDS  # a file may state anything
-            ]
-            for name, spec in specs.items()
-            if spec.dtype in INTEGERS
-        }
+        # A file may state anything.
+        uses = [(name, (call, use)) for call in calls for name, use in call.operands if use in OPERANDS]
+        integers = [name for name, spec in specs.items() if spec.dtype in INTEGERS]
+        self.uses = {name: [use for used, use in uses if used == name] for name in integers}
 
     def drawn(
         self,
@@ -227,10 +224,10 @@ class LayerInputs:
         dtype, uses = numpy_dtype(self.specs[name].dtype), self.uses[name]
         if choice == "negative integers" or choice == "large integers":
             return far_integers(shape, dtype, max(lengths.values(), default=1), rng, choice)
-        drawn = [
-            drawn_integers(operand, shape, dtype, _token_counts(call, lengths), rng, choice)
-            for call, operand in [use for use in uses if use[1] in LENGTHS] or uses[:1]
-        ]
+        drawn = []
+        for call, operand in [use for use in uses if use[1] in LENGTHS] or uses[:1]:
+            counts = TokenCounts(*(min(size, MOST) for size in call.sizes(lengths)[-2:]))
+            drawn.append(drawn_integers(operand, shape, dtype, counts, rng, choice))
         most = self.rows[name] - 1 if name in self.rows else max(lengths.values(), default=1)
         if not drawn:
             return rng.integers(0, min(most, np.iinfo(dtype).max) + 1, shape)
@@ -264,11 +261,6 @@ def _called(draw: Draw, rng: np.random.Generator, shape: tuple[int, ...], length
     places = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     needed = [p for p in parameters.values() if p.kind in places and p.default is p.empty]
     return draw(rng, shape, dict(lengths)) if len(needed) > 2 else draw(rng, shape)
-
-
-def _token_counts(call: CallNumbers, lengths: Lengths) -> TokenCounts:
-    queries, keys = (min(size, MOST) for size in call.sizes(lengths)[-2:])
-    return TokenCounts(queries, keys)
 
 
 def far_integers(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .._call.call import ExportCall
-from .._call.mask_analysis import CallNumbers
+from .._call.mask_analysis import CallNumbers, numbers_of
 from ..spec import SymbolicShape, TensorSpec, addends, evaluated, names_in, shared
 
 Lengths: TypeAlias = dict[str, int]
@@ -26,6 +27,8 @@ DEFAULT_NUMBERS, THOROUGH_NUMBERS = 9 * 2**22, 9 * 2**24
 """The largest number of scores, or of elements of an input, in one run: 38 and 151 million. A form that keeps
 all scores needs about 14 bytes for each of them in float32. A window of 4,096 can be tested with 2 and 8
 heads."""
+SCORES_AT_ONCE = 2**20
+"""The most scores that the reference computes at one time; it holds some 15 arrays of that size."""
 MOST_CONSTANTS = 6
 """The number of constants of a call that get their own lengths by default; the longest length exceeds all."""
 SHORTEST = 10
@@ -53,17 +56,6 @@ def small_lengths(names: Sequence[str]) -> Iterator[Lengths]:
         yield dict(zip(names, lengths, strict=True))
 
 
-def several_lengths(call: ExportCall) -> Iterator[Lengths]:
-    """Yield small lengths for the names in a call."""
-    for lengths in small_lengths(call.symbols):
-        yield _with_room(call, lengths)
-
-
-def least_lengths(call: ExportCall) -> Lengths:
-    """Return the smallest lengths for the names in a call."""
-    return _with_room(call, dict.fromkeys(call.symbols, 1))
-
-
 def shown_lengths(lengths: Mapping[str, int]) -> str:
     """Return lengths as a report shows them."""
     return " ".join(f"{name}={length}" for name, length in lengths.items()) or "fixed"
@@ -84,58 +76,90 @@ def numbers_within(memory: int | None, size: int) -> int:
     return MOST_NUMBERS if memory is None else min(max(memory // size, FEWEST_NUMBERS), MOST_NUMBERS)
 
 
-def most_numbers(memory: int | None, *, thorough: bool) -> int:
-    """Return how many scores, and numbers in an input, a run may have."""
-    return min(THOROUGH_NUMBERS if thorough else DEFAULT_NUMBERS, numbers_within(memory, OF_A_SCORE))
+class CallLengths:
+    """Chooses lengths for the names around one call: so many queries and keys, and a batch.
 
-
-class LengthsOfCall:
-    """Chooses the lengths of a call; runs have at most `most` scores and numbers in an input.
-
-    If even the smallest run has more, runs may have twice as many as that one.
+    Runs have at most `most` scores, and numbers in an input. If even the smallest run has more, the call
+    `is_long`, and runs may have twice as many as that one.
     """
 
-    def __init__(self, call: ExportCall, most: int) -> None:
-        self.call, self.most = call, most
-        if (least := self.largest(least_lengths(call))) > most:
-            self.most = 2 * int(least)  # a call of long fixed lengths is tried nevertheless, with a batch of 2
-        past = () if call.past_key is None else addends(str(call.past_key.shape[call.length_axis]))
+    def __init__(
+        self,
+        numbers: CallNumbers,
+        specs: Mapping[str, TensorSpec],
+        call: ExportCall | None = None,
+        *,
+        thorough: bool = False,
+        memory: int | None = None,
+    ) -> None:
+        self.numbers, self.call, self.thorough = numbers, call, thorough
+        self.names = names_in(specs.values())
+        self.shapes = [numbers.scores_shape, *(spec.shape for spec in specs.values())]
+        past = (
+            () if call is None or call.past_key is None else addends(str(call.past_key.shape[call.length_axis]))
+        )
         self.past = {name for name in past if not name.isdecimal()}
+        self.affordable = numbers_within(memory, OF_A_SCORE)
+        self.most = min(THOROUGH_NUMBERS if thorough else DEFAULT_NUMBERS, self.affordable)
+        if call is not None and call.sums_queries:  # the reference needs all rows at one time
+            self.most = min(self.most, SCORES_AT_ONCE)
+        least = self.largest(self.least())
+        self.is_long = least > self.most
+        if self.is_long:  # a call of long fixed lengths is tried nevertheless, with a batch of 2
+            self.most = 2 * int(least)
+
+    @staticmethod
+    def for_call(call: ExportCall, *, thorough: bool = False, memory: int | None = None) -> CallLengths:
+        """Return the lengths of a call that is verified."""
+        return CallLengths(numbers_of(call, {}), call.inputs, call, thorough=thorough, memory=memory)
 
     def __call__(self, queries: int, keys: int, batch: int = 1) -> Lengths:
         """Return lengths for this many queries and keys, as far as their names can be chosen.
 
         The first name that is neither has the length `batch`, the others have 1 and 2 in turn.
         """
-        call = self.call
-        new = call.key.shape[call.length_axis]
-        wanted = [(call.sizes.queries, queries), (new, min(queries, keys)), (call.sizes.keys, keys)]
+        of_queries, of_keys = self.numbers.scores_shape[-2:]
+        wanted = [(of_queries, queries), (of_keys, keys)]
+        if self.call is not None and self.call.cached:
+            wanted.insert(1, (self.call.key.shape[self.call.length_axis], min(queries, keys)))
         lengths: Lengths = {}
         # The keys come last: with a cache they are a sum, and its past takes what the new tokens leave.
-        for length, total in wanted if call.cached else (wanted[0], wanted[2]):
-            lengths |= shared(length, total, lengths, call.symbols, self.past)
-        rest = [name for name in call.symbols if name not in lengths]
+        for length, total in wanted:
+            lengths |= shared(length, total, lengths, self.names, self.past)
+        rest = [name for name in self.names if name not in lengths]
         lengths |= dict(zip(rest, itertools.chain([batch], itertools.cycle([1, 2])), strict=False))
-        return _with_room(call, {name: lengths[name] for name in call.symbols})
+        return self._with_room({name: lengths[name] for name in self.names})
 
-    def around_an_empty_past(self) -> Iterator[Lengths]:
-        """Yield a prompt without a past, and one new token behind some, if the past has a name."""
-        if self.past and self.call.past_lengths is None:  # a padded cache has its whole length in any case
-            yield self(4, 4, batch=2)
-            yield self(1, 7, batch=2)
+    def small(self) -> list[Lengths]:
+        """Return a few small lengths."""
+        return [self._with_room(lengths) for lengths in small_lengths(self.names)]
+
+    def least(self) -> Lengths:
+        """Return the smallest lengths."""
+        return self._with_room(dict.fromkeys(self.names, 1))
+
+    def _with_room(self, lengths: Lengths) -> Lengths:
+        """Make a padded cache long enough for the new tokens and some more."""
+        call = self.call
+        if call is not None and call.past_lengths is not None and call.past_key is not None:
+            room, new = (spec.shape[call.length_axis] for spec in (call.past_key, call.key))
+            if isinstance(room, str):
+                lengths[room] = 3 + lengths[room] + evaluated(new, lengths)
+        return lengths
 
     @property
     def batch_name(self) -> str | None:
         """The first name that is neither of the queries nor of the keys."""
-        call = self.call
-        of_tokens = (call.sizes.queries, call.key.shape[call.length_axis], call.sizes.keys)
+        of_tokens = [*self.numbers.scores_shape[-2:]]
+        if self.call is not None:
+            of_tokens.append(self.call.key.shape[self.call.length_axis])
         used = {part for length in of_tokens for part in addends(str(length))}
-        return next((name for name in call.symbols if name not in used), None)
+        return next((name for name in self.names if name not in used), None)
 
     @property
     def heads(self) -> int:
         """The heads of all batch entries, with a batch of 1."""
-        return math.prod(scores_shape(self.call, self(1, 1))[:-2])
+        return math.prod(self.numbers.sizes(self(1, 1))[:-2])
 
     def affords(self, lengths: Mapping[str, int]) -> bool:
         """Return whether neither the scores nor an input have more than `most` numbers."""
@@ -143,56 +167,61 @@ class LengthsOfCall:
 
     def largest(self, lengths: Mapping[str, int]) -> float:
         """Return how many numbers the largest array has, of the scores and the inputs."""
-        shapes = [self.call.sizes.scores_shape, *(spec.shape for spec in self.call.inputs.values())]
-        return max(count_of(shape, lengths) for shape in shapes)
+        known = defaultdict(lambda: 1, lengths)  # a layer may compute lengths of other names
+        return max(count_of(shape, known) for shape in self.shapes)
+
+    def around(self, blocks: Sequence[int]) -> Iterator[Lengths]:
+        """Yield lengths on each side of the numbers of the call, and of the borders of blocks."""
+        numbers = sorted(self.numbers.names)
+        for number in numbers if self.thorough else numbers[:MOST_CONSTANTS]:
+            for side in (-1, 0, 1, 2, 3) if self.thorough else (0, 2):
+                yield self(number + side, number + side)
+        for number in numbers[-1:]:  # far beyond the largest, and a few queries of a decoder beside many keys
+            yield self(2 * number + 3, 2 * number + 5)
+            yield self(3, number + 2)
+        for block in blocks:  # one block, one query more, and some blocks with an incomplete one
+            for queries, keys in ((block, block + 1), (block + 1, block + 9), (3 * block + 5, 3 * block + 20)):
+                yield self(queries, keys)
+
+    def missed(self, number: int, tried: Iterable[Mapping[str, int]]) -> str:
+        """Return what a run beyond a number needs; empty if one is beyond it, or if no lengths can be."""
+        lengths = self(number + 2, number + 2)
+        # With a cache, queries are counted from the first key on, so a few queries exceed a number.
+        sides = (-1,) if self.call is not None and self.call.cached else (-2, -1)
+        sizes, others = self.numbers.sizes(lengths), [self.numbers.sizes(other) for other in tried]
+        is_missed = any(sizes[side] >= number + 2 > max(other[side] for other in others) for side in sides)
+        return self.needs(lengths) if is_missed else ""
+
+    def needs(self, lengths: Lengths) -> str:
+        """Return what a run of these lengths needs, and what would try it."""
+        *_, queries, keys = sizes = self.numbers.sizes(lengths)
+        count = self.largest(lengths)
+        if count <= self.most:
+            return f"only the {MOST_CONSTANTS} smallest numbers are tried; `thorough=True` tries it"
+        shown = f"{count / 1e6:,.0f} million" if count >= 1e6 else f"{count:,.0f}"
+        what = "scores" if math.prod(sizes) >= count else "numbers in an input"
+        hint = ""
+        if count <= min(self.affordable, THOROUGH_NUMBERS):
+            hint = "; `thorough=True` tries it"
+        elif count <= THOROUGH_NUMBERS:
+            hint = "; a larger `memory` tries it" + (
+                ", with `thorough=True`" if count > DEFAULT_NUMBERS else ""
+            )
+        return f"needs {queries:,} queries and {keys:,} keys, {shown} {what}{hint}"
+
+    def at_random(self, rng: np.random.Generator) -> Iterator[Lengths]:
+        """Yield random lengths: half of them with as many keys as queries, short ones with a batch."""
+        for first, end, count in RANGES if self.names else ():
+            for number in range(count * (TIMES_THOROUGH if self.thorough else 1)):
+                queries, keys = (_drawn_length(rng, first, end) for _ in range(2))
+                keys = keys if number % 2 else queries  # self-attention has as many of both
+                batch = int(rng.integers(1, LARGEST_BATCH + 1)) if queries * keys <= PAIRS_OF_A_BATCH else 1
+                yield self(queries, keys, batch)
 
 
 def count_of(shape: SymbolicShape, lengths: Mapping[str, int]) -> float:
     """Return how many numbers an array of `shape` has, as a float: products of huge ints would be slow."""
     return math.prod(float(min(evaluated(length, lengths), 2**63)) for length in shape)
-
-
-def _with_room(call: ExportCall, lengths: Lengths) -> Lengths:
-    """Make a padded cache long enough for the new tokens and some more."""
-    if call.past_lengths is None or call.past_key is None:
-        return lengths
-    room, new = (spec.shape[call.length_axis] for spec in (call.past_key, call.key))
-    if isinstance(room, str):
-        lengths[room] = 3 + lengths[room] + evaluated(new, lengths)
-    return lengths
-
-
-def lengths_beside(numbers: Sequence[int], *, thorough: bool) -> Iterator[int]:
-    """Yield the lengths on each side of numbers, which rise; by default of the first few alone."""
-    for number in numbers if thorough else numbers[:MOST_CONSTANTS]:
-        yield from (number + side for side in ((-1, 0, 1, 2, 3) if thorough else (0, 2)))
-
-
-def lengths_of_blocks(blocks: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield numbers of queries and keys: one block, one query more, and some blocks with an incomplete one."""
-    for block in blocks:
-        yield from ((block, block + 1), (block + 1, block + 9), (3 * block + 5, 3 * block + 20))
-
-
-def needs(queries: int, keys: int, count: float, what: str, affordable: int) -> str:
-    """Return what a run with too many scores, or numbers in an input, needs, and what would try it."""
-    shown = f"{count / 1e6:,.0f} million" if count >= 1e6 else f"{count:,.0f}"
-    hint = ""
-    if count <= min(affordable, THOROUGH_NUMBERS):
-        hint = "; `thorough=True` tries it"
-    elif count <= THOROUGH_NUMBERS:
-        hint = "; a larger `memory` tries it" + (", with `thorough=True`" if count > DEFAULT_NUMBERS else "")
-    return f"needs {queries:,} queries and {keys:,} keys, {shown} {what}{hint}"
-
-
-def random_lengths(chosen: LengthsOfCall, rng: np.random.Generator, *, thorough: bool) -> Iterator[Lengths]:
-    """Yield random lengths for a call: half of them with as many keys as queries, short ones with a batch."""
-    for first, end, count in RANGES:
-        for number in range(count * (TIMES_THOROUGH if thorough else 1)):
-            queries, keys = (_drawn_length(rng, first, end) for _ in range(2))
-            keys = keys if number % 2 else queries  # self-attention has as many of both
-            batch = int(rng.integers(1, LARGEST_BATCH + 1)) if queries * keys <= PAIRS_OF_A_BATCH else 1
-            yield chosen(queries, keys, batch)
 
 
 def _drawn_length(rng: np.random.Generator, first: int, end: int) -> int:
@@ -213,12 +242,10 @@ class LayerLengths:
         thorough: bool,
         memory: int | None = None,
     ) -> None:
-        self.calls, self.blocks, self.thorough = calls, blocks, thorough
-        self.names = names_in(specs.values())
+        self.blocks, self.thorough, self.names = blocks, thorough, names_in(specs.values())
+        self.calls = [CallLengths(call, specs, thorough=thorough, memory=memory) for call in calls]
         others = names_in(spec for name, spec in specs.items() if "past" not in name)
         self.past = [name for name in self.names if name not in others]
-        self.affordable = numbers_within(memory, OF_A_SCORE)
-        self.most = most_numbers(memory, thorough=thorough)
 
     def first(self) -> list[Lengths]:
         """Return a few small lengths, which every layer has to take."""
@@ -234,14 +261,14 @@ class LayerLengths:
 
     def around(self) -> list[Lengths]:
         """Return the lengths around the numbers of the calls that there is room for, each once."""
-        wanted = [tuple(lengths.items()) for call in self.calls for lengths in self._at_numbers(call)]
+        wanted = [tuple(lengths.items()) for call in self.calls for lengths in call.around(self.blocks)]
         several = [dict(items) for items in dict.fromkeys(wanted) if items]
-        return [lengths for lengths in several if self._count(lengths) <= self.most]
+        return [lengths for lengths in several if all(call.affords(lengths) for call in self.calls)]
 
     def longest(self) -> list[Lengths]:
         """Return lengths that are beyond most of the numbers, for runs with large inputs."""
-        around = [lengths for lengths in self.around() if any(call.names for call in self.calls)]
-        return around and [max(around, key=self._count)]
+        around = [lengths for lengths in self.around() if any(call.numbers.names for call in self.calls)]
+        return around and [max(around, key=lambda lengths: max(call.largest(lengths) for call in self.calls))]
 
     def at_random(self, accepted: Sequence[Lengths], rng: np.random.Generator) -> Iterator[Lengths]:
         """Yield random lengths: one name at a time, up to the longest that the layer accepted."""
@@ -254,17 +281,11 @@ class LayerLengths:
             if lengths not in accepted:
                 yield lengths
 
-    def left_out(self, tried: Sequence[Lengths]) -> Iterator[str]:
-        """Yield a line for each number that none of the lengths in `tried` goes beyond."""
-        lines: dict[str, None] = {}
-        for call in self.calls:
-            for number, name in sorted(call.names.items()):
-                lengths = call.lengths(number + 2, number + 2, self.names)
-                *_, queries, keys = call.sizes(lengths)
-                beyond = any(max(call.sizes(other)[-2:]) >= max(queries, keys) for other in tried)
-                if max(queries, keys) > number and not beyond:
-                    lines[f"{name}: {self._needs(queries, keys, lengths)}"] = None
-        yield from lines
+    def left_out(self, tried: Sequence[Lengths]) -> list[str]:
+        """Return a line for each number that none of the lengths in `tried` goes beyond."""
+        numbers = ((call, *named) for call in self.calls for named in sorted(call.numbers.names.items()))
+        missed = ((name, call.missed(number, tried)) for call, number, name in numbers)
+        return [*dict.fromkeys(f"{name}: {needs}" for name, needs in missed if needs)]
 
     def _at_any_number(self) -> Iterator[Lengths]:
         names, most = self.names, THOROUGH_SMALL if self.thorough else SMALL
@@ -281,20 +302,3 @@ class LayerLengths:
             for pair in itertools.combinations(names, 2) if len(names) > 1 else [tuple(names)]:
                 if pair:
                     yield others | dict.fromkeys(pair, length)
-
-    def _at_numbers(self, call: CallNumbers) -> Iterator[Lengths]:
-        numbers = sorted(call.names)
-        wanted = [(length, length) for length in lengths_beside(numbers, thorough=self.thorough)]
-        for number in numbers[-1:]:  # far beyond the largest, and a few queries of a decoder beside many keys
-            wanted += [(2 * number + 3, 2 * number + 5), (3, number + 2)]
-        for queries, keys in (*wanted, *lengths_of_blocks(self.blocks)):
-            yield call.lengths(queries, keys, self.names)
-
-    def _count(self, lengths: Lengths) -> float:
-        return max(call.count(lengths) for call in self.calls)
-
-    def _needs(self, queries: int, keys: int, lengths: Lengths) -> str:
-        count = self._count(lengths)
-        if count <= self.most:
-            return f"only the {MOST_CONSTANTS} smallest numbers are tried; `thorough=True` tries it"
-        return needs(queries, keys, count, "scores", self.affordable)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import onnx
 
 from sdpa_xp._checks.keywords import check_keys
@@ -18,31 +19,34 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, summary
 from .._call.arguments import AXES
 from .._call.call import OF_TRACED_CALLS, OPTIONS, ExportCall, checked_call
 from .._call.operands import Initializer
-from .._call.text import LONGEST_CALL, digest, from_json, to_json
+from .._call.text import digest, from_json, to_json
 from .._dtypes.dtype import ONNX_DTYPE
 from .._files.loading import load
+from .._files.metadata import Metadata, exported_models, metadata_of
 from .._files.model import (
     LargeModel,
     Model,
     check_holds_data,
-    exported_models,
     initializers,
-    metadata_of,
+    messages,
     without_numbers,
 )
 from .._runtime.limits import ModelFailedError
-from .._runtime.process import RemoteSession, RuntimeProcess
-from .._runtime.releases import ENGINES
-from .._runtime.session import not_run_notes, runtime_notes, stated_runtimes
-from ..forms import tiled
 from ..spec import TensorSpec
 from .expected import stated_dtype
-from .lengths import MOST_NUMBERS, count_of, least_lengths
+from .lengths import MOST_NUMBERS, OF_A_NUMBER, CallLengths, count_of, numbers_within
 
 T = TypeVar("T")
 FUSED = ("Attention", "MultiHeadAttention", "GroupQueryAttention")
 HALVES = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 _DTYPES: dict[int, str] = {number: name for name, number in ONNX_DTYPE.items()}
+CUTTING = ("Min", "Div", "Mod", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+"""The operators by which a graph compares a length with a number, or divides it: a block may end there."""
+SHORTEST_BLOCK, LONGEST_BLOCK, FEW = 33, 4096, 64
+"""The lengths of blocks that are read from a file, and the most numbers of a tensor that may hold some. Shorter
+blocks end within the lengths that are tried anyway."""
+MOST_BLOCKS = 3
+"""The lengths of blocks that a file may have: the longest, since a file may hold anything."""
 HELD = 16
 """Arrays that the reference holds for the scores of a piece, with everything that sets the bound."""
 HINT = "Pass `call` to say what the model should compute; `verify` then trusts nothing in the file."
@@ -60,48 +64,65 @@ def loaded_model(function: str, model: object, rule: str) -> Model:
     raise ArgumentTypeError(function, rule, {"model": type(model).__name__})
 
 
-def blocks_of(model: Model) -> list[int]:
-    """Return the lengths of the blocks that a model cuts its queries into."""
-    return [tiled.ROWS] if any(node.op_type in ("Scan", "Loop") for node in model.graph.node) else []
+def blocks_of(model: Model) -> tuple[list[int], int]:
+    """Return the lengths of the blocks that a loop of a model may cut its queries into, from the file alone.
+
+    Also the number of scores of a block from which on its heads may be cut; 0 if it has none.
+    """
+    parts = [*messages(model.graph)]
+    nodes = [part for part in parts if isinstance(part, onnx.NodeProto)]
+    if not any(node.op_type in ("Scan", "Loop") for node in nodes):
+        return [], 0
+    used = {name for node in nodes if node.op_type in CUTTING for name in node.input}
+    tensors = (part for part in parts if isinstance(part, onnx.TensorProto) and part.name in used)
+    numbers = sorted({number for tensor in tensors for number in _integers(tensor)})
+    blocks = [number for number in numbers if SHORTEST_BLOCK <= number <= LONGEST_BLOCK]
+    return blocks[-MOST_BLOCKS:], next((number for number in numbers if number > LONGEST_BLOCK), 0)
+
+
+def _integers(tensor: onnx.TensorProto) -> list[int]:
+    """Return the numbers of a small tensor of int64; of a wrong one, which no engine loads, those it has."""
+    if tensor.data_type != onnx.TensorProto.INT64 or math.prod(tensor.dims) > FEW:
+        return []
+    whole = tensor.raw_data[: len(tensor.raw_data) // 8 * 8]
+    return [*map(int, np.frombuffer(whole, "<i8")), *tensor.int64_data]
 
 
 def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
     """Return the call in the metadata, if the numbers in the model have not changed since the export."""
-    metadata = metadata_of(model)
-    if (count := len(exported_models(model))) > 1:
+    metadata, several = {"metadata": ", ".join(sorted(metadata_of(model))) or "none"}, exported_models(model)
+    if len(several) > 1:
         rule = "`model` must be one exported model, but several exported models were merged"
         hint = (
             "Verify each before you merge them, or pass `call` to say what the whole should compute. "
             "If that is no single call, use verify_layer(model, function)."
         )
-        raise ArgumentValueError("verify", rule, {"models": count}, hint)
-    if "sdpa_xp.forms" in metadata and "sdpa_xp.call" not in metadata:
+        raise ArgumentValueError("verify", rule, {"models": len(several)}, hint)
+    (stated,) = several or [Metadata()]
+    if stated.forms and not stated.call:
         rule = "`model` is a layer that to_onnx wrote; use verify_layer(model, layer)"
         hint = "Where the code of the layer is not, use sdpa-xp verify --golden."
-        raise ArgumentValueError("verify", rule, {"metadata": sorted(metadata)}, hint)
-    if "sdpa_xp.call" not in metadata:
+        raise ArgumentValueError("verify", rule, metadata, hint)
+    if not stated.call:
         rule = "`model` must be one that export_attention wrote, since `call` is not given"
-        shown = ", ".join(sorted(metadata)) or "none"
         hint = (
             "Another program wrote the file, or a tool has dropped its metadata. "
             "Pass `call` to say what it should compute."
         )
-        raise ArgumentValueError("verify", rule, {"metadata": shown}, hint)
+        raise ArgumentValueError("verify", rule, metadata, hint)
     numbers = {name: Initializer(name, array) for name, array in initializers(model)}
     try:  # anyone may have written the file, so each part of its text may be wrong
-        text = metadata["sdpa_xp.call"]
-        call = from_json(text, numbers, functions)
-        stated = metadata["sdpa_xp.digest"]
+        call = from_json(stated.call, numbers, functions)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         why = summary(error, "verify")
         rule = f"`model` must be one that export_attention wrote ({why})"
-        raise ArgumentValueError("verify", rule, {"metadata": sorted(metadata)}, HINT) from error
-    if digest(text, call.initializers) != stated:
+        raise ArgumentValueError("verify", rule, metadata, HINT) from error
+    if digest(stated.call, call.initializers) != stated.digest:
         rule = (
             "`model` must contain the call and the numbers that export_attention wrote, "
             "but their digest differs"
         )
-        raise ArgumentValueError("verify", rule, {"sdpa_xp.digest": stated}, HINT)
+        raise ArgumentValueError("verify", rule, {"sdpa_xp.digest": stated.digest}, HINT)
     return call
 
 
@@ -121,13 +142,9 @@ def of_metadata(call: ExportCall, trials: Iterator[T]) -> Iterator[T]:
 
 def other_call_note(model: Model, call: ExportCall) -> str:
     """Return where the call in the metadata is not `call`; empty if it is the same, or if there is none."""
-    texts = [exported.get("sdpa_xp.call", "") for exported in exported_models(model)]
-    text = texts[0] if len(texts) == 1 else ""
-    try:
-        stated = json.loads(text) if len(text) <= LONGEST_CALL else None
-    except (ValueError, RecursionError):
-        return ""
-    if not isinstance(stated, dict):  # anyone may have written the file
+    several = exported_models(model)
+    stated = several[0].options if len(several) == 1 else {}
+    if not stated:
         return ""
     wanted = json.loads(to_json(call))
     names = [name for name in OPTIONS if stated.get(name) != wanted.get(name)]
@@ -140,11 +157,19 @@ def other_call_note(model: Model, call: ExportCall) -> str:
     return f"the metadata of the model state {there}, and `call` has {here}"
 
 
-def written_call(arguments: object) -> ExportCall:
-    """Return the call that the caller writes down as arguments of `export_attention`."""
-    known = [name for name in OPTIONS if name not in OF_TRACED_CALLS]
-    check_keys("verify", "call", arguments, known, ("query", "key", "value"))
-    return checked_call("verify", **cast(Mapping[str, Any], arguments))
+def call_to_verify(
+    model: Model, arguments: object, functions: Mapping[str, Any], memory: int | None
+) -> ExportCall:
+    """Return what a model has to compute: its own call, or the caller's arguments of `export_attention`."""
+    if arguments is None:
+        call = stated_call(model, functions)
+    else:
+        known = [name for name in OPTIONS if name not in OF_TRACED_CALLS]
+        check_keys("verify", "call", arguments, known, ("query", "key", "value"))
+        call = checked_call("verify", **cast(Mapping[str, Any], arguments))
+    check_interface(model, call)
+    check_size(call, numbers_within(memory, OF_A_NUMBER))
+    return call
 
 
 def check_interface(model: Model, call: ExportCall) -> None:
@@ -162,7 +187,7 @@ def check_interface(model: Model, call: ExportCall) -> None:
 
 def check_size(call: ExportCall, most: int = MOST_NUMBERS) -> None:
     """Refuse a call whose smallest run would hold more than `most` numbers."""
-    lengths, scores = least_lengths(call), call.sizes.scores_shape
+    lengths, scores = CallLengths.for_call(call).least(), call.sizes.scores_shape
     lengths_of = {"L": scores[-2], "S": scores[-1], "Ev": call.value.shape[-1]}
     shapes = [spec.shape for spec in call.inputs.values()]
     shapes += [(*scores[:-2], *(lengths_of[axis] for axis in AXES[name])) for name in call.outputs]
@@ -199,7 +224,10 @@ def shown_type(value: onnx.ValueInfoProto) -> str:
     if not value.type.HasField("tensor_type"):
         return str(value.type.WhichOneof("value") or "no type").removesuffix("_type")
     tensor = value.type.tensor_type
-    dtype = _DTYPES.get(tensor.elem_type) or _onnx_name(tensor.elem_type)
+    kinds = onnx.TensorProto.DataType
+    known = tensor.elem_type in kinds.values()
+    other = kinds.Name(tensor.elem_type).lower() if known else f"dtype {tensor.elem_type} of ONNX"
+    dtype = _DTYPES.get(tensor.elem_type, other)
     if not tensor.HasField("shape"):
         return dtype
     lengths = (
@@ -208,76 +236,27 @@ def shown_type(value: onnx.ValueInfoProto) -> str:
     return f"{dtype}[{','.join(lengths)}]"
 
 
-def _onnx_name(number: int) -> str:
-    """Return the name that ONNX has for a dtype, in small letters."""
-    known = number in onnx.TensorProto.DataType.values()
-    return onnx.TensorProto.DataType.Name(number).lower() if known else f"dtype {number} of ONNX"
-
-
 def _interface_error(kind: str, got: dict[str, str], wanted: dict[str, str]) -> ArgumentValueError:
     """Return the error with what the model and the call have and the other has not, as specs."""
     rule = f"`model` must have the {kind} of its call, by name, dtype and shape"
-    unlike = [name for name in got if got[name] != wanted.get(name)]
-    stated = [name for name in wanted if wanted[name] != got.get(name)]
-    if not unlike and not stated:  # only the order differs
-        unlike, stated = [*got], [*wanted]
+    unlike = got.items() ^ wanted.items() or got.items()  # if nothing is unlike, the order differs
     facts = {
-        kind: _shown(got, unlike),
-        "call": _shown(wanted, stated),
+        kind: ", ".join(f"{name}: {text}" for name, text in got.items() if (name, text) in unlike),
+        "call": ", ".join(f"{name}: {text}" for name, text in wanted.items() if (name, text) in unlike),
         "missing": ", ".join(name for name in wanted if name not in got),
         "surplus": ", ".join(name for name in got if name not in wanted),
     }
     return ArgumentValueError("verify", rule, {name: text for name, text in facts.items() if text})
 
 
-def _shown(types: dict[str, str], names: list[str]) -> str:
-    return ", ".join(f"{name}: {types[name]}" for name in names)
-
-
 def missing_arguments_note(model: Model, layer: Callable[..., Any], keywords: Mapping[str, Any]) -> str:
     """Return which arguments `to_onnx` was given, and `verify_layer` was not; empty if there are none."""
-    try:
-        texts = [exported.get("sdpa_xp.arguments", "[]") for exported in exported_models(model)]
-        recorded = dict.fromkeys(str(name) for text in texts for name in json.loads(text))
-    except (TypeError, ValueError, RecursionError):
-        return ""
+    recorded = dict.fromkeys(name for exported in exported_models(model) for name in exported.fixed_arguments)
     known = {*keywords, *(layer.keywords if isinstance(layer, partial) else ())}
     missing = [name for name in recorded if name not in known]
     if not missing:
         return ""
     return f"to_onnx was called with {', '.join(missing)}, and verify_layer was not; pass the same arguments"
-
-
-def stated_forms(model: Model) -> tuple[str, str]:
-    """Return the forms of the attention in a model, and the reasons for them; empty if it states none."""
-    chosen = []
-    for exported in exported_models(model):
-        if "sdpa_xp.form" in exported:
-            chosen.append({key: exported.get(f"sdpa_xp.{key}", "") for key in ("form", "reason")})
-        with suppress(ValueError, RecursionError):  # anyone may have written the file
-            chosen += json.loads(exported.get("sdpa_xp.forms", "[]"))
-    forms, reasons = (dict.fromkeys(choice[key] for choice in chosen) for key in ("form", "reason"))
-    return ", ".join(forms), "; ".join(reasons)
-
-
-def facts_of_run(
-    model: Model, runtime: RuntimeProcess, sessions: Mapping[str, RemoteSession]
-) -> dict[str, Any]:
-    """Return what a report says of a model, and of the runtime that ran it in a session for each provider."""
-    form, reason = stated_forms(model)
-    notes = runtime_notes(model, runtime.version, sessions, runtime.engine)
-    if runtime.engine == "onnxruntime":
-        notes += not_run_notes(model, sessions)
-    return {
-        "form": form,
-        "reason": reason,
-        "onnxruntime": runtime.version if runtime.engine == "onnxruntime" else "",
-        "engine": f"{ENGINES[runtime.engine]} {runtime.version}",
-        "notes": (*runtime.notes, *notes),
-        "placements": tuple(placed for session in sessions.values() for placed in session.placements),
-        "runtime": ", ".join(map(str, stated_runtimes(model))),
-        "math_mode": " and ".join(dict.fromkeys(session.math_mode for session in sessions.values())),
-    }
 
 
 def input_specs(model: Model) -> dict[str, TensorSpec]:

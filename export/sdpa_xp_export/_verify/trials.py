@@ -1,244 +1,48 @@
-"""The trials of a model: lengths around every number of its call, sizes of scores, inputs, expected rows."""
+"""The trials of a call: inputs for each setting, the expected rows, and what is compared of the outputs."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .._call.arguments import AXES
 from .._call.call import ExportCall
-from .._call.mask_analysis import constant_names, constants
-from .._dtypes.dtype import INTEGERS
 from .._runtime.limits import check_time
-from ..lowering.head_parts import SCORES_OF_A_STEP
-from ..spec import evaluated
-from .expected import Arrays, expected_cache, expected_rows, reference_inputs, reference_shape, row_axis
-from .inputs import LARGE, Extreme, OperandChoice, extremes, poison, random_inputs, with_extremes, with_nan
-from .judging import ExpectedRows
-from .lengths import (
-    OF_A_SCORE,
-    SMALL,
-    THOROUGH_NUMBERS,
-    Lengths,
-    LengthsOfCall,
-    lengths_beside,
-    lengths_of_blocks,
-    most_numbers,
-    needs,
-    numbers_within,
-    random_lengths,
-    scores_shape,
-    several_lengths,
-    shown_lengths,
-    shown_shapes,
+from .expected import (
+    Arrays,
+    expected_rows,
+    heads_first,
+    reference_inputs,
+    reference_shape,
+    row_axis,
+    stated_dtype,
 )
+from .inputs import poison, random_inputs, with_extremes, with_nan
+from .judging import Compared, ExpectedRows
+from .lengths import SCORES_AT_ONCE, scores_shape, shown_shapes
+from .settings import Setting
 
-HUGE = {"float16": 8e3, "bfloat16": 3e4, "float32": 3e4, "float64": 3e4}
-"""The size of huge scores by the dtype of the query; they reveal a mask that adds -1e4 instead of -inf."""
-LONGEST, THOROUGH_LONGEST = 2053, 4099
-"""The longest length if no number of the call needs a longer one. It is prime, so no block ends there."""
-LARGE_BATCH = 7
-"""The largest batch that a call is tried with by default."""
-OTHER_SIZES = ((64, 64), (1024, 1024), (150, 161, LARGE_BATCH), (520, 531, 3))
-"""Numbers of queries and keys that are multiples of powers of 2, and large ones with a batch."""
-DRAWS_OF_FIXED = 3
-"""The number of draws for each size of scores if all lengths of a call are fixed; one if it has many scores."""
-FEW_ROWS = 32
-"""The rows that are compared at random lengths: a fault at a length concerns most rows."""
 DEFAULT_ROWS, THOROUGH_ROWS = 512, 8192
 """The most rows, of all heads and batch entries together; the reference computes them one by one."""
 MOST_SCORES = 2**22
 """The most scores of all compared rows together."""
-SCORES_AT_ONCE = 2**20
-"""The most scores that the reference computes at one time; it holds some 15 arrays of that size."""
 FEWEST = 6
 """The fewest queries that are compared, for any number of heads."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """The lengths of one trial, the size of its scores, its integers, and whether it has a NaN or extremes."""
-
-    lengths: Mapping[str, int]
-    size: float = 1.0
-    operands: OperandChoice = "drawn"
-    nan_in: Literal["", "query", "key", "value"] = ""
-    """The input with a NaN: a query, or a key or value that some query attends to."""
-    extreme: Extreme = ""
-    rows: int | None = None
-    """The most rows that are compared, if they are fewer than in other runs."""
-
-    @property
-    def shown(self) -> str:
-        """The setting as a report shows it."""
-        scores = "" if self.size == 1 else ", large scores" if self.size == LARGE else ", huge scores"
-        chosen = "" if self.operands == "drawn" else f", {self.operands}"
-        nan = f", NaN in a {self.nan_in}" if self.nan_in else ""
-        extreme = f", {self.extreme}" if self.extreme else ""
-        return f"{shown_lengths(self.lengths)}{scores}{chosen}{nan}{extreme}"
-
-
-def trial_settings(
-    call: ExportCall,
-    blocks: Sequence[int] = (),
-    *,
-    thorough: bool = False,
-    seed: int = 0,
-    memory: int | None = None,
-) -> list[Setting]:
-    """Return the settings for a model that cuts its queries into blocks of these lengths.
-
-    Each seed adds other random lengths. A limit of memory leaves out long ones.
-    """
-    most = most_numbers(memory, thorough=thorough)
-    most = min(most, SCORES_AT_ONCE) if call.sums_queries else most
-    chosen = LengthsOfCall(call, most)
-    small = [lengths for lengths in several_lengths(call) if chosen.affords(lengths)]
-    # Primes, which no block and no vector of a kernel divides; then beyond a block of 128 queries.
-    many, blocky = (
-        lengths if chosen.affords(lengths) else small[0]
-        for lengths in (chosen(19, 23, batch=LARGE_BATCH), chosen(130, 141))
-    )
-    other_sizes = [chosen(*size) for size in OTHER_SIZES]
-    at_numbers = list(_at_numbers(call, chosen, blocks, thorough=thorough))
-    ordinary = [*small, *_small(chosen), many, *chosen.around_an_empty_past(), blocky, *other_sizes]
-    ordinary += at_numbers
-    settings = [Setting(lengths) for lengths in (*ordinary, *_longest(call, chosen, thorough=thorough))]
-    settings += [Setting(lengths, LARGE) for lengths in (*small, many, blocky, other_sizes[-1])]
-    settings += [Setting(lengths, HUGE[call.query.dtype]) for lengths in small[:2]]
-    inputs: tuple[Literal["query", "key", "value"], ...] = ("query", "key", "value")
-    settings += [Setting(lengths, nan_in=name) for lengths in (many, blocky) for name in inputs]
-    # A mask that allows all or nothing, and lengths that are all 0 or whole, may take branches of their own.
-    settings += [Setting(lengths, operands=end) for lengths in (small[0], many) for end in _ends(call)]
-    beyond = [2 * number + 3 for number in constants(call)[-1:]]  # where a window masks pairs
-    wide = (many, blocky, *(chosen(number, number + 2) for number in beyond))
-    settings += [Setting(lengths, extreme=extreme) for lengths in wide for extreme in extremes(call)]
-    if thorough:
-        settings += _thorough(call, chosen, at_numbers)
-    # Not the generator of the inputs, which would then depend on how many lengths were drawn.
-    drawn = random_lengths(chosen, np.random.default_rng([seed, 1]), thorough=thorough) if call.symbols else ()
-    settings += [Setting(lengths, rows=FEW_ROWS) for lengths in drawn]
-    draws = DRAWS_OF_FIXED if chosen.most == most else 1
-    return list(_affordable(settings, chosen, draws))
-
-
-def _small(chosen: LengthsOfCall) -> Iterator[Lengths]:
-    """Yield each number up to 9 as the number of queries, of keys, of past tokens, and as the batch."""
-    for length in range(1, SMALL + 1):
-        # All three run through the same numbers, and are never all equal.
-        yield chosen(length, (length + 3) % SMALL + 1, batch=2 * length % SMALL + 1)
-        if chosen.past:
-            yield chosen(1, length + 1, batch=2)
-
-
-def _ends(call: ExportCall) -> Iterator[OperandChoice]:
-    """Yield the ends of the range of the inputs that have some."""
-    dtypes = {spec.dtype for spec in call.inputs.values()}
-    if dtypes & set(INTEGERS):
-        yield from ("least integers", "most integers")
-    if "bool" in dtypes:
-        yield from ("mask of False", "mask of True")
-
-
-def _at_numbers(
-    call: ExportCall, chosen: LengthsOfCall, blocks: Sequence[int], *, thorough: bool
-) -> Iterator[Lengths]:
-    """Yield lengths on each side of the numbers of the call, and of the borders of blocks."""
-    numbers = constants(call)
-    wanted = [(length, length) for length in lengths_beside(numbers, thorough=thorough)]
-    wanted += [(2 * number + 3, 2 * number + 5) for number in numbers[-1:]]
-    for queries, keys in (*wanted, *lengths_of_blocks(blocks)):
-        yield chosen(queries, keys)
-    for block in blocks:  # so many scores that heads are cut, of few queries if they have a length of their own
-        keys = SCORES_OF_A_STEP // (block * chosen.heads) + 9
-        yield chosen(keys if call.sizes.queries == call.sizes.keys else block + 9, keys)
-
-
-def _longest(call: ExportCall, chosen: LengthsOfCall, *, thorough: bool) -> Iterator[Lengths]:
-    """Yield the longest lengths within the limit, twice as long as any number if possible.
-
-    Some have many queries and many keys, some have many of one and only a few of the other.
-    """
-    wanted = max(THOROUGH_LONGEST if thorough else LONGEST, 2 * max(constants(call), default=0) + 7)
-    if call.sizes.queries != call.sizes.keys:  # else both have one name, and so one length
-        yield from (chosen(1, wanted), chosen(3, wanted), chosen(wanted, 3))
-    side = math.isqrt(chosen.most // max(chosen.heads, 1))
-    # A few keys more than queries: "lower_right" and an offset of 0 are not the same then.
-    yield chosen(wanted, wanted + 6) if wanted <= side else chosen(side - 7, side - 1)
-
-
-def _thorough(call: ExportCall, chosen: LengthsOfCall, at_numbers: Sequence[Lengths]) -> Iterator[Setting]:
-    """Yield every small length, every small batch, more draws, and large scores at the numbers of the call."""
-    for length in range(1, 18):
-        yield Setting(chosen(length, length))
-        yield Setting(chosen(length, 2 * length + 1, batch=1 + length % 9))
-        yield Setting(chosen(2 * length + 1, length, batch=1 + length % 9), LARGE)
-    yield from (Setting(lengths, size) for size in (1.0, LARGE) for lengths in several_lengths(call))
-    yield from (Setting(lengths, LARGE) for lengths in at_numbers)
-
-
-def _affordable(settings: Sequence[Setting], chosen: LengthsOfCall, draws: int) -> Iterator[Setting]:
-    """Yield each setting once, except settings with too many numbers.
-
-    A call without names has one setting for each size, which is drawn so many times.
-    """
-    counts: Counter[str] = Counter()
-    for setting in settings:
-        counts[setting.shown] += 1
-        if setting.lengths:
-            wanted = counts[setting.shown] == 1 and chosen.affords(setting.lengths)
-        else:
-            wanted = counts[setting.shown] <= draws
-        if wanted:
-            yield setting
-
-
-def left_out(
-    call: ExportCall, blocks: Sequence[int], settings: Sequence[Setting], memory: int | None = None
-) -> tuple[str, ...]:
-    """Return a line for each number of the call, and each block, that `settings` do not go beyond.
-
-    A number that no lengths of the call can exceed is not listed.
-    """
-    names = constant_names(call) | {block: f"blocks of {block} queries" for block in blocks}
-    chosen = LengthsOfCall(call, THOROUGH_NUMBERS)
-    missed: list[tuple[str, Lengths]] = []
-    for number in sorted(names):
-        lengths = chosen(number + 2, number + 2)
-        if _is_missed(call, number + 2, lengths, settings):
-            missed.append((names[number], lengths))
-    batch = chosen.batch_name
-    if batch and max(setting.lengths[batch] for setting in settings) < LARGE_BATCH:
-        missed.append((f"a batch of {LARGE_BATCH}", chosen(19, 23, batch=LARGE_BATCH)))
-    most = numbers_within(memory, OF_A_SCORE)
-    return tuple(f"{name}: {_needs(chosen, lengths, most)}" for name, lengths in missed)
-
-
-def _is_missed(call: ExportCall, length: int, lengths: Lengths, settings: Sequence[Setting]) -> bool:
-    """Return whether `lengths` have at least `length` queries or keys, and no setting has that many."""
-    # With a cache, queries are counted from the first key on, so a few queries are enough to exceed a number.
-    sides = (call.sizes.keys,) if call.cached else (call.sizes.queries, call.sizes.keys)
-    return any(
-        evaluated(side, lengths) >= length > max(evaluated(side, setting.lengths) for setting in settings)
-        for side in sides
-    )
-
-
-def _needs(chosen: LengthsOfCall, lengths: Lengths, affordable: int) -> str:
-    shape, largest = scores_shape(chosen.call, lengths), chosen.largest(lengths)
-    what = "scores" if math.prod(shape) >= largest else "numbers in an input"
-    return needs(shape[-2], shape[-1], largest, what, affordable)
+MANY_SCORES = 2**22
+"""Runs with more scores than that give their memory back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Inputs of one run, and the expected outputs."""
+    """Inputs of one run of a call, and the expected outputs."""
 
+    call: ExportCall
     setting: Setting
     inputs: Arrays
     rows: NDArray[np.int64]
@@ -247,7 +51,7 @@ class Trial:
     """The shape of the scores."""
     expected: Mapping[str, ExpectedRows]
     copies: Arrays
-    """The cache that is returned, by name: the old and the new tokens, bit for bit."""
+    """The cache that is returned, by name: the old and the new tokens, bit for bit, and 0 elsewhere."""
 
     @property
     def shown(self) -> str:
@@ -256,6 +60,68 @@ class Trial:
         if self.setting.lengths:
             return shown
         return shown.replace("fixed", shown_shapes({name: self.inputs[name] for name in ("query", "key")}), 1)
+
+    @property
+    def has_many_scores(self) -> bool:
+        return math.prod(self.pairs) > MANY_SCORES
+
+    def compared(self, results: Arrays) -> dict[str, Compared]:
+        """Take the rows that are compared from the outputs of a run, so that the whole need not be kept.
+
+        If an output has another dtype or shape than the call requires, all its rows count as NaN. This is also
+        so if any row is NaN although no query attends to a NaN.
+        """
+        *leading, queries, keys = self.pairs
+        heads = math.prod(leading)  # of all batch entries
+        counts = max(queries, keys), heads * len(self.rows), heads * queries
+        outputs = {}
+        for name, expected in self.expected.items():
+            rows = self._rows_of(name, results[name])
+            if expected.leaks is not None:
+                rows = np.where(np.isnan(rows) & expected.leaks, expected.reference, rows)
+            kind, place = self.setting, partial(_place, row_axis(name), self.rows)
+            dtype = stated_dtype(self.call, name)
+            outputs[name] = Compared(rows, expected, kind.size, kind.extreme, dtype, counts, place)
+        for name, array in self.copies.items():
+            copy = self._real_tokens(results[name], array)
+            outputs[name] = Compared(copy, ExpectedRows(array, array), counts=counts, where=lambda _: "")
+        return outputs
+
+    def _rows_of(self, name: str, result: NDArray[Any]) -> NDArray[Any]:
+        """Return the compared rows, with heads before lengths; NaN if the output cannot be right."""
+        axis, expected = row_axis(name), self.expected[name]
+        if name == "output" and result.ndim >= len(AXES[name]):
+            result = heads_first(self.call, result)
+        shape = list(expected.reference.shape)
+        if axis is not None:
+            shape[axis] = self.pairs[-2]
+        is_stated = list(result.shape) == shape and result.dtype.name == stated_dtype(self.call, name)
+        if not is_stated or (expected.leaks is None and np.isnan(result).any()):
+            return np.full(expected.reference.shape, np.nan)
+        return result if axis is None else result.take(self.rows, axis=axis)
+
+    def _real_tokens(self, result: NDArray[Any], expected: NDArray[Any]) -> NDArray[Any]:
+        """Return a cache with 0 where no real token is; NaN if its dtype or shape is wrong."""
+        if result.shape != expected.shape or result.dtype != expected.dtype:
+            return np.full(expected.shape, np.nan)
+        if self.call.past_lengths is None:  # a joined cache has no room
+            return result
+        result = result.copy()
+        rows = heads_first(self.call, result)
+        new = self.inputs["key"].shape[self.call.length_axis]
+        for entry, past in enumerate(self.inputs["past_lengths"].tolist()):
+            rows[entry, :, past + new :] = 0
+        return result
+
+
+def _place(axis: int | None, rows: NDArray[np.int64], index: tuple[int, ...]) -> str:
+    """Return the batch entry, the head and the query of an element, or the key if it is a sum of queries."""
+    if not index:
+        return ""
+    *leading, last = index if axis is None else index[: len(index) + 1 + axis]
+    place = f"key {last}" if axis is None else f"query {rows[last]}"
+    heads = [f"head {number}" for number in leading[-1:]]
+    return ", ".join([*(f"batch {number}" for number in leading[:-1]), *heads, place])
 
 
 def trials(
@@ -289,19 +155,27 @@ def trials(
             # In a half dtype the textbook formula would overflow, but sums and scores are never in one.
             dtype = call.accumulation_dtype
         sample = sampled_rows(call, setting.lengths, borders, rng, min(rows, setting.rows or rows))
-        parts: list[dict[str, ExpectedRows]] = []
-        copies: Arrays = {}
-        heads, _, keys = _sizes(call, setting.lengths)
-        at_once = max(SCORES_AT_ONCE // max(heads * keys, 1), 1)
-        for piece in np.array_split(sample, range(at_once, len(sample), at_once)):
-            check_time()
-            arguments = reference_inputs(call, arrays, piece)
-            parts.append(expected_rows(call, arguments, dtype, leaks=bool(setting.nan_in)))
-            # Each piece has the whole cache.
-            copies = copies or (expected_cache(call, arguments) if call.cached else {})
-        joined = {n: ExpectedRows.joined([rows[n] for rows in parts], row_axis(n)) for n in call.outputs}
-        # What is expected was computed without NaN: the reference never reads a key that is hidden.
-        yield Trial(setting, poison(call, arrays), sample, reference_shape(call, arrays), joined, copies)
+        yield trial_of(call, setting, arrays, sample, dtype)
+
+
+def trial_of(
+    call: ExportCall, setting: Setting, arrays: Arrays, rows: NDArray[np.int64], computed_in: str
+) -> Trial:
+    """Return a trial with these inputs, and NaN in the keys and values that no query attends."""
+    pairs = reference_shape(call, arrays)
+    parts: list[dict[str, ExpectedRows]] = []
+    copies: Arrays = {}
+    at_once = max(SCORES_AT_ONCE // max(math.prod(pairs[:-2]) * pairs[-1], 1), 1)
+    for piece in np.array_split(rows, range(at_once, len(rows), at_once)):
+        check_time()
+        arguments = reference_inputs(call, arrays, piece)
+        parts.append(expected_rows(call, arguments, computed_in, leaks=bool(setting.nan_in)))
+        # Each piece has the whole cache.
+        if call.cached and not copies:
+            copies = {f"present_{name}": heads_first(call, arguments[name]) for name in ("key", "value")}
+    joined = {n: ExpectedRows.joined([part[n] for part in parts], row_axis(n)) for n in call.outputs}
+    # What is expected was computed without NaN: the reference never reads a key that is hidden.
+    return Trial(call, setting, poison(call, arrays), rows, pairs, joined, copies)
 
 
 def sampled_rows(
@@ -317,7 +191,8 @@ def sampled_rows(
     `borders`, and some random ones. A border is counted from the first query, from the last, and from the first
     key. A sum over queries needs all of them.
     """
-    heads, queries, keys = _sizes(call, lengths)
+    *leading, queries, keys = scores_shape(call, lengths)
+    heads = max(math.prod(leading), 1)
     if call.sums_queries:
         return np.arange(queries)
     count = max(min(most // heads, MOST_SCORES // max(heads * keys, 1)), FEWEST)
@@ -333,9 +208,3 @@ def sampled_rows(
     rest = np.setdiff1d(np.arange(queries), first)
     drawn = rng.choice(rest, min(max(count - len(first), 0), len(rest)), replace=False)
     return np.sort(np.concatenate([np.asarray(first, np.int64), drawn]))
-
-
-def _sizes(call: ExportCall, lengths: Mapping[str, int]) -> tuple[int, int, int]:
-    """Return the heads of all batch entries, the queries and the keys."""
-    *leading, queries, keys = scores_shape(call, lengths)
-    return max(math.prod(leading), 1), queries, keys

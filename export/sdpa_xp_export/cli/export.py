@@ -28,7 +28,8 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message, renam
 from .._call.call import OPTIONS, OptionKind
 from .._call.text import Expression, parse
 from .._dtypes.dtype import FLOATING
-from .._files.model import Model, metadata_of
+from .._files.metadata import exported_models
+from .._files.model import Model
 from .._files.paths import PathArgument, absence_hint
 from .._runtime.releases import DEFAULT_RUNTIME, OPENVINO_RUNTIME, STANDARD_RUNTIME, TARGETS
 from .._verify.model import shown_type
@@ -206,13 +207,13 @@ def _where(runtime: str) -> str:
 
 def _facts(model: Model, path: Path) -> dict[str, object]:
     """Return what was written, for people and for scripts."""
-    metadata = metadata_of(model)
+    (metadata,) = exported_models(model)
     return {
         "path": str(path),
-        "form": metadata["sdpa_xp.form"],
-        "reason": metadata["sdpa_xp.reason"],
+        "form": metadata.form,
+        "reason": metadata.reason,
         "opset": next(opset.version for opset in model.opset_import if opset.domain == ""),
-        "runtime": metadata["sdpa_xp.runtime"],
+        "runtime": metadata.runtime,
         "inputs": {value.name: shown_type(value) for value in model.graph.input},
         "outputs": {value.name: shown_type(value) for value in model.graph.output},
         "nodes": len(model.graph.node),

@@ -10,11 +10,10 @@ import numpy as np
 from .. import _arrays as xp
 from .._arrays import ops
 from .._call.call import ExportCall
-from .._call.mask_analysis import counts_real_keys, hides_keys, is_causal, only_appends
+from .._call.mask_analysis import counts_real_keys, hides_keys, is_additive, is_causal, only_appends, real_keys
 from .._graph.graph import Graph, GraphValue
 from .._runtime.releases import Runtime
-from ..lowering.biases import add_biases, is_additive
-from ..lowering.masks import AllowedPairs, all_allowed, both_allow
+from ..lowering.formula import AllowedPairs, all_allowed, biased, both_allow
 from ..lowering.tile import GraphTile, whole_tile
 from ..lowering.tile_attention import in_layout, is_attended
 from .form import Form, FormInputs, finished_outputs, read_inputs
@@ -86,7 +85,7 @@ def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphV
     allowed = all_allowed(tile, [mask for mask in call.masks if mask not in diagonal])
     # The sum begins in float32 or float64, since CUDA compares no bfloat16.
     zero = graph.constant(0.0, call.accumulation_dtype)
-    total, allowed = add_biases(call.biases, tile, zero, allowed)
+    total, allowed = biased(tile, zero, allowed)
     on_cuda, reachable = runtime.provider == "cuda", allowed
     if hides_keys(call) or (on_cuda and call.biases):
         reachable = both_allow(allowed, all_allowed(tile, diagonal))
@@ -127,9 +126,8 @@ def _with_lengths(inputs: FormInputs) -> dict[str, GraphValue]:
     tile = whole_tile(inputs.lengths, inputs.key)
     lengths = inputs.lengths.filled
     if lengths is None:
-        (padding,) = call.masks
-        stated = padding.arguments["key_lengths"]
-        lengths = cast(GraphValue, tile.integers("attn_mask.key_lengths", stated, 0, call.sizes.keys))
+        stated = tile.integers("attn_mask.key_lengths", real_keys(call), 0, call.sizes.keys)
+        lengths = cast(GraphValue, stated)
     batch = call.sizes.batch[0]
     # The operator only adds -inf to the scores of other keys, so a NaN in them would leak in a kernel that does
     # not skip them: onnxruntime's does, ONNX's own reference does not.

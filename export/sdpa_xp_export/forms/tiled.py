@@ -30,9 +30,10 @@ from .._call.call import ExportCall
 from .._call.mask_analysis import is_only_causal, may_mask
 from .._graph.graph import Graph, GraphValue
 from .._runtime.releases import Runtime
+from ..lowering.formula import all_allowed
 from ..lowering.graph_lengths import GraphLengths, LengthsAsData, LengthsInBody
 from ..lowering.head_parts import HeadPart, HeadParts, head_parts
-from ..lowering.masks import all_allowed, key_range
+from ..lowering.key_range import key_range
 from ..lowering.statistics import most_blocks, sums_of
 from ..lowering.tile import GraphTile, KeyMask, TileRange, whole_tile
 from ..lowering.tile_attention import attend_tile, scale_query
@@ -266,6 +267,7 @@ def loop_over_steps(
     goes_on, sums, results = step(body, number * one, so_far)
     # An output of a body must be the output of a node.
     states = [ops.scalar(goes_on), body.copy(carried), *sums]
+    body.prune([*states, *results])
     stacked = [(result.elem_type, ("steps", *result.dims)) for result in results]
     captured = _sum_of_captured(body)
     outputs = graph.add_many(

@@ -11,6 +11,8 @@ from typing import Any, NoReturn, cast
 from sdpa_xp import AttentionState
 from sdpa_xp._checks.arrays import HLE
 from sdpa_xp._checks.keywords import check_block_size
+from sdpa_xp._libraries.jets import Jet
+from sdpa_xp._tiles.trees import leaves
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
@@ -37,7 +39,7 @@ OUTPUTS = {
     "KVCache.attend_state": ("output", "lse"),
     "attention_statistics": (),
 }
-"""The public functions that can be traced, and the outputs of a graph that they return; `of` says which."""
+"""The public functions that have forms, and the outputs of a graph that they return; `of` says which."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,8 @@ class ComputedSpec(TensorSpec):
 def refuse_attention(
     graph: Graph, function: str, _inputs: Mapping[str, object], _rules: Mapping[str, object]
 ) -> NoReturn:
-    """Refuse a call of the library inside a function of the indices, or of a function that is not traced."""
-    rule = f"a graph must be traced of {', '.join(OUTPUTS)} alone"
+    """Refuse a call of the library inside a function of the indices."""
+    rule = "a function of the indices must call no attention"
     raise ArgumentTypeError(graph.function, rule, {"function": function})
 
 
@@ -72,8 +74,10 @@ class TracedAttention:
         self, graph: Graph, function: str, inputs: Mapping[str, object], rules: Mapping[str, object]
     ) -> Any:
         """Return what the library's `function` would return: a value, or a tuple of values with names."""
-        if not isinstance(graph, TracedGraph) or function not in OUTPUTS:
+        if not isinstance(graph, TracedGraph):
             refuse_attention(graph, function, inputs, rules)
+        if function not in OUTPUTS or _has_derivatives(inputs, rules):  # the library's own code writes them
+            return NotImplemented
         if rules.get("reproducible"):
             rule = "`reproducible` must be False, because each runtime adds in an order of its own"
             raise ArgumentValueError(graph.function, rule, {"reproducible": True})
@@ -119,6 +123,12 @@ class TracedAttention:
         base = rules.get("lse_base")
         output, lse = results
         return AttentionState(output, lse if base is None else lse / math.log(cast(float, base)))
+
+
+def _has_derivatives(*arguments: Mapping[str, object]) -> bool:
+    """Return whether an array carries derivatives, also one that a mask or a bias holds."""
+    values = tuple(value for mapping in arguments for value in mapping.values())
+    return any(isinstance(leaf.array, Jet) for leaf in leaves(values))
 
 
 def operand_sources(call: ExportCall, moved: Mapping[str, str]) -> dict[str, str]:

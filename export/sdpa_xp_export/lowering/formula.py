@@ -7,30 +7,41 @@ tile as in the library, and both have values of the graph here. A function of th
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property, partial
 from types import ModuleType
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 
 import numpy as np
 
 from sdpa_xp._checks.integers import Integers
 from sdpa_xp._checks.keywords import LARGEST_INTEGER
 from sdpa_xp._checks.score_arrays import check_added_dtype, check_broadcasts
+from sdpa_xp._programs.scores import BoundOptions, Scores
+from sdpa_xp._tiles.tile import TokenPositions, both
 from sdpa_xp.biases import Bias
+from sdpa_xp.biases.algebra import Sum
 from sdpa_xp.errors import ArgumentTypeError, message_of, summary
 from sdpa_xp.masks import Mask
+from sdpa_xp.masks.patterns import AllOf
 
 from .. import _arrays as xp
 from .._arrays import ops
 from .._arrays.numpy_and_torch import MissingFunctionError
 from .._call.operands import Initializer, Input, kind_of, with_operands
 from .._dtypes.dtype import INTEGERS, Dtype
-from .._graph.graph import GraphValue
+from .._graph.graph import Graph, GraphValue
 from ..spec import as_lengths
 from .tile import GraphTile, TileRange
 
 T = TypeVar("T")
+AllowedPairs: TypeAlias = GraphValue | bool
+"""Boolean, broadcasts to (..., Hq, rows, columns). True if every pair may attend, False if none may."""
+both_allow: Callable[[AllowedPairs, AllowedPairs], AllowedPairs] = cast(Any, both)
+"""Returns the pairs that both allow."""
 
 FAR = 2**62
 """Beyond any length. A tile whose place only a run knows is answered for as a part of all pairs up to there."""
@@ -39,11 +50,15 @@ TRACING_ERRORS = (TypeError, ValueError, LookupError, AttributeError, Arithmetic
 """What code raises that computes with values of a graph and needs more than they have."""
 
 
+@dataclass(eq=False)
 class FormulaGrid:
     """The grid of scores of a call, as masks and biases see it when they are bound.
 
     A length that only a run knows is a value of the graph: a formula may compute with it, but not branch on it.
     """
+
+    tile: GraphTile
+    has_positions: bool = False
 
     device = None  # a run chooses it
     entries = None  # a graph is written for the whole batch at once
@@ -51,17 +66,16 @@ class FormulaGrid:
     is_traced = True
     is_writeable = waits = uses_our_threads = False
     position_spread = 0
-    xp: ModuleType = xp
+    xp: ClassVar[ModuleType] = xp
 
-    def __init__(self, tile: GraphTile) -> None:
-        self.tile = tile
-        self.function = tile.graph.function
+    def __post_init__(self) -> None:
+        tile = self.tile
+        self.function, self.library = tile.graph.function, tile.graph.library
         self.dtype = Dtype(tile.call.accumulation_dtype)
         self.input_dtype = Dtype(tile.call.query.dtype)
         self.is_2d = tile.call.sizes.is_2d
         self.batch, self.heads = tile.call.sizes.batch, tile.call.sizes.query_heads
         self.batch_and_heads = self.leading_shape = (*self.batch, self.heads)
-        self.has_positions = tile.positions is not None
 
     @cached_property
     def position(self) -> int | GraphValue:
@@ -90,8 +104,8 @@ class FormulaGrid:
     def check_integers(
         self, name: str, value: object, least: int = -LARGEST_INTEGER, most: int | str = LARGEST_INTEGER
     ) -> Integers:
-        known = [value] if isinstance(value, int) else value
         values = self.tile.integers(name, value, least, most)
+        known = [values] if isinstance(values, int) else value
         if isinstance(known, tuple | list) and known:
             return Integers(cast(Any, values), min(known), max(known))
         return Integers(cast(Any, values), -math.inf, math.inf)  # only a run knows them: no tile is skipped
@@ -99,7 +113,8 @@ class FormulaGrid:
     def check_lengths(self, name: str, value: object, letter: str) -> Integers:
         return self.check_integers(name, value, 0, self._size(letter))
 
-    check_offset = check_integers
+    def check_offset(self, name: str, value: object) -> Integers:
+        return self.check_integers(name, value)
 
     def check_ids(self, name: str, value: object, letter: str, hint: str = "") -> GraphValue:
         return self.tile.ids(name, value, self._size(letter), hint)
@@ -127,11 +142,11 @@ class FormulaGrid:
     def put(self, numbers: Sequence[float], dtype: Dtype) -> GraphValue:
         return self.tile.graph.constant(numbers, str(dtype))
 
-    def slice_entries(self, array: T, _axes: int) -> T:
-        return array
+    def slice_entries(self, array: Any, _axes: int) -> GraphValue:
+        return self._value(array)
 
     def in_all_axes(self, array: Any, last: int = 0) -> Any:
-        return ops.with_ones(self.tile.graph.operand(array), last) if last else array
+        return ops.with_ones(self._value(array), last) if last else array
 
     def arange(self, start: Any, stop: Any) -> Any:
         return xp.arange(start, stop)
@@ -142,32 +157,48 @@ class FormulaGrid:
     def head_index(self) -> GraphValue:
         return self.tile.indices[1]
 
+    def _value(self, array: Any) -> GraphValue:
+        is_operand = isinstance(array, Input | Initializer)
+        return self.tile.operand(array) if is_operand else self.tile.graph.operand(array)
+
     def _broadcast(self, name: str, array: Any, target: tuple[int, ...], letters: str) -> GraphValue:
-        value = self.tile.graph.operand(array)
+        value = self._value(array)
         check_broadcasts(self.function, name, as_lengths(value.dims), target, letters)
         return value
-
-
-def _of_tile(name: str) -> Any:
-    """Return an attribute that is one of the graph's tile, which writes nodes when it is read."""
-    return property(lambda tile: getattr(tile._tile, name))
 
 
 class FormulaTile:
     """A tile of a graph, as patterns and terms see it when they are asked about it."""
 
     leading = block = origin = placement = None
-    query_index, key_index, indices = map(_of_tile, ("query_index", "key_index", "indices"))
-    row_index = _of_tile("row")
+    positions: TokenPositions | None = None
 
     def __init__(self, grid: FormulaGrid) -> None:
         self.grid = grid
         self._tile = grid.tile
-        self.positions = self._tile.positions
-        if self.positions is not None:  # a token may stand anywhere
-            self.rows = self.columns = range(-FAR, FAR)
-        else:
-            self.rows, self.columns = _range_of(self._tile.row_range), _range_of(self._tile.column_range)
+        self.rows, self.columns = _range_of(self._tile.row_range), _range_of(self._tile.column_range)
+
+    def _replace(self, positions: TokenPositions) -> FormulaTile:
+        """Return the tile with tokens that may stand anywhere."""
+        tile = copy(self)
+        tile.positions, tile.rows, tile.columns = positions, *[range(-FAR, FAR)] * 2
+        return tile
+
+    @property
+    def row_index(self) -> GraphValue:
+        return self._tile.row
+
+    @property
+    def query_index(self) -> GraphValue:
+        return self._tile.query_index if self.positions is None else self.slice(self.positions.queries)
+
+    @property
+    def key_index(self) -> GraphValue:
+        return self._tile.key_index if self.positions is None else self.slice(self.positions.keys)
+
+    @property
+    def indices(self) -> tuple[GraphValue, ...]:
+        return *self._tile.indices, self.query_index, self.key_index
 
     @property
     def first_position(self) -> int:
@@ -200,38 +231,44 @@ class FormulaTile:
         return integers
 
 
-def allowed_by_formula(mask: Mask, tile: GraphTile) -> GraphValue | bool:
-    """mask -> the pairs that its pattern allows."""
-    allowed = _traced("attn_mask", mask, tile, lambda pattern, of_tile: pattern.allowed_in(of_tile))
-    if isinstance(allowed, bool | np.bool_):  # the formula compared numbers that were known
-        return bool(allowed)
-    value = allowed if isinstance(allowed, GraphValue) else tile.graph.constant(allowed, "bool")
-    if getattr(allowed, "dtype", None) != "bool":
-        rule = f"the formula of {type(mask).__name__} must return a condition (`attn_mask`)"
-        raise ArgumentTypeError(tile.graph.function, rule, {"its result": type(allowed).__name__})
-    return value
+def all_allowed(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
+    """masks -> And of the pairs that they allow, and of the real keys of a padded cache; False as a value."""
+    allowed: AllowedPairs = True
+    for mask in masks:
+        with traced("attn_mask", mask, grid := FormulaGrid(tile)) as pattern:
+            answer = pattern.allowed_in(FormulaTile(grid))
+        if getattr(answer, "dtype", "bool" if isinstance(answer, bool) else "") != "bool":
+            rule = f"the formula of {type(mask).__name__} must return a condition (`attn_mask`)"
+            raise ArgumentTypeError(tile.graph.function, rule, {"its result": type(answer).__name__})
+        allowed = both_allow(allowed, answer)
+    if tile.lengths.filled is not None:
+        allowed = both_allow(allowed, tile.key_index < tile.here(tile.lengths.filled))
+    return tile.graph.constant(False, "bool") if allowed is False else allowed
 
 
-def biased_by_formula(bias: Bias, tile: GraphTile, scores: GraphValue) -> tuple[Any, GraphValue | bool]:
-    """bias, scores -> the scores that its terms return, and the pairs that they do not mask."""
+def biased(tile: GraphTile, scores: GraphValue, allowed: AllowedPairs) -> tuple[GraphValue, AllowedPairs]:
+    """scores -> scores with one bias after the other, and the pairs of `allowed` that no bias masks."""
+    biases = tile.call.biases
+    if not biases:
+        return scores, allowed
+    bias = biases[0] if len(biases) == 1 else Sum(tuple(biases))
+    nothing: Any = None  # neither queries nor keys, whose products are there
+    grid: Any = FormulaGrid(tile)
+    with traced("bias", bias, grid, scores) as terms:
+        of_library: Any = Scores(grid, nothing, nothing, BoundOptions(AllOf(), terms, 1.0, None, None))
+        return cast(tuple[GraphValue, AllowedPairs], of_library.biased(FormulaTile(grid), scores, allowed))
 
-    def applied(terms: Any, of_tile: FormulaTile) -> tuple[Any, GraphValue | bool]:
-        changed, allowed = scores, cast(Any, True)  # a literal would narrow the type to bool
-        for term in terms:
-            changed, unmasked = term.apply(of_tile, changed)
-            allowed = unmasked if allowed is True else allowed & unmasked
-        return changed, allowed
 
-    return _traced("bias", bias, tile, applied)
-
-
-def _traced(name: str, modifier: Mask | Bias, tile: GraphTile, formula: Callable[[Any, FormulaTile], T]) -> T:
-    """Bind a mask or a bias, and return what `formula` makes of the result and the tile."""
-    grid = FormulaGrid(tile)
-    with tile.graph.taking_arrays():
+@contextmanager
+def traced(name: str, modifier: Mask | Bias, grid: FormulaGrid, *values: GraphValue) -> Iterator[Any]:
+    """Yield what a mask or a bias is bound to; `values` have lengths of the tile, which a formula may read."""
+    tile = grid.tile
+    with tile.graph.in_formula([*values, tile.rows, tile.columns, tile.here(tile.whole.entries)]):
         try:
             # `bind` asks for a ScoreGrid, of which this one has what formulas use.
-            return formula(_with_values(modifier, tile).bind(cast(Any, grid)), FormulaTile(grid))
+            yield _with_values(modifier, tile).bind(grid)
+        except _StoppedError as stopped:
+            raise stopped.error from stopped.error.__cause__
         except TRACING_ERRORS as error:
             message = message_of(error)
             is_own = message is not None and message.function == grid.function
@@ -247,11 +284,16 @@ def _traced(name: str, modifier: Mask | Bias, tile: GraphTile, formula: Callable
 
 def _with_values(modifier: Any, tile: GraphTile) -> Any:
     """Return a mask or a bias with values of the graph instead of the operands of the call."""
+    is_of_caller = not kind_of(modifier)
 
-    def value_of(_: str, argument: object) -> Any:
+    def value_of(_: str, argument: Any) -> Any:
         if isinstance(argument, Mask | Bias):
             return _with_values(argument, tile)
-        if isinstance(argument, Initializer) and argument.dtype in INTEGERS and kind_of(modifier):
+        if callable(argument) and not is_of_caller:
+            return partial(
+                _call_index_function, tile.graph, argument, "bool" if isinstance(modifier, Mask) else ""
+            )
+        if isinstance(argument, Initializer) and argument.dtype in INTEGERS and not is_of_caller:
             return argument  # the library's own asks the grid for them, which knows and checks the numbers
         return tile.operand(argument) if isinstance(argument, Input | Initializer) else argument
 
@@ -274,28 +316,37 @@ def untraceable(public_function: str, what: str, error: Exception, hint: str) ->
     return ArgumentTypeError(public_function, rule, {"its error": summary(error)}, hint)
 
 
-def call_index_function(
-    name: str, function: Callable[..., Any], arguments: tuple[GraphValue, ...], dtype: str
-) -> Any:
+class _StoppedError(Exception):
+    """An error of a function of the caller, which the library would word for arrays."""
+
+    def __init__(self, error: TypeError) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+def _call_index_function(graph: Graph, function: Callable[..., Any], dtype: str, *arguments: GraphValue) -> Any:
     """Return what a function makes of values: a value of `dtype`, or a bool for a condition that is constant.
 
     Args:
-        name: The argument that the function came with, for messages.
+        graph: The graph that it computes in.
         function: A `mask_mod` or a `score_mod`.
+        dtype: "bool" for a condition, "" for the dtype of the scores.
         arguments: The indices; for a `score_mod` the scores first.
-        dtype: "bool" for a condition, else the dtype of the scores.
     """
-    public_function = arguments[0].graph.function
+    name, dtype = ("attn_mask", dtype) if dtype else ("bias", arguments[0].elem_type)
     try:
-        result = function(*arguments)
+        with graph.in_formula(None):
+            result = function(*arguments)
     except TRACING_ERRORS as error:
         hint = "Use operators and the functions of `index.__array_namespace__()`."
-        raise untraceable(public_function, f"the function of `{name}`", error, hint) from error
+        wrong = untraceable(graph.function, f"the function of `{name}`", error, hint)
+        wrong.__cause__ = error
+        raise _StoppedError(wrong) from error
     if isinstance(result, bool | np.bool_) and dtype == "bool":
         return bool(result)
     if not isinstance(result, GraphValue) or (result.elem_type == "bool") != (dtype == "bool"):
         kind = "a condition" if dtype == "bool" else "scores"
         rule = f"the function of `{name}` must return {kind}"
         got = result.elem_type if isinstance(result, GraphValue) else type(result).__name__
-        raise ArgumentTypeError(public_function, rule, {"its result": got})
+        raise _StoppedError(ArgumentTypeError(graph.function, rule, {"its result": got}))
     return result.astype(dtype)

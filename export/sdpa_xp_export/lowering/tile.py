@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -62,8 +61,6 @@ class GraphTile:
     """The tile of all pairs, in the graph around the loop if this graph is the body of one."""
     key_mask: KeyMask | None = None
     """What is masked apart from `masks`, in keys and values that are 0 there."""
-    positions: tuple[GraphValue, GraphValue] | None = None
-    """The positions of queries, (..., 1, L, 1), and keys, (..., 1, 1, S), if they are not their numbers."""
     folds: tuple[GraphValue, GraphValue] | None = None
     """The shapes for `matmul_grouped`, if only a run says how many heads the tile has."""
 
@@ -119,25 +116,21 @@ class GraphTile:
     @property
     def query_index(self) -> GraphValue:
         """Positions of the queries among the keys, (rows, 1); (B, 1, rows, 1) if batch entries differ."""
-        if self.positions is not None:
-            return self.cut(self.here(self.positions[0]))
         position = self.lengths.position
         return self.row if isinstance(position, int) else self.row + self.here(position)
 
     @property
     def key_index(self) -> GraphValue:
         """Positions of the keys, (1, columns); (B, 1, 1, columns) if batch entries differ."""
-        if self.positions is not None:
-            return self.cut(self.here(self.positions[1]))
         return xp.expand_dims(self.columns, axis=0)
 
     @property
-    def indices(self) -> tuple[GraphValue, GraphValue, GraphValue, GraphValue]:
-        """Batch entry, head, query and key, which broadcast to (..., Hq, rows, columns)."""
+    def indices(self) -> tuple[GraphValue, GraphValue]:
+        """Batch entry and head, which broadcast to (..., Hq, rows, columns)."""
         sizes, graph = self.call.sizes, self.graph
         # The graph is written for a known number of heads, so that no node has to count them.
         heads = graph.constant([[[head]] for head in range(sizes.query_heads)], "int64")
-        return self.here(self.whole.entries), heads, self.query_index, self.key_index
+        return self.here(self.whole.entries), heads
 
     @cached_property
     def entries(self) -> GraphValue:
@@ -150,14 +143,6 @@ class GraphTile:
         ones = [self.graph.constant([1], "int64")] * 3
         target = xp.concat([*lengths, *ones])
         return xp.reshape(xp.arange(0, count, length="entries"), target, dims=(*batch, 1, 1, 1))
-
-    def at_positions(self, query_positions: object, key_positions: object) -> GraphTile:
-        """Return the same tile with positions of the queries, (..., L), and of the keys, (..., S)."""
-        queries = xp.expand_dims(self.vector("query_positions", query_positions), axis=-2)
-        keys = xp.expand_dims(self.vector("key_positions", key_positions), axis=-2)
-        tile = copy(self)  # the copy shares the numbers of rows and columns that are written already
-        tile.positions = xp.expand_dims(queries, axis=-1), xp.expand_dims(keys, axis=-2)
-        return tile
 
     def here(self, value: GraphValue) -> GraphValue:
         """Return a value of the outer graph as one of this graph."""
@@ -178,8 +163,12 @@ class GraphTile:
         Known integers must be at least `least` and at most `most`, if that is no name of a length.
         """
         if isinstance(value, str) and value == "lower_right":
-            # A cache moves the queries to the last tokens already, so the offset is 0 there.
-            return 0 if self.call.cached else self.here(self.lengths.keys) - self.here(self.lengths.queries)
+            queries, keys = self.call.sizes.queries, self.call.sizes.keys
+            if self.call.cached:  # it moves the queries to the last tokens already
+                return 0
+            if isinstance(queries, int) and isinstance(keys, int):
+                return keys - queries
+            return self.here(self.lengths.keys) - self.here(self.lengths.queries)
         _check_range(self.graph.function, name, value, least, most)
         if isinstance(value, int):
             return value

@@ -14,13 +14,10 @@ from .._call.operands import Initializer, Input
 from .._graph.graph import GraphValue
 from .._runtime.releases import Runtime
 from . import statistics
-from .biases import add_biases
-from .masks import AllowedPairs, all_allowed, both_allow
+from .formula import AllowedPairs, all_allowed, biased, both_allow
 from .tile import GraphTile
 
-STATISTICS = {"row_max", "entropy", "top_weights", "top_indices", *SUMS_OF_QUERIES}
-"""They need no values."""
-EXPLICIT = {"lse", *STATISTICS}
+EXPLICIT = {"lse", "row_max", "entropy", "top_weights", "top_indices", *SUMS_OF_QUERIES}
 """What a Softmax does not return; the largest score must not lose a NaN to what is added to hide a pair."""
 
 
@@ -36,7 +33,7 @@ def scale_query(tile: GraphTile, query: GraphValue) -> GraphValue:
 def attend_tile(
     tile: GraphTile, query: GraphValue, key: GraphValue, value: GraphValue, runtime: Runtime
 ) -> dict[str, GraphValue]:
-    """query from `scale_query`, key, value -> the outputs of the call, by name.
+    """query from `scale_query`, key, value -> the outputs of the call and others, by name.
 
     Exponentials and their sum are written instead of a Softmax where that has no room for sinks, returns no
     log-sum-exp, or hides NaN, which would hide it in a row that attends it, too.
@@ -53,25 +50,19 @@ def attend_tile(
     scores, allowed = masked_scores(tile, query, key, may_add=may_add)
     # Weights and scores have the whole batch, of which the values alone may have an axis.
     scores = scores if call.outputs == ("output",) else _expand_to_batch(tile, scores)
-    results, m = {"scores": scores}, None
-    if "row_max" in call.outputs:
-        m = statistics.row_max(scores, runtime)
-        results["row_max"] = _without_last_axis(m)
-        if call.outputs == ("row_max",):
-            return results
+    results = {"scores": scores}
     if explicit_softmax:
-        weights, of_rows = _explicit_softmax(tile, scores, m, runtime)
+        weights, of_rows = _explicit_softmax(tile, scores, runtime)
         results |= of_rows
     else:
         weights = scores.graph.add("Softmax", scores, dtype=scores.elem_type, shape=scores.dims, axis=-1)
     results["weights"] = weights
     if call.sums_queries:
         results |= statistics.sums_of_weights(tile, weights)
-    if not STATISTICS.issuperset(call.outputs):  # a runtime drops an output that weights or an lse do not need
-        if isinstance(allowed, GraphValue) and tile.hides_keys:
-            # The weight of a masked pair is 0, but 0 * NaN is NaN: what no query attends becomes 0 first.
-            value = xp.where(is_attended(allowed, call.sizes.heads), value, 0.0)
-        results["output"] = matmul_grouped(weights, value, tile.folds)
+    if isinstance(allowed, GraphValue) and tile.hides_keys:
+        # The weight of a masked pair is 0, but 0 * NaN is NaN: what no query attends becomes 0 first.
+        value = xp.where(is_attended(allowed, call.sizes.heads), value, 0.0)
+    results["output"] = matmul_grouped(weights, value, tile.folds)
     if not explicit_softmax and isinstance(allowed, GraphValue) and has_empty_rows(call):
         # Softmax returns NaN for a row without a key. The explicit softmax divides by 1 there, and returns 0.
         attends = has_allowed_key(allowed)
@@ -90,7 +81,7 @@ def masked_scores(
     scores = matmul_grouped(query, xp.matrix_transpose(key), tile.folds)
     if call.softcap is not None:
         scores = xp.tanh(scores) * call.softcap
-    scores, allowed = add_biases(call.biases, tile, scores, all_allowed(tile, tile.masks))
+    scores, allowed = biased(tile, scores, all_allowed(tile, tile.masks))
     if tile.key_mask is not None and not may_add:
         allowed = both_allow(allowed, tile.key_mask.allowed)
         assert isinstance(allowed, GraphValue)
@@ -120,15 +111,16 @@ def _expand_to_batch(tile: GraphTile, scores: GraphValue) -> GraphValue:
 
 
 def _explicit_softmax(
-    tile: GraphTile, scores: GraphValue, m: GraphValue | None, runtime: Runtime
+    tile: GraphTile, scores: GraphValue, runtime: Runtime
 ) -> tuple[GraphValue, dict[str, GraphValue]]:
-    """scores and the largest of each row, if known -> exp(s - m) / l, and what the call asks for of each row.
+    """scores -> exp(s - m) / l, and what a call may ask for of each row.
 
-    That may be the log-sum-exp, m + log(l), and the entropy; sinks count in m and in l.
+    The log-sum-exp is m + log(l); sinks count in m and in l, but not in the largest score.
     """
     call = tile.call
-    m = ops.reduce("ReduceMax", scores) if m is None else m
-    sinks = None
+    asks = "row_max" in call.outputs
+    m = statistics.row_max(scores, runtime) if asks else ops.reduce("ReduceMax", scores)
+    of_rows, sinks = {"row_max": m}, None
     if call.sinks is not None:
         sinks = ops.with_ones(tile.operand(call.sinks).astype(scores.elem_type), 2)
         m = xp.maximum(m, sinks)
@@ -142,15 +134,13 @@ def _explicit_softmax(
         l = l + xp.exp(sinks - shift)
     empty = l <= 0.0  # all scores of the row are -inf, and so is its sink if there is one
     l = xp.where(empty, 1.0, l)
-    weights, of_rows = p / l, {}
-    if "lse" in call.outputs:
-        # -inf is written for empty rows: WebGPU leaves log(0) open, and a software adapter returns -88.
-        of_rows["lse"] = _without_last_axis(xp.where(empty, -math.inf, xp.log(l) + shift))
-    if "entropy" in call.outputs:
-        of_rows["entropy"] = _without_last_axis(statistics.entropy(p, difference, of_keys, l))
+    # -inf is written for empty rows: WebGPU leaves log(0) open, and a software adapter returns -88.
+    of_rows["lse"] = xp.where(empty, -math.inf, xp.log(l) + shift)
+    of_rows["entropy"] = statistics.entropy(p, difference, of_keys, l)
+    of_rows = {name: _without_last_axis(value) for name, value in of_rows.items()}
     if call.top_k:
         of_rows["top_weights"], of_rows["top_indices"] = statistics.top_keys(tile, scores, shift, l)
-    return weights, of_rows
+    return p / l, of_rows
 
 
 def _without_last_axis(value: GraphValue) -> GraphValue:

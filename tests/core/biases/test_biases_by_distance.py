@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import draw
-from internals import NumPy, Tile, grid_of
+from internals import NumPy, Tile, first_distances, grid_of
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp.biases.buckets import RelativeTerm
@@ -115,7 +115,7 @@ def test_buckets_near_their_borders(count: int, max_distance: int, bidirectional
     """Two distances on each side of where a bucket begins, which an offset brings into a call of one query."""
     one_sided = count // 2 if bidirectional else count
     table = np.arange(float(count))[:, None]
-    begins = biases.relative(table, bidirectional=bidirectional, max_distance=max_distance).first_distances
+    begins = first_distances(count, max_distance, max_distance, bidirectional=bidirectional)
     assert len(begins) == one_sided - 1
     for begin in {*begins[:: max(1, one_sided // 16)], begins[-1], max_distance}:
         for sign in (1, -1):

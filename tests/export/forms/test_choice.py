@@ -13,7 +13,7 @@ from short_runs import assert_right
 from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx
 from sdpa_xp_export.forms.traced_attention import refuse_attention
-from sdpa_xp_export.lowering.masks import both_allow
+from sdpa_xp_export.lowering.formula import both_allow
 
 
 def specs(batch: Any, heads: int, queries: Any, keys: Any) -> list[TensorSpec]:

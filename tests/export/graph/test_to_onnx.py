@@ -342,7 +342,7 @@ def test_functions_of_the_standard(name: str) -> None:
                 x, masks.from_function(lambda b, h, i, j: scaled_dot_product_attention(i, i, i) > 0)
             ),
             TypeError,
-            "must be traced of",
+            "a function of the indices must call no attention",
         ),
         (lambda x: attending(x, dropout_p=0.5), ValueError, "`dropout_p` must be 0"),
         (

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from graphs import check_forms, qkv, run
+from internals import MOST_LISTED, Integers, RelativeTerm, first_distances, namespace
 
 from sdpa_xp import biases
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx
-from sdpa_xp_export.lowering.biases import LISTED, bucket
 
+LISTED = MOST_LISTED
 QKV = TensorSpec("float32", ("B", 4, "L", 8))
 RULES = [(32, 128), (32, 10**7), (16, 2**29), (8, 20), (4, 5), (1000, 10**7), (6, 9), (200, 120)]
 
@@ -29,13 +30,16 @@ def test_the_library_s_bucket(count: int, max_distance: int, bidirectional: bool
     """Near each distance at which a bucket begins, in both directions, and in between."""
     numbers = np.arange(float(count))[:, None]
     bias: Any = biases.relative(numbers, bidirectional=bidirectional, max_distance=max_distance)
-    begins = [0, *bias.first_distances, max_distance]
-    near = {begin + by for begin in begins[:: max(1, len(begins) // 40)] for by in (-2, -1, 0, 1, 2)}
+    begins = first_distances(count, max_distance, max_distance, bidirectional=bidirectional)
+    places = [0, *begins, max_distance]
+    near = {begin + by for begin in places[:: max(1, len(places) // 40)] for by in (-2, -1, 0, 1, 2)}
     near |= {*np.random.default_rng(7).integers(0, max_distance + 9, 60).tolist(), 2**29}
     distances = np.asarray(
         sorted({sign * distance for distance in near for sign in (1, -1) if distance <= 2**29})
     )
-    model = to_onnx(lambda d: bucket(bias, d), TensorSpec("int64", ("N",)))
+    offset, ahead = Integers(0, 0, 0), count // 2 if bidirectional else 0
+    term = RelativeTerm(numbers, 0, 0, offset, numbers, count, np.asarray(begins), ahead)
+    model = to_onnx(lambda d: term._index(namespace(d), d), TensorSpec("int64", ("N",)))
     (buckets,) = run(model, {"d": distances}).values()
     np.testing.assert_array_equal(buckets, library(bias, distances))
 

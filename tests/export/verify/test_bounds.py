@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from calls import draw
-from internals import Compared, ExpectedRows, checked_call, expected_rows, judge_copies, judge_rows, smallest
+from internals import Compared, ExpectedRows, checked_call, expected_rows, judge_outputs, judge_rows, smallest
 
 from sdpa_xp_export import TensorSpec
 
@@ -26,7 +26,7 @@ def compared(
     size: float = 1.0,
 ) -> Compared:
     """A row that is off by `errors`, beside a textbook formula whose first element is off by `textbook`."""
-    exact = np.asarray(reference)
+    exact = np.asarray(reference, np.float64)
     off = exact + textbook * (np.arange(len(exact)) == 0)
     sums = exact if terms is None else np.asarray(terms)
     spreads = np.zeros(len(exact)) if spread is None else np.asarray(spread)
@@ -123,7 +123,8 @@ def test_a_subnormal_number_may_be_zero() -> None:
 def test_a_copy_has_no_bound() -> None:
     exact = np.asarray([1.0, 2.0], np.float32)
     off = np.nextafter(exact, np.float32(3))
-    assert [agreement.agrees for agreement in judge_copies([(exact, exact), (off, exact)])] == [True, False]
+    copies = [{"present_key": Compared(result, ExpectedRows(exact, exact))} for result in (exact, off)]
+    assert [agreement.agrees for agreement in judge_outputs(copies)["present_key"]] == [True, False]
 
 
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
@@ -150,3 +151,16 @@ def test_large_scores_in_float64_have_the_error_of_float32_scaled_down() -> None
     error, of_float32 = (np.max(np.abs(one.textbook - one.reference)) / one.largest for one in rows)
     assert error == pytest.approx(of_float32 * 2.0**-29, rel=1e-3)
     assert error > 100 * 2.0**-52
+
+
+@pytest.mark.parametrize(("error", "agrees"), [(1e-7, True), (1e-5, False)])
+@pytest.mark.parametrize("left", [0.0, 1e-17])
+def test_errors_of_unknown_terms_that_cancel_are_as_large_as_those_of_other_runs(
+    left: float, error: float, agrees: bool
+) -> None:
+    zeros, others = np.full((2, 3), left), np.linspace(-1.0, 1.0, 6).reshape(2, 3)
+    cancelled = Compared(zeros.astype(np.float32) + np.float32(error), ExpectedRows(zeros, zeros))
+    ordinary = Compared(others.astype(np.float32), ExpectedRows(others, others.astype(np.float32)))
+    assert judge_rows([cancelled, ordinary], "float32")[0].agrees is agrees
+    known = Compared(cancelled.result, ExpectedRows(zeros, zeros, terms=np.abs(zeros)))
+    assert not judge_rows([known, ordinary], "float32")[0].agrees

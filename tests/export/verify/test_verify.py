@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx
 import pytest
-from internals import Setting, checked_call, judge, judge_outputs, nodes_of_profile, outcome, trials
+from internals import Setting, checked_call, judge, judge_outputs, nodes_of_profile, trials
 from onnx import numpy_helper
 from short_runs import assert_right
 
@@ -71,8 +71,6 @@ def test_judge_asks_for_the_same_nonfinite_values() -> None:
     assert judge(exact.astype(np.float32), exact, plain, "float32").absolute == 0
     swapped = np.asarray([np.nan, -np.inf, 1.0], np.float32)
     assert not judge(swapped, exact, plain, "float32").agrees
-    with pytest.raises(ValueError, match="judge: `result` must have the shape of the reference"):
-        judge(np.zeros(2), exact, plain, "float32")
 
 
 @pytest.mark.sampled(5)
@@ -377,5 +375,5 @@ def test_one_run_is_judged(error: float) -> None:
     exact = trial.expected["output"].reference
     assert exact.shape == FIXED.shape
     results = {"output": (exact + error).astype(np.float32)}
-    (agreement,) = judge_outputs(call, [outcome(call, trial, results)], "float32")["output"]
+    (agreement,) = judge_outputs([trial.compared(results)], "float32")["output"]
     assert agreement.agrees == (error == 0)

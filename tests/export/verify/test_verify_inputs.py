@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from internals import (
     LARGE,
+    CallLengths,
     ExportCall,
     Trial,
     checked_call,
     poison,
     random_inputs,
-    several_lengths,
     trials,
     with_nan,
 )
@@ -252,22 +252,22 @@ class TestPoison:
 
 class TestLengths:
     def test_several(self) -> None:
-        one, reversed_, ones = several_lengths(call())
+        one, reversed_, ones = CallLengths.for_call(call()).small()
         assert one == {"B": 2, "L": 5, "S": 9}
         assert reversed_ == {"B": 9, "L": 5, "S": 2}
         assert ones == {"B": 1, "L": 1, "S": 1}
 
     def test_fixed_lengths_are_run_three_times_too(self) -> None:
         export_call = checked_call("test", *[spec(2, 3, 4)] * 3)
-        assert list(several_lengths(export_call)) == [{}, {}, {}]
+        assert CallLengths.for_call(export_call).small() == [{}, {}, {}]
 
     def test_a_padded_cache_has_room(self) -> None:
-        for lengths in several_lengths(cached()):
+        for lengths in CallLengths.for_call(cached()).small():
             arrays = random_inputs(cached(), lengths, np.random.default_rng(0))
             assert arrays["past_key"].shape[2] >= lengths["T"] + 3 + 1
 
     def test_a_cache_that_is_joined_needs_none(self) -> None:
-        for lengths in several_lengths(cached(padded=False)):
+        for lengths in CallLengths.for_call(cached(padded=False)).small():
             assert set(lengths.values()) <= {1, 2, 3, 5, 7, 9}
 
 

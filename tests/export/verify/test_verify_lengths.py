@@ -6,12 +6,23 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
-from internals import HUGE, LARGE, ExportCall, checked_call, constants, sampled_rows, trial_settings
+from internals import (
+    HUGE,
+    LARGE,
+    ExportCall,
+    blocks_of,
+    checked_call,
+    constants,
+    exporter_model,
+    sampled_rows,
+    trial_settings,
+)
 from short_runs import short_settings
 
 from sdpa_xp import biases, masks
-from sdpa_xp_export import TensorSpec
+from sdpa_xp_export import TensorSpec, export_attention
 from sdpa_xp_export.spec import evaluated
 
 PAST = TensorSpec("float32", ("B", 2, "P", 8))
@@ -177,3 +188,15 @@ class TestRows:
 
     def test_a_few_of_many_heads(self) -> None:
         assert len(self.rows(2000, [3, 5, 7, 9], heads=200)) == 6
+
+
+def test_blocks_are_read_from_the_file() -> None:
+    """Also where the heads of a block are cut; the numbers of another program need not be those of this one."""
+    x = TensorSpec("float32", ("B", 8, "L", 32))
+    model = export_attention(x, x, x, is_causal=True, form="tiled")
+    assert blocks_of(model) == ([128], 2**17)
+    assert blocks_of(export_attention(x, x, x, is_causal=True, form="primitive")) == ([], 0)
+    for part in exporter_model.messages(model.graph):
+        if isinstance(part, onnx.TensorProto) and part.raw_data == np.int64(128).tobytes():
+            part.raw_data = np.int64(96).tobytes() + b"cut"
+    assert blocks_of(model) == ([96], 2**17)

@@ -11,8 +11,8 @@ from edits import changed_output
 from internals import (
     HUGE,
     LARGE,
+    CallLengths,
     ExportCall,
-    LengthsOfCall,
     checked_call,
     left_out,
     override,
@@ -114,7 +114,7 @@ def test_inputs_and_hidden_keys_do_not_depend_on_the_pieces(monkeypatch: pytest.
 def test_a_limit_of_memory_bounds_the_runs(memory: int, most: int, thorough: bool) -> None:
     """The reference is computed in the process of the caller, so no run is longer than both can hold."""
     for call in (call_of("B", 8, "L", 16), call_of("B", 1, "L", 9000), call_of("B", 4, "L", 8, is_causal=True)):
-        largest = LengthsOfCall(call, most).largest
+        largest = CallLengths.for_call(call).largest
         settings = trial_settings(call, thorough=thorough, memory=memory)
         assert max(largest(setting.lengths) for setting in settings) <= most
         assert len(settings) > 20

@@ -1,0 +1,215 @@
+"""Derivatives in a graph: the library's own code writes them, for numbers and names of lengths."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from graphs import run
+from open_calls import FIXED, ROWS, TRACED, Row
+
+from sdpa_xp import (
+    biases,
+    jvp,
+    masks,
+    scaled_dot_product_attention,
+    scaled_dot_product_attention_jvp,
+    scaled_dot_product_attention_laplacian,
+    scaled_dot_product_attention_vjp,
+)
+from sdpa_xp_export import TensorSpec, jit, to_onnx
+
+F = np.float32
+RNG = np.random.default_rng(0)
+STEPS: dict[str, Callable[..., dict[str, Any]]] = {}
+DIFFERENTIABLE = {name: row for name, row in ROWS.items() if name != "function of the scores"}
+
+
+def named(**arrays: Any) -> dict[str, Any]:
+    """Arrays, and those of mappings of them, by names that outputs may have."""
+    return {
+        f"{name}{'_' * bool(n)}{n}".replace(".", "_"): x
+        for name, part in arrays.items()
+        for n, x in (part.items() if isinstance(part, dict) else [("", part)])
+    }
+
+
+def step(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    STEPS[function.__name__] = function
+    return function
+
+
+@step
+def gradients(query: Any, key: Any, value: Any, rules: dict[str, Any]) -> dict[str, Any]:
+    output, pullback = scaled_dot_product_attention_vjp(query, key, value, **rules)
+    return named(output=output, gradient=pullback(output))
+
+
+@step
+def hessian(query: Any, key: Any, value: Any, rules: dict[str, Any]) -> dict[str, Any]:
+    output, pullback = scaled_dot_product_attention_vjp(query, key, value, **rules)
+    gradient, derivative = pullback.jvp(output, {"query": query, "value": value})
+    return named(gradient=gradient, derivative=derivative)
+
+
+@step
+def tangent(query: Any, key: Any, value: Any, rules: dict[str, Any]) -> dict[str, Any]:
+    moved = {"query": query * query, "key": key, "value": value}
+    return named(moved=scaled_dot_product_attention_jvp(query, key, value, moved, **rules)[1])
+
+
+@step
+def laplacian(query: Any, key: Any, value: Any, rules: dict[str, Any]) -> dict[str, Any]:
+    xp = query.__array_namespace__()
+    moved = {"query": xp.stack([query, -query * query]), "value": xp.stack([value, value])}
+    output, tangents, bend = scaled_dot_product_attention_laplacian(query, key, value, moved, **rules)
+    return named(output=output, tangents=tangents, bend=bend)
+
+
+@step
+def twice(query: Any, key: Any, value: Any, rules: dict[str, Any]) -> dict[str, Any]:
+    def slope(x: Any) -> Any:
+        return jvp(lambda y: scaled_dot_product_attention(y, key, value, **rules), (x,), (query,))[1]
+
+    return named(second=jvp(slope, (query,), (query * query,))[1])
+
+
+def model_of(name: str, row: Row, symbols: str) -> onnx.ModelProto:
+    sizes = FIXED | TRACED | {letter: letter for letter in symbols}
+    specs = [
+        TensorSpec(str(x.dtype), tuple(sizes[letter] for letter in axes))
+        for x, axes in zip(row.draw(TRACED), row.axes, strict=True)
+    ]
+    return to_onnx(call_of(name, row), *specs)
+
+
+def call_of(name: str, row: Row) -> Callable[..., dict[str, Any]]:
+    return lambda query, key, value, *more: STEPS[name](query, key, value, row.keywords(*more))
+
+
+def assert_close(result: np.ndarray, expected: np.ndarray) -> None:
+    largest = np.abs(expected).max(initial=1.0)
+    np.testing.assert_allclose(result, expected, rtol=0, atol=2e-5 * largest)
+
+
+def assert_agrees(model: onnx.ModelProto, call: Callable[..., Any], row: Row, symbols: str) -> None:
+    for arrays, expected in row.runs(call, np.asarray, symbols):
+        results = run(model, {value.name: x for value, x in zip(model.graph.input, arrays, strict=True)})
+        assert [*results] == [*expected]
+        for name, x in expected.items():
+            assert results[name].dtype == x.dtype
+            assert_close(results[name], x)
+
+
+@pytest.mark.sampled(7)
+@pytest.mark.parametrize("row", DIFFERENTIABLE.values(), ids=DIFFERENTIABLE)
+@pytest.mark.parametrize("name", STEPS)
+def test_open_lengths(name: str, row: Row) -> None:
+    symbols = row.symbols if row.most == np.inf else row.symbols.strip("LS")
+    model = model_of(name, row, symbols)
+    assert_agrees(model, call_of(name, row), row, symbols)
+
+
+@pytest.mark.sampled(7)
+@pytest.mark.parametrize("row", DIFFERENTIABLE.values(), ids=DIFFERENTIABLE)
+@pytest.mark.parametrize("name", STEPS)
+def test_fixed_lengths(name: str, row: Row) -> None:
+    arrays, call = row.draw(TRACED), call_of(name, row)
+    model = model_of(name, row, "")
+    assert [5, 7] not in [[*array.dims[-2:]] for array in model.graph.initializer]
+    results = run(model, {value.name: x for value, x in zip(model.graph.input, arrays, strict=True)})
+    for output, x in call(*arrays).items():
+        assert_close(results[output], x)
+
+
+def test_a_step_in_a_jit() -> None:
+    def update(weight: Any, x: Any, target: Any) -> Any:
+        query = x @ weight
+        output, pullback = scaled_dot_product_attention_vjp(query, x, x, is_causal=True, softcap=3.0)
+        return weight - 0.1 * (x.mT @ pullback(output - target)["query"])
+
+    fast, weight = jit(update), RNG.standard_normal((8, 8)).astype(F)
+    for length in (5, 9, 40, 1):
+        x, target = RNG.standard_normal((2, 2, 3, length, 8)).astype(F)
+        np.testing.assert_allclose(fast(weight, x, target), update(weight, x, target), atol=2e-5)
+    assert [dim.dim_param for dim in fast.model.graph.input[1].type.tensor_type.shape.dim][2] == "x_2"
+
+
+def test_a_masked_nan_stays_hidden() -> None:
+    row = Row(lambda: {"attn_mask": masks.padding([3, 1])}, fixed="B")
+    query, key, value = row.draw(TRACED)
+    for array in (key, value):
+        array[0, :, 3:], array[1, :, 1:] = np.nan, np.inf
+    call = call_of("gradients", row)
+    results, expected = jit(call)(query, key, value), call(query, key, value)
+    for name, x in expected.items():
+        assert np.isfinite(x).all()
+        np.testing.assert_allclose(results[name], x, atol=2e-6)
+
+
+@pytest.mark.parametrize("lengths", [{"L": 0}, {"S": 0}, {"B": 0}])
+def test_empty_lengths(lengths: dict[str, int]) -> None:
+    row = ROWS["is_causal"]
+    arrays, call = row.draw(TRACED), call_of("gradients", row)
+    sizes = FIXED | TRACED | lengths
+    arrays = [x[tuple(slice(sizes[n]) for n in axes)] for x, axes in zip(arrays, row.axes, strict=True)]
+    results = jit(call)(*arrays)
+    for name, x in call(*arrays).items():
+        np.testing.assert_array_equal(results[name], x, err_msg=name)
+
+
+X = TensorSpec("float32", ("B", 2, "L", 8))
+
+
+def derived(**rules: Any) -> Any:
+    return to_onnx(lambda x: scaled_dot_product_attention_vjp(x, x, x, **rules)[1](x)["query"], X)
+
+
+REFUSED: dict[str, tuple[Callable[[], object], str]] = {
+    "random numbers": (
+        lambda: derived(dropout_p=0.5, rng=np.random.default_rng(0)),
+        "`dropout_p` must be 0, since a graph draws no random numbers",
+    ),
+    "random numbers in a function": (
+        lambda: to_onnx(
+            lambda x: jvp(
+                lambda y: scaled_dot_product_attention(y, x, x, dropout_p=0.5, rng=np.random.default_rng(0)),
+                (x,),
+                (x,),
+            )[1],
+            X,
+        ),
+        "`dropout_p` must be 0, since a graph draws no random numbers",
+    ),
+    "a function of the scores": (
+        lambda: derived(bias=biases.from_function(lambda score, b, h, i, j: score * 2)),
+        "the function of `bias` must only add to the score",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals(name: str) -> None:
+    call, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_no_graph_is_kept() -> None:
+    kept: list[weakref.ref[Any]] = []
+
+    def layer(x: Any) -> Any:
+        kept.append(weakref.ref(x.graph.library))
+        return jvp(lambda y: scaled_dot_product_attention(y, x, x), (x,), (x,))[1] + gradient(x)
+
+    def gradient(x: Any) -> Any:
+        return scaled_dot_product_attention_jvp(x, x, x, {"query": x})[1]
+
+    to_onnx(layer, X)
+    gc.collect()
+    assert kept[0]() is None
