@@ -85,7 +85,7 @@ def exported(call: Call, arrays: Arrays, device: Device) -> Contender:
     (provider,) = internals.providers(device)
     specs = [TensorSpec(DTYPE, x.shape) for x in arrays]
     model = export_attention(*specs, is_causal=call.is_causal, runtime=f"onnxruntime>=1.28;{device}")
-    session = internals.open_session(model, provider)
+    session = internals.open_session(model, provider).inner
     binding = session.io_binding()
     inputs = [OrtValue.ortvalue_from_numpy(x, device, 0) for x in arrays]
     result = OrtValue.ortvalue_from_shape_and_type(arrays[0].shape, arrays[0].dtype, device, 0)

@@ -15,6 +15,7 @@ from internals import (
     LARGE,
     PROVIDERS,
     READERS,
+    SESSIONS,
     CallLengths,
     ExportCall,
     Setting,
@@ -62,13 +63,20 @@ def assert_right(model: onnx.ModelProto, *, seed: int = 0, session: Any = None, 
     KEPT[key] = drawn
     if len(KEPT) > MOST_KEPT:
         del KEPT[next(iter(KEPT))]
-    session = session or open_session(model, PROVIDERS["cpu"])
+    session = open_session(model, PROVIDERS["cpu"]) if session is None else opened(session)
     compared = [trial.compared(run_session(session, trial.inputs)) for trial in drawn]
     for name, agreements in judge_outputs(compared, computed_in).items():
         for trial, agreement in zip(drawn, agreements, strict=True):
             assert agreement.agrees, (name, trial.shown, agreement)
             if name == "output" and "large" not in trial.shown and computed_in == call.query.dtype:
                 assert agreement.bound < 1e-4, (trial.shown, agreement)  # no bound that says nothing
+
+
+def opened(inner: Any) -> Any:
+    """What the exporter makes of a session of onnxruntime."""
+    session: Any = object.__new__(SESSIONS["onnxruntime"])
+    session.inner = inner
+    return session
 
 
 class UntimedSession:
@@ -98,8 +106,8 @@ class UntimedRuntime:
     @contextmanager
     def session(self, model: Any, provider: str) -> Iterator[UntimedSession]:
         if self.reader is None:
-            opened = open_session(model, provider)
-            yield UntimedSession(partial(run_session, opened), engine.math_mode(opened))
+            session = open_session(model, provider)
+            yield UntimedSession(partial(run_session, session), session.math_mode)
         else:
             read = self.reader(model.SerializeToString(), [output.name for output in model.graph.output])
             yield UntimedSession(read.run, read.math_mode)

@@ -111,6 +111,16 @@ def in_column(error: float) -> str:
     return f"{error:.1e}" if error else "0"
 
 
+def verdict(report: LayerReport) -> str:
+    """Return whether a report agrees, in how many runs, and what ran them."""
+    return f"{'agrees' if report.agrees else 'DISAGREES'} in {len(report.runs)} runs on {report.engine}"
+
+
+def compared_rows(report: LayerReport) -> str:
+    """Return how many rows of all outputs were compared, and how many there are."""
+    return f"{sum(run.compared for run in report.runs):,} of {sum(run.rows for run in report.runs):,}"
+
+
 def shown_math_mode(report: LayerReport) -> list[str]:
     """Return the math mode of a report, if the engine and the provider have a choice of several."""
     on_cuda = any("CUDA" in run.provider for run in report.runs)
@@ -211,44 +221,37 @@ class LayerReport(Immutable):
         return f"{count} nodes, all on {where[0]}" if count > 1 else f"{count} node, on {''.join(where)}"
 
     def __repr__(self) -> str:
-        verdict = "agrees" if self.agrees else "DISAGREES"
-        facts = f"{self.form} {verdict} in {len(self.runs)} runs on {self.engine}"
-        return f"<{type(self).__name__}: {facts}, seed={self.seed}>"
+        return f"<{type(self).__name__}: {self.form} {verdict(self)}, seed={self.seed}>"
 
     def __str__(self) -> str:
-        verdict = "agrees" if self.agrees else "DISAGREES"
-        compared, rows = (sum(getattr(run, name) for run in self.runs) for name in ("compared", "rows"))
-        closest = [
-            f"{which}: {run.output} of {run.inputs}, {described_error(run)}"
-            for which, run in closest_runs(self).items()
+        fallen, more = ", ".join(placed.node for placed in self.fell_back), len(self.left_out) - SHOWN
+        left_out = [*self.left_out[:SHOWN], *([f"and {more} more"] if more > 0 else [])]
+        facts = [
+            f"{self.form}: {verdict(self)} ({compared_rows(self)} rows compared)",
+            *self.notes,
+            self.smallest_failure,
+            *(
+                f"{which}: {run.output} of {run.inputs}, {described_error(run)}"
+                for which, run in closest_runs(self).items()
+            ),
+            self.nodes,
+            *(f"math mode: {mode}" for mode in shown_math_mode(self)),
+            f"seed={self.seed}",
+            f"fell back: {fallen}" if fallen else "",
+            f"not tried: {'; '.join(left_out)}" if left_out else "",
         ]
-        fallen = ", ".join(placed.node for placed in self.fell_back)
-        facts = "; ".join(
-            [
-                f"{self.form}: {verdict} in {len(self.runs)} runs on {self.engine} "
-                f"({compared:,} of {rows:,} rows compared)",
-                *self.notes,
-                *([self.smallest_failure] if self.failing else []),
-                *closest,
-                self.nodes,
-                *(f"math mode: {mode}" for mode in shown_math_mode(self)),
-                f"seed={self.seed}",
-                *([f"fell back: {fallen}"] if fallen else []),
-                *([f"not tried: {_shortened(self.left_out)}"] if self.left_out else []),
-            ]
-        )
+        text = "; ".join(filter(None, facts))
         return textwrap.fill(
-            facts, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+            text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
         )
 
     def _repr_html_(self) -> str:
         """Return the verdict and the runs closest to their bounds, as a notebook shows them."""
-        compared, rows = (sum(getattr(run, name) for run in self.runs) for name in ("compared", "rows"))
         facts = [
             ("form", self.form),
             ("why this form", self.reason),
             ("runs", f"{len(self.runs)}, in {sum(run.seconds for run in self.runs):.2g} s"),
-            ("rows", f"{compared:,} of {rows:,} compared"),
+            ("rows", f"{compared_rows(self)} compared"),
             ("ran on", f"{self.engine}: {self.nodes}"),
             *[("math mode", mode) for mode in shown_math_mode(self)],
             ("seed", str(self.seed)),
@@ -271,15 +274,7 @@ class LayerReport(Immutable):
         ]
         title = f"The {len(runs)} runs closest to their bounds"
         header = ("inputs", *([] if is_one else ["output"]), "error", "bound", "values up to")
-        verdict = "agrees" if self.agrees else "DISAGREES"
-        heading = f"{type(self).__name__}: {verdict} in {len(self.runs)} runs on {self.engine}"
-        return folded(heading, table("", facts) + table(title, runs, header))
-
-
-def _shortened(lines: tuple[str, ...]) -> str:
-    """Return the first lines, and how many there are besides."""
-    more = len(lines) - SHOWN
-    return "; ".join([*lines[:SHOWN], *([f"and {more} more"] if more > 0 else [])])
+        return folded(f"{type(self).__name__}: {verdict(self)}", table("", facts) + table(title, runs, header))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -8,7 +8,7 @@ import minilm
 import numpy as np
 import pytest
 from encoder import CLOSE, expected, tokens
-from internals import CPU, CUDA, nodes_of_profile, providers, start_session
+from internals import CUDA, SESSIONS, providers
 
 from quality.gpu.devices import on_cuda
 
@@ -31,9 +31,9 @@ def test_embeddings(name: str) -> None:
 def test_one_file_from_tokens_to_embeddings(tmp_path: Path) -> None:
     """Every product is computed there, and in float32."""
     path = minilm.export(tmp_path / "minilm.onnx", runtime="onnxruntime>=1.28;cuda")
-    session = start_session(str(path), CUDA, CPU, tmp_path / "profile")
+    session = SESSIONS["onnxruntime"](str(path), (), CUDA, tmp_path / "profile")
     ids, mask = tokens()
-    (embeddings,) = session.run(None, {"ids": ids, "mask": mask})
+    (embeddings,) = session.run({"ids": ids, "mask": mask}).values()
     np.testing.assert_allclose(embeddings, expected(), rtol=0, atol=CLOSE)
-    ran = nodes_of_profile(Path(session.end_profiling()))
+    ran = session.nodes()
     assert {provider for _, op, provider in ran if op.endswith(("MatMul", "Gemm", "Attention"))} == {CUDA}

@@ -25,11 +25,10 @@ from internals import (
     ENGINES,
     PROVIDERS,
     READERS,
+    SESSIONS,
     ExportCall,
     Runtime,
     checked_call,
-    engine,
-    nodes_of_profile,
     probe,
     run_session,
 )
@@ -72,7 +71,7 @@ def measured(name: str, calls: list[Job]) -> dict[str, Any]:
     """Return what the provider computes of all calls, in each form."""
     if name == "webgpu":
         sys.path.insert(0, str(PLUGIN))
-    facts = engine.about([PROVIDERS[name]], probe())
+    facts = session_class(name).about([PROVIDERS[name]], probe())
     if PROVIDERS[name] not in facts["started"]:
         raise RuntimeError(f"{name} does not start: {facts['why_not']}")
     program = "onnxruntime-web" if name == "wasm" else "onnxruntime"
@@ -135,6 +134,11 @@ def runtime_of(name: str) -> str:
     return READER_RUNTIMES.get(name) or f"onnxruntime>={RELEASE};{name}"
 
 
+def session_class(name: str) -> Any:
+    """Return the class of the sessions of a provider."""
+    return SESSIONS["wasm" if name == "wasm" else "onnxruntime"]
+
+
 def by_length() -> Iterator[Job]:
     """Calls of each of `LENGTHS`, with equal and with grouped heads."""
     rules: dict[str, dict[str, Any]] = {
@@ -165,15 +169,14 @@ def computed(name: str, form: str, job: Job, ran: Counter[str]) -> str | None:
             return str(error).splitlines()[0]
     with tempfile.TemporaryDirectory() as folder:
         try:
-            session = engine.start_session(model, PROVIDERS[name], PROVIDERS["cpu"], Path(folder) / "profile")
+            outputs = [output.name for output in proto.graph.output]
+            session = session_class(name)(model, outputs, PROVIDERS[name], Path(folder) / "profile")
             runs = [run_session(session, feeds) for feeds in job.feeds]
         except Exception as error:  # those of onnxruntime have no common base
             return str(error).splitlines()[0]
-        if (
-            PROVIDERS[name] not in session.get_providers()
-        ):  # without an adapter it silently falls back to the CPU
+        if PROVIDERS[name] not in session.providers:  # without an adapter it silently falls back to the CPU
             raise RuntimeError(f"{name} found no adapter")
-        ran.update(provider for *_, provider in nodes_of_profile(Path(session.end_profiling())))
+        ran.update(provider for *_, provider in session.nodes())
     return job.fault(runs)
 
 

@@ -7,7 +7,6 @@ NumPy, and any method that a value lacks, is refused; a hint names the function 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -24,51 +23,44 @@ _OPERATORS = (
     *("less", "less_equal", "greater", "greater_equal", "equal", "not_equal"),
 )
 """The functions of NumPy that compute operators."""
-ARGUMENTS = {
-    **dict.fromkeys(("broadcast_arrays", "hypot", "logaddexp", "meshgrid", "result_type"), "x, y"),
-    **dict.fromkeys(("concat", "stack"), "[x, y], axis=0"),
-    **dict.fromkeys(("cumulative_prod", "cumulative_sum", "expand_dims", "squeeze", "unstack"), "x, axis=0"),
-    **dict.fromkeys(("arange", "eye"), "length"),
-    "asarray": "x",
-    "broadcast_shapes": "shape, shape",
-    "clip": "x, min, max",
-    "isdtype": "x.dtype, 'integral'",
-    "repeat": "x, repeats, axis=0",
-    "roll": "x, shift, axis=0",
-    "take": "x, indices, axis=0",
-}
-"""What a function of the namespace takes, if it is not what its signature requires."""
+_RENAMED = {"left_shift": "bitwise_left_shift", "power": "pow", "right_shift": "bitwise_right_shift"}
+"""Those among them that the array API calls otherwise."""
 _PARAMETERS = {"value": "x", "one": "x", "from_": "x", "other": "y", "type": "dtype", "to": "dtype"}
-"""The parameters that a hint calls otherwise."""
+"""The parameters of functions of the namespace that a hint calls otherwise."""
 
-_NAMES = """
-abs absolute fabs; acos arccos; acosh arccosh; asin arcsin; asinh arcsinh;
-astype to type float half double bfloat16 int long bool; atan arctan; atan2 arctan2; atanh arctanh;
-bitwise_invert invert bitwise_not; bitwise_left_shift left_shift; bitwise_right_shift right_shift;
-broadcast_to expand expand_as; clip clamp; concat concatenate cat; cumulative_prod cumprod;
-cumulative_sum cumsum; divide div true_divide; equal eq; expand_dims unsqueeze; greater gt;
-greater_equal ge; less lt; less_equal le; matmul dot mm bmm mv; matrix_transpose t adjoint; max amax;
-mean average; min amin; moveaxis movedim rollaxis; multiply mul; negative neg; not_equal ne;
-permute_dims transpose permute swapaxes swapdims; pow power float_power; remainder mod;
-reshape view flatten ravel unflatten; round rint; sign sgn; subtract sub; take index_select;
-take_along_axis gather; trunc fix; unique_values unique; unstack unbind; vecdot inner; where masked_fill
+_TABLE = """
+xp.abs(x): absolute fabs; xp.acos(x): arccos; xp.acosh(x): arccosh; xp.arange(length): arange;
+xp.asarray(x): asarray; xp.asin(x): arcsin; xp.asinh(x): arcsinh; xp.atan(x): arctan; xp.atan2(x, y): arctan2;
+xp.astype(x, dtype): to type float half double bfloat16 int long bool; xp.atanh(x): arctanh;
+xp.bitwise_invert(x): invert bitwise_not; xp.bitwise_left_shift(x, y): left_shift;
+xp.bitwise_right_shift(x, y): right_shift; xp.broadcast_arrays(x, y): broadcast_arrays;
+xp.broadcast_shapes(shape, shape): broadcast_shapes; xp.broadcast_to(x, shape): expand expand_as;
+xp.clip(x, min, max): clip clamp; xp.concat([x, y], axis=0): concat concatenate cat;
+xp.cumulative_prod(x, axis=0): cumulative_prod cumprod; xp.cumulative_sum(x, axis=0): cumulative_sum cumsum;
+xp.divide(x, y): div true_divide; xp.equal(x, y): eq; xp.expand_dims(x, axis=0): expand_dims unsqueeze;
+xp.eye(length): eye; xp.greater(x, y): gt; xp.greater_equal(x, y): ge; xp.hypot(x, y): hypot;
+xp.isdtype(x.dtype, 'integral'): isdtype; xp.less(x, y): lt; xp.less_equal(x, y): le;
+xp.logaddexp(x, y): logaddexp; xp.matmul(x, y): dot mm bmm mv; xp.matrix_transpose(x): t adjoint;
+xp.max(x): amax; xp.maximum(x, 0.0): relu; xp.mean(x): average; xp.meshgrid(x, y): meshgrid; xp.min(x): amin;
+xp.moveaxis(x, source, destination): movedim rollaxis; xp.multiply(x, y): mul; xp.negative(x): neg;
+xp.not_equal(x, y): ne; xp.permute_dims(x, axes): transpose permute swapaxes swapdims;
+xp.pow(x, y): power float_power; xp.remainder(x, y): mod; xp.repeat(x, repeats, axis=0): repeat;
+xp.reshape(x, shape): view flatten ravel unflatten; xp.result_type(x, y): result_type;
+xp.roll(x, shift, axis=0): roll; xp.round(x): rint; xp.sign(x): sgn; xp.squeeze(x, axis=0): squeeze;
+xp.stack([x, y], axis=0): stack; xp.subtract(x, y): sub; xp.take(x, indices, axis=0): take index_select;
+xp.take_along_axis(x, indices): gather; xp.trunc(x): fix; xp.unique_values(x): unique;
+xp.unstack(x, axis=0): unstack unbind; xp.vecdot(x, y): inner; xp.where(condition, x, y): masked_fill;
+x: copy clone contiguous detach; x.ndim: dim; x.size: numel; x / (1.0 + xp.exp(-x)): silu swish;
+1.0 / xp.sqrt(x): rsqrt; 1.0 / (1.0 + xp.exp(-x)): sigmoid;
+0.5 * x * (1.0 + xp.erf(x / 1.4142135623730951)): gelu;
+(e := xp.exp(x - xp.max(x, axis=-1, keepdims=True))) / xp.sum(e, axis=-1, keepdims=True): softmax
 """
-_GROUPS = (group.split() for group in _NAMES.split(";"))
-OTHER_NAMES = {other: name for name, *others in _GROUPS for other in others}
-"""The function of the namespace that does what these functions and methods of NumPy and torch do."""
+_ENTRIES = (entry.rpartition(":") for entry in _TABLE.split(";"))
+EXPRESSIONS = {name: expression.strip() for expression, _, names in _ENTRIES for name in names.split()}
+"""What to write for names of NumPy and torch, and for functions of the namespace whose signature says less.
 
-EXPRESSIONS = {
-    **dict.fromkeys(("silu", "swish"), "x / (1.0 + xp.exp(-x))"),
-    **dict.fromkeys(("copy", "clone", "contiguous", "detach"), "x"),
-    "dim": "x.ndim",
-    "gelu": "0.5 * x * (1.0 + xp.erf(x / 1.4142135623730951))",
-    "numel": "x.size",
-    "relu": "xp.maximum(x, 0.0)",
-    "rsqrt": "1.0 / xp.sqrt(x)",
-    "sigmoid": "1.0 / (1.0 + xp.exp(-x))",
-    "softmax": ("(e := xp.exp(x - xp.max(x, axis=-1, keepdims=True))) / xp.sum(e, axis=-1, keepdims=True)"),
-}
-"""What to write instead of other functions and methods."""
+No measure of likeness would do: to difflib, `sinc` is nearer to `sin` than `arccos` to `acos`.
+"""
 
 
 def of_ufunc(
@@ -84,7 +76,7 @@ def of_ufunc(
     # `x += value` passes x as `out`, too; any other `out` would be an array to write to.
     if name not in _OPERATORS or method != "__call__" or keywords or (out and out[0] is not inputs[0]):
         raise numpy_error(value, name)
-    function = getattr(value.graph.namespace, OTHER_NAMES.get(name, name))
+    function = getattr(value.graph.namespace, _RENAMED.get(name, name))
     graph = value.graph
     result = function(*(graph.operand(x) if isinstance(x, np.ndarray) else x for x in inputs))
     if out:
@@ -136,7 +128,7 @@ class MissingFunctionError(AttributeError):
 
 def missing_function(name: str, namespace: ModuleType) -> MissingFunctionError:
     """Return the error for a function that the namespace of a value lacks: what it has instead."""
-    if name in EXPRESSIONS or OTHER_NAMES.get(name) in namespace.__all__:
+    if name in EXPRESSIONS:
         hint = function_hint(name, namespace)
         return MissingFunctionError(f"a value of a graph has no function `{name}`. {hint}")
     if name in _OF_COMPLEX:
@@ -149,19 +141,17 @@ def missing_function(name: str, namespace: ModuleType) -> MissingFunctionError:
 
 def function_hint(name: str, namespace: ModuleType) -> str:
     """Return what to write instead of a function or a method of that name; it exists in the namespace."""
-    standard = OTHER_NAMES.get(name, name)
-    if name in EXPRESSIONS:
-        expression = EXPRESSIONS[name]
-        return f"Write {expression}" + (", with xp = x.__array_namespace__()." if "xp." in expression else ".")
-    if standard not in namespace.__all__:
+    expression = EXPRESSIONS.get(name, "")
+    if not expression and name in namespace.__all__:
+        expression = f"xp.{name}"
+        if callable(function := getattr(namespace, name)):
+            parameters = inspect.signature(function).parameters.values()
+            required = (
+                one for one in parameters if one.default is one.empty and one.kind != one.VAR_POSITIONAL
+            )
+            expression += f"({', '.join(_PARAMETERS.get(one.name, one.name) for one in required)})"
+    if not expression:
         return f"The namespace of a value has no `{name}` and no replacement for it."
-    call = f"xp.{standard}"
-    if callable(function := getattr(namespace, standard)):
-        call += f"({ARGUMENTS.get(standard) or _required(function)})"
-    return f"Take functions from the namespace, as xp = x.__array_namespace__(), {call}."
-
-
-def _required(function: Callable[..., Any]) -> str:
-    parameters = inspect.signature(function).parameters.values()
-    required = (one.name for one in parameters if one.default is one.empty and one.kind != one.VAR_POSITIONAL)
-    return ", ".join(_PARAMETERS.get(name, name) for name in required)
+    if expression.startswith("xp."):
+        return f"Take functions from the namespace, as xp = x.__array_namespace__(), {expression}."
+    return f"Write {expression}" + (", with xp = x.__array_namespace__()." if "xp." in expression else ".")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from sdpa_xp._libraries import dtype_name, library_of
 
-from . import engine
+from .engine import OnnxruntimeSession
 
 Run: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 """Computes the outputs of a session, in order, from the arrays of a call."""
@@ -23,39 +23,40 @@ _HOST = 1
 """The type of the host in DLPack."""
 
 
-def runner(session: Any, order: Sequence[int], examples: Sequence[Any]) -> Run:
+def runner(session: OnnxruntimeSession, order: Sequence[int], examples: Sequence[Any]) -> Run:
     """Return what runs a session on arrays that differ from `examples` in their numbers alone.
 
     Args:
-        session: A session of onnxruntime.
+        session: A session.
         order: The number of the array that each input of the session gets.
         examples: Arrays of one library, and perhaps integers in arrays of NumPy.
     """
     of_caller = next((array for array in examples if not isinstance(array, np.ndarray)), examples[0])
-    library, names = library_of(of_caller), [value.name for value in session.get_inputs()]
-    has_bfloat16 = any("bfloat16" in value.type for value in (*session.get_inputs(), *session.get_outputs()))
+    inner, has_bfloat16 = session.inner, session.has_bfloat16
+    library, names = library_of(of_caller), [value.name for value in inner.get_inputs()]
     is_on_device = library.is_accelerator(library.device(of_caller))
     if (is_on_device or (has_bfloat16 and library_of(np.empty(0)) is not library)) and _takes_dlpack():
-        return _by_dlpack(session, dict(zip(names, order, strict=True)), of_caller)
+        return _by_dlpack(inner, dict(zip(names, order, strict=True)), of_caller)
     is_plain = all(type(array) is np.ndarray and array.dtype.isnative for array in examples)
-    has_uint64 = any("uint64" in value.type for value in session.get_outputs())
+    has_uint64 = any("uint64" in value.type for value in inner.get_outputs())
     if is_plain and not has_bfloat16 and not has_uint64 and [*order] == [*range(len(names))]:
-        outputs = [value.name for value in session.get_outputs()]
+        outputs = [value.name for value in inner.get_outputs()]
         # onnxruntime copies an array only if its elements do not lie side by side in order.
-        return lambda arrays: session.run(outputs, dict(zip(names, arrays, strict=True)))
-    return _by_numpy(session, dict(zip(names, order, strict=True)), of_caller, has_bfloat16)
+        return lambda arrays: inner.run(outputs, dict(zip(names, arrays, strict=True)))
+    return _by_numpy(session, dict(zip(names, order, strict=True)), of_caller)
 
 
-def _by_numpy(session: Any, order: dict[str, int], of_caller: Any, has_bfloat16: bool) -> Run:
+def _by_numpy(session: OnnxruntimeSession, order: dict[str, int], of_caller: Any) -> Run:
     """Return what runs a session on arrays in memory that NumPy reads."""
-    outputs = [value.name for value in session.get_outputs()]
+    inner = session.inner
+    outputs = [value.name for value in inner.get_outputs()]
     library = library_of(of_caller)
     xp, device = library.namespace(of_caller), library.device(of_caller)
 
     def run(arrays: Sequence[Any]) -> Sequence[Any]:
         feeds = {name: _native(library_of(arrays[n]).to_numpy(arrays[n])) for name, n in order.items()}
-        # Only `engine.run` knows bfloat16, which onnxruntime does not read from NumPy; it copies the outputs.
-        results = engine.run(session, feeds).values() if has_bfloat16 else session.run(outputs, feeds)
+        # onnxruntime itself reads no bfloat16 from NumPy; `session.run` also copies the outputs.
+        results = session.run(feeds).values() if session.has_bfloat16 else inner.run(outputs, feeds)
         # onnxruntime's uint64 is `ulonglong` of NumPy, an equal dtype that torch refuses.
         return [library.from_numpy(result.view(np.dtype(result.dtype.name)), xp, device) for result in results]
 
@@ -75,11 +76,11 @@ def _takes_dlpack() -> bool:
     return all(hasattr(onnxruntime.OrtValue, name) for name in ("from_dlpack", "__dlpack__"))
 
 
-def _by_dlpack(session: Any, order: dict[str, int], of_caller: Any) -> Run:
+def _by_dlpack(inner: Any, order: dict[str, int], of_caller: Any) -> Run:
     """Return what runs a session on arrays on the device of one of them."""
     kind, index = of_caller.__dlpack_device__()
     place = ("cpu", 0) if int(kind) == _HOST else ("cuda", int(index))
-    outputs = session.get_outputs()
+    outputs = inner.get_outputs()
     library = library_of(of_caller)
     xp: Any = library.namespace(of_caller)
 
@@ -89,7 +90,7 @@ def _by_dlpack(session: Any, order: dict[str, int], of_caller: Any) -> Run:
         return array if is_same else xp.astype(array, xp.bool)  # onnxruntime passes bool as uint8
 
     def run(arrays: Sequence[Any]) -> Sequence[Any]:
-        binding = session.io_binding()  # one for each run, since threads may run at once
+        binding = inner.io_binding()  # one for each run, since threads may run at once
         values = {name: _value_of(arrays[n]) for name, n in order.items()}  # no binding keeps memory alive
         for name, value in values.items():
             binding.bind_ortvalue_input(name, value)
@@ -97,7 +98,7 @@ def _by_dlpack(session: Any, order: dict[str, int], of_caller: Any) -> Run:
             binding.bind_output(output.name, *place)
         if place[0] != "cpu":
             binding.synchronize_inputs()  # a GPU may still compute the arrays, in a queue of their library
-        session.run_with_iobinding(binding)
+        inner.run_with_iobinding(binding)
         return [array_of(value, out.type) for value, out in zip(binding.get_outputs(), outputs, strict=True)]
 
     return run

@@ -1,6 +1,4 @@
-"""What computes as a browser does: onnxruntime-web on WebAssembly, and onnxruntime's plugin for WebGPU.
-
-WebAssembly runs in a process of Node.js, as browsers.cjs. The plugin runs in this one.
+"""onnxruntime-web, which browsers have: sessions on WebAssembly, in a process of Node.js (browsers.cjs).
 
 It has no more imports than the process of a model needs.
 """
@@ -13,25 +11,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from . import engine
 from .frames import Frame, receive, send
 
 WASM = "wasm"
 """onnxruntime-web's own name of the provider."""
-WEBGPU = "WebGpuExecutionProvider"
 SCRIPT = Path(__file__).with_suffix(".cjs")
-_AS_ON_CPU, _AS_WASM = '"provider" : "CPUExecutionProvider"', f'"provider" : "{WASM}"'
-
-
-class Stated(NamedTuple):
-    """An input or an output of a session."""
-
-    name: str
-    type: str = ""
 
 
 class Node:
@@ -82,64 +72,38 @@ def node() -> Node:
 
 
 class WasmSession:
-    """A session in Node.js, with the methods of `onnxruntime.InferenceSession` that engine.py calls."""
+    """A model in Node.js."""
 
-    def __init__(self, source: bytes | str, profile: Path | None = None) -> None:
-        self._profile = profile
+    providers, math_mode, takes_memory_here = (WASM,), "no TF32", False
+
+    def __init__(
+        self, source: bytes | str, outputs: Sequence[str], _provider: str = WASM, profile: Path | None = None
+    ) -> None:
         arrays = {"model": np.frombuffer(source, np.uint8)} if isinstance(source, bytes) else {}
         file = source if isinstance(source, str) else None
-        self._stated = node().ask("load", arrays, file=file, profile=profile is not None).facts
+        node().ask("load", arrays, file=file, profile=profile is not None)
+        self._outputs = outputs
 
-    def get_inputs(self) -> list[Stated]:
-        return [Stated(name) for name in self._stated["inputs"]]
+    @classmethod
+    def about(cls, _wanted: Sequence[str], probe: bytes) -> dict[str, Any]:
+        """Return the release of onnxruntime-web, and whether a session starts, or why not."""
+        facts: dict[str, Any] = {"version": "", "offered": [], "started": [], "note": "", "why_not": ""}
+        try:
+            facts |= {"version": node().version, "offered": [WASM]}
+            cls(probe, ["y"])
+            facts["started"] = [WASM]
+        except (OSError, ValueError) as error:
+            facts["why_not"] = engine.first_line(error)
+        return facts
 
-    def get_outputs(self) -> list[Stated]:
-        return [Stated(name) for name in self._stated["outputs"]]
-
-    def get_providers(self) -> list[str]:
-        return [WASM]
-
-    def get_provider_options(self) -> dict[str, dict[str, str]]:
-        return {}
-
-    def run(
-        self, names: Sequence[str], feeds: Mapping[str, NDArray[Any]], _options: Any = None
-    ) -> list[NDArray[Any]]:
+    def run(self, feeds: Mapping[str, NDArray[Any]], *, frees: bool = False) -> dict[str, NDArray[Any]]:
+        """Return the outputs by their names. Node.js keeps the memory of a run."""
+        del frees
         outputs = node().ask("run", feeds).arrays
-        return [outputs[name] for name in names]
+        return {name: outputs[name] for name in self._outputs}
 
-    def end_profiling(self) -> str:
-        """Write where the nodes ran, and return the path of this file."""
-        assert self._profile is not None
+    def nodes(self) -> list[engine.Node]:
+        """Return the nodes that ran."""
+        profile = str(node().ask("profile").facts["profile"])
         # WebAssembly has the kernels of the CPU, and their provider is called so there.
-        text = str(node().ask("profile").facts["profile"]).replace(_AS_ON_CPU, _AS_WASM)
-        self._profile.write_text(text)
-        return str(self._profile)
-
-
-@cache
-def webgpu_device() -> Any:
-    """Register the plugin, and return what it computes on.
-
-    Raises:
-        ImportError: The plugin is not installed, or this onnxruntime takes none.
-        ValueError: It finds no adapter. It has others if its library does not load.
-    """
-    import onnxruntime
-    import onnxruntime_ep_webgpu
-
-    if not hasattr(onnxruntime, "register_execution_provider_library"):
-        raise ImportError(f"onnxruntime {onnxruntime.__version__} takes no plugins")
-    onnxruntime.register_execution_provider_library(WEBGPU, onnxruntime_ep_webgpu.get_library_path())
-    devices = [entry for entry in onnxruntime.get_ep_devices() if entry.ep_name == WEBGPU]
-    if not devices:
-        raise ValueError("the plugin finds no GPU")
-    return devices[0]
-
-
-def webgpu_note() -> str:
-    """Return which plugin computes, if it does so on the CPU; empty on a GPU."""
-    if "CPU" not in str(webgpu_device().device.type):
-        return ""
-    version = webgpu_device().ep_metadata["version"]
-    return f"onnxruntime-ep-webgpu {version} computed WebGPU on a software adapter, not on a GPU"
+        return [(name, op, WASM) for name, op, _ in engine.nodes_of_profile(profile)]

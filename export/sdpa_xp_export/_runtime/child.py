@@ -12,14 +12,11 @@ import queue
 import signal
 import sys
 import threading
-import time
 import types
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-OVER_MEMORY = 77
-"""The exit code of a process that took more memory than it may."""
 MEMORY_WORDS = (
     "bad_alloc",
     "bad allocation",
@@ -79,7 +76,7 @@ def _end_without_a_trace() -> None:
 
 def serve(requests: BinaryIO, answers: BinaryIO) -> None:
     """Read the requests in a thread: the input ends even while a run does not."""
-    from sdpa_xp_export._runtime import engine, frames, readers
+    from sdpa_xp_export._runtime import engine, frames, worker
 
     waiting: queue.SimpleQueue[frames.Frame] = queue.SimpleQueue()
 
@@ -94,152 +91,19 @@ def serve(requests: BinaryIO, answers: BinaryIO) -> None:
             os._exit(1)
 
     threading.Thread(target=read, daemon=True).start()
-    worker = _Worker(engine, readers)
+    work = worker.Worker()
     while True:
         facts, arrays = waiting.get()
         try:
-            said, results = getattr(worker, facts.pop("do"))(arrays=arrays, **facts)
+            said, results = getattr(work, facts.pop("do"))(arrays=arrays, **facts)
             frames.send(answers, said, results)
         except Exception as error:  # onnxruntime's errors have no other base
-            text = str(error).splitlines()[0] if str(error) else ""
-            if isinstance(error, ImportError | MemoryError):
-                text = f"{type(error).__name__}: {text}" if text else type(error).__name__
-            reason = (text or type(error).__name__)[:LONGEST_REASON]
+            reason = engine.first_line(error)
+            if isinstance(error, ImportError | MemoryError) and str(error):
+                reason = f"{type(error).__name__}: {reason}"
             over = any(word in f"{type(error).__name__} {error}" for word in MEMORY_WORDS)
             number = error.errno if isinstance(error, OSError) else None
-            frames.send(answers, {"error": reason, "over_memory": over, "errno": number})
-
-
-class _Worker:
-    """What the other process can ask for. Each request returns facts and arrays."""
-
-    def __init__(self, engine: Any, readers: Any) -> None:
-        self.engine, self.readers = engine, readers.READERS
-        self.reader: Any = None
-        """The class of the sessions, if they are not of onnxruntime."""
-        self.session: Any = None
-        self.limited = False
-
-    def start(self, engine: str, wanted: list[str], arrays: Any) -> tuple[dict[str, Any], Any]:
-        """Import the engine; say its release, which providers it offers, and which that are wanted start."""
-        self.reader = self.readers.get(engine)
-        if self.reader is not None:
-            offered = [self.reader.label]
-            return {"version": self.reader.version(), "offered": offered, "started": offered}, None
-        return self.engine.about(wanted, arrays["probe"].tobytes()), None
-
-    def load(
-        self,
-        provider: str,
-        fallback: str,
-        memory: int,
-        hard: bool,
-        file: str | None,
-        profile: str | None,
-        outputs: list[str],
-        arrays: Any,
-    ) -> tuple[dict[str, Any], Any]:
-        """Start a session of the model in a file, or of the bytes in `arrays`."""
-        self._limit(memory, hard)
-        self.engine.limit_memory(provider, memory)
-        self.session = None
-        source = arrays["model"].tobytes() if file is None else file
-        if self.reader is not None:
-            self.session = self.reader(source, outputs)
-            return {"providers": [self.reader.label], "math_mode": self.session.math_mode}, None
-        started = self.engine.start_session(source, provider, fallback, Path(profile) if profile else None)
-        self.session = started
-        return {"providers": started.get_providers(), "math_mode": self.engine.math_mode(started)}, None
-
-    def element_types(self, memory: int, hard: bool, arrays: Any) -> tuple[dict[str, Any], Any]:
-        """Infer the dtypes of a model's values."""
-        import onnx
-
-        self._limit(memory, hard)
-        model = onnx.load_model_from_string(arrays["model"].tobytes())
-        return {"types": self.engine.element_types(model)}, None
-
-    def run(self, frees: bool, arrays: Any) -> tuple[dict[str, Any], Any]:
-        """Run the model."""
-        if self.reader is not None:
-            timed = self.engine.timed_twice(*[lambda: self.session.run(arrays)] * 2)
-        else:
-            timed = self.engine.timed(self.session, arrays, frees=frees)
-        return {"seconds": timed.seconds, "peak_bytes": timed.peak_bytes}, timed.outputs
-
-    def placements(self, **_: Any) -> tuple[dict[str, Any], Any]:
-        """End the session; return where its nodes ran."""
-        if self.reader is not None:
-            nodes, self.session = self.session.nodes(), None
-            return {"nodes": nodes[: self.engine.MOST_NODES]}, None
-        profile = Path(self.session.end_profiling())
-        self.session = None
-        try:
-            return {"nodes": self.engine.nodes_of_profile(profile)}, None
-        except (OSError, ValueError):
-            # onnxruntime does not say that it wrote a part, or nothing: one more write gets the system's error.
-            profile.write_bytes(bytes(2**16))
-            raise
-
-    def _limit(self, memory: int, hard: bool) -> None:
-        """Limit the memory from now on; `hard` if the system may do it, which also counts what a GPU maps."""
-        if not self.limited and not (hard and _limit_memory(memory)):
-            threading.Thread(target=_watch_memory, args=(memory,), daemon=True).start()
-        self.limited = True
-
-
-def _limit_memory(most: int) -> bool:
-    """Let Linux refuse memory beyond what this process has and that. Return whether it will."""
-    if sys.platform != "linux":
-        return False
-    import resource
-
-    from sdpa_xp_export._runtime.engine import kilobytes
-
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most += kilobytes("VmData") * 1024
-    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    try:  # not RLIMIT_AS: a thread reserves addresses that it never uses
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def _watch_memory(most: int) -> None:
-    """End the process when it has taken more memory than that, where the system sets no limit."""
-    most += _peak_bytes()
-    while _peak_bytes() <= most:
-        time.sleep(0.02)
-    os._exit(OVER_MEMORY)
-
-
-def _peak_bytes() -> int:
-    """Return the most memory that this process has had; 0 if the system does not tell."""
-    if sys.platform == "win32":
-        import ctypes
-        from ctypes import wintypes
-
-        class Counters(ctypes.Structure):
-            _fields_ = (
-                ("cb", wintypes.DWORD),
-                ("PageFaultCount", wintypes.DWORD),
-                ("PeakWorkingSetSize", ctypes.c_size_t),
-                ("rest", ctypes.c_size_t * 7),
-            )
-
-        counters = Counters()
-        counters.cb = ctypes.sizeof(counters)
-        process = ctypes.c_void_p(-1)  # the pseudo handle of this process
-        ctypes.windll.kernel32.K32GetProcessMemoryInfo(process, ctypes.byref(counters), counters.cb)
-        return int(counters.PeakWorkingSetSize)
-    if sys.platform == "linux":  # its getrusage(2) begins with the peak of the process that started this one
-        from sdpa_xp_export._runtime.engine import kilobytes
-
-        return kilobytes("VmHWM") * 1024
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+            frames.send(answers, {"error": reason[:LONGEST_REASON], "over_memory": over, "errno": number})
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ from .session import (
     source_of,
     wanted,
 )
+from .worker import OVER_MEMORY
 
 MEMORY = 2**33
 """Bytes. The largest run of `verify(thorough=True)` has a few arrays of 151 million scores."""
@@ -72,6 +73,7 @@ class RuntimeProcess:
     def __init__(self, timeout: float, memory: int, folder: Path, engine: EngineName = "onnxruntime") -> None:
         self._timeout, self._memory, self._folder = timeout, memory, folder
         self.engine: EngineName = engine
+        self._shown = ENGINES[engine]
         self._left = timeout
         # A thread of its own reads the pipe, since a read cannot be given up when the time is over.
         self._talk = futures.ThreadPoolExecutor(1)
@@ -88,8 +90,10 @@ class RuntimeProcess:
             env={"ORT_DISABLE_TELEMETRY": "1"} | dict(os.environ),
         )
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(list(map(str, sys.path))).encode() + b"\n")
-        self._process.stdin.flush()
+        assert self._process.stdout is not None
+        self._requests, self._answers = self._process.stdin, self._process.stdout
+        self._requests.write(json.dumps(list(map(str, sys.path))).encode() + b"\n")
+        self._requests.flush()
         self._hello: dict[str, Any] | None = None
         self._chosen: list[str] = []
         self.notes: tuple[str, ...] = ()
@@ -98,10 +102,6 @@ class RuntimeProcess:
     def version(self) -> str:
         """The release of the engine."""
         return str(self._about()["version"])
-
-    @property
-    def _shown(self) -> str:
-        return ENGINES[self.engine]
 
     def providers(self, requested: str | None) -> list[str]:
         """Return the providers to run on: the one asked for, or CUDA if it starts here and the CPU."""
@@ -124,12 +124,10 @@ class RuntimeProcess:
                     {"do": "start", "engine": self.engine, "wanted": wanted(requested)}, arrays, START
                 )
             except (EOFError, TimeoutError, ValueError) as error:
-                words = self._last_words()
-                rule, got = (
-                    f"Python must start another process, in which {self._shown} runs",
-                    {"it": self._end()},
-                )
-                raise RuntimeError(Message("verify", rule, got, words)) from error
+                self._errors.seek(0)  # before it loads a model, Python writes an error there
+                words = self._errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+                rule = f"Python must start another process, in which {self._shown} runs"
+                raise RuntimeError(Message("verify", rule, {"it": self._end()}, words)) from error
             if reason := answer.facts.get("error"):
                 raise not_installed(reason.partition(": ")[2] or reason, engine=self.engine)
             self._hello = answer.facts
@@ -157,10 +155,12 @@ class RuntimeProcess:
         with self._runtime_named(model, provider):
             with temporary():
                 source = source_of(model, Path(tempfile.mkdtemp(dir=self._folder)))
-            load: dict[str, object] = {"provider": provider, "fallback": PROVIDERS["cpu"]}
-            load["profile"] = str(self._folder / "profile")
-            load["outputs"] = [output.name for output in model.graph.output]
-            load["file"] = source if isinstance(source, str) else None
+            load = {
+                "provider": provider,
+                "profile": str(self._folder / "profile"),
+                "outputs": [output.name for output in model.graph.output],
+                "file": source if isinstance(source, str) else None,
+            }
             arrays = {"model": np.frombuffer(source, np.uint8)} if isinstance(source, bytes) else {}
             facts = self.ask("load", "load", load | self._limiting(), arrays).facts
             check_started(provider, facts["providers"])
@@ -209,7 +209,12 @@ class RuntimeProcess:
 
     def _answer(self, facts: Mapping[str, object], arrays: Mapping[str, Any], seconds: float) -> Frame:
         """Send a request and wait for its answer, so that Ctrl-C is noticed at once."""
-        answer = self._talk.submit(self._exchange, facts, arrays)
+
+        def exchange() -> Frame:
+            send(self._requests, facts, arrays)
+            return receive(self._answers, self._memory / OUTPUTS)
+
+        answer = self._talk.submit(exchange)
         until = time.monotonic() + seconds
         while not answer.done():
             left = until - time.monotonic()
@@ -218,16 +223,10 @@ class RuntimeProcess:
             futures.wait([answer], timeout=min(left, POLL))
         return answer.result()
 
-    def _exchange(self, facts: Mapping[str, object], arrays: Mapping[str, Any]) -> Frame:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        send(self._process.stdin, facts, arrays)
-        return receive(self._process.stdout, self._memory / OUTPUTS)
-
     def _ended(self, doing: str) -> ModelFailedError:
         """Return the error of a process that ended by itself."""
         how = self._end()
-        if self._process.returncode == child.OVER_MEMORY:
+        if self._process.returncode == OVER_MEMORY:
             return self._met(doing, "memory", {"memory": self._memory})
         hint = ""
         if how.endswith(("SIGKILL", "SIGABRT")):
@@ -256,20 +255,15 @@ class RuntimeProcess:
             return f"ended by {known.get(-code, -code)}"
         return f"ended with the code {code:#x}" if code > 255 else f"ended with the code {code}"
 
-    def _last_words(self) -> str:
-        """Return the last line that Python wrote before it had loaded a model."""
-        self._errors.seek(0)
-        return (self._errors.read().decode(errors="replace").strip().splitlines() or [""])[-1]
-
     def close(self) -> None:
         """End the process, whatever it does."""
         self._process.kill()
         self._process.wait()
         self._talk.shutdown()  # the process has closed its side, so nothing is waited for
         self._errors.close()
-        for stream in (self._process.stdin, self._process.stdout):
+        for stream in (self._requests, self._answers):
             with suppress(OSError):  # what was not sent yet
-                stream.close()  # type: ignore[union-attr]  # both are pipes
+                stream.close()
 
 
 class RemoteSession:

@@ -5,42 +5,44 @@ It has no more imports than the process that runs a model needs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
 
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from .engine import Node
 
-class Reader(Protocol):
-    """A session of a program that computes on the CPU."""
+
+class Reader:
+    """What sessions of both programs have, which compute on the CPU, in this process."""
 
     label: ClassVar[str]
     """What stands where onnxruntime has a provider."""
-    math_mode: str
-    """How products of float32 are computed."""
+    version: ClassVar[Callable[[], str]]
+    """Imports the program; returns its release."""
+    takes_memory_here = True
 
-    def __init__(self, source: bytes | str, outputs: Sequence[str]) -> None:
-        """Load a model, which is bytes or in a file, with outputs of these names."""
+    @classmethod
+    def about(cls, _wanted: Sequence[str], _probe: bytes) -> dict[str, Any]:
+        """Import the program; return its release, and what it offers."""
+        return {"version": cls.version(), "offered": [cls.label], "started": [cls.label]}
 
-    @staticmethod
-    def version() -> str:
-        """Import the program; return its release."""
-
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Return the outputs by their names."""
-
-    def nodes(self) -> list[tuple[str, str, str]]:
-        """Return the name, the operator and the label of each node that runs."""
+    @property
+    def providers(self) -> list[str]:
+        return [self.label]
 
 
-class OpenVinoReader:
+class OpenVinoReader(Reader):
     """A model that OpenVINO has compiled for the CPU."""
 
-    label: ClassVar[str] = "OpenVINO"
+    label = "OpenVINO"
 
-    def __init__(self, source: bytes | str, outputs: Sequence[str]) -> None:
+    def __init__(
+        self, source: bytes | str, outputs: Sequence[str], _provider: str = "", _profile: Path | None = None
+    ) -> None:
         import openvino
 
         core = openvino.Core()
@@ -61,11 +63,12 @@ class OpenVinoReader:
 
         return str(openvino.__version__).partition("-")[0]  # behind it stands the commit
 
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def run(self, feeds: Mapping[str, NDArray[Any]], *, frees: bool = False) -> dict[str, NDArray[Any]]:
+        del frees  # it keeps the memory of a run
         self._request.infer({name: _as_tensor(np.asarray(array, order="C")) for name, array in feeds.items()})
         return {name: _as_array(self._request.get_tensor(name)) for name in self._outputs}
 
-    def nodes(self) -> list[tuple[str, str, str]]:
+    def nodes(self) -> list[Node]:
         # The graph after the optimisation; of a Loop, it has no body.
         operators = self._compiled.get_runtime_model().get_ordered_ops()
         return [
@@ -98,12 +101,14 @@ def _as_array(tensor: Any) -> NDArray[Any]:
     return array.view(ml_dtypes.bfloat16) if tensor.element_type == openvino.Type.bf16 else array
 
 
-class ReferenceReader:
+class ReferenceReader(Reader):
     """A model in ONNX's ReferenceEvaluator, which computes each operator in NumPy as the standard says."""
 
-    label: ClassVar[str] = "reference"
+    label = "reference"
 
-    def __init__(self, source: bytes | str, outputs: Sequence[str]) -> None:
+    def __init__(
+        self, source: bytes | str, outputs: Sequence[str], _provider: str = "", _profile: Path | None = None
+    ) -> None:
         import onnx
         from onnx.reference import ReferenceEvaluator
 
@@ -119,13 +124,17 @@ class ReferenceReader:
 
         return str(onnx.__version__)
 
-    def run(self, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    def run(self, feeds: Mapping[str, NDArray[Any]], *, frees: bool = False) -> dict[str, NDArray[Any]]:
+        del frees  # NumPy keeps no memory
         with np.errstate(all="ignore"):  # it warns of each row without a key
             results = self._evaluator.run(self._outputs, dict(feeds))
         return dict(zip(self._outputs, map(np.asarray, results), strict=True))
 
-    def nodes(self) -> list[tuple[str, str, str]]:
+    def nodes(self) -> list[Node]:
         return self._nodes
 
 
-READERS: dict[str, type[Reader]] = {"openvino": OpenVinoReader, "reference": ReferenceReader}
+READERS: dict[str, type[OpenVinoReader | ReferenceReader]] = {
+    "openvino": OpenVinoReader,
+    "reference": ReferenceReader,
+}

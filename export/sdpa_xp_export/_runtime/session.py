@@ -21,7 +21,7 @@ from .._files.metadata import exported_models
 from .._files.model import EXTERNAL_ABOVE, Model, initializer_bytes
 from .._files.paths import temporary
 from ..save import save
-from . import engine
+from .engine import OnnxruntimeSession, first_line
 from .limits import failed
 from .releases import (
     ENGINES,
@@ -81,14 +81,16 @@ def not_installed(
     return ModuleNotFoundError(Message(function, rule, {"its error": why}, hint), name=MODULES[engine])
 
 
-def open_session(model: Model, provider: str, function: str = "verify", *, spins: bool = False) -> Any:
+def open_session(
+    model: Model, provider: str, function: str = "verify", *, spins: bool = False
+) -> OnnxruntimeSession:
     """Open an onnxruntime session of `model` on `provider`, which must really start there."""
     installed_runtime(function)
     with temporary(function), tempfile.TemporaryDirectory() as folder:
         source = source_of(model, Path(folder))
         with errors_reworded("load", function):
-            session = engine.start_session(source, provider, PROVIDERS["cpu"], spins=spins)
-    check_started(provider, session.get_providers(), function)
+            session = OnnxruntimeSession(source, provider=provider, spins=spins)
+    check_started(provider, session.providers, function)
     return session
 
 
@@ -109,10 +111,10 @@ def check_started(provider: str, started: Sequence[str], function: str = "verify
         raise ArgumentValueError(function, rule, {"providers": ", ".join(started)}, hint)
 
 
-def run(session: Any, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+def run(session: OnnxruntimeSession, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Return the outputs of `session` by their names."""
     with errors_reworded("run"):
-        return engine.run(session, feeds)
+        return session.run(feeds)
 
 
 @contextmanager
@@ -121,8 +123,7 @@ def errors_reworded(what: str, function: str = "verify") -> Iterator[None]:
     try:
         yield
     except Exception as error:  # onnxruntime's errors have no other base
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise failed(what, reason, function) from error
+        raise failed(what, first_line(error), function) from error
 
 
 def version() -> str:
@@ -177,7 +178,7 @@ def _named_runtimes(model: Model) -> tuple[str, tuple[Runtime, ...]]:
 def providers(requested: str | None = None) -> list[str]:
     """Return the providers to run on in this process."""
     installed_runtime()
-    about = engine.about(wanted(requested), probe())
+    about = OnnxruntimeSession.about(wanted(requested), probe())
     return chosen_providers(requested, about["offered"], about["started"], about["why_not"])
 
 

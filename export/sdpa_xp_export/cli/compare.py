@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Sized
 from itertools import chain
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from rich.text import Text
@@ -22,9 +21,9 @@ from .._runtime.session import providers, version
 from ..forms.choice import FORMS
 from ..spec import dtype_hint
 from . import DISAGREES, shared
+from .flags import flags
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
-SEVERAL = "{}; repeat the option for several. Default: all{}."
 COLUMNS = ("backend", "by", "dtype", "device", "error", "used", "agrees")
 LEGEND = (
     "by: xp computes with the library's arrays, the others are forms of a graph",
@@ -35,20 +34,20 @@ HEAT = ((0.25, "green"), (0.5, "yellow"), (1.0, "dark_orange"), (math.inf, "bold
 """The colour of a share up to each number, on a terminal."""
 
 
-def run_demo(
-    folder: Annotated[Path, typer.Option("--output", "-o", help="The folder for the files.")] = Path(
-        "demo-output"
-    ),
-    force: shared.Force = False,
-) -> None:
+@flags()
+def run_demo(output: Path = Path("demo-output"), force: bool = False) -> None:
     """Compare a real encoder's attention on every library.
 
     The attention of a small sentence encoder runs on every installed library and in every form of a graph. The
     folder gets the graph, attention.onnx, and a picture of the weights, attention.png. The encoder comes with
     the extra `demo`.
+
+    Args:
+        output: The folder for the files.
+        force: Replace an existing file.
     """
-    shared.check_output(PathArgument("demo", "output"), folder, {})
-    demo.check_folder(folder, overwrite=force)
+    shared.check_output(PathArgument("demo", "output"), output, {})
+    demo.check_folder(output, overwrite=force)
     encoded = demo.activations()
     shared.say(f"all-MiniLM-L6-v2, attention of {len(encoded.layers)} layers x 12 heads on:")
     for tokens in encoded.tokens:
@@ -61,29 +60,26 @@ def run_demo(
         rows = _collected(demo.rows(encoded, libraries, steps.begin), steps)
     _show(rows)
     _show_missing()
-    for path in demo.write(encoded, folder, overwrite=force):
+    for path in demo.write(encoded, output, overwrite=force):
         shared.say(f"wrote {path}")
     _judge(rows)
 
 
-def agree(
-    dtype: Annotated[
-        list[str] | None, shared.value_option("<dtype>", SEVERAL.format(", ".join(DTYPES), ""), DTYPES)
-    ] = None,
-    backend: Annotated[
-        list[str] | None,
-        shared.value_option(
-            "<library>",
-            SEVERAL.format(", ".join(backends.LIBRARIES), " that are installed"),
-            backends.LIBRARIES,
-        ),
-    ] = None,
-    as_json: shared.AsJson = False,
-) -> None:
+@flags(
+    settings={"dtype": {"values": DTYPES}, "backend": {"values": backends.LIBRARIES}},
+    dtypes=", ".join(DTYPES),
+    libraries=", ".join(backends.LIBRARIES),
+)
+def agree(dtype: list[str] | None = None, backend: list[str] | None = None, json: bool = False) -> None:
     """Compare every feature with the reference.
 
     Each feature runs on every library and in every form; the reference is computed in float64. One library and
     one dtype take seconds, everything takes minutes.
+
+    Args:
+        dtype (<dtype>): {dtypes}; repeat the option for several. Default: all.
+        backend (<library>): {libraries}; repeat the option for several. Default: all that are installed.
+        json: Print JSON for scripts.
     """
     dtypes = dtype or DTYPES
     for name in dtypes:
@@ -92,10 +88,10 @@ def agree(
             raise ArgumentValueError("agree", rule, {"dtype": repr(name)}, dtype_hint(name, DTYPES))
     libraries, offered = backends.find_backends(backend), providers()
     most = _most_rows(dtypes, libraries, offered)
-    with shared.progress("agree", steps=most, quiet=as_json, is_timed=False) as steps:
+    with shared.progress("agree", steps=most, quiet=json, is_timed=False) as steps:
         compared = (compare(feature_jobs(name), name, libraries, offered, steps.begin) for name in dtypes)
         collected = _collected(chain.from_iterable(compared), steps)
-    if as_json:
+    if json:
         shared.say_json([row.as_json() for row in collected])
     else:
         _show(collected)
@@ -104,11 +100,16 @@ def agree(
     _judge(collected)
 
 
-def list_backends(as_json: shared.AsJson = False) -> None:
-    """List the installed array libraries and onnxruntime providers."""
+@flags()
+def list_backends(json: bool = False) -> None:
+    """List the installed array libraries and onnxruntime providers.
+
+    Args:
+        json: Print JSON for scripts.
+    """
     rows = [(library.name, library.version, library.device) for library in backends.find_backends()]
     rows += [("onnxruntime", version(), name) for name in providers()]
-    if as_json:
+    if json:
         shared.say_json([dict(zip(("name", "version", "device"), row, strict=True)) for row in rows])
     else:
         shared.say_table(("library", "version", "device or provider"), rows)

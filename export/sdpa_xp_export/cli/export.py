@@ -17,12 +17,10 @@ import inspect
 import os
 import shlex
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar, cast
-
-import typer
+from typing import Any, NamedTuple
 
 from sdpa_xp._checks.messages import nearest_hint
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message, renamed
@@ -39,21 +37,16 @@ from ..export import export_attention
 from ..forms.choice import FORMS
 from ..save import save
 from ..spec import TensorSpec, dtype_hint
-from .shared import AsJson, Force, check_output, say, say_json, value_option
+from .flags import flags, option
+from .shared import check_output, say, say_json
 
 OUTPUT = PathArgument("export", "output")
 DEFAULT_OUTPUT = "attention.onnx"
-F = TypeVar("F", bound=Callable[..., None])
 RUNTIMES = [
     *(DEFAULT_RUNTIME.replace("cpu", provider) for provider in TARGETS),
     OPENVINO_RUNTIME,
     STANDARD_RUNTIME,
 ]
-FORM_HELP = f"The form of the graph: auto (default), {', '.join(FORMS)}."
-RUNTIME_HELP = (
-    f"The oldest onnxruntime that will run the file, and its provider ({', '.join(TARGETS)}), in quotes. Or "
-    f"'{OPENVINO_RUNTIME}', or '{STANDARD_RUNTIME}' for standard operators alone. Default: '{DEFAULT_RUNTIME}'."
-)
 
 
 class Source(NamedTuple):
@@ -127,48 +120,57 @@ NOT_WAITING = getattr(os, "O_NONBLOCK", 0)
 """A pipe that nobody writes to is empty; to open it must not wait for somebody."""
 
 
-def _with_flags_of_a_call(command: F) -> F:
-    """Let typer read a flag for each option of a call in place of `**call`."""
-    flags, kind = [], inspect.Parameter.POSITIONAL_OR_KEYWORD
+def _flags_of_a_call() -> Iterator[inspect.Parameter]:
+    """Yield a flag for each option of a call."""
     for name, types in CALL_KEYS.items():
-        option, flag = OPTIONS[name], name.replace("_", "-")
-        names = [f"--{flag}/--no-{flag}"] if option.kind == "flag" else []
-        read = value_option(KINDS[option.kind].metavar, option.help, option.choices, None, *names)
-        flags.append(inspect.Parameter(name, kind, default=read, annotation=types[-1] | None))
-    parameters = [
-        parameter
-        for parameter in inspect.signature(command, eval_str=True).parameters.values()
-        if parameter.kind != inspect.Parameter.VAR_KEYWORD
-    ]
-    cast(Any, command).__signature__ = inspect.Signature([*flags, *parameters])
-    return command
+        stated, flag = OPTIONS[name], "--" + name.replace("_", "-")
+        names = [f"{flag}/--no-{flag[2:]}"] if stated.kind == "flag" else [flag]
+        read = option(None, *names, values=stated.choices, help=stated.help, metavar=KINDS[stated.kind].metavar)
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        yield inspect.Parameter(name, kind, default=read, annotation=types[-1] | None)
 
 
-@_with_flags_of_a_call
+@flags(
+    *_flags_of_a_call(),
+    settings={
+        "dtype": {"values": FLOATING},
+        "form": {"values": ["auto", *FORMS]},
+        "runtime": {"values": RUNTIMES},
+    },
+    forms=", ".join(FORMS),
+    targets=", ".join(TARGETS),
+    default=DEFAULT_RUNTIME,
+    openvino=OPENVINO_RUNTIME,
+    standard=STANDARD_RUNTIME,
+    file=DEFAULT_OUTPUT,
+)
 def export(
-    dtype: Annotated[
-        str | None, value_option("<dtype>", "Replaces the dtype of query, key, value and cache.", FLOATING)
-    ] = None,
-    form: Annotated[str | None, value_option("<form>", FORM_HELP, ["auto", *FORMS])] = None,
-    opset: Annotated[
-        int | None, value_option("<number>", "The ONNX opset, 17 to 24. The default depends on the form.")
-    ] = None,
-    runtime: Annotated[str | None, value_option("<runtime>", RUNTIME_HELP, RUNTIMES)] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help=f"The file to write. Default: {DEFAULT_OUTPUT}.")
-    ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(help="A TOML file with these options, such as is_causal = true. Flags override it."),
-    ] = None,
-    force: Force = False,
-    as_json: AsJson = False,
+    dtype: str | None = None,
+    form: str | None = None,
+    opset: int | None = None,
+    runtime: str | None = None,
+    output: Path | None = None,
+    config: Path | None = None,
+    force: bool = False,
+    json: bool = False,
     **call: Any,
 ) -> None:
-    """Write the ONNX graph of one attention call."""
+    """Write the ONNX graph of one attention call.
+
+    Args:
+        dtype (<dtype>): Replaces the dtype of query, key, value and cache.
+        form (<form>): The form of the graph: auto (default), {forms}.
+        opset (<number>): The ONNX opset, 17 to 24. The default depends on the form.
+        runtime (<runtime>): The oldest onnxruntime that will run the file, and its provider ({targets}), in
+            quotes. Or '{openvino}', or '{standard}' for standard operators alone. Default: '{default}'.
+        output: The file to write. Default: {file}.
+        config: A TOML file with these options, such as is_causal = true. Flags override it.
+        force: Replace an existing file.
+        json: Print JSON for scripts.
+    """
     others = {"dtype": dtype, "form": form, "opset": opset, "runtime": runtime, "output": output}
-    flags = {name: flag for name, flag in (call | others).items() if flag is not None}
-    stated = (read(config) if config else {}) | flags
+    passed = {name: flag for name, flag in (call | others).items() if flag is not None}
+    stated = (read(config) if config else {}) | passed
     has_output = "output" in stated
     target = Path(stated.pop("output", DEFAULT_OUTPUT))
     check_output(OUTPUT, target, {config: "the file of --config"} if config else {})
@@ -180,7 +182,7 @@ def export(
         raise FileExistsError(Message("export", rule, {"file": target.resolve()}, hint))
     path = save(model, target, overwrite=force)
     facts = _facts(model, path)
-    if as_json:
+    if json:
         say_json(facts)
     else:
         flag_of = {name: "--" + name.replace("_", "-") for name in KEYS}
@@ -260,8 +262,8 @@ def _text(path: Path) -> str:
 def export_arguments(settings: dict[str, Any], source: Source = CONFIG) -> dict[str, Any]:
     """Return the arguments of `export_attention` that `settings` state."""
     arguments = {name: value for name, value in settings.items() if name != "dtype"}
-    for name, option in OPTIONS.items():
-        read = KINDS[option.kind].read if option.kind else None
+    for name, stated in OPTIONS.items():
+        read = KINDS[stated.kind].read if stated.kind else None
         if read and isinstance(arguments.get(name), str):
             arguments[name] = read(source, name, arguments[name])
     if "query" not in arguments:

@@ -1,16 +1,14 @@
-"""What commands share: options and checks, and how they print lines, tables and JSON, with a progress bar."""
+"""What commands share: a check, and how they print lines, tables and JSON, with a progress bar."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
 
-import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -20,37 +18,11 @@ from rich.text import Text
 from sdpa_xp.errors import ArgumentValueError
 
 from .._files.paths import PathArgument, check_is_no_input
-from .._runtime.releases import PROVIDERS
 from . import plain
 
 Cell = str | Text
 WIDEST = 10_000
 YES, NO = Text("yes", "green"), Text("NO", "bold red")
-
-
-def completed_from(values: Iterable[str]) -> Callable[[str], list[str]]:
-    """Return a completion by the values that begin like the word under the cursor; it checks nothing."""
-    known = tuple(values)
-
-    def complete(incomplete: str) -> list[str]:
-        return [value for value in known if value.startswith(incomplete)]
-
-    return complete
-
-
-def value_option(metavar: str | None, help: str, values: Iterable[str] = (), *declared: Any) -> Any:
-    """Return an option whose value the help calls `metavar`; a shell completes it by `values`.
-
-    What is `declared` are its default and its names, if these do not follow from the parameter.
-    """
-    completion = completed_from(values) if values else None
-    return typer.Option(*declared, metavar=metavar, help=help, autocompletion=completion)
-
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
-Force = Annotated[bool, typer.Option("--force", help="Replace an existing file.")]
-_PROVIDER_HELP = "cpu, cuda, wasm or webgpu. Default: cpu, and cuda if it starts here."
-Provider = Annotated[str | None, value_option("<provider>", _PROVIDER_HELP, PROVIDERS)]
 
 
 def check_output(output: PathArgument, path: Path, inputs: Mapping[Path, str]) -> None:
