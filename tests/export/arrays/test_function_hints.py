@@ -89,8 +89,8 @@ def test_each_name_has_one_place() -> None:
     """A function of the namespace is explained by itself; `bool` and `bfloat16` are methods of torch, too."""
     names = [name for entry in EXPRESSION_TABLE.split(";") for name in entry.rpartition(":")[2].split()]
     assert sorted(names) == sorted(EXPRESSIONS)
-    own = {*EXPRESSIONS} & {*graph_namespace.__all__} - {"bool", "bfloat16"}
-    assert own == {name for name in own if EXPRESSIONS[name].startswith(f"xp.{name}(")}
+    listed = {*EXPRESSIONS} & {*graph_namespace.__all__} - {"bool", "bfloat16"}
+    assert listed == {name for name in listed if EXPRESSIONS[name].startswith(f"xp.{name}(")}
 
 
 def test_a_name_without_a_counterpart() -> None:

@@ -207,6 +207,14 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return started
 
 
+def test_a_process_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process.child, "__file__", str(tmp_path / "none.py"))
+    with pytest.raises(
+        RuntimeError, match=r"must start another process, .*code 2\. .*No such file or directory$"
+    ):
+        verify(hostile.honest())
+
+
 def test_a_call_starts_one_process_and_ends_it(processes: list[Any]) -> None:
     verify(hostile.honest())
     assert len(processes) == 1

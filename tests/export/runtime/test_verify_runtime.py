@@ -138,8 +138,7 @@ def test_the_names_of_nodes_in_a_profile(name: str, escaped: bool) -> None:
     event = '{{"cat" : "{}","name" :"{}","args" : {}}}'.format
     args = '{"op_name" : "Cast","provider" : "CPU"}'
     events = ["{}", event("Session", "start", "{}"), event("Node", f"{written}_kernel_time", args)]
-    profile = "[\n" + ",\n".join(events) + "]\n"
-    assert nodes_of_profile(profile) == [(name, "Cast", "CPU")]
+    assert nodes_of_profile("[\n" + ",\n".join(events) + "]\n") == [(name, "Cast", "CPU")]
 
 
 def test_a_file_for_another_provider() -> None:
