@@ -238,7 +238,7 @@ def mapped(change: Callable[[Any], Any], value: Any) -> Any:
         new: Any = {} if type(value) is dict else copy(value)  # torch.compile copies none
         new.update({key: mapped(change, part) for key, part in value.items()})
         return new
-    if is_dataclass(value) and not isinstance(value, type):
+    if is_dataclass(value) and not (isinstance(value, type) or hasattr(value, "dtype")):  # no array
         new = copy(value)
         for field in fields(value):
             object.__setattr__(new, field.name, mapped(change, getattr(value, field.name)))

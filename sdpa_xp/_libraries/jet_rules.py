@@ -50,16 +50,18 @@ def _logaddexp(kind: JetNamespace, a: Any, b: Any, /) -> Any:
 
 def _product(kind: JetNamespace, x: Any, /, *, axis: Any = None, keepdims: bool = False) -> Any:
     x, axis, shape = kind.with_one_axis(x, axis, keepdims)
-    return kind.reshape(reduce(operator.mul, kind.unstack(x, axis=axis)), shape)
+    factors = kind.unstack(x, axis=axis) or [kind.ones_like(kind.sum(x, axis=axis))]  # without any, it is 1
+    return kind.reshape(reduce(operator.mul, factors), shape)
 
 
 def _variance(
     kind: JetNamespace, x: Any, /, *, axis: Any = None, correction: float = 0.0, keepdims: bool = False
 ) -> Any:
+    x, axis, shape = kind.with_one_axis(x, axis, keepdims)
     squares = kind.square(x - kind.mean(x, axis=axis, keepdims=True))
-    variance = kind.mean(squares, axis=axis, keepdims=keepdims)
-    count = x.size / variance.size
-    return variance * (count / (count - correction))
+    degrees = x.shape[axis] - correction  # a length of a graph may be a name
+    factor = math.nan if isinstance(degrees, int | float) and degrees <= 0 else 1 / degrees
+    return kind.reshape(kind.sum(squares, axis=axis), shape) * factor
 
 
 FORMULAS: dict[str, Callable[..., Any]] = {
@@ -72,7 +74,7 @@ FORMULAS: dict[str, Callable[..., Any]] = {
     "log10": lambda kind, x: kind.log(x) / math.log(10),
     "hypot": lambda kind, a, b: kind.sqrt(kind.add(kind.square(a), kind.square(b))),
     "sort": lambda kind, x, *, axis=-1, **more: kind.take_along_axis(
-        x, kind.argsort(x, axis=axis, **more), axis=axis
+        x, kind.argsort(x, axis=axis, **{"stable": True, **more}), axis=axis
     ),
     "logaddexp": _logaddexp,
     "atan2": _angle,

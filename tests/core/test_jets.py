@@ -777,3 +777,35 @@ def test_dtypes() -> None:
 
     _, tangent = jvp(function, (np.asarray([0.5, 2.0]),), (np.ones(2),))
     np.testing.assert_array_equal(tangent, [0.0, 4.0])
+
+
+@pytest.mark.filterwarnings("ignore:Degrees of freedom", "ignore:invalid value", "ignore:Mean of empty slice")
+def test_spreads_and_products_of_few_numbers() -> None:
+    def spread(x: Any) -> Any:
+        return x.__array_namespace__().var(x, axis=0, correction=1)
+
+    for rows, expected in ((0, np.nan), (1, np.nan), (2, 4.5)):
+        x = np.arange(3.0 * rows).reshape(rows, 3)
+        for part in jvp(spread, (x,), (x,)) if rows < 2 else jvp(spread, (x,), (x,))[:1]:
+            np.testing.assert_array_equal(part, np.full(3, expected))
+    output, tangent = jvp(
+        lambda x: x.__array_namespace__().prod(x, axis=0), (np.ones((0, 3)),), (np.ones((0, 3)),)
+    )
+    np.testing.assert_array_equal([output, tangent], [[1.0] * 3, [0.0] * 3])
+
+
+def test_equal_numbers_are_sorted_in_their_order() -> None:
+    x, moved = np.repeat([0.0, 1.0, 0.0], [6, 6, 8]), np.arange(20.0)
+    _, tangent = jvp(lambda x: x.__array_namespace__().sort(x), (x,), (moved,))
+    np.testing.assert_array_equal(tangent, moved[np.argsort(x, stable=True)])
+
+
+@pytest.mark.needs("torch")
+def test_spreads_of_torch() -> None:
+    import torch
+
+    x = torch.arange(12.0).reshape(3, 4) ** 2
+    value, tangent = jvp(lambda x: x.__array_namespace__().var(x, axis=1), (x,), (x,))
+    torch.testing.assert_close(
+        [value, tangent], [torch.var(x, 1, correction=0), 2 * torch.var(x, 1, correction=0)]
+    )

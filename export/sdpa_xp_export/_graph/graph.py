@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from sdpa_xp._checks.arrays import broadcast
+from sdpa_xp._tiles.modifier import ScoreModifier
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 from .._dtypes.dtype import FLOATING, ONNX_DTYPE, Dtype, dtype_name, holds, numpy_dtype, to_numpy
@@ -306,9 +307,24 @@ def _captured_names(node: onnx.NodeProto) -> set[str]:
     return inner | {output.name for body in bodies for output in body.output}
 
 
+def carries_derivatives(value: Any) -> bool:
+    """Return whether a value is an array with derivatives, or holds some."""
+    if isinstance(value, tuple | list | dict):
+        return any(map(carries_derivatives, value.values() if isinstance(value, dict) else value))
+    if isinstance(value, ScoreModifier):
+        return carries_derivatives([array for _, array in value.arrays()])
+    return hasattr(type(value), "__sdpa_xp_library__") and not isinstance(value, GraphValue)
+
+
 def _operator(function: str) -> _Operator:
     """Return an operator with the value as its left or only operand: a function of the value's array API."""
-    return lambda value, *other: getattr(value.graph.namespace, function)(value, *other)
+
+    def operate(value: GraphValue, *other: object) -> Any:
+        if any(map(carries_derivatives, other)):
+            return NotImplemented  # an array with derivatives on the right computes it
+        return getattr(value.graph.namespace, function)(value, *other)
+
+    return operate
 
 
 def _reflected(function: str) -> _Operator:
@@ -367,7 +383,12 @@ class GraphValue:
         return self.graph.library
 
     def __sdpa_xp__(self, function: str, inputs: Mapping[str, object], rules: Mapping[str, object]) -> Any:
-        """Write a call of the library that has this value among its query, key and value."""
+        """Write a call of the library that has this value among its query, key and value.
+
+        The library computes calls of arrays with derivatives itself.
+        """
+        if carries_derivatives((*inputs.values(), *rules.values())):
+            return NotImplemented
         return self.graph.attend(self.graph, function, inputs, rules)
 
     def astype(self, dtype: Any) -> GraphValue:

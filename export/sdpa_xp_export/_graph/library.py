@@ -80,4 +80,5 @@ class GraphLibrary(Library):
         return True
 
     def adopted(self, array: Any) -> Any:
-        return self.graph.operand(array)
+        has_derivatives = hasattr(type(array), "__sdpa_xp_library__") and not self.owns(array)
+        return None if has_derivatives else self.graph.operand(array)  # else its own library adopts the values

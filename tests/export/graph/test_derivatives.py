@@ -14,6 +14,9 @@ from graphs import run
 from open_calls import FIXED, ROWS, TRACED, Row
 
 from sdpa_xp import (
+    KVCache,
+    attention_state,
+    attention_weights,
     biases,
     jvp,
     masks,
@@ -138,6 +141,46 @@ def test_a_step_in_a_jit() -> None:
         x, target = RNG.standard_normal((2, 2, 3, length, 8)).astype(F)
         np.testing.assert_allclose(fast(weight, x, target), update(weight, x, target), atol=2e-5)
     assert [dim.dim_param for dim in fast.model.graph.input[1].type.tensor_type.shape.dim][2] == "x_2"
+
+
+TABLE = np.linspace(-1, 1, 64, dtype=F).reshape(8, 8)
+ALONG: dict[str, Callable[..., Any]] = {
+    "key alone": lambda q, k, v, t: jvp(lambda z: scaled_dot_product_attention(q, z, v), (k,), (t,)),
+    "value alone": lambda q, k, v, t: jvp(lambda z: scaled_dot_product_attention(q, k, z), (v,), (t,)),
+    "weights": lambda q, k, _v, t: jvp(lambda z: attention_weights(q, z), (k,), (t,)),
+    "state": lambda q, k, v, t: jvp(lambda z: attention_state(q, z, v), (k,), (t,))[1].lse,
+    "slopes": lambda q, k, v, t: jvp(
+        lambda z: scaled_dot_product_attention(q, k, v, bias=biases.alibi(z[0, :1])), (k,), (t,)
+    ),
+    "scale": lambda q, k, v, t: jvp(
+        lambda z: scaled_dot_product_attention(q, k, v, scale=z[:, :1]), (q,), (t,)
+    ),
+    "gradient": lambda q, k, v, t: jvp(
+        lambda z: scaled_dot_product_attention_vjp(q, z, v)[1](t)["query"], (k,), (t,)
+    ),
+    "cache": lambda q, k, v, t: jvp(
+        lambda z: KVCache(k[None, ...], v[None, ...]).append(z[None, ...], v[None, ...]).attend(q[None, ...]),
+        (k,),
+        (t,),
+    ),
+    "weight": lambda q, _k, _v, _t: jvp(lambda w: q @ w, (TABLE,), (TABLE,)),
+    "left operand": lambda q, k, _v, t: jvp(
+        lambda z: (t * z - q, t @ z.mT, z.__array_namespace__().where(t > z, q, z)), (k,), (t,)
+    ),
+    "no derivative": lambda _q, k, v, t: jvp(lambda z: (v, z.__array_namespace__().argmax(z)), (k,), (t,))[0],
+}
+
+
+@pytest.mark.parametrize("name", ALONG)
+def test_what_stands_beside_an_array_with_derivatives_is_a_value_of_the_graph(name: str) -> None:
+    arrays = RNG.standard_normal((4, 5, 8)).astype(F)
+    results = jit(ALONG[name])(*arrays)
+    for result, expected in zip(leaves_of(results), leaves_of(ALONG[name](*arrays)), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=1e-5, atol=2e-6)
+
+
+def leaves_of(results: Any) -> list[Any]:
+    return [x for part in results for x in leaves_of(part)] if isinstance(results, tuple) else [results]
 
 
 def test_a_masked_nan_stays_hidden() -> None:
