@@ -67,7 +67,7 @@ class Library:
     """Its meshes of devices, if devices run one program and send each other arrays."""
     diagonals: ClassVar[capabilities.Diagonals | None] = None
     """Its views of one number for each diagonal, if arrays may have negative strides."""
-    generators: ClassVar[capabilities.Generators] = capabilities.Generators()
+    generators: capabilities.Generators = capabilities.Generators()
     """Its random generators."""
     rows: ClassVar[capabilities.Rows] = capabilities.Rows()
     """Its copies of rows."""

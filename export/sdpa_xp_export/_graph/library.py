@@ -68,7 +68,7 @@ class GraphLibrary(Library):
 
     def __init__(self, graph: Graph) -> None:
         self.graph, self.xp = graph, ValueNamespace(graph)
-        self.generators = GraphGenerators(graph)  # type: ignore[misc]  # of a class elsewhere
+        self.generators = GraphGenerators(graph)
 
     def owns(self, array: object) -> bool:
         return getattr(array, "__sdpa_xp_library__", None) is self

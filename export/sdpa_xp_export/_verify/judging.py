@@ -189,7 +189,10 @@ def judge_rows(runs: Sequence[Compared], dtype: str, computed_in: str | None = N
     errors, sizes = defaultdict[tuple[float, str], float](float), defaultdict[tuple[float, str], float](float)
     for run in runs:
         sizes[run.kind] = max(sizes[run.kind], run.expected.largest)
-    cancelled = [has_cancelled(run.expected, few * sizes[run.kind]) for run in runs]
+    eps = EPS[computed_in]
+    cancelled = [
+        run.expected.terms is None and has_cancelled(run.expected.largest, sizes[run.kind], eps) for run in runs
+    ]
     for run, is_noise in zip(runs, cancelled, strict=True):
         if not is_noise:
             errors[run.kind] = max(errors[run.kind], run.expected.textbook_error)
@@ -206,12 +209,13 @@ def judge_rows(runs: Sequence[Compared], dtype: str, computed_in: str | None = N
     return agreements
 
 
-def has_cancelled(expected: ExpectedRows, noise: float) -> bool:
-    """Return whether terms that are not known add up to 0, as in the gradient of a single weight.
+def has_cancelled(largest: float, of_all: float, eps: float) -> bool:
+    """Return whether the values of a run, up to `largest`, are rounding errors beside those of all runs.
 
-    What is left is `noise`, rounding errors of a size that only other runs show.
+    Terms that are not known may add up to 0, as in the gradient of a single weight. What is left are errors of a
+    size that only other runs show.
     """
-    return expected.terms is None and expected.largest <= noise
+    return largest <= ROUNDINGS * eps * of_all
 
 
 def _judge_integers(runs: Sequence[Compared]) -> list[Agreement]:

@@ -18,7 +18,15 @@ from .._layer.layer import Change, Way, ways_to_copy, with_arrays
 from .._layer.results import named_outputs
 from ..spec import TensorSpec
 from .expected import Arrays
-from .judging import EPS, Compared, ExpectedRows, largest_of, textbook_error, with_error_of_float64
+from .judging import (
+    EPS,
+    Compared,
+    ExpectedRows,
+    has_cancelled,
+    largest_of,
+    textbook_error,
+    with_error_of_float64,
+)
 from .lengths import Lengths, shown_lengths, shown_shapes
 
 Outputs: TypeAlias = dict[str, NDArray[Any]]
@@ -294,9 +302,8 @@ def _apart(pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> float:
         count = sum(one.size for one, _ in pairs)
         return sum(np.count_nonzero(one != other) for one, other in pairs) / count if count else 0.0
     largest = [largest_of(one.astype(np.float64)) for one, _ in pairs]
-    # Where terms cancel, the size of their errors is that of other pairs: see `has_cancelled`.
-    noise = 4 * EPS.get(pairs[0][1].dtype.name, 0.0) * max(largest)
-    sizes = [max(largest) if size <= noise else size for size in largest]
+    of_all, eps = max(largest), EPS.get(pairs[0][1].dtype.name, 0.0)
+    sizes = [of_all if has_cancelled(size, of_all, eps) else size for size in largest]
     return max(textbook_error(x.astype(np.float64), y, size) for (x, y), size in zip(pairs, sizes, strict=True))
 
 
