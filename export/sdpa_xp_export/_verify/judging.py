@@ -212,8 +212,8 @@ def judge_rows(runs: Sequence[Compared], dtype: str, computed_in: str | None = N
 def has_cancelled(largest: float, of_all: float, eps: float) -> bool:
     """Return whether the values of a run, up to `largest`, are rounding errors beside those of all runs.
 
-    Terms that are not known may add up to 0, as in the gradient of a single weight. What is left are errors of a
-    size that only other runs show.
+    Terms that are not known may add up to 0, as in the gradient of a single weight. What is left are errors,
+    and only other runs show their size.
     """
     return largest <= ROUNDINGS * eps * of_all
 
