@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from sdpa_xp._checks.arrays import broadcast
-from sdpa_xp._tiles.modifier import ScoreModifier
+from sdpa_xp._libraries.jets import Jet
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 from .._dtypes.dtype import FLOATING, ONNX_DTYPE, Dtype, dtype_name, holds, numpy_dtype, to_numpy
@@ -307,20 +307,11 @@ def _captured_names(node: onnx.NodeProto) -> set[str]:
     return inner | {output.name for body in bodies for output in body.output}
 
 
-def carries_derivatives(value: Any) -> bool:
-    """Return whether a value is an array with derivatives, or holds some."""
-    if isinstance(value, tuple | list | dict):
-        return any(map(carries_derivatives, value.values() if isinstance(value, dict) else value))
-    if isinstance(value, ScoreModifier):
-        return carries_derivatives([array for _, array in value.arrays()])
-    return hasattr(type(value), "__sdpa_xp_library__") and not isinstance(value, GraphValue)
-
-
 def _operator(function: str) -> _Operator:
     """Return an operator with the value as its left or only operand: a function of the value's array API."""
 
     def operate(value: GraphValue, *other: object) -> Any:
-        if any(map(carries_derivatives, other)):
+        if any(isinstance(x, Jet) for x in other):
             return NotImplemented  # an array with derivatives on the right computes it
         return getattr(value.graph.namespace, function)(value, *other)
 
@@ -383,12 +374,7 @@ class GraphValue:
         return self.graph.library
 
     def __sdpa_xp__(self, function: str, inputs: Mapping[str, object], rules: Mapping[str, object]) -> Any:
-        """Write a call of the library that has this value among its query, key and value.
-
-        The library computes calls of arrays with derivatives itself.
-        """
-        if carries_derivatives((*inputs.values(), *rules.values())):
-            return NotImplemented
+        """Write a call of the library that has this value among its query, key and value."""
         return self.graph.attend(self.graph, function, inputs, rules)
 
     def astype(self, dtype: Any) -> GraphValue:

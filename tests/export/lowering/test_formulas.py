@@ -20,6 +20,7 @@ import sdpa_xp_export
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 from sdpa_xp.masks.algebra import FormulaMask
+from sdpa_xp_export import TensorSpec, export_attention
 
 NAMES = {BATCH: "B", 5: "L", 9: "S"}
 WORDS = {"blocks", "causal"}
@@ -74,10 +75,21 @@ class Stripes(FormulaMask):
 @pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize("reach", [0, 4, 200])
 def test_a_new_mask_needs_no_line_here(rng: np.random.Generator, reach: int) -> None:
-    """In every form; the blocks of `tiled` read no other keys than its bounds say."""
+    """In every form; `tiled` has nodes for its bounds."""
     written = {}
     for mask in (Stripes(reach), Stripes(reach) | Stripes(reach)):  # of which the second has no bounds
         exported = models(qkv(rng), lambda mask=mask: {"attn_mask": mask}, {}, names=NAMES, forms=[*FORMS])
         written[mask.name] = {metadata_of(model)["sdpa_xp.form"]: len(nodes(model.graph)) for model in exported}
     assert written["stripes"].keys() == {"attention", "tiled", "primitive"}
     assert written["stripes"]["tiled"] > written["|"]["tiled"]
+
+
+@pytest.mark.parametrize("op", ["Max", "Min"])
+def test_the_bounds_of_all_masks_limit_a_block(op: str) -> None:
+    spec = TensorSpec("float32", (1, "L", 8))
+
+    def limits(mask: Mask) -> int:
+        model = export_attention(spec, spec, spec, attn_mask=mask, form="tiled")
+        return sum(node.op_type == op for node in nodes(model.graph))
+
+    assert limits(Stripes(2) & Stripes(200)) == limits(Stripes(2)) + 1
