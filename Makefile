@@ -41,6 +41,8 @@ OF_SETTINGS := $(THIN) $(if $(THIN),$(patsubst %,tests/core/%.py,test_agreement 
 # The releases of onnxruntime in which graphs are run, beside the one that is installed: of tests, and all.
 REDUCED := 1.23.2 1.28.0
 RELEASES := 1.23.2 1.24.4 1.26.0 1.28.0 1.32.0
+# The newest one, which alone computes opset 25.
+NEWEST := 1.32.0
 
 # What computes graphs as a browser does: the plugin for WebGPU, and onnxruntime-web, if there is npm.
 BROWSERS := $(VENV)/webgpu/installed $(if $(shell command -v npm),$(VENV)/site/installed)
@@ -87,7 +89,7 @@ PARTS := $(addprefix part-,jax elsewhere export-1 python export-2 processes peer
 OUTPUT_OF_A_PART := $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 PROCESSES = $(shell $(BIN)/python -c "import os; print(os.cpu_count())")
 .PHONY: $(PARTS)
-test: $(VENV)/test $(REDUCED:%=$(VENV)/onnxruntime/%/installed) $(BROWSERS)
+test: $(VENV)/test $(REDUCED:%=$(VENV)/onnxruntime/%/installed) $(VENV)/onnxruntime/$(NEWEST)/installed $(BROWSERS)
 	$(MAKE) --no-print-directory --jobs=$(PROCESSES) --keep-going $(OUTPUT_OF_A_PART) $(PARTS)
 
 # The libraries that are written in Python share a part. torch, JAX and MLX have been seen to hang in one process with all
@@ -186,7 +188,7 @@ false-alarms: $(VENV)/test $(RELEASES:%=$(VENV)/onnxruntime/%/installed)
 		PYTHONPATH=$$path $(BIN)/python -m quality.faults.false_alarms --part $(PART); done
 
 # The tests as on older CPUs: quality/cpus.py. What passed is kept in build/cpus; `make test-cpus PART=3/40` runs one of 40.
-test-cpus: $(VENV)/test $(REDUCED:%=$(VENV)/onnxruntime/%/installed) $(BROWSERS)
+test-cpus: $(VENV)/test $(REDUCED:%=$(VENV)/onnxruntime/%/installed) $(VENV)/onnxruntime/$(NEWEST)/installed $(BROWSERS)
 	PYTHONPATH=. $(BIN)/python -m quality.cpus --part $(PART) $(filter-out part-check,$(PARTS))
 
 runtimes: $(VENV)/test $(RELEASES:%=$(VENV)/onnxruntime/%/installed) $(VENV)/webgpu/installed $(VENV)/site/installed
@@ -197,10 +199,10 @@ runtimes: $(VENV)/test $(RELEASES:%=$(VENV)/onnxruntime/%/installed) $(VENV)/web
 # data-apis' tests of the array API, each function of which is exported and run. They are in no registry, so name a
 # clone with its submodule: make array-api ARRAY_API_TESTS=path/of/array-api-tests. EXAMPLES=100 is their own default.
 EXAMPLES ?= 20
-array-api: $(VENV)/test $(REDUCED:%=$(VENV)/onnxruntime/%/installed) $(VENV)/onnxruntime/1.32.0/installed
+array-api: $(VENV)/test $(REDUCED:%=$(VENV)/onnxruntime/%/installed) $(VENV)/onnxruntime/$(NEWEST)/installed
 	test -d "$(ARRAY_API_TESTS)/array_api_tests" || { echo "ARRAY_API_TESTS must be the path of a clone of data-apis/array-api-tests"; exit 1; }
 	$(PINNED)/array-api.txt
-	set -e; for release in "" $(REDUCED) 1.32.0; do (cd $(ARRAY_API_TESTS) && \
+	set -e; for release in "" $(REDUCED) $(NEWEST); do (cd $(ARRAY_API_TESTS) && \
 		ARRAY_API_TESTS_MODULE=quality.array_api.namespace ARRAY_API_TESTS_VERSION=2025.12 \
 		PYTHONPATH=$${release:+$(abspath $(VENV))/onnxruntime/$$release:}$(CURDIR):$(CURDIR)/tests:. \
 		$(abspath $(BIN))/python -m pytest --rootdir=. -p quality.array_api.without_complex -p no:zarr -p no:jaxtyping \

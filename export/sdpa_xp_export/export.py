@@ -96,8 +96,9 @@ def export_attention(
             on the runtime and on every later release that was tried. "attention" is ai.onnx Attention;
             "multi_head" and "grouped_query" are operators of com.microsoft; "primitive" is MatMul and Softmax;
             "tiled" puts these into a Loop over blocks of queries, in memory linear in S.
-        opset: 23 or 24 for "attention", 17 to 24 for the others. The default is 23 for "attention" (24 with
-            key lengths) and 18 for the others.
+        opset: 23 to 25 for "attention", 17 to 25 for the others. 25 needs onnxruntime 1.32; windows are then
+            attributes of Attention. The default is 23 for "attention" (24 with key lengths) and 18 for the
+            others.
         runtime: The oldest onnxruntime that will run the file, from 1.23 on, and its provider, such as
             "onnxruntime>=1.28;cpu": cpu, cuda, or in a browser wasm (WebAssembly), webgpu, or web, which is
             correct on both; also onnxruntime's own names. The newest release that was tried is 1.32.0; newer
@@ -130,7 +131,7 @@ def export_attention(
         ['query', 'key', 'value', 'key_lengths']
 
     References:
-        ONNX operators, Attention-23 and Attention-24; onnxruntime, ContribOperators.md.
+        ONNX operators, Attention-23 to Attention-25; onnxruntime, ContribOperators.md.
     """
     options = {name: value for name, value in locals().items() if name in OPTIONS}
     function = "export_attention"

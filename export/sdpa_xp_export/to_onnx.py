@@ -75,7 +75,7 @@ def to_onnx(
         inputs: The positional arguments of the layer, with a spec for each array, also within a mask or a bias.
             Arguments without specs are passed unchanged.
         form: The form of each attention, as in `export_attention`.
-        opset: 17 to 24. The default is the newest opset for which the release of `runtime` supports every form.
+        opset: 17 to 25. The default is the newest up to 24 in which the release of `runtime` supports every form.
         runtime: As for `export_attention`.
         keywords: The keyword arguments of the layer, with specs as in `inputs`.
 
@@ -253,7 +253,7 @@ def _opset(opset: int | None, form: str, target: Runtime) -> int:
         return opset
     newest = FORMS["attention"]  # the form that needs the newest opset; a graph has one for all of its calls
     may_choose_it = target.is_onnxruntime and not target.is_before(newest.since)
-    return newest.opsets[-1] if may_choose_it or form == newest.name else FORMS["primitive"].default_opset
+    return newest.auto_opsets[-1] if may_choose_it or form == newest.name else FORMS["primitive"].default_opset
 
 
 def _outputs(graph: TracedGraph, result: Any, *, numbers_stay: bool) -> dict[str, GraphValue]:

@@ -42,7 +42,7 @@ def test_every_output_is_exported() -> None:
         for export in EXPORTS
         for form in FORMS
         if unsupported_reason(form, export.call, TARGET) is None
-        for opset in sorted({FORMS[form].default_opset, FORMS[form].opsets[-1]})
+        for opset in sorted({FORMS[form].default_opset, 24})  # test_newest_opset.py has 25
     ],
 )
 def test_export(export: Export, form: str, opset: int) -> None:

@@ -64,9 +64,11 @@ def choices(release: str, jobs: Sequence[Job]) -> dict[str, str]:
     return {job.name: choose("runtime", job.call, "auto", None, target)[0] for job in jobs}
 
 
-def exports(releases: Sequence[str], forms: Sequence[str], jobs: Sequence[Job]) -> Exports:
+def exports(
+    releases: Sequence[str], forms: Sequence[str], jobs: Sequence[Job], opset: int | None = None
+) -> Exports:
     """The graphs of all calls, for each of the releases and in each form."""
-    return {release: {form: _exported(release, form, jobs) for form in forms} for release in releases}
+    return {release: {form: _exported(release, form, jobs, opset) for form in forms} for release in releases}
 
 
 def faults(release: str, by_release: Exports) -> dict[Graph, str]:
@@ -109,13 +111,13 @@ def _meant_for(release: str, by_release: Exports) -> Iterator[Graph]:
                 yield from exported.graphs
 
 
-def _exported(release: str, form: str, jobs: Sequence[Job]) -> Exported:
+def _exported(release: str, form: str, jobs: Sequence[Job], opset: int | None) -> Exported:
     target, exported = Runtime.parse("runtime", runtime_of(release)), Exported()
     for job in jobs:
         if why := unsupported_reason(form, job.call, target):
             exported.refused[why] += 1
             continue
-        model = export_call(job.call, form=form, runtime=str(target))
+        model = export_call(job.call, form=form, opset=opset, runtime=str(target))
         del model.metadata_props[:]  # they name the release, so that no two graphs would be alike
         exported.graphs.append(Graph(job, model.SerializeToString(deterministic=True)))
     return exported

@@ -21,7 +21,7 @@ from quality.runtime.arrays import load, save
 from quality.runtime.jobs import Job, jobs
 from quality.runtime.matrix import RESULTS, TABLE
 from quality.runtime.outcomes import Exported, choices, exports, faults, number, refusals, wrong
-from quality.runtime.releases import INSTALLED, REDUCED, RELEASES, Graph, run_graphs
+from quality.runtime.releases import INSTALLED, NEWEST, REDUCED, RELEASES, Graph, run_graphs
 from quality.runtime.table import markdown
 from sdpa_xp_export.forms import grouped_query
 from sdpa_xp_export.forms.choice import FORMS
@@ -118,7 +118,7 @@ def test_the_results_are_of_all_releases_and_of_this_code() -> None:
 def test_make_installs_them() -> None:
     """The Makefile says once more which releases are to be installed beside the one that is."""
     makefile = (Path(__file__).parents[2] / "Makefile").read_text()
-    for name, releases in (("RELEASES", RELEASES), ("REDUCED", REDUCED)):
+    for name, releases in (("RELEASES", RELEASES), ("REDUCED", REDUCED), ("NEWEST", [NEWEST])):
         others = " ".join(release for release in releases if release != INSTALLED)
         assert f"\n{name} := {others}\n" in makefile
 

@@ -28,6 +28,7 @@ HAS_ATTENTION = pytest.mark.skipif(
 FORMS = [
     pytest.param("attention", 23, marks=HAS_ATTENTION),
     pytest.param("attention", 24, marks=HAS_ATTENTION),
+    pytest.param("attention", 25, marks=HAS_ATTENTION),
     ("primitive", 18),
     ("tiled", 18),
 ]
@@ -40,7 +41,8 @@ def jobs() -> list[Job]:
 
 
 def computed(job: Job, form: str, opset: int, feeds: Outputs) -> dict[str, np.ndarray]:
-    model = export_call(job.call, form=form, opset=opset)
+    runtime = "onnx" if opset == 25 else DEFAULT_RUNTIME
+    model = export_call(job.call, form=form, opset=opset, runtime=runtime)
     names = [graph_output.name for graph_output in model.graph.output]
     with np.errstate(all="ignore"):  # it warns of each row without a key
         outputs = ReferenceEvaluator(model).run(None, dict(feeds))

@@ -9,7 +9,7 @@ from traced_calls import DTYPES, assert_all_same, expected_of, feeds_of, model_o
 from traced_table import BINARY, JOINED, OPERATORS, UNARY
 
 from quality.runtime.outcomes import runtime_of
-from quality.runtime.releases import REDUCED, Graph, run_graphs
+from quality.runtime.releases import NEWEST, REDUCED, Graph, run_graphs
 
 MIXED = [
     ("int8", "uint16"),
@@ -21,8 +21,10 @@ MIXED = [
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("release", REDUCED)
-def test_a_release_computes_every_function_of_every_dtype(release: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("release", "opset"), [*((release, None) for release in REDUCED), (NEWEST, 25)])
+def test_a_release_computes_every_function_of_every_dtype(
+    release: str, opset: int | None, tmp_path: Path
+) -> None:
     graphs: dict[str, Graph] = {}
     expectations = {}
     calls = {f"{dtype} {seed}": [(UNARY, (numbers(dtype, seed),))] for dtype in DTYPES for seed in (0, 1)}
@@ -35,7 +37,7 @@ def test_a_release_computes_every_function_of_every_dtype(release: str, tmp_path
             expected = expected_of(rows, *arguments)
             if expected:
                 computed = {row: rows[row] for row in expected}
-                model, counts = model_of(computed, *arguments, runtime=runtime_of(release))
+                model, counts = model_of(computed, *arguments, runtime=runtime_of(release), opset=opset)
                 graphs[f"{name} {number}"] = model, [feeds_of(*arguments)]
                 expectations[f"{name} {number}"] = expected, counts
     for name, runs in run_graphs(release, graphs, tmp_path).items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -54,6 +54,15 @@ def key_window(masks: Iterable[Mask]) -> tuple[int | None, int | None]:
         before += [] if left is None else [left - offset]
         after += [] if right is None else [right + offset]
     return min(before, default=None), min(after, default=None)
+
+
+def holds_own_key(call: ExportCall, mask: Mask) -> bool:
+    """Return whether the mask is a window that the query's own key is in, which Attention-25 can state."""
+    if not is_window(mask) or any(side is not None and side < 0 for side in key_window([mask])):
+        return False
+    # "lower_right" is 0 for as many keys as queries, and in a cache, where the queries are the last tokens anyway.
+    lower_right_is_0 = call.cached or call.sizes.queries == call.sizes.keys
+    return lower_right_is_0 or isinstance(mask.arguments["offset"], int)
 
 
 def is_lower_triangle(call: ExportCall) -> bool:
@@ -132,20 +141,20 @@ def hides_keys(call: ExportCall) -> bool:
     return not only_causal(call) or (more_keys(call) and not call.cached)
 
 
-def only_appends(call: ExportCall) -> bool:
-    """Return whether a cache gets as many new keys as there are queries, and nothing but the diagonal masks."""
+def only_appends(call: ExportCall, is_stated: Callable[[Mask], bool] = is_causal) -> bool:
+    """Return whether a cache gets as many new keys as there are queries, and only stated masks mask."""
     if not call.cached or call.past_lengths is not None or call.biases or call.query.ndim != 4:
         return False
-    return _as_many_new(call) and all(is_causal(mask) for mask in call.masks)
+    return _as_many_new(call) and all(map(is_stated, call.masks))
 
 
-def counts_real_keys(call: ExportCall) -> bool:
-    """Return whether only the number of real keys per batch entry masks; in a cache, also the diagonal."""
+def counts_real_keys(call: ExportCall, is_stated: Callable[[Mask], bool] = is_causal) -> bool:
+    """Return whether only the number of real keys per batch entry masks; in a cache, also stated masks."""
     # The operator that counts keys takes 4 axes, and a length for each entry of the first.
     if call.biases or call.query.ndim != 4:
         return False
     if call.past_lengths is not None:
-        return _as_many_new(call) and all(is_causal(mask) for mask in call.masks)
+        return _as_many_new(call) and all(map(is_stated, call.masks))
     if call.cached or len(call.masks) != 1 or kind_of(call.masks[0]) != "padding":
         return False
     lengths = call.masks[0].arguments

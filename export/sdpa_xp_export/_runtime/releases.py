@@ -49,10 +49,13 @@ OLDEST = (1, 23)
 """The oldest release that graphs were run in."""
 NEWEST_TRIED = "1.32.0"
 """The newest release that graphs were run in. A later one is taken to compute what this one does."""
-OPSETS = range(17, 25)
-"""The opsets that graphs are written in; 26 is the last that onnxruntime 1.31 loads."""
-FIRST_RELEASE_OF_OPSET = {24: (1, 24)}
-"""The first release that loads an opset, if it is not the first release of all."""
+OPSETS = range(17, 26)
+"""The opsets that graphs are written in."""
+FIRST_RELEASE_OF_OPSET = {24: (1, 24), 25: (1, 32)}
+"""The first release that computes graphs of an opset, if it is not the first release of all. Since 1.32 windows of
+Attention-25 are attributes that are known."""
+LAST_OPSET: dict[TargetProvider, int] = {"cuda": 24, "openvino": 24}
+"""The last opset that graphs for a provider are written in, if it is not the last of all."""
 ERF_KEEPS_NAN = (1, 28)
 """From this release on, Erf of NaN is NaN on the CPU; before, it is 1."""
 

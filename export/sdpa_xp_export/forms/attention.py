@@ -1,16 +1,30 @@
-"""ai.onnx Attention, opset 23 and 24: one node that a runtime may give a fused kernel."""
+"""ai.onnx Attention, opset 23 to 25: one node that a runtime may give a fused kernel."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 from typing import cast
 
 import numpy as np
 
+from sdpa_xp.masks import Mask
+
 from .. import _arrays as xp
 from .._arrays import ops
 from .._call.call import ExportCall
-from .._call.mask_analysis import counts_real_keys, hides_keys, is_additive, is_causal, only_appends, real_keys
+from .._call.mask_analysis import (
+    counts_real_keys,
+    hides_keys,
+    holds_own_key,
+    is_additive,
+    is_causal,
+    key_window,
+    may_mask,
+    only_appends,
+    real_keys,
+)
 from .._graph.graph import Graph, GraphValue
 from .._runtime.releases import Runtime
 from ..lowering.formula import AllowedPairs, all_allowed, biased, both_allow
@@ -73,31 +87,37 @@ def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphV
     dtype = "float64" if call.accumulation_dtype == "float64" else "float32"
     if runtime.provider == "cuda" and len(call.biases) < 2:
         dtype = call.query.dtype
-    if only_appends(call):
+    is_stated = is_causal if graph.opset < 25 else partial(holds_own_key, call)  # windows are stated since 25
+    if only_appends(call, is_stated):
         return _with_past(graph, call, dtype)
     inputs = read_inputs(graph, call, dtype, RANK, in_place=graph.opset >= 24)
-    if graph.opset >= 24 and counts_real_keys(call):  # nonpad_kv_seqlen is an input since opset 24
+    if graph.opset >= 24 and counts_real_keys(call, is_stated):  # nonpad_kv_seqlen is an input since opset 24
         return _with_lengths(inputs)
     tile = whole_tile(inputs.lengths, inputs.key)
     key, value = inputs.key, inputs.value
-    # is_causal of the node begins at the upper left; with a cache the diagonal is part of the mask.
-    diagonal = [] if call.cached else [mask for mask in call.masks if is_causal(mask)]
-    allowed = all_allowed(tile, [mask for mask in call.masks if mask not in diagonal])
+    # What the node states begins at the upper left; with a cache it is part of the mask.
+    stated = [] if call.cached else [mask for mask in call.masks if is_stated(mask)]
+    others = [mask for mask in call.masks if call.cached or not is_stated(mask)]
+    allowed = all_allowed(tile, others)
     # The sum begins in float32 or float64, since CUDA compares no bfloat16.
     zero = graph.constant(0.0, call.accumulation_dtype)
     total, allowed = biased(tile, zero, allowed)
     on_cuda, reachable = runtime.provider == "cuda", allowed
-    if hides_keys(call) or (on_cuda and call.biases):
-        reachable = both_allow(allowed, all_allowed(tile, diagonal))
+    is_square = (
+        call.sizes.queries == call.sizes.keys
+    )  # then each query attends to its own key under all `stated`
+    hides = hides_keys(call) and (bool(others) or not is_square or any(map(may_mask, call.biases)))
+    if hides or (on_cuda and call.biases):
+        reachable = both_allow(allowed, all_allowed(tile, stated))
     mask = _mask_on_cuda(call, total, reachable if call.biases else allowed, dtype) if on_cuda else allowed
     if call.biases and not on_cuda:
         mask = _masked(total if dtype == "float64" else xp.maximum(total, LEAST_ON_CPU), allowed)
-    if hides_keys(call) and isinstance(reachable, GraphValue):
+    if hides and isinstance(reachable, GraphValue):
         # The operator adds -inf to masked scores, so a NaN in a key that no query attends would leak.
         attended = is_attended(reachable, int(key.dims[-3]))
         key, value = (xp.where(attended, array, 0.0) for array in (key, value))
     exact = _expanded_mask(inputs, mask) if isinstance(mask, GraphValue) else None
-    output, *_ = _node(tile, inputs.query, key, value, exact, is_causal=bool(diagonal))
+    output, *_ = _node(tile, inputs.query, key, value, exact, masks=stated)
     return finished_outputs(inputs, {"output": output})
 
 
@@ -110,9 +130,7 @@ def _with_past(graph: Graph, call: ExportCall, dtype: str) -> dict[str, GraphVal
         for name, spec in (("key", call.past_key), ("value", call.past_value))
         if spec is not None
     ]
-    output, *present = _node(
-        tile, inputs.query, inputs.key, inputs.value, None, *past, is_causal=bool(call.masks)
-    )
+    output, *present = _node(tile, inputs.query, inputs.key, inputs.value, None, *past, masks=call.masks)
     returned = {
         f"present_{name}": in_layout(value, call.layout).astype(call.query.dtype)
         for name, value in zip(("key", "value"), present, strict=True)
@@ -135,7 +153,7 @@ def _with_lengths(inputs: FormInputs) -> dict[str, GraphValue]:
     key, value = (xp.where(real, array, 0.0) for array in (inputs.key, inputs.value))
     counted = xp.reshape(lengths, [-1], dims=(batch,))
     more = [None, None, None, counted]  # no mask, past key and past value
-    output, *_ = _node(tile, inputs.query, key, value, *more, is_causal=call.cached and bool(call.masks))
+    output, *_ = _node(tile, inputs.query, key, value, *more, masks=call.masks if call.cached else ())
     return finished_outputs(inputs, {"output": output})
 
 
@@ -145,9 +163,9 @@ def _node(
     key: GraphValue,
     value: GraphValue,
     *more: GraphValue | None,
-    is_causal: bool,
+    masks: Sequence[Mask],
 ) -> list[GraphValue]:
-    """Write the node; `more` are the mask, past_key, past_value and nonpad_kv_seqlen."""
+    """Write the node; `more` are the mask, past_key, past_value and nonpad_kv_seqlen; it states `masks`."""
     call = tile.call
     query, scale = _positive_scale(tile, query)
     operands = [query, key, value, *more]
@@ -156,8 +174,12 @@ def _node(
     outputs = [(query.elem_type, (*query.dims[:-1], value.dims[-1]))]
     if len(more) == 3:  # with a past, the runtime requires the present outputs
         outputs += [(query.elem_type, (*x.dims[:-2], call.sizes.keys, x.dims[-1])) for x in (key, value)]
+    left, right = key_window(mask for mask in masks if not is_causal(mask))
+    sizes = {"left_window_size": left, "right_window_size": right}
+    options = FORM.attributes(call) | {name: size for name, size in sizes.items() if size is not None}
+    is_under_diagonal = any(map(is_causal, masks))
     output, *present = tile.graph.add_many(
-        "Attention", *operands, outputs=outputs, scale=scale, is_causal=int(is_causal), **FORM.attributes(call)
+        "Attention", *operands, outputs=outputs, scale=scale, is_causal=int(is_under_diagonal), **options
     )
     ranks = [spec.ndim for spec in (call.query, call.key, call.value)]
     return [ops.squeeze_front(result, max(3, *ranks)) for result in (output, *present)]
@@ -221,7 +243,9 @@ FORM = Form(
     operator="ai.onnx Attention",
     takes=("softcap",),
     since=(1, 28),
-    opsets=range(23, 25),
+    opsets=range(23, 26),
+    # onnxruntime 1.32 has no kernel for Attention-25: it runs the function of ONNX, some 60 nodes.
+    auto_opsets=range(23, 25),
     default_opset=23,
     opset_of=lambda call: 24 if counts_real_keys(call) else 23,  # the first in which the node takes key lengths
     wrong_on={"openvino": "OpenVINO's kernels for Attention hide a NaN in a query"},

@@ -9,7 +9,7 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 from .._call.call import ExportCall, FormName
 from .._call.mask_analysis import is_causal, only_causal, unmasked
-from .._runtime.releases import FIRST_RELEASE_OF_OPSET, OPSETS, Runtime, TargetProvider
+from .._runtime.releases import FIRST_RELEASE_OF_OPSET, LAST_OPSET, OPSETS, Runtime, TargetProvider
 from . import attention, grouped_query, multi_head, primitive, tiled
 from .form import Form
 
@@ -148,6 +148,10 @@ def check_loaded_opset(function: str, opset: int | None, target: Runtime) -> Non
     if target.is_before(oldest):
         rule = f"`opset` {opset} needs onnxruntime {oldest[0]}.{oldest[1]} or later"
         raise ArgumentValueError(function, rule, {"opset": opset, "runtime": target})
+    last = LAST_OPSET.get(target.provider, OPSETS[-1])
+    if opset is not None and opset > last:
+        rule = f"`opset` must be at most {last} for {target.provider}, where no later one was tried"
+        raise ArgumentValueError(function, rule, {"opset": opset, "runtime": target})
 
 
 def _first_release(opset: int | None) -> tuple[int, int]:
@@ -180,7 +184,7 @@ def _first_supported(
     why_not: dict[FormName, str] = {}
     for form in PREFERRED[target.provider][f"{_kind(call)}, {size}"]:
         why = unsupported_reason(form, call, target)
-        if opset is not None and opset not in FORMS[form].opsets:
+        if opset is not None and opset not in FORMS[form].auto_opsets:
             why = f"opset {opset} was asked for"
         quadratic = FORMS[form].quadratic_on_cuda
         # An array of L x S is no harm where scores are few, be it for few queries or for few keys.

@@ -37,6 +37,8 @@ class Form:
     empty_since: tuple[int, int] = OLDEST
     """The first release in which an empty batch or length gives an empty result; before, it crashes."""
     opsets: range = OPSETS
+    auto_opsets: range = OPSETS
+    """The opsets in which `auto` may choose the form."""
     # At opset 18 each operator that is written here has a kernel for CUDA since 1.23; at later opsets some
     # have it since 1.27 only.
     default_opset: int = 18

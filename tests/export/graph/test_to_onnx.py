@@ -360,7 +360,7 @@ def test_what_does_not_trace(layer: Any, error: type[Exception], words: str) -> 
 @pytest.mark.parametrize(
     ("keywords", "error", "words"),
     [
-        ({"opset": 16}, ValueError, "to_onnx: `opset` must be 17 to 24; got opset=16"),
+        ({"opset": 16}, ValueError, "to_onnx: `opset` must be 17 to 25; got opset=16"),
         ({"opset": "23"}, TypeError, "to_onnx: `opset` must be an integer"),
         ({"form": "fast"}, ValueError, "to_onnx: `form` must be auto"),
         (

@@ -26,7 +26,7 @@ CONSTRUCTIONS: list[tuple[Any, dict[str, Any], str]] = [
     (layer, {"runtime": CUDA}, "`runtime` must be for a provider that onnxruntime offers here; got runtime=onnxruntime>=1.28;cuda"),
     (layer, {"runtime": "tensorrt"}, "`runtime` must be 'onnxruntime>=RELEASE;PROVIDER'"),
     (layer, {"form": "tile"}, "`form` must be auto, attention"),
-    (layer, {"opset": 99}, "`opset` must be 17 to 24"),
+    (layer, {"opset": 99}, "`opset` must be 17 to 25"),
     (layer, {"verify": "yes"}, "`verify` must be True or False"),
     (layer, {"verfy": True}, "there is no argument `verfy`; got verfy=True. Write verify=... instead"),
 ]  # fmt: skip

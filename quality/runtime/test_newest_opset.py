@@ -1,0 +1,46 @@
+"""Opset 25, which graphs are written in for onnxruntime 1.32: windows are attributes of ai.onnx Attention there."""
+
+from __future__ import annotations
+
+import pytest
+from onnx import helper
+
+from quality.conformance.onnx_cases import CASES, Case, named
+from quality.conformance.onnx_exports import exports as exports_of_case
+from quality.runtime.jobs import jobs
+from quality.runtime.outcomes import exports, faults, runtime_of
+from quality.runtime.releases import NEWEST
+from sdpa_xp_export.export import export_call
+from sdpa_xp_export.forms.choice import FORMS
+
+OPSET = 25
+OTHERS = ("float64", "bfloat16")
+"""With `--thin`, calls of these are left out: their graphs cast to float32 or are those of float32."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_every_call_is_right(form: str, pytestconfig: pytest.Config) -> None:
+    thin = bool(pytestconfig.getoption("--thin"))
+    calls = [job for job in jobs() if not thin or job.call.query.dtype not in OTHERS]
+    graphs = exports([NEWEST], [form], calls, OPSET)
+    assert {graph.job.name: fault for graph, fault in faults(NEWEST, graphs).items()} == {}
+    assert graphs[NEWEST][form].graphs
+
+
+WINDOWS = [
+    case
+    for case in CASES
+    # In a cache, ONNX's cases have a mask beside the window, so that the whole is a mask in the graph.
+    if case.window != (None, None) and not case.past and case.key_lengths is None and case.softmax_dtype is None
+]
+
+
+@pytest.mark.parametrize("case", WINDOWS, ids=named)
+def test_windows_of_onnx_are_attributes_again(case: Case) -> None:
+    (export,) = exports_of_case(case)
+    model = export_call(export.call, form="attention", opset=OPSET, runtime=runtime_of(NEWEST))
+    (node,) = (node for node in model.graph.node if node.op_type == "Attention")
+    stated = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    assert tuple(stated.get(f"{side}_window_size") for side in ("left", "right")) == case.window
+    assert bool(stated["is_causal"]) == case.is_causal
