@@ -1,4 +1,4 @@
-"""Opset 25, which graphs are written in for onnxruntime 1.32: windows are attributes of ai.onnx Attention there."""
+"""Opset 25, for onnxruntime 1.32: windows are attributes of ai.onnx Attention there."""
 
 from __future__ import annotations
 

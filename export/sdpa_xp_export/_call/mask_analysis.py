@@ -60,7 +60,7 @@ def holds_own_key(call: ExportCall, mask: Mask) -> bool:
     """Return whether the mask is a window that the query's own key is in, which Attention-25 can state."""
     if not is_window(mask) or any(side is not None and side < 0 for side in key_window([mask])):
         return False
-    # "lower_right" is 0 for as many keys as queries, and in a cache, where the queries are the last tokens anyway.
+    # "lower_right" is 0 for as many keys as queries, and in a cache, where the queries are the last tokens.
     lower_right_is_0 = call.cached or call.sizes.queries == call.sizes.keys
     return lower_right_is_0 or isinstance(mask.arguments["offset"], int)
 

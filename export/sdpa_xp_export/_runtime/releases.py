@@ -52,8 +52,7 @@ NEWEST_TRIED = "1.32.0"
 OPSETS = range(17, 26)
 """The opsets that graphs are written in."""
 FIRST_RELEASE_OF_OPSET = {24: (1, 24), 25: (1, 32)}
-"""The first release that computes graphs of an opset, if it is not the first release of all. Since 1.32 windows of
-Attention-25 are attributes that are known."""
+"""The first release that loads every graph of an opset, if it is not the first release of all."""
 LAST_OPSET: dict[TargetProvider, int] = {"cuda": 24, "openvino": 24}
 """The last opset that graphs for a provider are written in, if it is not the last of all."""
 ERF_KEEPS_NAN = (1, 28)

@@ -103,10 +103,9 @@ def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphV
     zero = graph.constant(0.0, call.accumulation_dtype)
     total, allowed = biased(tile, zero, allowed)
     on_cuda, reachable = runtime.provider == "cuda", allowed
-    is_square = (
-        call.sizes.queries == call.sizes.keys
-    )  # then each query attends to its own key under all `stated`
-    hides = hides_keys(call) and (bool(others) or not is_square or any(map(may_mask, call.biases)))
+    # With as many keys as queries, each query attends to its own key under what the node states.
+    may_hide = bool(others) or call.sizes.queries != call.sizes.keys or any(map(may_mask, call.biases))
+    hides = may_hide and hides_keys(call)
     if hides or (on_cuda and call.biases):
         reachable = both_allow(allowed, all_allowed(tile, stated))
     mask = _mask_on_cuda(call, total, reachable if call.biases else allowed, dtype) if on_cuda else allowed

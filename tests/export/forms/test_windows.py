@@ -24,7 +24,7 @@ X, Y = (TensorSpec("float32", ("B", 4, length, 8)) for length in "LS")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ONNX's evaluator is slow, and the installed onnxruntime knows no windows. Others run in test_newest_opset.py."""
+    """ONNX's evaluator is slow; test_newest_opset.py runs graphs in onnxruntime 1.32."""
     run_each_model_once(monkeypatch)
     leave_out_long_runs(monkeypatch)
 
@@ -85,7 +85,7 @@ def test_a_window_is_one_node(mask: Any, attributes: Any, cache: dict[str, Tenso
     ids=lambda value: str(value)[:60],
 )
 def test_what_the_operator_does_not_say_is_its_mask(key: TensorSpec, rules: Any, attributes: Any) -> None:
-    """A window beside the query's own key, one for each batch entry; and in a cache what has more than windows."""
+    """A window without the query's own key, one for each batch entry, and a cache with more than windows."""
     model = exported(key, **rules)
     assert stated(model) == attributes
     assert verify(model, engine="reference", seed=0).agrees
