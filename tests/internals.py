@@ -190,6 +190,7 @@ PLACES = {
     "range_of_bounds": "sdpa_xp._tiles.tile:range_of_bounds",
     "READ_ONLY": "sdpa_xp._libraries.protocols:READ_ONLY",
     "READERS": "sdpa_xp_export._runtime.readers:READERS",
+    "recorded_verdict": "sdpa_xp_export._files.metadata:recorded_verdict",
     "reference": "sdpa_xp_export._verify.reference",
     "reference_inputs": "sdpa_xp_export._verify.expected:reference_inputs",
     "ROUNDINGS": "sdpa_xp_export._verify.judging:ROUNDINGS",

@@ -163,7 +163,7 @@ class LayerReport(Immutable):
     """The release of onnxruntime that ran the model; empty if another engine ran it."""
     notes: tuple[str, ...]
     """What may explain a failure: another engine, release or provider than the model's; another call; missing
-    arguments; why the reference is not in float64; or a provider that was left out."""
+    arguments; why the reference is not in float64; a provider that was left out; or an earlier verdict."""
     runs: tuple[Run, ...]
     """One entry for each output of each run."""
     placements: tuple[Placement, ...]

@@ -32,6 +32,7 @@ from ._verify.model import (
     of_metadata,
     other_call_note,
 )
+from ._verify.record import write_verdict
 from ._verify.runner import judged, run_cases
 from ._verify.settings import left_out, trial_settings
 from ._verify.trials import DEFAULT_ROWS, THOROUGH_ROWS, Trial, trials
@@ -52,6 +53,7 @@ def verify(
     watch: Callable[[int, int, str], None] | None = None,
     timeout: float = TIMEOUT,
     memory: int | None = None,
+    record: bool = False,
 ) -> Report:
     """Run `model` in onnxruntime or another engine, and compare its outputs with the float64 reference.
 
@@ -84,6 +86,7 @@ def verify(
             model, and more if a run has more than 117 million scores. If you pass at least 100 MB, inputs and
             reference in your process stay below it too, unless the lengths of the call are fixed, and a call
             whose smallest run has more than memory / 4 numbers is refused.
+        record: Whether to write the verdict into the metadata of `model`, or of its file, as `save` does.
 
     Returns:
         A report, with the error and the bound of each output of each run, the provider that each node ran on,
@@ -96,6 +99,7 @@ def verify(
             or have more than 268 million numbers in the smallest run; a model in memory refers to external
             data; or the engine does not offer the provider, cannot load or run the model, or meets a limit.
         FileNotFoundError: The file does not exist.
+        OSError: The file cannot be written, with `record`.
 
     Examples:
         >>> from sdpa_xp_export import TensorSpec, export_attention
@@ -110,6 +114,7 @@ def verify(
     functions = {name: value for name, value in (("attn_mask", attn_mask), ("bias", bias)) if value is not None}
     check_engine("verify", engine, provider)
     _check_arguments(call, functions, thorough, watch)
+    check_flag("verify", "record", record)
     check_limits("verify", timeout, memory)
     seed = seed_of("verify", seed)
     with deadline(float(timeout)) as limit:
@@ -140,7 +145,7 @@ def verify(
     facts |= {name: facts[name] or "unknown" for name in ("form", "reason")}
     if call is not None and not (runs and all(run.agreement.agrees for run in runs)):
         facts["notes"] += tuple(filter(None, (other_call_note(loaded, stated),)))
-    return Report(
+    report = Report(
         **facts,
         runs=runs,
         left_out=left_out(stated, blocks, settings, memory),
@@ -149,6 +154,9 @@ def verify(
         computed_in=computed_in,
         seed=seed,
     )
+    if record:
+        write_verdict(model, loaded, report)
+    return report
 
 
 def _check_arguments(call: object, functions: Mapping[str, object], thorough: object, watch: object) -> None:

@@ -33,6 +33,7 @@ from ._verify.layer import BothLayers, LayerCase, words_of
 from ._verify.layer_cases import CaseList, Draw, LayerInputs
 from ._verify.lengths import LayerLengths
 from ._verify.model import blocks_of, input_specs, loaded_model, missing_arguments_note
+from ._verify.record import write_verdict
 from ._verify.runner import Outcome, judged, run_cases
 from .report import LayerReport, Run
 from .spec import TensorSpec
@@ -162,6 +163,7 @@ def verify_golden(
     engine: EngineName,
     timeout: float,
     memory: int | None,
+    record: bool = False,
 ) -> LayerReport:
     """Repeat the runs of a golden file, and compare the outputs of the model with those of the layer in it."""
     check_engine("verify", engine, provider)
@@ -170,7 +172,10 @@ def verify_golden(
     cases, stated = read_golden(golden, loaded)
     with runtime_process(loaded, timeout, memory, engine=engine) as process:
         runs, facts = _run(process, loaded, cases, provider, None)
-    return LayerReport(**facts, **stated, runs=runs)
+    report = LayerReport(**facts, **stated, runs=runs)
+    if record:
+        write_verdict(model, loaded, report)
+    return report
 
 
 def _run(

@@ -5,18 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import onnx
 from onnx import helper
 
-from .model import Model
+from .model import Model, initializer_parts, without_initializers
 
 T = TypeVar("T", list[Any], dict[str, Any])
 LONGEST = 10_000_000
 """Characters of JSON that are read."""
+LONGEST_FACT = 60
+"""Characters of each fact of a verdict that are shown."""
 _KEY = re.compile(r"(sdpa_xp\.([a-z]+))(?:\.([0-9a-f]{8}))?")
 
 
@@ -69,6 +72,54 @@ class Metadata:
         hashed.update(graph.SerializeToString(deterministic=True))
         digest = hashed.hexdigest()[:8]
         helper.set_model_props(model, {f"{name}.{digest}": text for name, text in entries.items()})
+
+
+def record_verdict(model: Model, verdict: Mapping[str, Any]) -> None:
+    """Write what a verification found of the graph, in place of what an earlier one did."""
+    text = json.dumps({**verdict, "graph": graph_digest(model)})
+    for entry in _verdicts(model):
+        model.metadata_props.remove(entry)
+    # Its own digest in the key, since equal models that were verified twice may be merged.
+    key = f"sdpa_xp.verdict.{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    model.metadata_props.add(key=key, value=text)
+
+
+def recorded_verdict(model: Model) -> str:
+    """Return what a model says of an earlier verification; empty if nothing. Anyone may have written it."""
+    verdicts = [_read(entry.value, dict) for entry in _verdicts(model)]
+    if not verdicts:
+        return ""
+    graph = graph_digest(model)
+    verdict = next((verdict for verdict in verdicts if verdict.get("graph") == graph), None)
+    if verdict is None:
+        return "the verdict in the metadata is stale: the graph has changed since"
+    of_another = ", for a call that was passed" if verdict.get("call_from_metadata") is False else ""
+    says = "agrees" if verdict.get("agrees") is True else "DISAGREES"
+    run = "on {engine} ({providers}), {runs} runs, error {error}, bound {bound}, sdpa_xp {version}, {date}"
+    facts = defaultdict(str)
+    for name, fact in verdict.items():
+        facts[name] = f"{fact:.2g}" if isinstance(fact, float) else str(fact)[:LONGEST_FACT]
+    return f"the verdict in the metadata: {says} {run.format_map(facts)}{of_another}"
+
+
+def graph_digest(model: Model) -> str:
+    """Return the SHA-256 of a model without its metadata, also if its numbers are in another file."""
+    bare = without_initializers(model)
+    del bare.metadata_props[:]
+    hashed = hashlib.sha256(bare.SerializeToString(deterministic=True))
+    for tensor, chunks in initializer_parts(model, "verify"):
+        if chunks is None:
+            hashed.update(tensor.SerializeToString(deterministic=True))
+        else:
+            hashed.update(f"{tensor.name} {tensor.data_type} {[*tensor.dims]}".encode())
+            for chunk in chunks:
+                hashed.update(chunk)
+    return hashed.hexdigest()
+
+
+def _verdicts(model: Model) -> list[onnx.StringStringEntryProto]:
+    keys = ((entry, _KEY.fullmatch(entry.key)) for entry in model.metadata_props)
+    return [entry for entry, key in keys if key and key[2] == "verdict"]
 
 
 def exported_models(model: Model) -> list[Metadata]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from .._files.metadata import exported_models
+from .._files.metadata import exported_models, recorded_verdict
 from .._files.model import Model
 from .._runtime.limits import check_time
 from .._runtime.process import RemoteSession, RuntimeProcess
@@ -78,6 +78,7 @@ def _facts_of_run(
     notes = runtime_notes(model, runtime.version, sessions, runtime.engine)
     if runtime.engine == "onnxruntime":
         notes += not_run_notes(model, sessions)
+    notes += tuple(filter(None, [recorded_verdict(model)]))
     return {
         "form": ", ".join(forms),
         "reason": "; ".join(reasons),

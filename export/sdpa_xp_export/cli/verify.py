@@ -59,6 +59,7 @@ def run_verify(
     seed: int | None = None,
     timeout: float = TIMEOUT,
     memory: str | None = None,
+    record: bool = False,
     runs: bool = False,
     json: bool = False,
     html: Path | None = None,
@@ -83,6 +84,7 @@ def run_verify(
             {timeout}, an hour.
         memory (<bytes>): The most memory of the model, such as 4GiB. Default: 8 GiB, more for a large model or
             call. A limit also leaves out runs that are too long for it.
+        record: Write the verdict into the model's metadata.
         runs: Show each run.
         json: Print JSON for scripts.
         html: Also write the report to this file, as an HTML page.
@@ -98,6 +100,7 @@ def run_verify(
         "engine": engine,
         "timeout": timeout,
         "memory": None if memory is None else _number_of_bytes(memory),
+        "record": record,
     }
     report: LayerReport  # both functions refuse other providers and engines
     with progress(f"verify {model.name}", quiet=json) as steps:
@@ -118,6 +121,8 @@ def run_verify(
     else:
         if html:
             say(f"wrote {html}")
+        if record:
+            say(f"recorded the verdict in {model}")
         show(report, failures, runs=runs, thorough=thorough)
     if failures:
         raise typer.Exit(DISAGREES)
