@@ -86,7 +86,7 @@ def verify(
             model, and more if a run has more than 117 million scores. If you pass at least 100 MB, inputs and
             reference in your process stay below it too, unless the lengths of the call are fixed, and a call
             whose smallest run has more than memory / 4 numbers is refused.
-        record: Whether to write the verdict into the metadata of `model`, or of its file, as `save` does.
+        record: Whether to write the verdict into the metadata of `model` or its file.
 
     Returns:
         A report, with the error and the bound of each output of each run, the provider that each node ran on,
@@ -99,7 +99,6 @@ def verify(
             or have more than 268 million numbers in the smallest run; a model in memory refers to external
             data; or the engine does not offer the provider, cannot load or run the model, or meets a limit.
         FileNotFoundError: The file does not exist.
-        OSError: The file cannot be written, with `record`.
 
     Examples:
         >>> from sdpa_xp_export import TensorSpec, export_attention
