@@ -12,13 +12,13 @@ import numpy as np
 import onnx
 import pytest
 from command import run
-from internals import atomic, recorded_verdict
+from internals import atomic, override, recorded_verdict
 from onnx import compose, numpy_helper
 from short_runs import leave_out_long_runs, run_each_model_once
 
 import sdpa_xp
 from sdpa_xp import scaled_dot_product_attention
-from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
+from sdpa_xp_export import LargeModel, TensorSpec, export_attention, save, to_onnx, verify, verify_layer
 
 X = TensorSpec("float32", ("B", 2, "L", 8))
 SINKS = np.linspace(-1, 1, 2, dtype=np.float32)
@@ -41,7 +41,7 @@ def path(tmp_path: Path) -> Path:
     return save(model, tmp_path / "a.onnx")
 
 
-def verdicts(model: onnx.ModelProto) -> list[dict[str, Any]]:
+def verdicts(model: Any) -> list[dict[str, Any]]:
     return [json.loads(entry.value) for entry in model.metadata_props if ".verdict" in entry.key]
 
 
@@ -72,8 +72,12 @@ def test_it_is_written_when_asked_alone(path: Path) -> None:
     assert loaded == onnx.load_from_string(before)
 
 
-def test_a_model_in_memory_takes_it_along(tmp_path: Path) -> None:
+@pytest.mark.parametrize("most", [2**20, 1_000])
+def test_a_model_in_memory_takes_it_along(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that refers to its arrays, since it is too large."""
+    override(monkeypatch, "EXTERNAL_ABOVE", most)
     model = export_attention(FIXED, FIXED, FIXED, bias=sdpa_xp.biases.from_array(TABLE))
+    assert isinstance(model, LargeModel) is (most == 1_000)
     verify(model, seed=0)
     assert verdicts(model) == []
     verify(model, seed=0, record=True)
