@@ -5,9 +5,9 @@ Large initializers are written to a second file if one file cannot hold them.
 
 from __future__ import annotations
 
+import glob
 import math
 import os
-import re
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +20,6 @@ from google.protobuf.message import EncodeError
 from sdpa_xp._checks.keywords import check_flag, check_integer, explains_keywords
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
-from ._files.atomic import tidied, write_whole
 from ._files.loading import data_files
 from ._files.model import (
     EXTERNAL_ABOVE,
@@ -31,15 +30,21 @@ from ._files.model import (
     initializer_parts,
     without_initializers,
 )
-from ._files.paths import PathArgument, check_is_no_input, free_target, reworded
+from ._files.paths import (
+    PathArgument,
+    check_is_no_input,
+    free_target,
+    give_name,
+    reworded,
+    tidied,
+    unfinished_name,
+    write_new,
+)
 
 ARGUMENT = PathArgument("save", "path")
 
 ALIGNED = 2**16
 """Each initializer in a data file begins at a multiple of this, so that any system can map it into memory."""
-
-
-_DATA = re.compile(r"(.+)\.[0-9a-f]{32}\.data")
 
 
 @explains_keywords
@@ -54,8 +59,9 @@ def save(
 
     A model of up to 2 GiB, the limit of protobuf, is one file. The initializers of a larger model are in a
     second file beside it, `<name>.<32 hex digits>.data`. If a save fails or is interrupted, the old model and
-    its data are unchanged, and nothing is left. If its process is killed, a `.<32 hex digits>.unfinished` or a
-    data file that no model refers to may stay. New files get the permissions of the old ones.
+    its data are unchanged, and nothing is left. If its process is killed, or if several save to one path at once,
+    a `.<32 hex digits>.unfinished` or a data file that no model refers to may stay. New files get the permissions
+    of the old ones.
 
     Args:
         model: The result of `export_attention` or `to_onnx`; it is not changed.
@@ -98,19 +104,22 @@ def save(
     with reworded(ARGUMENT, path):
         target = free_target(path, ARGUMENT, overwrite=replaces)
         check_is_no_input(ARGUMENT, target, _read_by(model) | _data_beside(target))
-        data, before = target.with_name(f"{target.name}.{uuid.uuid4().hex}.data"), set[Path]()
+        data, unfinished = target.with_name(f"{target.name}.{uuid.uuid4().hex}.data"), unfinished_name(target)
+        ours = {data}
 
         def write() -> None:
             proto = _in_one_file(model) if small else _with_data_in(data, model, target)
-            write_whole(
-                target,
-                lambda file: file.write(_serialized(proto)),
-                ARGUMENT,
-                overwrite=replaces,
-                at_last=lambda: before.update(_data_of(target)),  # also that of a save which wrote meanwhile
-            )
+            write_new(unfinished, lambda file: file.write(_serialized(proto)), like=target)
+            ours.update(_data_of(target))  # also that of a save which wrote meanwhile
+            give_name(unfinished, target, ARGUMENT, overwrite=replaces)
 
-        tidied(write, lambda: _remove_unless_referred_to({data, *before}, target))
+        def tidy() -> None:
+            unfinished.unlink(missing_ok=True)
+            if existing := {file for file in ours if file.exists()}:
+                for unused in existing - _data_of(target):  # wherever the save was interrupted
+                    unused.unlink(missing_ok=True)
+
+        tidied(write, tidy)
     return target
 
 
@@ -130,9 +139,14 @@ def _mapped_files(array: Any) -> Iterator[Path]:
 
 def _data_beside(target: Path) -> dict[Path, str]:
     """Return `target` itself if it is the data file of a model in its folder."""
-    match = _DATA.fullmatch(target.name)
-    owner = target.with_name(match[1]) if match else None
-    return {target: f"the data of {owner.name}"} if owner and target in _data_of(owner) else {}
+    owner = target.with_suffix("").with_suffix("")
+    return {target: f"the data of {owner.name}"} if target in _data_of(owner) else {}
+
+
+def _data_of(target: Path) -> set[Path]:
+    """Return the data files that the model at `target` refers to, among those that `save` named."""
+    files = {*target.parent.glob(f"{glob.escape(target.name)}.{'[0-9a-f]' * 32}.data")}
+    return files and files & data_files(target)  # without files, `target`, which may be large, need not be read
 
 
 def _with_data_in(data: Path, model: Model, target: Path) -> onnx.ModelProto:
@@ -149,7 +163,7 @@ def _with_data_in(data: Path, model: Model, target: Path) -> onnx.ModelProto:
                 file.write(chunk)
             referring.graph.initializer.append(_reference(tensor, data.name, offset, file.tell() - offset))
 
-    write_whole(data, write_all, ARGUMENT, like=target)
+    write_new(data, write_all, like=target)
     return referring
 
 
@@ -189,19 +203,3 @@ def _serialized(model: onnx.ModelProto) -> bytes:
 def _too_large(model: Model) -> ValueError:
     rule = "`model` must be under 2 GiB without the raw data of its initializers"
     return ArgumentValueError("save", rule, {"bytes of raw data": initializer_bytes(model)})
-
-
-def _remove_unless_referred_to(files: set[Path], target: Path) -> None:
-    """Remove data files that the model at `target` does not use now; wherever a save was interrupted."""
-    existing = {file for file in files if file.exists()}
-    for unused in existing - _data_of(target) if existing else ():
-        unused.unlink(missing_ok=True)
-
-
-def _data_of(target: Path) -> set[Path]:
-    """Return the data files that the model at `target` refers to, among those that `save` named."""
-    if not target.exists():
-        return set()
-    ours = re.compile(re.escape(target.name) + r"\.[0-9a-f]{32}\.data")
-    files = {file for file in target.parent.iterdir() if ours.fullmatch(file.name)}
-    return files and files & data_files(target)  # without files, `target`, which may be large, need not be read
