@@ -25,9 +25,11 @@ from ._files.model import (
     EXTERNAL_ABOVE,
     LargeModel,
     Model,
+    all_but,
     check_holds_data,
     initializer_bytes,
     initializer_parts,
+    joined,
     without_initializers,
 )
 from ._files.paths import (
@@ -59,9 +61,9 @@ def save(
 
     A model of up to 2 GiB, the limit of protobuf, is one file. The initializers of a larger model are in a
     second file beside it, `<name>.<32 hex digits>.data`. If a save fails or is interrupted, the old model and
-    its data are unchanged, and nothing is left. If its process is killed, or if several save to one path at once,
-    a `.<32 hex digits>.unfinished` or a data file that no model refers to may stay. New files get the permissions
-    of the old ones.
+    its data are unchanged, and nothing is left. If its process is killed, or if several save to one path at
+    once, a `.<32 hex digits>.unfinished` or a data file that no model refers to may stay. New files get the
+    permissions of the old ones.
 
     Args:
         model: The result of `export_attention` or `to_onnx`; it is not changed.
@@ -159,23 +161,15 @@ def _with_data_in(data: Path, model: Model, target: Path) -> onnx.ModelProto:
                 referring.graph.initializer.append(tensor)
                 continue
             offset = file.seek(-(-file.tell() // ALIGNED) * ALIGNED)
-            for chunk in chunks:  # so at most a part of one initializer is in memory twice
-                file.write(chunk)
-            referring.graph.initializer.append(_reference(tensor, data.name, offset, file.tell() - offset))
+            file.writelines(chunks)  # at most a part of one initializer is in memory twice
+            reference = _without_numbers(tensor)
+            reference.data_location = onnx.TensorProto.EXTERNAL
+            for key, value in {"location": data.name, "offset": offset, "length": file.tell() - offset}.items():
+                reference.external_data.add(key=key, value=str(value))
+            referring.graph.initializer.append(reference)
 
     write_new(data, write_all, like=target)
     return referring
-
-
-def _reference(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> onnx.TensorProto:
-    reference = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-    if tensor.HasField("doc_string"):
-        reference.doc_string = tensor.doc_string
-    reference.metadata_props.extend(tensor.metadata_props)
-    reference.data_location = onnx.TensorProto.EXTERNAL
-    for key, value in {"location": location, "offset": offset, "length": length}.items():
-        reference.external_data.add(key=key, value=str(value))
-    return reference
 
 
 def _in_one_file(model: Model) -> onnx.ModelProto:
@@ -185,12 +179,15 @@ def _in_one_file(model: Model) -> onnx.ModelProto:
     if isinstance(model, onnx.ModelProto):
         return model
     whole = without_initializers(model)
-    for tensor in model.graph.initializer:
-        if tensor.name in model.weights:
-            model.weights[tensor.name].fill(whole.graph.initializer.add(), "save")
-        else:
-            whole.graph.initializer.append(tensor)
+    for tensor, chunks in initializer_parts(model, "save"):
+        whole.graph.initializer.append(tensor if chunks is None else _without_numbers(tensor))
+        if chunks is not None:
+            whole.graph.initializer[-1].raw_data = joined(chunks)
     return whole
+
+
+def _without_numbers(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    return all_but(tensor, "raw_data", "external_data", "data_location")
 
 
 def _serialized(model: onnx.ModelProto) -> bytes:
