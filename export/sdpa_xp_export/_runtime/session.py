@@ -178,8 +178,7 @@ def _named_runtimes(model: Model) -> tuple[str, tuple[Runtime, ...]]:
 def providers(requested: str | None = None) -> list[str]:
     """Return the providers to run on in this process."""
     installed_runtime()
-    about = OnnxruntimeSession.about(wanted(requested), probe())
-    return chosen_providers(requested, about["offered"], about["started"], about["why_not"])
+    return chosen_providers(requested, OnnxruntimeSession.about(wanted(requested), probe()))
 
 
 def wanted(requested: str | None) -> list[str]:
@@ -198,16 +197,15 @@ def probe() -> bytes:
     return bytes(model.SerializeToString())
 
 
-def chosen_providers(
-    requested: str | None, offered: Sequence[str], started: Sequence[str], why_not: str = ""
-) -> list[str]:
+def chosen_providers(requested: str | None, about: Mapping[str, Any]) -> list[str]:
     """Return the execution providers to run on: the one asked for, or CUDA if it starts here and the CPU."""
+    offered, started = about["offered"], about["started"]
     if requested is None:
         return [name for name in (PROVIDERS["cuda"], PROVIDERS["cpu"]) if name in started]
     short = short_provider(requested)
     if short in PLUGINS and PROVIDERS[short] not in started:
         needs, hint = PLUGINS[short]
-        got = {"provider": requested, "its error": why_not or "it does not start"}
+        got = {"provider": requested, "its error": about["why_not"] or "it does not start"}
         raise ArgumentValueError("verify", f"`provider` {short!r} needs {needs}", got, hint)
     if short is None or PROVIDERS[short] not in offered:
         rule = "`provider` must be one that onnxruntime offers here"
@@ -219,13 +217,3 @@ def chosen_providers(
         raise ArgumentValueError("verify", rule, got, hint)
     check_started(PROVIDERS[short], started)
     return [PROVIDERS[short]]
-
-
-def not_started_notes(offered: Sequence[str], started: Sequence[str]) -> tuple[str, ...]:
-    """Return which providers onnxruntime offers but could not start, so that a default leaves them out."""
-    return tuple(
-        f"onnxruntime offers {name}, but could not start it, which needs a GPU and CUDA's libraries: "
-        "the model ran on the CPU alone"
-        for name in PROVIDERS.values()
-        if name in offered and name not in started
-    )
