@@ -28,17 +28,8 @@ from . import child
 from .engine import TimedRun
 from .frames import Frame, TooLargeError, receive, send
 from .limits import TIMEOUT, ModelFailedError, failed, shown_limit, time_left
-from .releases import ENGINES, PLUGINS, PROVIDERS, EngineName, short_provider
-from .session import (
-    check_installed,
-    check_started,
-    chosen_providers,
-    not_installed,
-    probe,
-    runtime_notes,
-    source_of,
-    wanted,
-)
+from .releases import ENGINES, PLUGINS, PROVIDERS, EngineName, runtime_notes, short_provider
+from .session import check_installed, check_started, chosen_providers, not_installed, probe, source_of, wanted
 from .worker import OVER_MEMORY
 
 MEMORY = 2**33
