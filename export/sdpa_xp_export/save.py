@@ -9,7 +9,6 @@ import glob
 import math
 import os
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -110,7 +109,7 @@ def save(
         ours = {data}
 
         def write() -> None:
-            proto = _in_one_file(model) if small else _with_data_in(data, model, target)
+            proto = model if small else _with_data_in(data, model, target)
             write_new(unfinished, lambda file: file.write(_serialized(proto)), like=target)
             ours.update(_data_of(target))  # also that of a save which wrote meanwhile
             give_name(unfinished, target, ARGUMENT, overwrite=replaces)
@@ -127,16 +126,14 @@ def save(
 
 def _read_by(model: Model) -> dict[Path, str]:
     """Return the files that the arrays of a LargeModel are mapped from."""
-    weights = model.weights.values() if isinstance(model, LargeModel) else ()
-    what = "a file that numbers of `model` are read from"
-    return {file: what for weight in weights for file in _mapped_files(weight.array)}
-
-
-def _mapped_files(array: Any) -> Iterator[Path]:
-    while array is not None:
-        if isinstance(array, np.memmap) and isinstance(array.filename, str | os.PathLike):
-            yield Path(array.filename)
-        array = getattr(array, "base", None)
+    files = {}
+    for weight in model.weights.values() if isinstance(model, LargeModel) else ():
+        array: Any = weight.array
+        while array is not None:
+            if isinstance(array, np.memmap) and isinstance(array.filename, str | os.PathLike):
+                files[Path(array.filename)] = "a file that numbers of `model` are read from"
+            array = getattr(array, "base", None)
+    return files
 
 
 def _data_beside(target: Path) -> dict[Path, str]:
@@ -172,31 +169,25 @@ def _with_data_in(data: Path, model: Model, target: Path) -> onnx.ModelProto:
     return referring
 
 
-def _in_one_file(model: Model) -> onnx.ModelProto:
-    """Return a message that holds all numbers."""
+def _serialized(model: Model) -> bytes:
+    """Return a model with all its numbers, as one message."""
+    got = {"bytes of raw data": initializer_bytes(model)}
+    error = ArgumentValueError(
+        "save", "`model` must be under 2 GiB without the raw data of its initializers", got
+    )
     if initializer_bytes(model) >= 2**31:
-        raise _too_large(model)
-    if isinstance(model, onnx.ModelProto):
-        return model
-    whole = without_initializers(model)
-    for tensor, chunks in initializer_parts(model, "save"):
-        whole.graph.initializer.append(tensor if chunks is None else _without_numbers(tensor))
-        if chunks is not None:
-            whole.graph.initializer[-1].raw_data = joined(chunks)
-    return whole
+        raise error
+    whole = without_initializers(model) if isinstance(model, LargeModel) else model
+    if isinstance(model, LargeModel):
+        for tensor, chunks in initializer_parts(model, "save"):
+            whole.graph.initializer.append(tensor if chunks is None else _without_numbers(tensor))
+            if chunks is not None:
+                whole.graph.initializer[-1].raw_data = joined(chunks)
+    try:
+        return bytes(whole.SerializeToString())
+    except EncodeError as too_large:
+        raise error from too_large
 
 
 def _without_numbers(tensor: onnx.TensorProto) -> onnx.TensorProto:
     return all_but(tensor, "raw_data", "external_data", "data_location")
-
-
-def _serialized(model: onnx.ModelProto) -> bytes:
-    try:
-        return bytes(model.SerializeToString())
-    except EncodeError as error:
-        raise _too_large(model) from error
-
-
-def _too_large(model: Model) -> ValueError:
-    rule = "`model` must be under 2 GiB without the raw data of its initializers"
-    return ArgumentValueError("save", rule, {"bytes of raw data": initializer_bytes(model)})

@@ -39,7 +39,13 @@ class Deadline:
     """The time that is left; the clock runs from the start, except in `paused`."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self.end = seconds, time.perf_counter() + seconds
+        self.seconds = seconds
+        self._end = time.perf_counter() + seconds
+
+    @property
+    def left(self) -> float:
+        """The seconds that are left, negative if the time is up."""
+        return self._end - time.perf_counter()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -48,7 +54,14 @@ class Deadline:
         try:
             yield
         finally:
-            self.end += time.perf_counter() - start
+            self._end += time.perf_counter() - start
+
+    def check(self) -> None:
+        """Raise a ModelFailedError if the time is up."""
+        if self.left < 0:
+            rule = "the inputs and the reference of `model` must be computed within the limit of time"
+            hint = "If you trust the model, pass a larger `timeout`."
+            raise ModelFailedError(Message("verify", rule, {"timeout": shown_limit(self.seconds)}, hint))
 
 
 # A context variable, so that two threads that verify at once have each a deadline of its own.
@@ -68,16 +81,14 @@ def deadline(seconds: float) -> Iterator[Deadline]:
 
 def check_time() -> None:
     """Raise a ModelFailedError if there is a deadline and it is over."""
-    if (present := _PRESENT.get()) is not None and time_left() < 0:
-        rule = "the inputs and the reference of `model` must be computed within the limit of time"
-        hint = "If you trust the model, pass a larger `timeout`."
-        raise ModelFailedError(Message("verify", rule, {"timeout": shown_limit(present.seconds)}, hint))
+    if (present := _PRESENT.get()) is not None:
+        present.check()
 
 
 def time_left() -> float:
-    """Return the seconds until the deadline, negative if it is over; infinite if there is none."""
+    """Return the seconds until the deadline; infinite if there is none."""
     present = _PRESENT.get()
-    return math.inf if present is None else present.end - time.perf_counter()
+    return math.inf if present is None else present.left
 
 
 def failed(

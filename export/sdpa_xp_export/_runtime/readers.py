@@ -48,9 +48,7 @@ class OpenVinoReader(Reader):
 
     label = "OpenVINO"
 
-    def __init__(
-        self, source: bytes | str, outputs: Sequence[str], _provider: str = "", _profile: Path | None = None
-    ) -> None:
+    def __init__(self, source: bytes | str, outputs: Sequence[str], *_: object) -> None:
         import openvino
 
         core = openvino.Core()
@@ -114,9 +112,7 @@ class ReferenceReader(Reader):
 
     label = "reference"
 
-    def __init__(
-        self, source: bytes | str, outputs: Sequence[str], _provider: str = "", _profile: Path | None = None
-    ) -> None:
+    def __init__(self, source: bytes | str, outputs: Sequence[str], *_: object) -> None:
         import onnx
         from onnx.reference import ReferenceEvaluator
 
