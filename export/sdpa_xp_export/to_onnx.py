@@ -20,8 +20,7 @@ from ._call.mask_analysis import CallNumbers, numbers_as_json, numbers_of
 from ._dtypes.dtype import FLOATING, default_dtypes
 from ._files.metadata import Metadata
 from ._files.model import Model
-from ._graph.graph import GraphValue
-from ._graph.traced_graph import TracedGraph, moved_inputs
+from ._graph import GraphValue, TracedGraph, moved_inputs
 from ._layer.call_signature import Caller
 from ._layer.layer import (
     bound_arguments,

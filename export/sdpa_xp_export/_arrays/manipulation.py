@@ -14,9 +14,7 @@ import numpy as np
 
 from sdpa_xp.errors import ArgumentValueError
 
-from .._graph.graph import GraphValue
-from .._graph.lengths import Length, broadcasts_to, has_names, plain
-from .._graph.traced_graph import TracedGraph
+from .._graph import GraphValue, Length, TracedGraph, broadcasts_to, has_names, plain
 from ..spec import SymbolicShape, as_lengths
 from .operators import array_function, kernel_dtype, promoted
 

@@ -9,7 +9,7 @@ from .. import _arrays as xp
 from .._arrays import ops
 from .._call.call import ExportCall
 from .._call.mask_analysis import cuts_keys
-from .._graph.graph import Graph, GraphValue
+from .._graph import Graph, GraphValue
 from ..spec import addends
 
 BEYOND = 2**30
