@@ -20,7 +20,7 @@ from ._call.text import digest, to_json
 from ._dtypes.dtype import ONNX_DTYPE
 from ._files.metadata import Metadata
 from ._files.model import Model, with_weights, without_numbers
-from ._graph.graph import CONTRIB, Graph, GraphValue
+from ._graph import CONTRIB, Graph, GraphValue
 from ._runtime.releases import DEFAULT_RUNTIME, Runtime
 from .forms.choice import FORMS, check_tensors, choose
 from .forms.traced_attention import refuse_attention, write_call

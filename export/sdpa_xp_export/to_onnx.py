@@ -20,8 +20,7 @@ from ._call.mask_analysis import CallNumbers, numbers_as_json, numbers_of
 from ._dtypes.dtype import FLOATING, default_dtypes
 from ._files.metadata import Metadata
 from ._files.model import Model
-from ._graph.graph import Graph, GraphValue
-from ._graph.moved_inputs import moved_inputs
+from ._graph import Graph, GraphValue, moved_inputs
 from ._layer.call_signature import Caller
 from ._layer.layer import (
     bound_arguments,

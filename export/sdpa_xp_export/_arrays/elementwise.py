@@ -13,8 +13,7 @@ from typing import Any
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 from .._dtypes.dtype import INTEGERS, default_dtype
-from .._graph.graph import Graph, GraphValue
-from .._graph.lengths import FloatOfLengths, Length
+from .._graph import FloatOfLengths, Graph, GraphValue, Length
 from .operators import (
     Scalar,
     admitted,

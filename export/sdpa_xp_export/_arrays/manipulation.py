@@ -14,8 +14,7 @@ import numpy as np
 
 from sdpa_xp.errors import ArgumentValueError
 
-from .._graph.graph import GraphValue
-from .._graph.lengths import Length, broadcasts_to, has_names, plain
+from .._graph import GraphValue, Length, broadcasts_to, has_names, plain
 from ..spec import SymbolicShape, as_lengths
 from .operators import array_function, kernel_dtype, promoted
 

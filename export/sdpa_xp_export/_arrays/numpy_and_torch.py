@@ -14,7 +14,7 @@ import numpy as np
 
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
 
-from .._graph.graph import BRANCH_HINT, GraphValue
+from .._graph import BRANCH_HINT, GraphValue
 from ..spec import SymbolicShape
 
 _OPERATORS = (

@@ -30,8 +30,7 @@ from .._dtypes.dtype import (
     joint_of_kinds,
     of_scalar,
 )
-from .._graph.graph import Graph, GraphValue
-from .._graph.lengths import FloatOfLengths, Length
+from .._graph import FloatOfLengths, Graph, GraphValue, Length
 from ..spec import SymbolicShape
 
 # Operators without a kernel for a dtype on onnxruntime's CPU provider, and the dtype to compute in instead.

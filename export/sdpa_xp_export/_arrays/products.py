@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from sdpa_xp.errors import ArgumentValueError
 
-from .._graph.graph import GraphValue
+from .._graph import GraphValue
 from . import ops
 from .elementwise import equal, where
 from .manipulation import axes_of, expand_dims, moveaxis, permute_dims, reshape, squeeze

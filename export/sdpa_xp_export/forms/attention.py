@@ -11,7 +11,7 @@ from .. import _arrays as xp
 from .._arrays import ops
 from .._call.call import ExportCall
 from .._call.mask_analysis import counts_real_keys, hides_keys, is_additive, is_causal, only_appends, real_keys
-from .._graph.graph import Graph, GraphValue
+from .._graph import Graph, GraphValue
 from .._runtime.releases import Runtime
 from ..lowering.formula import AllowedPairs, all_allowed, biased, both_allow
 from ..lowering.tile import GraphTile, whole_tile

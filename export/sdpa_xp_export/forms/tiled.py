@@ -28,7 +28,7 @@ from .._arrays import ops
 from .._call.arguments import AXES, SUMS_OF_QUERIES
 from .._call.call import ExportCall
 from .._call.mask_analysis import is_only_causal, may_mask
-from .._graph.graph import Graph, GraphValue
+from .._graph import Graph, GraphValue
 from .._runtime.releases import Runtime
 from ..lowering.formula import all_allowed
 from ..lowering.graph_lengths import GraphLengths, LengthsAsData, LengthsInBody

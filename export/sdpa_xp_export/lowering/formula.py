@@ -33,7 +33,7 @@ from .._arrays import ops
 from .._arrays.numpy_and_torch import MissingFunctionError
 from .._call.operands import Initializer, Input, kind_of, with_operands
 from .._dtypes.dtype import INTEGERS, Dtype
-from .._graph.graph import Graph, GraphValue
+from .._graph import Graph, GraphValue
 from ..spec import as_lengths
 from .tile import GraphTile, TileRange
 

@@ -8,7 +8,7 @@ from .. import _arrays as xp
 from .._arrays import ops
 from .._call.call import ExportCall
 from .._call.mask_analysis import cuts_keys
-from .._graph.graph import Graph, GraphValue
+from .._graph import Graph, GraphValue
 
 BEYOND = 2**30
 """Further than any length; numbers are cut off here, since onnxruntime compares larger ones wrong."""

@@ -7,7 +7,7 @@ import math
 from .. import _arrays as xp
 from .._arrays import ops
 from .._call.mask_analysis import heads_share_masks
-from .._graph.graph import Graph, GraphValue
+from .._graph import Graph, GraphValue
 from .._runtime.releases import Runtime
 from .graph_lengths import GraphLengths
 

@@ -15,8 +15,7 @@ from .. import _arrays as xp
 from .._arrays import ops
 from .._call.arguments import SUMS_OF_QUERIES
 from .._call.call import ExportCall
-from .._graph.graph import GraphValue
-from .._graph.lengths import has_names
+from .._graph import GraphValue, has_names
 from .._runtime.releases import Runtime
 from .graph_lengths import GraphLengths
 from .tile import GraphTile

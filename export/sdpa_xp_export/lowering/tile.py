@@ -19,8 +19,7 @@ from .._call.call import ExportCall
 from .._call.mask_analysis import hides_keys
 from .._call.operands import GraphOperand, Initializer, Input
 from .._dtypes.dtype import INTEGERS
-from .._graph.graph import Graph, GraphValue
-from .._graph.lengths import broadcasts_to
+from .._graph import Graph, GraphValue, broadcasts_to
 from ..spec import SymbolicShape, as_lengths
 from .graph_lengths import GraphLengths
 

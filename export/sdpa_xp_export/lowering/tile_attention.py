@@ -11,7 +11,7 @@ from .._arrays import ops
 from .._call.arguments import SUMS_OF_QUERIES
 from .._call.mask_analysis import has_empty_rows, is_only_causal
 from .._call.operands import Initializer, Input
-from .._graph.graph import GraphValue
+from .._graph import GraphValue
 from .._runtime.releases import Runtime
 from . import statistics
 from .formula import AllowedPairs, all_allowed, biased, both_allow
