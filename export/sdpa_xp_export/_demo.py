@@ -25,8 +25,7 @@ from ._agree.backends import Backend
 from ._agree.comparison import Row, compare
 from ._agree.features import Feature
 from ._call.call import ExportCall, checked_call
-from ._files.atomic import publish
-from ._files.paths import PathArgument
+from ._files.paths import PathArgument, publish
 from ._runtime.session import providers
 from .export import export_call
 from .save import save

@@ -35,9 +35,8 @@ from ._layer.layer import located_error, with_arrays
 from ._layer.open_lengths import lengths_of_pasts, most_open
 from ._layer.results import as_returned, named_outputs
 from ._layer.state import MOST, State
-from ._runtime.array_session import Run, runner
 from ._runtime.releases import DEFAULT_RUNTIME, PROVIDERS, ProviderName, Runtime
-from ._runtime.session import errors_reworded, installed_runtime, open_session
+from ._runtime.session import Run, errors_reworded, installed_runtime, open_session, runner
 from .forms.choice import check_form, check_loaded_opset, check_opset
 from .save import save
 from .spec import SymbolicShape

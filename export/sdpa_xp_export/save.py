@@ -5,11 +5,10 @@ Large initializers are written to a second file if one file cannot hold them.
 
 from __future__ import annotations
 
+import glob
 import math
 import os
-import re
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,26 +19,33 @@ from google.protobuf.message import EncodeError
 from sdpa_xp._checks.keywords import check_flag, check_integer, explains_keywords
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
-from ._files.atomic import tidied, write_whole
 from ._files.loading import data_files
 from ._files.model import (
     EXTERNAL_ABOVE,
     LargeModel,
     Model,
+    all_but,
     check_holds_data,
     initializer_bytes,
     initializer_parts,
+    joined,
     without_initializers,
 )
-from ._files.paths import PathArgument, check_is_no_input, free_target, reworded
+from ._files.paths import (
+    PathArgument,
+    check_is_no_input,
+    free_target,
+    give_name,
+    reworded,
+    tidied,
+    unfinished_name,
+    write_new,
+)
 
 ARGUMENT = PathArgument("save", "path")
 
 ALIGNED = 2**16
 """Each initializer in a data file begins at a multiple of this, so that any system can map it into memory."""
-
-
-_DATA = re.compile(r"(.+)\.[0-9a-f]{32}\.data")
 
 
 @explains_keywords
@@ -54,8 +60,9 @@ def save(
 
     A model of up to 2 GiB, the limit of protobuf, is one file. The initializers of a larger model are in a
     second file beside it, `<name>.<32 hex digits>.data`. If a save fails or is interrupted, the old model and
-    its data are unchanged, and nothing is left. If its process is killed, a `.<32 hex digits>.unfinished` or a
-    data file that no model refers to may stay. New files get the permissions of the old ones.
+    its data are unchanged, and nothing is left. A killed process, or two saves at once, may leave a
+    `.<32 hex digits>.unfinished` or a data file that no model refers to. New files get the permissions of the
+    old ones.
 
     Args:
         model: The result of `export_attention` or `to_onnx`; it is not changed.
@@ -98,41 +105,47 @@ def save(
     with reworded(ARGUMENT, path):
         target = free_target(path, ARGUMENT, overwrite=replaces)
         check_is_no_input(ARGUMENT, target, _read_by(model) | _data_beside(target))
-        data, before = target.with_name(f"{target.name}.{uuid.uuid4().hex}.data"), set[Path]()
+        data, unfinished = target.with_name(f"{target.name}.{uuid.uuid4().hex}.data"), unfinished_name(target)
+        ours = {data}
 
         def write() -> None:
-            proto = _in_one_file(model) if small else _with_data_in(data, model, target)
-            write_whole(
-                target,
-                lambda file: file.write(_serialized(proto)),
-                ARGUMENT,
-                overwrite=replaces,
-                at_last=lambda: before.update(_data_of(target)),  # also that of a save which wrote meanwhile
-            )
+            proto = model if small else _with_data_in(data, model, target)
+            write_new(unfinished, lambda file: file.write(_serialized(proto)), like=target)
+            ours.update(_data_of(target))  # also that of a save which wrote meanwhile
+            give_name(unfinished, target, ARGUMENT, overwrite=replaces)
 
-        tidied(write, lambda: _remove_unless_referred_to({data, *before}, target))
+        def tidy() -> None:
+            unfinished.unlink(missing_ok=True)
+            if existing := {file for file in ours if file.exists()}:
+                for unused in existing - _data_of(target):  # wherever the save was interrupted
+                    unused.unlink(missing_ok=True)
+
+        tidied(write, tidy)
     return target
 
 
 def _read_by(model: Model) -> dict[Path, str]:
     """Return the files that the arrays of a LargeModel are mapped from."""
-    weights = model.weights.values() if isinstance(model, LargeModel) else ()
-    what = "a file that numbers of `model` are read from"
-    return {file: what for weight in weights for file in _mapped_files(weight.array)}
-
-
-def _mapped_files(array: Any) -> Iterator[Path]:
-    while array is not None:
-        if isinstance(array, np.memmap) and isinstance(array.filename, str | os.PathLike):
-            yield Path(array.filename)
-        array = getattr(array, "base", None)
+    files = {}
+    for weight in model.weights.values() if isinstance(model, LargeModel) else ():
+        array: Any = weight.array
+        while array is not None:
+            if isinstance(array, np.memmap) and isinstance(array.filename, str | os.PathLike):
+                files[Path(array.filename)] = "a file that numbers of `model` are read from"
+            array = getattr(array, "base", None)
+    return files
 
 
 def _data_beside(target: Path) -> dict[Path, str]:
     """Return `target` itself if it is the data file of a model in its folder."""
-    match = _DATA.fullmatch(target.name)
-    owner = target.with_name(match[1]) if match else None
-    return {target: f"the data of {owner.name}"} if owner and target in _data_of(owner) else {}
+    owner = target.with_suffix("").with_suffix("")
+    return {target: f"the data of {owner.name}"} if target in _data_of(owner) else {}
+
+
+def _data_of(target: Path) -> set[Path]:
+    """Return the data files that the model at `target` refers to, among those that `save` named."""
+    files = {*target.parent.glob(f"{glob.escape(target.name)}.{'[0-9a-f]' * 32}.data")}
+    return files and files & data_files(target)  # without files, `target`, which may be large, need not be read
 
 
 def _with_data_in(data: Path, model: Model, target: Path) -> onnx.ModelProto:
@@ -145,63 +158,36 @@ def _with_data_in(data: Path, model: Model, target: Path) -> onnx.ModelProto:
                 referring.graph.initializer.append(tensor)
                 continue
             offset = file.seek(-(-file.tell() // ALIGNED) * ALIGNED)
-            for chunk in chunks:  # so at most a part of one initializer is in memory twice
-                file.write(chunk)
-            referring.graph.initializer.append(_reference(tensor, data.name, offset, file.tell() - offset))
+            file.writelines(chunks)  # at most a part of one initializer is in memory twice
+            reference = _without_numbers(tensor)
+            reference.data_location = onnx.TensorProto.EXTERNAL
+            for key, value in {"location": data.name, "offset": offset, "length": file.tell() - offset}.items():
+                reference.external_data.add(key=key, value=str(value))
+            referring.graph.initializer.append(reference)
 
-    write_whole(data, write_all, ARGUMENT, like=target)
+    write_new(data, write_all, like=target)
     return referring
 
 
-def _reference(tensor: onnx.TensorProto, location: str, offset: int, length: int) -> onnx.TensorProto:
-    reference = onnx.TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-    if tensor.HasField("doc_string"):
-        reference.doc_string = tensor.doc_string
-    reference.metadata_props.extend(tensor.metadata_props)
-    reference.data_location = onnx.TensorProto.EXTERNAL
-    for key, value in {"location": location, "offset": offset, "length": length}.items():
-        reference.external_data.add(key=key, value=str(value))
-    return reference
-
-
-def _in_one_file(model: Model) -> onnx.ModelProto:
-    """Return a message that holds all numbers."""
+def _serialized(model: Model) -> bytes:
+    """Return a model with all its numbers, as one message."""
+    got = {"bytes of raw data": initializer_bytes(model)}
+    error = ArgumentValueError(
+        "save", "`model` must be under 2 GiB without the raw data of its initializers", got
+    )
     if initializer_bytes(model) >= 2**31:
-        raise _too_large(model)
-    if isinstance(model, onnx.ModelProto):
-        return model
-    whole = without_initializers(model)
-    for tensor in model.graph.initializer:
-        if tensor.name in model.weights:
-            model.weights[tensor.name].fill(whole.graph.initializer.add(), "save")
-        else:
-            whole.graph.initializer.append(tensor)
-    return whole
-
-
-def _serialized(model: onnx.ModelProto) -> bytes:
+        raise error
+    whole = without_initializers(model) if isinstance(model, LargeModel) else model
+    if isinstance(model, LargeModel):
+        for tensor, chunks in initializer_parts(model, "save"):
+            whole.graph.initializer.append(tensor if chunks is None else _without_numbers(tensor))
+            if chunks is not None:
+                whole.graph.initializer[-1].raw_data = joined(chunks)
     try:
-        return bytes(model.SerializeToString())
-    except EncodeError as error:
-        raise _too_large(model) from error
+        return bytes(whole.SerializeToString())
+    except EncodeError as too_large:
+        raise error from too_large
 
 
-def _too_large(model: Model) -> ValueError:
-    rule = "`model` must be under 2 GiB without the raw data of its initializers"
-    return ArgumentValueError("save", rule, {"bytes of raw data": initializer_bytes(model)})
-
-
-def _remove_unless_referred_to(files: set[Path], target: Path) -> None:
-    """Remove data files that the model at `target` does not use now; wherever a save was interrupted."""
-    existing = {file for file in files if file.exists()}
-    for unused in existing - _data_of(target) if existing else ():
-        unused.unlink(missing_ok=True)
-
-
-def _data_of(target: Path) -> set[Path]:
-    """Return the data files that the model at `target` refers to, among those that `save` named."""
-    if not target.exists():
-        return set()
-    ours = re.compile(re.escape(target.name) + r"\.[0-9a-f]{32}\.data")
-    files = {file for file in target.parent.iterdir() if ours.fullmatch(file.name)}
-    return files and files & data_files(target)  # without files, `target`, which may be large, need not be read
+def _without_numbers(tensor: onnx.TensorProto) -> onnx.TensorProto:
+    return all_but(tensor, "raw_data", "external_data", "data_location")

@@ -18,10 +18,9 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 from ._call.mask_analysis import CallNumbers, numbers_from_json
 from ._dtypes.dtype import ONNX_DTYPE
-from ._files.atomic import publish
 from ._files.metadata import exported_models, metadata_of
 from ._files.model import Model
-from ._files.paths import PathArgument, check_is_no_input, free_target
+from ._files.paths import PathArgument, check_is_no_input, free_target, publish
 from ._layer.layer import bound_arguments, with_arrays
 from ._runtime.limits import TIMEOUT, check_limits
 from ._runtime.process import RuntimeProcess, runtime_process

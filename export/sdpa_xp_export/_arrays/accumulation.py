@@ -7,8 +7,7 @@ from typing import Any
 
 from sdpa_xp.errors import ArgumentValueError
 
-from .._graph.graph import GraphValue
-from .._graph.lengths import has_names
+from .._graph import GraphValue, has_names
 from . import ops
 from .elementwise import subtract
 from .indexing import item

@@ -17,7 +17,7 @@ from typing import Any
 from sdpa_xp.errors import ArgumentValueError, Message
 
 from .._dtypes.dtype import FLOATING, SIGNED, bits
-from .._graph.graph import GraphValue
+from .._graph import GraphValue
 from . import ops
 from .elementwise import abs, equal, less, minimum, negative, where
 from .manipulation import concat, reshape

@@ -11,9 +11,7 @@ import numpy as np
 from sdpa_xp.errors import ArgumentTypeError
 
 from .._dtypes.dtype import Dtype, default_dtype, dtype_name, numpy_dtype
-from .._graph.graph import Graph, GraphValue
-from .._graph.lengths import FloatOfLengths, Length, plain
-from .._graph.terms import added, joined_name
+from .._graph import FloatOfLengths, Graph, GraphValue, Length, added, joined_name, plain
 from . import ops
 from .elementwise import equal, maximum, where
 from .manipulation import broadcast_to, expand_dims

@@ -9,9 +9,7 @@ from typing import Any
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
 
 from .._dtypes.dtype import INTEGERS
-from .._graph.graph import Graph, GraphValue
-from .._graph.lengths import Length, has_names, plain
-from .._graph.terms import added, joined_name, parts
+from .._graph import Graph, GraphValue, Length, added, has_names, joined_name, parts, plain
 from . import ops
 from .creation import arange
 from .elementwise import not_equal

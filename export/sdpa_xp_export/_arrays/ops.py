@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._graph.graph import GraphValue
+from .._graph import GraphValue
 from .manipulation import concat, expand_dims, permute_dims, reshape, squeeze
 
 

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from sdpa_xp.errors import ArgumentValueError
 
 from .._dtypes.dtype import FLOATING
-from .._graph.graph import GraphValue
-from .._graph.lengths import has_names
+from .._graph import GraphValue, has_names
 from . import ops
 from .accumulation import cumulative_sum
 from .creation import as_value, places

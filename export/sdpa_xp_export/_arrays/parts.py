@@ -17,7 +17,7 @@ import numpy as np
 from sdpa_xp.errors import ArgumentTypeError
 
 from .._dtypes.dtype import FLOATING, INTEGERS, SIGNED
-from .._graph.graph import GraphValue
+from .._graph import GraphValue
 from .elementwise import abs, equal, floor, less, not_equal, where
 from .operators import admitted, array_function, computed, operands
 

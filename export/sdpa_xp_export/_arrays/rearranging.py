@@ -10,9 +10,7 @@ import numpy as np
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 from .._dtypes.dtype import INTEGERS
-from .._graph.graph import GraphValue
-from .._graph.lengths import Length, plain
-from .._graph.terms import joined_name
+from .._graph import GraphValue, Length, joined_name, plain
 from .accumulation import cumulative_sum
 from .arithmetic import floor_divide
 from .creation import arange, as_value, places

@@ -11,8 +11,7 @@ import array_api_compat
 from sdpa_xp.errors import ArgumentValueError
 
 from .._dtypes.dtype import FLOATING, UNSIGNED, dtype_name
-from .._graph.graph import GraphValue
-from .._graph.lengths import has_names
+from .._graph import GraphValue, has_names
 from . import ops
 from .creation import dtype_like
 from .elementwise import equal, greater, maximum, not_equal, sqrt, where

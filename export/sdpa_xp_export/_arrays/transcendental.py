@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from .._graph.graph import GraphValue
+from .._graph import GraphValue
 from .arithmetic import pow
 from .elementwise import abs, cos, equal, exp, less, log, maximum, minimum, sin, sqrt, where
 from .operators import admitted, array_function, operands, unary, widened

@@ -120,7 +120,11 @@ def _with_data(model: onnx.ModelProto, file: Path, largest: int) -> onnx.ModelPr
         tensor.data_location = onnx.TensorProto.DEFAULT  # onnx before 1.23 leaves this to the caller
         del tensor.external_data[:]
     for tensor in tensors:
-        _check_numbers(tensor)
+        try:  # the dtype is known, and the shape fits the data
+            numpy_helper.to_array(tensor)
+        except Exception as error:  # onnx raises errors of many classes
+            why = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise UnfitError(f"hold tensors as they say ({why})") from error
     return model
 
 
@@ -167,15 +171,6 @@ def _count(stated: Mapping[str, str], key: str) -> int:
     if not re.fullmatch("[0-9]{1,19}", stated[key]):
         raise UnfitError("have offsets and lengths that are numbers", {key: _short(stated[key])})
     return int(stated[key])
-
-
-def _check_numbers(tensor: onnx.TensorProto) -> None:
-    """Check that the dtype is known, and that the shape fits the data."""
-    try:
-        numpy_helper.to_array(tensor)
-    except Exception as error:  # onnx raises errors of many classes
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UnfitError(f"hold tensors as they say ({why})") from error
 
 
 def _short(value: object) -> str:

@@ -5,6 +5,7 @@ protobuf ends at 2 GiB. Beyond that, a model refers to the caller's arrays until
 
 from __future__ import annotations
 
+import io
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,54 +60,37 @@ class Weight:
     def nbytes(self) -> int:
         return self.array.nbytes
 
-    def chunks(self, function: str) -> Iterator[memoryview]:
-        """Yield the numbers in order, little-endian, in memory that is used again; at the end, check them."""
-        checksum = 0
-        for chunk in self._read():
-            checksum = zlib.crc32(chunk, checksum)
-            yield chunk
-        self._check(function, checksum)
-
     @property
     def kind(self) -> tuple[str, int, tuple[int, ...]]:
         """Return the name, the number that ONNX has for the dtype, and the shape."""
         data_type = helper.np_dtype_to_tensor_dtype(self.array.dtype.newbyteorder("="))
         return self.name, data_type, self.array.shape
 
-    def fill(self, tensor: onnx.TensorProto, function: str) -> None:
-        """Copy the name, the dtype, the shape and the numbers to `tensor`."""
-        tensor.name, tensor.data_type, dims = self.kind
-        tensor.dims.extend(dims)
-        raw = self.array.astype(self._little, copy=False).tobytes()
-        self._check(function, zlib.crc32(raw))
-        tensor.raw_data = raw
-
-    @property
-    def _little(self) -> np.dtype[Any]:
-        """The dtype with the byte order of ONNX, which is little-endian."""
-        dtype = self.array.dtype
-        return dtype if dtype.isnative else dtype.newbyteorder("<")
-
-    def _check(self, function: str, checksum: int) -> None:
+    def chunks(self, function: str) -> Iterator[memoryview]:
+        """Yield the bytes of the numbers in order, in memory that is used again; at the end, check them."""
+        checksum = 0
+        for chunk in self._read():
+            checksum = zlib.crc32(chunk, checksum)
+            yield chunk
         if checksum != self.checksum:
             rule = f"`{self.name}` must not be written to before the model is saved"
             hint = "The model refers to the array, which is large; export it again."
             raise ArgumentValueError(function, rule, {"shape": self.array.shape}, hint)
 
     def _read(self) -> Iterator[memoryview]:
-        """Yield the array in parts; each part reuses the memory of the one before."""
+        dtype = self.array.dtype
+        little = dtype if dtype.isnative else dtype.newbyteorder("<")  # as ONNX
         # `tobytes` would copy the whole array, and a `memoryview` has no order C of one that is transposed.
         with np.nditer(
             self.array,
             flags=["external_loop", "buffered", "zerosize_ok"],
             order="C",
-            op_dtypes=[self._little],
+            op_dtypes=[little],
             casting="equiv",
             buffersize=CHUNK,
         ) as chunks:
-            for chunk in map(np.asarray, chunks):  # a chunk that is not copied may be long, and have gaps
-                for start in range(0, chunk.size, CHUNK):
-                    yield np.ascontiguousarray(chunk[start : start + CHUNK]).view(np.uint8).data
+            for chunk in map(np.asarray, chunks):
+                yield np.ascontiguousarray(chunk).view(np.uint8).data
 
 
 class LargeModel(ModelContainer):
@@ -172,12 +156,20 @@ def with_weights(model: onnx.ModelProto, weights: Sequence[Weight], function: st
     large = sum(weight.nbytes for weight in weights) + initializer_bytes(model) > EXTERNAL_ABOVE
     external = {weight.name: weight for weight in weights if large and weight.nbytes >= SMALLEST}
     for weight in weights:
-        tensor = model.graph.initializer.add()
         if weight.name in external:
-            tensor.CopyFrom(make_large_tensor_proto(location(weight.name), *weight.kind))
+            model.graph.initializer.append(make_large_tensor_proto(location(weight.name), *weight.kind))
         else:
-            weight.fill(tensor, function)
+            name, data_type, dims = weight.kind
+            raw = joined(weight.chunks(function))
+            model.graph.initializer.add(name=name, data_type=data_type, dims=dims, raw_data=raw)
     return LargeModel(model, external) if large else model
+
+
+def joined(chunks: Chunks) -> bytes:
+    """Return the bytes of one initializer, and copy them once."""
+    file = io.BytesIO()
+    file.writelines(chunks)
+    return file.getvalue()
 
 
 def initializer_bytes(model: Model) -> int:
@@ -223,23 +215,21 @@ def without_numbers(model: Model) -> onnx.ModelProto:
 def without_initializers(model: Model) -> onnx.ModelProto:
     """Return a copy of a model without its initializers, which are never copied."""
     proto = model.model_proto if isinstance(model, LargeModel) else model
-    copy = _all_but(proto, "graph")
-    copy.graph.CopyFrom(_all_but(proto.graph, "initializer"))
+    copy = all_but(proto, "graph")
+    copy.graph.CopyFrom(all_but(proto.graph, "initializer"))
     return copy
 
 
-def _all_but(part: M, left_out: str) -> M:
-    """Return a copy of a message without one of its fields, which is never copied."""
+def all_but(part: M, *left_out: str) -> M:
+    """Return a copy of a message without some of its fields, which are never copied."""
     copy: M = type(part)()
     for stated, value in part.ListFields():
-        if stated.name == left_out:
+        if stated.name in left_out:
             continue
-        if isinstance(value, ProtobufMessage):
-            getattr(copy, stated.name).CopyFrom(value)
-        elif isinstance(value, str | bytes | int | float):
+        if isinstance(value, str | bytes | int | float):
             setattr(copy, stated.name, value)
         else:
-            getattr(copy, stated.name).extend(value)
+            getattr(copy, stated.name).MergeFrom(value)
     return copy
 
 

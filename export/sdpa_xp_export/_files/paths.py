@@ -1,15 +1,28 @@
-"""The path that a caller passed for a file: checked, followed through links, and named in errors."""
+"""The path that a caller passed for a file: checked, followed through links, named in errors, and written.
+
+A file is written as `.<32 hex digits>.unfinished` beside its place, and gets its name when it is on the disk.
+If the process is killed before, this file stays, and nothing else has changed.
+"""
+
+# Why not onnx_ir: an `onnx_ir.save` (1.1.0) that is killed may leave an old model with new data.
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
+
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+"""The errors by which file systems without hard links, such as FAT, refuse one."""
 
 
 class PathArgument(NamedTuple):
@@ -89,6 +102,71 @@ def free_target(path: str | os.PathLike[str], argument: PathArgument, *, overwri
         rule, hint = "must not be a link to nothing in another folder", f"Pass {target} itself."
         raise FileExistsError(argument.message(rule, checked, hint))
     return target
+
+
+def publish(data: bytes, path: Path, argument: PathArgument, *, overwrite: bool = False) -> Path:
+    """Write `data` to `path`, which then holds all of it or what it held before; return the real path."""
+    with reworded(argument, path):
+        target = free_target(path, argument, overwrite=overwrite)
+        unfinished = unfinished_name(target)
+
+        def write() -> None:
+            write_new(unfinished, lambda file: file.write(data), like=target)
+            give_name(unfinished, target, argument, overwrite=overwrite)
+
+        tidied(write, lambda: unfinished.unlink(missing_ok=True))
+    return target
+
+
+def unfinished_name(target: Path) -> Path:
+    """Return a new name in the folder of `target`, for the file that is to get its name."""
+    return target.with_name(f".{uuid.uuid4().hex}.unfinished")
+
+
+def write_new(path: Path, fill: Callable[[BinaryIO], object], *, like: Path) -> None:
+    """Write what `fill` writes to a new file, until it is on the disk.
+
+    The file gets the permissions of `like` if that exists; at no time may more users read it.
+    """
+    is_like = like.exists()
+    # `open` calls the system and keeps the descriptor in C, where no interrupt can come between.
+    with open(path, "xb", opener=partial(os.open, mode=0o600 if is_like else 0o666)) as file:
+        if is_like:
+            with suppress(PermissionError):  # a file system without permissions
+                shutil.copymode(like, path)
+        fill(file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def give_name(unfinished: Path, target: Path, argument: PathArgument, *, overwrite: bool) -> None:
+    """Give the finished file its name, unless it is taken, in one step: no other writer can come between."""
+    try:
+        if overwrite:
+            unfinished.replace(target)
+        else:
+            os.link(unfinished, target)
+    except OSError as error:
+        if overwrite or error.errno not in (errno.EEXIST, *_NO_LINKS):
+            raise
+        if error.errno == errno.EEXIST or target.exists():
+            raise taken_error(target, argument) from None
+        unfinished.replace(target)  # here alone another program could come between
+
+
+def tidied(write: Callable[[], None], tidy: Callable[[], None]) -> None:
+    """Call `write` and then `tidy`, whatever happens.
+
+    An interrupt may come at any line, also in `tidy`: so it runs twice then.
+    """
+    try:
+        try:
+            write()
+        finally:
+            tidy()
+    except BaseException:
+        tidy()
+        raise
 
 
 def check_is_no_input(output: PathArgument, path: Path, inputs: Mapping[Path, str]) -> None:

@@ -26,7 +26,7 @@ from sdpa_xp.masks import Mask
 
 from .._arrays.operators import is_array
 from .._dtypes.dtype import to_numpy
-from .._graph.lengths import length_error
+from .._graph import length_error
 from .._packages import LIBRARIES
 from ..spec import TensorSpec
 from .held_arrays import with_changed_arrays

@@ -12,8 +12,7 @@ from sdpa_xp import AttentionStatistics
 
 from .._arrays.operators import is_array
 from .._call.statistics import as_statistics, by_name
-from .._graph.graph import GraphValue
-from .._graph.lengths import FloatOfLengths, Length
+from .._graph import FloatOfLengths, GraphValue, Length
 from .._packages import package_of
 
 Structure: TypeAlias = tuple[Mapping[Any, Any], Callable[[Iterable[Any]], Any]]

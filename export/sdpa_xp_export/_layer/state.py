@@ -48,8 +48,7 @@ from itertools import chain, repeat
 from operator import is_
 from typing import Any, NamedTuple, TypeAlias
 
-from .._graph.graph import GraphValue
-from .._graph.lengths import FloatOfLengths, Length
+from .._graph import FloatOfLengths, GraphValue, Length
 from .._packages import package_of
 from .contents import MISSING, Named, attributes_of, containers, contents, home_of, is_held_array
 

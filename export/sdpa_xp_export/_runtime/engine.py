@@ -9,6 +9,7 @@ import ctypes
 import json
 import math
 import re
+import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ LONG_RUN = 0.05
 """Seconds; in a run of this length, the additional time of a first run is small."""
 MOST_NODES = 100_000
 """The nodes that are read from a profile; a loop may run as many as it likes."""
-_STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+_RESET = Path("/proc/self/clear_refs")
 _NAME_OF_EVENT = re.compile(r'(?<="name" :)".*?"(?=,"args" : \{)', re.DOTALL)
 
 SILENT, WARNING = 4, 2
@@ -292,12 +293,29 @@ def peak_above(run: Callable[[], T]) -> tuple[T, int | None]:
     return result, max(0, kilobytes("VmHWM") - start) * 1024
 
 
-def kilobytes(name: str) -> int:
-    """Return a number of the process' status, see proc(5)."""
-    line = re.search(rf"^{name}:\s+(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
+def kilobytes(name: str, process: int = 0) -> int:
+    """Return a number of the status of a process, see proc(5); 0 is this process."""
+    status = Path(f"/proc/{process or 'self'}/status")
+    line = re.search(rf"^{name}:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
     if line is None:
-        raise OSError(f"no {name} in {_STATUS}")
+        raise OSError(f"no {name} in {status}")
     return int(line[1])
+
+
+def limit_memory(most: int, process: int = 0) -> bool:
+    """Let Linux refuse memory beyond what a process has and that. Return whether it will; 0 is this process."""
+    if sys.platform != "linux":
+        return False
+    import resource
+
+    try:  # not RLIMIT_AS: a thread reserves addresses that it never uses
+        _, hard = resource.prlimit(process, resource.RLIMIT_DATA)
+        most += kilobytes("VmData", process) * 1024
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        resource.prlimit(process, resource.RLIMIT_DATA, (most, most))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def first_line(error: Exception) -> str:

@@ -8,16 +8,18 @@ import struct
 from collections.abc import Mapping
 from typing import IO, Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 LENGTH = struct.Struct("<Q")
 LONGEST = 2**26
 """Bytes of the text of a message."""
-DTYPES = (
-    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-    *("float16", "bfloat16", "float32", "float64"),
-)
+DTYPES = {
+    **{f"{kind}{bits}": np.dtype(f"{kind}{bits}") for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
+    **{name: np.dtype(name) for name in ("bool", "float16", "float32", "float64")},
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
 """The dtypes of arrays that travel."""
 
 
@@ -64,24 +66,16 @@ def receive(file: IO[bytes], most: float = math.inf) -> Frame:
     head = json.loads(_bytes(file, length).tobytes())
     arrays, left = {}, most
     for name, dtype, shape in head["arrays"]:
-        size = math.prod(shape) * _dtype(dtype).itemsize
+        if dtype not in DTYPES:
+            raise ValueError(f"no dtype of numbers: {dtype}")
+        size = math.prod(shape) * DTYPES[dtype].itemsize
         if min(shape, default=0) < 0:
             raise ValueError("no array has a negative length")
         if size > left:
             raise TooLargeError
         left -= size
-        arrays[name] = _bytes(file, size).view(_dtype(dtype)).reshape(shape)
+        arrays[name] = _bytes(file, size).view(DTYPES[dtype]).reshape(shape)
     return Frame(head["facts"], arrays)
-
-
-def _dtype(name: str) -> Any:
-    if name not in DTYPES:
-        raise ValueError(f"no dtype of numbers: {name}")
-    if name == "bfloat16":  # NumPy has none
-        import ml_dtypes
-
-        return np.dtype(ml_dtypes.bfloat16)
-    return np.dtype(name)
 
 
 def _bytes(file: IO[bytes], count: int) -> Any:

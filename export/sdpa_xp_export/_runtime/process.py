@@ -28,18 +28,8 @@ from . import child
 from .engine import TimedRun
 from .frames import Frame, TooLargeError, receive, send
 from .limits import TIMEOUT, ModelFailedError, failed, shown_limit, time_left
-from .releases import ENGINES, PLUGINS, PROVIDERS, EngineName, short_provider
-from .session import (
-    check_installed,
-    check_started,
-    chosen_providers,
-    not_installed,
-    not_started_notes,
-    probe,
-    runtime_notes,
-    source_of,
-    wanted,
-)
+from .releases import ENGINES, PLUGINS, PROVIDERS, EngineName, runtime_notes, short_provider
+from .session import check_installed, check_started, chosen_providers, not_installed, probe, source_of, wanted
 from .worker import OVER_MEMORY
 
 MEMORY = 2**33
@@ -109,11 +99,16 @@ class RuntimeProcess:
         if self.engine != "onnxruntime":
             self._chosen = about["offered"]
             return self._chosen
-        self._chosen = chosen_providers(requested, about["offered"], about["started"], about["why_not"])
-        if requested is None:
-            self.notes = not_started_notes(about["offered"], about["started"])
-        elif about["note"]:
-            self.notes = (about["note"],)
+        self._chosen = chosen_providers(requested, about)
+        if requested is not None:
+            self.notes = (about["note"],) if about["note"] else ()
+            return self._chosen
+        self.notes = tuple(
+            f"onnxruntime offers {name}, but could not start it, which needs a GPU and CUDA's libraries: "
+            "the model ran on the CPU alone"
+            for name in PROVIDERS.values()
+            if name in about["offered"] and name not in about["started"]
+        )
         return self._chosen
 
     def _about(self, requested: str | None = None) -> dict[str, Any]:
@@ -151,8 +146,11 @@ class RuntimeProcess:
 
     @contextmanager
     def session(self, model: Model, provider: str) -> Iterator[RemoteSession]:
-        """Load `model` on `provider`; when the block ends, the session knows where its nodes ran."""
-        with self._runtime_named(model, provider):
+        """Load `model` on `provider`; when the block ends, the session knows where its nodes ran.
+
+        The error of a model says how its runtime differs from this one.
+        """
+        try:
             with temporary():
                 source = source_of(model, Path(tempfile.mkdtemp(dir=self._folder)))
             load = {
@@ -167,19 +165,13 @@ class RuntimeProcess:
             remote = RemoteSession(self, facts["math_mode"])
             yield remote
             nodes = self.ask("run", "placements", {}, {}).facts["nodes"]
-        remote.placements += [
-            Placement(str(name), str(op), str(ran_on), provider) for name, op, ran_on in nodes
-        ]
-
-    @contextmanager
-    def _runtime_named(self, model: Model, provider: str) -> Iterator[None]:
-        """Add to the error of a model how its runtime differs from this one."""
-        try:
-            yield
         except ModelFailedError as error:
             if notes := runtime_notes(model, self.version, [provider], self.engine):
                 raise ModelFailedError(f"{error} {'; '.join(notes)}.") from error
             raise
+        remote.placements += [
+            Placement(str(name), str(op), str(ran_on), provider) for name, op, ran_on in nodes
+        ]
 
     def ask(
         self, doing: str, what: str, facts: Mapping[str, object], arrays: Mapping[str, NDArray[Any]]

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from sdpa_xp._checks.messages import nearest_hint
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+
+from .._files.metadata import exported_models
+from .._files.model import Model
 
 ProviderName: TypeAlias = Literal[
     "cpu", "cuda", "wasm", "webgpu", "CPUExecutionProvider", "CUDAExecutionProvider", "WebGpuExecutionProvider"
@@ -274,3 +278,43 @@ class Runtime:
             return STANDARD_RUNTIME
         program, provider = ("onnxruntime", self.provider) if self.is_onnxruntime else (self.provider, "cpu")
         return f"{program}>={_text(self.release)};{provider}"
+
+
+def stated_runtimes(model: Model) -> tuple[Runtime, ...]:
+    """Return the runtimes that a model was written for: one, or none, or those of the parts that were merged.
+
+    Of several releases of a provider, the newest counts.
+    """
+    newest: dict[str, Runtime] = {}
+    for exported in exported_models(model):
+        with suppress(ValueError):  # anyone may have written the file
+            stated = Runtime.parse("verify", exported.runtime)
+            known = newest.setdefault(stated.provider, stated)
+            newest[stated.provider] = max(known, stated, key=lambda runtime: runtime.release)
+    return tuple(newest.values())
+
+
+def runtime_notes(
+    model: Model,
+    installed: str,
+    ran_on: Iterable[str],
+    engine: EngineName = "onnxruntime",
+    *,
+    is_finished: bool = False,
+) -> tuple[str, ...]:
+    """Return how the installed release and the providers differ from the model's runtimes.
+
+    Also that the release is newer than all that were tried, and if the model `is_finished` on all providers,
+    which ones of its runtimes did not run it.
+    """
+    notes, names, runtimes = [], [*ran_on], stated_runtimes(model)
+    file = "the file" if len(runtimes) == 1 else "a part of the file"
+    for stated in runtimes:
+        older = stated.older_note(installed, engine, file)
+        notes.append(f"{older}: results are not promised" if older else "")
+        if engine == stated.engine == "onnxruntime":
+            notes.append(stated.other_provider_note(names, file))
+    notes.append(newer_note(installed, engine))
+    if is_finished and engine == "onnxruntime":
+        notes += [stated.not_run_note(names, file) for stated in runtimes]
+    return tuple(filter(None, notes))

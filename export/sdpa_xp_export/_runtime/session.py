@@ -1,42 +1,42 @@
-"""onnxruntime in this process: sessions of our own graphs, what it offers, and its release."""
+"""onnxruntime in this process: sessions of our own graphs on arrays of any library, and what it offers.
+
+Arrays of the host are passed as arrays of NumPy in the same memory, and so are the results. DLPack passes what
+NumPy has not: bfloat16 of other libraries, and arrays on a GPU. It was run on the CPU alone, since no GPU was
+at hand.
+"""
 
 from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import helper
 
 from sdpa_xp._checks.messages import install_hint, nearest_hint
+from sdpa_xp._libraries import dtype_name, library_of
 from sdpa_xp.errors import ArgumentValueError, Message
 
-from .._files.metadata import exported_models
 from .._files.model import EXTERNAL_ABOVE, Model, initializer_bytes
 from .._files.paths import temporary
 from ..save import save
 from .engine import OnnxruntimeSession, first_line
 from .limits import failed
-from .releases import (
-    ENGINES,
-    OPSETS,
-    PLUGINS,
-    PROVIDERS,
-    EngineName,
-    Runtime,
-    nearest_provider,
-    newer_note,
-    short_provider,
-)
+from .releases import ENGINES, OPSETS, PLUGINS, PROVIDERS, EngineName, nearest_provider, short_provider
 
 MODULES: dict[EngineName, str] = {"onnxruntime": "onnxruntime", "openvino": "openvino", "reference": "onnx"}
 """The module of each engine."""
+Run: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
+"""Computes the outputs of a session, in order, from the arrays of a call."""
+_HOST = 1
+"""The type of the host in DLPack."""
 
 
 def installed_runtime(function: str = "verify") -> Any:
@@ -131,55 +131,10 @@ def version() -> str:
     return str(installed_runtime().__version__)
 
 
-def stated_runtimes(model: Model) -> tuple[Runtime, ...]:
-    """Return the runtimes that a model was written for: one, or none, or those of the parts that were merged.
-
-    Of several releases of a provider, the newest counts.
-    """
-    newest: dict[str, Runtime] = {}
-    for exported in exported_models(model):
-        with suppress(ValueError):  # anyone may have written the file
-            stated = Runtime.parse("verify", exported.runtime)
-            known = newest.setdefault(stated.provider, stated)
-            newest[stated.provider] = max(known, stated, key=lambda runtime: runtime.release)
-    return tuple(newest.values())
-
-
-def runtime_notes(
-    model: Model, installed: str, ran_on: Iterable[str], engine: EngineName = "onnxruntime"
-) -> tuple[str, ...]:
-    """Return how the installed release and the providers differ from the model's runtimes.
-
-    Also that the release is newer than all that were tried.
-    """
-    notes, names = [], [*ran_on]
-    file, runtimes = _named_runtimes(model)
-    for stated in runtimes:
-        older = stated.older_note(installed, engine, file)
-        notes.append(f"{older}: results are not promised" if older else "")
-        if engine == stated.engine == "onnxruntime":
-            notes.append(stated.other_provider_note(names, file))
-    return tuple(filter(None, [*notes, newer_note(installed, engine)]))
-
-
-def not_run_notes(model: Model, ran_on: Iterable[str]) -> tuple[str, ...]:
-    """Return which providers of the model's runtimes did not run it, if a runtime stands for several."""
-    names = [*ran_on]
-    file, runtimes = _named_runtimes(model)
-    return tuple(filter(None, (stated.not_run_note(names, file) for stated in runtimes)))
-
-
-def _named_runtimes(model: Model) -> tuple[str, tuple[Runtime, ...]]:
-    """Return what notes call the graph of each of a model's runtimes, and the runtimes."""
-    runtimes = stated_runtimes(model)
-    return "the file" if len(runtimes) == 1 else "a part of the file", runtimes
-
-
 def providers(requested: str | None = None) -> list[str]:
     """Return the providers to run on in this process."""
     installed_runtime()
-    about = OnnxruntimeSession.about(wanted(requested), probe())
-    return chosen_providers(requested, about["offered"], about["started"], about["why_not"])
+    return chosen_providers(requested, OnnxruntimeSession.about(wanted(requested), probe()))
 
 
 def wanted(requested: str | None) -> list[str]:
@@ -198,16 +153,15 @@ def probe() -> bytes:
     return bytes(model.SerializeToString())
 
 
-def chosen_providers(
-    requested: str | None, offered: Sequence[str], started: Sequence[str], why_not: str = ""
-) -> list[str]:
+def chosen_providers(requested: str | None, about: Mapping[str, Any]) -> list[str]:
     """Return the execution providers to run on: the one asked for, or CUDA if it starts here and the CPU."""
+    offered, started = about["offered"], about["started"]
     if requested is None:
         return [name for name in (PROVIDERS["cuda"], PROVIDERS["cpu"]) if name in started]
     short = short_provider(requested)
     if short in PLUGINS and PROVIDERS[short] not in started:
         needs, hint = PLUGINS[short]
-        got = {"provider": requested, "its error": why_not or "it does not start"}
+        got = {"provider": requested, "its error": about["why_not"] or "it does not start"}
         raise ArgumentValueError("verify", f"`provider` {short!r} needs {needs}", got, hint)
     if short is None or PROVIDERS[short] not in offered:
         rule = "`provider` must be one that onnxruntime offers here"
@@ -221,11 +175,99 @@ def chosen_providers(
     return [PROVIDERS[short]]
 
 
-def not_started_notes(offered: Sequence[str], started: Sequence[str]) -> tuple[str, ...]:
-    """Return which providers onnxruntime offers but could not start, so that a default leaves them out."""
-    return tuple(
-        f"onnxruntime offers {name}, but could not start it, which needs a GPU and CUDA's libraries: "
-        "the model ran on the CPU alone"
-        for name in PROVIDERS.values()
-        if name in offered and name not in started
-    )
+def runner(session: OnnxruntimeSession, order: Sequence[int], examples: Sequence[Any]) -> Run:
+    """Return what runs a session on arrays that differ from `examples` in their numbers alone.
+
+    Args:
+        session: A session.
+        order: The number of the array that each input of the session gets.
+        examples: Arrays of one library, and perhaps integers in arrays of NumPy.
+    """
+    of_caller = next((array for array in examples if not isinstance(array, np.ndarray)), examples[0])
+    inner, has_bfloat16 = session.inner, session.has_bfloat16
+    library, names = library_of(of_caller), [value.name for value in inner.get_inputs()]
+    is_on_device = library.is_accelerator(library.device(of_caller))
+    if (is_on_device or (has_bfloat16 and library_of(np.empty(0)) is not library)) and _takes_dlpack():
+        return _by_dlpack(inner, dict(zip(names, order, strict=True)), of_caller)
+    is_plain = all(type(array) is np.ndarray and array.dtype.isnative for array in examples)
+    has_uint64 = any("uint64" in value.type for value in inner.get_outputs())
+    if is_plain and not has_bfloat16 and not has_uint64 and [*order] == [*range(len(names))]:
+        outputs = [value.name for value in inner.get_outputs()]
+        # onnxruntime copies an array only if its elements do not lie side by side in order.
+        return lambda arrays: inner.run(outputs, dict(zip(names, arrays, strict=True)))
+    return _by_numpy(session, dict(zip(names, order, strict=True)), of_caller)
+
+
+def _by_numpy(session: OnnxruntimeSession, order: dict[str, int], of_caller: Any) -> Run:
+    """Return what runs a session on arrays in memory that NumPy reads."""
+    inner = session.inner
+    outputs = [value.name for value in inner.get_outputs()]
+    library = library_of(of_caller)
+    xp, device = library.namespace(of_caller), library.device(of_caller)
+
+    def run(arrays: Sequence[Any]) -> Sequence[Any]:
+        feeds = {name: _native(library_of(arrays[n]).to_numpy(arrays[n])) for name, n in order.items()}
+        # onnxruntime itself reads no bfloat16 from NumPy; `session.run` also copies the outputs.
+        results = session.run(feeds).values() if session.has_bfloat16 else inner.run(outputs, feeds)
+        # onnxruntime's uint64 is `ulonglong` of NumPy, an equal dtype that torch refuses.
+        return [library.from_numpy(result.view(np.dtype(result.dtype.name)), xp, device) for result in results]
+
+    return run
+
+
+def _native(array: NDArray[Any]) -> NDArray[Any]:
+    """Return an array in the byte order of the machine: onnxruntime reads any other as if it were that."""
+    array = np.asarray(array)  # a memory map, too
+    return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
+
+
+def _takes_dlpack() -> bool:
+    """Return whether the release of onnxruntime exchanges values by DLPack; 1.23 does not."""
+    import onnxruntime
+
+    return all(hasattr(onnxruntime.OrtValue, name) for name in ("from_dlpack", "__dlpack__"))
+
+
+def _by_dlpack(inner: Any, order: dict[str, int], of_caller: Any) -> Run:
+    """Return what runs a session on arrays on the device of one of them."""
+    kind, index = of_caller.__dlpack_device__()
+    place = ("cpu", 0) if int(kind) == _HOST else ("cuda", int(index))
+    outputs = inner.get_outputs()
+    library = library_of(of_caller)
+    xp: Any = library.namespace(of_caller)
+
+    def array_of(value: Any, name: str) -> Any:
+        array = xp.from_dlpack(value)
+        is_same = (dtype_name(array.dtype) == "bool") == (name == "tensor(bool)")
+        return array if is_same else xp.astype(array, xp.bool)  # onnxruntime passes bool as uint8
+
+    def run(arrays: Sequence[Any]) -> Sequence[Any]:
+        binding = inner.io_binding()  # one for each run, since threads may run at once
+        values = {name: _value_of(arrays[n]) for name, n in order.items()}  # no binding keeps memory alive
+        for name, value in values.items():
+            binding.bind_ortvalue_input(name, value)
+        for output in outputs:
+            binding.bind_output(output.name, *place)
+        if place[0] != "cpu":
+            binding.synchronize_inputs()  # a GPU may still compute the arrays, in a queue of their library
+        inner.run_with_iobinding(binding)
+        return [array_of(value, out.type) for value, out in zip(binding.get_outputs(), outputs, strict=True)]
+
+    return run
+
+
+def _value_of(array: Any) -> Any:
+    """Return a value of onnxruntime in the memory of an array, if its elements lie side by side in order."""
+    from onnxruntime import OrtValue
+
+    library = library_of(array)
+    if isinstance(array, np.ndarray) or dtype_name(array.dtype) == "bool":  # DLPack's bool is refused
+        return OrtValue.ortvalue_from_numpy(np.asarray(library.to_numpy(array), order="C"))
+    if library.autograd is not None:
+        array = library.autograd.detach(array)
+    try:
+        return OrtValue.from_dlpack(array)
+    except RuntimeError:  # there are gaps between the elements, or they are in another order
+        xp: Any = library.namespace(array)
+        copied = xp.asarray(xp.reshape(array, (-1,)), copy=True)
+        return OrtValue.from_dlpack(xp.reshape(copied, array.shape))

@@ -9,9 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .browsers import WASM, WasmSession, node
-from .engine import MOST_NODES, OnnxruntimeSession, Session, element_types, kilobytes, timed
-from .readers import READERS
+from .engine import MOST_NODES, OnnxruntimeSession, Session, element_types, kilobytes, limit_memory, timed
+from .readers import READERS, WASM, WasmSession, node
 
 OVER_MEMORY = 77
 """The exit code of a process that took more memory than it may."""
@@ -73,25 +72,9 @@ class Worker:
 
     def _limit(self, memory: int, hard: bool) -> None:
         """Limit the memory from now on; `hard` if the system may do it, which also counts what a GPU maps."""
-        if not self.limited and not (hard and _limit_memory(memory)):
+        if not self.limited and not (hard and limit_memory(memory)):
             threading.Thread(target=_watch_memory, args=(memory,), daemon=True).start()
         self.limited = True
-
-
-def _limit_memory(most: int) -> bool:
-    """Let Linux refuse memory beyond what this process has and that. Return whether it will."""
-    if sys.platform != "linux":
-        return False
-    import resource
-
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most += kilobytes("VmData") * 1024
-    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-    try:  # not RLIMIT_AS: a thread reserves addresses that it never uses
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
-    except (OSError, ValueError):
-        return False
-    return True
 
 
 def _watch_memory(most: int) -> None:

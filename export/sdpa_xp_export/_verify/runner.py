@@ -9,8 +9,7 @@ from .._files.metadata import exported_models, recorded_verdict
 from .._files.model import Model
 from .._runtime.limits import check_time
 from .._runtime.process import RemoteSession, RuntimeProcess
-from .._runtime.releases import ENGINES
-from .._runtime.session import not_run_notes, runtime_notes, stated_runtimes
+from .._runtime.releases import ENGINES, runtime_notes, stated_runtimes
 from ..report import Run
 from .judging import Compared, judge_outputs
 from .layer import LayerCase
@@ -75,9 +74,7 @@ def _facts_of_run(
     """Return what a report says of a model, and of the runtime that ran it in a session for each provider."""
     chosen = [choice for exported in exported_models(model) for choice in exported.chosen]
     forms, reasons = (dict.fromkeys(choice[part] for choice in chosen) for part in (0, 1))
-    notes = runtime_notes(model, runtime.version, sessions, runtime.engine)
-    if runtime.engine == "onnxruntime":
-        notes += not_run_notes(model, sessions)
+    notes = runtime_notes(model, runtime.version, sessions, runtime.engine, is_finished=True)
     notes += tuple(filter(None, [recorded_verdict(model)]))
     return {
         "form": ", ".join(forms),

@@ -14,9 +14,8 @@ import typer
 from sdpa_xp.errors import ArgumentValueError, renamed
 
 from .._call.call import OPTIONS
-from .._files.atomic import publish
 from .._files.loading import data_files
-from .._files.paths import PathArgument, free_target
+from .._files.paths import PathArgument, free_target, publish
 from .._runtime.limits import TIMEOUT
 from .._runtime.releases import ENGINES, PROVIDERS, EngineName, Runtime, short_provider
 from ..report import LayerReport

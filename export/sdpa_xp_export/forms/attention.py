@@ -25,7 +25,7 @@ from .._call.mask_analysis import (
     only_appends,
     real_keys,
 )
-from .._graph.graph import Graph, GraphValue
+from .._graph import Graph, GraphValue
 from .._runtime.releases import Runtime
 from ..lowering.formula import AllowedPairs, all_allowed, biased, both_allow
 from ..lowering.tile import GraphTile, whole_tile
@@ -125,9 +125,9 @@ def _with_past(graph: Graph, call: ExportCall, dtype: str) -> dict[str, GraphVal
     inputs = read_inputs(graph, call, dtype, RANK, append=False)
     tile = whole_tile(inputs.lengths, inputs.key)
     past = [
-        in_layout(graph.argument(f"past_{name}", spec).astype(dtype), call.layout)
-        for name, spec in (("key", call.past_key), ("value", call.past_value))
-        if spec is not None
+        in_layout(graph.argument(name).astype(dtype), call.layout)
+        for name in ("past_key", "past_value")
+        if name in call.inputs
     ]
     output, *present = _node(tile, inputs.query, inputs.key, inputs.value, None, *past, masks=call.masks)
     returned = {

@@ -8,7 +8,7 @@ from .. import _arrays as xp
 from .._arrays import ops
 from .._call.call import ExportCall
 from .._call.mask_analysis import is_window, key_window
-from .._graph.graph import CONTRIB, Graph, GraphValue
+from .._graph import CONTRIB, Graph, GraphValue
 from .._runtime.releases import Runtime
 from ..lowering.tile import whole_tile
 from .form import Form, FormInputs, finished_outputs, read_inputs

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .. import _arrays as xp
 from .._call.call import ExportCall
 from .._call.mask_analysis import is_lower_triangle, unmasked
-from .._graph.graph import CONTRIB, Graph, GraphValue
+from .._graph import CONTRIB, Graph, GraphValue
 from .._runtime.releases import Runtime
 from .form import Form, finished_outputs, read_inputs
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .._call.call import ExportCall
-from .._graph.graph import Graph, GraphValue
+from .._graph import Graph, GraphValue
 from .._runtime.releases import Runtime
 from ..lowering.statistics import sums_of
 from ..lowering.tile import whole_tile

@@ -12,7 +12,7 @@ from sdpa_xp._checks.keywords import LARGEST_INTEGER
 from sdpa_xp.masks.patterns import AllOf
 
 from .. import _arrays as xp
-from .._graph.graph import GraphValue
+from .._graph import GraphValue
 from .formula import FormulaGrid, traced
 from .graph_lengths import GraphLengths
 from .tile import GraphTile

@@ -19,8 +19,7 @@ from .._call.call import ExportCall
 from .._call.mask_analysis import hides_keys
 from .._call.operands import GraphOperand, Initializer, Input
 from .._dtypes.dtype import INTEGERS
-from .._graph.graph import Graph, GraphValue
-from .._graph.lengths import broadcasts_to
+from .._graph import Graph, GraphValue, broadcasts_to
 from ..spec import SymbolicShape, as_lengths
 from .graph_lengths import GraphLengths
 
@@ -142,7 +141,7 @@ class GraphTile:
             count = count * ops.scalar(length)
         ones = [self.graph.constant([1], "int64")] * 3
         target = xp.concat([*lengths, *ones])
-        return xp.reshape(xp.arange(0, count, length="entries"), target, dims=(*batch, 1, 1, 1))
+        return xp.reshape(xp.arange(0, count, length="all entries"), target, dims=(*batch, 1, 1, 1))
 
     def here(self, value: GraphValue) -> GraphValue:
         """Return a value of the outer graph as one of this graph."""
@@ -150,10 +149,7 @@ class GraphTile:
 
     def operand(self, operand: GraphOperand) -> GraphValue:
         """Return an input or an initializer of the call as a value."""
-        outer = self.lengths.graph
-        if isinstance(operand, Input):
-            return self.here(outer.argument(operand.name, operand))
-        return self.here(outer.weight(operand.name, operand.numbers))
+        return self.here(self.lengths.graph.argument(operand.name))
 
     def integers(
         self, name: str, value: object, least: int = -LARGEST_INTEGER, most: int | str = LARGEST_INTEGER

@@ -11,7 +11,7 @@ from .._arrays import ops
 from .._call.arguments import SUMS_OF_QUERIES
 from .._call.mask_analysis import has_empty_rows, is_only_causal
 from .._call.operands import Initializer, Input
-from .._graph.graph import GraphValue
+from .._graph import GraphValue
 from .._runtime.releases import Runtime
 from . import statistics
 from .formula import AllowedPairs, all_allowed, biased, both_allow
@@ -167,7 +167,7 @@ def matmul_grouped(
     shape = (*batch, heads, rows.dims[-2], shared.dims[-1])
     if heads == groups:
         return rows @ shared
-    folded = (*rows.dims[:-3], groups, "rows", rows.dims[-1])
+    folded = (*rows.dims[:-3], groups, "folded rows", rows.dims[-1])
     to_groups, to_heads = folds or (
         [*[0] * len(before), count, -1, 0] for before, count in ((rows.dims[:-3], groups), (batch, heads))
     )

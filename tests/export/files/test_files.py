@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from internals import atomic, peak_above, without_numbers
+from internals import peak_above, without_numbers
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
@@ -174,7 +174,8 @@ def test_a_failed_save_leaves_what_was_there(
         return lambda *args, **named: full() if next(steps) == failing_step else step(*args, **named)
 
     monkeypatch.setattr(os, "fsync", counted(os.fsync))
-    monkeypatch.setattr(atomic, "give_name", counted(atomic.give_name))
+    monkeypatch.setattr(os, "link", counted(os.link))
+    monkeypatch.setattr(Path, "replace", counted(Path.replace))
     if failing_step == 3 and external_above:  # there are two steps
         save(twos(), tmp_path / "a.onnx", overwrite=overwrite, external_above=external_above)
         return

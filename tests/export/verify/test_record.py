@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from command import run
-from internals import atomic, override, recorded_verdict
+from internals import override, recorded_verdict
 from onnx import compose, numpy_helper
 from short_runs import leave_out_long_runs, run_each_model_once
 
@@ -188,7 +188,7 @@ def test_a_failure_loses_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) ->
         raise OSError(errno.ENOSPC, "No space left on device")
 
     before = path.read_bytes()
-    monkeypatch.setattr(atomic, "give_name", full)
+    monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(OSError, match="No space left"):
         verify(path, seed=0, record=True)
     assert path.read_bytes() == before
