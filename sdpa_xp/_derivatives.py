@@ -18,7 +18,7 @@ from ._programs.gradient_targets import gradient_targets, try_functions
 from ._programs.gradients import GradientProgram, gradients
 from ._programs.output import attend
 from ._programs.scores import Scores
-from ._sources.arrays import ArraySource
+from ._sources import ArraySource
 from ._tiles.tile import Target
 
 

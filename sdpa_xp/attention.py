@@ -15,7 +15,7 @@ from ._libraries.base import is_compiling
 from ._libraries.protocols import AnyArray, Array, Dtype, Rng
 from ._programs.one_tile import OneTile, one_tile
 from ._programs.scores import ResultName
-from ._sources.arrays import ArraySource
+from ._sources import ArraySource
 from ._tiles import tuning
 from .biases import Bias
 from .masks import Mask

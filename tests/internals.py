@@ -165,7 +165,7 @@ PLACES = {
     "open_session": "sdpa_xp_export._runtime.session:open_session",
     "OPTIONS": "sdpa_xp_export._call.call:OPTIONS",
     "OTHER_SIZES": "sdpa_xp_export._verify.settings:OTHER_SIZES",
-    "PagedSource": "sdpa_xp._sources.arrays:PagedSource",
+    "PagedSource": "sdpa_xp._sources:PagedSource",
     "parse": "sdpa_xp_export._call.text:parse",
     "PatchSize": "sdpa_xp._tiles.tuning:PatchSize",
     "PathArgument": "sdpa_xp_export._files.paths:PathArgument",

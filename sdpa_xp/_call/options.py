@@ -29,7 +29,7 @@ from .._checks.score_arrays import (
 from .._libraries import FLOATING, array_signatures, dtype_name, is_array
 from .._libraries.base import Library
 from .._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Rng
-from .._programs.scores import BoundOptions
+from .._programs.bound_options import BoundOptions
 from .._tiles import trees
 from .._tiles.modifier import PLAIN_TYPES, ScoreModifier
 from .._tiles.score_grid import ScoreGrid

@@ -24,7 +24,7 @@ from .._run.executors import run
 from .._run.in_place import exp_minus, minus, times
 from .._run.products import is_finite, key_leading_slice, matmul_grouped, matmul_over_group
 from .._run.results import Results
-from .._sources.arrays import KeyValueSource
+from .._sources import KeyValueSource
 from .._tiles.on_device import Questions
 from .._tiles.plan import plan_tiles
 from .._tiles.tile import Allowed, LeadingSlice, Tile, is_masked, slice_leading

@@ -17,7 +17,7 @@ from .._libraries.protocols import Array, Dtype
 from .._run.executors import run
 from .._run.products import NonfiniteGuard, are_finite, is_finite, key_leading_slice
 from .._run.results import Results
-from .._sources.arrays import KeyValueSource, PagedSource
+from .._sources import KeyValueSource, PagedSource
 from .._tiles import tuning
 from .._tiles.plan import Plan
 from .._tiles.tile import LeadingSlice, Target

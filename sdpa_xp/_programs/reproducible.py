@@ -16,7 +16,7 @@ from operator import itemgetter
 from .._libraries import dtype_name
 from .._libraries.protocols import Array
 from .._run.products import is_finite, weigh
-from .._sources.arrays import KeyValueSource
+from .._sources import KeyValueSource
 from .._tiles.plan import Plan, Task
 from .._tiles.tile import LeadingSlice
 from .._tiles.tuning import KEYS_OF_A_PRODUCT as KEYS

@@ -1,4 +1,4 @@
-"""The options of a call, and the scores of a tile: scale -> softcap -> bias -> mask."""
+"""The scores of a call, tile by tile: scale -> softcap -> bias -> mask."""
 
 from __future__ import annotations
 
@@ -12,71 +12,21 @@ from .._libraries import LARGEST, astype_if_needed, dtype_name, is_traced
 from .._libraries.capabilities import TangentRules
 from .._libraries.protocols import Array, Namespace, Shape
 from .._run.products import are_few_rows, key_leading_slice, matmul_grouped, multiply_columns, multiply_few_rows
-from .._sources.arrays import KeyValueSource
+from .._sources import KeyValueSource
 from .._tiles import tuning
 from .._tiles.plan import Plan
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Allowed, LeadingSlice, RowBlock, Tile, both, is_masked, slice_leading
 from ..biases.algebra import Term
-from ..masks.patterns import AllOf, Pattern
+from .bound_options import BoundOptions
 
 if TYPE_CHECKING:
     from .._run.buffers import CallBuffers
-    from .dropout import Dropout
 
 
 ResultName: TypeAlias = Literal["output", "lse", "lse_parts", "checksum"]
 """What a call may ask for: the output, (..., Hq, L, Ev); the log-sum-exp, (..., Hq, L, 1), or two numbers that
 add up to it, (..., Hq, L, 2); and numbers (n, 1) of which one is NaN or inf if one of the others is."""
-
-
-class BoundOptions(NamedTuple):
-    """The options of a call, checked against a grid and converted to its library: an option is a field here."""
-
-    mask: Pattern
-    biases: tuple[Term, ...]
-    scale: float | Array
-    softcap: float | None
-    sinks: Array | None
-    """A logit that joins the sum of each row and has no value, (..., Hq, 1, 1) in the accumulation dtype."""
-    dropout: Dropout | None = None
-    finite_inputs: frozenset[str] | None = None
-    """The names of the inputs without NaN and inf; None if they have not been searched."""
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether nothing but a mask changes the products of queries times a number, and their weights."""
-        others = self.softcap, self.sinks, self.dropout
-        is_alone = len(self.biases) == 0 and all(option is None for option in others)
-        return is_alone and isinstance(self.scale, float)
-
-    @property
-    def has_mask(self) -> bool:
-        """Whether there is a mask; a bias may mask pairs too."""
-        return not isinstance(self.mask, AllOf) or len(self.mask.patterns) > 0
-
-    @property
-    def may_mask(self) -> bool:
-        """Whether a pair may be masked. If none is, each NaN and inf belongs to the result."""
-        return self.has_mask or True in [bias.can_mask for bias in self.biases]
-
-    @property
-    def has_functions(self) -> bool:
-        """Whether a function of the caller sees the scores. It may keep them, or use autograd."""
-        return any(bias.is_of_caller for bias in self.biases)
-
-    @property
-    def needs_products(self) -> bool:
-        """Whether derivatives read the soft-capped products of a tile, which no buffer holds until then."""
-        return self.softcap is not None or self.has_functions
-
-    def for_tiles(self, grid: ScoreGrid) -> BoundOptions:
-        """Return the options with what the tiles of a call share computed already."""
-        return self._replace(biases=tuple([bias.for_tiles(grid) for bias in self.biases]))
-
-    def slice_leading(self, leading: LeadingSlice) -> BoundOptions:
-        """Return the options of some batch entries and heads; masks, biases and dropout slice for each tile."""
-        return self if self.sinks is None else self._replace(sinks=slice_leading(self.sinks, leading))
 
 
 class Scores(NamedTuple):

@@ -23,7 +23,7 @@ from .._libraries.protocols import Array, Namespace
 from .._run.buffers import CallBuffers
 from .._run.in_place import exp_minus, plus, times
 from .._run.products import NonfiniteGuard, checksum, matmul_grouped, multiply_columns, weigh
-from .._sources.arrays import KeyValueSource
+from .._sources import KeyValueSource
 from .._tiles import tuning
 from .._tiles.plan import Plan
 from .._tiles.tile import is_masked

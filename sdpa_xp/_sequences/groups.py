@@ -13,12 +13,13 @@ from .._call.prepared_call import PreparedCall
 from .._checks.arrays import LHE, swap_heads_and_length
 from .._libraries import computing, namespace_of
 from .._libraries.protocols import Array
+from .._programs.bound_options import BoundOptions
 from .._programs.output import attend as attend_to
-from .._programs.scores import BoundOptions, ResultName, Scores
+from .._programs.scores import ResultName, Scores
 from .._run import threads
 from .._run.buffers import Buffer, CallBuffers, call_buffers
 from .._run.products import are_finite
-from .._sources.arrays import ArraySource, KeyValueSource, PagedSource
+from .._sources import ArraySource, KeyValueSource, PagedSource
 from .._sources.quantised import factored_operands, source_of
 from .._tiles.on_device import PaddedLengths
 from .._tiles.plan import Plan, takes_threads

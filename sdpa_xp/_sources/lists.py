@@ -9,7 +9,7 @@ from .._libraries import namespace_of
 from .._libraries.protocols import Array, Namespace
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import LeadingSlice, slice_leading
-from .arrays import FactoredSlices, converted
+from . import FactoredSlices, converted
 
 
 class ListedSource(NamedTuple):

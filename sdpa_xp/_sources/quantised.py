@@ -24,7 +24,7 @@ from .._run.products import multiply_columns
 from .._tiles import tuning
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import LeadingSlice, slice_leading
-from .arrays import ArraySource, FactoredSlices, KeyValueSource
+from . import ArraySource, FactoredSlices, KeyValueSource
 
 LARGEST_CODE = {8: 127, 4: 7}
 """By the bits of a code. The smallest code is its negative, so that a number and its negative are alike."""

@@ -9,8 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from .._checks.integers import Integers
 from .._libraries import is_traced, library_of, namespace_of
 from .._libraries.protocols import Array, Dtype, Namespace, Shape
-from .placement import WindowPlace
-from .score_grid import ScoreGrid
+from .score_grid import ScoreGrid, WindowPlace
 
 LeadingSlice: TypeAlias = tuple[range, ...]
 """A range of each of the leading axes (..., Hq) of the scores, or (..., H) of keys and values."""

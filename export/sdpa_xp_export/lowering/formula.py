@@ -20,7 +20,8 @@ import numpy as np
 from sdpa_xp._checks.integers import Integers
 from sdpa_xp._checks.keywords import LARGEST_INTEGER
 from sdpa_xp._checks.score_arrays import check_added_dtype, check_broadcasts
-from sdpa_xp._programs.scores import BoundOptions, Scores
+from sdpa_xp._programs.bound_options import BoundOptions
+from sdpa_xp._programs.scores import Scores
 from sdpa_xp._tiles.tile import TokenPositions, both
 from sdpa_xp.biases import Bias
 from sdpa_xp.biases.algebra import Sum
