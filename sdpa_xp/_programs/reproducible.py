@@ -109,8 +109,8 @@ def _largest_scores(scores: Scores, plan: Plan, rows: range) -> Array:
     xp, sinks = scores.xp, scores.options.sinks
     l, _ = zero_sums(scores, len(rows), 0)
     m = l - float("inf") if sinks is None else l + sinks
-    for _, s, _, _ in scores.computed_tiles(rows, plan, scores.scaled_query(rows)):
-        m = xp.maximum(m, xp.max(s, axis=-1, keepdims=True))
+    for computed in scores.computed_tiles(rows, plan, scores.scaled_query(rows)):
+        m = xp.maximum(m, xp.max(computed.scores, axis=-1, keepdims=True))
     return m
 
 

@@ -6,7 +6,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from .._libraries import LARGEST, astype_if_needed, dtype_name, is_traced
 from .._libraries.capabilities import TangentRules
@@ -27,6 +27,18 @@ if TYPE_CHECKING:
 ResultName: TypeAlias = Literal["output", "lse", "lse_parts", "checksum"]
 """What a call may ask for: the output, (..., Hq, L, Ev); the log-sum-exp, (..., Hq, L, 1), or two numbers that
 add up to it, (..., Hq, L, 2); and numbers (n, 1) of which one is NaN or inf if one of the others is."""
+
+
+class ComputedTile(NamedTuple):
+    """A tile in which some pair may attend, and what is computed of it. Its arrays may lie in buffers."""
+
+    tile: Tile
+    scores: Array
+    """(..., Hq, rows, columns), -inf where a pair may not attend."""
+    allowed: Allowed
+    """The pairs that may attend."""
+    products: Array
+    """The soft-capped products without biases and mask, if a caller of `computed_tiles` keeps them."""
 
 
 class Scores(NamedTuple):
@@ -59,6 +71,11 @@ class Scores(NamedTuple):
         return rules if rules is not None and rules.may_record(self.grid) else None
 
     @property
+    def may_be_kept(self) -> bool:
+        """Whether a function may keep the scores of a tile."""
+        return self.options.has_functions
+
+    @property
     def group(self) -> int:
         """The number of query heads for each key head."""
         return self.query.shape[-3] // (self.key.heads or 1)
@@ -82,6 +99,15 @@ class Scores(NamedTuple):
     def for_tiles(self) -> Scores:
         """Return the scores with what the tiles of a call share computed already."""
         return self._replace(options=self.options.for_tiles(self.grid))
+
+    def in_block(self, block: RowBlock) -> Scores:
+        """Return the scores of an iteration of a loop."""
+        return self._replace(block=block)
+
+    def in_memory(self, buffers: CallBuffers | None, *, shares_tiles: bool) -> Scores:
+        """Return the scores of many tiles, in buffers if there are some; known are those of this call."""
+        known: Any = {} if shares_tiles and self.options.mask.is_shared else None
+        return self._replace(buffers=buffers, known_tiles=known)
 
     def tile(self, rows: range, columns: range) -> Tile:
         return Tile(rows, columns, self.grid, self.leading, self.block, placement=self.grid.placement)
@@ -121,13 +147,11 @@ class Scores(NamedTuple):
 
     def computed_tiles(
         self, rows: range, plan: Plan, query: Array, *, leaves_mask: bool = False, keeps_products: bool = False
-    ) -> Iterator[tuple[Tile, Array, Allowed, Array]]:
+    ) -> Iterator[ComputedTile]:
         """Yield the tiles of `rows` in which some pair may attend, with their scores, from a `scaled_query`.
 
-        Each comes with its scores (..., Hq, rows, columns), -inf where a pair may not attend; with the pairs
-        that may attend; and, with `keeps_products`, with the soft-capped products without biases and mask. With
-        `leaves_mask` the tiles are trimmed, and the mask is left to the caller, who sets exponentials to zero.
-        The scores may lie in buffers, which the next tile uses again.
+        With `leaves_mask` the tiles are trimmed, and the mask is left to the caller, who sets exponentials to
+        zero. The next tile uses the buffers of the tile before.
         """
         keys, factors = self.key.factored_slices(self.grid, transposed=True)
         has_biases = len(self.options.biases) > 0
@@ -143,7 +167,7 @@ class Scores(NamedTuple):
                 s, attends = self.with_biases(tile, capped, attends)
             if not keeps_products:  # or their memory, as large as the scores, would be held until the next tile
                 capped = s
-            yield tile, s, allowed if leaves_mask else attends, capped
+            yield ComputedTile(tile, s, allowed if leaves_mask else attends, capped)
 
     def scaled_query(self, rows: range) -> Array:
         """Return the queries times the scale, (..., Hq, rows, E): once for each row, not for each tile."""
