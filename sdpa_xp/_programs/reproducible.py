@@ -21,10 +21,10 @@ from .._tiles.plan import Plan, Task
 from .._tiles.tile import LeadingSlice
 from .._tiles.tuning import KEYS_OF_A_PRODUCT as KEYS
 from .._tiles.tuning import ROWS_OF_A_PRODUCT as ROWS
+from .empty_rows import avoid_zero_sum, finite_shift
 from .fixed_blocks import add_weighted
-from .one_tile import avoid_zero_sum
 from .scores import Scores, rows_within
-from .softmax import LEAST_SUM, RowResult, finite_shift, zero_sums
+from .softmax import LEAST_SUM, RowResult, zero_sums
 
 LEAST_OUTPUT = {"float32": 2.0**-74, "float64": 2.0**-900}
 """Sums over values that have kept their digits, whatever underflows for 2^20 keys, if those of weights are at

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import NamedTuple, cast
 
 from .._libraries import dtype_name
@@ -28,7 +28,7 @@ from .._tiles import tuning
 from .._tiles.plan import Plan
 from .._tiles.tile import is_masked
 from .differentiable import weigh_differentiably
-from .one_tile import avoid_zero_sum
+from .empty_rows import avoid_zero_sum, finite_shift, has_key, sums_without_keys
 from .scores import Scores, rows_within
 
 LEAST_SUM = 2.0**-32
@@ -92,7 +92,8 @@ def attend_with_running_shift(
     if guard != "none":  # a guard looks at the values themselves
         values, factors = value.slices(scores.grid), None
     o: Array | None = None
-    state = None if sinks is None else sums_without_keys(scores, query)
+    without_keys = partial(sums_without_keys, xp, query, sinks, scores.leading_shape)
+    state = None if sinks is None else without_keys()
     for tile, s, allowed, _ in scores.computed_tiles(rows, plan, query):
         m = xp.max(s, axis=-1, keepdims=True)
         if state is not None:
@@ -118,20 +119,10 @@ def attend_with_running_shift(
             l = plus(buffers, times(buffers, state[1], rescale), l)
             of_tile = of_tile if o is None else plus(buffers, times(buffers, o, rescale), of_tile)
         state, o = (m, l), of_tile
-    m, l = state or sums_without_keys(scores, query)
+    m, l = state or without_keys()
     if o is None:
         o = xp.broadcast_to(xp.zeros_like(l), (*l.shape[:-1], value.width))
     return RowResult(o / avoid_zero_sum(l), m, l)
-
-
-def sums_without_keys(scores: Scores, query: Array) -> tuple[Array, Array]:
-    """Return m and l of rows that have met no key: -inf and 0, or the sink and 1."""
-    xp, sinks = scores.xp, scores.options.sinks
-    zero = xp.zeros_like(query[..., :1])  # on the device of the query
-    l = xp.broadcast_to(zero, (*scores.leading_shape, query.shape[-2], 1))
-    if sinks is None:
-        return zero - math.inf, l
-    return zero + sinks, xp.where(is_masked(sinks), l, l + 1.0)
 
 
 def attend_with_fixed_shift(
@@ -225,7 +216,7 @@ def _has_keys(scores: Scores, plan: Plan, rows: range) -> Array:
         if isinstance(allowed, bool):
             has_keys[index] = True
         else:
-            has_keys[index] = has_keys[index] | xp.any(allowed, axis=-1, keepdims=True)
+            has_keys[index] = has_keys[index] | has_key(xp, allowed)
     return has_keys
 
 
@@ -245,11 +236,3 @@ def merge(xp: Namespace, parts: Sequence[tuple[Array, Array, Array | float]]) ->
         o = o + xp.where(xp.expand_dims(is_masked(large), axis=-1), 0.0, weighed)
     total = avoid_zero_sum(l)
     return o / xp.expand_dims(total, axis=-1), m, xp.log(total)
-
-
-def finite_shift(xp: Namespace, m: Array) -> Array:
-    """Return m, or 0 in a row without a score above -inf, because exp(-inf - -inf) is NaN.
-
-    Only -inf is replaced: a NaN must stay one, or a row that attends it would pass for an empty row.
-    """
-    return xp.where(is_masked(m), 0.0, m)

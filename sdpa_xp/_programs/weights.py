@@ -10,9 +10,8 @@ from .._run.executors import Program, run
 from .._run.results import Results
 from .._tiles.plan import Plan
 from .._tiles.tile import Allowed, Target
-from .one_tile import avoid_zero_sum
+from .empty_rows import avoid_zero_sum, finite_shift
 from .scores import Scores
-from .softmax import finite_shift
 
 
 @dataclass(frozen=True, slots=True)
