@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, Unpack, cast
 
 from ._call.options import AttentionOptions, CallOptions, takes_options
@@ -225,7 +226,7 @@ def compute_state(
     queries_at_end: bool = False,
 ) -> AttentionState[A]:
     """Return the output and the log-sum-exp of a call of `function`."""
-    from .states import state_of  # a call without a state does not need it
+    from .states import computed_state  # a call without a state does not need it
 
     base = check_lse_base(function, lse_base)
     inputs = {"query": query, "key": key, "value": value}
@@ -233,10 +234,7 @@ def compute_state(
     if result is not NotImplemented:
         return cast("AttentionState[A]", result)
     call = prepare(function, inputs, options, queries_at_end=queries_at_end)
-    with call.computing():
-        state: AttentionState[A] = state_of(call, _computed(call, options, None, "output", "lse"), base)
-    call.checked(state.output)
-    return state
+    return computed_state(call, partial(_computed, call, options, None), base)
 
 
 class KernelChoice(NamedTuple):
