@@ -70,7 +70,7 @@ def pull_back(
     return _in_caller_form(call, forward.targets, arrays, computed)
 
 
-def restore(call: PreparedCall, arrays: Mapping[str, Array], output: Array, lse: Array) -> Derivable:
+def derivable_of(call: PreparedCall, arrays: Mapping[str, Array], output: Array, lse: Array) -> Derivable:
     """Return `derive(call, arrays)` from its output and log-sum-exp, without computing these again."""
     return _derivable(call, call.search_inputs(call.draw_scores()), arrays, output, lse)
 

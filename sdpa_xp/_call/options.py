@@ -177,7 +177,7 @@ class CheckedOptions(NamedTuple):
         return BoundOptions(mask, terms, scale, self.softcap, sinks)
 
     @contextmanager
-    def restoring_rng(self, library: Library, context: AbstractContextManager[object]) -> Iterator[None]:
+    def keeping_rng(self, library: Library, context: AbstractContextManager[object]) -> Iterator[None]:
         """Add to a context that `rng` gets back its state after an error, so that the call can be made again.
 
         Keys have no state, and the state of some generators cannot be read: these are not restored.
@@ -188,7 +188,7 @@ class CheckedOptions(NamedTuple):
                 yield
         except BaseException:
             if state is not None:
-                library.generators.restore(self.rng, state)
+                library.generators.set_state(self.rng, state)
             raise
 
     def arrays(self) -> list[Array]:

@@ -100,7 +100,7 @@ class PreparedCall(NamedTuple):
         """
         query = self.arrays["query"]
         context = self.cached("context_maker", lambda: self._context_maker(query))()
-        return self.options.restoring_rng(self.grid.library, context) if self.options.dropout_p else context
+        return self.options.keeping_rng(self.grid.library, context) if self.options.dropout_p else context
 
     def _context_maker(self, query: Array) -> Callable[[], AbstractContextManager[object]]:
         make = self.grid.library.context_maker(query)
