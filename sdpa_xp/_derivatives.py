@@ -120,12 +120,12 @@ def _in_caller_form(
 ) -> dict[str, Array]:
     """Return the gradient of each target in the shape, layout and dtype of the caller's array."""
     xp = call.grid.xp
-    for name in targets.keys() & call.arrays:
-        gradient = computed[name]
-        is_2d = arrays[name].ndim == 2
-        computed[name] = gradient[0, ...] if is_2d else swap_heads_and_length(xp, gradient, call.layout)
-    return {
-        name: astype_if_needed(xp, targets[name].in_caller_shape(xp, computed[name], array.shape), array.dtype)
-        for name, array in arrays.items()
-        if name in targets
-    }
+    for name, target in targets.items():
+        gradient, array = computed[name], arrays[name]
+        if name in call.arrays:
+            is_2d = array.ndim == 2
+            gradient = gradient[0, ...] if is_2d else swap_heads_and_length(xp, gradient, call.layout)
+        elif target.heads_last:
+            gradient = xp.permute_dims(gradient, (2, 1, 0))
+        computed[name] = astype_if_needed(xp, xp.reshape(gradient, array.shape), array.dtype)
+    return {name: computed[name] for name in arrays if name in targets}

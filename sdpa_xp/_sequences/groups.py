@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple, cast
 
@@ -121,7 +122,7 @@ def _groups(call: PreparedCall, sequences: Sequences, widths: int) -> list[Group
     """Return the groups of a call, whose options are bound to the lengths of each."""
     batch, group, is_packed = call.grid, call.sizes.group, sequences.starts[0] is not None
     if is_packed:
-        batch = batch.with_batch((len(sequences.lengths),))
+        batch = replace(batch, batch=(len(sequences.lengths),), is_packed=True)
     grouped = sequences.grouped(batch, group, widths)
     tables = sequences.tables(batch, grouped) if batch.waits else [None] * len(grouped)
     groups = []

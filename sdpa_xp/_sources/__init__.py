@@ -6,7 +6,8 @@ Keys and values are not copied for the query heads that share them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
 from .._libraries import astype_if_needed, rows_in_blocks
 from .._libraries.protocols import Array
@@ -19,6 +20,8 @@ FactoredSlices: TypeAlias = tuple[Callable[[range], Array], Callable[[range], Ar
 
 class KeyValueSource(Protocol):
     """The keys or the values of a call. They are read tile by tile, and all of them are never one copy."""
+
+    __slots__ = ()
 
     @property
     def width(self) -> int: ...
@@ -33,17 +36,23 @@ class KeyValueSource(Protocol):
     def slices(self, grid: ScoreGrid, *, transposed: bool = False) -> Callable[[range], Array]:
         """Return a function of `columns`, which returns them in the dtype of the grid, or also transposed.
 
-        What does not depend on the columns is done once.
+        What does not depend on the columns is done once. Here each tile is copied or converted.
         """
+        xp, dtype = grid.xp, grid.dtype
+        if transposed:
+            return lambda columns: xp.matrix_transpose(astype_if_needed(xp, self.slice_keys(columns), dtype))
+        return lambda columns: astype_if_needed(xp, self.slice_keys(columns), dtype)
 
     def factored_slices(self, grid: ScoreGrid, *, transposed: bool = False) -> FactoredSlices:
         """Return `slices` without a factor of each key, and a function of `columns` that returns the factors.
 
-        The factors are (..., H, 1, columns); None in place of their function is 1.
+        The factors are (..., H, 1, columns); None in place of their function is 1, as here.
         """
+        return self.slices(grid, transposed=transposed), None
 
 
-class ArraySource(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class ArraySource(KeyValueSource):
     """One array, (..., H, S, width)."""
 
     array: Array
@@ -66,7 +75,7 @@ class ArraySource(NamedTuple):
 
     def slices(self, grid: ScoreGrid, *, transposed: bool = False) -> Callable[[range], Array]:
         if self.array.dtype != grid.dtype:  # tile by tile, so that no wide copy of all keys exists
-            return converted(self, grid, transposed)
+            return KeyValueSource.slices(self, grid, transposed=transposed)
         if not transposed:
             return self.slice_keys
         array = grid.xp.matrix_transpose(self.array)
@@ -74,11 +83,9 @@ class ArraySource(NamedTuple):
         # The whole array needs no slice, which would be an operation in a graph.
         return lambda columns: array if columns == whole else array[..., columns.start : columns.stop]
 
-    def factored_slices(self, grid: ScoreGrid, *, transposed: bool = False) -> FactoredSlices:
-        return self.slices(grid, transposed=transposed), None
 
-
-class PagedSource(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class PagedSource(KeyValueSource):
     """Blocks of a pool (blocks, H, size, width), for n sequences of equal lengths."""
 
     pool: Array
@@ -112,17 +119,3 @@ class PagedSource(NamedTuple):
         if len(blocks) == len(blocks[0]) == 1:
             return self.pool[blocks[0][0] : blocks[0][0] + 1, :, start:stop, :]
         return rows_in_blocks(self.pool, blocks)[..., start:stop, :]
-
-    def slices(self, grid: ScoreGrid, *, transposed: bool = False) -> Callable[[range], Array]:
-        return converted(self, grid, transposed)
-
-    def factored_slices(self, grid: ScoreGrid, *, transposed: bool = False) -> FactoredSlices:
-        return self.slices(grid, transposed=transposed), None
-
-
-def converted(source: KeyValueSource, grid: ScoreGrid, transposed: bool) -> Callable[[range], Array]:
-    """Return `slices` of a source that copies or converts the keys of each tile."""
-    xp, dtype = grid.xp, grid.dtype
-    if transposed:
-        return lambda columns: xp.matrix_transpose(astype_if_needed(xp, source.slice_keys(columns), dtype))
-    return lambda columns: astype_if_needed(xp, source.slice_keys(columns), dtype)

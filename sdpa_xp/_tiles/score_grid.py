@@ -174,10 +174,6 @@ class ScoreGrid:
         """(..., Hq)."""
         return (*self.batch, self.heads)
 
-    def with_batch(self, batch: Shape) -> ScoreGrid:
-        """Return the same grid for batch entries that are packed, and not an axis of the query."""
-        return replace(self, batch=batch, is_packed=True)
-
     def for_entries(self, entries: tuple[int, ...], queries: int, keys: int, position: int = 0) -> ScoreGrid:
         """Return the grid of some batch entries, which have their own lengths."""
         return replace(self, entries=entries, queries=queries, keys=keys, position=position)
