@@ -113,10 +113,7 @@ def second_order(
 
 
 def _in_caller_form(
-    call: PreparedCall,
-    targets: Mapping[str, Target],
-    arrays: Mapping[str, Array],
-    computed: dict[str, Array],
+    call: PreparedCall, targets: Mapping[str, Target], arrays: Mapping[str, Array], computed: dict[str, Array]
 ) -> dict[str, Array]:
     """Return the gradient of each target in the shape, layout and dtype of the caller's array."""
     xp = call.grid.xp

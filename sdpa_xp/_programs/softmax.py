@@ -51,28 +51,19 @@ class RowResult(NamedTuple):
         return self.output, self.l
 
     def named(self, xp: Namespace, name: str) -> Array:
-        """Return what a call asks for."""
+        """Return what a call asks for; the two numbers of "lse_parts" add up to the log-sum-exp.
+
+        One number would lose digits of large scores: all of log(S) if every score of a row is -1e9 in float32.
+        """
         if name == "output":
             return self.output
         if name == "checksum":
             return xp.reshape(checksum(xp, self.arrays), (1, 1))
-        return self.lse(xp) if name == "lse" else self.lse_parts(xp)
-
-    def lse(self, xp: Namespace) -> Array:
-        """Return the log-sum-exp, (..., Hq, rows, 1)."""
         # Without a maximum, l of an empty row is exactly 0, and its log is -inf.
-        lse = xp.log(self.l) if self.m is None else self.m + xp.log(avoid_zero_sum(self.l))
-        return self._of_rows(xp, lse)
-
-    def lse_parts(self, xp: Namespace) -> Array:
-        """Return two numbers that add up to the log-sum-exp, (..., Hq, rows, 2).
-
-        One number would lose digits of large scores: all of log(S) if every score of a row is -1e9 in float32.
-        """
-        if self.m is None:
-            parts = [xp.log(self.l), xp.zeros_like(self.l)]
-        else:
-            parts = [self.m, xp.log(avoid_zero_sum(self.l))]
+        log_l = xp.log(self.l if self.m is None else avoid_zero_sum(self.l))
+        if name == "lse":
+            return self._of_rows(xp, log_l if self.m is None else self.m + log_l)
+        parts = (log_l, xp.zeros_like(log_l)) if self.m is None else (self.m, log_l)
         return xp.concat([self._of_rows(xp, part) for part in parts], axis=-1)
 
     def _of_rows(self, xp: Namespace, column: Array) -> Array:
@@ -223,7 +214,7 @@ def _has_keys(scores: Scores, plan: Plan, rows: range) -> Array:
 def merge(xp: Namespace, parts: Sequence[tuple[Array, Array, Array | float]]) -> tuple[Array, Array, Array]:
     """Merge attention over disjoint parts of the keys into attention over all keys.
 
-    Each part has its output and the two numbers of `RowResult.lse_parts`. The second number may be 0.
+    Each part has its output and two numbers that add up to its log-sum-exp, of which the second may be 0.
     """
     m = reduce(xp.maximum, (large for _, large, _ in parts))
     shift = finite_shift(xp, m)
