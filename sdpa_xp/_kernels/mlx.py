@@ -32,7 +32,7 @@ def not_default_reason(call: PreparedCall) -> str | None:
     """The kernel is a default on the CPU without masks: then no tile can be skipped, and no NaN is masked."""
     if _is_masked(call):
         return "MLX's kernel does not skip masked keys, so it is not the default with a mask or a bias"
-    if call.grid.is_traced or not _on_cpu(call):
+    if not call.grid.may_read():
         where = "inside mx.compile and mx.vmap" if call.grid.is_traced else f"on {call.grid.device}"
         return f"MLX's kernel is not the default {where}"
     return None

@@ -32,15 +32,8 @@ queries are the last tokens of the keys; what `describe` makes of its options; a
 
 def run(call: PreparedCall, options: CallOptions) -> tuple[Array, ...]:
     """Return the results of the operation of a call that torch.compile traces."""
-    checked = call.options
-    options = options._replace(
-        is_causal=bool(options.is_causal),
-        scale=checked.scale,
-        softcap=checked.softcap,
-        sinks=checked.sinks,
-        layout=HLE,
-        implementation="xp",
-    )
+    checked = {name: value for name, value in call.options._asdict().items() if name in CallOptions._fields}
+    options = options._replace(**checked, is_causal=bool(options.is_causal), layout=HLE, implementation="xp")
     description, arrays = describe(options)
     of_call = call.grid.function, call.grid.position != 0, *description
     return tuple(OPERATOR("[[], []]", *of_call, [*call.arrays.values(), *arrays]))
