@@ -91,7 +91,7 @@ PLACES = {
     "Graph": "sdpa_xp_export._graph.graph:Graph",
     "graph_namespace": "sdpa_xp_export._arrays",
     "GraphValue": "sdpa_xp_export._graph.graph:GraphValue",
-    "grid_of": "sdpa_xp._tiles.modifier:grid_of",
+    "grid_of": "sdpa_xp._tiles.shape_grid:grid_of",
     "HAS_LOCKS": "sdpa_xp_export._files.atomic:HAS_LOCKS",
     "HEAD": "sdpa_xp_export._demo:HEAD",
     "group_entries": "sdpa_xp._sequences.sequences:group_entries",

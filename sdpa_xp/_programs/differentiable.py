@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import add
 
 from .._libraries.capabilities import TangentRules
 from .._libraries.protocols import Array, Namespace
@@ -85,9 +87,5 @@ def _finite(xp: Namespace, array: Array) -> Array:
     return xp.where(xp.isfinite(array), array, 0.0)
 
 
-def _sum(first: Array | None, second: Array | None) -> Array:
-    if first is None or second is None:
-        changed = second if first is None else first
-        assert changed is not None  # one of the operands moves
-        return changed
-    return first + second
+def _sum(*moved: Array | None) -> Array:
+    return reduce(add, [array for array in moved if array is not None])  # one of the operands moves
