@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from .._libraries import LARGEST, dtype_name, is_traced
 from .._libraries.protocols import Array
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import LeadingSlice, slice_leading
+from .._tiles.tile import Allowed, LeadingSlice, Tile, both, is_masked, slice_leading
 from ..biases.algebra import Term
 from ..masks.patterns import AllOf, Pattern
 
@@ -61,3 +62,43 @@ class BoundOptions(NamedTuple):
     def slice_leading(self, leading: LeadingSlice) -> BoundOptions:
         """Return the options of some batch entries and heads; masks, biases and dropout slice for each tile."""
         return self if self.sinks is None else self._replace(sinks=slice_leading(self.sinks, leading))
+
+    def biased(
+        self, tile: Tile, scores: Array, allowed: Allowed, *, in_place: bool = False
+    ) -> tuple[Array, Allowed]:
+        """Return `products` of a tile with the biases, and the pairs of `allowed` that no bias masks.
+
+        Each bias says itself which pairs it masks: the sum does not show it, since -inf + inf is NaN.
+        """
+        for bias in self.biases:
+            if bias.is_of_caller:
+                scores, unmasked = _without_hidden_nan(bias, tile, scores)
+                allowed = both(allowed, unmasked)
+            scores, unmasked = bias.apply(tile, scores, in_place=in_place)
+            allowed = both(allowed, unmasked)
+        # Two of the most negative finite numbers add up to -inf, and must not mask.
+        if len(self.biases) > 1:
+            scores = tile.grid.xp.where(is_masked(scores), -LARGEST[dtype_name(tile.grid.dtype)], scores)
+        return scores, allowed
+
+
+def _without_hidden_nan(bias: Term, tile: Tile, scores: Array) -> tuple[Array, Allowed]:
+    """Return scores with 0 where a function of the caller masks a pair, and which pairs it does not mask.
+
+    0 * NaN is NaN in the gradients of the arrays that the function reads. Scores that are finite, or that the
+    library does not differentiate, stay as they are.
+    """
+    grid, rules = tile.grid, tile.grid.library.tangent_rules
+    if rules is None:
+        return scores, True
+    if grid.waits:  # not for the values
+        may_hide = rules.may_record(grid)
+    else:
+        may_hide = is_traced(scores) or not bool(grid.xp.isfinite(grid.xp.sum(scores)))
+    if not may_hide:
+        return scores, True
+    unmasked = bias.apply(tile, scores)[1]
+    if isinstance(unmasked, bool):
+        return scores, unmasked
+    unmasked = rules.constant(unmasked)  # one library multiplies with 0 also behind a comparison
+    return grid.xp.where(unmasked, scores, 0.0), unmasked

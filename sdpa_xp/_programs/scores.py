@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from .._libraries import LARGEST, astype_if_needed, dtype_name, is_traced
+from .._libraries import astype_if_needed
 from .._libraries.capabilities import TangentRules
 from .._libraries.protocols import Array, Namespace, Shape
 from .._run.products import are_few_rows, key_leading_slice, matmul_grouped, multiply_columns, multiply_few_rows
@@ -16,8 +16,7 @@ from .._sources import KeyValueSource
 from .._tiles import tuning
 from .._tiles.plan import Plan
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import Allowed, LeadingSlice, RowBlock, Tile, both, is_masked, slice_leading
-from ..biases.algebra import Term
+from .._tiles.tile import Allowed, LeadingSlice, RowBlock, Tile, slice_leading
 from .bound_options import BoundOptions
 
 if TYPE_CHECKING:
@@ -249,45 +248,8 @@ class Scores(NamedTuple):
 
     def with_biases(self, tile: Tile, scores: Array, allowed: Allowed) -> tuple[Array, Allowed]:
         """Return `products` with the biases, -inf where a pair may not attend; and which pairs may."""
-        scores, allowed = self.biased(tile, scores, allowed)
+        scores, allowed = self.options.biased(tile, scores, allowed, in_place=self.buffers is not None)
         return scores if isinstance(allowed, bool) else self.xp.where(allowed, scores, -math.inf), allowed
-
-    def biased(self, tile: Tile, scores: Array, allowed: Allowed) -> tuple[Array, Allowed]:
-        """Return `products` with the biases, and the pairs of `allowed` that no bias masks.
-
-        Each bias says itself which pairs it masks: the sum does not show it, since -inf + inf is NaN.
-        """
-        xp, dtype = self.xp, self.grid.dtype
-        for bias in self.options.biases:
-            if bias.is_of_caller:
-                scores, unmasked = self._without_hidden_nan(bias, tile, scores)
-                allowed = both(allowed, unmasked)
-            scores, unmasked = bias.apply(tile, scores, in_place=self.buffers is not None)
-            allowed = both(allowed, unmasked)
-        # Two of the most negative finite numbers add up to -inf, and must not mask.
-        if len(self.options.biases) > 1:
-            scores = xp.where(is_masked(scores), -LARGEST[dtype_name(dtype)], scores)
-        return scores, allowed
-
-    def _without_hidden_nan(self, bias: Term, tile: Tile, scores: Array) -> tuple[Array, Allowed]:
-        """Return scores with 0 where a function of the caller masks a pair, and which pairs it does not mask.
-
-        0 * NaN is NaN in the gradients of the arrays that the function reads. Scores that are finite, or that
-        the library does not differentiate, stay as they are.
-        """
-        grid, rules = self.grid, self.grid.library.tangent_rules
-        if rules is None:
-            return scores, True
-        if grid.waits:  # not for the values
-            may_hide = rules.may_record(grid)
-        else:
-            may_hide = is_traced(scores) or not bool(self.xp.isfinite(self.xp.sum(scores)))
-        if not may_hide:
-            return scores, True
-        unmasked = bias.apply(tile, scores)[1]
-        if not isinstance(unmasked, bool):
-            unmasked = rules.constant(unmasked)  # one library multiplies with 0 also behind a comparison
-        return self.without_masked(scores, unmasked), unmasked
 
 
 def rows_within(tile: Tile, rows: range) -> tuple[object, ...]:
