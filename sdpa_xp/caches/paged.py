@@ -8,15 +8,15 @@ from itertools import chain, repeat
 from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
 from .._call.options import CallOptions, Keywords, takes_options
-from .._call.prepared_call import prepare
+from .._call.prepared_call import PreparedCall, prepare
 from .._checks import integers
 from .._checks.arrays import Layout, check_appended, check_axes, check_one_kind, check_plain_array
 from .._checks.keywords import check_integer, check_lse_base, explains_keywords
 from .._display import table as html_table
 from .._libraries import computing, is_array, is_number, rows_at
 from .._libraries.protocols import AnyArray, Array
-from .._sequences.paged import PagedCall, attend
-from .._sequences.sequences import lengths_of
+from .._sequences.groups import attend
+from .._sequences.sequences import Sequences, lengths_of
 from ..errors import ArgumentValueError
 from ..masks import Mask
 from ..positional.rotation import Rotation, rotate
@@ -344,8 +344,8 @@ class PagedKVCache(Cache[A]):
             (N, Hq, L, Ev), or packed like the query, with the query's library, device and dtype.
         """
         options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
-        paged = self._call("PagedKVCache.attend", query, cu_seqlens_q, positions, options)
-        return cast(A, computed_output(paged.call, partial(attend, paged)))
+        call = self._call("PagedKVCache.attend", query, cu_seqlens_q, positions, options)
+        return cast(A, computed_output(*call))
 
     @takes_options(Keywords, is_causal=True)
     def attend_state(
@@ -370,13 +370,13 @@ class PagedKVCache(Cache[A]):
         """
         options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
         function = "PagedKVCache.attend_state"
-        paged = self._call(function, query, cu_seqlens_q, positions, options)
-        return computed_state(paged.call, partial(attend, paged), check_lse_base(function, lse_base))
+        call = self._call(function, query, cu_seqlens_q, positions, options)
+        return computed_state(*call, check_lse_base(function, lse_base))
 
     def _call(
         self, function: str, query: object, cu_seqlens_q: object, positions: object, options: CallOptions
-    ) -> PagedCall:
-        """Check a call, and rotate its queries."""
+    ) -> tuple[PreparedCall, Callable[..., dict[str, Array]]]:
+        """Check a call, rotate its queries, and return it and what computes it."""
         array, pages = check_plain_array(function, "query", query), self._tokens
         refuse_graph_values(function, "a paged cache", {"query": array})
         if cu_seqlens_q is not None:
@@ -399,7 +399,8 @@ class PagedKVCache(Cache[A]):
         if options.is_causal:
             for number, (count, length) in enumerate(zip(new.counts, pages.lengths, strict=True)):
                 check_appended(function, count, length, number)
-        return PagedCall(call, pages.table, pages.lengths, new.starts)
+        lengths = [*zip(new.counts, pages.lengths, strict=True)]
+        return call, partial(attend, call, Sequences(lengths, (new.starts, None), pages.table, pages.size))
 
     def _new_tokens(
         self, function: str, name: str, cu_seqlens: object, positions: object, arrays: Mapping[str, Array]
