@@ -55,7 +55,7 @@ def not_default_reason(call: PreparedCall) -> str | None:
     """
     if has_tangents():  # some derivatives of the kernel are missing in forward mode
         return "torch's kernel has no derivatives in forward mode"
-    is_default = _is_exporting() if call.grid.is_traced else call.grid.may_read()
+    is_default = _is_exporting() if call.grid.is_traced else _is_eager_on_cpu(call)
     if is_default:
         return None
     where = "inside torch.compile and torch.func" if call.grid.is_traced else f"on {call.grid.device}"
@@ -67,10 +67,14 @@ def _is_exporting() -> bool:
     return bool(sys.modules["torch"].compiler.is_exporting()) or (not is_compiling() and makes_fakes())
 
 
+def _is_eager_on_cpu(call: PreparedCall) -> bool:
+    return not call.grid.is_traced and call.grid.device.type == "cpu"
+
+
 def unsupported_reason(call: PreparedCall) -> str | None:
     """Return why the kernel, or its translation by an exporter, does not compute the call as documented."""
     if not call.grid.is_traced:
-        return unsupported_by_shape(call, cuts_keys=call.grid.may_read())
+        return unsupported_by_shape(call, cuts_keys=_is_eager_on_cpu(call))
     reason = operands.unsupported_reason(call, "torch")
     if reason is not None:
         return reason
@@ -100,7 +104,7 @@ def unsupported_by_shape(call: PreparedCall, *, cuts_keys: bool) -> str | None:
 def attend(call: PreparedCall) -> Array | None:
     """Return the output, (..., Hq, L, Ev); None if the kernel gets a NaN or inf wrong."""
     if not call.cached("needs_no_conversion", lambda: _needs_no_conversion(call)):
-        return _attend_now(call) if call.grid.may_read() else _attend_unread(call)
+        return _attend_now(call) if _is_eager_on_cpu(call) else _attend_unread(call)
     # Here, and not in a function: a small call would notice one more. The public name may stand for a function
     # that calls this one: a program may have put it there.
     kernel = sys.modules["torch"]._C._nn.scaled_dot_product_attention
@@ -161,7 +165,7 @@ def _keeps_half(call: PreparedCall) -> bool:
 
 def _needs_no_conversion(call: PreparedCall) -> bool:
     """Return whether the call is three arrays and a scale that the kernel takes as they are."""
-    if not call.grid.may_read() or call.options.masks or call.options.biases:
+    if not _is_eager_on_cpu(call) or call.options.masks or call.options.biases:
         return False
     leading = call.grid.leading_shape
     fit = all(array.ndim == 4 and array.shape[:-2] == leading for array in call.arrays.values())

@@ -30,7 +30,6 @@ from .._tiles.plan import plan_tiles
 from .._tiles.tile import Allowed, LeadingSlice, is_masked, slice_leading
 from ..biases.custom import check_answers
 from .differentiable import differentiable_product
-from .empty_rows import finite_shift
 from .scores import ComputedTile, Scores
 
 INPUTS = frozenset({"query", "key", "value"})
@@ -100,12 +99,13 @@ class GradientProgram(Program):
         xp, dtype = scores.xp, scores.grid.dtype
         row_tile = scores.tile(rows, range(1))
         m, log_l = (row_tile.slice_queries(self.lse)[..., part : part + 1] for part in range(2))
+        is_empty = is_masked(m)
         cotangent = astype_if_needed(xp, row_tile.slice_queries(cast(Array, self.cotangent)), dtype)
         if scores.block is not None:  # gradients are linear in the cotangent
             cotangent = scores.block.only_new(cotangent)
-        cotangent = cotangent * xp.exp(xp.where(is_masked(m), 0.0, -log_l))
+        cotangent = cotangent * xp.exp(xp.where(is_empty, 0.0, -log_l))
         delta = xp.sum(cotangent * row_tile.slice_queries(self.output), axis=-1, keepdims=True)
-        inputs = RowInputs(scores.scaled_query(rows), cotangent, delta, finite_shift(xp, m))
+        inputs = RowInputs(scores.scaled_query(rows), cotangent, delta, xp.where(is_empty, 0.0, m))
         of_scaled_query: Array | None = None
         needs_products = scores.options.needs_products
         for computed in scores.computed_tiles(rows, self.plan, inputs.query, keeps_products=needs_products):
