@@ -18,7 +18,7 @@ from ._programs.gradient_targets import gradient_targets, try_functions
 from ._programs.gradients import GradientProgram, gradients
 from ._programs.output import attend
 from ._programs.scores import Scores
-from ._sources.arrays import ArraySource
+from ._sources import ArraySource
 from ._tiles.tile import Target
 
 
@@ -70,7 +70,7 @@ def pull_back(
     return _in_caller_form(call, forward.targets, arrays, computed)
 
 
-def restore(call: PreparedCall, arrays: Mapping[str, Array], output: Array, lse: Array) -> Derivable:
+def derivable_of(call: PreparedCall, arrays: Mapping[str, Array], output: Array, lse: Array) -> Derivable:
     """Return `derive(call, arrays)` from its output and log-sum-exp, without computing these again."""
     return _derivable(call, call.search_inputs(call.draw_scores()), arrays, output, lse)
 
@@ -113,19 +113,16 @@ def second_order(
 
 
 def _in_caller_form(
-    call: PreparedCall,
-    targets: Mapping[str, Target],
-    arrays: Mapping[str, Array],
-    computed: dict[str, Array],
+    call: PreparedCall, targets: Mapping[str, Target], arrays: Mapping[str, Array], computed: dict[str, Array]
 ) -> dict[str, Array]:
     """Return the gradient of each target in the shape, layout and dtype of the caller's array."""
     xp = call.grid.xp
-    for name in targets.keys() & call.arrays:
-        gradient = computed[name]
-        is_2d = arrays[name].ndim == 2
-        computed[name] = gradient[0, ...] if is_2d else swap_heads_and_length(xp, gradient, call.layout)
-    return {
-        name: astype_if_needed(xp, targets[name].in_caller_shape(xp, computed[name], array.shape), array.dtype)
-        for name, array in arrays.items()
-        if name in targets
-    }
+    for name, target in targets.items():
+        gradient, array = computed[name], arrays[name]
+        if name in call.arrays:
+            is_2d = array.ndim == 2
+            gradient = gradient[0, ...] if is_2d else swap_heads_and_length(xp, gradient, call.layout)
+        elif target.heads_last:
+            gradient = xp.permute_dims(gradient, (2, 1, 0))
+        computed[name] = astype_if_needed(xp, xp.reshape(gradient, array.shape), array.dtype)
+    return {name: computed[name] for name in arrays if name in targets}

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from ._checks.messages import brief
 from ._libraries import computing, dtype_name, is_array, library_of, namespace_of
 from ._libraries.protocols import Array, Shape
-from ._tiles.modifier import ScoreModifier, grid_of
+from ._tiles.modifier import ScoreModifier
 from ._tiles.score_grid import ScoreGrid
+from ._tiles.shape_grid import grid_of
 from ._tiles.tile import Allowed, Tile
 
 SIDE = 168

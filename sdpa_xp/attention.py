@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, Unpack, cast
 
 from ._call.options import AttentionOptions, CallOptions, takes_options
@@ -11,12 +11,10 @@ from ._checks.arrays import Layout
 from ._checks.keywords import Implementation, check_lse_base, explains_keywords, refuse_missing_kernel
 from ._kernels import BY_NAME, KERNELS, Kernel
 from ._libraries import overridden
-from ._libraries.base import is_compiling
 from ._libraries.protocols import AnyArray, Array, Dtype, Rng
 from ._programs.one_tile import OneTile, one_tile
 from ._programs.scores import ResultName
-from ._sources.arrays import ArraySource
-from ._tiles import tuning
+from ._sources import ArraySource
 from .biases import Bias
 from .masks import Mask
 
@@ -197,23 +195,6 @@ def compute_output(
     return returned
 
 
-def is_differentiated(call: PreparedCall, kernel: Kernel | None) -> bool:
-    """Return whether the library differentiates a call, and gets the derivatives from `_torch`."""
-    grid, options = call.grid, call.options
-    autograd = grid.library.autograd
-    if autograd is None or (kernel is not None and grid.is_traced):
-        return False
-    if not autograd.differentiates([*call.arrays.values(), *options.arrays()]):
-        return False
-    is_transformed = grid.is_traced and not is_compiling()
-    if not (kernel or is_transformed or options.masks or options.biases):
-        return math.prod(grid.shape) > tuning.MOST_SCORES_KEPT
-    # A function of the caller may bring in arrays that only the library knows: those of a bias may have
-    # gradients, and those of a mask may belong to a transformation.
-    modifiers = (*options.biases, *(options.masks if grid.is_traced else ()))
-    return all(modifier.has_known_gradients() for modifier in modifiers)
-
-
 def compute_state(
     function: str,
     query: A,
@@ -225,7 +206,7 @@ def compute_state(
     queries_at_end: bool = False,
 ) -> AttentionState[A]:
     """Return the output and the log-sum-exp of a call of `function`."""
-    from .states import state_of  # a call without a state does not need it
+    from .states import computed_state  # a call without a state does not need it
 
     base = check_lse_base(function, lse_base)
     inputs = {"query": query, "key": key, "value": value}
@@ -233,10 +214,7 @@ def compute_state(
     if result is not NotImplemented:
         return cast("AttentionState[A]", result)
     call = prepare(function, inputs, options, queries_at_end=queries_at_end)
-    with call.computing():
-        state: AttentionState[A] = state_of(call, _computed(call, options, None, "output", "lse"), base)
-    call.checked(state.output)
-    return state
+    return computed_state(call, partial(_computed, call, options, None), base)
 
 
 class KernelChoice(NamedTuple):
@@ -277,10 +255,13 @@ def _computed(
 ) -> dict[str, Array]:
     """Return what is named; `options` are those that the call was prepared with."""
     # Arrays that are recorded or traced are not written to: other calls need not be asked.
-    if not call.grid.access.is_writeable and is_differentiated(call, kernel):
-        from ._torch import recorded  # few programs need it
+    if not call.grid.access.is_writeable and call.grid.library.autograd is not None:
+        from . import _torch  # few programs need it
 
-        return recorded.attend(call, options, kernel, *names)
+        if _torch.is_differentiated(call, has_kernel=kernel is not None):
+            from ._torch import recorded
+
+            return recorded.attend(call, options, kernel, *names)
     if kernel is not None and (by_kernel := kernel.attend(call)) is not None:
         return {"output": by_kernel}
     if call.grid.library.chunks is not None:

@@ -20,7 +20,7 @@ from ._libraries.jets import Jet
 from ._libraries.protocols import AnyArray, Array
 from ._programs.gradient_targets import try_functions
 from ._programs.output import attend
-from ._sources.arrays import ArraySource
+from ._sources import ArraySource
 from .biases.custom import check_answers
 from .errors import ArgumentTypeError, ArgumentValueError
 from .masks import Mask

@@ -123,10 +123,7 @@ class Pullback(Generic[A]):
         return self._checked(computed)
 
     def jvp(
-        self,
-        cotangent: AnyArray,
-        tangents: Mapping[str, AnyArray],
-        cotangent_tangent: AnyArray | None = None,
+        self, cotangent: AnyArray, tangents: Mapping[str, AnyArray], cotangent_tangent: AnyArray | None = None
     ) -> tuple[dict[str, A], dict[str, A]]:
         r"""Return the gradients, and their derivatives along a direction: a Hessian-vector product.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 from ._call.prepared_call import PreparedCall
@@ -112,10 +112,23 @@ def merge_states(
         return AttentionState(cast(A, output), cast(A, to_base(large + small, base)))
 
 
-def state_of(call: PreparedCall, results: Mapping[str, Array], base: float | None) -> AttentionState[Any]:
-    """Return the "output" and the "lse" of a call as the caller gets them."""
-    lse = call.remove_head_axis(to_base(results["lse"], base))
-    return AttentionState(call.result(results["output"]), lse)
+def computed_output(call: PreparedCall, compute: Callable[..., Mapping[str, Array]]) -> Any:
+    """Return the output of a checked call as the caller gets it, from `compute("output")`."""
+    with call.computing():
+        output = call.result(compute("output")["output"])
+    return call.checked(output)
+
+
+def computed_state(
+    call: PreparedCall, compute: Callable[..., Mapping[str, Array]], base: float | None
+) -> AttentionState[Any]:
+    """Return the output and the log-sum-exp as the caller gets them, from `compute("output", "lse")`."""
+    with call.computing():
+        results = compute("output", "lse")
+        lse = call.remove_head_axis(to_base(results["lse"], base))
+        state = AttentionState(call.result(results["output"]), lse)
+    call.checked(state.output)
+    return state
 
 
 def to_base(lse: Array, base: float | None) -> Array:

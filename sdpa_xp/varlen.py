@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar, Unpack, cast
 
 from ._call.options import AttentionOptions, CallOptions, takes_options
@@ -15,7 +16,7 @@ from ._programs.scores import ResultName
 from ._sequences import groups
 from ._sequences.sequences import Sequences, lengths_of
 from .masks import Mask
-from .states import AttentionState, state_of
+from .states import AttentionState, computed_output, computed_state
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -81,10 +82,7 @@ def varlen_attention(
     options = CallOptions.from_keywords(attn_mask, keywords, layout=LHE)
     inputs = {"query": query, "key": key, "value": value}
     call = _prepare("varlen_attention", inputs, options)
-    with call.computing():
-        output = _attend(call, inputs, cu_seqlens_q, cu_seqlens_k, "output")["output"]
-        result = cast(A, call.result(output))
-    return call.checked(result)
+    return cast(A, computed_output(call, partial(_attend, call, inputs, cu_seqlens_q, cu_seqlens_k)))
 
 
 @takes_options(AttentionOptions, layout="...LHE")
@@ -128,11 +126,7 @@ def varlen_attention_state(
     base = check_lse_base(function, lse_base)
     inputs = {"query": query, "key": key, "value": value}
     call = _prepare(function, inputs, options)
-    with call.computing():
-        results = _attend(call, inputs, cu_seqlens_q, cu_seqlens_k, "output", "lse")
-        state: AttentionState[A] = state_of(call, results, base)
-    call.checked(state.output)
-    return state
+    return computed_state(call, partial(_attend, call, inputs, cu_seqlens_q, cu_seqlens_k), base)
 
 
 def _prepare(function: str, inputs: Mapping[str, Any], options: CallOptions) -> PreparedCall:

@@ -48,11 +48,7 @@ def attention_weights(
 
 @takes_options(ScoreOptions)
 def attention_scores(
-    query: A,
-    key: AnyArray,
-    *,
-    attn_mask: Mask | AnyArray | None = None,
-    **keywords: Unpack[ScoreOptions],
+    query: A, key: AnyArray, *, attn_mask: Mask | AnyArray | None = None, **keywords: Unpack[ScoreOptions]
 ) -> A:
     """Compute the scores before the softmax, softcap(q k^T * scale) + bias. This builds an L x S array.
 

@@ -29,7 +29,7 @@ from .._checks.score_arrays import (
 from .._libraries import FLOATING, array_signatures, dtype_name, is_array
 from .._libraries.base import Library
 from .._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Rng
-from .._programs.scores import BoundOptions
+from .._programs.bound_options import BoundOptions
 from .._tiles import trees
 from .._tiles.modifier import PLAIN_TYPES, ScoreModifier
 from .._tiles.score_grid import ScoreGrid
@@ -177,7 +177,7 @@ class CheckedOptions(NamedTuple):
         return BoundOptions(mask, terms, scale, self.softcap, sinks)
 
     @contextmanager
-    def restoring_rng(self, library: Library, context: AbstractContextManager[object]) -> Iterator[None]:
+    def keeping_rng(self, library: Library, context: AbstractContextManager[object]) -> Iterator[None]:
         """Add to a context that `rng` gets back its state after an error, so that the call can be made again.
 
         Keys have no state, and the state of some generators cannot be read: these are not restored.
@@ -188,7 +188,7 @@ class CheckedOptions(NamedTuple):
                 yield
         except BaseException:
             if state is not None:
-                library.generators.restore(self.rng, state)
+                library.generators.set_state(self.rng, state)
             raise
 
     def arrays(self) -> list[Array]:

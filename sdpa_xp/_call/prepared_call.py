@@ -34,8 +34,9 @@ from .._libraries import (
     refuses_unlike_axes,
 )
 from .._libraries.protocols import AnyArray, Array, Dtype, Shape
-from .._programs.scores import BoundOptions, Scores
-from .._sources.arrays import ArraySource
+from .._programs.bound_options import BoundOptions
+from .._programs.scores import Scores
+from .._sources import ArraySource
 from .._tiles import tuning
 from .._tiles.modifier import ScoreModifier
 from .._tiles.plan import Plan, asked_threads, plan_tiles
@@ -99,7 +100,7 @@ class PreparedCall(NamedTuple):
         """
         query = self.arrays["query"]
         context = self.cached("context_maker", lambda: self._context_maker(query))()
-        return self.options.restoring_rng(self.grid.library, context) if self.options.dropout_p else context
+        return self.options.keeping_rng(self.grid.library, context) if self.options.dropout_p else context
 
     def _context_maker(self, query: Array) -> Callable[[], AbstractContextManager[object]]:
         make = self.grid.library.context_maker(query)

@@ -85,7 +85,8 @@ def lifted(
     `options` are those that the call was prepared with. Derivatives have passed `check_tangents`.
     """
     moved = [
-        _heads_first(call, derivative) for derivative in (*directions, *([] if bends is None else [bends]))
+        {**arrays, **call.heads_first({name: arrays[name] for name in call.arrays if name in arrays})}
+        for arrays in (*directions, *([] if bends is None else [bends]))
     ]
     kind = kind_of_jets(call.arrays["query"], len(directions), has_bend=bends is not None)
 
@@ -110,7 +111,3 @@ def lifted(
         bound = bound._replace(sinks=xp.where(is_masked(bound.sinks), -math.inf, bound.sinks))
     jets.derived["bound_options"] = bound._replace(mask=call.bound_options().mask, finite_inputs=None)
     return jets._replace(grid=replace(grid, questions=questions))
-
-
-def _heads_first(call: PreparedCall, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    return {**arrays, **call.heads_first({name: arrays[name] for name in call.arrays if name in arrays})}

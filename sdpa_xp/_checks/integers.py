@@ -59,13 +59,13 @@ def check_integers(
     xp: Namespace,
     device: Device,
     *,
-    traced: bool,
+    traced: bool = False,
     least: int = -LARGEST_INTEGER,
     waiting: DeviceNumbers | None = None,
 ) -> Integers:
     """Return `value` as int32. If its values can be read, check that each is at least `least`.
 
-    `waiting` is for a device that has to be waited for.
+    With `traced` they count as values that cannot be read. `waiting` is for a device that has to be waited for.
     """
     if isinstance(value, list | tuple):
         checked = [check_integer(function, f"{name}[{index}]", item, least) for index, item in enumerate(value)]
@@ -77,7 +77,7 @@ def check_integers(
     is_uint64 = dtype_name(value.dtype) == "uint64"
     value = _signed(function, name, value)
     bounds: Sequence[int] | None = None
-    if not traced and 0 not in value.shape:  # no elements have no minimum
+    if not (traced or is_traced(value)) and 0 not in value.shape:  # no elements have no minimum
         bounds = (int(xp.min(value)), int(xp.max(value))) if waiting is None else waiting.bounds(value)
     smallest, largest = -math.inf, math.inf
     if bounds is not None:
@@ -242,7 +242,7 @@ def _is_readable(array: Array, first: Array, like: Array) -> bool:
     library = library_of(like)
     is_alike = library_of(array) is library and library.device(array) == library.device(like)
     has_integers = is_integral(array) and array.dtype == first.dtype
-    return is_alike and array.ndim in (1, 2) and has_integers and not is_traced(array)
+    return is_alike and array.ndim in (1, 2) and has_integers and has_values(array)
 
 
 def check_same_length(function: str, named: Mapping[str, Sequence[object]]) -> None:

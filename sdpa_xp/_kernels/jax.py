@@ -20,6 +20,7 @@ from typing import Any, cast
 from .._call.prepared_call import PreparedCall
 from .._libraries import dtype_name
 from .._libraries.protocols import Array, Shape
+from .._programs.empty_rows import has_key
 from .._run.products import any_query_attends
 from .._tiles.tile import is_masked
 from ..biases.algebra import Added
@@ -97,19 +98,19 @@ def _attention(
     xp = jax.numpy
     # With half inputs the kernel would round the weights to the half.
     query, key, value = (xp.astype(x, xp.float32) for x in (query, key, value))
-    query, bias, has_key = query * xp.astype(scale, xp.float32), None, None
+    query, bias, attends = query * xp.astype(scale, xp.float32), None, None
     if added is not None:
         allowed = ~is_masked(added) if allowed is None else allowed & ~is_masked(added)
     if allowed is not None:
         allowed = allowed[(None,) * (3 - allowed.ndim)]
         # The kernel multiplies masked values by 0, and 0 * NaN is NaN.
         key, value = (xp.where(any_query_attends(xp, allowed, x.shape[-3]), x, 0.0) for x in (key, value))
-        has_key = xp.any(allowed, axis=-1, keepdims=True)
+        attends = has_key(xp, allowed)
         # A row of -inf would be NaN, also in its gradient. It is computed unmasked, and set to 0 below.
-        bias = xp.where(has_key, xp.where(allowed, 0.0 if added is None else added, -math.inf), 0.0)
+        bias = xp.where(attends, xp.where(allowed, 0.0 if added is None else added, -math.inf), 0.0)
         bias = bias if len(batch) < 2 else operands.merge_batch(xp, bias, batch)
     rows = (xp.swapaxes(operands.merge_batch(xp, x, batch), -2, -3) for x in (query, key, value))
     output = xp.swapaxes(jax.nn.dot_product_attention(*rows, bias=bias, scale=1.0), -2, -3)
     output = xp.reshape(output, (*batch, *output.shape[1:]))
-    output = output if has_key is None else xp.where(has_key, output, 0.0)
+    output = output if attends is None else xp.where(attends, output, 0.0)
     return output, xp.isfinite(xp.sum(output))

@@ -23,6 +23,7 @@ import sys
 from .._call.prepared_call import PreparedCall
 from .._libraries import dtype_name
 from .._libraries.protocols import Array
+from .._programs.empty_rows import has_key
 from .._run.products import any_query_attends
 from . import operands
 
@@ -31,7 +32,7 @@ def not_default_reason(call: PreparedCall) -> str | None:
     """The kernel is a default on the CPU without masks: then no tile can be skipped, and no NaN is masked."""
     if _is_masked(call):
         return "MLX's kernel does not skip masked keys, so it is not the default with a mask or a bias"
-    if call.grid.is_traced or not _on_cpu(call):
+    if not call.grid.may_read():
         where = "inside mx.compile and mx.vmap" if call.grid.is_traced else f"on {call.grid.device}"
         return f"MLX's kernel is not the default {where}"
     return None
@@ -85,14 +86,13 @@ def attend(call: PreparedCall) -> Array | None:
     )
     output = operands.split_batch(call, output)
     if allowed is not None:
-        output = xp.where(xp.any(allowed, axis=-1, keepdims=True), output, 0.0)
+        output = xp.where(has_key(xp, allowed), output, 0.0)
     return output if call.grid.is_traced or bool(xp.isfinite(xp.sum(output))) else None
 
 
 def _mask(call: PreparedCall, allowed: Array) -> Array:
     """Return what the kernel adds to the scores. A row without a key gets 0, so that its gradient is 0."""
     xp, bias = call.grid.xp, operands.bias(call)
-    has_key = xp.any(allowed, axis=-1, keepdims=True)
-    mask = xp.where(allowed, 0.0 if bias is None else bias, xp.where(has_key, -math.inf, 0.0))
+    mask = xp.where(allowed, 0.0 if bias is None else bias, xp.where(has_key(xp, allowed), -math.inf, 0.0))
     has_one_batch_axis = mask.ndim < 4 or len(call.sizes.batch) == 1
     return mask if has_one_batch_axis else operands.merge_batch(xp, mask, call.sizes.batch)

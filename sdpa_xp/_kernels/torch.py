@@ -37,6 +37,7 @@ from .._libraries import LARGEST, astype_if_needed, dtype_name
 from .._libraries.base import is_compiling
 from .._libraries.protocols import Array, Dtype
 from .._libraries.torch import Torch, has_tangents, makes_fakes
+from .._programs.empty_rows import has_key
 from .._run.products import any_query_attends
 from .._tiles.tile import is_masked
 from . import operands
@@ -138,7 +139,7 @@ def _attend_unread(call: PreparedCall) -> Array:
     is_causal = mask is None and operands.is_causal(call)
     output = operands.split_batch(call, _kernel_output(call, (query, key, value), mask, scale, is_causal))
     # A translation for opsets before 23 gives the mean of the values for a row without a key.
-    return output if allowed is None else xp.where(xp.any(allowed, axis=-1, keepdims=True), output, 0.0)
+    return output if allowed is None else xp.where(has_key(xp, allowed), output, 0.0)
 
 
 def _kernel_output(

@@ -39,7 +39,7 @@ class Generators:
         """Return the state of a generator, or None if it has no readable state. A key has none."""
         return getattr(getattr(rng, "bit_generator", None), "state", None)
 
-    def restore(self, rng: Any, state: Any) -> None:
+    def set_state(self, rng: Any, state: Any) -> None:
         rng.bit_generator.state = state
 
     def random_words(self, rng: Any, count: int, xp: Any, device: Device) -> Array:

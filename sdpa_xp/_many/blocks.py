@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from .._libraries.protocols import Array, Chunks, Shape
-from .._programs.scores import BoundOptions
+from .._programs.bound_options import BoundOptions
 from .._tiles.trees import Leaf, with_leaves
 
 Axis: TypeAlias = int | None

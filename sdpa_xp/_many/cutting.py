@@ -12,9 +12,10 @@ from .._call.prepared_call import PreparedCall
 from .._libraries import dtype_name, is_traced, library_of, numpy_array
 from .._libraries.dask import DaskGraphs
 from .._libraries.protocols import READ_ONLY, Array, Chunks, Key
+from .._programs.bound_options import BoundOptions
 from .._programs.dropout import Dropout
-from .._programs.scores import BoundOptions, Scores
-from .._sources.arrays import ArraySource
+from .._programs.scores import Scores
+from .._sources import ArraySource
 from .._tiles.modifier import ScoreModifier
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Tile

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 
 from .._libraries import access_of, astype_if_needed, computing, library_of, namespace_of
 from .._libraries.protocols import Array, Dtype, Namespace, Shape
+from .._programs.bound_options import BoundOptions
 from .._programs.gradient_targets import gradient_targets
 from .._programs.gradients import GradientProgram, gradients
-from .._programs.scores import BoundOptions, Scores
+from .._programs.scores import Scores
 from .._programs.weights import full_matrix
 from .._run import threads
-from .._sources.arrays import ArraySource
+from .._sources import ArraySource
 from .._tiles.plan import Plan, plan_full_rows
 from .._tiles.score_grid import ScoreGrid
 from . import windows

@@ -14,14 +14,14 @@ from typing import NamedTuple, TypeAlias, cast
 
 from .._libraries import namespace_of
 from .._libraries.protocols import Array, Shape
+from .._programs.bound_options import BoundOptions
 from .._programs.dropout import Dropout
 from .._programs.output import attend
-from .._programs.scores import BoundOptions, Scores
+from .._programs.scores import Scores
 from .._programs.softmax import merge
-from .._sources.arrays import ArraySource
-from .._tiles.placement import WindowPlace
+from .._sources import ArraySource
 from .._tiles.plan import Plan, plan_tiles
-from .._tiles.score_grid import ScoreGrid
+from .._tiles.score_grid import ScoreGrid, WindowPlace
 from .._tiles.tile import Allowed, Target, Tile, shifted
 from ..biases.algebra import Term
 from ..masks.patterns import Pattern

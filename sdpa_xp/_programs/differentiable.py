@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
+from operator import add
 
 from .._libraries.capabilities import TangentRules
 from .._libraries.protocols import Array, Namespace
 from .._run.products import NonfiniteGuard, matmul_grouped, weigh
 from .._tiles.tile import Allowed
+from .empty_rows import has_key
 
 
 def differentiable_product(
@@ -73,21 +76,16 @@ def _weigh_tangent(xp: Namespace, p: Array, value_tangent: Array, allowed: Array
     If the row is empty or NaN, its transpose reads 0 in place of the cotangent and NaN in place of weights.
     """
     is_bad = ~xp.isfinite(xp.sum(output, axis=-1, keepdims=True))
-    has_key = xp.any(allowed, axis=-1, keepdims=True) if allowed.ndim else allowed
+    attends = has_key(xp, allowed) if allowed.ndim else allowed
     p = xp.where(allowed, xp.where(is_bad, math.nan, p), 0.0)
     product = matmul_grouped(xp, p, value_tangent)
-    return xp.where(
-        xp.logical_and(has_key, ~is_bad), product, xp.where(has_key, math.nan, xp.zeros_like(product))
-    )
+    empty = xp.where(attends, math.nan, xp.zeros_like(product))
+    return xp.where(xp.logical_and(attends, ~is_bad), product, empty)
 
 
 def _finite(xp: Namespace, array: Array) -> Array:
     return xp.where(xp.isfinite(array), array, 0.0)
 
 
-def _sum(first: Array | None, second: Array | None) -> Array:
-    if first is None or second is None:
-        changed = second if first is None else first
-        assert changed is not None  # one of the operands moves
-        return changed
-    return first + second
+def _sum(*moved: Array | None) -> Array:
+    return reduce(add, [array for array in moved if array is not None])  # one of the operands moves

@@ -53,12 +53,7 @@ def add_weighted(
     rows, tiles = fold_groups(xp, weights, values.shape[-3]), _key_tiles(xp, values)
     (number, keys), width = rows.shape[-2:], values.shape[-1]
     count, blocks = -(-keys // KEYS), -(-number // ROWS)
-    rows = _with_room(
-        xp,
-        rows,
-        (*rows.shape[:-2], blocks * ROWS, count * KEYS),
-        padding,
-    )
+    rows = _with_room(xp, rows, (*rows.shape[:-2], blocks * ROWS, count * KEYS), padding)
     left = xp.reshape(rows, (*rows.shape[:-2], blocks, ROWS, count, KEYS))
     left = xp.permute_dims(left, (*range(left.ndim - 4), -2, -4, -3, -1))
     leading = broadcast(rows.shape[:-2], values.shape[:-2]) or ()

@@ -20,17 +20,17 @@ from typing import Literal, NamedTuple, TypeAlias, cast
 
 from .._libraries import access_of, astype_if_needed, is_traced, library_of
 from .._libraries.protocols import READ_ONLY, TRACED, Access, Array, Namespace
-from .._run.executors import run
+from .._run.executors import Program, run
 from .._run.in_place import exp_minus, minus, times
 from .._run.products import is_finite, key_leading_slice, matmul_grouped, matmul_over_group
 from .._run.results import Results
-from .._sources.arrays import KeyValueSource
+from .._sources import KeyValueSource
 from .._tiles.on_device import Questions
 from .._tiles.plan import plan_tiles
-from .._tiles.tile import Allowed, LeadingSlice, Tile, is_masked, slice_leading
+from .._tiles.tile import Allowed, LeadingSlice, is_masked, slice_leading
 from ..biases.custom import check_answers
 from .differentiable import differentiable_product
-from .tile_program import TileProgram
+from .scores import ComputedTile, Scores
 
 INPUTS = frozenset({"query", "key", "value"})
 GradientGuard: TypeAlias = Literal["none", "cotangent", "all"]
@@ -52,9 +52,10 @@ class RowInputs(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class GradientProgram(TileProgram):
+class GradientProgram(Program):
     """The gradients of a call, from its output and, once it is known, the cotangent of this."""
 
+    scores: Scores
     value: KeyValueSource
     output: Array
     """(..., Hq, L, Ev), in the accumulation dtype."""
@@ -108,7 +109,7 @@ class GradientProgram(TileProgram):
         of_scaled_query: Array | None = None
         needs_products = scores.options.needs_products
         for computed in scores.computed_tiles(rows, self.plan, inputs.query, keeps_products=needs_products):
-            contribution = self._add_tile(results, inputs, *computed)
+            contribution = self._add_tile(results, inputs, computed)
             if contribution is not None:
                 of_scaled_query = contribution if of_scaled_query is None else of_scaled_query + contribution
         sinks = scores.options.sinks
@@ -126,14 +127,13 @@ class GradientProgram(TileProgram):
         if "scale" in results:
             results["scale"].add(row_tile, xp.sum(of_scaled_query * query, axis=-1, keepdims=True))
 
-    def _add_tile(
-        self, results: Results, inputs: RowInputs, tile: Tile, s: Array, allowed: Allowed, capped: Array
-    ) -> Array | None:
+    def _add_tile(self, results: Results, inputs: RowInputs, computed: ComputedTile) -> Array | None:
         """Add the contribution of a tile; returns its contribution to the gradient of the scaled queries.
 
         None if no gradient that is computed needs it.
         """
         scores, xp, grid = self.scores, self.scores.xp, self.scores.grid
+        tile, s, allowed, capped = computed
         key, value = (source.slices(grid)(tile.columns) for source in (scores.key, self.value))
         for_cotangent: Allowed = True if self.guard == "none" else allowed
         for_inputs: Allowed = allowed if self.guard == "all" else True

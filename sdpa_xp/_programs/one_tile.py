@@ -10,6 +10,7 @@ from .._libraries import LARGEST, dtype_name
 from .._libraries.protocols import Array, Dtype, Namespace, Ufuncs
 from .._run.products import are_few_rows, matmul_grouped, multiply_few_rows
 from .._tiles.plan import Plan
+from .empty_rows import avoid_zero_sum
 from .scores import Scores
 
 
@@ -74,13 +75,3 @@ def one_tile(scores: Scores, plan: Plan, dtype: Dtype) -> OneTile | None:
     is_few = are_few_rows(scores.query, scores.key.heads, columns)
     multiply, least = multiply_few_rows if is_few else matmul_grouped, -LARGEST[dtype_name(grid.dtype)]
     return OneTile(grid.xp, cast(Ufuncs, grid.xp), cast(float, options.scale), keys, allowed, multiply, least)
-
-
-def avoid_zero_sum(l: Array, least: float = 1.0) -> Array:
-    """Return l, or a tiny number in a row without a key, whose output is then 0 and whose log-sum-exp is -inf.
-
-    The sums of other rows are `least` or more (1 with a maximum), and do not change: the tiny number is less
-    than half of their last bit in float64. With a maximum its square is not 0 in float32, so that autograd does
-    not compute 0 / 0; without one nothing is differentiated.
-    """
-    return l + least * 2.0**-55

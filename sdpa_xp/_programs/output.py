@@ -14,25 +14,25 @@ from typing import Self, TypeAlias
 
 from .._libraries import astype_if_needed, is_traced
 from .._libraries.protocols import Array, Dtype
-from .._run.executors import run
+from .._run.executors import Program, run
 from .._run.products import NonfiniteGuard, are_finite, is_finite, key_leading_slice
 from .._run.results import Results
-from .._sources.arrays import KeyValueSource, PagedSource
+from .._sources import KeyValueSource, PagedSource
 from .._tiles import tuning
 from .._tiles.plan import Plan
 from .._tiles.tile import LeadingSlice, Target
 from .scores import ResultName, Scores
 from .softmax import RowResult, attend_with_fixed_shift, attend_with_running_shift, is_accurate
-from .tile_program import TileProgram
 
 OfRows: TypeAlias = Callable[[Scores, KeyValueSource, Plan, range], RowResult]
 """Computes the attention of a range of queries."""
 
 
 @dataclass(frozen=True, slots=True)
-class OutputProgram(TileProgram):
+class OutputProgram(Program):
     """Attention, and what else follows from the sums over the keys of each query."""
 
+    scores: Scores
     value: KeyValueSource
     of_rows: OfRows
 
@@ -51,7 +51,7 @@ class OutputProgram(TileProgram):
         computed = self.of_rows(self.scores, self.value, self.plan, rows)
         for name, result in results.items():
             if name == "checksum":
-                result.add(self.tile(rows, range(1)), computed.named(self.scores.xp, name))
+                result.add(self.scores.tile(rows, range(1)), computed.named(self.scores.xp, name))
             else:
                 result.put(rows, computed.named(self.scores.xp, name))
 

@@ -15,7 +15,7 @@ from typing import NamedTuple, cast
 
 from .._libraries.capabilities import Loops
 from .._libraries.protocols import Array, Namespace
-from .._sources.arrays import ArraySource, KeyValueSource
+from .._sources import ArraySource, KeyValueSource
 from .._sources.lists import ListedSource, in_blocks
 from .._tiles import tuning
 from .._tiles.patches import Patches

@@ -16,15 +16,15 @@ from operator import itemgetter
 from .._libraries import dtype_name
 from .._libraries.protocols import Array
 from .._run.products import is_finite, weigh
-from .._sources.arrays import KeyValueSource
+from .._sources import KeyValueSource
 from .._tiles.plan import Plan, Task
 from .._tiles.tile import LeadingSlice
 from .._tiles.tuning import KEYS_OF_A_PRODUCT as KEYS
 from .._tiles.tuning import ROWS_OF_A_PRODUCT as ROWS
+from .empty_rows import avoid_zero_sum, finite_shift
 from .fixed_blocks import add_weighted
-from .one_tile import avoid_zero_sum
 from .scores import Scores, rows_within
-from .softmax import LEAST_SUM, RowResult, finite_shift, zero_sums
+from .softmax import LEAST_SUM, RowResult, zero_sums
 
 LEAST_OUTPUT = {"float32": 2.0**-74, "float64": 2.0**-900}
 """Sums over values that have kept their digits, whatever underflows for 2^20 keys, if those of weights are at
@@ -109,8 +109,8 @@ def _largest_scores(scores: Scores, plan: Plan, rows: range) -> Array:
     xp, sinks = scores.xp, scores.options.sinks
     l, _ = zero_sums(scores, len(rows), 0)
     m = l - float("inf") if sinks is None else l + sinks
-    for _, s, _, _ in scores.computed_tiles(rows, plan, scores.scaled_query(rows)):
-        m = xp.maximum(m, xp.max(s, axis=-1, keepdims=True))
+    for computed in scores.computed_tiles(rows, plan, scores.scaled_query(rows)):
+        m = xp.maximum(m, xp.max(computed.scores, axis=-1, keepdims=True))
     return m
 
 

@@ -20,9 +20,8 @@ from typing import NamedTuple, TypeAlias, cast
 from .._libraries.protocols import Array, Namespace
 from .._tiles.plan import Plan
 from .._tiles.tile import Tile
-from .one_tile import avoid_zero_sum
+from .empty_rows import avoid_zero_sum, finite_shift
 from .scores import Scores
-from .softmax import finite_shift
 from .top_keys import LargestScores, top_of_tile
 
 LEAST_DIFFERENCE = -1000.0

@@ -1,4 +1,4 @@
-"""The options of a call, and the scores of a tile: scale -> softcap -> bias -> mask."""
+"""The scores of a call, tile by tile: scale -> softcap -> bias -> mask."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from .._libraries import LARGEST, astype_if_needed, dtype_name, is_traced
+from .._libraries import astype_if_needed
 from .._libraries.capabilities import TangentRules
 from .._libraries.protocols import Array, Namespace, Shape
 from .._run.products import are_few_rows, key_leading_slice, matmul_grouped, multiply_columns, multiply_few_rows
-from .._sources.arrays import KeyValueSource
+from .._sources import KeyValueSource
 from .._tiles import tuning
 from .._tiles.plan import Plan
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import Allowed, LeadingSlice, RowBlock, Tile, both, is_masked, slice_leading
-from ..biases.algebra import Term
-from ..masks.patterns import AllOf, Pattern
+from .._tiles.tile import Allowed, LeadingSlice, RowBlock, Tile, slice_leading
+from .bound_options import BoundOptions
 
 if TYPE_CHECKING:
     from .._run.buffers import CallBuffers
-    from .dropout import Dropout
 
 
 ResultName: TypeAlias = Literal["output", "lse", "lse_parts", "checksum"]
@@ -30,53 +28,16 @@ ResultName: TypeAlias = Literal["output", "lse", "lse_parts", "checksum"]
 add up to it, (..., Hq, L, 2); and numbers (n, 1) of which one is NaN or inf if one of the others is."""
 
 
-class BoundOptions(NamedTuple):
-    """The options of a call, checked against a grid and converted to its library: an option is a field here."""
+class ComputedTile(NamedTuple):
+    """A tile in which some pair may attend, and what is computed of it. Its arrays may lie in buffers."""
 
-    mask: Pattern
-    biases: tuple[Term, ...]
-    scale: float | Array
-    softcap: float | None
-    sinks: Array | None
-    """A logit that joins the sum of each row and has no value, (..., Hq, 1, 1) in the accumulation dtype."""
-    dropout: Dropout | None = None
-    finite_inputs: frozenset[str] | None = None
-    """The names of the inputs without NaN and inf; None if they have not been searched."""
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether nothing but a mask changes the products of queries times a number, and their weights."""
-        others = self.softcap, self.sinks, self.dropout
-        is_alone = len(self.biases) == 0 and all(option is None for option in others)
-        return is_alone and isinstance(self.scale, float)
-
-    @property
-    def has_mask(self) -> bool:
-        """Whether there is a mask; a bias may mask pairs too."""
-        return not isinstance(self.mask, AllOf) or len(self.mask.patterns) > 0
-
-    @property
-    def may_mask(self) -> bool:
-        """Whether a pair may be masked. If none is, each NaN and inf belongs to the result."""
-        return self.has_mask or True in [bias.can_mask for bias in self.biases]
-
-    @property
-    def has_functions(self) -> bool:
-        """Whether a function of the caller sees the scores. It may keep them, or use autograd."""
-        return any(bias.is_of_caller for bias in self.biases)
-
-    @property
-    def needs_products(self) -> bool:
-        """Whether derivatives read the soft-capped products of a tile, which no buffer holds until then."""
-        return self.softcap is not None or self.has_functions
-
-    def for_tiles(self, grid: ScoreGrid) -> BoundOptions:
-        """Return the options with what the tiles of a call share computed already."""
-        return self._replace(biases=tuple([bias.for_tiles(grid) for bias in self.biases]))
-
-    def slice_leading(self, leading: LeadingSlice) -> BoundOptions:
-        """Return the options of some batch entries and heads; masks, biases and dropout slice for each tile."""
-        return self if self.sinks is None else self._replace(sinks=slice_leading(self.sinks, leading))
+    tile: Tile
+    scores: Array
+    """(..., Hq, rows, columns), -inf where a pair may not attend."""
+    allowed: Allowed
+    """The pairs that may attend."""
+    products: Array
+    """The soft-capped products without biases and mask, if a caller of `computed_tiles` keeps them."""
 
 
 class Scores(NamedTuple):
@@ -109,6 +70,11 @@ class Scores(NamedTuple):
         return rules if rules is not None and rules.may_record(self.grid) else None
 
     @property
+    def may_be_kept(self) -> bool:
+        """Whether a function may keep the scores of a tile."""
+        return self.options.has_functions
+
+    @property
     def group(self) -> int:
         """The number of query heads for each key head."""
         return self.query.shape[-3] // (self.key.heads or 1)
@@ -132,6 +98,15 @@ class Scores(NamedTuple):
     def for_tiles(self) -> Scores:
         """Return the scores with what the tiles of a call share computed already."""
         return self._replace(options=self.options.for_tiles(self.grid))
+
+    def in_block(self, block: RowBlock) -> Scores:
+        """Return the scores of an iteration of a loop."""
+        return self._replace(block=block)
+
+    def in_memory(self, buffers: CallBuffers | None, *, shares_tiles: bool) -> Scores:
+        """Return the scores of many tiles, in buffers if there are some; known are those of this call."""
+        known: Any = {} if shares_tiles and self.options.mask.is_shared else None
+        return self._replace(buffers=buffers, known_tiles=known)
 
     def tile(self, rows: range, columns: range) -> Tile:
         return Tile(rows, columns, self.grid, self.leading, self.block, placement=self.grid.placement)
@@ -171,13 +146,11 @@ class Scores(NamedTuple):
 
     def computed_tiles(
         self, rows: range, plan: Plan, query: Array, *, leaves_mask: bool = False, keeps_products: bool = False
-    ) -> Iterator[tuple[Tile, Array, Allowed, Array]]:
+    ) -> Iterator[ComputedTile]:
         """Yield the tiles of `rows` in which some pair may attend, with their scores, from a `scaled_query`.
 
-        Each comes with its scores (..., Hq, rows, columns), -inf where a pair may not attend; with the pairs
-        that may attend; and, with `keeps_products`, with the soft-capped products without biases and mask. With
-        `leaves_mask` the tiles are trimmed, and the mask is left to the caller, who sets exponentials to zero.
-        The scores may lie in buffers, which the next tile uses again.
+        With `leaves_mask` the tiles are trimmed, and the mask is left to the caller, who sets exponentials to
+        zero. The next tile uses the buffers of the tile before.
         """
         keys, factors = self.key.factored_slices(self.grid, transposed=True)
         has_biases = len(self.options.biases) > 0
@@ -193,7 +166,7 @@ class Scores(NamedTuple):
                 s, attends = self.with_biases(tile, capped, attends)
             if not keeps_products:  # or their memory, as large as the scores, would be held until the next tile
                 capped = s
-            yield tile, s, allowed if leaves_mask else attends, capped
+            yield ComputedTile(tile, s, allowed if leaves_mask else attends, capped)
 
     def scaled_query(self, rows: range) -> Array:
         """Return the queries times the scale, (..., Hq, rows, E): once for each row, not for each tile."""
@@ -275,45 +248,8 @@ class Scores(NamedTuple):
 
     def with_biases(self, tile: Tile, scores: Array, allowed: Allowed) -> tuple[Array, Allowed]:
         """Return `products` with the biases, -inf where a pair may not attend; and which pairs may."""
-        scores, allowed = self.biased(tile, scores, allowed)
+        scores, allowed = self.options.biased(tile, scores, allowed, in_place=self.buffers is not None)
         return scores if isinstance(allowed, bool) else self.xp.where(allowed, scores, -math.inf), allowed
-
-    def biased(self, tile: Tile, scores: Array, allowed: Allowed) -> tuple[Array, Allowed]:
-        """Return `products` with the biases, and the pairs of `allowed` that no bias masks.
-
-        Each bias says itself which pairs it masks: the sum does not show it, since -inf + inf is NaN.
-        """
-        xp, dtype = self.xp, self.grid.dtype
-        for bias in self.options.biases:
-            if bias.is_of_caller:
-                scores, unmasked = self._without_hidden_nan(bias, tile, scores)
-                allowed = both(allowed, unmasked)
-            scores, unmasked = bias.apply(tile, scores, in_place=self.buffers is not None)
-            allowed = both(allowed, unmasked)
-        # Two of the most negative finite numbers add up to -inf, and must not mask.
-        if len(self.options.biases) > 1:
-            scores = xp.where(is_masked(scores), -LARGEST[dtype_name(dtype)], scores)
-        return scores, allowed
-
-    def _without_hidden_nan(self, bias: Term, tile: Tile, scores: Array) -> tuple[Array, Allowed]:
-        """Return scores with 0 where a function of the caller masks a pair, and which pairs it does not mask.
-
-        0 * NaN is NaN in the gradients of the arrays that the function reads. Scores that are finite, or that
-        the library does not differentiate, stay as they are.
-        """
-        grid, rules = self.grid, self.grid.library.tangent_rules
-        if rules is None:
-            return scores, True
-        if grid.waits:  # not for the values
-            may_hide = rules.may_record(grid)
-        else:
-            may_hide = is_traced(scores) or not bool(self.xp.isfinite(self.xp.sum(scores)))
-        if not may_hide:
-            return scores, True
-        unmasked = bias.apply(tile, scores)[1]
-        if not isinstance(unmasked, bool):
-            unmasked = rules.constant(unmasked)  # one library multiplies with 0 also behind a comparison
-        return self.without_masked(scores, unmasked), unmasked
 
 
 def rows_within(tile: Tile, rows: range) -> tuple[object, ...]:

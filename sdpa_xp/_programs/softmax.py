@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from typing import NamedTuple, cast
 
 from .._libraries import dtype_name
@@ -23,12 +23,12 @@ from .._libraries.protocols import Array, Namespace
 from .._run.buffers import CallBuffers
 from .._run.in_place import exp_minus, plus, times
 from .._run.products import NonfiniteGuard, checksum, matmul_grouped, multiply_columns, weigh
-from .._sources.arrays import KeyValueSource
+from .._sources import KeyValueSource
 from .._tiles import tuning
 from .._tiles.plan import Plan
 from .._tiles.tile import is_masked
 from .differentiable import weigh_differentiably
-from .one_tile import avoid_zero_sum
+from .empty_rows import avoid_zero_sum, finite_shift, has_key, sums_without_keys
 from .scores import Scores, rows_within
 
 LEAST_SUM = 2.0**-32
@@ -51,28 +51,19 @@ class RowResult(NamedTuple):
         return self.output, self.l
 
     def named(self, xp: Namespace, name: str) -> Array:
-        """Return what a call asks for."""
+        """Return what a call asks for; the two numbers of "lse_parts" add up to the log-sum-exp.
+
+        One number would lose digits of large scores: all of log(S) if every score of a row is -1e9 in float32.
+        """
         if name == "output":
             return self.output
         if name == "checksum":
             return xp.reshape(checksum(xp, self.arrays), (1, 1))
-        return self.lse(xp) if name == "lse" else self.lse_parts(xp)
-
-    def lse(self, xp: Namespace) -> Array:
-        """Return the log-sum-exp, (..., Hq, rows, 1)."""
         # Without a maximum, l of an empty row is exactly 0, and its log is -inf.
-        lse = xp.log(self.l) if self.m is None else self.m + xp.log(avoid_zero_sum(self.l))
-        return self._of_rows(xp, lse)
-
-    def lse_parts(self, xp: Namespace) -> Array:
-        """Return two numbers that add up to the log-sum-exp, (..., Hq, rows, 2).
-
-        One number would lose digits of large scores: all of log(S) if every score of a row is -1e9 in float32.
-        """
-        if self.m is None:
-            parts = [xp.log(self.l), xp.zeros_like(self.l)]
-        else:
-            parts = [self.m, xp.log(avoid_zero_sum(self.l))]
+        log_l = xp.log(self.l if self.m is None else avoid_zero_sum(self.l))
+        if name == "lse":
+            return self._of_rows(xp, log_l if self.m is None else self.m + log_l)
+        parts = (log_l, xp.zeros_like(log_l)) if self.m is None else (self.m, log_l)
         return xp.concat([self._of_rows(xp, part) for part in parts], axis=-1)
 
     def _of_rows(self, xp: Namespace, column: Array) -> Array:
@@ -92,7 +83,8 @@ def attend_with_running_shift(
     if guard != "none":  # a guard looks at the values themselves
         values, factors = value.slices(scores.grid), None
     o: Array | None = None
-    state = None if sinks is None else sums_without_keys(scores, query)
+    without_keys = partial(sums_without_keys, xp, query, sinks, scores.leading_shape)
+    state = None if sinks is None else without_keys()
     for tile, s, allowed, _ in scores.computed_tiles(rows, plan, query):
         m = xp.max(s, axis=-1, keepdims=True)
         if state is not None:
@@ -118,20 +110,10 @@ def attend_with_running_shift(
             l = plus(buffers, times(buffers, state[1], rescale), l)
             of_tile = of_tile if o is None else plus(buffers, times(buffers, o, rescale), of_tile)
         state, o = (m, l), of_tile
-    m, l = state or sums_without_keys(scores, query)
+    m, l = state or without_keys()
     if o is None:
         o = xp.broadcast_to(xp.zeros_like(l), (*l.shape[:-1], value.width))
     return RowResult(o / avoid_zero_sum(l), m, l)
-
-
-def sums_without_keys(scores: Scores, query: Array) -> tuple[Array, Array]:
-    """Return m and l of rows that have met no key: -inf and 0, or the sink and 1."""
-    xp, sinks = scores.xp, scores.options.sinks
-    zero = xp.zeros_like(query[..., :1])  # on the device of the query
-    l = xp.broadcast_to(zero, (*scores.leading_shape, query.shape[-2], 1))
-    if sinks is None:
-        return zero - math.inf, l
-    return zero + sinks, xp.where(is_masked(sinks), l, l + 1.0)
 
 
 def attend_with_fixed_shift(
@@ -225,14 +207,14 @@ def _has_keys(scores: Scores, plan: Plan, rows: range) -> Array:
         if isinstance(allowed, bool):
             has_keys[index] = True
         else:
-            has_keys[index] = has_keys[index] | xp.any(allowed, axis=-1, keepdims=True)
+            has_keys[index] = has_keys[index] | has_key(xp, allowed)
     return has_keys
 
 
 def merge(xp: Namespace, parts: Sequence[tuple[Array, Array, Array | float]]) -> tuple[Array, Array, Array]:
     """Merge attention over disjoint parts of the keys into attention over all keys.
 
-    Each part has its output and the two numbers of `RowResult.lse_parts`. The second number may be 0.
+    Each part has its output and two numbers that add up to its log-sum-exp, of which the second may be 0.
     """
     m = reduce(xp.maximum, (large for _, large, _ in parts))
     shift = finite_shift(xp, m)
@@ -245,11 +227,3 @@ def merge(xp: Namespace, parts: Sequence[tuple[Array, Array, Array | float]]) ->
         o = o + xp.where(xp.expand_dims(is_masked(large), axis=-1), 0.0, weighed)
     total = avoid_zero_sum(l)
     return o / xp.expand_dims(total, axis=-1), m, xp.log(total)
-
-
-def finite_shift(xp: Namespace, m: Array) -> Array:
-    """Return m, or 0 in a row without a score above -inf, because exp(-inf - -inf) is NaN.
-
-    Only -inf is replaced: a NaN must stay one, or a row that attends it would pass for an empty row.
-    """
-    return xp.where(is_masked(m), 0.0, m)

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from typing import cast
 
 from .._libraries.protocols import Array
-from .._run.executors import joins, run
+from .._run.executors import Program, joins, run
 from .._run.results import Results, between_zeros
 from .._tiles.plan import Plan
 from .._tiles.tile import Target, Tile
 from .row_statistics import Computed, Request, as_rows, statistics_of_rows, sums_of_blocks
 from .scores import Scores
-from .tile_program import TileProgram
 
 
 @dataclass(frozen=True, slots=True)
-class StatisticsProgram(TileProgram):
+class StatisticsProgram(Program):
     """The statistics of a call."""
 
+    scores: Scores
     request: Request
 
     def add_rows(self, results: Results, rows: range) -> None:

@@ -6,20 +6,19 @@ import math
 from dataclasses import dataclass
 
 from .._libraries.protocols import Array, Dtype
-from .._run.executors import run
+from .._run.executors import Program, run
 from .._run.results import Results
 from .._tiles.plan import Plan
 from .._tiles.tile import Allowed, Target
-from .one_tile import avoid_zero_sum
+from .empty_rows import avoid_zero_sum, finite_shift
 from .scores import Scores
-from .softmax import finite_shift
-from .tile_program import TileProgram
 
 
 @dataclass(frozen=True, slots=True)
-class PairsProgram(TileProgram):
+class PairsProgram(Program):
     """A number for each pair: the target "weights" or "scores", computed with all keys of some queries."""
 
+    scores: Scores
     lse: Array | None = None
     """Two numbers that add up to the log-sum-exp over more keys than these, (..., Hq, L, 2): m, and log l."""
 
@@ -41,9 +40,10 @@ class PairsProgram(TileProgram):
         scores, xp = self.scores, self.scores.xp
         query = scores.scaled_query(rows)
         shape = scores.tile(rows, scores.grid.sides[1]).shape
-        for _, s, allowed, _ in scores.computed_tiles(rows, self.plan, query):  # one tile, or none
+        for computed in scores.computed_tiles(rows, self.plan, query):  # one tile, or none
+            s = computed.scores
             # A result is no view of a smaller array.
-            return s if s.shape == shape else xp.broadcast_to(s, shape) + 0.0, allowed
+            return s if s.shape == shape else xp.broadcast_to(s, shape) + 0.0, computed.allowed
         return xp.broadcast_to(xp.zeros_like(query[..., :1]), shape) - math.inf, False
 
     def _weights(self, rows: range, s: Array, allowed: Allowed) -> Array:

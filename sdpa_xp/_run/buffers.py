@@ -53,13 +53,6 @@ class Buffer:
         """Return arrays of one shape on a new first axis."""
         return self.functions.stack(arrays, out=self.array((len(arrays), *arrays[0].shape)))
 
-    def matmul(self, left: Array, right: Array) -> Array:
-        """Return left @ right, which have the same leading axes."""
-        shape = (*left.shape[:-1], right.shape[-1])
-        # No call of `array` where the shape is known: every tile would make two.
-        out = self.views[shape] if shape in self.views else self.array(shape)
-        return self.functions.matmul(left, right, out=out)
-
 
 class TileBuffers:
     """The buffers of one thread."""

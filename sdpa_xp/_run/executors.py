@@ -7,13 +7,14 @@ executor does not know what it computes.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import cache, partial, reduce
 from itertools import product
 from operator import add
-from typing import NamedTuple, Protocol, Self
+from typing import ClassVar, NamedTuple, Protocol, Self
 
+from .._libraries import computing
 from .._libraries.protocols import Array, Shape
 from .._tiles.plan import Plan
 from .._tiles.score_grid import ScoreGrid
@@ -24,46 +25,63 @@ from .loops import compute_band, row_bands
 from .results import JoinedResult, Results, WrittenResult, between_zeros, joined
 
 
-class Program(Protocol):
-    """What is computed from the tiles of a call."""
+class TiledScores(Protocol):
+    """The scores of a program, as an executor knows them."""
 
     @property
     def grid(self) -> ScoreGrid: ...
     @property
-    def plan(self) -> Plan: ...
+    def query(self) -> Array: ...
     @property
-    def targets(self) -> Mapping[str, Target]:
-        """The arrays that are computed, by name."""
-
-    @property
-    def keeps_scores(self) -> bool:
-        """Whether the scores of a tile are needed after the next one is computed: then no buffer holds them."""
-
-    def add_rows(self, results: Results, rows: range) -> None:
-        """Add what a range of queries contributes, or set its rows."""
-
-    def computing(self) -> AbstractContextManager[object]:
-        """Return the context in which its arrays are computed."""
+    def may_be_kept(self) -> bool:
+        """Whether a function may keep the scores of a tile."""
 
     def tile(self, rows: range, columns: range) -> Tile: ...
     def key_range(self, rows: range) -> range:
         """Return the keys that some queries may attend, in one piece."""
 
     def slice_leading(self, leading: LeadingSlice) -> Self:
-        """Return the program of some batch entries and heads, with the same targets."""
-
-    def with_plan(self, plan: Plan) -> Self:
-        """Return the same program with other tiles."""
+        """Return the scores of some batch entries and heads."""
 
     def in_block(self, block: RowBlock) -> Self:
-        """Return the program of an iteration of a loop."""
+        """Return the scores of an iteration of a loop."""
+
+    def in_memory(self, buffers: CallBuffers | None, *, shares_tiles: bool) -> Self:
+        """Return the scores of many tiles, in buffers if there are some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What is computed from the tiles of a call."""
+
+    scores: TiledScores
+    plan: Plan
+    targets: Mapping[str, Target]
+    """The arrays that are computed, by name."""
+    shares_tiles: ClassVar[bool] = True
+    """Whether the answers of a mask are kept for the heads of a range of queries, which takes memory."""
+
+    @property
+    def grid(self) -> ScoreGrid:
+        return self.scores.grid
+
+    @property
+    def keeps_scores(self) -> bool:
+        """Whether the scores of a tile are needed after the next one is computed: then no buffer holds them."""
+        return self.scores.may_be_kept
 
     @property
     def is_recomputed(self) -> bool:
         """Whether a library that records it computes each range again for its gradients, to keep less."""
+        return False
 
-    def in_memory(self, buffers: CallBuffers | None) -> Self:
-        """Return the program of many tiles, whose arrays lie in buffers if there are some."""
+    def add_rows(self, results: Results, rows: range) -> None:
+        """Add what a range of queries contributes, or set its rows."""
+        raise NotImplementedError
+
+    def slice_leading(self, leading: LeadingSlice) -> Self:
+        """Return the program of some batch entries and heads, with the same targets."""
+        return replace(self, scores=self.scores.slice_leading(leading))
 
 
 def run(program: Program, outs: Mapping[str, Array] | None = None) -> dict[str, Array]:
@@ -77,7 +95,10 @@ def run(program: Program, outs: Mapping[str, Array] | None = None) -> dict[str, 
     if joins(plan, grid):
         return _run_and_join(program)
     with nullcontext() if program.keeps_scores else call_buffers(grid) as buffers:
-        return _run_in_tasks(program.in_memory(buffers), outs or {})
+        # Each part of the heads has tiles of the same queries: a mask that answers alike is asked once.
+        is_shared = program.shares_tiles and bool(plan.leading_slices)
+        scores = program.scores.in_memory(buffers, shares_tiles=is_shared)
+        return _run_in_tasks(replace(program, scores=scores), outs or {})
 
 
 def joins(plan: Plan, grid: ScoreGrid) -> bool:
@@ -98,7 +119,7 @@ def _run_and_join(program: Program) -> dict[str, Array]:
         if program.is_recomputed and grid.library.autograd is not None:
             computed = grid.library.autograd.recomputed(partial(_compute_rows, program, rows))
             for name, array in computed.items():
-                results[name].add(program.tile(rows, range(1)), array)
+                results[name].add(program.scores.tile(rows, range(1)), array)
         else:
             program.add_rows(results, rows)
     return joined(results)
@@ -150,11 +171,11 @@ def _run_in_tasks(program: Program, outs: Mapping[str, Array]) -> dict[str, Arra
         return program if leading is None else program.slice_leading(leading), results
 
     def compute(share: Share) -> None:
-        with program.computing():  # here too: a library may keep this setting for each thread
+        with computing(program.scores.query):  # here too: a library may keep this setting for each thread
             for leading in share.slices:
                 part, results = part_of(leading)
                 if share.plan is not plan:
-                    part = part.with_plan(share.plan)
+                    part = replace(part, plan=share.plan)
                 if aside := summed if share.number else small:
                     empty = {name: zeros(results[name].target) for name in aside}
                     kept[leading, share.number] = empty
@@ -186,7 +207,8 @@ def _shares(plan: Plan, targets: Sequence[Target], grid: ScoreGrid, sums_queries
 
 def _run_in_loops(program: Program) -> dict[str, Array]:
     """Return the targets of a call whose values cannot be read, in loops that the compiler keeps."""
-    bands = [_run_band(program, band) for band in row_bands(program.grid, program.plan, program.key_range)]
+    ranges = row_bands(program.grid, program.plan, program.scores.key_range)
+    bands = [_run_band(program, band) for band in ranges]
     if len(bands) == 1:
         return bands[0]
     join = partial(program.grid.xp.concat, axis=-2)
@@ -198,17 +220,16 @@ def _run_in_loops(program: Program) -> dict[str, Array]:
 
 def _run_band(program: Program, band: range) -> dict[str, Array]:
     """Return the sums over a band of queries, or its rows of what has a row for each query."""
-    targets = program.targets
-    columns, plan = program.key_range(band) or range(0), program.plan  # an empty one may begin anywhere
+    targets, scores = program.targets, program.scores
+    columns, plan = scores.key_range(band) or range(0), program.plan  # an empty one may begin anywhere
     of_rows = [name for name, target in targets.items() if target.axes[0] == "rows"]
     has_sums = len(of_rows) < len(targets)
     if has_sums:  # over the keys of the band at once
         plan = replace(plan, columns=max(1, len(columns)), align=1)
-    cut = program.with_plan(plan)
 
     def compute(block: RowBlock) -> tuple[dict[str, Array], list[Array]]:
         results = _in_pieces(program, [range(band.start, band.start + block.length)], [columns])
-        cut.in_block(block).add_rows(results, band)
+        replace(program, plan=plan, scores=scores.in_block(block)).add_rows(results, band)
         sums = joined(results)
         return sums, [sums.pop(name) for name in of_rows]
 

@@ -41,7 +41,10 @@ def matmul_grouped(xp: Namespace, rows: Array, shared: Array, buffer: Buffer | N
     if buffer is None or left.shape[:-2] != shared.shape[:-2]:
         product = product_of(xp, left, shared)
     else:
-        product = buffer.matmul(left, shared)
+        shape = (*left.shape[:-1], shared.shape[-1])
+        # No call of `array` where the shape is known: every tile would make two.
+        out = buffer.views[shape] if shape in buffer.views else buffer.array(shape)
+        product = buffer.functions.matmul(left, shared, out=out)
     if not is_grouped:
         return product
     *batch, key_heads, _, columns = product.shape

@@ -80,10 +80,10 @@ class _Blas:
                 self.calls.remove(call)
             if not self.calls:
                 self.is_held = False
-                self.restore()
+                self.set_threads_before()
                 self.threads_before = []
 
-    def restore(self) -> None:
+    def set_threads_before(self) -> None:
         for library, count in self.threads_before:
             _set_threads(library, count)
 
@@ -276,7 +276,7 @@ def _after_fork() -> None:
     Neither the parent's calls nor its threads exist there, and no one releases its locks.
     """
     global _BLAS, _POOL
-    _BLAS.restore()
+    _BLAS.set_threads_before()
     _BLAS, _POOL = _Blas(), _Pool()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple, cast
 
@@ -13,12 +14,13 @@ from .._call.prepared_call import PreparedCall
 from .._checks.arrays import LHE, swap_heads_and_length
 from .._libraries import computing, namespace_of
 from .._libraries.protocols import Array
+from .._programs.bound_options import BoundOptions
 from .._programs.output import attend as attend_to
-from .._programs.scores import BoundOptions, ResultName, Scores
+from .._programs.scores import ResultName, Scores
 from .._run import threads
 from .._run.buffers import Buffer, CallBuffers, call_buffers
 from .._run.products import are_finite
-from .._sources.arrays import ArraySource, KeyValueSource, PagedSource
+from .._sources import ArraySource, KeyValueSource, PagedSource
 from .._sources.quantised import factored_operands, source_of
 from .._tiles.on_device import PaddedLengths
 from .._tiles.plan import Plan, takes_threads
@@ -120,7 +122,7 @@ def _groups(call: PreparedCall, sequences: Sequences, widths: int) -> list[Group
     """Return the groups of a call, whose options are bound to the lengths of each."""
     batch, group, is_packed = call.grid, call.sizes.group, sequences.starts[0] is not None
     if is_packed:
-        batch = batch.with_batch((len(sequences.lengths),))
+        batch = replace(batch, batch=(len(sequences.lengths),), is_packed=True)
     grouped = sequences.grouped(batch, group, widths)
     tables = sequences.tables(batch, grouped) if batch.waits else [None] * len(grouped)
     groups = []

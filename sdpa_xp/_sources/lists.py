@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from .._libraries import namespace_of
 from .._libraries.protocols import Array, Namespace
-from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import LeadingSlice, slice_leading
-from .arrays import FactoredSlices, converted
+from . import KeyValueSource
 
 
-class ListedSource(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class ListedSource(KeyValueSource):
     """Keys or values of one array (..., H, S, width), read as (..., H, blocks, m, width)."""
 
     array: Array
@@ -33,12 +32,6 @@ class ListedSource(NamedTuple):
 
     def slice_keys(self, columns: range) -> Array:
         return in_blocks(namespace_of(self.array), self.array, self.tokens[:, columns.start : columns.stop])
-
-    def slices(self, grid: ScoreGrid, *, transposed: bool = False) -> Callable[[range], Array]:
-        return converted(self, grid, transposed)
-
-    def factored_slices(self, grid: ScoreGrid, *, transposed: bool = False) -> FactoredSlices:
-        return self.slices(grid, transposed=transposed), None
 
 
 def in_blocks(xp: Namespace, array: Array, tokens: Array) -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from .._checks.arrays import slice_of_axis
 from .._libraries import (
@@ -24,7 +24,7 @@ from .._run.products import multiply_columns
 from .._tiles import tuning
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import LeadingSlice, slice_leading
-from .arrays import ArraySource, FactoredSlices, KeyValueSource
+from . import ArraySource, FactoredSlices, KeyValueSource
 
 LARGEST_CODE = {8: 127, 4: 7}
 """By the bits of a code. The smallest code is its negative, so that a number and its negative are alike."""
@@ -36,7 +36,8 @@ ZERO_CODE = 8
 """What half a byte holds for code 0, as in onnxruntime's caches."""
 
 
-class QuantisedSource(NamedTuple):
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantisedSource(KeyValueSource):
     """Codes and scales, which come from sources of their own: arrays, or blocks of a paged cache."""
 
     codes: KeyValueSource
@@ -58,7 +59,8 @@ class QuantisedSource(NamedTuple):
         return self.codes.heads
 
     def slice_leading(self, leading: LeadingSlice) -> QuantisedSource:
-        return self._replace(
+        return replace(
+            self,
             codes=self.codes.slice_leading(leading),
             scale=self.scale.slice_leading(leading),
             channels=None if self.channels is None else slice_leading(self.channels, leading),
@@ -107,7 +109,7 @@ def factored_operands(
         query = astype_if_needed(grid.xp, query, grid.dtype)
         channels = astype_if_needed(grid.xp, key.channels, grid.dtype)
         query = multiply_columns(grid.xp, query, channels, in_place=False)
-    return query, key._replace(channels=None, is_factored=True), value._replace(is_factored=True)
+    return query, replace(key, channels=None, is_factored=True), replace(value, is_factored=True)
 
 
 def source_of(

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
-from .._checks.arrays import check_one_device, check_one_library
-from .._checks.keywords import check_integer
 from .._checks.messages import Immutable, call_of
-from .._libraries import access_of, is_array, library_of, numpy_array, refuses_unlike_axes, widest_dtype
+from .._libraries import is_array
 from .._libraries.jax_trees import Tree
-from ..errors import PACKAGE, ArgumentTypeError, ArgumentValueError
-from .score_grid import ScoreGrid
+from ..errors import PACKAGE
 from .trees import leaves
 
 PLAIN_TYPES = frozenset({type(None), bool, int, float, str})
@@ -120,40 +117,3 @@ class ScoreModifier(Tree, Immutable):
 
     def _fields(self) -> Iterator[tuple[str, object]]:
         return ((argument.name, getattr(self, argument.name)) for argument in fields(self) if argument.init)
-
-
-def grid_of(
-    function: str, name: str, shape: Sequence[int], arrays: Iterable[tuple[str, object]], like: object
-) -> ScoreGrid:
-    """Return a grid of `shape`, (L, S) or (..., Hq, L, S), without a call.
-
-    The library is that of `like`, else of the first of `arrays`, else NumPy.
-    """
-    if not isinstance(shape, tuple | list):
-        rule = "`shape` must be (L, S) or (..., Hq, L, S)"
-        raise ArgumentTypeError(function, rule, {"shape": repr(shape)})
-    sizes = tuple(check_integer(function, f"shape[{axis}]", n, least=0) for axis, n in enumerate(shape))
-    if len(sizes) < 2:
-        rule = "`shape` must be (L, S) or (..., Hq, L, S)"
-        raise ArgumentValueError(function, rule, {"shape": shape})
-    named = {} if like is None else {"like": like}
-    named |= {f"{name}.{argument} ({n + 1})": array for n, (argument, array) in enumerate(arrays)}
-    xp, checked = check_one_library(function, named or {"like": numpy_array()})
-    check_one_device(function, checked)
-    first = next(iter(checked.values()))
-    library = library_of(first)
-    return ScoreGrid(
-        function=function,
-        library=library,
-        xp=xp,
-        device=library.device(first),
-        dtype=widest_dtype(function, first),
-        input_dtype=None,
-        access=access_of(checked.values()),
-        batch=sizes[:-3],
-        heads=sizes[-3] if len(sizes) > 2 else 1,
-        queries=sizes[-2],
-        keys=sizes[-1],
-        is_2d=len(sizes) == 2,
-        needs_all_axes=refuses_unlike_axes(library),
-    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from .._libraries.protocols import Array
-from . import tuning
 from .score_grid import ScoreGrid
 
 
@@ -34,8 +33,3 @@ class Patches(Protocol):
         """The keys of a block."""
 
     def lists(self, grid: ScoreGrid, /) -> KeyLists: ...
-
-
-def patch_size(grid: ScoreGrid) -> tuning.PatchSize:
-    """Return the size for a library."""
-    return tuning.ONE_CORE_PATCH if grid.uses_our_threads else tuning.ALL_CORES_PATCH

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from .._checks.arrays import check_floating
 from .._checks.integers import (
@@ -23,10 +23,30 @@ from .._libraries import are_consecutive, is_array, is_traced, library_of, rows_
 from .._libraries.base import Library
 from .._libraries.protocols import Access, Array, Device, Dtype, Namespace, Shape
 from ..errors import ArgumentValueError
-from .placement import FAR, WindowPlace
 
 if TYPE_CHECKING:  # few grids are on a device
     from .on_device import BlockBounds, PaddedLengths, Questions
+
+
+FAR = 2**62
+"""Beyond any length."""
+
+
+class WindowPlace(NamedTuple):
+    """What is known, before the run, of a window of the grid of which only a run knows where it lies or ends.
+
+    In a program on several devices each device has its own place. In a program for all lengths the window is
+    the grid: its compiler knows a length by its symbol alone, and masks are asked about a tile that goes on to
+    `FAR`.
+    """
+
+    queries: int
+    keys: int
+    query_start: Array | None = None
+    """The first query of the window; None is the first of the grid."""
+    key_start: Array | None = None
+    position: int = 0
+    """The position of the first query among the keys, in a program for all lengths."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,10 +173,6 @@ class ScoreGrid:
     def batch_and_heads(self) -> Shape:
         """(..., Hq)."""
         return (*self.batch, self.heads)
-
-    def with_batch(self, batch: Shape) -> ScoreGrid:
-        """Return the same grid for batch entries that are packed, and not an axis of the query."""
-        return replace(self, batch=batch, is_packed=True)
 
     def for_entries(self, entries: tuple[int, ...], queries: int, keys: int, position: int = 0) -> ScoreGrid:
         """Return the grid of some batch entries, which have their own lengths."""

@@ -8,9 +8,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from .._checks.integers import Integers
 from .._libraries import is_traced, library_of, namespace_of
-from .._libraries.protocols import Array, Dtype, Namespace, Shape
-from .placement import WindowPlace
-from .score_grid import ScoreGrid
+from .._libraries.protocols import Array, Dtype, Shape
+from .score_grid import ScoreGrid, WindowPlace
 
 LeadingSlice: TypeAlias = tuple[range, ...]
 """A range of each of the leading axes (..., Hq) of the scores, or (..., H) of keys and values."""
@@ -295,10 +294,6 @@ class Target(NamedTuple):
         """Return the part that belongs to a slice of (..., Hq)."""
         lengths = [len(range(n)[index]) for index, n in zip(self.slices(leading), self.shape, strict=False)]
         return self._replace(shape=(*lengths, *self.shape[-2:]))
-
-    def in_caller_shape(self, xp: Namespace, gradient: Array, shape: Shape) -> Array:
-        """Return the gradient with the `shape` of the caller's array."""
-        return xp.reshape(xp.permute_dims(gradient, (2, 1, 0)) if self.heads_last else gradient, shape)
 
     def broadcast_axes(self, leading_shape: Shape) -> list[bool]:
         """Return for each of the axes (..., Hq) whether the array was broadcast along it."""

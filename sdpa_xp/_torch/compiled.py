@@ -18,7 +18,7 @@ from .._libraries import FLOATING, accumulation_dtype, dtype_name
 from .._libraries.protocols import Array
 from .._libraries.torch import TORCH
 from ..errors import PACKAGE
-from .description import Description, count_arrays, describe, restore
+from .description import Description, count_arrays, describe, options_of
 from .operation import INPUTS, AttentionOperation, RecordedCall, recorded
 
 torch: Any = import_module("torch")
@@ -32,27 +32,20 @@ queries are the last tokens of the keys; what `describe` makes of its options; a
 
 def run(call: PreparedCall, options: CallOptions) -> tuple[Array, ...]:
     """Return the results of the operation of a call that torch.compile traces."""
-    checked = call.options
-    options = options._replace(
-        is_causal=bool(options.is_causal),
-        scale=checked.scale,
-        softcap=checked.softcap,
-        sinks=checked.sinks,
-        layout=HLE,
-        implementation="xp",
-    )
+    checked = {name: value for name, value in call.options._asdict().items() if name in CallOptions._fields}
+    options = options._replace(**checked, is_causal=bool(options.is_causal), layout=HLE, implementation="xp")
     description, arrays = describe(options)
     of_call = call.grid.function, call.grid.position != 0, *description
     return tuple(OPERATOR("[[], []]", *of_call, [*call.arrays.values(), *arrays]))
 
 
-def _restored(derivative: str, function: str, at_end: bool, *described: Any) -> tuple[Any, list[Any]]:
+def _operation_of(derivative: str, function: str, at_end: bool, *described: Any) -> tuple[Any, list[Any]]:
     """Return the operation of the inputs of the operator, and its arrays."""
     # The library is not looked up: the compiler guards what knows the types of arrays, and these may be fake.
     *values, arrays = described
     description = Description(*values)
     of_call = arrays[len(arrays) - len(INPUTS) - count_arrays(description) :]
-    options = restore(description, of_call[len(INPUTS) :], TORCH.namespace(of_call[0]))
+    options = options_of(description, of_call[len(INPUTS) :], TORCH.namespace(of_call[0]))
     named: Any = arrays_of(options)
     names = [name if dtype_name(x.dtype) in FLOATING else None for name, x in named]
 
@@ -72,13 +65,13 @@ def _restored(derivative: str, function: str, at_end: bool, *described: Any) -> 
 def _compute(*inputs: Any) -> list[Any]:
     *text, arrays = inputs
     with torch.no_grad():
-        operation, arrays = _restored(*text, [x.detach() for x in arrays])
+        operation, arrays = _operation_of(*text, [x.detach() for x in arrays])
         return [x.contiguous() for x in operation.run(arrays)]  # as those of `_trace`
 
 
 def _trace(*inputs: Any) -> list[Any]:
     """Return arrays of the shapes and dtypes of the results of an operation."""
-    operation, arrays = _restored(*inputs)
+    operation, arrays = _operation_of(*inputs)
     _, of_call = operation.split(arrays)
     query, key, value, *_ = of_call
     named = operation.call.by_name(of_call)
@@ -96,7 +89,7 @@ def _trace(*inputs: Any) -> list[Any]:
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Any]) -> None:
-    operation, arrays = _restored(*inputs)
+    operation, arrays = _operation_of(*inputs)
     *ctx.text, _ = inputs
     ctx.count = len(arrays)
     ctx.set_materialize_grads(False)
@@ -105,7 +98,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Any]) -> None:
 
 def _backward(ctx: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
     saved, needed = ctx.saved_tensors, ctx.needs_input_grad[-1]
-    operation, arrays = _restored(*ctx.text, saved[: ctx.count])
+    operation, arrays = _operation_of(*ctx.text, saved[: ctx.count])
     gradients = operation.pull(arrays, saved[ctx.count :], cotangents, needed)
     if gradients is None:
         raise NotImplementedError("inside torch.compile, attention has first and second derivatives only")

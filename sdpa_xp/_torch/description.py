@@ -34,7 +34,7 @@ def describe(options: CallOptions) -> tuple[Description, list[Array]]:
     return Description("\n".join(words), values["int"], values["float"]), values["array"]
 
 
-def restore(description: Description, arrays: Sequence[Array], xp: Namespace) -> CallOptions:
+def options_of(description: Description, arrays: Sequence[Array], xp: Namespace) -> CallOptions:
     """Return the options of a description and of their arrays, whose dtypes are in `xp`."""
     words = iter(description.text.split("\n"))
     values = {"int": iter(description.integers), "float": iter(description.numbers), "array": iter(arrays)}

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, cast
 from .._call.options import CallOptions, DrawnSeed, floating_arrays
 from .._call.prepared_call import Derived, PreparedCall
 from .._checks.arrays import HLE
-from .._derivatives import derive, pull_back, restore, second_order
+from .._derivatives import derivable_of, derive, pull_back, second_order
 from .._libraries import FLOATING, access_of, dtype_name
 from .._libraries.protocols import Access, Array
 from .._libraries.torch.function import Operation, apply
@@ -137,7 +137,7 @@ class AttentionOperation(Operation):
                 of_all = second_order(call, self.call.options, floating, self.names, cotangent, along, moved)
                 return of_all[0], *(part[name] for part in of_all[1:] for name in self.names)
             # From what the call has kept, or computed anew.
-            derivable = restore(call, floating, *others) if others else derive(call, floating)
+            derivable = derivable_of(call, floating, *others) if others else derive(call, floating)
             gradients = pull_back(call, derivable.only(self.names), floating, cotangent)
         return tuple([gradients[name] for name in self.names])
 

@@ -12,6 +12,7 @@ from .._libraries import astype_if_needed
 from .._libraries.base import is_compiling
 from .._libraries.protocols import Array
 from .._libraries.torch.function import DifferentiableAgain, apply
+from .._programs.empty_rows import finite_shift
 from .._programs.scores import ResultName
 from .._tiles.tile import is_masked
 from ..biases.algebra import ArrayBias, as_bias
@@ -48,7 +49,7 @@ def _attend_with_lse(call: PreparedCall, options: CallOptions) -> dict[str, Arra
     xp, grid, sinks = call.grid.xp, call.grid, call.options.sinks
     output, parts = _run(call, options)
     m = parts[..., 0:1]
-    constant = xp.where(is_masked(m), 0.0, m) + parts[..., 1:2]
+    constant = finite_shift(xp, m) + parts[..., 1:2]
     of_constant = ArrayBias(-constant)
     bias = of_constant if options.bias is None else as_bias(grid.function, options.bias) + of_constant
     shape = (*call.arrays["value"].shape[:-1], 1)

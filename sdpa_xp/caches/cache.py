@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from .._call.prepared_call import PreparedCall
 from .._checks.arrays import HLE, Layout, check_one_kind
-from .._checks.keywords import check_choice, check_layout, check_lse_base
+from .._checks.keywords import check_choice, check_layout
 from .._checks.messages import brief, type_name
 from .._display import array_facts
 from .._libraries import computing, dtype_name, has_override, is_array, library_of
@@ -17,7 +16,6 @@ from .._libraries.protocols import AnyArray, Array, Shape
 from .._sources.quantised import channel_magnitudes
 from ..errors import ArgumentTypeError, ArgumentValueError
 from ..positional.rotation import Rotation, check_fits_rotation, check_rotary
-from ..states import state_of
 from .pages import Pages
 from .quantisation import BITS, BYTES, Quantisation, bytes_of, check_same_but_width, wide_shape
 from .slots import Slots
@@ -181,17 +179,6 @@ class Cache(Tree, Generic[A]):
             return ""
         wide = sum(math.prod(self._shape(name)) for name in self._names) * BYTES[quantisation.dtype]
         return f", {wide / used:.2f} times fewer than {quantisation.dtype}"
-
-
-def compute(call: PreparedCall, attend: Callable[..., Any], *lse_base: float | None) -> Any:
-    """Return the output of a checked call as the caller gets it; with an `lse_base`, the state."""
-    bases = [check_lse_base(call.grid.function, base) for base in lse_base]
-    with call.computing():
-        results = attend("output", *["lse" for _ in bases])
-        state = [state_of(call, results, base) for base in bases]
-        output = state[0].output if state else call.result(results["output"])
-    call.checked(output)
-    return state[0] if state else output
 
 
 def refuse_graph_values(function: str, feature: str, arrays: Mapping[str, object]) -> None:

@@ -11,7 +11,7 @@ from .._call.options import CallOptions, Keywords, takes_options
 from .._call.prepared_call import prepare
 from .._checks.arrays import Layout, check_one_kind, check_plain_array, headed
 from .._checks.integers import IntegersLike
-from .._checks.keywords import LARGEST_INTEGER, check_flag, check_integer, explains_keywords
+from .._checks.keywords import LARGEST_INTEGER, check_flag, check_integer, check_lse_base, explains_keywords
 from .._display import table
 from .._libraries import has_override, is_array, library_of, namespace_of
 from .._libraries.protocols import AnyArray, Array, Dtype
@@ -21,10 +21,10 @@ from ..errors import ArgumentValueError
 from ..masks import Mask
 from ..positional.positions import Consecutive
 from ..positional.rotation import Positions, Rotation, rotate
-from ..states import AttentionState
+from ..states import AttentionState, computed_output, computed_state
 from . import positions as token_positions
 from .at_positions import options_at
-from .cache import Cache, compute, refuse_graph_values
+from .cache import Cache, refuse_graph_values
 from .positions import TokenPositionsLike
 from .quantisation import QUANTISED_NAMES, bytes_of, check_same_but_width, check_stored
 from .slots import Slots, check_writeable, context_of, slots_of
@@ -368,7 +368,7 @@ class KVCache(Cache[A]):
             (..., Hq, L, Ev), with the query's library, device and dtype.
         """
         options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
-        return cast(A, self._attended("KVCache.attend", query, positions, options))
+        return cast(A, self._attended(query, positions, options, returns_state=False, lse_base=None))
 
     @takes_options(Keywords, is_causal=True)
     def attend_state(
@@ -393,13 +393,14 @@ class KVCache(Cache[A]):
             `output`, as from `attend`, and `lse`, (..., Hq, L), in the dtype of the scores.
         """
         options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
-        state = self._attended("KVCache.attend_state", query, positions, options, lse_base)
+        state = self._attended(query, positions, options, returns_state=True, lse_base=lse_base)
         return cast(AttentionState[A], state)
 
     def _attended(
-        self, function: str, query: AnyArray, positions: object, options: CallOptions, *lse_base: float | None
+        self, query: AnyArray, positions: object, options: CallOptions, *, returns_state: bool, lse_base: object
     ) -> Any:
-        """Return the output; with an `lse_base`, the state."""
+        """Return the output, or the state with a log-sum-exp to `lse_base`."""
+        function = "KVCache.attend_state" if returns_state else "KVCache.attend"
         array, cached = check_plain_array(function, "query", query), self._tokens.buffers.arrays["key"]
         self._check_query(function, array, cached)
         if len(array.shape) > 2:  # others are refused below, as in every call
@@ -409,11 +410,14 @@ class KVCache(Cache[A]):
         if self._quantisation is not None and library_of(cached).chunks is None and not has_override(cached):
             inputs, shapes = {"query": array, **self._stored()}, (self._shape("key"), self._shape("value"))
             call = prepare(function, inputs, options, queries_at_end=True, cache_shapes=shapes)
-            return compute(call, partial(quantised.attend, call), *lse_base)
+            compute = partial(quantised.attend, call)
+            if returns_state:
+                return computed_state(call, compute, check_lse_base(function, lse_base))
+            return computed_output(call, compute)
         # With `queries_at_end` the causal mask counts from the last token, as the queries are the last ones.
         arrays = array, self._wide("key"), self._wide("value")
-        if lse_base:
-            return compute_state(function, *arrays, options, lse_base=lse_base[0], queries_at_end=True)
+        if returns_state:
+            return compute_state(function, *arrays, options, lse_base=lse_base, queries_at_end=True)
         return compute_output(function, *arrays, options, queries_at_end=True)
 
     def _placed(

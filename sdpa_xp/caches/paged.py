@@ -8,25 +8,26 @@ from itertools import chain, repeat
 from typing import Any, Literal, Self, TypeVar, Unpack, cast
 
 from .._call.options import CallOptions, Keywords, takes_options
-from .._call.prepared_call import prepare
+from .._call.prepared_call import PreparedCall, prepare
 from .._checks import integers
 from .._checks.arrays import Layout, check_appended, check_axes, check_one_kind, check_plain_array
-from .._checks.keywords import check_integer, explains_keywords
+from .._checks.keywords import check_integer, check_lse_base, explains_keywords
 from .._display import table as html_table
 from .._libraries import computing, is_array, is_number, rows_at
 from .._libraries.protocols import AnyArray, Array
-from .._sequences.paged import PagedCall, attend
-from .._sequences.sequences import lengths_of
+from .._sequences.groups import attend
+from .._sequences.sequences import Sequences, lengths_of
 from ..errors import ArgumentValueError
 from ..masks import Mask
 from ..positional.rotation import Rotation, rotate
-from ..states import AttentionState
-from . import positions as token_positions
+from ..states import AttentionState, computed_output, computed_state
+from . import rows as token_rows
 from .at_positions import options_at
-from .cache import Cache, compute, refuse_graph_values
+from .cache import Cache, refuse_graph_values
 from .pages import NewTokens, Pages
-from .positions import Row, factory_like
+from .positions import factory_like
 from .quantisation import check_same_but_width
+from .rows import Row
 
 A = TypeVar("A", bound=AnyArray)
 MOST_SEQUENCES = 8
@@ -116,7 +117,7 @@ class PagedKVCache(Cache[A]):
         table = integers.check_integer_rows(function, "block_table", block_table, least=-1)  # -1 is no block
         counts = integers.check_integer_list(function, "lengths", lengths)
         integers.check_same_length(function, {"block_table": table, "lengths": counts})
-        self._positions = token_positions.start_rows(function, first_position, positions, counts)
+        self._positions = token_rows.start(function, first_position, positions, counts)
         self._check_sequences(function, counts, "block_table")
         self._tokens = self._tokens._replace(table=table).check(function, counts)
 
@@ -190,14 +191,14 @@ class PagedKVCache(Cache[A]):
         new = self._check_new(function, key, value, (len(pages.lengths),) if cu_seqlens_k is None else ())
         tokens, positions = self._new_tokens(function, "cu_seqlens_k", cu_seqlens_k, positions, new)
         pages, writes = pages.grown(function, tokens)
-        added = tuple(map(token_positions.following_row, self._positions, tokens.counts))
+        added = tuple(map(token_rows.following, self._positions, tokens.counts))
         if positions is not None:
-            added = token_positions.check_rows(function, positions, *tokens)
+            added = token_rows.check(function, positions, *tokens)
         new["key"] = self._rotated(function, "key", new["key"], lambda: added, tokens)
         if self._quantisation is not None:
             new = self._quantisation.stored(new, pages.axis)
         pages = pages.write(function, new, writes, in_place)
-        return self._with(pages, tuple(map(token_positions.joined_row, self._positions, added)))
+        return self._with(pages, tuple(map(token_rows.joined, self._positions, added)))
 
     def with_table(
         self,
@@ -233,7 +234,7 @@ class PagedKVCache(Cache[A]):
                 raise ArgumentValueError("PagedKVCache.drop_first", rule, got, hint)
         table = [row[n // size :] for row, n in zip(self._tokens.table, counts, strict=True)]
         kept = zip(self._positions, counts, strict=True)
-        return self._with_rows(table, [token_positions.part_of_row(row, n, len(row)) for row, n in kept])
+        return self._with_rows(table, [token_rows.part(row, n, len(row)) for row, n in kept])
 
     def drop_last(self, count: int | Sequence[int] | AnyArray) -> Self:
         """Return a cache without the last tokens of its sequences, such as drafts that were rejected.
@@ -244,9 +245,7 @@ class PagedKVCache(Cache[A]):
             count: The number of tokens: one integer, or one for each sequence.
         """
         kept = zip(self._positions, self._counted("drop_last", count), strict=True)
-        return self._with_rows(
-            self._tokens.table, [token_positions.part_of_row(row, 0, len(row) - n) for row, n in kept]
-        )
+        return self._with_rows(self._tokens.table, [token_rows.part(row, 0, len(row) - n) for row, n in kept])
 
     def take_entries(self, entries: Sequence[int] | AnyArray) -> Self:
         """Return a cache of some sequences, in any order and also repeatedly, as a beam search needs.
@@ -345,8 +344,8 @@ class PagedKVCache(Cache[A]):
             (N, Hq, L, Ev), or packed like the query, with the query's library, device and dtype.
         """
         options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
-        paged = self._call("PagedKVCache.attend", query, cu_seqlens_q, positions, options)
-        return cast(A, compute(paged.call, partial(attend, paged)))
+        call = self._call("PagedKVCache.attend", query, cu_seqlens_q, positions, options)
+        return cast(A, computed_output(*call))
 
     @takes_options(Keywords, is_causal=True)
     def attend_state(
@@ -370,13 +369,14 @@ class PagedKVCache(Cache[A]):
                 dtype of the scores.
         """
         options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
-        paged = self._call("PagedKVCache.attend_state", query, cu_seqlens_q, positions, options)
-        return cast(AttentionState[A], compute(paged.call, partial(attend, paged), lse_base))
+        function = "PagedKVCache.attend_state"
+        call = self._call(function, query, cu_seqlens_q, positions, options)
+        return computed_state(*call, check_lse_base(function, lse_base))
 
     def _call(
         self, function: str, query: object, cu_seqlens_q: object, positions: object, options: CallOptions
-    ) -> PagedCall:
-        """Check a call, and rotate its queries."""
+    ) -> tuple[PreparedCall, Callable[..., dict[str, Array]]]:
+        """Check a call, rotate its queries, and return it and what computes it."""
         array, pages = check_plain_array(function, "query", query), self._tokens
         refuse_graph_values(function, "a paged cache", {"query": array})
         if cu_seqlens_q is not None:
@@ -399,7 +399,8 @@ class PagedKVCache(Cache[A]):
         if options.is_causal:
             for number, (count, length) in enumerate(zip(new.counts, pages.lengths, strict=True)):
                 check_appended(function, count, length, number)
-        return PagedCall(call, pages.table, pages.lengths, new.starts)
+        lengths = [*zip(new.counts, pages.lengths, strict=True)]
+        return call, partial(attend, call, Sequences(lengths, (new.starts, None), pages.table, pages.size))
 
     def _new_tokens(
         self, function: str, name: str, cu_seqlens: object, positions: object, arrays: Mapping[str, Array]
@@ -423,19 +424,19 @@ class PagedKVCache(Cache[A]):
         is_consecutive = positions is None and all(isinstance(row, range) for row in keys)
 
         # Refused also where nothing reads them.
-        passed = None if positions is None else token_positions.check_rows(function, positions, *new)
+        passed = None if positions is None else token_rows.check(function, positions, *new)
 
         def of_queries() -> tuple[Row, ...]:
             if passed is not None:
                 return passed
-            return tuple(map(token_positions.last_of_row, repeat(function), keys, new.counts))
+            return tuple(map(token_rows.last, repeat(function), keys, new.counts))
 
         def in_arrays() -> list[Array]:
             factory = factory_like(function, query)
-            return [token_positions.rows_array(factory, rows) for rows in (of_queries(), keys)]
+            return [token_rows.as_array(factory, rows) for rows in (of_queries(), keys)]
 
         rotated = self._rotated(function, "query", query, of_queries, new)
-        if is_consecutive and token_positions.are_slots(keys):
+        if is_consecutive and token_rows.are_slots(keys):
             return rotated, options
         return rotated, options_at(options, in_arrays, consecutive=is_consecutive)
 
@@ -447,17 +448,17 @@ class PagedKVCache(Cache[A]):
             return x
         factory = factory_like(function, x)
         if new.starts is None:
-            places = token_positions.rows_to_rotate(factory, rows)
+            places = token_rows.to_rotate(factory, rows)
         else:
             with factory.computing():
                 # Each sequence may have tables of its own, which are joined for one rotation of all tokens.
                 rotary, numbers = rotary._of_packed(function, rows)
-            places = token_positions.int32_array(factory, numbers)
+            places = token_rows.int32_array(factory, numbers)
         return rotate(rotary, function, name, x, lambda _: places, self._layout)
 
     def __repr__(self) -> str:
         shown = {"key_blocks": self._shown("key_blocks"), "lengths": str(self.lengths)}
-        return self._call_text("PagedKVCache", shown | token_positions.shown_rows(self._positions))
+        return self._call_text("PagedKVCache", shown | token_rows.shown(self._positions))
 
     def _repr_html_(self) -> str | None:
         """Return the table that a notebook shows, with the first sequences; None if the repr says it all."""
@@ -470,8 +471,8 @@ class PagedKVCache(Cache[A]):
             "tokens": [f"{tokens:,}" for tokens in pages.lengths],
             "blocks": [", ".join(map(str, row)) for row in in_use],
         }
-        if not token_positions.are_slots(self._positions):
-            columns["positions"] = [*map(token_positions.shown_row, self._positions)]
+        if not token_rows.are_slots(self._positions):
+            columns["positions"] = [*map(token_rows.shown_row, self._positions)]
         sequences = [*zip(*columns.values(), strict=True)]
         if length > MOST_SEQUENCES:
             more = "...", f"and {length - MOST_SEQUENCES:,} more", *[""] * (len(columns) - 2)

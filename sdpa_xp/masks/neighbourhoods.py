@@ -10,7 +10,8 @@ from typing import Literal, TypeVar, cast
 from .._checks.integers import as_lists, exceeds
 from .._checks.keywords import check_choice, check_flag, check_integer, explains_keywords
 from .._libraries.protocols import Array, Namespace
-from .._tiles.patches import Patches, patch_size
+from .._tiles import tuning
+from .._tiles.patches import Patches
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Allowed, Tile, both
 from ..errors import ArgumentTypeError, ArgumentValueError
@@ -150,7 +151,8 @@ class Neighbourhood(Mask, Pattern):
         if not is_whole or grid.position or grid.entries is not None:
             return None
         axes = [CutAxis(axis.length, axis.radius, axis.step, axis.kind == "periodic") for axis in self.axes]
-        return cut_space(axes, patch_size(grid))
+        size = tuning.ONE_CORE_PATCH if grid.uses_our_threads else tuning.ALL_CORES_PATCH
+        return cut_space(axes, size)
 
     def allowed_in(self, tile: Tile) -> Allowed:
         if self.uniform(tile) is False:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 from .._checks.arrays import check_axes, check_plain_array
 from .._checks.integers import check_integers
 from .._checks.keywords import explains_keywords
-from .._libraries import astype_if_needed, is_array, is_traced
+from .._libraries import astype_if_needed
 from .._libraries.protocols import AnyArray, Array
 from ..errors import ArgumentValueError
 from .positions import PositionsLike, array_factory, as_array, as_positions
@@ -95,9 +95,8 @@ def learned(table: A, positions: PositionsLike | int) -> A:
     rows = check_plain_array(function, "table", table)
     check_axes(function, {"table": rows.shape}, 2)
     integers = tuple(positions) if isinstance(positions, range) else positions
-    traced = is_array(integers) and is_traced(integers)
     with factory.computing():
-        checked = check_integers(function, "positions", integers, xp, factory.device, traced=traced, least=0)
+        checked = check_integers(function, "positions", integers, xp, factory.device, least=0)
         # Positions that cannot be read, as inside a jit, have no largest value.
         if checked.most >= rows.shape[0] and checked.most != math.inf:
             got = {"positions": int(checked.most), "P": rows.shape[0]}

@@ -20,7 +20,7 @@ import numpy as np
 from sdpa_xp._checks.integers import Integers
 from sdpa_xp._checks.keywords import LARGEST_INTEGER
 from sdpa_xp._checks.score_arrays import check_added_dtype, check_broadcasts
-from sdpa_xp._programs.scores import BoundOptions, Scores
+from sdpa_xp._programs.bound_options import BoundOptions
 from sdpa_xp._tiles.tile import TokenPositions, both
 from sdpa_xp.biases import Bias
 from sdpa_xp.biases.algebra import Sum
@@ -252,10 +252,9 @@ def biased(tile: GraphTile, scores: GraphValue, allowed: AllowedPairs) -> tuple[
     if not biases:
         return scores, allowed
     bias = biases[0] if len(biases) == 1 else Sum(tuple(biases))
-    nothing: Any = None  # neither queries nor keys, whose products are there
     grid: Any = FormulaGrid(tile)
     with traced("bias", bias, grid) as terms:
-        of_library: Any = Scores(grid, nothing, nothing, BoundOptions(AllOf(), terms, 1.0, None, None))
+        of_library: Any = BoundOptions(AllOf(), terms, 1.0, None, None)
         return cast(tuple[GraphValue, AllowedPairs], of_library.biased(FormulaTile(grid), scores, allowed))
 
 

@@ -45,7 +45,7 @@ class TorchGenerators(Generators):
     def state(self, rng: Any) -> Any:
         return rng.get_state()
 
-    def restore(self, rng: Any, state: Any) -> None:
+    def set_state(self, rng: Any, state: Any) -> None:
         rng.set_state(state)
 
     def random_words(self, rng: Any, count: int, _xp: Any, device: Device) -> Array:

@@ -204,7 +204,7 @@ def test_options_are_restored_from_their_description(name: str) -> None:
         mask, biases.alibi(SLOPES) + draw(4, 5), True, -0.5, softmax_dtype=torch.float64
     )
     text, arrays = description.describe(options)
-    assert description.restore(text, arrays, torch) == options
+    assert description.options_of(text, arrays, torch) == options
     assert description.count_arrays(text) == len(arrays)
 
 
