@@ -1,0 +1,51 @@
+"""What a wrong call says: the texts that are recorded, and the law that all of them keep."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from libraries import Library, installed
+from refusals.transcript import Answer, answers, files, needs
+
+
+def text_of(parts: list[Answer | str]) -> str:
+    return "".join(part if isinstance(part, str) else f"{part}\n" for part in parts)
+
+
+def assert_lawful(answer: Answer) -> None:
+    """A message is one line, `function: rule; got name=value. hint`, that names the argument or what came."""
+    message = answer.message
+    assert message is not None, f"{answer.call}: an error of another library, {answer}"
+    assert isinstance(answer.error, TypeError | ValueError | Warning | OSError | LookupError | ImportError), (
+        answer
+    )
+    assert "\n" not in message, answer
+    assert message.startswith(f"{message.function}: "), answer
+    assert message.endswith((".", "`")), answer
+    assert message.argument or message.got, answer
+    assert " at 0x" not in message, f"{answer} shows where an object lies in memory"
+
+
+@pytest.mark.parametrize("path", files(), ids=lambda path: path.stem)
+def test_recorded(path: Path, request: pytest.FixtureRequest) -> None:
+    for package in needs(path):
+        if not installed(package):
+            pytest.skip(f"{package} is not installed")
+    parts = list(answers(path))
+    if request.config.getoption("--record"):
+        path.write_text(text_of(parts))
+    assert text_of(parts) == path.read_text()
+    for part in parts:
+        if isinstance(part, Answer):
+            assert_lawful(part)
+
+
+@pytest.mark.parametrize("path", files("each_library"), ids=lambda path: path.stem)
+def test_each_library_says_the_same(path: Path, library: Library, request: pytest.FixtureRequest) -> None:
+    """`array` makes an array of the library; the texts are those that NumPy's calls give."""
+    with library.guard():
+        parts = list(answers(path, array=library.put, library=library))
+    if library.name == "numpy" and request.config.getoption("--record"):
+        path.write_text(text_of(parts))
+    assert text_of(parts) == path.read_text()
