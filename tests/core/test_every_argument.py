@@ -119,7 +119,7 @@ WITHOUT = (
 
 
 ELSEWHERE = ("ring_attention",)
-"""What needs JAX: tests/mesh/test_mesh.py has the calls."""
+"""What needs JAX: tests/mesh/test_mesh_refusals.py has the calls."""
 
 
 class Odd:
