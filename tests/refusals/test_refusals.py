@@ -51,10 +51,27 @@ def test_recorded(path: Path, request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.parametrize("path", files("each_library"), ids=lambda path: path.stem)
-def test_each_library_says_the_same(path: Path, library: Library, request: pytest.FixtureRequest) -> None:
+def test_each_library_says_the_same(
+    path: Path,
+    library: Library,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """`array` makes an array of the library; the texts are those that NumPy's calls give."""
+    monkeypatch.chdir(tmp_path)
     with library.guard():
         text = as_numpy_spells_it(text_of([*answers(path, array=library.put, library=library)]))
     if library.name == "numpy" and request.config.getoption("--record"):
         path.write_text(text)
     assert text == path.read_text()
+
+
+@pytest.mark.parametrize("name", ["attention", "biases", "functions", "masks"])
+def test_attention_state_says_the_same(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each wrong call of `scaled_dot_product_attention`, under its own name."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / f"{name}.txt"
+    recorded = Path(__file__).with_name(path.name).read_text()
+    path.write_text(re.sub(r"\bscaled_dot_product_attention(?=\(|: )", "attention_state", recorded))
+    assert text_of([*answers(path)]) == path.read_text()
