@@ -49,6 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="fewer cases: of the libraries in `THIN`, and of the tests that are marked `sampled`",
     )
+    parser.addoption("--record", action="store_true", help="write the messages of tests/refusals anew")
     parser.addoption("--runtimes", help="comma-separated releases of onnxruntime, which must be installed")
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import pytest
 from calls import draw
 from internals import reference
 from libraries import Library
@@ -58,27 +55,3 @@ def test_masks_and_biases_as_values(library: Library) -> None:
     rules = {"mask": masks.causal(), "bias": biases.alibi([1000.0])}
     output = library.get(library.call(dot_product_attention, x, x, value, **rules))
     np.testing.assert_array_equal(output[0, :, 0, 0], [0, 1, 2])
-
-
-X = np.ones((2, 3, 2, 4), F)
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "words"),
-    [
-        ({"key": [1]}, TypeError, "`key` must be a plain array"),
-        ({"local_window_size": (1, 2, 3)}, ValueError, r"`local_window_size` must be .* or \(left, right\)"),
-        ({"local_window_size": -1}, ValueError, "`local_window_size` must be at least 0"),
-        ({"local_window_size": "2"}, TypeError, "`local_window_size` must be an integer"),
-        ({"query_seq_lengths": [2, 9]}, ValueError, "`query_seq_lengths` must be at most L"),
-        ({"query_seq_lengths": [2.0, 3]}, TypeError, r"`query_seq_lengths\[0\]` must be an integer"),
-        ({"key_value_seq_lengths": np.ones(2, F)}, TypeError, "`key_value_seq_lengths` must hold integers"),
-        ({"mask": np.ones((3, 3), F)}, TypeError, "`mask` must be boolean"),
-        ({"mask": 3}, TypeError, "`mask` must be a mask or a boolean array; got mask=3"),
-        ({"bias": masks.causal()}, TypeError, "`bias` must not be a mask.*passed as `attn_mask`"),
-        ({"return_residual": True}, ValueError, "`return_residual` must be False.*attention_state"),
-    ],
-)
-def test_refused(change: dict[str, Any], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=f"^dot_product_attention: .*{words}"):
-        dot_product_attention(**({"query": X, "key": X, "value": X} | change))

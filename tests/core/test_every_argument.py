@@ -171,3 +171,12 @@ def test_each_public_function_has_a_call() -> None:
             member = getattr(module, name)
             if callable(member) and name not in WITHOUT + ELSEWHERE:
                 assert member in called, f"{module.__name__}.{name} has no call here"
+
+
+@pytest.mark.parametrize(
+    "function", [sdpa_xp.scaled_dot_product_attention_vjp, sdpa_xp.scaled_dot_product_attention_jvp]
+)
+def test_derivatives_take_what_the_forward_pass_takes(function: Callable[..., Any]) -> None:
+    ours, theirs = (inspect.signature(f).parameters for f in (function, sdpa_xp.scaled_dot_product_attention))
+    mine = {name: p for name, p in ours.items() if name != "tangents"}
+    assert mine == {name: p for name, p in theirs.items() if name != "reproducible"}  # not of derivatives

@@ -21,7 +21,7 @@ from sdpa_xp import scaled_dot_product_attention as attention
 from sdpa_xp import scaled_dot_product_attention_jvp as attention_jvp
 from sdpa_xp import scaled_dot_product_attention_laplacian as laplacian
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
+from sdpa_xp.errors import ArgumentTypeError
 
 SHAPES = ((2, 4, FEW, 8), (2, 2, MANY, 8), (2, 2, MANY, 8))
 RNG = np.random.default_rng(7)
@@ -259,15 +259,6 @@ def test_nothing_loses_a_derivative() -> None:
     ):
         with pytest.raises(TypeError, match=r"`\w+` takes numbers, and none with derivatives"):
             jvp(lambda x, build=build: build(space(x), x[0]), (x,), (one,))
-    tokens, cache = WEIGHTS[None], KVCache(WEIGHTS[None], WEIGHTS[None], capacity=20)
-    pages = sdpa_xp.PagedKVCache(*np.zeros((2, 1, 1, 8, 8)), [[0]], [0])
-    for write in (
-        lambda x: KVCache(x, x, capacity=9),
-        lambda x: cache.append(x, x, in_place=True),
-        lambda x: pages.append(x[None], x[None], in_place=True),
-    ):
-        with pytest.raises(ArgumentTypeError, match="needs arrays that can be written to"):
-            jvp(write, (tokens,), (tokens,))
 
     def flags(x: Any) -> Any:
         xp = space(x)
@@ -364,9 +355,6 @@ def test_outputs() -> None:
     for result in (output, tangent):
         result["a"].left[0] = result["b"].output[0] = 9.0
     np.testing.assert_array_equal([x, moved], [[1.0, 2.0], [3.0, 4.0]])
-    for hides in (lambda x: {x}, lambda x: lambda: x, lambda x: np.asarray([object()])):
-        with pytest.raises(ArgumentTypeError, match="`function` must return arrays and numbers"):
-            jvp(hides, (x,), (moved,))
     cache, tangent = jvp(lambda k, v: KVCache(k, v), PRIMALS[1:], TANGENTS[1:])
     for part, expected in ((cache, PRIMALS), (tangent, TANGENTS)):
         assert isinstance(part, KVCache)
@@ -407,15 +395,11 @@ def test_a_function_of_the_scores() -> None:
         types.append(type(score))
         return score + abs(i - j) / 2
 
-    q, k, v = PRIMALS
     mask = masks.from_function(lambda _b, _h, i, j: (i + j) % 3 != 0)
     rules: dict[str, Any] = {"attn_mask": mask, "bias": biases.from_function(score_mod)}
     _, tangent = jvp(lambda *x: attention(*x, **rules), PRIMALS, TANGENTS)
     assert set(types) == {np.ndarray}
     assert_near(tangent, differences(lambda *x: attention(*x, **rules)), 1e-8)
-    doubled = biases.from_function(lambda score, _b, _h, _i, _j: 2 * score)
-    with pytest.raises(ArgumentValueError, match="must only add to the score"):
-        jvp(lambda x: attention(x, k, v, bias=doubled), (q,), (q,))
 
 
 @pytest.mark.parametrize(
@@ -563,24 +547,12 @@ def test_memory_of_programs() -> None:
     np.testing.assert_array_equal(kind.part(squares, 1), 2.0)
 
 
-Q, MOVED, WRONG, MISSING = PRIMALS[:1], TANGENTS[:1], ArgumentValueError, AttributeError
-REFUSED: list[tuple[str, type[Exception], Any, Any, Any]] = [
-    (r"there must be a tangent for each primal.*primals=1, tangents=0", WRONG, None, Q, ()),
-    ("at least one", WRONG, None, (), ()),
-    ("`primals` must be a tuple of floating arrays", ArgumentTypeError, None, Q[0], MOVED),
-    ("`tangents` must be a tuple of floating arrays", ArgumentTypeError, None, Q, {"x": 1}),
-    (r"`tangents\[0\]` must have the shape of `primals\[0\]`", WRONG, None, Q, TANGENTS[1:2]),
-    (r"`primals\[0\]` and `tangents\[0\]`", ArgumentTypeError, None, Q, (TANGENTS[0].astype("f4"),)),
-    (r"`primals\[0\]` must be one of float16", ArgumentTypeError, None, (np.ones(3, int),), MOVED),
-    (r"`primals\[0\]` must be a plain array", ArgumentTypeError, None, ([1.0],), MOVED),
-    ("`function` must be a function", ArgumentTypeError, 1, Q, MOVED),
-    ("the derivative of `fft` is not known.*use other", MISSING, lambda x: space(x).fft, Q, MOVED),
-    ("the derivative of `linalg` is not known", MISSING, lambda x: space(x).linalg.svd(x), Q, MOVED),
-    ("`function` must use operators.*functions.*on the left", ArgumentTypeError, np.exp, Q, MOVED),
-    ("must use operators.*no attribute 'sum'", ArgumentTypeError, lambda x: x.sum(), Q, MOVED),
-    ("`T` needs an array of two axes", ValueError, lambda x: x.T, Q, MOVED),
-    ("without axes has no length", TypeError, lambda x: [*x[0, 0, 0, 0]], Q, MOVED),
-    ("`reproducible` must be False", WRONG, lambda x: attention(x, x, x, reproducible=True), Q, MOVED),
+REFUSED: list[tuple[str, type[Exception], Any]] = [
+    (r"the derivative of `fft` is not known.*use other", AttributeError, lambda x: space(x).fft),
+    ("the derivative of `linalg` is not known", AttributeError, lambda x: space(x).linalg.svd(x)),
+    (r"`function` must use operators.*functions.*on the left", ArgumentTypeError, np.exp),
+    ("`T` needs an array of two axes", ValueError, lambda x: x.T),
+    ("without axes has no length", TypeError, lambda x: [*x[0, 0, 0, 0]]),
 ]
 
 
@@ -588,16 +560,10 @@ def space(x: Any) -> Any:
     return x.__array_namespace__()
 
 
-@pytest.mark.parametrize(("text", "error", "function", "primals", "tangents"), REFUSED)
-def test_refusals(text: str, error: type[Exception], function: Any, primals: Any, tangents: Any) -> None:
+@pytest.mark.parametrize(("text", "error", "function"), REFUSED)
+def test_refusals(text: str, error: type[Exception], function: Any) -> None:
     with pytest.raises(error, match=text):
-        jvp(function or (lambda x: x), primals, tangents)
-
-
-def test_refused_chunks() -> None:
-    x = pytest.importorskip("dask.array").ones((2, 3, 4), chunks=2)
-    with pytest.raises(ArgumentTypeError, match="arrays in chunks support gradients"):
-        jvp(lambda x: x, (x,), (x,))
+        jvp(function, PRIMALS[:1], TANGENTS[:1])
 
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
@@ -703,11 +669,8 @@ def test_a_nan_is_a_maximum() -> None:
 
 
 def test_arrays_that_refuse_jets() -> None:
-    """An array of array-api-strict does not ask what stands on its right: the error says what to do."""
+    """An array of array-api-strict does not ask what stands on its right; on its left, jets answer."""
     array = pytest.importorskip("array_api_strict").ones((2, 2))
-    for name in ("add", "mul", "matmul", "mod", "lt"):
-        with pytest.raises(ArgumentTypeError, match="write the array with derivatives on the left"):
-            jvp(lambda x, name=name: getattr(operator, name)(array, x), (array,), (array,))
     _, tangent = jvp(lambda x: x * array + space(x).multiply(array, x), (array,), (array,))
     np.testing.assert_array_equal(np.asarray(tangent), 2 * np.ones((2, 2)))
 
@@ -760,12 +723,6 @@ def test_one_argument_has_derivatives(name: str, order: int) -> None:
     there, back = (arrays_in(function(x + step * moved)) for step in (1e-5, -1e-5))
     _, tangent = jvp(function, (x,), (moved,))
     assert_near(tangent, [(a - b) / 2e-5 for a, b in zip(there, back, strict=True)], 1e-6)
-
-
-def test_two_libraries() -> None:
-    strict = pytest.importorskip("array_api_strict").ones((2, 2))
-    with pytest.raises(ArgumentTypeError, match="must be arrays of one library"):
-        jvp(lambda x: attention(x, strict, strict), (np.ones((2, 2)),), (np.ones((2, 2)),))
 
 
 def test_dtypes() -> None:

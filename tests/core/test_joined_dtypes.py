@@ -51,9 +51,7 @@ def test_dtypes(name: str, query: Any, fits: tuple[Any, ...]) -> None:
         if dtype in fits:
             assert call(query, name, dtype).dtype == query
             continue
-        argument = name.partition(" ")[0]
-        rule = f"`{argument}` must have the dtype of `query` or of the scores"
-        with pytest.raises(TypeError, match=rf"{rule}.*got {argument}.dtype={np.dtype(dtype).name}"):
+        with pytest.raises(TypeError, match="the dtype of `query`"):
             call(query, name, dtype)
 
 
@@ -119,10 +117,3 @@ def test_its_gradient_by_the_library(
     (narrow,), (wide,) = (gradients(library, total, x) for x in (joined, joined.astype(F)))
     assert narrow.dtype == BRAIN
     np.testing.assert_array_equal(narrow, wide.astype(BRAIN))
-
-
-@pytest.mark.parametrize("name", JOINED)
-def test_integers(name: str) -> None:
-    argument = name.partition(" ")[0]
-    with pytest.raises(TypeError, match=rf"{argument.partition('.')[2] or argument}.*int64"):
-        call(F, name, np.int64)

@@ -13,7 +13,7 @@ from differentiable_calls import BAD, CALLS, FEW, HOLES, MANY, placed_in, shapes
 from internals import cut_small, device, judge_together
 from libraries import LIBRARIES, Library, generator
 
-from sdpa_xp import biases, scaled_dot_product_attention_jvp
+from sdpa_xp import scaled_dot_product_attention_jvp
 from sdpa_xp import scaled_dot_product_attention_laplacian as laplacian
 
 F = np.float32
@@ -202,51 +202,6 @@ def test_empty_axes(query: Any, key: Any, width: int) -> None:
     results = laplacian(*arrays, {"key": np.ones((2, *key), F)})
     for x, shape in zip(results, [(), (2,), ()], strict=True):
         np.testing.assert_array_equal(x, np.zeros((*shape, *query[:-1], width)))
-
-
-@pytest.mark.parametrize(
-    ("tangents", "laplacians", "error", "words"),
-    [
-        ({}, None, ValueError, "`tangents` must have at least one direction"),
-        ({"key": X[None][:0]}, None, ValueError, "`tangents` must have at least one direction"),
-        ([X], None, TypeError, "`tangents` must be a mapping"),
-        ({"key": 1.0}, None, TypeError, r'`tangents\["key"\]` must be a plain array'),
-        (
-            {"bias": X[None]},
-            None,
-            ValueError,
-            "`tangents` must have keys among query, key, value; got key='bias'",
-        ),
-        ({"key": X}, None, ValueError, r'`tangents\["key"\]` .* of `key`, behind an axis of length 2'),
-        (
-            {"key": X[None], "query": np.stack([X, X])},
-            None,
-            ValueError,
-            r'`tangents\["query"\]` must have the shape of `query`, behind an axis of length 1',
-        ),
-        ({"key": X[None].astype("f8")}, None, TypeError, r'`key` and `tangents\["key"\]` must have one dtype'),
-        ({"key": X[None]}, {"key": X[None]}, ValueError, r'`laplacians\["key"\]` must have the shape of `key`'),
-        ({"key": X[None]}, [X], TypeError, "`laplacians` must be a mapping"),
-        ({"key": X[None]}, {"sinks": X}, ValueError, "`laplacians` must have keys among"),
-    ],
-)
-def test_refusals(tangents: Any, laplacians: Any, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=f"^scaled_dot_product_attention_laplacian: {words}"):
-        laplacian(X, X, X, tangents, laplacians=laplacians)
-
-
-def test_a_function_that_does_more_than_add() -> None:
-    bias = biases.from_function(lambda score, b, h, i, j: score * 2)
-    with pytest.raises(ValueError, match="must only add to the score"):
-        laplacian(X, X, X, {"query": X[None]}, bias=bias)
-
-
-def test_arrays_in_chunks(library: Library) -> None:
-    if not library.lazy:
-        pytest.skip("for arrays in chunks")
-    x = library.put(X)
-    with library.guard(), pytest.raises(TypeError, match="no derivatives along directions"):
-        laplacian(x, x, x, {"query": library.put(X[None])})
 
 
 def test_many_tiles_in_threads(rng: np.random.Generator) -> None:

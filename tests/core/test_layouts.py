@@ -89,33 +89,3 @@ def test_inputs_are_not_copied(call: dict[str, np.ndarray], monkeypatch: pytest.
         assert len(shared) > 1
         assert all(np.shares_memory(x, arrays["key"]) for x in shared[::2])
         assert all(np.shares_memory(x, arrays["value"]) for x in shared[1::2])
-
-
-@pytest.mark.parametrize(
-    ("change", "error", "words"),
-    [
-        ({"key": np.zeros((2, 10, 2, 8), F)}, ValueError, r"`key` and `value` must agree on axis -3 \(S\)"),
-        ({"key": np.zeros((2, 11, 1, 8), F)}, ValueError, r"`key` and `value` must agree on axis -2 \(H\)"),
-        (
-            {"query": np.zeros((2, 7, 3, 8), F)},
-            ValueError,
-            r"heads of `query` \(axis -2, Hq\) must be a multiple",
-        ),
-        ({"query": np.zeros((2, 7, 4, 9), F)}, ValueError, r"must agree on axis -1 \(E\).*\(2, 7, 4, 9\)"),
-        ({"query": np.zeros(8, F)}, ValueError, r"at least 2 axes, .* or \(..., length, heads, width\)"),
-    ],
-)
-def test_refused_by_the_axes_of_the_caller(
-    call: dict[str, np.ndarray], change: Any, error: type[Exception], words: str
-) -> None:
-    with pytest.raises(error, match=f"scaled_dot_product_attention: .*{words}"):
-        scaled_dot_product_attention(**({**swapped(call), "layout": "...LHE"} | change))
-
-
-def test_another_layout_is_named_only_if_all_arrays_fit_in_it() -> None:
-    query, key, value = (np.zeros(shape, F) for shape in ((2, 5, 4, 8), (2, 6, 2, 8), (2, 7, 2, 8)))
-    with pytest.raises(ValueError, match=r'before the heads, it is `layout="\.\.\.LHE"`\.$'):
-        scaled_dot_product_attention(query, key, key)
-    with pytest.raises(ValueError, match="must") as raised:
-        scaled_dot_product_attention(query, key, value)
-    assert "layout" not in str(raised.value)

@@ -222,17 +222,8 @@ def test_no_warning_and_no_error_of_numpy(library: Library, rng: np.random.Gener
                 merge_states([state, state])
 
 
-def test_extreme_scales_and_caps_are_refused_or_right(library: Library, rng: np.random.Generator) -> None:
+def test_extreme_caps_are_right(library: Library, rng: np.random.Generator) -> None:
     q, k, v = draw(rng, (3, 4), (5, 4), (5, 4))
-    for rules, words in [
-        ({"softcap": 1e39}, "`softcap` must be finite in float32"),
-        ({"softcap": 1e-50}, "`softcap` must be 0 or at least"),
-        ({"scale": -1e39}, "`scale` must be finite in float32"),
-        ({"scale": 1e-50}, "`scale` must be 0 or at least"),
-        ({"scale": 10**400}, "`scale` must be finite"),
-    ]:
-        with pytest.raises(ValueError, match=words):
-            library.call(scaled_dot_product_attention, q, k, v, **rules)
     np.testing.assert_allclose(attend(library, q, k, v, softcap=1e30), attend(library, q, k, v), atol=1e-6)
 
 

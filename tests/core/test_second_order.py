@@ -14,7 +14,7 @@ from differentiable_calls import BAD, CALLS, FEW, HOLES, MANY, placed_in, shapes
 from internals import cut_small, judge_together, override
 from libraries import LIBRARIES, Library, generator
 
-from sdpa_xp import biases, scaled_dot_product_attention_jvp
+from sdpa_xp import scaled_dot_product_attention_jvp
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
 
 F = np.float32
@@ -217,47 +217,6 @@ def test_the_textbook_of_several_draws() -> None:
 def test_repr() -> None:
     words = "<pullback of scaled_dot_product_attention_vjp: (2, 4, 8) to query, key, value>"
     assert repr(vjp(X, X, X)[1]) == words
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "words"),
-    [
-        ((X[0], {}), ValueError, "`cotangent` must have the shape of the output"),
-        ((X, {}, X[0]), ValueError, "`cotangent_tangent` must have the shape of the output"),
-        ((X, {}, X.astype("f8")), TypeError, "`query` and `cotangent_tangent` must have one dtype"),
-        ((X, {"bias": X}), ValueError, "`tangents` must have keys among query, key, value; got key='bias'"),
-        ((X, {"key": X[0]}), ValueError, r'`tangents\["key"\]` must have the shape of `key`'),
-        ((X, [X]), TypeError, "`tangents` must be a mapping"),
-    ],
-)
-def test_refusals(arguments: Any, error: type[Exception], words: str) -> None:
-    _, pullback = vjp(X, X, X)
-    with pytest.raises(error, match=f"^scaled_dot_product_attention_vjp: {words}"):
-        pullback.jvp(*arguments)
-
-
-def test_unknown_keywords() -> None:
-    _, pullback = vjp(X, X, X)
-    with pytest.raises(TypeError, match=r"^Pullback\.jvp: there is no argument `tangent`; got tangent=1\."):
-        pullback.jvp(X, tangent=1)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"^Pullback: there is no argument `grad`"):
-        pullback(X, grad=X)  # type: ignore[call-arg]
-
-
-def test_a_function_that_does_more_where_it_was_not_tried() -> None:
-    x = np.full((40, 4), 4, F)
-    _, pullback = vjp(x, x, x, bias=biases.from_function(lambda score, b, h, i, j: np.minimum(score, 20.0)))
-    with pytest.raises(ValueError, match="must only add to the score"):
-        pullback.jvp(x, {"query": x})
-
-
-def test_arrays_in_chunks(library: Library) -> None:
-    if not library.lazy:
-        pytest.skip("for arrays in chunks")
-    x = library.put(X)
-    _, pullback = vjp(x, x, x)
-    with library.guard(), pytest.raises(TypeError, match="no derivatives along directions"):
-        pullback.jvp(x, {"query": x})
 
 
 def test_large_common_change(rng: np.random.Generator) -> None:

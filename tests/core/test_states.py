@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from calls import draw
 from internals import reference
-from libraries import LIBRARIES, Library
+from libraries import Library
 
 from sdpa_xp import AttentionState, attention_state, merge_states
 
@@ -85,23 +85,6 @@ def test_states_of_a_wider_softmax(library: Library, rng: np.random.Generator) -
     np.testing.assert_allclose(library.get(merged.lse), reference.attention(q, k, v)[1], rtol=0, atol=1e-12)
 
 
-def test_not_even_a_list_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"merge_states: `layout` must be '...HLE' or .*; got layout='BSHD'"):
-        merge_states([state()], layout="BSHD")
-    for nothing in (5, None):
-        with pytest.raises(TypeError, match="merge_states: `states` must be the states to merge"):
-            merge_states(nothing)
-
-
-@pytest.mark.parametrize("base", [10, 0, "2", True, 2.5])
-def test_other_bases_are_refused(base: Any) -> None:
-    x = np.ones((2, 2), F)
-    with pytest.raises(ValueError, match=r"attention_state: `lse_base` must be None \(e\) or 2; got lse_base="):
-        attention_state(x, x, x, lse_base=base)
-    with pytest.raises(ValueError, match=r"merge_states: `lse_base` must be None \(e\) or 2; got lse_base="):
-        merge_states([attention_state(x, x, x)], lse_base=base)
-
-
 def test_state_without_a_key_adds_nothing(library: Library) -> None:
     """Even when its output is NaN, as other libraries leave it."""
     full = [np.asarray([[1.0, 2.0]], F), np.asarray([0.5], F)]
@@ -129,35 +112,6 @@ def test_weights_far_apart(library: Library) -> None:
 
 def state(output: Any = (3, 2), lse: Any = (3,), dtype: Any = F, lse_dtype: Any = F) -> AttentionState:
     return AttentionState(np.zeros(output, dtype), np.zeros(lse, lse_dtype))
-
-
-@pytest.mark.parametrize(
-    ("states", "error", "words"),
-    [
-        ([], ValueError, "`states` must hold at least one state"),
-        ([np.zeros((3, 2))], TypeError, r"must be an AttentionState, \(output, lse\); got .*numpy.ndarray"),
-        ([state(), state((4, 2), (4,))], ValueError, r"must have one shape.*\(3, 2\).*\(4, 2\)"),
-        ([state(), state(dtype=np.float64)], TypeError, "must have one dtype.*float32.*float64"),
-        ([state(), state(lse_dtype=np.float64)], TypeError, r"states\[1\].lse.*one dtype"),
-        ([state(dtype=np.float16, lse_dtype=np.float16)], TypeError, "`lse` must be float32 if"),
-        ([state((), ())], ValueError, "`lse` must have the shape of `output`"),
-        ([state(dtype=np.int64)], TypeError, r"`states\[0\].output` must be one of float16"),
-        ([AttentionState([[1.0]], [1.0])], TypeError, r"`states\[0\].output` must be a plain array"),
-    ],
-)
-def test_refused(states: Any, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match="merge_states: .*" + words):
-        merge_states(states)
-
-
-@pytest.mark.needs("array_api_strict")
-def test_states_on_several_devices_are_refused() -> None:
-    first, other = (LIBRARIES[f"strict-{device}"][1]() for device in ("CPU_DEVICE", "device1"))
-    output, lse = np.zeros((3, 2), F), np.zeros(3, F)
-    here, there = ((library.put(output), library.put(lse)) for library in (first, other))
-    for states in ([(here[0], there[1])], [here, there]):
-        with pytest.raises(ValueError, match=r"merge_states: .*must be on one device"):
-            merge_states(states)
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
@@ -209,43 +163,11 @@ def test_ranges_may_count_more_keys_than_any_machine_holds() -> None:
     ranges, keys = [(0, 10**9), range(10**9, 10**12), (10**12, 10**15)], 10**15
     merged = merge_states(PARTS, key_ranges=ranges, keys=keys)
     np.testing.assert_array_equal(merged.lse, merge_states(PARTS).lse)
-    with pytest.raises(ValueError, match="got no state over keys=1000000000000:1000000000007"):
-        merge_states(PARTS, key_ranges=[*ranges[:2], (10**12 + 7, keys)], keys=keys)
-
-
-@pytest.mark.parametrize(
-    ("key_ranges", "keys", "words"),
-    [
-        ([(0, 4), (4, 9), (4, 9)], 9, r"must be in one state; got keys=4:9 in states\[1\] and states\[2\]"),
-        (
-            [(0, 4), (4, 9), (12, 20)],
-            20,
-            "the states must be over all 20 keys; got no state over keys=9:12. A state is missing",
-        ),
-        ([(0, 4), (4, 9), (9, 10)], 8, r"end beyond `keys`; got key_ranges\[2\]=9:10, keys=8"),
-        ([[(0, 2), (1, 3)], (3, 4), (4, 5)], 5, r"keys=1:2 in states\[0\] and states\[0\]"),
-        ([(1, 4), (4, 9), (9, 10)], 12, "no state over keys=0:1, 10:12"),
-        ([(0, 4), (4, 9)], 9, "`key_ranges` must have one item for each state; got key_ranges=2, states=3"),
-        ([(0, 4), (9, 4), (9, 10)], 10, r"`key_ranges\[1\]` must not end before it begins"),
-        ([(0, 4), (-1, 4), (9, 10)], 10, r"`key_ranges\[1\]` must be at least 0"),
-        (None, 10, "`keys` needs `key_ranges`"),
-        ([(0, 4), (4, 9), (9, 10)], -1, "`keys` must be at least 0"),
-    ],
-)
-def test_a_state_that_comes_twice_or_is_lost(key_ranges: Any, keys: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=f"merge_states: .*{words}"):
-        merge_states(PARTS, key_ranges=key_ranges, keys=keys)
-
-
-@pytest.mark.parametrize("item", [5, "ab", (1, 2, 3), range(0, 9, 2), [(1, 2), 3], [(1,)], (0.0, 4), (True, 4)])
-def test_what_is_no_range_is_refused(item: Any) -> None:
-    with pytest.raises(TypeError, match=r"merge_states: `key_ranges\[1\]` must be"):
-        merge_states(PARTS[:2], key_ranges=[(0, 0), item])
 
 
 def test_ranges_are_checked_before_anything_is_merged(library: Library) -> None:
     """Also of states that are traced or lazy."""
     with library.guard():
         parts = [AttentionState(*(library.put(x) for x in part)) for part in PARTS[:2]]
-        with pytest.raises(ValueError, match="each key must be in one state"):
+        with pytest.raises(ValueError, match="in one state"):
             merge_states(parts, key_ranges=[(0, 4), (0, 4)])

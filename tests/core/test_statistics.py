@@ -456,57 +456,6 @@ def test_the_scores_are_computed_once_or_twice(
     assert computed[0] < passes * 60 * 20
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"of": ()}, r"`of` must be one or several of 'row_max'.*; got of=\(\)"),
-        ({"of": None}, "`of` must be one or several of 'row_max'"),
-        ({"of": 3}, "`of` must be one or several of 'row_max'"),
-        ({"of": "entropies"}, "no other names than .*; got of='entropies'. The nearest is 'entropy'"),
-        ({"of": [np.array(["row_max", "entropy"])]}, "no other names than .*; got of=numpy.ndarray"),
-        ({"of": ("row_max", "key_sum")}, "got of='key_sum'. The nearest is 'key_sums'"),
-        ({"of": "top_keys"}, "`top_k` is required for 'top_keys'; got top_k=None"),
-        ({"of": "entropy", "top_k": 3}, "`top_k` needs 'top_keys' in `of`; got top_k=3"),
-        ({"of": "top_keys", "top_k": 0}, "`top_k` must be at least 1"),
-        ({"of": "top_keys", "top_k": 2.0}, "`top_k` must be an integer"),
-        ({"of": "block_sums"}, "`block_size` is required for 'block_sums'"),
-        ({"of": "row_max", "block_size": 3}, "`block_size` needs 'block_sums' in `of`"),
-        ({"of": "block_sums", "block_size": 0}, "`block_size` must be at least 1"),
-        ({"of": "block_sums", "block_size": (3, 0)}, r"`block_size\[1\]` must be at least 1"),
-        (
-            {"of": "block_sums", "block_size": (3, 4, 5)},
-            r"`block_size` must be one number, or \(queries, keys\)",
-        ),
-        ({"of": "block_sums", "block_size": "3"}, "`block_size` must be one number"),
-        ({"of": "entropy", "dropout_p": 0.5}, "there is no argument `dropout_p`"),
-        ({"of": "entropy", "implementation": "native"}, "`implementation` must be None or 'xp'"),
-        ({"of": "entropy", "softcap": -1}, "attention_statistics: `softcap` must be positive"),
-    ],
-)
-def test_refusals(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=message):
-        attention_statistics(np.ones((3, 4)), np.ones((3, 4)), **arguments)
-
-
-def test_the_names_are_checked_before_the_arrays() -> None:
-    with pytest.raises(ValueError, match="The nearest is 'top_keys'"):
-        attention_statistics(None, None, of="topkeys")  # type: ignore[arg-type]
-
-
-@pytest.mark.needs("dask")
-@pytest.mark.parametrize(
-    "arguments", [{"of": "top_keys", "top_k": 2}, {"of": ("entropy", "block_sums"), "block_size": 2}]
-)
-def test_chunks_have_neither_top_k_nor_block_sums(arguments: dict[str, Any]) -> None:
-    import dask.array as da
-
-    x = da.ones((8, 4), chunks=4)
-    with pytest.raises(
-        TypeError, match="`of` must have neither 'top_keys' nor 'block_sums' for arrays in chunks"
-    ):
-        attention_statistics(x, x, **arguments)
-
-
 TRACED: dict[str, dict[str, Any]] = {
     "is_causal": {"is_causal": True},  # each band of queries has its own keys
     "window": {

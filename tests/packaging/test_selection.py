@@ -12,7 +12,7 @@ from without import run_without
 ROOT = Path(__file__).parents[2]
 OTHERS = ("torch", "jax", "dask", "mlx", "array_api_strict", "onnx", "onnxruntime", "matplotlib")
 OPTIONS = ("-q", "-p", "no:cacheprovider", "-n", "0")
-REFUSALS = "tests/core/test_refusals.py"
+REFUSALS = "tests/refusals/test_refusals.py"
 
 
 Printed = pytest.CaptureFixture[str]
@@ -65,12 +65,13 @@ def test_tests_of_a_library_are_part_of_its_run_alone(capsys: Printed) -> None:
     of_numpy, of_torch, of_all = (
         collected(capsys, REFUSALS, *chosen) for chosen in (["--backends=numpy"], ["--backends=torch"], [])
     )
-    assert "::test_mixed_libraries" not in of_numpy
-    assert "::test_mixed_libraries" in of_torch
-    assert "::test_no_plain_array" in of_numpy
-    assert "::test_no_plain_array" not in of_torch
-    assert "::test_mixed_libraries" in of_all
-    assert "::test_no_plain_array" in of_all
+    by_torch, by_none = "::test_each_library_says_the_same[torch-", "::test_recorded[attention]"
+    assert by_torch not in of_numpy
+    assert by_torch in of_torch
+    assert by_none in of_numpy
+    assert by_none not in of_torch
+    assert by_torch in of_all
+    assert by_none in of_all
 
 
 def test_a_thin_run_has_a_case_of_each_test_that_is_sampled(capsys: Printed) -> None:
@@ -88,7 +89,7 @@ def test_a_thin_run_has_a_case_of_each_test_that_is_sampled(capsys: Printed) -> 
 @pytest.mark.parametrize("which", ["--fast", "--backends=numpy"])
 def test_numpy_alone_is_enough(which: str) -> None:
     """Every file can be collected, and what needs another library is left out."""
-    files = ("test_refusals.py", "test_cache_refusals.py", "test_mask_refusals.py", "test_explain.py")
+    files = ("test_refusals.py", "test_cache_refusals.py", "test_mappings.py", "test_explain.py")
     done = run_in_another(OTHERS, "tests/core", which, "-k", " or ".join(files))
     assert done.returncode == 0, done.stdout
 

@@ -170,13 +170,6 @@ def test_functions_without_a_kernel(vendor: Library) -> None:
         vendor.call(attention_state, *numbers(9, *GROUPED), **NATIVE)
 
 
-def test_library_without_a_kernel() -> None:
-    x = np.ones((2, 3), F)
-    words = r"must be None or 'xp', because numpy has no attention kernel to call; got"
-    with pytest.raises(ValueError, match=words):
-        scaled_dot_product_attention(x, x, x, **NATIVE)
-
-
 def test_names_of_jax(vendor: Library) -> None:
     x, y = numbers(2, (2, 5, 4, 8), (2, 7, 2, 8))
     output = vendor.get(vendor.call(dot_product_attention, x, y, y, is_causal=True, **NATIVE))

@@ -20,7 +20,6 @@ from peers.judged import CLOSE
 
 from sdpa_xp import (
     AttentionState,
-    KVCache,
     PagedKVCache,
     attention_state,
     biases,
@@ -266,18 +265,6 @@ def test_jagged_tensors_of_torch(rng: np.random.Generator) -> None:
         TypeError, match=r"`\.values\(\)` and `\.offsets\(\)` of a jagged tensor to `varlen_att"
     ):
         scaled_dot_product_attention(q, k, v)
-
-
-@pytest.mark.parametrize("cache", [KVCache, PagedKVCache])
-def test_a_cache_in_the_place_of_the_keys(cache: Any) -> None:
-    x = np.ones((1, 5, 2, 8), np.float32)
-    cache_of_tokens = (
-        KVCache(x, x) if cache is KVCache else PagedKVCache(x, x.copy(), [[0]], [2], layout="...LHE")
-    )
-    with pytest.raises(
-        TypeError, match=r"`key` must be a plain array.*Call a method of the cache: key\.attend"
-    ):
-        varlen_attention(x[0], cache_of_tokens, x[0], [0, 5], [0, 5])
 
 
 @pytest.mark.needs("jax")

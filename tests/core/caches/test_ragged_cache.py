@@ -204,7 +204,7 @@ def test_any_lengths(library: Library, lengths: list[tuple[int, int]], name: str
 def test_layouts_and_in_place(library: Library, layout: str, in_place: bool, new: list[int]) -> None:
     sequences = drawn(OLD, new)
     if in_place and (library.name == "numpy-readonly" or not can_write(library)):
-        with pytest.raises(TypeError, match="`in_place=True` needs arrays that can be written to"):
+        with pytest.raises(TypeError, match="written to"):
             step(library, sequences, OLD, new, TABLE, layout=layout, in_place=True)
         return
     results = step(library, sequences, OLD, new, TABLE, layout=layout, in_place=in_place)

@@ -372,8 +372,7 @@ def test_sums_of_blocks_count_tokens(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(np.asarray(axes.images[0].get_array()), sums, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["query_tokens", "key_tokens", "mask"])
-def test_a_block_has_no_name_and_no_mask(name: str) -> None:
-    options = {"query_tokens": ["a", "b"], "key_tokens": ["a", "b"], "mask": masks.causal()}
-    with pytest.raises(ValueError, match=rf"plot.attention: `{name}` cannot be given with `block_size`"):
-        plot.attention(np.ones((2, 2)), block_size=3, **{name: options[name]})
+def test_inside_a_jit_there_is_nothing_to_draw(library: Library) -> None:
+    library.needs_jit()
+    with pytest.raises(TypeError, match="numbers that can be read"):
+        library.jit(lambda x: plot.attention(x) and x)(library.put(np.full((2, 2), 0.5, F)))

@@ -145,12 +145,3 @@ def test_a_plain_subclass_of_a_tensor_is_a_tensor(length: int) -> None:
         assert type(output) is torch.Tensor
         (gradient,) = torch.autograd.grad(output.sum(), x)
         assert bool(gradient.isfinite().all())
-
-
-@pytest.mark.parametrize("name", ["query", "key", "value", "attn_mask", "bias", "sinks"])
-def test_a_scalar_of_numpy_is_no_array(name: str) -> None:
-    """It has no `__array_ufunc__`, which is asked of arrays."""
-    x = np.ones((2, 3, 4), F)
-    arguments: dict[str, Any] = {"query": x, "key": x, "value": x, name: F(1)}
-    with pytest.raises(TypeError, match=rf"`{name}` must be .*; got {name}=numpy.float32. A scalar is no"):
-        scaled_dot_product_attention(**arguments)

@@ -211,9 +211,9 @@ def test_masks_are_nested_only_so_deep() -> None:
     for _ in range(75):
         mask = (mask & masks.prefix(1)) | masks.prefix(2)
     assert scaled_dot_product_attention(*[np.ones((1, 2, 2))] * 3, mask).shape == (1, 2, 2)
-    with pytest.raises(ValueError, match=r"masks: .* nested at most 150 operators deep; got depth=151\."):
+    with pytest.raises(ValueError, match="150 operators"):
         mask & masks.prefix(1)
-    with pytest.raises(ValueError, match="nested at most 150 operators deep"):
+    with pytest.raises(ValueError, match="150 operators"):
         assert ~mask
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -100,7 +99,7 @@ def test_places_are_those_in_a_cache_whatever_the_positions(rng: np.random.Gener
     results = [cache.attend(query, attn_mask=mask, is_causal=False) for cache in caches]
     np.testing.assert_array_equal(*results)
     short = KVCache(key[:, :2], value[:, :2])
-    with pytest.raises(ValueError, match="must be used with at most as many queries as keys in a cache"):
+    with pytest.raises(ValueError, match="at most as many"):
         short.attend(query, attn_mask=mask, is_causal=False)
 
 
@@ -110,50 +109,3 @@ def test_a_table_for_each_head(rng: np.random.Generator) -> None:
     expected = np.repeat(np.repeat(table, 3, axis=1), 2, axis=2)
     result = scaled_dot_product_attention(query, key, value, masks.blocks(table))
     np.testing.assert_allclose(result, scaled_dot_product_attention(query, key, value, expected), atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: masks.neighbourhood(5, 1), "`shape` must be the number of places along each axis"),
-        (lambda: masks.neighbourhood((2,) * 4, 0), "`shape` must have 1 to 3 axes"),
-        (lambda: masks.neighbourhood((4, 4), 2), "`shape` must have room for the neighbours"),
-        (lambda: masks.neighbourhood((4, 4), (1, 1, 1)), "`radius` must have one element for each axis"),
-        (lambda: masks.neighbourhood((4,), 1, dilation=0), "`dilation` must be at least 1"),
-        (lambda: masks.neighbourhood((4,), 1, periodic=1), "`periodic` must be True or False"),
-        (lambda: masks.neighbourhood((4,), 1, borders="plain"), "`borders` must be 'shifted' or 'cut'"),
-        (lambda: dense(masks.neighbourhood((4,), 1), 4, 5), "must have a place for each key"),
-        (lambda: dense(masks.neighbourhood((4,), 1), 5, 4), "must have a place for each query"),
-        (lambda: masks.tree(3), "`parents` must be a list of integers"),
-        (lambda: masks.tree([-1, 1]), "`parents[1]` must be below 1: a draft stands behind its parent"),
-        (lambda: masks.tree([-2]), "`parents[0]` must be at least -1"),
-        (lambda: dense(masks.tree([-1]), 2, 2), "`attn_mask.parents` must have one integer for each token"),
-        (lambda: masks.blocks([[1, 0]]), "`table` must hold booleans"),
-        (lambda: masks.blocks([[]]), "`table` must hold booleans"),
-        (lambda: masks.blocks([[True], [True, False]]), "`table` must have rows of one length"),
-        (lambda: masks.blocks([[True]], 0), "`size` must be at least 1"),
-        (lambda: masks.blocks([[True]], (1, 2, 3)), "`size` must be one number, or (queries, keys)"),
-        (lambda: dense(masks.blocks([[True] * 3]), 4, 4), "`attn_mask.table` must divide the S tokens"),
-        (lambda: dense(masks.blocks([[True]], 3), 4, 3), "`attn_mask.table` must divide the L tokens"),
-        (lambda: dense(masks.blocks(np.ones((2, 1, 1), bool)), 4, 4), "must have one table, or one for each"),
-    ],
-)
-def test_bad_arguments_are_refused(make: Any, message: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=re.escape(message)):
-        make()
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (masks.blocks, "`table` must have known values"),
-        (
-            masks.tree,
-            "`parents` must be a list of integers, or an array of them with one axis and known values",
-        ),
-    ],
-)
-def test_lazy_arrays_are_refused(make: Any, message: str) -> None:
-    lazy = pytest.importorskip("dask.array").zeros((2, 2), dtype=bool)
-    with pytest.raises(TypeError, match=message):
-        make(lazy)

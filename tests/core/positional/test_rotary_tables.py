@@ -120,12 +120,3 @@ def test_of_rotary(rng: np.random.Generator) -> None:
     (x,), rotary = draw(rng, (2, 3, TOKENS, 8)), Rotary(8)
     same = RotaryTables(*rotary.cos_sin(range(ROWS), like=x))
     np.testing.assert_array_equal(same.apply(x, 7), rotary.apply(x, 7))
-
-
-@pytest.mark.needs("torch")
-def test_tables_of_another_library(rng: np.random.Generator) -> None:
-    import torch
-
-    rotary = RotaryTables(*tables(rng))
-    with pytest.raises(TypeError, match=r"^KVCache: `key` and `rotary.cos` must be arrays of one library"):
-        KVCache(torch.ones(1, 2, 3, 8), torch.ones(1, 2, 3, 8), rotary=rotary)
