@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 from libraries import Library, installed
-from refusals.transcript import Answer, answers, files, needs
+from refusals.transcript import Answer, Ended, answers, files, needs
 
 
-def text_of(parts: list[Answer | str]) -> str:
+def text_of(parts: list[Answer | Ended | str]) -> str:
     return "".join(part if isinstance(part, str) else f"{part}\n" for part in parts)
 
 
@@ -27,8 +27,23 @@ def assert_lawful(answer: Answer) -> None:
     assert " at 0x" not in message, f"{answer} shows where an object lies in memory"
 
 
+def assert_lawful_command(ended: Ended) -> None:
+    """One line, exit code 2, nothing printed; it names flags, and no keyword of Python."""
+    from command import KEYWORD  # with packages that other transcripts do not need
+
+    assert (ended.code, ended.printed) == (2, ""), ended
+    assert ended.error.startswith("sdpa-xp: "), ended
+    assert ended.error.count("\n") == 1, ended
+    assert not KEYWORD.search(ended.error), ended
+    assert "overwrite" not in ended.error, ended
+
+
 @pytest.mark.parametrize("path", files(), ids=lambda path: path.stem)
-def test_recorded(path: Path, request: pytest.FixtureRequest) -> None:
+def test_recorded(
+    path: Path, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In an empty folder, where calls may name files."""
+    monkeypatch.chdir(tmp_path)
     for package in needs(path):
         if not installed(package):
             pytest.skip(f"{package} is not installed")
@@ -39,6 +54,8 @@ def test_recorded(path: Path, request: pytest.FixtureRequest) -> None:
     for part in parts:
         if isinstance(part, Answer):
             assert_lawful(part)
+        if isinstance(part, Ended):
+            assert_lawful_command(part)
 
 
 @pytest.mark.parametrize("path", files("each_library"), ids=lambda path: path.stem)

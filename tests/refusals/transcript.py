@@ -3,26 +3,38 @@
     >>> scaled_dot_product_attention(q, k, v, scale="1")
     ArgumentTypeError: scaled_dot_product_attention: `scale` must be a real number; got scale='1'.
 
+    $ sdpa-xp export --opset new
+    sdpa-xp: export: `--opset` must be an integer; got --opset='new'.
+
 A line without an answer prepares those that follow. `pytest tests/refusals --record` writes all answers anew;
 whoever changes a message reads them in the diff.
 """
 
 from __future__ import annotations
 
+import io
 import linecache
 import re
+import shlex
+import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from sdpa_xp.errors import Message
 
-FIRST, NEXT = ">>> ", "... "
+FIRST, NEXT, COMMAND = ">>> ", "... ", "$ "
 HERE = Path(__file__).parent
 _NOT_OF_THE_CALL = re.compile(r"(?<= at )0x[0-9a-f]+")
-"""What is another text in each run."""
+"""What is another text in each run, beside the folder."""
+
+
+def _of_each_run(text: str) -> str:
+    return _NOT_OF_THE_CALL.sub("...", text).replace(f"{Path.cwd()}/", ".../")
 
 
 @dataclass(frozen=True)
@@ -40,7 +52,21 @@ class Answer:
         return first if isinstance(first, Message) else None
 
     def __str__(self) -> str:
-        return f"{type(self.error).__name__}: {_NOT_OF_THE_CALL.sub('...', str(self.error))}"
+        return _of_each_run(f"{type(self.error).__name__}: {self.error}")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How the command ended that was refused."""
+
+    command: str
+    code: int
+    printed: str
+    error: str
+    """What went to the standard error."""
+
+    def __str__(self) -> str:
+        return _of_each_run(self.error.removesuffix("\n"))
 
 
 def files(folder: str = ".") -> list[Path]:
@@ -54,24 +80,27 @@ def needs(path: Path) -> list[str]:
     return re.split(", *", first.removeprefix("# needs ")) if first.startswith("# needs ") else []
 
 
-def answers(path: Path, **names: Any) -> Iterator[Answer | str]:
-    """Make the calls of a transcript: its lines, and behind each call what it raised or warned of.
+def answers(path: Path, **names: Any) -> Iterator[Answer | Ended | str]:
+    """Make the calls of a transcript: its lines, and behind each call what it raised, warned of or printed.
 
     Args:
         path: The transcript.
         names: What the calls may use besides what the transcript itself imports.
     """
     names["__name__"] = path.stem  # as the code of a user
-    calls = re.split(r"^(?=>>> )", path.read_text(), flags=re.MULTILINE)
+    calls = re.split(r"^(?=>>> |\$ )", path.read_text(), flags=re.MULTILINE)
     yield calls[0]
     number = calls[0].count("\n")
     for call in calls[1:]:
         lines = call.splitlines(keepends=True)
-        source = [line for line in lines if line.startswith((FIRST, NEXT))]
+        source = [line for line in lines if line.startswith((FIRST, NEXT, COMMAND))]
         rest = lines[len(source) :]
         yield "".join(source)
-        code = "".join(line[len(FIRST) :] for line in source)
-        yield from _answer(code, f"{path.stem}-{number}.py", names)
+        if call.startswith(COMMAND):
+            yield from _ended(source[0].removeprefix(COMMAND))
+        else:
+            code = "".join(line[len(FIRST) :] for line in source)
+            yield from _answer(code, f"{path.stem}-{number}.py", names)
         number += len(lines)
         yield "".join(line for line in rest if not line.strip() or line.startswith("#"))
 
@@ -90,3 +119,19 @@ def _answer(code: str, place: str, names: dict[str, Any]) -> Iterator[Answer]:
         for warning in warned
         if isinstance(warning.message, Exception)
     )
+
+
+def _ended(command: str) -> Iterator[Ended]:
+    from sdpa_xp_export.cli import main  # with packages that other transcripts do not need
+
+    with (
+        mock.patch.object(sys, "argv", shlex.split(command)),
+        redirect_stdout(io.StringIO()) as out,
+        redirect_stderr(io.StringIO()) as err,
+    ):
+        try:
+            main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+    if code:
+        yield Ended(command, code, out.getvalue(), err.getvalue())
