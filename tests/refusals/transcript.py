@@ -29,12 +29,16 @@ from sdpa_xp.errors import Message
 
 FIRST, NEXT, COMMAND = ">>> ", "... ", "$ "
 HERE = Path(__file__).parent
-_NOT_OF_THE_CALL = re.compile(r"(?<= at )0x[0-9a-f]+")
-"""What is another text in each run, beside the folder."""
+_NOT_OF_THE_CALL = re.compile(r"(?<= at )0x[0-9a-f]+|(?<=where=)\w+-\d+(?=\.py:\d)")
+"""What is another text in each run, or with each line that comes before it."""
+_NODE = re.compile(r"\b((?:nonzero_)?(?:[A-Z][a-z]+)+)_\d+\b")
+"""A value of a graph, whose number changes with each node before it."""
 
 
-def _of_each_run(text: str) -> str:
-    return _NOT_OF_THE_CALL.sub("...", text).replace(f"{Path.cwd()}/", ".../")
+def without_chance(text: str) -> str:
+    """The text without what is another one in each run, in each folder and in each graph."""
+    text = _NOT_OF_THE_CALL.sub("...", text).replace(f"{Path.cwd()}/", ".../")
+    return _NODE.sub(r"\1_...", text)
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,7 @@ class Answer:
         return first if isinstance(first, Message) else None
 
     def __str__(self) -> str:
-        return _of_each_run(f"{type(self.error).__name__}: {self.error}")
+        return without_chance(f"{type(self.error).__name__}: {self.error}")
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class Ended:
     """What went to the standard error."""
 
     def __str__(self) -> str:
-        return _of_each_run(self.error.removesuffix("\n"))
+        return without_chance(self.error.removesuffix("\n"))
 
 
 def files(folder: str = ".") -> list[Path]:
