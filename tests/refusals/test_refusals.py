@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ CLASSES = (
     Warning,
 )
 """What a user of Python expects: an `except` for one of them is no `except Exception`."""
-MISSING = "a value of a graph has no "
-"""The one message without parts, of a name that a module lacks."""
+MISSING = re.compile(r" has no (function )?`\w+`")
+"""A message without parts, of a name that a module or a message of protobuf would have."""
 
 
 def text_of(parts: list[Answer | Ended | str]) -> str:
@@ -24,7 +25,8 @@ def text_of(parts: list[Answer | Ended | str]) -> str:
 def assert_lawful(answer: Answer) -> None:
     """A message is one line, `function: rule; got name=value. hint`, that names the argument or what came."""
     message = answer.message
-    if message is None and MISSING in str(answer.error):
+    assert not answer.wrote, f"{answer} after a file was written"
+    if isinstance(answer.error, AttributeError | TypeError) and MISSING.search(str(answer.error)):
         return
     assert message is not None, f"{answer.call}: an error of another library, {answer}"
     assert isinstance(answer.error, CLASSES), answer
@@ -36,10 +38,10 @@ def assert_lawful(answer: Answer) -> None:
 
 
 def assert_lawful_command(ended: Ended) -> None:
-    """One line, exit code 2, nothing printed; it names flags, and no keyword of Python."""
+    """One line, exit code 2, nothing printed or written; it names flags, and no keyword of Python."""
     from command import KEYWORD  # with packages that other transcripts do not need
 
-    assert (ended.code, ended.printed) == (2, ""), ended
+    assert (ended.code, ended.printed, ended.wrote) == (2, "", False), ended
     assert ended.error.startswith("sdpa-xp: "), ended
     assert ended.error.count("\n") == 1, ended
     assert not KEYWORD.search(ended.error), ended

@@ -29,7 +29,9 @@ from sdpa_xp.errors import Message
 
 FIRST, NEXT, COMMAND = ">>> ", "... ", "$ "
 HERE = Path(__file__).parent
-_NOT_OF_THE_CALL = re.compile(r"(?<= at )0x[0-9a-f]+|(?<=where=)\w+-\d+(?=\.py:\d)")
+_NOT_OF_THE_CALL = re.compile(
+    r"(?<= at )0x[0-9a-f]+|(?<=where=)\w+-\d+(?=\.py:\d)|(?<=\.)[0-9a-f]{32}(?=\.data)"
+)
 """What is another text in each run, or with each line that comes before it."""
 _NODE = re.compile(r"\b((?:nonzero_)?(?:[A-Z][a-z]+)+)_\d+\b")
 """A value of a graph, whose number changes with each node before it."""
@@ -48,6 +50,8 @@ class Answer:
     call: str
     error: Exception
     is_warning: bool = False
+    wrote: bool = False
+    """Whether a file of the folder is another one than before."""
 
     @property
     def message(self) -> Message | None:
@@ -68,6 +72,7 @@ class Ended:
     printed: str
     error: str
     """What went to the standard error."""
+    wrote: bool
 
     def __str__(self) -> str:
         return without_chance(self.error.removesuffix("\n"))
@@ -111,12 +116,13 @@ def answers(path: Path, **names: Any) -> Iterator[Answer | Ended | str]:
 
 def _answer(code: str, place: str, names: dict[str, Any]) -> Iterator[Answer]:
     linecache.cache[place] = len(code), None, code.splitlines(keepends=True), place  # some messages quote it
+    before = _folder()
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
             exec(compile(code, place, "exec"), names)
         except Exception as error:
-            yield Answer(code, error)
+            yield Answer(code, error, wrote=_folder() != before)
             return
     yield from (
         Answer(code, warning.message, is_warning=True)
@@ -128,6 +134,7 @@ def _answer(code: str, place: str, names: dict[str, Any]) -> Iterator[Answer]:
 def _ended(command: str) -> Iterator[Ended]:
     from sdpa_xp_export.cli import main  # with packages that other transcripts do not need
 
+    before = _folder()
     with (
         mock.patch.object(sys, "argv", shlex.split(command)),
         redirect_stdout(io.StringIO()) as out,
@@ -138,4 +145,9 @@ def _ended(command: str) -> Iterator[Ended]:
         except SystemExit as ended:
             code = int(ended.code or 0)
     if code:
-        yield Ended(command, code, out.getvalue(), err.getvalue())
+        yield Ended(command, code, out.getvalue(), err.getvalue(), _folder() != before)
+
+
+def _folder() -> list[tuple[Path, int]]:
+    """The files of the folder, each with the time when it was written."""
+    return sorted((path, path.lstat().st_mtime_ns) for path in Path().rglob("*"))

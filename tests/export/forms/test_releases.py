@@ -40,7 +40,7 @@ def test_a_window_that_releases_count_otherwise_is_refused(release: str) -> None
     call: dict[str, Any] = {"form": "grouped_query", "is_causal": True}
     near = call | {"attn_mask": masks.sliding_window(7, 0)}
     runtime = f"onnxruntime>={release};cpu"
-    with pytest.raises(ValueError, match="right from 1.24 on"):
+    with pytest.raises(ValueError, match="at the earliest"):
         export_attention(FIXED, FIXED, FIXED, **near, runtime=runtime)
     assert form_of(FIXED, FIXED, FIXED, **near, runtime="onnxruntime>=1.24;cpu") == "grouped_query"
     for open_window in (call, call | {"attn_mask": masks.sliding_window(None, 0)}):
@@ -49,7 +49,7 @@ def test_a_window_that_releases_count_otherwise_is_refused(release: str) -> None
 
 
 def test_an_opset_that_the_release_does_not_load_is_refused_without_an_attention_too() -> None:
-    with pytest.raises(ValueError, match="1.24 or later"):
+    with pytest.raises(ValueError, match="or later"):
         to_onnx(lambda x: x + 1, FIXED, opset=24, runtime="onnxruntime>=1.23;cpu")
     to_onnx(lambda x: x + 1, FIXED, opset=24, runtime="onnxruntime>=1.24;cpu")
 

@@ -366,12 +366,6 @@ def test_an_output_in_another_dtype_does_not_verify() -> None:
 
 
 @pytest.mark.usefixtures("short_verify")
-def test_what_is_drawn_is_an_input() -> None:
-    with pytest.raises(ValueError, match=r"^verify_layer: `draw` must have keys among x; got key='y'"):
-        verify_layer(to_onnx(attending, X), attending, draw={"y": lambda rng, shape: rng.random(shape)})
-
-
-@pytest.mark.usefixtures("short_verify")
 def test_what_is_drawn_is_fed() -> None:
     """NaN in an input shows in what both compute; a model that ignores it is another one."""
     model = to_onnx(attending, X)
