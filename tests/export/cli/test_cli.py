@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from command import refused, run
 from internals import backends, comparison, demo, features, say_table
+from libraries import installed
 
 import sdpa_xp
 from sdpa_xp_export import TensorSpec, verify
@@ -235,6 +236,11 @@ def test_demo_exits_1_when_a_backend_disagrees(
     code, out, _ = run(capsys, "demo", "-o", tmp_path)
     assert code == 1
     assert "DISAGREES: numpy xp float32 cpu: layer 1, layer 2" in out
+
+
+@pytest.mark.skipif(installed("cupy"), reason="CuPy is installed")
+def test_agree_on_a_library_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "must be installed" in refused(capsys, "agree", "--backend", "cupy")
 
 
 def test_demo_replaces_no_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -218,3 +218,9 @@ def test_control_characters_of_a_path_are_spelt_out(capsys: pytest.CaptureFixtur
     code, out, _ = run(capsys, "export", *QKV, "-o", tmp_path / "a\x1b[31m :smile: [b].onnx")
     assert code == 0
     assert out.startswith(f"wrote {tmp_path}/a\\x1b[31m :smile: [b].onnx\n")
+
+
+@pytest.mark.parametrize("text", [b"query = ", b"query = '\xff'", b"query = " + b"[" * 100_000])
+def test_a_file_that_is_no_toml(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "a.toml").write_bytes(text)
+    assert "must be TOML" in refused(capsys, "export", "--config", tmp_path / "a.toml")
