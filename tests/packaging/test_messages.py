@@ -1,4 +1,4 @@
-"""Each message that a user can see is matched by a test: some words of its rule stand in one."""
+"""Each message that a user can see is recorded, or matched by a test: words of its rule stand there."""
 
 from __future__ import annotations
 
@@ -56,9 +56,9 @@ def runs(text: str, length: int) -> set[str]:
 
 @pytest.fixture(scope="module")
 def tested() -> str:
-    return plain(
-        "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__))
-    )
+    tests = ROOT / "tests"
+    files = [*tests.rglob("test_*.py"), *(tests / "refusals").rglob("*.txt")]
+    return plain("\n".join(path.read_text() for path in files if path != Path(__file__)))
 
 
 def test_each_message_has_a_test(tested: str) -> None:

@@ -16,6 +16,8 @@ CLASSES = (
 """What a user of Python expects: an `except` for one of them is no `except Exception`."""
 MISSING = re.compile(r" has no (function )?`\w+`")
 """A message without parts, of a name that a module or a message of protobuf would have."""
+LONGEST = 800
+"""Characters of a message, whatever came."""
 
 
 def text_of(parts: list[Answer | Ended | str]) -> str:
@@ -30,8 +32,10 @@ def assert_lawful(answer: Answer) -> None:
         return
     assert message is not None, f"{answer.call}: an error of another library, {answer}"
     assert isinstance(answer.error, CLASSES), answer
-    assert "\n" not in message, answer
+    assert message.isprintable(), answer
+    assert len(message) < LONGEST, answer
     assert message.startswith(f"{message.function}: "), answer
+    assert message.count(f"{message.function}: ") == 1, answer
     assert message.endswith((".", "`")), answer
     assert message.argument or message.got, answer
     assert " at 0x" not in message, f"{answer} shows where an object lies in memory"
@@ -43,7 +47,8 @@ def assert_lawful_command(ended: Ended) -> None:
 
     assert (ended.code, ended.printed, ended.wrote) == (2, "", False), ended
     assert ended.error.startswith("sdpa-xp: "), ended
-    assert ended.error.count("\n") == 1, ended
+    assert ended.error.removesuffix("\n").isprintable(), ended
+    assert len(ended.error) < LONGEST, ended
     assert not KEYWORD.search(ended.error), ended
     assert "overwrite" not in ended.error, ended
 

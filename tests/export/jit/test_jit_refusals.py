@@ -21,7 +21,7 @@ def layer(x: Any) -> Any:
 def test_what_to_install() -> None:
     with pytest.raises(ValueError, match="Update onnxruntime"):
         jit(layer, runtime="onnxruntime>=9.9;cpu")
-    with pytest.raises(ValueError, match="Install onnxruntime-gpu"):
+    with pytest.raises(ValueError, match="must be for a provider"):
         jit(layer, runtime="onnxruntime>=1.28;cuda")
 
 
@@ -84,7 +84,7 @@ def test_another_device() -> None:
     fast = jit(layer)
     assert type(fast(array_api_strict.asarray(X))) is type(array_api_strict.asarray(X))
     device = array_api_strict.Device("device1")
-    with pytest.raises(ValueError, match="on the CPU"):
+    with pytest.raises(ValueError, match="must be on the CPU, as `runtime` is"):
         fast(array_api_strict.asarray(X, device=device))
 
 

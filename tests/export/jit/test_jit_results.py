@@ -13,8 +13,6 @@ import pytest
 
 from sdpa_xp_export import TensorSpec, jit, to_onnx, verify_layer
 
-X = np.ones((2, 3), np.float32)
-
 
 class Pair(NamedTuple):
     first: Any

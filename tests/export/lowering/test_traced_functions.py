@@ -112,9 +112,6 @@ def test_each_function_of_a_sum_gets_what_those_before_made(rng: np.random.Gener
     check_forms(qkv(rng), rules, arguments, names={BATCH: "B", 5: "L", 9: "S"})
 
 
-QKV = TensorSpec("float32", ("B", 4, "L", 8))
-
-
 def test_verify_asks_for_the_function() -> None:
     """It cannot be written to the metadata."""
     qkv, mask = TensorSpec("float32", (2, 4, 9, 8)), masks.from_function(lambda b, h, i, j: j <= i)

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 from command import run
@@ -128,7 +127,6 @@ def test_an_engine_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 IDS = TensorSpec("int64", ("L",))
-BIG = np.asarray([2**31, 0])
 
 
 @pytest.mark.needs("openvino")
