@@ -60,7 +60,8 @@ class Answer:
         return first if isinstance(first, Message) else None
 
     def __str__(self) -> str:
-        return without_chance(f"{type(self.error).__name__}: {self.error}")
+        notes = [note for note in getattr(self.error, "__notes__", ()) if note.isprintable()]  # JAX's has lines
+        return without_chance("\n".join([f"{type(self.error).__name__}: {self.error}", *notes]))
 
 
 @dataclass(frozen=True)
