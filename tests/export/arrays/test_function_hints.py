@@ -98,37 +98,3 @@ def test_a_name_without_a_counterpart() -> None:
     for name in (*dir(np), *dir(np.ndarray), "scatter_add", "backward"):
         named = set(re.findall(r"xp\.(\w+)", function_hint(name, graph_namespace)))
         assert named <= set(graph_namespace.__all__), name
-    with pytest.raises(TypeError, match="no `interp` and no replacement for it"):
-        to_onnx(lambda x: np.interp(x, x, x), X)
-    with pytest.raises(TypeError, match="no `frexp` and no replacement for it"):
-        to_onnx(lambda x: np.frexp(x), X)
-    with pytest.raises(AttributeError, match="no `backward` and no replacement for it"):
-        to_onnx(lambda x: x.backward(), X)
-
-
-@pytest.mark.parametrize(
-    ("layer", "words"),
-    [
-        (lambda x: x.transpose(1, 0, 2), r"xp\.permute_dims\(x, axes\)"),
-        (lambda x: x.reshape(4, 4), r"xp\.reshape\(x, shape\)"),
-        (lambda x: x.dot(x), r"xp\.matmul\(x, y\)"),
-        (lambda x: x.T, r"`x\.T` is of arrays with two axes.*xp\.permute_dims\(x, axes\)"),
-        (lambda x: x.cumsum(0), r"xp\.cumulative_sum\(x, axis=0\)"),
-        (lambda x: np.arctan2(x, x), r"xp\.atan2\(x, y\)"),
-        (lambda x: x.numel(), r"Write x\.size\."),
-        (lambda x: np.concatenate([x, x]), r"xp\.concat\(\[x, y\], axis=0\)"),
-        (lambda x: np.isnan(x), r"xp\.isnan\(x\)"),
-        (lambda x: np.rint(x), r"xp\.round\(x\)"),
-    ],
-)
-def test_the_hint_for_what_other_arrays_have(layer: Any, words: str) -> None:
-    with pytest.raises((TypeError, AttributeError, ValueError), match=words):
-        to_onnx(layer, X)
-
-
-@pytest.mark.parametrize("number", [float, int, complex, range, math.sqrt, [1, 2].__getitem__])
-def test_a_value_is_no_number(number: Any) -> None:
-    with pytest.raises(
-        TypeError, match=r"^to_onnx: a value of a graph cannot be used as a Python number.*xp\.sqrt\(x\)"
-    ):
-        to_onnx(lambda x: x * number(x), X)

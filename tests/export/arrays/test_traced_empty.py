@@ -62,27 +62,6 @@ def check(rows: dict[str, Row], *arrays: np.ndarray) -> None:
     assert_all_same(expected, counted, run(model, feeds_of(*arrays)))
 
 
-@pytest.mark.parametrize(
-    ("layer", "words"),
-    [
-        (lambda xp, x: xp.max(x), "`max` must be over at least one number"),
-        (lambda xp, x: xp.min(x, axis=(0, 1)), "`min` must be over at least one number"),
-        (lambda xp, x: xp.reshape(x, (0, -1)), "must not have -1 beside a length of 0"),
-        (lambda xp, x: xp.squeeze(x, axis=0), "must name axes of length 1"),
-    ],
-)
-def test_refused(layer: Any, words: str) -> None:
-    with pytest.raises(ValueError, match=f"to_onnx: {words}|to_onnx: `axis` {words}|to_onnx: `shape` {words}"):
-        to_onnx(lambda x: layer(x.__array_namespace__(), x), TensorSpec("float32", (0, 4)))
-
-
-def test_no_products_of_uint64() -> None:
-    spec = TensorSpec("uint64", (2, 0))
-    rule = r"^to_onnx: `matmul` of uint64 must sum at least one product.*Convert both operands to int64\.$"
-    with pytest.raises(ValueError, match=rule):
-        to_onnx(lambda x: x @ x.__array_namespace__().matrix_transpose(x), spec)
-
-
 OVER_NOTHING: dict[str, tuple[Row, float]] = {
     "sum": (lambda xp, x: xp.sum(x, axis=-1), 0),
     "mean": (lambda xp, x: xp.mean(x, axis=-1), np.nan),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -128,21 +127,14 @@ def test_bfloat16_stays_itself_where_cuda_computes() -> None:
     assert nodes["cpu"][-1] == "Cast"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_erf(dtype: str) -> None:
-    """NaN stays one; of float64 no program was seen to compute it, also not ONNX's own evaluator."""
-    numbers = NUMBERS.astype(dtype)
-    if dtype == "float64":
-        for runtime in ("onnxruntime>=1.28;cpu", "openvino>=2026.4;cpu", "onnx"):
-            spec = TensorSpec(dtype if runtime == "onnx" else "float32", (3, 4))
-            with pytest.raises(TypeError, match=r"^to_onnx: `erf` must not be of a float64, since no program"):
-                to_onnx(lambda x: x.__array_namespace__().erf(x.astype("float64")), spec, runtime=runtime)
-        return
+def test_erf() -> None:
+    """NaN stays one."""
+    numbers = NUMBERS.astype("float32")
     expected = np.vectorize(math.erf)(numbers)
     for runtime in ("onnxruntime>=1.23;cpu", "onnxruntime>=1.28;cpu"):
         (result,) = traced(lambda x: x.__array_namespace__().erf(x), numbers, runtime=runtime)
         np.testing.assert_allclose(result, expected, rtol=0, atol=3e-7)
-    spec, runtime = TensorSpec(dtype, (3, 4)), "onnxruntime>=1.27;cpu"
+    spec, runtime = TensorSpec("float32", (3, 4)), "onnxruntime>=1.27;cpu"
     old = to_onnx(lambda x: x.__array_namespace__().erf(x), spec, runtime=runtime)
     assert [node.op_type for node in old.graph.node] == ["Erf", "Equal", "Where"]
 
@@ -378,32 +370,6 @@ def test_numbers_and_arrays_of_numpy(layer: Callable[..., Any]) -> None:
     assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
     np.testing.assert_allclose(result, expected, rtol=1e-6)
     np.testing.assert_array_equal(NUMBERS, before)
-
-
-@pytest.mark.parametrize(
-    ("layer", "error"),
-    [
-        (lambda x: operator.iadd(x, NUMBERS.astype(np.float64)), TypeError),
-        (lambda x: operator.iadd(x[0, :], x), ValueError),
-        (lambda x: operator.iadd(np.ones(4, np.float32), x), ValueError),
-        (lambda x: operator.imul(np.ones((3, 4), np.float16), x), TypeError),
-        (lambda x: operator.iadd(x > 0, x), TypeError),
-    ],
-)
-def test_in_place_keeps_dtype_and_shape(layer: Callable[..., Any], error: type[Exception]) -> None:
-    with pytest.raises(error, match="must"):
-        to_onnx(layer, TensorSpec("float32", (3, 4)))
-
-
-def test_other_functions_of_numpy_are_refused() -> None:
-    for layer in (
-        lambda x: np.exp(x),  # a ufunc itself has no signature before NumPy 2.4
-        lambda x: np.add.reduce(x),
-        lambda x: np.add(x, x, where=NUMBERS > 0),
-        lambda x: np.divmod(x, 2),
-    ):
-        with pytest.raises(TypeError, match=r"a value of a graph must not go to `numpy\.\w+`"):
-            to_onnx(layer, TensorSpec("float32", (3, 4)))
 
 
 @pytest.mark.parametrize("module", [pytest.param(m, marks=pytest.mark.needs(m)) for m in ("torch", "jax")])

@@ -124,90 +124,33 @@ def test_white_space_does_not_matter() -> None:
     ) & masks.prefix(2)
 
 
-NO_TEXT = ("Mask", "from_function", "to_array")
-MASKS_ONLY = ", ".join(name for name in masks.__all__ if name not in NO_TEXT)
 REFUSED = {
-    "a bare word": ("causal", "a function must be called, as in causal(...)"),
-    "an unknown word": ("casual()", "no function 'casual'"),
-    "nothing": ("", "invalid syntax"),
-    "an open end": ("causal() &", "invalid syntax"),
-    "two": ("causal(), causal()", "this expression is not allowed here"),
-    "an attribute": ("causal().__class__", "a dot is not allowed here"),
-    "a method": ("causal().bind(1)", "a dot is not allowed here"),
-    "a module": ("masks.causal()", "a dot is not allowed here, write the function alone, as in causal(...)"),
-    "an index": ("causal()[0]", "an index is not allowed here"),
-    "a call of a call": ("causal()()", "this expression is not allowed here"),
-    "eval": ("eval('1')", "no function 'eval'"),
-    "import": ("causal(__import__('os'))", "no function '__import__'"),
-    "dunder": ("__all__", "no function '__all__'"),
-    "a class": ("Mask()", "no function 'Mask'"),
-    "to_array": ("to_array(causal(), [2, 2])", "no function 'to_array'"),
-    "from_function": (
-        "from_function(lambda *x: True)",
-        "a function cannot be written as text; pass it in Python",
-    ),
-    "what stands for one": ("from_function", "a function cannot be written as text"),
-    "a bias": ("alibi(8)", "no function 'alibi'"),
-    "**": ("causal(**{})", "** is not allowed here"),
-    "*": ("causal(*[1])", "* is not allowed here"),
-    "twice": ("causal(offset=1, offset=2)", "each argument is given once"),
-    "an f-string": ("causal(f'{1}')", "an f-string is not allowed here"),
-    "a comprehension": ("padding([x for x in y])", "a comprehension is not allowed here"),
-    "a generator": ("padding(x for x in y)", "a comprehension is not allowed here"),
-    "lambda": ("lambda: 1", "a lambda is not allowed here"),
-    "and": ("causal() and causal()", "(write & and |) is not allowed here"),
-    "arithmetic": ("causal(2 ** 9)", "this expression is not allowed here"),
-    "a product": ("padding([1] * 9)", "this expression is not allowed here"),
-    "a dictionary": ("causal({})", "this expression is not allowed here"),
-    "bytes": ("causal(b'1')", "this expression is not allowed here"),
-    "a complex number": ("causal(1j)", "this expression is not allowed here"),
-    "a walrus": ("(x := causal())", "this expression is not allowed here"),
-    "a number": ("1", "'1' is not a spec, a mask or a bias"),
-    "a combined number": ("causal() & 1", "'1' cannot be combined by & | ~ +"),
-    "an inverted number": ("~1", "'1' cannot be combined by & | ~ +"),
-    "a word": ("'causal()'", "'causal()' is not a spec, a mask or a bias"),
-    "a sum of masks": ("causal() + causal()", "masks cannot be added; got mask=causal()"),
-    "too many arguments": (
-        "causal(1, 2)",
-        "causal: only `offset` may be passed without a name; got arguments=2",
-    ),
-    "an unknown argument": ("causal(of=1)", "causal: there is no argument `of`; got of=1"),
-    "what the function refuses": ("sliding_window(-1, 0)", "`left` must be at least 0; got left=-1)"),
-    "a dtype": ("int4[B]", "`dtype` must be one of float16"),
-    "a shape": ("bool[2*B]", "a name in `shape` must be an identifier"),
-    "a length": ("bool[-1]", "a length in `shape` must be at least 0"),
-    "a backslash": (r"initializer('\x41')", "a backslash is not allowed here"),
-    "a null": ("causal()\0", "null bytes"),
-    "a huge number": ("causal(" + "9" * 5000 + ")", "Exceeds the limit (4300 digits)"),
-    "deep": ("~" * (DEEPEST + 1) + "causal()", f"nested more than {DEEPEST} deep"),
-    "deeper": ("~" * 20_000 + "causal()", f"nested more than {DEEPEST} deep"),
-    "brackets": ("padding(" + "[" * 5000 + "]" * 5000 + ")", "too many nested parentheses"),
-    "long": ("1" * (LONGEST_EXPRESSION + 1), f"at most {LONGEST_EXPRESSION} characters"),
+    "nothing": "",
+    "an open end": "causal() &",
+    "a null": "causal()\0",
+    "a huge number": "causal(" + "9" * 5000 + ")",
+    "deep": "~" * (DEEPEST + 1) + "causal()",
+    "deeper": "~" * 20_000 + "causal()",
+    "two lines": "no\nsuch\x1b[31m",
+    "brackets": "padding(" + "[" * 5000 + "]" * 5000 + ")",
+    "long": "1" * (LONGEST_EXPRESSION + 1),
 }
+"""What Python itself refuses, or would take too long over."""
 
 
-@pytest.mark.parametrize(("text", "words"), REFUSED.values(), ids=REFUSED)
-def test_refused_in_one_line(text: str, words: str) -> None:
-    with pytest.raises(ValueError, match=r"^export: `attn_mask` must be readable \(") as refused:
+@pytest.mark.parametrize("text", REFUSED.values(), ids=REFUSED)
+def test_refused_in_one_line(text: str) -> None:
+    with pytest.raises(ValueError, match="must be readable") as refused:
         parse("export", "attn_mask", text)
     said = str(refused.value)
-    assert words in said
-    assert "\n" not in said
+    assert said.isprintable()
     assert len(said) < 900
-    assert said.endswith(f"It is a spec, as float32[B,1,L,S], or made of {MASKS_ONLY} (sdpa_xp.masks).")
 
 
 @pytest.mark.parametrize("name", ["scale", "sinks"])
 def test_an_array_alone(name: str) -> None:
-    """A scale and sinks have no functions, and are refused by their own names."""
+    """A scale and sinks have no functions."""
     assert parse("test", name, "float32[H,1,1]") == TensorSpec("float32", ("H", 1, 1))
     for text in ("alibi(8)", "causal()", "float32[1] + float32[1]", "x", "2.0", "from_array(float32[1])"):
-        with pytest.raises(ValueError, match=rf"^test: `{name}` must be readable .*got {name}=") as refused:
+        with pytest.raises(ValueError, match="must be readable"):
             parse("test", name, text)
-        assert str(refused.value).endswith(". It is a spec, as float32[B,1,L,S].")
-
-
-def test_a_bias_is_refused_with_what_biases_there_are() -> None:
-    rule = r"`bias` must be readable \(no function 'causal' here, since it is for `attn_mask`\)"
-    with pytest.raises(ValueError, match=rf"{rule}.*alibi, from_array, rel"):
-        parse("export", "bias", "causal()")

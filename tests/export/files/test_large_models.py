@@ -159,10 +159,7 @@ def test_an_array_that_is_written_to_is_refused(tmp_path: Path) -> None:
     before = {file: file.read_bytes() for file in tmp_path.iterdir()}
     weight[3, 999_999] += 1
     for above in (0, 2**30):
-        with pytest.raises(
-            ValueError,
-            match=r"^save: `weight_0` must not be written to before the model is saved; got .* export it again",
-        ):
+        with pytest.raises(ValueError, match="must not be written to"):
             save(model, path, overwrite=True, external_above=above)
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
     weight[3, 999_999] -= 1
@@ -196,7 +193,7 @@ def test_an_array_that_the_layer_writes_to_is_refused() -> None:
         wide[0, 0] = 7
         return product
 
-    with pytest.raises(ValueError, match=r"^to_onnx: `weight_0` must not be written to"):
+    with pytest.raises(ValueError, match="must not be written to"):
         to_onnx(writing, X)
 
 
@@ -213,7 +210,7 @@ def test_2_gib_do_not_go_into_one_file(tmp_path: Path) -> None:
     zeros = np.broadcast_to(np.zeros(1, np.uint8), 2**31)
     weight: Any = SimpleNamespace(name="w", array=zeros, nbytes=zeros.nbytes)
     model = LargeModel(onnx.ModelProto(ir_version=8), {"w": weight})
-    with pytest.raises(ValueError, match="save: `model` must be under 2 GiB without the raw data"):
+    with pytest.raises(ValueError, match="under 2 GiB"):
         save(model, tmp_path / "a.onnx", external_above=2**40)
     assert [*tmp_path.iterdir()] == []
 
@@ -226,7 +223,7 @@ def test_over_2_gib(tmp_path: Path) -> None:
     weight[-1] = np.arange(2**14)
     model = to_onnx(lambda i: i.__array_namespace__().take(weight, i, axis=0), TensorSpec("int64", ("N",)))
     assert isinstance(model, LargeModel)
-    with pytest.raises(ValueError, match="save: `model` must be under 2 GiB without the raw data"):
+    with pytest.raises(ValueError, match="under 2 GiB"):
         save(model, tmp_path / "a.onnx", external_above=2**40)
     path = save(model, tmp_path / "a.onnx")
     try:

@@ -58,18 +58,6 @@ def test_a_layer_has_the_opset_that_most_programs_read(runtime: str, opset: int)
         assert "Attention" in {node.op_type for node in attention.graph.node}
 
 
-def test_float64_is_refused_for_openvino() -> None:
-    """An input, and an output that a layer computes."""
-    double = TensorSpec("float64", (1, 2, 3, 8))
-    words = "`query` must not be float64 for openvino, since OpenVINO computes it in float32 on the CPU"
-    with pytest.raises(TypeError, match=f"^export_attention: {words}"):
-        export_attention(double, double, double, runtime=OPENVINO)
-    with pytest.raises(TypeError, match=r"^to_onnx: `x` must not be float64 for openvino"):
-        to_onnx(lambda x: x + 1, double, runtime=OPENVINO)
-    with pytest.raises(TypeError, match=r"^to_onnx: `output` must not be float64 for openvino"):
-        to_onnx(lambda x: x.astype("float64"), X, runtime=OPENVINO)
-
-
 def test_the_reason_names_the_program() -> None:
     reasons = [
         metadata_of(export_attention(X, X, X, runtime=runtime))["sdpa_xp.reason"]

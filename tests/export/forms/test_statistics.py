@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -220,16 +219,3 @@ def test_a_cache_has_statistics_too(rng: np.random.Generator) -> None:
     ]
     np.testing.assert_allclose(results["key_sums"], exact.sum(axis=-2), atol=2e-6)
     np.testing.assert_allclose(results["row_max"], scores(arrays, **rules).max(axis=-1), rtol=2e-6)
-
-
-def test_refusals() -> None:
-    qkv = TensorSpec("float32", (1, 2, "L", 8))
-    with pytest.raises(ValueError, match="`to_onnx` traces attention_statistics, which has the others"):
-        export_attention(qkv, qkv, qkv, outputs=("output", "top_keys"))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"ai\.onnx Attention returns no entropy"):
-        export_attention(qkv, qkv, qkv, outputs=("output", "entropy"), form="attention")
-    layer = partial(attention_statistics, of="top_keys", top_k=2)
-    with pytest.raises(ValueError, match="OpenVINO leaves the order of equal weights open; got top_k=2"):
-        to_onnx(layer, X, KEYS, runtime="openvino>=2026.4;cpu")
-    with pytest.raises(ValueError, match="return only the output"):
-        export_attention(qkv, qkv, qkv, outputs=("row_max",), form="multi_head")

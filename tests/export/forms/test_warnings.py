@@ -74,12 +74,7 @@ def test_a_constant_of_zeros_and_ones_is_warned_of(name: str) -> None:
     with warned() as record:
         EXPORTS[name]()
     (warning,) = record
-    function = {"export_attention": name, "half": "export_attention", "a call to verify": "verify"}.get(
-        name, "to_onnx"
-    )
-    assert str(warning.message).startswith(
-        f"{function}: `attn_mask` must be boolean to mask: its 0 and 1 are added"
-    )
+    assert "must be boolean to mask" in str(warning.message)
     assert warning.filename == __file__
 
 

@@ -224,40 +224,6 @@ def test_empty_lengths(lengths: dict[str, int]) -> None:
 X = TensorSpec("float32", ("B", 2, "L", 8))
 
 
-def derived(**rules: Any) -> Any:
-    return to_onnx(lambda x: scaled_dot_product_attention_vjp(x, x, x, **rules)[1](x)["query"], X)
-
-
-REFUSED: dict[str, tuple[Callable[[], object], str]] = {
-    "random numbers": (
-        lambda: derived(dropout_p=0.5, rng=np.random.default_rng(0)),
-        "`dropout_p` must be 0, since a graph draws no random numbers",
-    ),
-    "random numbers in a function": (
-        lambda: to_onnx(
-            lambda x: jvp(
-                lambda y: scaled_dot_product_attention(y, x, x, dropout_p=0.5, rng=np.random.default_rng(0)),
-                (x,),
-                (x,),
-            )[1],
-            X,
-        ),
-        "`dropout_p` must be 0, since a graph draws no random numbers",
-    ),
-    "a function of the scores": (
-        lambda: derived(bias=biases.from_function(lambda score, b, h, i, j: score * 2)),
-        "the function of `bias` must only add to the score",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refusals(name: str) -> None:
-    call, message = REFUSED[name]
-    with pytest.raises(ValueError, match=message):
-        call()
-
-
 def test_no_graph_is_kept() -> None:
     kept: list[weakref.ref[Any]] = []
 

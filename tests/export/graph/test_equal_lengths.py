@@ -279,21 +279,6 @@ def test_a_caller_may_have_any_name() -> None:
     assert ([output.shape for output in outputs], int(outputs[2])) == ([(8,), (2,), (), (7,)], 3)
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [
-        lambda xp, x: xp.zeros(x.shape[0] + 1) + x,
-        lambda xp, x: x[x > 0] + x[x < 0],
-        lambda xp, x: xp.zeros(x.shape[0] // 2 * 2) + x,
-        lambda xp, x: x[2:] + x[1:],
-        lambda xp, x: xp.reshape(x, (-1, 2)) + xp.reshape(x, (-1, 4))[:, :2],
-    ],
-)
-def test_other_lengths_are_refused(layer: Layer) -> None:
-    with pytest.raises(ValueError, match="to_onnx: shapes must broadcast; a name broadcasts only with itself"):
-        to_onnx(lambda x: layer(x.__array_namespace__(), x), TensorSpec("float32", ("N",)))
-
-
 def test_lengths_that_differ_in_a_run_do_not_agree_by_luck() -> None:
     """Where a difference is cut off, axes that fit otherwise do not: the run fails, as NumPy does."""
     model = to_onnx(

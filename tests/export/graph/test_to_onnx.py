@@ -7,7 +7,6 @@ exporter takes part in either.
 from __future__ import annotations
 
 import json
-import operator
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -293,89 +292,6 @@ def test_functions_of_the_standard(name: str) -> None:
     assert len(shape) == run(model, x=x)[0].ndim
 
 
-@pytest.mark.parametrize(
-    ("layer", "error", "words"),
-    [
-        (3, TypeError, "`layer` must be callable; got layer=int"),
-        (lambda x: 1.0, TypeError, "`layer` must return arrays, also in tuples.*output=float"),
-        (lambda x: x.sum(), AttributeError, "sum"),
-        (lambda x: -x if x[0, 0, 0] > 0 else x, TypeError, "neither true nor false"),
-        (
-            lambda x: x * float(x.shape[1]),
-            TypeError,
-            "a length.*cannot be used as a Python number; got length=L.*Compute with",
-        ),
-        (
-            lambda x: x * (x.shape[1] // x.shape[0]),
-            TypeError,
-            "cannot be used as a Python number; got length=L",
-        ),
-        (lambda x: x * (x.shape[1] * True), TypeError, "cannot be used as a Python number; got length=L"),
-        (lambda x: x * float(x.shape[1] / 2), TypeError, "got value=a float that follows from lengths"),
-        (lambda x: x if x.shape[1] / 2 > 3 else -x, TypeError, "got value=a float that follows from lengths"),
-        (
-            lambda x: x if x.shape[0] > x.shape[1] else -x,
-            TypeError,
-            "cannot be used as a Python number; got length=B",
-        ),
-        (lambda x: x if x.shape[1] < 5 else -x, TypeError, "cannot be used as a Python number; got length=L"),
-        (lambda x: {"x": -x}, ValueError, "an output must not have the name of an argument.*got output='x'"),
-        (
-            lambda x: x @ np.ones((3, 3), np.float32),
-            ValueError,
-            "last axis of the first.*second.shape=\\(3, 3\\)",
-        ),
-        (lambda x: x + np.ones(3, np.float32), ValueError, r"must broadcast.*; got.*\(3,\)"),
-        (lambda x: x + "1", TypeError, "computed with arrays and numbers; got operand=str"),
-        (lambda x: x + np.ones(16, "complex64"), TypeError, "of a dtype that a graph holds.*complex64"),
-        (lambda x: x[x[0, ...] > 0], IndexError, "a mask must have the lengths of the axes.*got mask.shape="),
-        (lambda x: x[:, [0, 1]], TypeError, r"an index must be made of integers.*got index=list.*xp.asarray"),
-        (lambda x: x[: x[0, 0, 0]], TypeError, r"the bounds of a slice must be integers or lengths.*xp.arange"),
-        (
-            lambda x: operator.setitem(x, 0, 1.0),
-            TypeError,
-            r"cannot be written to.*xp\.where\(condition, new, x\)",
-        ),
-        (lambda x: x * len(x), TypeError, r"len\(\) of a value must be a number that is known.*x\.shape\[0\]"),
-        (
-            lambda x: attending(
-                x, masks.from_function(lambda b, h, i, j: scaled_dot_product_attention(i, i, i) > 0)
-            ),
-            TypeError,
-            "a function of the indices must call no attention",
-        ),
-        (lambda x: attending(x, dropout_p=0.5), ValueError, "`dropout_p` must be 0"),
-        (
-            lambda x: attending(x, reproducible=True),
-            ValueError,
-            "`reproducible` must be False, because each runtime",
-        ),
-    ],
-)
-def test_what_does_not_trace(layer: Any, error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=words):
-        to_onnx(layer, X)
-
-
-@pytest.mark.parametrize(
-    ("keywords", "error", "words"),
-    [
-        ({"opset": 16}, ValueError, "to_onnx: `opset` must be 17 to 25; got opset=16"),
-        ({"opset": "23"}, TypeError, "to_onnx: `opset` must be an integer"),
-        ({"form": "fast"}, ValueError, "to_onnx: `form` must be auto"),
-        (
-            {"form": "attention", "softmax_dtype": "float64"},
-            ValueError,
-            "to_onnx: `form` cannot be 'attention'",
-        ),
-        ({"runtime": "onnxruntime"}, ValueError, "to_onnx: `runtime` must be"),
-    ],
-)
-def test_refused_keywords(keywords: dict[str, Any], error: type[Exception], words: str) -> None:
-    with pytest.raises(error, match=f"^{words}"):
-        to_onnx(attending, X, **keywords)
-
-
 @pytest.mark.parametrize("dtype", [np.float64, np.dtype("float64"), None])
 def test_a_softmax_dtype_is_that_of_any_namespace(dtype: Any) -> None:
     """As the library takes it; None stands for the namespace of the traced array."""
@@ -389,19 +305,6 @@ def test_a_softmax_dtype_is_that_of_any_namespace(dtype: Any) -> None:
     direct = export_attention(*[TensorSpec("float32", (1, 2, 5, 8))] * 3, softmax_dtype=passed)
     for graph in (model.graph, direct.graph):
         assert [node.op_type for node in graph.node].count("Cast") >= 2
-
-
-def test_nothing_to_trace() -> None:
-    words = r"^to_onnx: there must be a TensorSpec among the arguments of `layer`; got arguments=\['x'\]\."
-    with pytest.raises(TypeError, match=words + "$"):
-        to_onnx(lambda x: x, 3.0)
-    hint = r" Describe the array: TensorSpec\('float32', \(1, 5, 64\)\)\. Write a name, such as 'L',"
-    array = np.ones((1, 5, 64), np.float32)
-    for nested in (array, (3, array), {"x": [array]}):
-        with pytest.raises(TypeError, match=words + hint):
-            to_onnx(lambda x: x, nested)
-    with pytest.raises(TypeError, match=r"got arguments=\['many', 'named'\]\." + hint):
-        to_onnx(lambda *many, **named: many, 3, y=array)
 
 
 def test_a_layer_verifies() -> None:
@@ -460,12 +363,6 @@ def test_an_output_in_another_dtype_does_not_verify() -> None:
 
     assert verify_layer(to_onnx(half, X), half).agrees
     assert not verify_layer(to_onnx(half, X), lambda x: x * 1.7).agrees
-
-
-@pytest.mark.usefixtures("short_verify")
-def test_what_is_drawn_is_an_input() -> None:
-    with pytest.raises(ValueError, match=r"^verify_layer: `draw` must have keys among x; got key='y'"):
-        verify_layer(to_onnx(attending, X), attending, draw={"y": lambda rng, shape: rng.random(shape)})
 
 
 @pytest.mark.usefixtures("short_verify")

@@ -379,7 +379,7 @@ def test_verify(monkeypatch: pytest.MonkeyPatch) -> None:
     def unlike(x: Any) -> Any:
         return x + float(isinstance(x, np.ndarray))
 
-    with pytest.raises(ValueError, match=r"jit: the graph of `layer` must agree with it; got error="):
+    with pytest.raises(ValueError, match="must agree with it"):
         jit(unlike, verify=True)(X)
 
 

@@ -11,7 +11,6 @@ import weakref
 from typing import Any
 
 import numpy as np
-import pytest
 
 from sdpa_xp_export import jit
 
@@ -120,15 +119,3 @@ def test_a_method_lives_no_longer_than_its_object() -> None:
     del one
     gc.collect()
     assert reference() is None
-
-
-def test_an_object_without_a_dictionary() -> None:
-    class Slots:
-        __slots__ = ()
-
-        @jit
-        def method(self, x: Any) -> Any:
-            return x
-
-    with pytest.raises(TypeError, match=r"must have a `__dict__`; got object=Slots\. Leave `__slots__` out\.$"):
-        Slots().method(X)

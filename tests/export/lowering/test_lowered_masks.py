@@ -183,12 +183,3 @@ def test_masked_keys_add_nothing_to_queries_that_are_inf_or_nan(rules: Any, outp
         expected = library(feeds, outputs, **rules(masks.padding(lengths)))
     assert all(not np.isnan(x).any() for x in expected.values())
     assert_close(run(model, {**feeds, "key_lengths": lengths}), expected)
-
-
-@pytest.mark.parametrize(
-    "value", [[1, 2], np.asarray([1, 2]), TensorSpec("int64", (2,)), TensorSpec("int64", ("N",))]
-)
-def test_a_call_without_a_batch_takes_one_integer(value: Any) -> None:
-    alone = TensorSpec("float32", (4, 8))
-    with pytest.raises(ValueError, match=r"^export_attention: `attn_mask\.offset` must broadcast to"):
-        export_attention(alone, alone, alone, attn_mask=masks.causal(value))

@@ -112,55 +112,11 @@ def test_each_function_of_a_sum_gets_what_those_before_made(rng: np.random.Gener
     check_forms(qkv(rng), rules, arguments, names={BATCH: "B", 5: "L", 9: "S"})
 
 
-QKV = TensorSpec("float32", ("B", 4, "L", 8))
-OFFSETS = np.arange(5)
-TRACES = "must be one that can be traced to ONNX"
-
-
-@pytest.mark.parametrize(
-    ("mask_mod", "words"),
-    [
-        (lambda b, h, i, j: OFFSETS[i] <= j, f"{TRACES}.*Use operators and the functions of"),
-        (lambda b, h, i, j: j <= i and j > 0, f"{TRACES}.*neither true nor false"),
-        (lambda b, h, i, j: 0 < j < 4, f"{TRACES}.*neither true nor false"),
-        (lambda b, h, i, j: j <= OFFSETS, f"{TRACES}.*with its arguments and with numbers alone.*ndarray"),
-        (lambda b, h, i, j: np.abs(i - j) < 3, TRACES),
-        (lambda b, h, i, j: xp(i).einsum(i) < 3, f"{TRACES}.*einsum"),
-        (lambda b, h, i, j: i & 0.5, f"{TRACES}.*`bitwise_and` must have dtypes.*integer or boolean.*float32"),
-        (lambda b, h, i, j: ~(i / 2), f"{TRACES}.*integer or boolean"),
-        (lambda b, h, i, j: i // 0 > j, f"{TRACES}.*must not be divided by 0"),
-        (lambda b, h, i, j: i**-1 > j, f"{TRACES}.*negative power"),
-        (lambda b, h, i, j: i & j, "must return a condition; got.*int64"),
-        (lambda b, h, i, j: "causal", "must return a condition; got.*str"),
-        (lambda b, h, i, j: i - j, "must return a condition; got.*int64"),
-        (lambda b, h, i, j: 1, "must return a condition; got.*int"),
-        (lambda b, h, i, j: None, "must return a condition; got.*NoneType"),
-    ],
-)
-def test_mask_functions_that_do_not_trace(mask_mod: Callable[..., Any], words: str) -> None:
-    with pytest.raises(TypeError, match=f"^export_attention: the function of `attn_mask` {words}"):
-        export_attention(QKV, QKV, QKV, masks.causal() & masks.from_function(mask_mod))
-
-
-@pytest.mark.parametrize(
-    ("score_mod", "words"),
-    [
-        (lambda s, b, h, i, j: s + OFFSETS[j], TRACES),
-        (lambda s, b, h, i, j: s if j <= i else -1.0, f"{TRACES}.*choose with `where`"),
-        (lambda s, b, h, i, j: s > 0, "must return scores; got.*bool"),
-        (lambda s, b, h, i, j: 0.0, "must return scores; got.*float"),
-    ],
-)
-def test_score_functions_that_do_not_trace(score_mod: Callable[..., Any], words: str) -> None:
-    with pytest.raises(TypeError, match=f"^export_attention: the function of `bias` {words}"):
-        export_attention(QKV, QKV, QKV, bias=biases.from_function(score_mod))
-
-
 def test_verify_asks_for_the_function() -> None:
     """It cannot be written to the metadata."""
     qkv, mask = TensorSpec("float32", (2, 4, 9, 8)), masks.from_function(lambda b, h, i, j: j <= i)
     model = export_attention(qkv, qkv, qkv, mask)
-    with pytest.raises(ValueError, match=r"verify: .*from_function"):
+    with pytest.raises(ValueError, match="from_function"):
         verify(model)
     assert verify(model, attn_mask=mask).agrees
     assert not verify(model, attn_mask=masks.from_function(lambda b, h, i, j: j < i)).agrees

@@ -165,11 +165,7 @@ def _providers() -> object:
 def test_cuda_that_was_asked_for_is_no_fallback(
     ask: Callable[[], object], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = (
-        r"^verify: onnxruntime could not start CUDAExecutionProvider, which needs a GPU and CUDA's libraries; "
-        r'got providers=CPUExecutionProvider\. Pass `provider="cpu"` to run on the CPU\.$'
-    )
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match='Pass `provider="cpu"`'):
         ask()
     _nothing_written(capfd)
 

@@ -142,8 +142,7 @@ def test_a_limit_of_memory_of_a_verification() -> None:
     assert max(run.longest for run in report.runs) < 600
     assert "; a larger `memory` tries it" in report.left_out[0]
     long = TensorSpec("float32", (1, 1, 40000, 8))
-    rule = "must have at most 1048576 numbers together; .* Or pass a larger `memory`"
-    with pytest.raises(ValueError, match=f"^verify: the inputs and the outputs of `model` {rule}"):
+    with pytest.raises(ValueError, match="at most 1048576 numbers"):
         verify(export_attention(long, long, long), memory=10**6)
 
 
