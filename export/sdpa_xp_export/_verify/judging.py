@@ -19,6 +19,12 @@ of few kinds of tokens, as of a boolean input, adds equal terms, whose roundings
 CPU is off by many times as much as another, and the error of the layer on one of them is no bound. So its bound
 has one more part, which no CPU decides: what equal terms may be off by, as many as the run has tokens. Short
 runs, where this is little, are judged as sharply as without it.
+
+Terms that are not known may add up to 0, as in the gradient of a single weight, or of a softmax that gives one
+key all the weight: products of up to 1e28 may leave nothing. The values are then rounding errors, in float64
+too, and no measure of the terms. Only the layer shows how large these are, if its inputs and weights are moved
+by rounding errors. So the error of such a run is a bound of that run alone, and no measure for other runs; and
+the errors of other runs bound it if its own are 0 by luck.
 """
 
 from __future__ import annotations
@@ -123,6 +129,11 @@ class ExpectedRows:
         return textbook_error(self.reference, self.textbook, self.size_of_errors)
 
     @property
+    def largest_error(self) -> float:
+        """The largest error of the textbook formula; 0 if it overflows."""
+        return textbook_error(self.reference, self.textbook, 1.0)
+
+    @property
     def textbook_ratio(self) -> float:
         """The largest error of the textbook formula over the magnitude of its element; 0 if it overflows."""
         if self.magnitude is None:
@@ -157,6 +168,7 @@ class Compared:
         return self.size, self.extreme
 
 
+
 def judge_outputs(
     runs: Sequence[Mapping[str, Compared]], computed_in: str | None = None
 ) -> dict[str, list[Agreement]]:
@@ -189,9 +201,10 @@ def judge_rows(runs: Sequence[Compared], dtype: str, computed_in: str | None = N
     errors, sizes = defaultdict[tuple[float, str], float](float), defaultdict[tuple[float, str], float](float)
     for run in runs:
         sizes[run.kind] = max(sizes[run.kind], run.expected.largest)
-    eps = EPS[computed_in]
     cancelled = [
-        run.expected.terms is None and has_cancelled(run.expected.largest, sizes[run.kind], eps) for run in runs
+        run.expected.terms is None
+        and has_cancelled(run.expected.largest, sizes[run.kind], EPS[computed_in], run.expected.largest_error)
+        for run in runs
     ]
     for run, is_noise in zip(runs, cancelled, strict=True):
         if not is_noise:
@@ -200,6 +213,7 @@ def judge_rows(runs: Sequence[Compared], dtype: str, computed_in: str | None = N
     for run, is_noise in zip(runs, cancelled, strict=True):
         expected = run.expected
         bound = (2 * errors[run.kind] + few) * (sizes[run.kind] if is_noise else expected.size_of_errors)
+        bound += 2 * expected.largest_error if is_noise else 0.0
         bound += (few * (run.size - 1) + own_rounding + drift * expected.longest_sum) * expected.largest
         if expected.magnitude is not None:
             values = np.abs(np.where(np.isfinite(expected.reference), expected.reference, 0))
@@ -209,13 +223,12 @@ def judge_rows(runs: Sequence[Compared], dtype: str, computed_in: str | None = N
     return agreements
 
 
-def has_cancelled(largest: float, of_all: float, eps: float) -> bool:
-    """Return whether the values of a run, up to `largest`, are rounding errors beside those of all runs.
+def has_cancelled(largest: float, of_all: float, eps: float, error: float = 0.0) -> bool:
+    """Return whether the values of a run, up to `largest`, are rounding errors of terms that add up to 0.
 
-    Terms that are not known may add up to 0, as in the gradient of a single weight. What is left are errors,
-    and only other runs show their size.
+    They are if they are no larger than the rounding errors of all runs, or than the `error` of the run itself.
     """
-    return largest <= ROUNDINGS * eps * of_all
+    return error > largest or largest <= ROUNDINGS * eps * of_all
 
 
 def _judge_integers(runs: Sequence[Compared]) -> list[Agreement]:
