@@ -168,7 +168,6 @@ class Compared:
         return self.size, self.extreme
 
 
-
 def judge_outputs(
     runs: Sequence[Mapping[str, Compared]], computed_in: str | None = None
 ) -> dict[str, list[Agreement]]:

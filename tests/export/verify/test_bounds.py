@@ -172,9 +172,10 @@ def test_a_run_of_rounding_errors_is_judged_by_its_own_and_sets_no_bound_of_othe
     largest: float, error: float, agrees: bool
 ) -> None:
     left = np.asarray([largest, 0.0])
-    cancelled = Compared(left + [0.0, error], ExpectedRows(left, left + [0.0, 1.0]))
+    off = np.asarray([0.0, 1.0])
+    cancelled = Compared(left + error * off, ExpectedRows(left, left + off))
     ordinary = np.linspace(-1.0, 1.0, 6)
-    for off, is_right in ((1e-7, True), (1e-5, False)):
-        other = Compared(ordinary + off, ExpectedRows(ordinary, ordinary))
+    for more, is_right in ((1e-7, True), (1e-5, False)):
+        other = Compared(ordinary + more, ExpectedRows(ordinary, ordinary))
         runs = judge_rows([cancelled, other], "float32")
         assert [agreement.agrees for agreement in runs] == [agrees, is_right]
