@@ -17,10 +17,9 @@ from internals import (
     READERS,
     SESSIONS,
     CallLengths,
+    Case,
     ExportCall,
-    Setting,
     TimedRun,
-    Trial,
     check_interface,
     computed_dtype,
     engine,
@@ -37,14 +36,14 @@ from internals import (
 )
 
 MOST_KEPT = 16
-KEPT: dict[tuple[Any, ...], list[Trial]] = {}
+KEPT: dict[tuple[Any, ...], list[Case]] = {}
 """What was drawn for the last calls. The models of a call, in several forms and opsets, follow each other."""
 
 
-def short_settings(call: ExportCall) -> list[Setting]:
+def short_settings(call: ExportCall) -> list[Case]:
     """A few settings of small lengths, for quick runs over many calls."""
     small = CallLengths.for_call(call).small()
-    return [Setting(lengths, size) for size in (1.0, LARGE) for lengths in small]
+    return [Case(lengths, size) for size in (1.0, LARGE) for lengths in small]
 
 
 def assert_right(model: onnx.ModelProto, *, seed: int = 0, session: Any = None, **functions: Any) -> None:

@@ -22,6 +22,8 @@ from ._runtime.limits import TIMEOUT, check_limits, deadline
 from ._runtime.process import runtime_process
 from ._runtime.releases import EngineName, ProviderName
 from ._runtime.session import check_engine
+from ._verify.call_cases import DEFAULT_ROWS, THOROUGH_ROWS, left_out, trial_settings, trials
+from ._verify.cases import Case, judged, run_cases
 from ._verify.inputs import seed_of
 from ._verify.lengths import scores_shape
 from ._verify.model import (
@@ -32,9 +34,6 @@ from ._verify.model import (
     of_metadata,
     other_call_note,
 )
-from ._verify.runner import judged, run_cases
-from ._verify.settings import left_out, trial_settings
-from ._verify.trials import DEFAULT_ROWS, THOROUGH_ROWS, Trial, trials
 from .report import Report
 
 
@@ -123,7 +122,7 @@ def verify(
                 on_providers = process.providers(provider)
             computed_in = computed_dtype(loaded, stated, process.element_types)
 
-            def drawn() -> Iterator[Trial]:
+            def drawn() -> Iterator[Case]:
                 rng, borders = np.random.default_rng(seed), [*constants(stated), *blocks]
                 rows = THOROUGH_ROWS if thorough else DEFAULT_ROWS
                 several = trials(stated, settings, rng, computed_in=computed_in, borders=borders, rows=rows)

@@ -27,13 +27,13 @@ from ._runtime.limits import TIMEOUT, check_limits
 from ._runtime.process import RuntimeProcess, runtime_process
 from ._runtime.releases import EngineName, ProviderName
 from ._runtime.session import check_engine
+from ._verify.cases import Case, Outcome, judged, run_cases
 from ._verify.golden import golden_file, read_golden
 from ._verify.inputs import seed_of
-from ._verify.layer import BothLayers, LayerCase, words_of
+from ._verify.layer import BothLayers, words_of
 from ._verify.layer_cases import CaseList, Draw, LayerInputs
 from ._verify.lengths import LayerLengths
 from ._verify.model import blocks_of, input_specs, loaded_model, missing_arguments_note
-from ._verify.runner import Outcome, judged, run_cases
 from .report import LayerReport, Run
 from .spec import TensorSpec
 from .to_onnx import traced_numbers
@@ -176,7 +176,7 @@ def verify_golden(
 def _run(
     process: RuntimeProcess,
     model: Model,
-    cases: Sequence[LayerCase],
+    cases: Sequence[Case],
     provider: ProviderName | None,
     both: BothLayers | None,
 ) -> tuple[tuple[Run, ...], dict[str, Any]]:
@@ -184,7 +184,7 @@ def _run(
 
     def judge(outcomes: Sequence[Outcome], name: str) -> Iterator[Run]:
         pairs = zip(cases, outcomes, strict=True)
-        for _, group in itertools.groupby(pairs, lambda pair: pair[0].kind):
+        for _, group in itertools.groupby(pairs, lambda pair: pair[0].extreme):
             yield from _judged_runs([*group], name, both)
 
     runs, facts = run_cases(process, model, process.providers(provider), lambda: cases, judge)
@@ -243,9 +243,7 @@ def _traced_numbers(
         return None, [f"numbers of the layer that the file does not state: {why}"]
 
 
-def _judged_runs(
-    pairs: Sequence[tuple[LayerCase, Outcome]], provider: str, both: BothLayers | None
-) -> list[Run]:
+def _judged_runs(pairs: Sequence[tuple[Case, Outcome]], provider: str, both: BothLayers | None) -> list[Run]:
     """Judge the runs; if a few are beyond their bound, judge again with more errors of the layer.
 
     Where the rounding of one number decides a result, one call of the layer may be nearly exact by luck.

@@ -35,7 +35,6 @@ HUGE_KEYS = 16.0
 """Keys are multiplied by that if scores are larger than large ones."""
 DRAWN_AT_ONCE = 2**20
 """The most numbers that are drawn at one time, in float64."""
-Extreme: TypeAlias = Literal["", "one high score", "low scores", "least biases"]
 HIGH = dict.fromkeys(("bfloat16", "float32", "float64"), 2.0**62) | {"float16": 2.0**15}
 """The number in each query and in one key: their score is up to 2**124, and 2**30 in float16."""
 LOW = dict.fromkeys(("bfloat16", "float32", "float64"), (2.0**62, 2.0**62)) | {"float16": (2.0**8, 2.0**9)}
@@ -203,7 +202,7 @@ def _of_pairs(
     return added
 
 
-def extremes(call: ExportCall) -> Iterator[Extreme]:
+def extremes(call: ExportCall) -> Iterator[str]:
     """Yield the extreme inputs that a call can have."""
     overflows = call.query.dtype == "float16" and "scores" in call.outputs  # as they are returned
     # Any other bias, such as a function, may turn a high score into inf.
@@ -213,7 +212,7 @@ def extremes(call: ExportCall) -> Iterator[Extreme]:
         yield "least biases"
 
 
-def with_extremes(call: ExportCall, arrays: Arrays, extreme: Extreme, rng: np.random.Generator) -> Arrays:
+def with_extremes(call: ExportCall, arrays: Arrays, extreme: str, rng: np.random.Generator) -> Arrays:
     """Return the inputs with one key of high score in each head, equal low scores, or the least biases."""
     query = heads_first(call, arrays["query"])
     keys = [heads_first(call, arrays[name]) for name in ("key", "past_key") if name in arrays]

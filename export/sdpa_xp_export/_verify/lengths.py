@@ -57,8 +57,8 @@ def small_lengths(names: Sequence[str]) -> Iterator[Lengths]:
 
 
 def shown_lengths(lengths: Mapping[str, int]) -> str:
-    """Return lengths as a report shows them."""
-    return " ".join(f"{name}={length}" for name, length in lengths.items()) or "fixed"
+    """Return lengths as a report shows them; empty if all are fixed."""
+    return " ".join(f"{name}={length}" for name, length in lengths.items())
 
 
 def shown_shapes(arrays: Mapping[str, NDArray[Any]]) -> str:

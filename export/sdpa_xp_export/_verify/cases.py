@@ -1,9 +1,12 @@
-"""Run the cases of a model in an engine, judge each output of all runs together, and say what ran."""
+"""A case: one run of a model, in every verification. Here they run in an engine, and are judged together."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from numpy.typing import NDArray
 
 from .._files.metadata import exported_models
 from .._files.model import Model
@@ -12,9 +15,70 @@ from .._runtime.process import RemoteSession, RuntimeProcess
 from .._runtime.releases import ENGINES
 from .._runtime.session import not_run_notes, runtime_notes, stated_runtimes
 from ..report import Run
-from .judging import Compared, judge_outputs
-from .layer import LayerCase
-from .trials import Trial
+from .expected import Arrays
+from .inputs import LARGE, OperandChoice
+from .judging import Compared, ExpectedRows, judge_outputs
+from .lengths import Lengths, shown_lengths
+
+MANY_SCORES = 2**22
+"""Runs with more scores than that give their memory back."""
+
+
+def _whole(case: Case, name: str, result: NDArray[Any]) -> Compared:
+    return Compared(result, case.expected[name], case.size, case.extreme)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A row of the table of what a model is tried with; then its inputs too, and what they should give."""
+
+    lengths: Lengths
+    size: float = 1.0
+    """The size of the scores."""
+    operands: OperandChoice = "drawn"
+    nan_in: Literal["", "query", "key", "value"] = ""
+    """The input with a NaN: a query, or a key or value that some query attends to."""
+    extreme: str = ""
+    """What is special about the values, as large tokens; cases of one kind have a bound of their own."""
+    most_rows: int | None = None
+    """The most rows that are compared, if they are fewer than in other runs."""
+    inputs: Arrays = field(default_factory=dict)
+    expected: Mapping[str, ExpectedRows] = field(default_factory=dict)
+    """What each output should be; a cache that is returned is a copy, bit for bit."""
+    read: Callable[[Case, str, NDArray[Any]], Compared] = _whole
+    """The case, the name of an output and its result -> what is compared of it."""
+    shapes: str = "fixed"
+    """What a report shows in place of lengths if all are fixed."""
+    scores: int = 0
+    is_own: bool = False
+    """Whether the reference is a layer in the dtype of its inputs."""
+
+    @property
+    def exact(self) -> Arrays:
+        """The reference of each output."""
+        return {name: rows.reference for name, rows in self.expected.items()}
+
+    @property
+    def direct(self) -> Arrays:
+        """What the textbook formula, or the layer, gives in the dtype of the run."""
+        return {name: rows.textbook for name, rows in self.expected.items()}
+
+    @property
+    def special(self) -> str:
+        """What is special about the inputs, as a report shows it behind the lengths."""
+        scores = {1.0: "", LARGE: "large scores"}.get(self.size, "huge scores")
+        operands = "" if self.operands == "drawn" else self.operands
+        nan = f"NaN in a {self.nan_in}" if self.nan_in else ""
+        return "".join(f", {part}" for part in (scores, operands, nan, self.extreme) if part)
+
+    @property
+    def shown(self) -> str:
+        """The case as a report shows it."""
+        return (shown_lengths(self.lengths) or self.shapes) + self.special
+
+    def compared(self, results: Arrays) -> dict[str, Compared]:
+        """Take what is compared from the outputs of a run, so that the whole need not be kept."""
+        return {name: self.read(self, name, results[name]) for name in self.expected}
 
 
 class Outcome(NamedTuple):
@@ -30,7 +94,7 @@ def run_cases(
     process: RuntimeProcess,
     model: Model,
     providers: Iterable[str],
-    cases: Callable[[], Iterable[Trial | LayerCase]],
+    cases: Callable[[], Iterable[Case]],
     judge: Callable[[list[Outcome], str], Iterable[Run]],
     done: Callable[[str], object] = str,
 ) -> tuple[tuple[Run, ...], dict[str, Any]]:
@@ -40,7 +104,7 @@ def run_cases(
         process: The process of the engine.
         model: The model.
         providers: The providers, by their full names.
-        cases: Returns the inputs of each run, which are the same for each provider.
+        cases: Returns the cases, which are the same for each provider.
         judge: Returns the runs of the outcomes on a provider.
         done: A function that is told of each run.
     """
@@ -52,7 +116,7 @@ def run_cases(
             sessions[name] = session
             for case in cases():
                 # To free memory takes time, so runs with few scores keep it for the next.
-                run = session.timed(case.inputs, frees=case.has_many_scores)
+                run = session.timed(case.inputs, frees=case.scores > MANY_SCORES)
                 done(f"{case.shown} on {name}")
                 outcomes.append(Outcome(case.shown, case.compared(run.outputs), run.seconds, run.peak_bytes))
         check_time()
