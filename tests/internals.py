@@ -197,6 +197,7 @@ PLACES = {
     "run_session": "sdpa_xp_export._runtime.session:run",
     "Runtime": "sdpa_xp_export._runtime.releases:Runtime",
     "runtime_notes": "sdpa_xp_export._runtime.session:runtime_notes",
+    "runtime_process": "sdpa_xp_export._verify.cases:runtime_process",
     "runtime_text": "sdpa_xp_export._runtime.releases:runtime_text",
     "sampled_rows": "sdpa_xp_export._verify.call_cases:sampled_rows",
     "SAMPLED_SCORES_AT_ONCE": "sdpa_xp_export._verify.call_cases:SCORES_AT_ONCE",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -118,9 +117,7 @@ def untimed_runtime(
 
 def run_models_by(monkeypatch: pytest.MonkeyPatch, runtime: Callable[..., Any]) -> None:
     """Let `verify` and `verify_layer` use this in the place of `runtime_process`."""
-    for name in ("verify", "verify_layer"):
-        module = importlib.import_module(f"sdpa_xp_export.{name}")
-        monkeypatch.setattr(module, "runtime_process", runtime)
+    override(monkeypatch, "runtime_process", runtime)
 
 
 def run_each_model_once(monkeypatch: pytest.MonkeyPatch) -> None:

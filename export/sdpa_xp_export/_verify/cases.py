@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from numpy.typing import NDArray
 
+from .._call.call import ExportCall
 from .._files.metadata import exported_models
 from .._files.model import Model
-from .._runtime.limits import check_time
-from .._runtime.process import RemoteSession, RuntimeProcess
-from .._runtime.releases import ENGINES
+from .._runtime.limits import check_time, paused
+from .._runtime.process import RemoteSession, RuntimeProcess, runtime_process
+from .._runtime.releases import ENGINES, EngineName, ProviderName
 from .._runtime.session import not_run_notes, runtime_notes, stated_runtimes
 from ..report import Run
 from .expected import Arrays
 from .inputs import LARGE, OperandChoice
 from .judging import Compared, ExpectedRows, judge_outputs
 from .lengths import Lengths, shown_lengths
+from .model import computed_dtype
 
 MANY_SCORES = 2**22
 """Runs with more scores than that give their memory back."""
@@ -90,38 +93,62 @@ class Outcome(NamedTuple):
     peak_bytes: int | None
 
 
-def run_cases(
-    process: RuntimeProcess,
-    model: Model,
-    providers: Iterable[str],
-    cases: Callable[[], Iterable[Case]],
-    judge: Callable[[list[Outcome], str], Iterable[Run]],
-    done: Callable[[str], object] = str,
-) -> tuple[tuple[Run, ...], dict[str, Any]]:
-    """Run a model on each provider; return the runs, and what a report says of the model and the engine.
+class Runner(NamedTuple):
+    """A model, the process of the engine that runs it, and the providers, by their full names."""
 
-    Args:
-        process: The process of the engine.
-        model: The model.
-        providers: The providers, by their full names.
-        cases: Returns the cases, which are the same for each provider.
-        judge: Returns the runs of the outcomes on a provider.
-        done: A function that is told of each run.
-    """
-    runs: list[Run] = []
-    sessions: dict[str, RemoteSession] = {}
-    for name in providers:
-        outcomes = []
-        with process.session(model, name) as session:
-            sessions[name] = session
-            for case in cases():
-                # To free memory takes time, so runs with few scores keep it for the next.
-                run = session.timed(case.inputs, frees=case.scores > MANY_SCORES)
-                done(f"{case.shown} on {name}")
-                outcomes.append(Outcome(case.shown, case.compared(run.outputs), run.seconds, run.peak_bytes))
-        check_time()
-        runs += judge(outcomes, name)
-    return tuple(runs), _facts_of_run(model, process, sessions)
+    model: Model
+    process: RuntimeProcess
+    providers: Sequence[str]
+
+    def computed_dtype(self, call: ExportCall) -> str:
+        """Return the dtype of the scores and sums; the process infers types, as a file may lie."""
+        return computed_dtype(self.model, call, self.process.element_types)
+
+    def run(
+        self,
+        cases: Callable[[], Iterable[Case]],
+        judge: Callable[[list[Outcome], str], Iterable[Run]],
+        done: Callable[[str], object] = str,
+    ) -> tuple[tuple[Run, ...], dict[str, Any]]:
+        """Run the model on each provider; return the runs, and what a report says of the model and the engine.
+
+        Args:
+            cases: Returns the cases, which are the same for each provider.
+            judge: Returns the runs of the outcomes on a provider.
+            done: A function that is told of each run.
+        """
+        runs: list[Run] = []
+        sessions: dict[str, RemoteSession] = {}
+        for name in self.providers:
+            outcomes = []
+            with self.process.session(self.model, name) as session:
+                sessions[name] = session
+                for case in cases():
+                    # To free memory takes time, so runs with few scores keep it for the next.
+                    run = session.timed(case.inputs, frees=case.scores > MANY_SCORES)
+                    done(f"{case.shown} on {name}")
+                    compared = case.compared(run.outputs)
+                    outcomes.append(Outcome(case.shown, compared, run.seconds, run.peak_bytes))
+            check_time()
+            runs += judge(outcomes, name)
+        return tuple(runs), _facts_of_run(self.model, self.process, sessions)
+
+
+@contextmanager
+def runner(
+    model: Model,
+    provider: ProviderName | None,
+    engine: EngineName,
+    timeout: float,
+    memory: int | None,
+    *,
+    scores: int = 0,
+) -> Iterator[Runner]:
+    """Start the engine, and end it when the block ends. The largest run has that many `scores`."""
+    with runtime_process(model, timeout, memory, scores=scores, engine=engine) as process:
+        with paused():  # the start of Python is no fault of the model
+            providers = process.providers(provider)
+        yield Runner(model, process, providers)
 
 
 def judged(outcomes: Sequence[Outcome], provider: str, computed_in: str | None = None) -> Iterator[Run]:

@@ -8,7 +8,7 @@ import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import onnx
@@ -157,19 +157,27 @@ def other_call_note(model: Model, call: ExportCall) -> str:
     return f"the metadata of the model state {there}, and `call` has {here}"
 
 
-def call_to_verify(
-    model: Model, arguments: object, functions: Mapping[str, Any], memory: int | None
-) -> ExportCall:
-    """Return what a model has to compute: its own call, or the caller's arguments of `export_attention`."""
+class Subject(NamedTuple):
+    """A model to verify, the call that it has to compute, and where a loop may cut it: see `blocks_of`."""
+
+    model: Model
+    call: ExportCall
+    blocks: list[int]
+    cut: int
+
+
+def subject_of(model: object, arguments: object, functions: Mapping[str, Any], memory: int | None) -> Subject:
+    """Read a model, with its own call, or with the caller's `arguments` of `export_attention`."""
+    loaded = loaded_model("verify", model, "`model` must be an ONNX model, or the path of its file")
     if arguments is None:
-        call = stated_call(model, functions)
+        call = stated_call(loaded, functions)
     else:
         known = [name for name in OPTIONS if name not in OF_TRACED_CALLS]
         check_keys("verify", "call", arguments, known, ("query", "key", "value"))
         call = checked_call("verify", **cast(Mapping[str, Any], arguments))
-    check_interface(model, call)
+    check_interface(loaded, call)
     check_size(call, numbers_within(memory, OF_A_NUMBER))
-    return call
+    return Subject(loaded, call, *blocks_of(loaded))
 
 
 def check_interface(model: Model, call: ExportCall) -> None:
