@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
-from .._call.call import ExportCall, FormName
+from .._call.call import FormName
 from .._runtime import session
 from .._runtime.releases import Runtime, runtime_text
 from .._verify.call_cases import trial_of
 from .._verify.cases import Case
-from .._verify.expected import Arrays, heads_first, reference_inputs
+from .._verify.expected import Arrays, reference_inputs
 from .._verify.inputs import random_inputs
 from .._verify.judging import ExpectedRows, judge_rows
 from .._verify.reference import stages
@@ -123,7 +123,7 @@ def compare(
     `begin` is called with the name of what is computed next.
     """
     begin(f"reference {dtype}")
-    tried = {name: [_trial(job.call, inputs, dtype) for inputs in job.inputs] for name, job in jobs.items()}
+    tried = {name: [trial_of(job.call, Case({}), x, dtype) for x in job.inputs] for name, job in jobs.items()}
     ways = [_on_backend(backend, dtype) for backend in backends if backend.holds(dtype)]
     ways += [_on_runtime(form, provider, dtype) for provider in providers for form in FORMS]
     for way in ways:
@@ -163,12 +163,6 @@ def _on_runtime(form: FormName, provider: str, dtype: str) -> Way:
         return lambda arrays: session.run(opened, arrays)[job.call.outputs[0]]
 
     return Way(("onnxruntime", form, dtype, provider.removesuffix("ExecutionProvider").lower()), prepare)
-
-
-def _trial(call: ExportCall, inputs: Arrays, dtype: str) -> Case:
-    """Return a trial that compares all rows."""
-    rows = np.arange(heads_first(call, inputs["query"]).shape[-2])
-    return trial_of(call, Case({}), inputs, rows, dtype)
 
 
 def _row(way: Way, jobs: Mapping[str, Feature], tried: Mapping[str, Sequence[Case]]) -> Row:

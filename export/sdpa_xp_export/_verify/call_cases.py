@@ -75,15 +75,20 @@ def trial_settings(
     )
     other_sizes = [chosen(*size) for size in OTHER_SIZES]
     at_numbers = [*chosen.around(blocks), *_in_parts(chosen, blocks, cut)]
-    ordinary = [*small, *_small(chosen), many, *_around_an_empty_past(chosen), blocky, *other_sizes]
-    ordinary += at_numbers
+    ordinary = [*small, *_small(chosen), many]
+    if chosen.past and call.past_lengths is None:  # a padded past is never empty
+        ordinary += [chosen(4, 4, batch=2), chosen(1, 7, batch=2)]
+    ordinary += [blocky, *other_sizes, *at_numbers]
     settings = [Case(lengths) for lengths in (*ordinary, *_longest(chosen))]
     settings += [Case(lengths, LARGE) for lengths in (*small, many, blocky, other_sizes[-1])]
     settings += [Case(lengths, HUGE[call.query.dtype]) for lengths in small[:2]]
     inputs: tuple[Literal["query", "key", "value"], ...] = ("query", "key", "value")
     settings += [Case(lengths, nan_in=name) for lengths in (many, blocky) for name in inputs]
     # A mask that allows all or nothing, and lengths that are all 0 or whole, may take branches of their own.
-    settings += [Case(lengths, operands=end) for lengths in (small[0], many) for end in _ends(call)]
+    dtypes, ends = {spec.dtype for spec in call.inputs.values()}, list[OperandChoice]()
+    ends += ["least integers", "most integers"] if dtypes & set(INTEGERS) else []
+    ends += ["mask of False", "mask of True"] if "bool" in dtypes else []
+    settings += [Case(lengths, operands=end) for lengths in (small[0], many) for end in ends]
     beyond = [2 * number + 3 for number in constants(call)[-1:]]  # where a window masks pairs
     wide = (many, blocky, *(chosen(number, number + 2) for number in beyond))
     settings += [Case(lengths, extreme=extreme) for lengths in wide for extreme in extremes(call)]
@@ -95,12 +100,6 @@ def trial_settings(
     return list(_affordable(settings, chosen))
 
 
-def _around_an_empty_past(chosen: CallLengths) -> Iterator[Lengths]:
-    """Yield a prompt without a past, and one new token behind some, if the past has a name."""
-    if chosen.past and chosen.call and chosen.call.past_lengths is None:  # a padded cache has its whole length
-        yield from (chosen(4, 4, batch=2), chosen(1, 7, batch=2))
-
-
 def _small(chosen: CallLengths) -> Iterator[Lengths]:
     """Yield each number up to 9 as the number of queries, of keys, of past tokens, and as the batch."""
     for length in range(1, SMALL + 1):
@@ -108,15 +107,6 @@ def _small(chosen: CallLengths) -> Iterator[Lengths]:
         yield chosen(length, (length + 3) % SMALL + 1, batch=2 * length % SMALL + 1)
         if chosen.past:
             yield chosen(1, length + 1, batch=2)
-
-
-def _ends(call: ExportCall) -> Iterator[OperandChoice]:
-    """Yield the ends of the range of the inputs that have some."""
-    dtypes = {spec.dtype for spec in call.inputs.values()}
-    if dtypes & set(INTEGERS):
-        yield from ("least integers", "most integers")
-    if "bool" in dtypes:
-        yield from ("mask of False", "mask of True")
 
 
 def _in_parts(chosen: CallLengths, blocks: Sequence[int], cut: int) -> Iterator[Lengths]:
@@ -221,12 +211,15 @@ def trials(
             # In a half dtype the textbook formula would overflow, but sums and scores are never in one.
             dtype = call.accumulation_dtype
         sample = sampled_rows(call, setting.lengths, borders, rng, min(rows, setting.most_rows or rows))
-        yield trial_of(call, setting, arrays, sample, dtype)
+        yield trial_of(call, setting, arrays, dtype, sample)
 
 
-def trial_of(call: ExportCall, case: Case, arrays: Arrays, rows: NDArray[np.int64], computed_in: str) -> Case:
+def trial_of(
+    call: ExportCall, case: Case, arrays: Arrays, computed_in: str, rows: NDArray[np.int64] | None = None
+) -> Case:
     """Return the case with these inputs, and NaN in the keys and values that no query attends."""
     pairs = reference_shape(call, arrays)
+    rows = np.arange(pairs[-2]) if rows is None else rows
     parts: list[dict[str, ExpectedRows]] = []
     copies: dict[str, ExpectedRows] = {}
     at_once = max(SCORES_AT_ONCE // max(math.prod(pairs[:-2]) * pairs[-1], 1), 1)

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from numpy.typing import NDArray
-
 from .._call.call import ExportCall
 from .._files.metadata import exported_models
 from .._files.model import Model
@@ -25,10 +23,6 @@ from .model import computed_dtype
 
 MANY_SCORES = 2**22
 """Runs with more scores than that give their memory back."""
-
-
-def _whole(case: Case, name: str, result: NDArray[Any]) -> Compared:
-    return Compared(result, case.expected[name], case.size, case.extreme)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +42,7 @@ class Case:
     inputs: Arrays = field(default_factory=dict)
     expected: Mapping[str, ExpectedRows] = field(default_factory=dict)
     """What each output should be; a cache that is returned is a copy, bit for bit."""
-    read: Callable[[Case, str, NDArray[Any]], Compared] = _whole
+    read: Callable[..., Compared] = Compared
     """The case, the name of an output and its result -> what is compared of it."""
     shapes: str = "fixed"
     """What a report shows in place of lengths if all are fixed."""

@@ -25,7 +25,7 @@ from .._files.paths import PathArgument
 from ..spec import evaluated
 from .cases import Case
 from .judging import EPS
-from .layer import BothLayers, layer_case
+from .layer import BothLayers, with_results
 from .model import input_specs, shown_type
 
 BFLOAT16 = numpy_dtype("bfloat16")
@@ -110,5 +110,5 @@ def _case(run: Mapping[str, Any], start: str, arrays: Mapping[str, NDArray[Any]]
         if x.dtype != numpy_dtype(dtype) or x.shape != shape:
             got = {f"{start}{name}": f"{x.dtype}{list(x.shape)}", "must be": f"{dtype}{list(shape)}"}
             raise UnfitError("hold arrays that fit the model and each other", got)
-    extreme = str(run["kind"]).removeprefix(", ")
-    return layer_case(lengths, inputs, exact, direct, extreme, is_own=bool(run["is_own"]))
+    case = Case(lengths, extreme=str(run["kind"]).removeprefix(", "), inputs=inputs)
+    return with_results(case, exact, direct, is_own=bool(run["is_own"]))

@@ -171,10 +171,15 @@ class Compared:
 def judge_outputs(
     runs: Sequence[Mapping[str, Compared]], computed_in: str | None = None
 ) -> dict[str, list[Agreement]]:
-    """Compare each output of all runs; an output has one agreement for each run, in their order."""
+    """Compare each output of all runs; an output has one agreement for each run, in their order.
+
+    Of copies of what is expected, which state no dtype, no bit may differ.
+    """
     outputs = {name: [run[name] for run in runs] for name in (runs[0] if runs else ())}
     return {
-        name: judge_rows(several, several[0].dtype, computed_in) if several[0].dtype else judge_copies(several)
+        name: judge_rows(several, several[0].dtype, computed_in)
+        if several[0].dtype
+        else [closest(x.result, x.expected.reference.astype(np.float64), 0.0) for x in several]
         for name, several in outputs.items()
     }
 
@@ -260,11 +265,6 @@ def _distance(result: NDArray[Any], exact: NDArray[Any]) -> tuple[float, tuple[i
     rough = np.abs(result[unlike].astype(np.float64) - exact[unlike].astype(np.float64))
     index = tuple(int(n) for n in np.argwhere(unlike)[int(np.argmax(rough))])
     return abs(float(int(result[index]) - int(exact[index]))), index  # float64 does not hold all of 64 bits
-
-
-def judge_copies(runs: Sequence[Compared]) -> list[Agreement]:
-    """Compare results that are copies of what is expected: no bit may differ."""
-    return [closest(run.result, run.expected.reference.astype(np.float64), 0.0) for run in runs]
 
 
 def smallest(dtype: str) -> float:

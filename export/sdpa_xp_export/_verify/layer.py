@@ -28,7 +28,7 @@ from .judging import (
     textbook_error,
     with_error_of_float64,
 )
-from .lengths import Lengths, shown_shapes
+from .lengths import shown_shapes
 
 Outputs: TypeAlias = dict[str, NDArray[Any]]
 """What a layer returns, by name."""
@@ -48,34 +48,22 @@ WHOLE = 256
 """The whole numbers up to this one are exact in every dtype."""
 
 
-def layer_case(
-    lengths: Lengths,
-    inputs: Arrays,
-    exact: Outputs,
-    direct: Outputs,
-    extreme: str = "",
-    *,
-    is_own: bool = False,
-) -> Case:
-    """Return the case of inputs, and of what a layer computes of them.
+def with_results(case: Case, exact: Outputs, direct: Outputs, *, is_own: bool = False) -> Case:
+    """Return the case with what a layer computes of its inputs.
 
     Args:
-        lengths: The lengths by name.
-        inputs: The inputs.
+        case: The case.
         exact: The results in float64.
         direct: The results in the dtype of the inputs; of several, for each element the one with the largest
             error.
-        extreme: What is special about the inputs.
         is_own: Whether `exact` is the layer in the dtype of the inputs.
     """
     # The most terms that a sum over tokens may have: the longest axis of an input that is not a width.
-    shapes = [x.shape[: -1 if x.dtype.name in EPS and x.ndim > 1 else None] for x in inputs.values()]
+    shapes = [x.shape[: -1 if x.dtype.name in EPS and x.ndim > 1 else None] for x in case.inputs.values()]
     terms = max(itertools.chain(*shapes), default=0)
     expected = {name: ExpectedRows(x, direct[name], longest_sum=terms) for name, x in exact.items()}
-    shown = shown_shapes(inputs)
-    return Case(
-        lengths, extreme=extreme, inputs=inputs, expected=expected, read=_compared, shapes=shown, is_own=is_own
-    )
+    shown = shown_shapes(case.inputs)
+    return replace(case, expected=expected, read=_compared, shapes=shown, is_own=is_own)
 
 
 def _compared(case: Case, name: str, result: NDArray[Any]) -> Compared:
@@ -155,17 +143,15 @@ class BothLayers:
             self.why_not_wide = refused
         return _converted(_widened, direct)
 
-    def ordinary_case(
-        self, lengths: Lengths, arrays: Arrays, rng: np.random.Generator, extreme: str = ""
-    ) -> Case:
-        """Return what both compute, with the error that another order of the sums may have."""
-        exact, direct = self.results(arrays)
+    def ordinary_case(self, case: Case, rng: np.random.Generator) -> Case:
+        """Return the case with what both compute, and the error that another order of the sums may have."""
+        exact, direct = self.results(case.inputs)
         if not self.double:  # else its error is estimated already
-            off = self._called(self.moved, _perturbed(arrays, rng))
+            off = self._called(self.moved, _perturbed(case.inputs, rng))
             if not self.is_settled:
                 self.triples.append((exact, direct, off))
             direct = _furthest(exact, direct, off)
-        return layer_case(lengths, arrays, exact, direct, extreme)
+        return with_results(case, exact, direct)
 
     def check_repeats(self, cases: Sequence[Case]) -> None:
         """Refuse a layer that returns something else if it is called again, beyond rounding errors."""
@@ -184,27 +170,25 @@ class BothLayers:
         self.is_settled = True
         return [self._own_case(case, rng) for case in cases] if self.why_not_wide else list(cases)
 
-    def integer_case(self, choice: str, lengths: Lengths, arrays: Arrays, rng: np.random.Generator) -> Case:
-        """Return what both compute of special integers.
+    def integer_case(self, case: Case, rng: np.random.Generator) -> Case:
+        """Return the case with what both compute of special integers.
 
         Raises:
             FloatingPointError: The layer converts a float to an integer dtype that does not hold it.
         """
-        self._called(self.layer, arrays, invalid="raise")  # NumPy and onnxruntime convert inf differently
-        computed = self.ordinary_case(lengths, arrays, rng, choice)
+        self._called(self.layer, case.inputs, invalid="raise")  # NumPy and onnxruntime convert inf differently
+        computed = self.ordinary_case(case, rng)
         return self._own_case(computed, rng) if self.why_not_wide else computed
 
-    def large_case(
-        self, lengths: Lengths, arrays: Arrays, larger: Iterator[Arrays], rng: np.random.Generator
-    ) -> Case | None:
-        """Return what both compute of the first inputs in `larger` with which the layer does not overflow."""
-        ordinary, _ = self.results(arrays)
+    def large_case(self, case: Case, larger: Iterator[Arrays], rng: np.random.Generator) -> Case | None:
+        """Return the case with the first inputs in `larger` with which the layer does not overflow."""
+        ordinary, _ = self.results(case.inputs)
         for large in larger:
             exact, direct = self.results(large)
             # Three draws: one alone may leave a tie of two large scores as it is.
             off = [self.results(_perturbed(large, rng))[1] for _ in range(3)]
             if not _overflows(ordinary, exact, direct, *off):
-                return layer_case(lengths, large, exact, _furthest(exact, direct, *off), LARGE_TOKENS)
+                return with_results(replace(case, inputs=large), exact, _furthest(exact, direct, *off))
         return None
 
     def with_more_errors(self, case: Case) -> Case:
@@ -214,7 +198,7 @@ class BothLayers:
         furthest = _furthest(case.exact, case.direct, *usable)
         # Each call flips other integers: those of all calls together are more than rounding errors decide.
         direct = {name: x if x.dtype.kind in "iub" else furthest[name] for name, x in case.direct.items()}
-        return layer_case(case.lengths, case.inputs, case.exact, direct, case.extreme, is_own=case.is_own)
+        return with_results(case, case.exact, direct, is_own=case.is_own)
 
     def _with_other_errors(self, case: Case) -> Outputs:
         """Return the results with rounding errors in the inputs and weights, other ones at each call."""
@@ -236,7 +220,7 @@ class BothLayers:
         exact = _converted(_widened, self._called(self.layer, case.inputs))
         off = _furthest(exact, *(self._called(self.moved, _perturbed(case.inputs, rng)) for _ in range(3)))
         direct = {name: _further(x, off[name]) for name, x in exact.items()}
-        return layer_case(case.lengths, case.inputs, exact, direct, case.extreme, is_own=True)
+        return with_results(case, exact, direct, is_own=True)
 
     def _called(
         self, layer: partial[Any], arrays: Arrays, *, invalid: Literal["ignore", "raise"] = "ignore"

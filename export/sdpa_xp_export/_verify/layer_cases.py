@@ -20,10 +20,10 @@ from .._dtypes.dtype import INTEGERS, numpy_dtype
 from .._files.model import Model
 from .._graph.traced_graph import moved_inputs
 from .._runtime.releases import EngineName
-from ..spec import TensorSpec, evaluated
+from ..spec import TensorSpec
 from .cases import Case
 from .expected import Arrays
-from .inputs import LENGTHS, MOST, OPERANDS, OperandChoice, TokenCounts, clipped, drawn_integers
+from .inputs import LENGTHS, MOST, OPERANDS, OperandChoice, TokenCounts, clipped, draw_each, drawn_integers
 from .layer import LARGE_TOKENS, BothLayers, words_of
 from .lengths import LayerLengths, Lengths, shown_lengths
 
@@ -74,8 +74,12 @@ class CaseList:
         self._try_integers([*first[:2], *(lengths for lengths in more if max(lengths.values()) >= BEYOND)][:3])
         self._try_large([lengths for lengths in [*first[:2], *self.chosen.longest()] if lengths in tried])
 
+    def _drawn(self, lengths: Lengths, extreme: str = "", choice: IntegerChoice = "drawn", *names: str) -> Case:
+        """Return a case with its inputs; the integer inputs in `names` hold what `choice` says."""
+        return Case(lengths, extreme=extreme, inputs=self.inputs.drawn(lengths, self.rng, choice, names))
+
     def _ordinary(self, lengths: Lengths) -> Case:
-        return self.both.ordinary_case(lengths, self.inputs.drawn(lengths, self.rng), self.roundings)
+        return self.both.ordinary_case(self._drawn(lengths), self.roundings)
 
     def _try(self, what: str, cases: Iterable[Case]) -> bool:
         """Add all cases; if making one raises an error, add none, and list what was not tried."""
@@ -101,11 +105,9 @@ class CaseList:
                     self._try_integers_in(many, choice, [name])
 
     def _try_integers_in(self, many: Sequence[Lengths], choice: IntegerChoice, names: Sequence[str]) -> bool:
-        drawn = ((lengths, self.inputs.drawn(lengths, self.rng, choice, names)) for lengths in many)
-        cases = (
-            self.both.integer_case(choice, *lengths_and_inputs, self.roundings) for lengths_and_inputs in drawn
-        )
-        return self._try(f"{choice} in {', '.join(names)}", cases)
+        cases = (self._drawn(lengths, choice, choice, *names) for lengths in many)
+        computed = (self.both.integer_case(case, self.roundings) for case in cases)
+        return self._try(f"{choice} in {', '.join(names)}", computed)
 
     def _try_large(self, many: Sequence[Lengths]) -> None:
         most = len(self.cases) + len(many)
@@ -116,9 +118,9 @@ class CaseList:
             )
 
     def _large(self, lengths: Lengths) -> Case | None:
-        arrays = self.inputs.drawn(lengths, self.rng)
-        larger = with_large_tokens(arrays, [*self.inputs.draws], self.rng)
-        return self.both.large_case(lengths, arrays, larger, self.rng)
+        case = self._drawn(lengths, LARGE_TOKENS)
+        larger = with_large_tokens(case.inputs, [*self.inputs.draws], self.rng)
+        return self.both.large_case(case, larger, self.rng)
 
 
 class LayerInputs:
@@ -153,21 +155,15 @@ class LayerInputs:
         special: Sequence[str] = (),
     ) -> Arrays:
         """Return an array for each input; the integer inputs in `special` hold what `choice` says."""
-        arrays = {}
-        for name, spec in self.specs.items():
-            shape = tuple(evaluated(length, lengths) for length in spec.shape)
-            array: Any
+
+        def draw(name: str, spec: TensorSpec, shape: tuple[int, ...]) -> Any:
             if name in self.draws:
-                array = _called(self.draws[name], rng, shape, lengths)
-            elif spec.dtype in INTEGERS:
-                chosen = choice if name in special else "drawn"
-                array = self._integers(name, shape or (1,), lengths, rng, chosen)
-            elif spec.dtype == "bool":
-                array = rng.random(shape) < 0.75
-            else:
-                array = rng.standard_normal(shape)
-            arrays[name] = np.asarray(array, numpy_dtype(spec.dtype)).reshape(shape)
-        return arrays
+                return _called(self.draws[name], rng, shape, lengths)
+            if spec.dtype in INTEGERS:
+                return self._integers(name, shape or (1,), lengths, rng, choice if name in special else "drawn")
+            return rng.random(shape) < 0.75 if spec.dtype == "bool" else rng.standard_normal(shape)
+
+        return draw_each(self.specs, lengths, draw)
 
     @contextmanager
     def hint_for_errors(self) -> Iterator[None]:
