@@ -21,10 +21,7 @@ from ..spec import TensorSpec
 
 # Numbers of queries and keys that no block divides, and more keys than queries.
 LENGTHS = {"B": 2, "L": 19, "S": 33, "P": 14, "R": 40}
-LONGER = (
-    {"B": 1, "L": 130, "S": 141, "P": 150, "R": 288},
-    {"B": 1, "L": 3, "S": 1100, "P": 1100, "R": 1104},
-)
+LONGER = ({"B": 1, "L": 130, "S": 141, "P": 150, "R": 288}, {"B": 1, "L": 3, "S": 1100, "P": 1100, "R": 1104})
 """More lengths, for calls with names for them: beyond a block of queries, and many keys for a few queries."""
 QUERY_IDS, KEY_IDS = [0] * 4 + [1] * 9 + [2] * 6, [0] * 10 + [1] * 8 + [2] * 15
 """Documents of a packed row, all of different lengths."""
@@ -336,15 +333,11 @@ def _caches(dtype: str) -> dict[str, Feature]:
         "PagedKVCache": Feature(_call(query, new, **room, **lengths, is_causal=True), paged),
         **{
             f"KVCache.from_stored, {codes}": Feature(
-                _call(query, tokens, attn_mask=padding),
-                quantised(codes),
-                traced,
-                storable(codes),
+                _call(query, tokens, attn_mask=padding), quantised(codes), traced, storable(codes)
             )
             for codes in LARGEST_CODE
         },
         "varlen_attention": Feature(
-            _call(packed, packed_keys, attn_mask=masks.document(QUERY_IDS, KEY_IDS)),
-            varlen(QUERY_IDS, KEY_IDS),
+            _call(packed, packed_keys, attn_mask=masks.document(QUERY_IDS, KEY_IDS)), varlen(QUERY_IDS, KEY_IDS)
         ),
     }

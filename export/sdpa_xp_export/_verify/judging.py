@@ -129,11 +129,6 @@ class ExpectedRows:
         return textbook_error(self.reference, self.textbook, self.size_of_errors)
 
     @property
-    def largest_error(self) -> float:
-        """The largest error of the textbook formula; 0 if it overflows."""
-        return textbook_error(self.reference, self.textbook, 1.0)
-
-    @property
     def textbook_ratio(self) -> float:
         """The largest error of the textbook formula over the magnitude of its element; 0 if it overflows."""
         if self.magnitude is None:
@@ -205,19 +200,20 @@ def judge_rows(runs: Sequence[Compared], dtype: str, computed_in: str | None = N
     errors, sizes = defaultdict[tuple[float, str], float](float), defaultdict[tuple[float, str], float](float)
     for run in runs:
         sizes[run.kind] = max(sizes[run.kind], run.expected.largest)
+    own = [textbook_error(run.expected.reference, run.expected.textbook, 1.0) for run in runs]
     cancelled = [
         run.expected.terms is None
-        and has_cancelled(run.expected.largest, sizes[run.kind], EPS[computed_in], run.expected.largest_error)
-        for run in runs
+        and has_cancelled(run.expected.largest, sizes[run.kind], EPS[computed_in], error)
+        for run, error in zip(runs, own, strict=True)
     ]
     for run, is_noise in zip(runs, cancelled, strict=True):
         if not is_noise:
             errors[run.kind] = max(errors[run.kind], run.expected.textbook_error)
     agreements = []
-    for run, is_noise in zip(runs, cancelled, strict=True):
+    for run, is_noise, error in zip(runs, cancelled, own, strict=True):
         expected = run.expected
         bound = (2 * errors[run.kind] + few) * (sizes[run.kind] if is_noise else expected.size_of_errors)
-        bound += 2 * expected.largest_error if is_noise else 0.0
+        bound += 2 * error if is_noise else 0.0
         bound += (few * (run.size - 1) + own_rounding + drift * expected.longest_sum) * expected.largest
         if expected.magnitude is not None:
             values = np.abs(np.where(np.isfinite(expected.reference), expected.reference, 0))
@@ -233,6 +229,17 @@ def has_cancelled(largest: float, of_all: float, eps: float, error: float = 0.0)
     They are if they are no larger than the rounding errors of all runs, or than the `error` of the run itself.
     """
     return error > largest or largest <= ROUNDINGS * eps * of_all
+
+
+def apart(pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> float:
+    """Return the largest difference over the largest value; of integers, the fraction that differs."""
+    if pairs[0][0].dtype.kind in "iub":
+        count = sum(one.size for one, _ in pairs)
+        return sum(np.count_nonzero(one != other) for one, other in pairs) / count if count else 0.0
+    largest = [largest_of(one.astype(np.float64)) for one, _ in pairs]
+    of_all, eps = max(largest), EPS.get(pairs[0][1].dtype.name, 0.0)
+    sizes = [of_all if has_cancelled(size, of_all, eps) else size for size in largest]
+    return max(textbook_error(x.astype(np.float64), y, size) for (x, y), size in zip(pairs, sizes, strict=True))
 
 
 def _judge_integers(runs: Sequence[Compared]) -> list[Agreement]:

@@ -19,15 +19,7 @@ from .._layer.results import named_outputs
 from ..spec import TensorSpec
 from .cases import Case
 from .expected import Arrays
-from .judging import (
-    EPS,
-    Compared,
-    ExpectedRows,
-    has_cancelled,
-    largest_of,
-    textbook_error,
-    with_error_of_float64,
-)
+from .judging import EPS, Compared, ExpectedRows, apart, with_error_of_float64
 from .lengths import shown_shapes
 
 Outputs: TypeAlias = dict[str, NDArray[Any]]
@@ -261,10 +253,10 @@ def _why_not_wide(exact: Sequence[Outputs], both: Sequence[tuple[Outputs, Output
         triples = [(exact[name], narrow[name], off[name]) for exact, narrow, off in both]
         if any(_is_elsewhere_finite(*triple) for triple in triples):
             return f"{name} has inf or NaN at other places there"
-        apart = _apart([(exact, narrow) for exact, narrow, _ in triples])
-        noise = _apart([(narrow, off) for _, narrow, off in triples])
+        error = apart([(exact, narrow) for exact, narrow, _ in triples])
+        noise = apart([(narrow, off) for _, narrow, off in triples])
         least = EPS.get(triples[0][1].dtype.name, FLIPS)
-        if apart > MOST_DISTANCE * (noise + least):
+        if error > MOST_DISTANCE * (noise + least):
             return f"{name} is another there, by more than rounding errors explain"
     return ""
 
@@ -277,19 +269,8 @@ def _is_repeated(first: NDArray[Any], second: NDArray[Any] | None) -> bool:
         return True
     if first.dtype.name not in EPS:
         return False
-    apart = _apart([(first, second)])
-    return not _overflows({"": first}, {"": second}) and apart <= MOST_DISTANCE * EPS[first.dtype.name]
-
-
-def _apart(pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> float:
-    """Return the largest difference over the largest value; of integers, the fraction that differs."""
-    if pairs[0][0].dtype.kind in "iub":
-        count = sum(one.size for one, _ in pairs)
-        return sum(np.count_nonzero(one != other) for one, other in pairs) / count if count else 0.0
-    largest = [largest_of(one.astype(np.float64)) for one, _ in pairs]
-    of_all, eps = max(largest), EPS.get(pairs[0][1].dtype.name, 0.0)
-    sizes = [of_all if has_cancelled(size, of_all, eps) else size for size in largest]
-    return max(textbook_error(x.astype(np.float64), y, size) for (x, y), size in zip(pairs, sizes, strict=True))
+    error = apart([(first, second)])
+    return not _overflows({"": first}, {"": second}) and error <= MOST_DISTANCE * EPS[first.dtype.name]
 
 
 def _is_elsewhere_finite(exact: NDArray[Any], narrow: NDArray[Any], off: NDArray[Any]) -> bool:

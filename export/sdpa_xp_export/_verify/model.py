@@ -8,7 +8,7 @@ import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import onnx
@@ -23,14 +23,7 @@ from .._call.text import digest, from_json, to_json
 from .._dtypes.dtype import ONNX_DTYPE
 from .._files.loading import load
 from .._files.metadata import Metadata, exported_models, metadata_of
-from .._files.model import (
-    LargeModel,
-    Model,
-    check_holds_data,
-    initializers,
-    messages,
-    without_numbers,
-)
+from .._files.model import LargeModel, Model, check_holds_data, initializers, messages, without_numbers
 from .._runtime.limits import ModelFailedError
 from ..spec import TensorSpec
 from .expected import stated_dtype
@@ -157,17 +150,10 @@ def other_call_note(model: Model, call: ExportCall) -> str:
     return f"the metadata of the model state {there}, and `call` has {here}"
 
 
-class Subject(NamedTuple):
-    """A model to verify, the call that it has to compute, and where a loop may cut it: see `blocks_of`."""
-
-    model: Model
-    call: ExportCall
-    blocks: list[int]
-    cut: int
-
-
-def subject_of(model: object, arguments: object, functions: Mapping[str, Any], memory: int | None) -> Subject:
-    """Read a model, with its own call, or with the caller's `arguments` of `export_attention`."""
+def subject_of(
+    model: object, arguments: object, functions: Mapping[str, Any], memory: int | None
+) -> tuple[Model, ExportCall, list[int], int]:
+    """Return a model, its own call or the caller's `arguments` of `export_attention`, and its `blocks_of`."""
     loaded = loaded_model("verify", model, "`model` must be an ONNX model, or the path of its file")
     if arguments is None:
         call = stated_call(loaded, functions)
@@ -177,7 +163,7 @@ def subject_of(model: object, arguments: object, functions: Mapping[str, Any], m
         call = checked_call("verify", **cast(Mapping[str, Any], arguments))
     check_interface(loaded, call)
     check_size(call, numbers_within(memory, OF_A_NUMBER))
-    return Subject(loaded, call, *blocks_of(loaded))
+    return loaded, call, *blocks_of(loaded)
 
 
 def check_interface(model: Model, call: ExportCall) -> None:
