@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,12 +24,11 @@ class OpenedError(Exception):
     """The first session is opened."""
 
 
-def ours(frame: FrameType | None) -> Iterator[FrameType]:
+def ours(frame: FrameType | None) -> list[FrameType]:
     """The frame and its callers that are code of the exporter, the innermost first."""
-    while frame:
-        if frame.f_code.co_filename.startswith(PACKAGE):
-            yield frame
-        frame = frame.f_back
+    if frame is None:
+        return []
+    return [frame][not frame.f_code.co_filename.startswith(PACKAGE) :] + ours(frame.f_back)
 
 
 def room(frame: FrameType) -> str:
@@ -44,21 +42,16 @@ def test_few_functions_hand_a_model_on(
 ) -> None:
     qkv = TensorSpec("float32", (1, 1, 3, 8))
     path = save(export_attention(qkv, qkv, qkv, is_causal=True), tmp_path / "causal.onnx")
-    stack, rooms = list[str](), list[str]()
+    rooms, stack = list[str](), list[str]()
 
     def has_model(frame: FrameType) -> bool:
-        return any(
-            isinstance(value, onnx.ModelProto) or (isinstance(value, str | Path) and Path(value) == path)
-            for value in frame.f_locals.values()
-        )
+        known = [x for x in frame.f_locals.values() if isinstance(x, onnx.ModelProto | str | Path)]
+        return any(isinstance(x, onnx.ModelProto) or str(x) == str(path) for x in known)
 
     def watch(frame: FrameType, event: str, _: object) -> None:
-        if event != "call" or not frame.f_code.co_filename.startswith(PACKAGE) or not has_model(frame):
-            return
-        caller = next(ours(frame.f_back))
-        for name in (room(caller), room(frame)) if has_model(caller) else ():
-            if name not in READERS and [name] != rooms[-1:]:
-                rooms.append(name)
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE) and has_model(frame):
+            both = [room(one) for one in ours(frame)[1::-1]] if has_model(ours(frame)[1]) else []
+            rooms.extend(name for name in both if name not in READERS and [name] != rooms[-1:])
 
     def session(*_: object) -> Any:
         sys.setprofile(None)
@@ -67,10 +60,7 @@ def test_few_functions_hand_a_model_on(
 
     monkeypatch.setattr(process.RuntimeProcess, "session", session)
     sys.setprofile(watch)
-    try:
-        with pytest.raises(OpenedError):
-            run(capsys, "verify", path)
-    finally:
-        sys.setprofile(None)
+    with pytest.raises(OpenedError):
+        run(capsys, "verify", path)
     assert stack[: stack.index("run_verify") + 1] == ["run", "verify", "run_verify"]
     assert rooms == ["cli", "*.py", "_verify", "*.py", "_verify"]  # read, then run: two returns
