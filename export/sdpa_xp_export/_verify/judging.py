@@ -200,17 +200,17 @@ def judge_rows(runs: Sequence[Compared], dtype: str, computed_in: str | None = N
     errors, sizes = defaultdict[tuple[float, str], float](float), defaultdict[tuple[float, str], float](float)
     for run in runs:
         sizes[run.kind] = max(sizes[run.kind], run.expected.largest)
-    own = [textbook_error(run.expected.reference, run.expected.textbook, 1.0) for run in runs]
+    largest_errors = [textbook_error(run.expected.reference, run.expected.textbook, 1.0) for run in runs]
     cancelled = [
         run.expected.terms is None
         and has_cancelled(run.expected.largest, sizes[run.kind], EPS[computed_in], error)
-        for run, error in zip(runs, own, strict=True)
+        for run, error in zip(runs, largest_errors, strict=True)
     ]
     for run, is_noise in zip(runs, cancelled, strict=True):
         if not is_noise:
             errors[run.kind] = max(errors[run.kind], run.expected.textbook_error)
     agreements = []
-    for run, is_noise, error in zip(runs, cancelled, own, strict=True):
+    for run, is_noise, error in zip(runs, cancelled, largest_errors, strict=True):
         expected = run.expected
         bound = (2 * errors[run.kind] + few) * (sizes[run.kind] if is_noise else expected.size_of_errors)
         bound += 2 * error if is_noise else 0.0
