@@ -150,6 +150,7 @@ def _affordable(settings: Sequence[Case], chosen: CallLengths) -> Iterator[Case]
     draws = 1 if chosen.is_long else DRAWS_OF_FIXED
     counts: Counter[str] = Counter()
     for setting in settings:
+        check_time()  # of a thousand numbers, the lengths alone may take a second
         counts[setting.shown] += 1
         if counts[setting.shown] <= (1 if setting.lengths else draws) and chosen.affords(setting.lengths):
             yield setting
