@@ -23,7 +23,7 @@ from ._files.model import Model, with_weights, without_numbers
 from ._graph.graph import CONTRIB, Graph, GraphValue
 from ._runtime.releases import DEFAULT_RUNTIME, Runtime
 from .forms.choice import FORMS, check_tensors, choose
-from .forms.traced_attention import refuse_attention
+from .forms.traced_attention import refuse_attention, write_call
 from .spec import TensorSpec
 
 MATH_MODE = "no TF32 (CUDA: use_tf32=0)"
@@ -154,12 +154,12 @@ def export_call(
     if opset is None:
         opset = written.opset_of(call) if written.opset_of else written.default_opset
     graph = Graph(
-        opset=opset,
-        namespace=_arrays,
-        attend=refuse_attention,
-        float_dtype=call.accumulation_dtype,
-        for_openvino=target.engine == "openvino",
+        opset=opset, namespace=_arrays, attend=refuse_attention, for_openvino=target.engine == "openvino"
     )
+    named = {argument: graph.input(argument, spec.dtype, spec.shape) for argument, spec in call.inputs.items()}
+    named |= {
+        argument: graph.weight(argument, constant.numbers) for argument, constant in call.initializers.items()
+    }
     text = to_json(call)
     metadata = Metadata(
         version=sdpa_xp.__version__,
@@ -169,7 +169,7 @@ def export_call(
         reason=reason,
         runtime=str(target),
     )
-    return finished_model(graph, written.write(graph, call, target), metadata)
+    return finished_model(graph, write_call(graph, call, named, name, target), metadata)
 
 
 def finished_model(graph: Graph, outputs: Mapping[str, GraphValue], metadata: Metadata) -> Model:

@@ -20,8 +20,8 @@ from ._call.mask_analysis import CallNumbers, numbers_as_json, numbers_of
 from ._dtypes.dtype import FLOATING, default_dtypes
 from ._files.metadata import Metadata
 from ._files.model import Model
-from ._graph.graph import GraphValue
-from ._graph.traced_graph import TracedGraph, moved_inputs
+from ._graph.graph import Graph, GraphValue
+from ._graph.moved_inputs import moved_inputs
 from ._layer.call_signature import Caller
 from ._layer.layer import (
     bound_arguments,
@@ -147,7 +147,7 @@ def model_of_call(
 class _Traced:
     """The graph of a layer, and the attention in it."""
 
-    graph: TracedGraph
+    graph: Graph
     result: Any
     """What the layer returned."""
     outputs: dict[str, GraphValue]
@@ -175,7 +175,8 @@ def _traced(
 ) -> _Traced:
     """Call a layer with values of a graph instead of specs."""
     attention = TracedAttention(form, target, opset)
-    graph = TracedGraph(
+    graph = Graph(
+        function=FUNCTION,
         opset=_opset(opset, form, target),
         namespace=_arrays,
         attend=attention,
@@ -200,7 +201,7 @@ def _traced(
     traced_layer = with_parameters(layer, lambda _, array: graph.from_array(array))
     defaults = caller.dtypes if caller else (_default_float(graph), "int64")
     with (
-        foreign_errors_reworded(FUNCTION, layer, open_lengths=bool(graph.length_sources)),
+        foreign_errors_reworded(FUNCTION, layer, open_lengths=bool(graph.lengths.sources)),
         _no_value_kept(state or State(layer)),
         default_dtypes(*defaults),
     ):
@@ -211,7 +212,7 @@ def _traced(
     return _Traced(graph, result, outputs, attention.chosen, numbers, fixed)
 
 
-def _default_float(graph: TracedGraph) -> str:
+def _default_float(graph: Graph) -> str:
     """Return the dtype of the floats that a layer itself makes: float64 if it takes no narrower ones."""
     dtypes = {value.elem_type for value in graph.named.values()} & {*FLOATING}
     return "float64" if dtypes == {"float64"} else "float32"
@@ -256,7 +257,7 @@ def _opset(opset: int | None, form: str, target: Runtime) -> int:
     return newest.opsets[-1] if may_choose_it or form == newest.name else FORMS["primitive"].default_opset
 
 
-def _outputs(graph: TracedGraph, result: Any, *, numbers_stay: bool) -> dict[str, GraphValue]:
+def _outputs(graph: Graph, result: Any, *, numbers_stay: bool) -> dict[str, GraphValue]:
     """Return the outputs of the graph by name, each of which is a separate value."""
     outputs: dict[str, GraphValue] = {}
     used = graph.used_names

@@ -170,7 +170,7 @@ def _of_default_dtype(graph: Graph, *scalars: Scalar) -> list[GraphValue]:
     """Return constants in the default dtype of the widest kind among scalars; a length is an integer."""
     dtype = default_dtype(int)
     if any(isinstance(scalar, float | FloatOfLengths) for scalar in scalars):
-        dtype = graph.float_dtype if graph.mixes_kinds else default_dtype(float)
+        dtype = graph.float_dtype if graph.is_part else default_dtype(float)
     elif all(isinstance(scalar, bool) for scalar in scalars):
         dtype = default_dtype(bool)
     return [

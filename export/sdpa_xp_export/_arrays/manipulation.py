@@ -16,7 +16,6 @@ from sdpa_xp.errors import ArgumentValueError
 
 from .._graph.graph import GraphValue
 from .._graph.lengths import Length, broadcasts_to, has_names, plain
-from .._graph.traced_graph import TracedGraph
 from ..spec import SymbolicShape, as_lengths
 from .operators import array_function, kernel_dtype, promoted
 
@@ -77,7 +76,7 @@ def reshape(
     # may be 0 in a run; then no length stands for another.
     lengths = [0 if value.dims[axis : axis + 1] == (length,) else length for axis, length in enumerate(shape)]
     attributes = {}
-    if 0 in shape or (has_names(lengths) and all(map(value.graph.knows, stated))):
+    if 0 in shape or (has_names(lengths) and all(map(value.graph.lengths.knows, stated))):
         lengths, attributes = stated, {"allowzero": 1}
     if has_names(lengths):
         target = concat([value.graph.length(length) for length in lengths])
@@ -195,7 +194,7 @@ def concat(values: Sequence[GraphValue], *, axis: int | None = 0) -> GraphValue:
     length = first.graph.lengths.joined(*(value.dims[position] for value in values))
     shape = (*first.dims[:position], length, *first.dims[position + 1 :])
     joined = first.graph.add("Concat", *values, dtype=first.elem_type, shape=shape, axis=position)
-    if len(values) == 2 and isinstance(joined.graph, TracedGraph):  # attention may take a cache apart again
+    if len(values) == 2 and not joined.graph.is_part:  # attention may take a cache apart again
         joined.graph.concatenated[joined.name] = position - joined.ndim, values[0], values[1]
     return joined
 

@@ -101,7 +101,7 @@ def attribute_error(value: GraphValue, name: str) -> AttributeError:
 
 def in_place_result(value: GraphValue, result: GraphValue) -> GraphValue:
     """Return the result of an operator in place, which has the dtype and the shape of its first operand."""
-    if not value.graph.mixes_kinds:  # a function of the indices may change what a name stands for
+    if not value.graph.is_part:  # a function of the indices may change what a name stands for
         check_in_place(result, value.elem_type, value.dims)
     return result
 

@@ -111,7 +111,7 @@ def _as_values(graph: Graph, argument: Any) -> Any:
         return type(argument)(_as_values(graph, element) for element in argument)
     if isinstance(argument, np.generic) and (graph.numpy_floats_promote or not isinstance(argument, float)):
         # It is an array of NumPy without axes.
-        return argument.item() if graph.mixes_kinds else graph.from_array(argument)
+        return argument.item() if graph.is_part else graph.from_array(argument)
     return graph.from_array(argument) if is_array(argument) else argument
 
 
@@ -151,7 +151,7 @@ def promoted(name: str, one: Any, other: Any) -> tuple[GraphValue, GraphValue]:
     if second is not None:
         return _with_scalar(name, graph.operand(one), second)
     values = graph.operand(one), graph.operand(other)
-    dtype = (joint_of_kinds if graph.mixes_kinds else joint)(values[0].elem_type, values[1].elem_type)
+    dtype = (joint_of_kinds if graph.is_part else joint)(values[0].elem_type, values[1].elem_type)
     if dtype is None:
         got = {"first dtype": values[0].elem_type, "second dtype": values[1].elem_type}
         rule = f"the operands of `{name}` must have dtypes that the array API promotes to one"
@@ -163,9 +163,9 @@ def admitted(name: str, category: str, value: GraphValue) -> GraphValue:
     """Check that the function takes the dtype; in a function of the indices, convert it if needed."""
     if value.elem_type in CATEGORIES[category]:
         return value
-    if value.graph.mixes_kinds and category == "floating":
+    if value.graph.is_part and category == "floating":
         return value.astype(value.graph.float_dtype)
-    if value.graph.mixes_kinds and category == "numeric":
+    if value.graph.is_part and category == "numeric":
         return value.astype("int64")
     rule = f"the arguments of `{name}` must have dtypes that are {category}"
     raise ArgumentTypeError(
@@ -251,7 +251,7 @@ def _scalar(graph: Graph, operand: Any) -> Scalar | None:
     if isinstance(operand, bool | Length | FloatOfLengths):
         return operand
     is_float = isinstance(operand, float) and not graph.numpy_floats_promote
-    if isinstance(operand, np.generic) and not is_float and not graph.mixes_kinds:
+    if isinstance(operand, np.generic) and not is_float and not graph.is_part:
         return None
     if isinstance(operand, np.bool_):
         return bool(operand)
@@ -265,7 +265,7 @@ def _with_scalar(name: str, value: GraphValue, scalar: Scalar) -> tuple[GraphVal
     graph, dtype = value.graph, value.elem_type
     is_float = isinstance(scalar, float | FloatOfLengths)
     if dtype not in (FLOATING if is_float else of_scalar(scalar)):
-        if not graph.mixes_kinds:
+        if not graph.is_part:
             rule = f"a Python scalar in `{name}` must fit the kind of the array's dtype"
             got = {"scalar": repr(scalar), "dtype": dtype}
             raise ArgumentTypeError(graph.function, rule, got, "Convert the array with `astype`.")

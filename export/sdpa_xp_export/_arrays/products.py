@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from sdpa_xp.errors import ArgumentValueError
 
 from .._graph.graph import GraphValue
-from .._graph.traced_graph import TracedGraph
 from . import ops
 from .elementwise import equal, where
 from .manipulation import axes_of, expand_dims, moveaxis, permute_dims, reshape, squeeze
@@ -42,7 +41,7 @@ def matmul(one: GraphValue, other: GraphValue) -> GraphValue:
         one, other = -one, -other
     product = computed("MatMul", one, other, shape=(*batch, *left[-1:], *right))
     is_known = isinstance(one.dims[-1], int) and one.dims[-1] > 0
-    if is_known or max(one.ndim, other.ndim) < 3 or not isinstance(one.graph, TracedGraph):
+    if is_known or max(one.ndim, other.ndim) < 3 or one.graph.is_part:
         return product
     # Where there is nothing to sum, onnxruntime 1.31 sets one matrix of a batch to 0, and no other one.
     is_empty = equal(ops.length_of(one, one.ndim - 1), 0)

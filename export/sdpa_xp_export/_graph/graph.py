@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
+import array_api_compat
 import numpy as np
 import onnx
 from numpy.typing import NDArray
@@ -26,8 +28,8 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 from .._dtypes.dtype import FLOATING, ONNX_DTYPE, Dtype, dtype_name, holds, numpy_dtype, to_numpy
 from .._files.model import Weight
-from ..spec import SymbolicShape, TensorSpec, as_lengths
-from .length_names import LengthNames
+from ..spec import SymbolicShape, as_lengths
+from .known_lengths import KnownLengths
 from .lengths import DEVICE, Device, FloatOfLengths, Length, plain
 from .library import GraphLibrary
 
@@ -37,13 +39,18 @@ CONTRIB = "com.microsoft"
 """The domain of onnxruntime's own operators."""
 _COMMUTING = ("Add", "Mul", "Equal", "And", "Or", "Xor", "BitwiseAnd", "BitwiseOr", "BitwiseXor")
 _MIRRORED = {"Greater": "Less", "GreaterOrEqual": "LessOrEqual"}
+_NODE_NAME = re.compile(r"(constant|[A-Z]\w*)_\d+")
 BRANCH_HINT = "No `if` can choose by it: combine conditions with `&`, `|` and `~`, and choose with `where`."
 _Operator: TypeAlias = Callable[..., "GraphValue"]
 
 
 @dataclass(slots=True, kw_only=True)
 class Graph:
-    """Nodes, constants and inputs; `add` names what it adds after the operator and a count."""
+    """Nodes, constants and inputs; `add` names what it adds after the operator and a count.
+
+    The graph of a layer takes arrays of the caller as initializers. A part of it, for one call of attention or
+    for the body of a loop, takes them as constants, as the formulas of masks and biases do.
+    """
 
     opset: int
     namespace: ModuleType
@@ -52,8 +59,6 @@ class Graph:
     """Writes a call of the library that has values of this graph."""
     float_dtype: str = "float32"
     """The dtype of floats that are computed from integers: the dtype that scores are held in."""
-    mixes_kinds: bool = True
-    """Whether operands of different kinds promote to one dtype, as in functions of the indices."""
     computes_bfloat16: bool = False
     """Whether the provider has kernels for bfloat16; the CPU provider has none that compute."""
     erf_keeps_nan: bool = False
@@ -73,16 +78,27 @@ class Graph:
     """Shapes of values that no operator says."""
     constants: dict[tuple[str, tuple[int, ...], bytes], onnx.TensorProto] = field(default_factory=dict)
     named: dict[str, GraphValue] = field(default_factory=dict)
-    """Inputs and initializers, by the names that the call has for them."""
+    """Inputs and initializers, by name; in the part of a call, by the names that the call has for them."""
     weights: list[Weight] = field(default_factory=list)
-    lengths: LengthNames = field(default_factory=LengthNames)
+    array_names: dict[int, str] = field(default_factory=dict)
+    """The name that the initializer of an array gets, by the identity of the array."""
+    initializers: dict[int, tuple[Any, GraphValue]] = field(default_factory=dict)
+    """Each array that met a value, which keeps it alive, and its initializer, by identity."""
+    concatenated: dict[str, tuple[int, GraphValue, GraphValue]] = field(default_factory=dict)
+    """The axis and the two parts of a value that joins two others, by its name. A cache is such a value."""
+    equal_values: dict[str, GraphValue] = field(default_factory=dict)
+    """Another value with the same numbers, which an attention node returns anyway, by the name of a value."""
+    lengths: KnownLengths = field(default_factory=KnownLengths)
     count: Iterator[int] = field(default_factory=itertools.count)
+    is_part: bool = False
+    """Whether this is a part of the graph of a layer. Operands of different kinds promote to one dtype there,
+    as functions of the indices expect."""
     outer: Graph | None = None
     """The graph around this one, if this is the body of a loop."""
     captured: dict[str, GraphValue] = field(default_factory=dict)
     """What a body uses of the outer graph, by name, apart from constants: a body has its own."""
-    formula: dict[str, tuple[GraphValue, int]] | None = None
-    """Inside the formula of a mask or a bias, which value and axis have a length, by its name."""
+    takes_values_alone: bool = False
+    """Inside a function of the indices: arrays and lengths are refused."""
     library: GraphLibrary = field(init=False, repr=False)
     """The library of the values."""
 
@@ -92,7 +108,14 @@ class Graph:
     def part(self, **fields: Any) -> Graph:
         """Return a graph with the settings of this one, and with its count, so that no name stands in both."""
         settings = ("opset", "namespace", "attend", "float_dtype", "for_openvino", "function", "count")
-        return Graph(**{name: getattr(self, name) for name in settings} | fields)
+        like_this = {name: getattr(self, name) for name in settings}
+        return Graph(**like_this | {"is_part": True} | fields)
+
+    def part_of_call(self, named: dict[str, GraphValue], float_dtype: str, attend: Attend) -> Graph:
+        """Return this graph as the graph of one call of attention, whose inputs are values of this graph."""
+        lists = ("inputs", "nodes", "written", "constants", "weights")  # the call writes its nodes here
+        shared = {name: getattr(self, name) for name in lists}
+        return self.part(attend=attend, float_dtype=float_dtype, named=named, **shared)
 
     def loop_body(self) -> Graph:
         """Return the graph of a loop inside this one."""
@@ -102,24 +125,32 @@ class Graph:
         """Add an input. That of a body also gets a count, because no name may stand in both graphs."""
         name = name if self.outer is None else f"{name}_{next(self.count)}"
         self.inputs.append(helper.make_tensor_value_info(name, ONNX_DTYPE[dtype], shape))
-        return GraphValue(self, name, dtype, shape)
+        self.named[name] = GraphValue(self, name, dtype, shape)
+        return self.named[name]
 
-    def argument(self, name: str, spec: TensorSpec) -> GraphValue:
-        """Return the input that the call names `name`, which is added when it is first asked for."""
-        if self.outer is not None:
-            return self.here(self.outer.argument(name, spec))
-        if name not in self.named:
-            self.named[name] = self.input(name, spec.dtype, spec.shape)
-        return self.here(self.named[name])
+    def argument(self, name: str) -> GraphValue:
+        """Return what a call of attention has under that name."""
+        return self.here(self.named[name] if self.outer is None else self.outer.argument(name))
 
     def weight(self, name: str, array: NDArray[Any]) -> GraphValue:
-        """Return the initializer that the call names `name`, which is added when it is first asked for."""
-        if name not in self.named:
-            if array.dtype.kind in "iu" and array.size:
-                self.check_integers(name, array.min(), array.max())
-            self.weights.append(Weight(name, array))
-            self.named[name] = GraphValue(self, name, array.dtype.name, array.shape)
-        return self.here(self.named[name])
+        """Add an initializer."""
+        if array.dtype.kind in "iu" and array.size:
+            self.check_integers(name, array.min(), array.max())
+        self.weights.append(Weight(name, array))
+        self.named[name] = GraphValue(self, name, array.dtype.name, array.shape)
+        return self.named[name]
+
+    @property
+    def used_names(self) -> set[str]:
+        """The names of all values, inputs and constants."""
+        edges = {name for node in self.nodes for name in node.output}
+        return edges | self.named.keys() | {constant.name for constant in self.constants.values()}
+
+    def free_name(self, name: str) -> str:
+        """Return `name`, with a number if it is taken, and never a name that a node or a constant may get."""
+        used, name = self.used_names, f"{name}_" if _NODE_NAME.fullmatch(name) else name
+        candidates = (f"{name}_{n}" if n else name for n in itertools.count())
+        return next(candidate for candidate in candidates if candidate not in used)
 
     def check_integers(self, name: str, *numbers: Any) -> None:
         """Refuse integers of the caller that the program cannot compute with."""
@@ -136,16 +167,31 @@ class Graph:
         return operand if isinstance(operand, GraphValue) else self.from_array(operand)
 
     def from_array(self, array: object) -> GraphValue:
-        """Refuse an array in a function of the indices. `TracedGraph` takes arrays, as a formula does."""
-        if self.formula is not None:
+        """Convert an array of any library to an initializer, one for each array, and a length to a number."""
+        if self.takes_values_alone:
+            rule = "a function of the indices must compute with its arguments and with numbers alone"
+            raise ArgumentTypeError(self.function, rule, {"operand": type(array).__name__})
+        if isinstance(array, Length):
+            axes = self.constant([0], "int64")
+            return self.add("Squeeze", self.length(plain(array)), axes, dtype="int64", shape=())
+        if not array_api_compat.is_array_api_obj(array):
+            rule = "values of a graph must be computed with arrays and numbers"
+            raise ArgumentTypeError(self.function, rule, {"operand": type(array).__name__})
+        if self.is_part:
             numbers = to_numpy(self.function, "array", array)
             return self.constant(numbers, numbers.dtype.name)
-        rule = "a function of the indices must compute with its arguments and with numbers alone"
-        raise ArgumentTypeError(self.function, rule, {"operand": type(array).__name__})
+        # By identity, as arrays have no hash. The entry keeps the array alive, so no other one gets its number.
+        if id(array) not in self.initializers:
+            name = self.free_name(self.array_names.get(id(array)) or f"weight_{len(self.weights)}")
+            initializer = self.weight(name, to_numpy(self.function, name, array))
+            self.initializers[id(array)] = array, initializer
+        return self.initializers[id(array)][1]
 
-    def dims_of(self, value: GraphValue) -> SymbolicShape:
-        """Return the shape of a value. `TracedGraph` has one name for all lengths that are equal."""
-        return tuple(map(plain, value.dims))
+    def array_of(self, value: object) -> object:
+        """Return the array that an initializer was converted from, None for other values, else `value`."""
+        if not isinstance(value, GraphValue):
+            return value
+        return next((array for array, known in self.initializers.values() if known.name == value.name), None)
 
     def loose(self, shape: Sequence[int | str]) -> SymbolicShape:
         """Return a shape whose lengths are equal to others unless a difference of lengths is negative."""
@@ -172,29 +218,26 @@ class Graph:
         return FloatOfLengths(self, getattr(self.namespace, operation)(*values))
 
     @contextmanager
-    def in_formula(self, values: Iterable[GraphValue] | None) -> Iterator[None]:
-        """Take arrays as constants, and read the lengths of some values; or neither with None."""
-        outer, self.formula = self.formula, None
-        if values is not None:
-            self.formula = {str(n): (value, axis) for value in values for axis, n in enumerate(value.dims)}
+    def values_alone(self) -> Iterator[None]:
+        """Refuse arrays and lengths, as in a function of the indices."""
+        before, self.takes_values_alone = self.takes_values_alone, True
         try:
             yield
         finally:
-            self.formula = outer
-
-    def knows(self, length: int | str) -> bool:
-        """Return whether a length is a number, or can be read."""
-        return isinstance(length, int) or length in (self.formula or ())
+            self.takes_values_alone = before
 
     def length(self, length: int | str) -> GraphValue:
         """Return a length, (1,)."""
         if isinstance(length, int):
             return self.constant([length], "int64")
-        if self.formula is None or length not in self.formula:
+        if self.takes_values_alone:
             rule = "a function of the indices must use no length that is known only when the graph runs"
             raise ArgumentTypeError(self.function, rule, {"length": length})
-        value, axis = self.formula[length]
-        return self.add("Shape", value, dtype="int64", shape=(1,), start=axis, end=axis + 1)
+        if self.outer is not None and not self.lengths.knows(length):
+            names = {length, *(name for names in self.lengths.terms(length) for name in names)}
+            for name in names & self.outer.lengths.sources.keys() - self.lengths.sources.keys():
+                self.here(self.outer.lengths.sources[name][0])
+        return cast(GraphValue, self.lengths.read(self, length))
 
     def here(self, value: GraphValue) -> GraphValue:
         """Return a value of an outer graph as a value of this graph, so that its operators write nodes here."""
@@ -345,7 +388,7 @@ class GraphValue:
     """The shape, in which a name is text that can be compared with other names."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dims", self.graph.dims_of(self))  # frozen, so that it can be shared
+        object.__setattr__(self, "dims", self.graph.lengths.learnt(self))  # frozen, so that it can be shared
 
     @property
     def dtype(self) -> Dtype:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from .._call.mask_analysis import CallNumbers
 from .._dtypes.dtype import INTEGERS, numpy_dtype
 from .._files.model import Model
-from .._graph.traced_graph import moved_inputs
+from .._graph.moved_inputs import moved_inputs
 from .._runtime.releases import EngineName
 from ..spec import TensorSpec
 from .cases import Case

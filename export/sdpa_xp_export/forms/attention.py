@@ -106,9 +106,9 @@ def _with_past(graph: Graph, call: ExportCall, dtype: str) -> dict[str, GraphVal
     inputs = read_inputs(graph, call, dtype, RANK, append=False)
     tile = whole_tile(inputs.lengths, inputs.key)
     past = [
-        in_layout(graph.argument(f"past_{name}", spec).astype(dtype), call.layout)
-        for name, spec in (("key", call.past_key), ("value", call.past_value))
-        if spec is not None
+        in_layout(graph.argument(name).astype(dtype), call.layout)
+        for name in ("past_key", "past_value")
+        if name in call.inputs
     ]
     output, *present = _node(
         tile, inputs.query, inputs.key, inputs.value, None, *past, is_causal=bool(call.masks)

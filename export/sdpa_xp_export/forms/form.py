@@ -92,7 +92,7 @@ def read_inputs(
         in_place: Whether TensorScatter (opset 24) may write them into a padded cache.
     """
     lengths = GraphLengths(graph, call)
-    arrays = {name: graph.argument(name, spec) for name, spec in call.inputs.items()}
+    arrays = {name: graph.argument(name) for name in call.inputs}
     present = {}
     for name in ("key", "value"):
         if call.past_key is not None and append:
@@ -126,7 +126,7 @@ def _appended(lengths: GraphLengths, past: GraphValue, new: GraphValue, *, in_pl
     call, graph, axis = lengths.call, lengths.graph, lengths.call.length_axis
     if call.past_lengths is None:
         return xp.concat([past, new], axis=axis)
-    filled = graph.argument("past_lengths", call.past_lengths).astype("int64")
+    filled = graph.argument("past_lengths").astype("int64")
     if in_place:
         return graph.add("TensorScatter", past, new, filled, dtype=past.elem_type, shape=past.dims, axis=axis)
     # ScatterElements wants an index for each element: where the past ends, and a step more for each new token.

@@ -126,7 +126,8 @@ def _attend_block(
     assert bounds is not None
     first, stop = bounds
     # A block is cut and scaled here, because copies of all queries would take more memory.
-    real = GraphTile(tile.lengths, body, tile.row_range, tile.column_range)
+    rows = tile.row_range if even else replace(tile.row_range, length="real rows")
+    real = GraphTile(tile.lengths, body, rows, tile.column_range)
     query = real.cut_queries(body.here(inputs.query))
     query = scale_query(real, query if part is None else part.cut_query(query))
     if not even:
@@ -138,9 +139,9 @@ def _attend_block(
         tile.folds = part.folds
         key, value = part.cut_keys(key, value, keys)
     elif keys is not None:
-        key, value = (ops.cut(array, keys, -2, "columns") for array in (key, value))
+        key, value = (ops.cut(array, keys, -2, "block keys") for array in (key, value))
     if keys is not None:
-        tile.column_range = TileRange("keys", "columns", keys)
+        tile.column_range = TileRange("keys", "block keys", keys)
         if tile.key_mask is not None:
             tile.key_mask = KeyMask(tile.cut(tile.key_mask.allowed), tile.cut(tile.key_mask.added))
     return attend_tile(tile, query, key, value, runtime)
@@ -150,7 +151,7 @@ def _padded(query: GraphValue, missing: GraphValue) -> GraphValue:
     """(..., real, E) -> (..., rows, E), with rows of 0 before the first query."""
     graph = query.graph
     before, behind = (graph.constant([0] * length, "int64") for length in (query.ndim - 2, query.ndim + 1))
-    shape = (*query.dims[:-2], "rows", query.dims[-1])
+    shape = (*query.dims[:-2], "block rows", query.dims[-1])
     pads = xp.concat([before, missing, behind])
     return graph.add("Pad", query, pads, dtype=query.elem_type, shape=shape)
 
@@ -178,7 +179,7 @@ class _QueryBlock(GraphTile):
         if key_mask is not None:
             masks = tuple(mask for mask in masks if not mask.hides_whole_keys)
             self.key_mask = KeyMask(graph.here(key_mask.allowed), graph.here(key_mask.added))
-        length = 1 if whole.call.sizes.queries == 1 else "rows"  # an axis of 1 is never cut
+        length = 1 if whole.call.sizes.queries == 1 else "block rows"  # an axis of 1 is never cut
         rows_of_tile, columns = TileRange("queries", length, (first, self.stop)), TileRange("keys", kept)
         super().__init__(whole.lengths, graph, rows_of_tile, columns, masks)
         self.host, self.whole = host, whole
@@ -229,7 +230,11 @@ def _joined(inputs: FormInputs, blocks: GraphValue, parts: HeadParts | None, eve
     if parts is not None:
         kept[-1] = heads = inputs.call.sizes.query_heads
         outer.append(parts.queries)
-        steps, dims, moved = [count, parts.number], ("blocks", "parts", *dims[1:]), [*range(2, axis), 1, axis]
+        steps, dims, moved = (
+            [count, parts.number],
+            ("all blocks", "parts", *dims[1:]),
+            [*range(2, axis), 1, axis],
+        )
         before = (*before[:-1], heads)
     shape = [*steps, *outer, rows, *(lengths.length(name) for name in rest)]
     blocks = ops.reverse(xp.reshape(blocks, xp.concat(shape), dims=dims))
@@ -261,14 +266,14 @@ def loop_over_steps(
     body = graph.loop_body()
     number = body.input("Iteration", "int64", ())
     body.input("GoesOn", "bool", ())
-    carried = body.input("Captured", "int64", ("one",))
+    carried = body.input("Captured", "int64", ("just one",))
     one = ops.shape_of(carried)
     so_far = [body.input("SumSoFar", start.elem_type, start.dims) for start in starts]
     goes_on, sums, results = step(body, number * one, so_far)
     # An output of a body must be the output of a node.
     states = [ops.scalar(goes_on), body.copy(carried), *sums]
     body.prune([*states, *results])
-    stacked = [(result.elem_type, ("steps", *result.dims)) for result in results]
+    stacked = [(result.elem_type, ("all steps", *result.dims)) for result in results]
     captured = _sum_of_captured(body)
     outputs = graph.add_many(
         "Loop",

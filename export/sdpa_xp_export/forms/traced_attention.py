@@ -20,11 +20,10 @@ from sdpa_xp.masks import Mask
 from .. import _arrays as xp
 from .._arrays.operators import is_array
 from .._call.arguments import warn_of_zeros_and_ones
-from .._call.call import OPTIONS, ExportCall, checked_call
+from .._call.call import OPTIONS, ExportCall, FormName, checked_call
 from .._call.operands import with_operands
 from .._call.statistics import as_statistics, outputs_of
 from .._graph.graph import Graph, GraphValue
-from .._graph.traced_graph import TracedGraph
 from .._runtime.releases import Runtime
 from ..spec import TensorSpec
 from .choice import FORMS, choose
@@ -57,6 +56,14 @@ def refuse_attention(
     raise ArgumentTypeError(graph.function, rule, {"function": function})
 
 
+def write_call(
+    graph: Graph, call: ExportCall, named: dict[str, GraphValue], form: FormName, target: Runtime
+) -> dict[str, GraphValue]:
+    """Return the outputs of a call, whose operands are the values of the graph under their names."""
+    part = graph.part_of_call(named, call.accumulation_dtype, refuse_attention)
+    return {name: graph.here(value) for name, value in FORMS[form].write(part, call, target).items()}
+
+
 @dataclass(frozen=True, slots=True)
 class TracedAttention:
     """Writes each attention that a layer calls, in one form or in the one that suits each call best."""
@@ -74,7 +81,7 @@ class TracedAttention:
         self, graph: Graph, function: str, inputs: Mapping[str, object], rules: Mapping[str, object]
     ) -> Any:
         """Return what the library's `function` would return: a value, or a tuple of values with names."""
-        if not isinstance(graph, TracedGraph):
+        if graph.is_part:
             refuse_attention(graph, function, inputs, rules)
         if function not in OUTPUTS or _has_derivatives(inputs, rules):  # the library's own code writes them
             return NotImplemented
@@ -104,13 +111,9 @@ class TracedAttention:
         form, reason = choose(graph.function, call, self.form, self.opset, self.target)
         self.chosen.append((form, reason))
         self.calls.append(call)
-        named_values = {name: cast(ComputedSpec, spec).value for name, spec in call.inputs.items()}
-        part = graph.call_graph(named_values, call.accumulation_dtype, refuse_attention)
-        written = FORMS[form].write(part, call, self.target)
-        returned = {
-            name: graph.here(xp.squeeze(value, axis=1) if adds_head else value)
-            for name, value in written.items()
-        }
+        named = {name: cast(ComputedSpec, spec).value for name, spec in call.inputs.items()}
+        written = write_call(graph, call, named, form, self.target)
+        returned = {name: xp.squeeze(value, axis=1) if adds_head else value for name, value in written.items()}
         # The operator returns the joined cache, so the layer's own Concat is left out if nothing else reads it.
         for name in ("key", "value"):
             if f"present_{name}" in returned:
@@ -137,7 +140,7 @@ def operand_sources(call: ExportCall, moved: Mapping[str, str]) -> dict[str, str
     return {name: moved[value] for name, value in values.items() if value in moved}
 
 
-def _split_cache(graph: TracedGraph, values: Mapping[str, GraphValue], layout: object) -> dict[str, GraphValue]:
+def _split_cache(graph: Graph, values: Mapping[str, GraphValue], layout: object) -> dict[str, GraphValue]:
     """Split a joined cache into past and new keys and values; without appended tokens it stays whole."""
     joins = [graph.concatenated.get(values[name].name) for name in ("key", "value")]
     axis = -2 if layout == HLE else -3
@@ -150,7 +153,7 @@ def _split_cache(graph: TracedGraph, values: Mapping[str, GraphValue], layout: o
     return new | {"past_key": past_key, "past_value": past_value}
 
 
-def _value(graph: TracedGraph, array: object) -> GraphValue:
+def _value(graph: Graph, array: object) -> GraphValue:
     return graph.here(array) if isinstance(array, GraphValue) else graph.from_array(array)
 
 
@@ -158,7 +161,7 @@ def _spec(value: GraphValue) -> ComputedSpec:
     return ComputedSpec(value.elem_type, value.graph.loose(value.dims), value)
 
 
-def _with_specs(graph: TracedGraph, argument: Any, adds_head: bool) -> Any:
+def _with_specs(graph: Graph, argument: Any, adds_head: bool) -> Any:
     """Return an argument with specs instead of its arrays, also those that a mask or a bias holds."""
     if isinstance(argument, GraphValue) or is_array(argument):
         value = _value(graph, argument)

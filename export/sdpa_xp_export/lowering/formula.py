@@ -254,32 +254,30 @@ def biased(tile: GraphTile, scores: GraphValue, allowed: AllowedPairs) -> tuple[
     bias = biases[0] if len(biases) == 1 else Sum(tuple(biases))
     nothing: Any = None  # neither queries nor keys, whose products are there
     grid: Any = FormulaGrid(tile)
-    with traced("bias", bias, grid, scores) as terms:
+    with traced("bias", bias, grid) as terms:
         of_library: Any = Scores(grid, nothing, nothing, BoundOptions(AllOf(), terms, 1.0, None, None))
         return cast(tuple[GraphValue, AllowedPairs], of_library.biased(FormulaTile(grid), scores, allowed))
 
 
 @contextmanager
-def traced(name: str, modifier: Mask | Bias, grid: FormulaGrid, *values: GraphValue) -> Iterator[Any]:
-    """Yield what a mask or a bias is bound to; `values` have lengths of the tile, which a formula may read."""
-    tile = grid.tile
-    with tile.graph.in_formula([*values, tile.rows, tile.columns, tile.here(tile.whole.entries)]):
-        try:
-            # `bind` asks for a ScoreGrid, of which this one has what formulas use.
-            yield _with_values(modifier, tile).bind(grid)
-        except _StoppedError as stopped:
-            raise stopped.error from stopped.error.__cause__
-        except TRACING_ERRORS as error:
-            message = message_of(error)
-            is_own = message is not None and message.function == grid.function
-            if message and is_own and message.argument.startswith((name, *modifier.arguments)):
-                raise  # a check of an argument
-            what = f"the formula of {type(modifier).__name__} (`{name}`)"
-            hint = (
-                "Use `tile.query_index`, `tile.key_index`, `tile.slice`, operators, and the functions of "
-                "`tile.grid.xp`. A length that is a name is no number for a formula."
-            )
-            raise untraceable(grid.function, what, error, hint) from error
+def traced(name: str, modifier: Mask | Bias, grid: FormulaGrid) -> Iterator[Any]:
+    """Yield what a mask or a bias is bound to."""
+    try:
+        # `bind` asks for a ScoreGrid, of which this one has what formulas use.
+        yield _with_values(modifier, grid.tile).bind(grid)
+    except _StoppedError as stopped:
+        raise stopped.error from stopped.error.__cause__
+    except TRACING_ERRORS as error:
+        message = message_of(error)
+        is_own = message is not None and message.function == grid.function
+        if message and is_own and message.argument.startswith((name, *modifier.arguments)):
+            raise  # a check of an argument
+        what = f"the formula of {type(modifier).__name__} (`{name}`)"
+        hint = (
+            "Use `tile.query_index`, `tile.key_index`, `tile.slice`, operators, and the functions of "
+            "`tile.grid.xp`. A length that is a name is no number for a formula."
+        )
+        raise untraceable(grid.function, what, error, hint) from error
 
 
 def _with_values(modifier: Any, tile: GraphTile) -> Any:
@@ -335,7 +333,7 @@ def _call_index_function(graph: Graph, function: Callable[..., Any], dtype: str,
     """
     name, dtype = ("attn_mask", dtype) if dtype else ("bias", arguments[0].elem_type)
     try:
-        with graph.in_formula(None):
+        with graph.values_alone():
             result = function(*arguments)
     except TRACING_ERRORS as error:
         hint = "Use operators and the functions of `index.__array_namespace__()`."

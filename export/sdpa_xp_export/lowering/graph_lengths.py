@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import operator
-from functools import cached_property, reduce
+from functools import cached_property
 
 from .. import _arrays as xp
 from .._arrays import ops
 from .._call.call import ExportCall
 from .._call.mask_analysis import cuts_keys
 from .._graph.graph import Graph, GraphValue
-from ..spec import addends
 
 BEYOND = 2**30
 """Further than any length; numbers are cut off here, since onnxruntime compares larger ones wrong."""
@@ -22,13 +20,10 @@ class GraphLengths:
     def __init__(self, graph: Graph, call: ExportCall) -> None:
         self.graph = graph
         self.call = call
-        self._values: dict[int | str, GraphValue] = {}
 
     def length(self, name: int | str) -> GraphValue:
         """Return the length of that name, (1,): the Shape of an input that has it."""
-        if name not in self._values:
-            self._values[name] = self._read(name)
-        return self._values[name]
+        return self.graph.length(name)
 
     def number(self, name: int | str) -> GraphValue:
         """Return the length of that name, a scalar."""
@@ -65,7 +60,7 @@ class GraphLengths:
         call = self.call
         if call.past_lengths is None:
             return None
-        past = self.graph.argument("past_lengths", call.past_lengths).astype("int64")
+        past = self.graph.argument("past_lengths").astype("int64")
         return ops.with_ones(past + self._new_keys(), 3)
 
     @cached_property
@@ -84,17 +79,6 @@ class GraphLengths:
     def _new_keys(self) -> GraphValue:
         return self.length(self.call.key.shape[self.call.length_axis])
 
-    def _read(self, name: int | str) -> GraphValue:
-        if isinstance(name, int) or name.isdecimal():
-            return self.graph.constant([int(name)], "int64")
-        for argument, spec in self.call.inputs.items():  # a name has one length wherever it stands
-            if name in spec.shape:
-                return ops.length_of(self.graph.argument(argument, spec), spec.shape.index(name))
-        if self.call.past_key is not None and name == str(self.call.sizes.keys):  # a sum, perhaps of sums
-            axis = self.call.length_axis
-            return self.length(self.call.past_key.shape[axis]) + self.length(self.call.key.shape[axis])
-        return reduce(operator.add, map(self.length, addends(name)))
-
 
 class LengthsInBody(GraphLengths):
     """The lengths of a call in the body of a loop, read there: a GPU's provider keeps them on the host.
@@ -106,12 +90,12 @@ class LengthsInBody(GraphLengths):
     def __init__(self, graph: Graph, outer: GraphLengths, query: GraphValue, key: GraphValue) -> None:
         super().__init__(graph, outer.call)
         self.outer = outer
-        self.query = query
-        self.key = key
+        self.key = graph.here(key)
+        graph.here(query)  # now the graph knows where to read the lengths
 
     @cached_property
     def key_count(self) -> GraphValue:
-        return ops.length_of(self.graph.here(self.key), self.key.ndim - 2)
+        return ops.length_of(self.key, self.key.ndim - 2)
 
     @cached_property
     def kept_keys(self) -> GraphValue:
@@ -131,14 +115,8 @@ class LengthsInBody(GraphLengths):
             queries = keys = queries + keys
             added = added + self.length(self.call.sizes.keys)
         extreme = xp.clip(lengths.extreme(op, integers), -queries, keys, exact=False)
-        marks = xp.arange(0, ops.scalar(extreme + queries), length="marks")
+        marks = xp.arange(0, ops.scalar(extreme + queries), length="shape marks")
         return ops.length_of(self.graph.here(marks), 0) - added
-
-    def _read(self, name: int | str) -> GraphValue:
-        for value in (self.query, self.key):
-            if isinstance(name, str) and name in value.dims:
-                return ops.length_of(self.graph.here(value), value.dims.index(name))
-        return super()._read(name)
 
 
 class LengthsAsData(GraphLengths):
@@ -147,16 +125,13 @@ class LengthsAsData(GraphLengths):
     def __init__(self, host: GraphLengths) -> None:
         super().__init__(host.graph, host.call)
         self.host = host
-        self._numbers: dict[int | str, GraphValue] = {}
 
     def length(self, name: int | str) -> GraphValue:
         return self.host.length(name)
 
     def number(self, name: int | str) -> GraphValue:
-        if name not in self._numbers:
-            number = self.host.number(name)
-            self._numbers[name] = number if isinstance(name, int) else _as_data(number)
-        return self._numbers[name]
+        number = self.host.number(name)
+        return number if isinstance(name, int) else _as_data(number)
 
     @cached_property
     def kept_keys(self) -> GraphValue:

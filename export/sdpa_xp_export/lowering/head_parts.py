@@ -32,7 +32,7 @@ class HeadParts:
             self.number, self.keys = (graph.constant([count], "int64") for count in (number, heads))
             self.queries = self.keys if ratio == 1 else graph.constant([heads * ratio], "int64")
             return
-        self.dims = "part_heads", "part_query_heads" if ratio > 1 else "part_heads"
+        self.dims = "part heads", "part query heads" if ratio > 1 else "part heads"
         self.number = number
         self.keys = self.queries = xp.floor_divide(graph.constant([sizes.heads], "int64"), number, exact=False)
         if ratio > 1:
@@ -102,7 +102,7 @@ class HeadPart:
         bounds = first, stop, self.body.constant(axes, "int64")
 
         def cut(array: GraphValue) -> GraphValue:
-            length = array.dims[-2] if columns is None else "columns"
+            length = array.dims[-2] if columns is None else "block keys"
             shape = (*array.dims[:-3], self.dims[0], length, array.dims[-1])
             return self.body.add("Slice", array, *bounds, dtype=array.elem_type, shape=shape)
 

@@ -94,7 +94,7 @@ def block_sums(tile: GraphTile) -> GraphValue:
     size = tile.call.block_size[0]
     first, count = tile.blocks_of_queries(size)
     block = xp.floor_divide(tile.row_numbers, size) - first  # negative before the first query
-    numbers = xp.arange(0, count, length="query_blocks")
+    numbers = xp.arange(0, count, length="query blocks")
     return xp.expand_dims(numbers, axis=1) == xp.expand_dims(block, axis=0)
 
 
@@ -120,9 +120,9 @@ def in_blocks_of_keys(strip: GraphValue, size: int, first: GraphValue, behind: G
     """
     graph, none = strip.graph, strip.graph.constant([0] * (strip.ndim - 1), "int64")
     pads = xp.concat([none, first, none, behind])
-    padded = graph.add("Pad", strip, pads, dtype=strip.elem_type, shape=(*strip.dims[:-1], "whole_blocks"))
+    padded = graph.add("Pad", strip, pads, dtype=strip.elem_type, shape=(*strip.dims[:-1], "whole blocks"))
     target = graph.constant([*[0] * (strip.ndim - 1), -1, size], "int64")
-    blocks = xp.reshape(padded, target, dims=(*strip.dims[:-1], "key_blocks", size))
+    blocks = xp.reshape(padded, target, dims=(*strip.dims[:-1], "key blocks", size))
     return xp.squeeze(ops.reduce("ReduceSum", blocks), axis=-1)
 
 
@@ -149,7 +149,7 @@ class SumOverQueries:
         if self.size is not None:
             rows = _blocks(lengths.length(sizes.queries), self.size[0]) + most_blocks
             columns = _blocks(columns, self.size[1])
-            dims = (*before, "query_blocks", "key_blocks")
+            dims = (*before, "query blocks", "key blocks")
         target = xp.concat([*(lengths.length(length) for length in before), rows, columns])
         return xp.broadcast_to(zero, target, dims=dims)
 
@@ -176,7 +176,7 @@ class SumOverQueries:
             return xp.squeeze(total, axis=-2)
         blocks = _blocks(lengths.length(self.call.sizes.queries), self.size[0])
         bounds = lengths.graph.constant([0], "int64"), blocks
-        return ops.cut(total, bounds, -2, "query_blocks")
+        return ops.cut(total, bounds, -2, "query blocks")
 
     def of_whole(self, tile: GraphTile, sums: GraphValue) -> GraphValue:
         """Return the output from the sums of a tile of all pairs."""

@@ -142,7 +142,7 @@ class GraphTile:
             count = count * ops.scalar(length)
         ones = [self.graph.constant([1], "int64")] * 3
         target = xp.concat([*lengths, *ones])
-        return xp.reshape(xp.arange(0, count, length="entries"), target, dims=(*batch, 1, 1, 1))
+        return xp.reshape(xp.arange(0, count, length="all entries"), target, dims=(*batch, 1, 1, 1))
 
     def here(self, value: GraphValue) -> GraphValue:
         """Return a value of the outer graph as one of this graph."""
@@ -150,10 +150,7 @@ class GraphTile:
 
     def operand(self, operand: GraphOperand) -> GraphValue:
         """Return an input or an initializer of the call as a value."""
-        outer = self.lengths.graph
-        if isinstance(operand, Input):
-            return self.here(outer.argument(operand.name, operand))
-        return self.here(outer.weight(operand.name, operand.numbers))
+        return self.here(self.lengths.graph.argument(operand.name))
 
     def integers(
         self, name: str, value: object, least: int = -LARGEST_INTEGER, most: int | str = LARGEST_INTEGER

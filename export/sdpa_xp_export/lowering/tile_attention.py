@@ -167,7 +167,7 @@ def matmul_grouped(
     shape = (*batch, heads, rows.dims[-2], shared.dims[-1])
     if heads == groups:
         return rows @ shared
-    folded = (*rows.dims[:-3], groups, "rows", rows.dims[-1])
+    folded = (*rows.dims[:-3], groups, "folded rows", rows.dims[-1])
     to_groups, to_heads = folds or (
         [*[0] * len(before), count, -1, 0] for before, count in ((rows.dims[:-3], groups), (batch, heads))
     )

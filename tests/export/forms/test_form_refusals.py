@@ -64,7 +64,6 @@ TRIANGLES = (
     masks.causal() & masks.causal(2),
 )
 """These are causal, where there are as many keys as queries."""
-CAPPED = {"runtime": NEW, "softcap": 2.0}
 
 TAKEN: dict[str, list[dict[str, Any]]] = {
     "attention": [
