@@ -189,16 +189,6 @@ def empty_from(bias: str, sentinel: float) -> Edit:
     return edit
 
 
-def operator_for(old: str, new: str, index: int = 0) -> Edit:
-    """Give a node, the one number `index` of its operator, another operator."""
-
-    def edit(model: onnx.ModelProto) -> None:
-        nodes = [node for graph in graphs(model.graph) for node in graph.node if node.op_type == old]
-        nodes[index].op_type = new
-
-    return edit
-
-
 def swapped_inputs(one: str, other: str) -> Edit:
     """Let every node read one input of the graph in place of the other."""
 

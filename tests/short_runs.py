@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -17,10 +16,9 @@ from internals import (
     READERS,
     SESSIONS,
     CallLengths,
+    Case,
     ExportCall,
-    Setting,
     TimedRun,
-    Trial,
     check_interface,
     computed_dtype,
     engine,
@@ -37,14 +35,14 @@ from internals import (
 )
 
 MOST_KEPT = 16
-KEPT: dict[tuple[Any, ...], list[Trial]] = {}
+KEPT: dict[tuple[Any, ...], list[Case]] = {}
 """What was drawn for the last calls. The models of a call, in several forms and opsets, follow each other."""
 
 
-def short_settings(call: ExportCall) -> list[Setting]:
+def short_settings(call: ExportCall) -> list[Case]:
     """A few settings of small lengths, for quick runs over many calls."""
     small = CallLengths.for_call(call).small()
-    return [Setting(lengths, size) for size in (1.0, LARGE) for lengths in small]
+    return [Case(lengths, size) for size in (1.0, LARGE) for lengths in small]
 
 
 def assert_right(model: onnx.ModelProto, *, seed: int = 0, session: Any = None, **functions: Any) -> None:
@@ -119,9 +117,7 @@ def untimed_runtime(
 
 def run_models_by(monkeypatch: pytest.MonkeyPatch, runtime: Callable[..., Any]) -> None:
     """Let `verify` and `verify_layer` use this in the place of `runtime_process`."""
-    for name in ("verify", "verify_layer"):
-        module = importlib.import_module(f"sdpa_xp_export.{name}")
-        monkeypatch.setattr(module, "runtime_process", runtime)
+    override(monkeypatch, "runtime_process", runtime)
 
 
 def run_each_model_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,23 +19,14 @@ from sdpa_xp.masks import Mask
 from ._call.mask_analysis import constants
 from ._files.model import Model
 from ._runtime.limits import TIMEOUT, check_limits, deadline
-from ._runtime.process import runtime_process
 from ._runtime.releases import EngineName, ProviderName
 from ._runtime.session import check_engine
+from ._verify.call_cases import DEFAULT_ROWS, THOROUGH_ROWS, left_out, trial_settings, trials
+from ._verify.cases import Case, judged, runner
 from ._verify.inputs import seed_of
 from ._verify.lengths import scores_shape
-from ._verify.model import (
-    blocks_of,
-    call_to_verify,
-    computed_dtype,
-    loaded_model,
-    of_metadata,
-    other_call_note,
-)
+from ._verify.model import of_metadata, other_call_note, subject_of
 from ._verify.record import write_verdict
-from ._verify.runner import judged, run_cases
-from ._verify.settings import left_out, trial_settings
-from ._verify.trials import DEFAULT_ROWS, THOROUGH_ROWS, Trial, trials
 from .report import Report
 
 
@@ -116,31 +107,26 @@ def verify(
     check_flag("verify", "record", record)
     check_limits("verify", timeout, memory)
     seed = seed_of("verify", seed)
-    with deadline(float(timeout)) as limit:
-        loaded = loaded_model("verify", model, "`model` must be an ONNX model, or the path of its file")
-        stated = call_to_verify(loaded, call, functions, memory)
-        blocks, cut = blocks_of(loaded)
+    with deadline(float(timeout)):
+        loaded, stated, blocks, cut = subject_of(model, call, functions, memory)
         settings = trial_settings(stated, blocks, cut, thorough=thorough, seed=seed, memory=memory)
         scores = max(math.prod(scores_shape(stated, setting.lengths)) for setting in settings)
-        with runtime_process(loaded, timeout, memory, scores=scores, engine=engine) as process:
-            with limit.paused():  # the start of Python is no fault of the model
-                on_providers = process.providers(provider)
-            computed_in = computed_dtype(loaded, stated, process.element_types)
+        with runner(loaded, provider, engine, timeout, memory, scores=scores) as running:
+            computed_in = running.computed_dtype(stated)
 
-            def drawn() -> Iterator[Trial]:
+            def drawn() -> Iterator[Case]:
                 rng, borders = np.random.default_rng(seed), [*constants(stated), *blocks]
                 rows = THOROUGH_ROWS if thorough else DEFAULT_ROWS
                 several = trials(stated, settings, rng, computed_in=computed_in, borders=borders, rows=rows)
                 return of_metadata(stated, several) if call is None else several
 
-            judge = partial(judged, computed_in=computed_in)
-            number, total = itertools.count(1), len(on_providers) * len(settings)
+            number, total = itertools.count(1), len(running.providers) * len(settings)
 
             def done(shown: str) -> None:
                 if watch is not None:
                     watch(next(number), total, shown)
 
-            runs, facts = run_cases(process, loaded, on_providers, drawn, judge, done)
+            runs, facts = running.run(drawn, partial(judged, computed_in=computed_in), done)
     facts |= {name: facts[name] or "unknown" for name in ("form", "reason")}
     if call is not None and not (runs and all(run.agreement.agrees for run in runs)):
         facts["notes"] += tuple(filter(None, (other_call_note(loaded, stated),)))

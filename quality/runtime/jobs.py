@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 from feature_calls import DTYPES, features
-from internals import ExportCall, Trial, judge_outputs, trials
+from internals import Case, ExportCall, judge_outputs, trials
 from numpy.typing import NDArray
 from short_runs import short_settings
 
@@ -72,9 +72,9 @@ def _drawn(call: ExportCall) -> Drawn:
     return tuple(trial.inputs for trial in tried), partial(_fault, call, tried)
 
 
-def _fault(call: ExportCall, tried: Sequence[Trial], runs: Sequence[Outputs]) -> str | None:
+def _fault(call: ExportCall, tried: Sequence[Case], runs: Sequence[Outputs]) -> str | None:
     """As `sdpa_xp_export.verify` judges: one bound for all runs."""
-    names = [*tried[0].expected, *tried[0].copies]
+    names = [*tried[0].expected]
     if any(list(outputs) != names for outputs in runs):
         return f"the outputs are {', '.join(runs[0])}"
     compared = [trial.compared(outputs) for trial, outputs in zip(tried, runs, strict=True)]

@@ -22,7 +22,6 @@ from sdpa_xp import (
 )
 
 Floats = NDArray[np.float64]
-INF = math.inf
 
 
 def wide(*arrays: Any) -> list[Floats]:

@@ -12,15 +12,15 @@ from numpy.typing import NDArray
 
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
-from .._call.call import ExportCall, FormName
+from .._call.call import FormName
 from .._runtime import session
 from .._runtime.releases import Runtime, runtime_text
-from .._verify.expected import Arrays, heads_first, reference_inputs
+from .._verify.call_cases import trial_of
+from .._verify.cases import Case
+from .._verify.expected import Arrays, reference_inputs
 from .._verify.inputs import random_inputs
 from .._verify.judging import ExpectedRows, judge_rows
 from .._verify.reference import stages
-from .._verify.settings import Setting
-from .._verify.trials import Trial, trial_of
 from ..export import export_call
 from ..forms.choice import FORMS, unsupported_reason
 from ..report import Agreement
@@ -123,7 +123,7 @@ def compare(
     `begin` is called with the name of what is computed next.
     """
     begin(f"reference {dtype}")
-    tried = {name: [_trial(job.call, inputs, dtype) for inputs in job.inputs] for name, job in jobs.items()}
+    tried = {name: [trial_of(job.call, Case({}), x, dtype) for x in job.inputs] for name, job in jobs.items()}
     ways = [_on_backend(backend, dtype) for backend in backends if backend.holds(dtype)]
     ways += [_on_runtime(form, provider, dtype) for provider in providers for form in FORMS]
     for way in ways:
@@ -165,13 +165,7 @@ def _on_runtime(form: FormName, provider: str, dtype: str) -> Way:
     return Way(("onnxruntime", form, dtype, provider.removesuffix("ExecutionProvider").lower()), prepare)
 
 
-def _trial(call: ExportCall, inputs: Arrays, dtype: str) -> Trial:
-    """Return a trial that compares all rows."""
-    rows = np.arange(heads_first(call, inputs["query"]).shape[-2])
-    return trial_of(call, Setting({}), inputs, rows, dtype)
-
-
-def _row(way: Way, jobs: Mapping[str, Feature], tried: Mapping[str, Sequence[Trial]]) -> Row:
+def _row(way: Way, jobs: Mapping[str, Feature], tried: Mapping[str, Sequence[Case]]) -> Row:
     """Run the first inputs of each job twice, once timed, and the others once."""
     results, seconds = [], 0.0
     for name, job in jobs.items():
@@ -196,10 +190,10 @@ def _row(way: Way, jobs: Mapping[str, Feature], tried: Mapping[str, Sequence[Tri
     return Row(*way.labels, tuple(results), seconds)
 
 
-def _judged(trial: Trial, result: NDArray[Any], textbook: NDArray[Any] | None) -> Agreement:
+def _judged(trial: Case, result: NDArray[Any], textbook: NDArray[Any] | None) -> Agreement:
     """Compare an output by the textbook formula of the same library."""
-    (output,) = trial.call.outputs
-    compared, known = trial.compared({output: result} | trial.copies)[output], trial.expected[output]
+    output, known = next(iter(trial.expected.items()))
+    compared = trial.read(trial, output, result)
     textbook = known.textbook if textbook is None else textbook
     expected = ExpectedRows(known.reference, textbook, terms=known.terms)  # of libraries, one bound for all
     return judge_rows([replace(compared, expected=expected)], compared.dtype)[0]

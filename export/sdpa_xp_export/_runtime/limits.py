@@ -36,25 +36,16 @@ def check_limits(function: str, timeout: object, memory: object) -> None:
 
 
 class Deadline:
-    """The time that is left; the clock runs from the start, except in `paused`."""
+    """The time that is left; the clock runs from the start, except in a block of `paused`."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self._end = time.perf_counter() + seconds
+        self.end = time.perf_counter() + seconds
 
     @property
     def left(self) -> float:
         """The seconds that are left, negative if the time is up."""
-        return self._end - time.perf_counter()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stop the clock for what is no fault of the model."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._end += time.perf_counter() - start
+        return self.end - time.perf_counter()
 
     def check(self) -> None:
         """Raise a ModelFailedError if the time is up."""
@@ -69,14 +60,24 @@ _PRESENT: ContextVar[Deadline | None] = ContextVar("deadline", default=None)
 
 
 @contextmanager
-def deadline(seconds: float) -> Iterator[Deadline]:
+def deadline(seconds: float) -> Iterator[None]:
     """Let `check_time` raise in this block when the seconds are over."""
-    present = Deadline(seconds)
-    token = _PRESENT.set(present)
+    token = _PRESENT.set(Deadline(seconds))
     try:
-        yield present
+        yield
     finally:
         _PRESENT.reset(token)
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Stop the clock of the deadline, if there is one, for what is no fault of the model."""
+    start, present = time.perf_counter(), _PRESENT.get()
+    try:
+        yield
+    finally:
+        if present is not None:
+            present.end += time.perf_counter() - start
 
 
 def check_time() -> None:

@@ -23,8 +23,9 @@ from .._files.loading import LARGEST, UnfitError, read_file
 from .._files.model import Model, initializers, without_initializers
 from .._files.paths import PathArgument
 from ..spec import evaluated
+from .cases import Case
 from .judging import EPS
-from .layer import BothLayers, LayerCase
+from .layer import BothLayers, with_results
 from .model import input_specs, shown_type
 
 BFLOAT16 = numpy_dtype("bfloat16")
@@ -32,11 +33,11 @@ MOST = 2**24
 """Bytes of the arrays of a run; a file has some 60 runs, most of them small."""
 LONGEST = 500
 """Characters of the file that a message shows."""
-FACTS, PARTS = ("lengths", "kind", "is_own"), ("inputs", "exact", "direct")
-"""The attributes of a case that the facts and the arrays of its run hold."""
+PARTS = ("inputs", "exact", "direct")
+"""The attributes of a case that the arrays of its run hold."""
 
 
-def golden_file(model: Model, both: BothLayers, cases: Sequence[LayerCase], report: Sequence[object]) -> bytes:
+def golden_file(model: Model, both: BothLayers, cases: Sequence[Case], report: Sequence[object]) -> bytes:
     """Return a golden file; `report` has the seed, the dtype of the reference, and what was left out."""
     runs, left_out = list[dict[str, object]](), list[str]()
     arrays = dict[str, NDArray[Any]]()
@@ -48,7 +49,7 @@ def golden_file(model: Model, both: BothLayers, cases: Sequence[LayerCase], repo
         # Where the file is read, the layer cannot be called again if a bound is small by luck.
         named |= {f"direct/{name}": x for name, x in both.with_more_errors(case).direct.items()}
         arrays |= {f"{len(runs)}/{name}": x for name, x in named.items()}
-        runs.append({name: getattr(case, name) for name in FACTS})
+        runs.append({"lengths": case.lengths, "kind": case.special, "is_own": case.is_own})
     facts = {"model": _identity(model), "report": [*report, *left_out], "runs": runs}
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, facts=np.array(json.dumps(facts)), **arrays)
@@ -64,12 +65,12 @@ def _identity(model: Model) -> dict[str, str]:
     return shown | {"digest of nodes and weights": digest(graph.hex(), numbers)}
 
 
-def read_golden(path: Path, model: Model) -> tuple[list[LayerCase], dict[str, Any]]:
+def read_golden(path: Path, model: Model) -> tuple[list[Case], dict[str, Any]]:
     """Return the cases in the golden file of a model, and the fields of the report."""
     return read_file(PathArgument("verify", "golden"), path, lambda file: _parsed(file, model))
 
 
-def _parsed(file: Path, model: Model) -> tuple[list[LayerCase], dict[str, Any]]:
+def _parsed(file: Path, model: Model) -> tuple[list[Case], dict[str, Any]]:
     size = file.stat().st_size
     try:
         with file.open("rb") as opened, np.load(opened, allow_pickle=False) as stored:
@@ -95,7 +96,7 @@ def _parsed(file: Path, model: Model) -> tuple[list[LayerCase], dict[str, Any]]:
     return cases, report
 
 
-def _case(run: Mapping[str, Any], start: str, arrays: Mapping[str, NDArray[Any]], model: Model) -> LayerCase:
+def _case(run: Mapping[str, Any], start: str, arrays: Mapping[str, NDArray[Any]], model: Model) -> Case:
     """Return a run whose arrays fit the model and each other."""
     specs, outputs = input_specs(model), [value.name for value in model.graph.output]
     lengths = {str(name): int(length) for name, length in run["lengths"].items()}
@@ -109,4 +110,5 @@ def _case(run: Mapping[str, Any], start: str, arrays: Mapping[str, NDArray[Any]]
         if x.dtype != numpy_dtype(dtype) or x.shape != shape:
             got = {f"{start}{name}": f"{x.dtype}{list(x.shape)}", "must be": f"{dtype}{list(shape)}"}
             raise UnfitError("hold arrays that fit the model and each other", got)
-    return LayerCase(lengths, inputs, exact, direct, str(run["kind"]), is_own=bool(run["is_own"]))
+    case = Case(lengths, extreme=str(run["kind"]).removeprefix(", "), inputs=inputs)
+    return with_results(case, exact, direct, is_own=bool(run["is_own"]))

@@ -35,7 +35,6 @@ HUGE_KEYS = 16.0
 """Keys are multiplied by that if scores are larger than large ones."""
 DRAWN_AT_ONCE = 2**20
 """The most numbers that are drawn at one time, in float64."""
-Extreme: TypeAlias = Literal["", "one high score", "low scores", "least biases"]
 HIGH = dict.fromkeys(("bfloat16", "float32", "float64"), 2.0**62) | {"float16": 2.0**15}
 """The number in each query and in one key: their score is up to 2**124, and 2**30 in float16."""
 LOW = dict.fromkeys(("bfloat16", "float32", "float64"), (2.0**62, 2.0**62)) | {"float16": (2.0**8, 2.0**9)}
@@ -70,6 +69,19 @@ def seed_of(function: str, seed: int | None) -> int:
 def new_seed() -> int:
     """Return a seed that nobody chose."""
     return secrets.randbelow(SEEDS)
+
+
+def draw_each(
+    specs: Mapping[str, TensorSpec],
+    lengths: Mapping[str, int],
+    draw: Callable[[str, TensorSpec, tuple[int, ...]], Any],
+) -> Arrays:
+    """Return an array for each input: what `draw` returns for its name, spec and shape, in its dtype."""
+    arrays: Arrays = {}
+    for name, spec in specs.items():
+        shape = tuple(evaluated(length, lengths) for length in spec.shape)
+        arrays[name] = np.asarray(draw(name, spec, shape), numpy_dtype(spec.dtype)).reshape(shape)
+    return arrays
 
 
 def random_inputs(
@@ -111,13 +123,15 @@ def random_inputs(
             return rng.integers(0, keys + 1, shape).astype(dtype)
         return _filled(shape, dtype, rng.standard_normal)
 
-    arrays: Arrays = {}
     large, of_keys = min(max(size, 1.0), LARGE), HUGE_KEYS if size > LARGE else 1.0
     factors = dict.fromkeys(("value", "bias", "attn_mask", "sinks", "table"), large) | {"key": of_keys}
-    for name, spec in call.inputs.items():
-        shape, stem = tuple(evaluated(length, lengths) for length in spec.shape), _stem(name)
+
+    def multiplied(name: str, spec: TensorSpec, shape: tuple[int, ...]) -> NDArray[Any]:
+        stem = name.rstrip("_0123456789")  # several inputs may have one name, with numbers
         factor = factors.get(stem.removeprefix("past_"), 1.0)  # a cache is like new keys and values
-        arrays[name] = _multiplied(drawn(stem, spec, shape or (1,)), factor).reshape(shape)
+        return _multiplied(drawn(stem, spec, shape or (1,)), factor)
+
+    arrays = draw_each(call.inputs, lengths, multiplied)
     scale = 1.0 if isinstance(call.scale, Input) else numbers(call.scale, arrays)
     typical = float(np.max(np.abs(scale), initial=0.0))
     size_so_far = typical * math.sqrt(arrays["query"].shape[-1]) * of_keys
@@ -129,11 +143,6 @@ def random_inputs(
             for entry, filled in enumerate(arrays["past_lengths"].tolist()):
                 heads_first(call, arrays[name])[entry, :, filled:] = np.nan
     return arrays
-
-
-def _stem(name: str) -> str:
-    """Return the name of an input without its number, which tells it from others of that name."""
-    return name.rstrip("_0123456789")
 
 
 def _multiplied(array: NDArray[Any], factor: float) -> NDArray[Any]:
@@ -203,7 +212,7 @@ def _of_pairs(
     return added
 
 
-def extremes(call: ExportCall) -> Iterator[Extreme]:
+def extremes(call: ExportCall) -> Iterator[str]:
     """Yield the extreme inputs that a call can have."""
     overflows = call.query.dtype == "float16" and "scores" in call.outputs  # as they are returned
     # Any other bias, such as a function, may turn a high score into inf.
@@ -213,7 +222,7 @@ def extremes(call: ExportCall) -> Iterator[Extreme]:
         yield "least biases"
 
 
-def with_extremes(call: ExportCall, arrays: Arrays, extreme: Extreme, rng: np.random.Generator) -> Arrays:
+def with_extremes(call: ExportCall, arrays: Arrays, extreme: str, rng: np.random.Generator) -> Arrays:
     """Return the inputs with one key of high score in each head, equal low scores, or the least biases."""
     query = heads_first(call, arrays["query"])
     keys = [heads_first(call, arrays[name]) for name in ("key", "past_key") if name in arrays]
@@ -257,7 +266,7 @@ def _floating_biases(call: ExportCall) -> list[str]:
     return [
         name
         for name, spec in call.inputs.items()
-        if _stem(name) in ("attn_mask", "bias") and spec.dtype != "bool"
+        if name.rstrip("_0123456789") in ("attn_mask", "bias") and spec.dtype != "bool"
     ]
 
 

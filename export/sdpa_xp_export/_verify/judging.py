@@ -19,6 +19,12 @@ of few kinds of tokens, as of a boolean input, adds equal terms, whose roundings
 CPU is off by many times as much as another, and the error of the layer on one of them is no bound. So its bound
 has one more part, which no CPU decides: what equal terms may be off by, as many as the run has tokens. Short
 runs, where this is little, are judged as sharply as without it.
+
+Terms that are not known may add up to 0, as in the gradient of a single weight, or of a softmax that gives one
+key all the weight: products of up to 1e28 may leave nothing. The values are then rounding errors, in float64
+too, and no measure of the terms. Only the layer shows how large these are, if its inputs and weights are moved
+by rounding errors. So the error of such a run is a bound of that run alone, and no measure for other runs; and
+the errors of other runs bound it if its own are 0 by luck.
 """
 
 from __future__ import annotations
@@ -160,10 +166,15 @@ class Compared:
 def judge_outputs(
     runs: Sequence[Mapping[str, Compared]], computed_in: str | None = None
 ) -> dict[str, list[Agreement]]:
-    """Compare each output of all runs; an output has one agreement for each run, in their order."""
+    """Compare each output of all runs; an output has one agreement for each run, in their order.
+
+    Of copies of what is expected, which state no dtype, no bit may differ.
+    """
     outputs = {name: [run[name] for run in runs] for name in (runs[0] if runs else ())}
     return {
-        name: judge_rows(several, several[0].dtype, computed_in) if several[0].dtype else judge_copies(several)
+        name: judge_rows(several, several[0].dtype, computed_in)
+        if several[0].dtype
+        else [closest(x.result, x.expected.reference.astype(np.float64), 0.0) for x in several]
         for name, several in outputs.items()
     }
 
@@ -189,17 +200,20 @@ def judge_rows(runs: Sequence[Compared], dtype: str, computed_in: str | None = N
     errors, sizes = defaultdict[tuple[float, str], float](float), defaultdict[tuple[float, str], float](float)
     for run in runs:
         sizes[run.kind] = max(sizes[run.kind], run.expected.largest)
-    eps = EPS[computed_in]
+    largest_errors = [textbook_error(run.expected.reference, run.expected.textbook, 1.0) for run in runs]
     cancelled = [
-        run.expected.terms is None and has_cancelled(run.expected.largest, sizes[run.kind], eps) for run in runs
+        run.expected.terms is None
+        and has_cancelled(run.expected.largest, sizes[run.kind], EPS[computed_in], error)
+        for run, error in zip(runs, largest_errors, strict=True)
     ]
     for run, is_noise in zip(runs, cancelled, strict=True):
         if not is_noise:
             errors[run.kind] = max(errors[run.kind], run.expected.textbook_error)
     agreements = []
-    for run, is_noise in zip(runs, cancelled, strict=True):
+    for run, is_noise, error in zip(runs, cancelled, largest_errors, strict=True):
         expected = run.expected
         bound = (2 * errors[run.kind] + few) * (sizes[run.kind] if is_noise else expected.size_of_errors)
+        bound += 2 * error if is_noise else 0.0
         bound += (few * (run.size - 1) + own_rounding + drift * expected.longest_sum) * expected.largest
         if expected.magnitude is not None:
             values = np.abs(np.where(np.isfinite(expected.reference), expected.reference, 0))
@@ -209,13 +223,23 @@ def judge_rows(runs: Sequence[Compared], dtype: str, computed_in: str | None = N
     return agreements
 
 
-def has_cancelled(largest: float, of_all: float, eps: float) -> bool:
-    """Return whether the values of a run, up to `largest`, are rounding errors beside those of all runs.
+def has_cancelled(largest: float, of_all: float, eps: float, error: float = 0.0) -> bool:
+    """Return whether the values of a run, up to `largest`, are rounding errors of terms that add up to 0.
 
-    Terms that are not known may add up to 0, as in the gradient of a single weight. What is left are errors,
-    and only other runs show their size.
+    They are if they are no larger than the rounding errors of all runs, or than the `error` of the run itself.
     """
-    return largest <= ROUNDINGS * eps * of_all
+    return error > largest or largest <= ROUNDINGS * eps * of_all
+
+
+def apart(pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> float:
+    """Return the largest difference over the largest value; of integers, the fraction that differs."""
+    if pairs[0][0].dtype.kind in "iub":
+        count = sum(one.size for one, _ in pairs)
+        return sum(np.count_nonzero(one != other) for one, other in pairs) / count if count else 0.0
+    largest = [largest_of(one.astype(np.float64)) for one, _ in pairs]
+    of_all, eps = max(largest), EPS.get(pairs[0][1].dtype.name, 0.0)
+    sizes = [of_all if has_cancelled(size, of_all, eps) else size for size in largest]
+    return max(textbook_error(x.astype(np.float64), y, size) for (x, y), size in zip(pairs, sizes, strict=True))
 
 
 def _judge_integers(runs: Sequence[Compared]) -> list[Agreement]:
@@ -248,11 +272,6 @@ def _distance(result: NDArray[Any], exact: NDArray[Any]) -> tuple[float, tuple[i
     rough = np.abs(result[unlike].astype(np.float64) - exact[unlike].astype(np.float64))
     index = tuple(int(n) for n in np.argwhere(unlike)[int(np.argmax(rough))])
     return abs(float(int(result[index]) - int(exact[index]))), index  # float64 does not hold all of 64 bits
-
-
-def judge_copies(runs: Sequence[Compared]) -> list[Agreement]:
-    """Compare results that are copies of what is expected: no bit may differ."""
-    return [closest(run.result, run.expected.reference.astype(np.float64), 0.0) for run in runs]
 
 
 def smallest(dtype: str) -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,22 +17,15 @@ from sdpa_xp.errors import ArgumentValueError, message_of
 from .._layer.layer import Change, Way, ways_to_copy, with_arrays
 from .._layer.results import named_outputs
 from ..spec import TensorSpec
+from .cases import Case
 from .expected import Arrays
-from .judging import (
-    EPS,
-    Compared,
-    ExpectedRows,
-    has_cancelled,
-    largest_of,
-    textbook_error,
-    with_error_of_float64,
-)
-from .lengths import Lengths, shown_lengths, shown_shapes
+from .judging import EPS, Compared, ExpectedRows, apart, with_error_of_float64
+from .lengths import shown_shapes
 
 Outputs: TypeAlias = dict[str, NDArray[Any]]
 """What a layer returns, by name."""
 
-LARGE_TOKENS = ", large tokens"
+LARGE_TOKENS = "large tokens"
 """What a report says of inputs in which some tokens are very large."""
 MOST_DISTANCE = 8
 """The most that results in float64 and in the dtype of the inputs may differ, in units of what rounding errors
@@ -47,60 +40,46 @@ WHOLE = 256
 """The whole numbers up to this one are exact in every dtype."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerCase:
-    """Inputs, and what the layer computes of them: in float64, and in the dtype of the inputs."""
+def with_results(case: Case, exact: Outputs, direct: Outputs, *, is_own: bool = False) -> Case:
+    """Return the case with what a layer computes of its inputs.
 
-    lengths: Lengths
-    inputs: Arrays
-    exact: Outputs
-    direct: Outputs
-    """The results in the dtype of the inputs; of several, for each element the one with the largest error."""
-    kind: str = ""
-    """What is special about the inputs, as a report shows it; empty for ordinary inputs."""
-    narrow: Outputs | None = None
-    """The result in the dtype of the inputs, and ..."""
-    moved: Outputs | None = None
-    """... the same with rounding errors in the inputs and weights."""
-    is_own: bool = False
-    """Whether the reference is the layer in the dtype of the inputs."""
-    has_many_scores: ClassVar[bool] = False
+    Args:
+        case: The case.
+        exact: The results in float64.
+        direct: The results in the dtype of the inputs; of several, for each element the one with the largest
+            error.
+        is_own: Whether `exact` is the layer in the dtype of the inputs.
+    """
+    # The most terms that a sum over tokens may have: the longest axis of an input that is not a width.
+    shapes = [x.shape[: -1 if x.dtype.name in EPS and x.ndim > 1 else None] for x in case.inputs.values()]
+    terms = max(itertools.chain(*shapes), default=0)
+    expected = {name: ExpectedRows(x, direct[name], longest_sum=terms) for name, x in exact.items()}
+    shown = shown_shapes(case.inputs)
+    return replace(case, expected=expected, read=_compared, shapes=shown, is_own=is_own)
 
-    @property
-    def shown(self) -> str:
-        """The case as a report shows it."""
-        return (shown_lengths(self.lengths) if self.lengths else shown_shapes(self.inputs)) + self.kind
 
-    @property
-    def longest_sum(self) -> int:
-        """The most terms that a sum over tokens may have: the longest axis of an input that is not a width."""
-        shapes = [x.shape[: -1 if x.dtype.name in EPS and x.ndim > 1 else None] for x in self.inputs.values()]
-        return max(itertools.chain(*shapes), default=0)
+def _compared(case: Case, name: str, result: NDArray[Any]) -> Compared:
+    """Return an output of a run beside what the layer computes."""
+    rows = case.expected[name]
+    exact, direct = rows.reference, rows.textbook
+    # The dtype of the layer's output sets the bound. If NumPy converts integers to float64, the graph may
+    # use another dtype: then the graph's dtype counts.
+    has_float64 = any(x.dtype == np.float64 for x in case.inputs.values())
+    stated = (result if direct.dtype == np.float64 and not has_float64 else direct).dtype.name
+    dtype = stated if stated in EPS else "float64"
+    is_measured = not np.array_equal(direct, exact, equal_nan=direct.dtype.kind not in "iub") or not (
+        case.is_own or direct.dtype.name != dtype
+    )
+    count = math.prod(exact.shape[:-1])
+    counts = max(case.lengths.values(), default=0), count, count
 
-    def compared(self, results: Outputs) -> dict[str, Compared]:
-        """Return the outputs of a run beside what the layer computes."""
-        return {name: self._compared(name, results[name]) for name in self.exact}
+    def where(index: tuple[int, ...]) -> str:
+        if result.shape != exact.shape:
+            return f"{name}.shape {result.shape} instead of {exact.shape}"
+        return f"{name}{list(index)}" if index else ""
 
-    def _compared(self, name: str, result: NDArray[Any]) -> Compared:
-        exact, direct = self.exact[name], self.direct[name]
-        # The dtype of the layer's output sets the bound. If NumPy converts integers to float64, the graph may
-        # use another dtype: then the graph's dtype counts.
-        has_float64 = any(x.dtype == np.float64 for x in self.inputs.values())
-        stated = (result if direct.dtype == np.float64 and not has_float64 else direct).dtype.name
-        dtype = stated if stated in EPS else "float64"
-        is_measured = not np.array_equal(direct, exact, equal_nan=direct.dtype.kind not in "iub") or not (
-            self.is_own or direct.dtype.name != dtype
-        )
-        expected = ExpectedRows(exact, direct, longest_sum=self.longest_sum, is_measured=is_measured)
-        count = math.prod(exact.shape[:-1])
-        counts = max(self.lengths.values(), default=0), count, count
-
-        def where(index: tuple[int, ...]) -> str:
-            if result.shape != exact.shape:
-                return f"{name}.shape {result.shape} instead of {exact.shape}"
-            return f"{name}{list(index)}" if index else ""
-
-        return Compared(result, expected, 1.0, self.kind, dtype, counts, where)
+    expected = replace(rows, is_measured=is_measured)
+    return Compared(result, expected, 1.0, case.extreme, dtype, counts, where)
 
 
 class BothLayers:
@@ -109,12 +88,14 @@ class BothLayers:
     Attributes:
         why_not_wide: Why the reference is the layer in its own dtype; empty if it is the layer in float64.
         is_settled: Whether all ordinary inputs were tried, which decide on the reference.
+        triples: Their results in float64, in the dtype of the inputs, and there with rounding errors.
     """
 
     def __init__(
         self, layer: Callable[..., Any], keywords: Mapping[str, Any], rng: np.random.Generator, *, double: bool
     ) -> None:
         self.double, self.why_not_wide, self.is_settled = double, "", False
+        self.triples: list[tuple[Outputs, Outputs, Outputs]] = []
         self.called, self.rng = partial(layer, **keywords), rng
         self.ways = [*ways_to_copy(self.called)]
         self._copy(self.ways[0])
@@ -130,13 +111,13 @@ class BothLayers:
             return
         self._copy(self.ways[0])
 
-    def case(self, lengths: Lengths, arrays: Arrays) -> LayerCase:
+    def results(self, arrays: Arrays) -> tuple[Outputs, Outputs]:
         """Return what both compute."""
         direct = self._called(self.layer, arrays)
         exact = self._exact(arrays, direct)
         if self.double and not self.why_not_wide:
             direct = self._double_precision(exact, _converted(_narrowed, arrays))
-        return LayerCase(lengths, arrays, exact, direct)
+        return exact, direct
 
     def _exact(self, arrays: Arrays, direct: Outputs) -> Outputs:
         """Return the result in float64, or in the layer's own dtype if it has no other."""
@@ -154,16 +135,17 @@ class BothLayers:
             self.why_not_wide = refused
         return _converted(_widened, direct)
 
-    def ordinary_case(self, lengths: Lengths, arrays: Arrays, rng: np.random.Generator) -> LayerCase:
-        """Return what both compute, with the error that another order of the sums may have."""
-        computed = self.case(lengths, arrays)
-        if self.double:  # its error is estimated already
-            return computed
-        off = self._called(self.moved, _perturbed(arrays, rng))
-        direct = _furthest(computed.exact, computed.direct, off)
-        return replace(computed, direct=direct, narrow=computed.direct, moved=off)
+    def ordinary_case(self, case: Case, rng: np.random.Generator) -> Case:
+        """Return the case with what both compute, and the error that another order of the sums may have."""
+        exact, direct = self.results(case.inputs)
+        if not self.double:  # else its error is estimated already
+            off = self._called(self.moved, _perturbed(case.inputs, rng))
+            if not self.is_settled:
+                self.triples.append((exact, direct, off))
+            direct = _furthest(exact, direct, off)
+        return with_results(case, exact, direct)
 
-    def check_repeats(self, cases: Sequence[LayerCase]) -> None:
+    def check_repeats(self, cases: Sequence[Case]) -> None:
         """Refuse a layer that returns something else if it is called again, beyond rounding errors."""
         for case in cases:
             first, second = (self._called(self.layer, case.inputs) for _ in range(2))
@@ -174,45 +156,43 @@ class BothLayers:
                     hint = "Switch off dropout, or pass a fixed mask or a generator that the layer makes anew."
                     raise ArgumentValueError("verify_layer", rule, got, hint)
 
-    def judged_as_own(self, cases: Sequence[LayerCase], rng: np.random.Generator) -> list[LayerCase]:
+    def judged_as_own(self, cases: Sequence[Case], rng: np.random.Generator) -> list[Case]:
         """Return ordinary cases whose reference is the layer in its own dtype, if float64 is not to be had."""
-        self.why_not_wide, self.is_settled = self.why_not_wide or _why_not_wide(cases), True
+        self.why_not_wide = self.why_not_wide or _why_not_wide([case.exact for case in cases], self.triples)
+        self.is_settled = True
         return [self._own_case(case, rng) for case in cases] if self.why_not_wide else list(cases)
 
-    def integer_case(self, kind: str, lengths: Lengths, arrays: Arrays, rng: np.random.Generator) -> LayerCase:
-        """Return what both compute of special integers.
+    def integer_case(self, case: Case, rng: np.random.Generator) -> Case:
+        """Return the case with what both compute of special integers.
 
         Raises:
             FloatingPointError: The layer converts a float to an integer dtype that does not hold it.
         """
-        self._called(self.layer, arrays, invalid="raise")  # NumPy and onnxruntime convert inf differently
-        computed = self.ordinary_case(lengths, arrays, rng)
-        return replace(self._own_case(computed, rng) if self.why_not_wide else computed, kind=kind)
+        self._called(self.layer, case.inputs, invalid="raise")  # NumPy and onnxruntime convert inf differently
+        computed = self.ordinary_case(case, rng)
+        return self._own_case(computed, rng) if self.why_not_wide else computed
 
-    def large_case(
-        self, lengths: Lengths, arrays: Arrays, larger: Iterator[Arrays], rng: np.random.Generator
-    ) -> LayerCase | None:
-        """Return what both compute of the first inputs in `larger` with which the layer does not overflow."""
-        ordinary = self.case(lengths, arrays)
+    def large_case(self, case: Case, larger: Iterator[Arrays], rng: np.random.Generator) -> Case | None:
+        """Return the case with the first inputs in `larger` with which the layer does not overflow."""
+        ordinary, _ = self.results(case.inputs)
         for large in larger:
-            computed = self.case(lengths, large)
+            exact, direct = self.results(large)
             # Three draws: one alone may leave a tie of two large scores as it is.
-            off = [self.case(lengths, _perturbed(large, rng)).direct for _ in range(3)]
-            if not _overflows(ordinary.exact, computed.exact, computed.direct, *off):
-                direct = _furthest(computed.exact, computed.direct, *off)
-                return LayerCase(lengths, large, computed.exact, direct, LARGE_TOKENS)
+            off = [self.results(_perturbed(large, rng))[1] for _ in range(3)]
+            if not _overflows(ordinary, exact, direct, *off):
+                return with_results(replace(case, inputs=large), exact, _furthest(exact, direct, *off))
         return None
 
-    def with_more_errors(self, case: LayerCase) -> LayerCase:
+    def with_more_errors(self, case: Case) -> Case:
         """Return the case with the largest errors of several more calls: those so far may be small by luck."""
         drawn = (self._with_other_errors(case) for _ in range(DRAWS_AGAIN))
         usable = [off for off in drawn if not _overflows(case.exact, off)]
         furthest = _furthest(case.exact, case.direct, *usable)
         # Each call flips other integers: those of all calls together are more than rounding errors decide.
         direct = {name: x if x.dtype.kind in "iub" else furthest[name] for name, x in case.direct.items()}
-        return replace(case, direct=direct)
+        return with_results(case, case.exact, direct, is_own=case.is_own)
 
-    def _with_other_errors(self, case: LayerCase) -> Outputs:
+    def _with_other_errors(self, case: Case) -> Outputs:
         """Return the results with rounding errors in the inputs and weights, other ones at each call."""
         if self.double:
             return self._double_precision(case.exact, _perturbed(_converted(_narrowed, case.inputs), self.rng))
@@ -228,12 +208,11 @@ class BothLayers:
         self.moved_again = partial(copy, self.called, lambda x: _moved(x, self.rng))
         self.moved = self.moved_again()
 
-    def _own_case(self, case: LayerCase, rng: np.random.Generator) -> LayerCase:
-        narrow = case.narrow if case.narrow is not None else self._called(self.layer, case.inputs)
-        exact = _converted(_widened, narrow)
+    def _own_case(self, case: Case, rng: np.random.Generator) -> Case:
+        exact = _converted(_widened, self._called(self.layer, case.inputs))
         off = _furthest(exact, *(self._called(self.moved, _perturbed(case.inputs, rng)) for _ in range(3)))
         direct = {name: _further(x, off[name]) for name, x in exact.items()}
-        return replace(case, exact=exact, direct=direct, is_own=True)
+        return with_results(case, exact, direct, is_own=True)
 
     def _called(
         self, layer: partial[Any], arrays: Arrays, *, invalid: Literal["ignore", "raise"] = "ignore"
@@ -265,21 +244,19 @@ def words_of(error: Exception) -> str:
     return ": ".join([*kind, *str(error).splitlines()[:1]])
 
 
-def _why_not_wide(cases: Sequence[LayerCase]) -> str:
+def _why_not_wide(exact: Sequence[Outputs], both: Sequence[tuple[Outputs, Outputs, Outputs]]) -> str:
     """Return why the results in float64 are no reference for a layer; empty if they are."""
-    for case in cases:
-        for name, exact in case.exact.items():  # such a layer names its dtype, as with xp.float32
-            if exact.dtype.name in EPS and exact.dtype != np.float64:
-                return f"it computes {name} in {exact.dtype.name} there too"
-    both = [(case.exact, case.narrow, case.moved) for case in cases if case.narrow and case.moved]
+    for name, x in (output for outputs in exact for output in outputs.items()):
+        if x.dtype.name in EPS and x.dtype != np.float64:  # such a layer names its dtype, as with xp.float32
+            return f"it computes {name} in {x.dtype.name} there too"
     for name in both[0][0] if both else ():
         triples = [(exact[name], narrow[name], off[name]) for exact, narrow, off in both]
         if any(_is_elsewhere_finite(*triple) for triple in triples):
             return f"{name} has inf or NaN at other places there"
-        apart = _apart([(exact, narrow) for exact, narrow, _ in triples])
-        noise = _apart([(narrow, off) for _, narrow, off in triples])
+        error = apart([(exact, narrow) for exact, narrow, _ in triples])
+        noise = apart([(narrow, off) for _, narrow, off in triples])
         least = EPS.get(triples[0][1].dtype.name, FLIPS)
-        if apart > MOST_DISTANCE * (noise + least):
+        if error > MOST_DISTANCE * (noise + least):
             return f"{name} is another there, by more than rounding errors explain"
     return ""
 
@@ -292,19 +269,8 @@ def _is_repeated(first: NDArray[Any], second: NDArray[Any] | None) -> bool:
         return True
     if first.dtype.name not in EPS:
         return False
-    apart = _apart([(first, second)])
-    return not _overflows({"": first}, {"": second}) and apart <= MOST_DISTANCE * EPS[first.dtype.name]
-
-
-def _apart(pairs: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> float:
-    """Return the largest difference over the largest value; of integers, the fraction that differs."""
-    if pairs[0][0].dtype.kind in "iub":
-        count = sum(one.size for one, _ in pairs)
-        return sum(np.count_nonzero(one != other) for one, other in pairs) / count if count else 0.0
-    largest = [largest_of(one.astype(np.float64)) for one, _ in pairs]
-    of_all, eps = max(largest), EPS.get(pairs[0][1].dtype.name, 0.0)
-    sizes = [of_all if has_cancelled(size, of_all, eps) else size for size in largest]
-    return max(textbook_error(x.astype(np.float64), y, size) for (x, y), size in zip(pairs, sizes, strict=True))
+    error = apart([(first, second)])
+    return not _overflows({"": first}, {"": second}) and error <= MOST_DISTANCE * EPS[first.dtype.name]
 
 
 def _is_elsewhere_finite(exact: NDArray[Any], narrow: NDArray[Any], off: NDArray[Any]) -> bool:

@@ -20,10 +20,11 @@ from .._dtypes.dtype import INTEGERS, numpy_dtype
 from .._files.model import Model
 from .._graph import moved_inputs
 from .._runtime.releases import EngineName
-from ..spec import TensorSpec, evaluated
+from ..spec import TensorSpec
+from .cases import Case
 from .expected import Arrays
-from .inputs import LENGTHS, MOST, OPERANDS, OperandChoice, TokenCounts, clipped, drawn_integers
-from .layer import BothLayers, LayerCase, words_of
+from .inputs import LENGTHS, MOST, OPERANDS, OperandChoice, TokenCounts, clipped, draw_each, drawn_integers
+from .layer import LARGE_TOKENS, BothLayers, words_of
 from .lengths import LayerLengths, Lengths, shown_lengths
 
 IntegerChoice: TypeAlias = OperandChoice | Literal["negative integers", "large integers"]
@@ -54,7 +55,7 @@ class CaseList:
         self.both, self.inputs, self.chosen, self.seed = both, inputs, chosen, seed
         # Two generators: how often the layer is called does not change what is drawn later.
         self.rng, self.roundings = np.random.default_rng(seed), np.random.default_rng(seed)
-        self.cases: list[LayerCase] = []
+        self.cases: list[Case] = []
         self.left_out: list[str] = []
 
     def fill(self) -> None:
@@ -73,53 +74,53 @@ class CaseList:
         self._try_integers([*first[:2], *(lengths for lengths in more if max(lengths.values()) >= BEYOND)][:3])
         self._try_large([lengths for lengths in [*first[:2], *self.chosen.longest()] if lengths in tried])
 
-    def _ordinary(self, lengths: Lengths) -> LayerCase:
-        return self.both.ordinary_case(lengths, self.inputs.drawn(lengths, self.rng), self.roundings)
+    def _drawn(self, lengths: Lengths, extreme: str = "", choice: IntegerChoice = "drawn", *names: str) -> Case:
+        """Return a case with its inputs; the integer inputs in `names` hold what `choice` says."""
+        return Case(lengths, extreme=extreme, inputs=self.inputs.drawn(lengths, self.rng, choice, names))
 
-    @contextmanager
-    def _or_left_out(self, what: str) -> Iterator[None]:
-        """List what was not tried if it raises an error: the other runs count."""
+    def _ordinary(self, lengths: Lengths) -> Case:
+        return self.both.ordinary_case(self._drawn(lengths), self.roundings)
+
+    def _try(self, what: str, cases: Iterable[Case]) -> bool:
+        """Add all cases; if making one raises an error, add none, and list what was not tried."""
         try:
-            yield
+            self.cases += [*cases]
         except Exception as error:  # the layer and `draw` are anyone's functions, and raise what they like
             self.left_out.append(f"{what}: {words_of(error)}")
+            return False
+        return True
 
     def _try_all(self, many: Iterable[Lengths]) -> None:
         for lengths in many:
-            with self._or_left_out(shown_lengths(lengths)):
-                self.cases.append(self._ordinary(lengths))
+            self._try(shown_lengths(lengths), map(self._ordinary, [lengths]))
 
     def _try_integers(self, many: Sequence[Lengths]) -> None:
         """Try special integers in all inputs together; if the layer refuses them, in one input at a time."""
         self.left_out += self.inputs.left_out()
         for choice, names in self.inputs.choices():
-            refused = len(self.left_out)
-            self._try_integers_in(many, choice, names)
-            if len(self.left_out) > refused and len(names) > 1:  # one of them alone may be the cause
-                del self.left_out[refused:]
+            is_accepted = self._try_integers_in(many, choice, names)
+            if not is_accepted and len(names) > 1:  # one of them alone may be the cause
+                del self.left_out[-1]
                 for name in names:
                     self._try_integers_in(many, choice, [name])
 
-    def _try_integers_in(self, many: Sequence[Lengths], choice: IntegerChoice, names: Sequence[str]) -> None:
-        with self._or_left_out(f"{choice} in {', '.join(names)}"):
-            cases = []
-            for lengths in many:
-                arrays = self.inputs.drawn(lengths, self.rng, choice, names)
-                cases.append(self.both.integer_case(f", {choice}", lengths, arrays, self.roundings))
-            self.cases += cases
+    def _try_integers_in(self, many: Sequence[Lengths], choice: IntegerChoice, names: Sequence[str]) -> bool:
+        cases = (self._drawn(lengths, choice, choice, *names) for lengths in many)
+        computed = (self.both.integer_case(case, self.roundings) for case in cases)
+        return self._try(f"{choice} in {', '.join(names)}", computed)
 
     def _try_large(self, many: Sequence[Lengths]) -> None:
-        large: list[LayerCase | None] = []
-        with self._or_left_out("large tokens"):
-            for lengths in many:
-                arrays = self.inputs.drawn(lengths, self.rng)
-                larger = with_large_tokens(arrays, [*self.inputs.draws], self.rng)
-                large.append(self.both.large_case(lengths, arrays, larger, self.rng))
-            self.cases += [case for case in large if case is not None]
-            if None in large:
-                self.left_out.append(
-                    "large tokens: the outputs overflow, or no floating input has tokens to draw"
-                )
+        most = len(self.cases) + len(many)
+        is_accepted = self._try(LARGE_TOKENS, filter(None, map(self._large, many)))
+        if is_accepted and len(self.cases) < most:
+            self.left_out.append(
+                f"{LARGE_TOKENS}: the outputs overflow, or no floating input has tokens to draw"
+            )
+
+    def _large(self, lengths: Lengths) -> Case | None:
+        case = self._drawn(lengths, LARGE_TOKENS)
+        larger = with_large_tokens(case.inputs, [*self.inputs.draws], self.rng)
+        return self.both.large_case(case, larger, self.rng)
 
 
 class LayerInputs:
@@ -154,21 +155,15 @@ class LayerInputs:
         special: Sequence[str] = (),
     ) -> Arrays:
         """Return an array for each input; the integer inputs in `special` hold what `choice` says."""
-        arrays = {}
-        for name, spec in self.specs.items():
-            shape = tuple(evaluated(length, lengths) for length in spec.shape)
-            array: Any
+
+        def draw(name: str, spec: TensorSpec, shape: tuple[int, ...]) -> Any:
             if name in self.draws:
-                array = _called(self.draws[name], rng, shape, lengths)
-            elif spec.dtype in INTEGERS:
-                chosen = choice if name in special else "drawn"
-                array = self._integers(name, shape or (1,), lengths, rng, chosen)
-            elif spec.dtype == "bool":
-                array = rng.random(shape) < 0.75
-            else:
-                array = rng.standard_normal(shape)
-            arrays[name] = np.asarray(array, numpy_dtype(spec.dtype)).reshape(shape)
-        return arrays
+                return _called(self.draws[name], rng, shape, lengths)
+            if spec.dtype in INTEGERS:
+                return self._integers(name, shape or (1,), lengths, rng, choice if name in special else "drawn")
+            return rng.random(shape) < 0.75 if spec.dtype == "bool" else rng.standard_normal(shape)
+
+        return draw_each(self.specs, lengths, draw)
 
     @contextmanager
     def hint_for_errors(self) -> Iterator[None]:

@@ -57,8 +57,8 @@ def small_lengths(names: Sequence[str]) -> Iterator[Lengths]:
 
 
 def shown_lengths(lengths: Mapping[str, int]) -> str:
-    """Return lengths as a report shows them."""
-    return " ".join(f"{name}={length}" for name, length in lengths.items()) or "fixed"
+    """Return lengths as a report shows them; empty if all are fixed."""
+    return " ".join(f"{name}={length}" for name, length in lengths.items())
 
 
 def shown_shapes(arrays: Mapping[str, NDArray[Any]]) -> str:
@@ -95,10 +95,12 @@ class CallLengths:
         self.numbers, self.call, self.thorough = numbers, call, thorough
         self.names = names_in(specs.values())
         self.shapes = [numbers.scores_shape, *(spec.shape for spec in specs.values())]
-        past = (
-            () if call is None or call.past_key is None else addends(str(call.past_key.shape[call.length_axis]))
-        )
-        self.past = {name for name in past if not name.isdecimal()}
+        self.new, self.past = None, set[str]()
+        """The length of the tokens that a cache is given, and the names in the length of its past."""
+        if call is not None and call.past_key is not None:
+            self.new = call.key.shape[call.length_axis]
+            past = addends(str(call.past_key.shape[call.length_axis]))
+            self.past = {name for name in past if not name.isdecimal()}
         self.affordable = numbers_within(memory, OF_A_SCORE)
         self.most = min(THOROUGH_NUMBERS if thorough else DEFAULT_NUMBERS, self.affordable)
         if call is not None and call.sums_queries:  # the reference needs all rows at one time
@@ -120,8 +122,8 @@ class CallLengths:
         """
         of_queries, of_keys = self.numbers.scores_shape[-2:]
         wanted = [(of_queries, queries), (of_keys, keys)]
-        if self.call is not None and self.call.cached:
-            wanted.insert(1, (self.call.key.shape[self.call.length_axis], min(queries, keys)))
+        if self.new is not None:
+            wanted.insert(1, (self.new, min(queries, keys)))
         lengths: Lengths = {}
         # The keys come last: with a cache they are a sum, and its past takes what the new tokens leave.
         for length, total in wanted:
@@ -140,19 +142,15 @@ class CallLengths:
 
     def _with_room(self, lengths: Lengths) -> Lengths:
         """Make a padded cache long enough for the new tokens and some more."""
-        call = self.call
-        if call is not None and call.past_lengths is not None and call.past_key is not None:
-            room, new = (spec.shape[call.length_axis] for spec in (call.past_key, call.key))
-            if isinstance(room, str):
-                lengths[room] = 3 + lengths[room] + evaluated(new, lengths)
+        if self.new is not None and self.call is not None and self.call.past_lengths is not None:
+            for room in self.past:
+                lengths[room] += 3 + evaluated(self.new, lengths)
         return lengths
 
     @property
     def batch_name(self) -> str | None:
         """The first name that is neither of the queries nor of the keys."""
-        of_tokens = [*self.numbers.scores_shape[-2:]]
-        if self.call is not None:
-            of_tokens.append(self.call.key.shape[self.call.length_axis])
+        of_tokens = (*self.numbers.scores_shape[-2:], self.new or 0)
         used = {part for length in of_tokens for part in addends(str(length))}
         return next((name for name in self.names if name not in used), None)
 
@@ -187,7 +185,7 @@ class CallLengths:
         """Return what a run beyond a number needs; empty if one is beyond it, or if no lengths can be."""
         lengths = self(number + 2, number + 2)
         # With a cache, queries are counted from the first key on, so a few queries exceed a number.
-        sides = (-1,) if self.call is not None and self.call.cached else (-2, -1)
+        sides = (-2, -1) if self.new is None else (-1,)
         sizes, others = self.numbers.sizes(lengths), [self.numbers.sizes(other) for other in tried]
         is_missed = any(sizes[side] >= number + 2 > max(other[side] for other in others) for side in sides)
         return self.needs(lengths) if is_missed else ""

@@ -23,14 +23,7 @@ from .._call.text import digest, from_json, to_json
 from .._dtypes.dtype import ONNX_DTYPE
 from .._files.loading import load
 from .._files.metadata import Metadata, exported_models, metadata_of
-from .._files.model import (
-    LargeModel,
-    Model,
-    check_holds_data,
-    initializers,
-    messages,
-    without_numbers,
-)
+from .._files.model import LargeModel, Model, check_holds_data, initializers, messages, without_numbers
 from .._runtime.limits import ModelFailedError
 from ..spec import TensorSpec
 from .expected import stated_dtype
@@ -157,19 +150,20 @@ def other_call_note(model: Model, call: ExportCall) -> str:
     return f"the metadata of the model state {there}, and `call` has {here}"
 
 
-def call_to_verify(
-    model: Model, arguments: object, functions: Mapping[str, Any], memory: int | None
-) -> ExportCall:
-    """Return what a model has to compute: its own call, or the caller's arguments of `export_attention`."""
+def subject_of(
+    model: object, arguments: object, functions: Mapping[str, Any], memory: int | None
+) -> tuple[Model, ExportCall, list[int], int]:
+    """Return a model, its own call or the caller's `arguments` of `export_attention`, and its `blocks_of`."""
+    loaded = loaded_model("verify", model, "`model` must be an ONNX model, or the path of its file")
     if arguments is None:
-        call = stated_call(model, functions)
+        call = stated_call(loaded, functions)
     else:
         known = [name for name in OPTIONS if name not in OF_TRACED_CALLS]
         check_keys("verify", "call", arguments, known, ("query", "key", "value"))
         call = checked_call("verify", **cast(Mapping[str, Any], arguments))
-    check_interface(model, call)
+    check_interface(loaded, call)
     check_size(call, numbers_within(memory, OF_A_NUMBER))
-    return call
+    return loaded, call, *blocks_of(loaded)
 
 
 def check_interface(model: Model, call: ExportCall) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -183,19 +184,54 @@ def leaves_of(results: Any) -> list[Any]:
     return [x for part in results for x in leaves_of(part)] if isinstance(results, tuple) else [results]
 
 
-def test_terms_that_cancel_do_not_pass_for_another_function_in_float64() -> None:
-    """The gradient of one weight is 0, but for the rounding errors of its dtype."""
+def pulled(query: Any, key: Any, value: Any, cotangent: Any, **rules: Any) -> dict[str, Any]:
+    """Gradients and a Hessian-vector product. The gradient of one weight is 0, but for rounding errors."""
+    _, pullback = scaled_dot_product_attention_vjp(query, key, value, **rules)
+    gradient, derivative = pullback.jvp(cotangent, {"query": query, "key": key, "value": value})
+    return named(gradient=gradient, derivative=derivative)
 
-    def step(query: Any, key: Any, value: Any, cotangent: Any) -> Any:
-        return scaled_dot_product_attention_vjp(query, key, value)[1](cotangent)["query"]
 
-    queries, keys = (TensorSpec("float32", ("B", 2, length, 8)) for length in "LS")
-    specs = queries, keys, keys, queries
-    report = verify_layer(to_onnx(step, *specs), step, seed=3)
-    assert "float64" not in str(report)
-    ordinary = [run for run in report.runs if "large" not in run.inputs]
-    assert len(ordinary) > 20
-    assert all(run.agreement.agrees for run in ordinary)
+X = TensorSpec("float32", ("B", 2, "L", 8))
+CROSS = [TensorSpec("float32", ("B", 2, length, 8)) for length in "LSSL"]
+
+
+@pytest.mark.usefixtures("few_long_runs")
+@pytest.mark.parametrize("seed", [3, 28, 30, 33, 91])
+def test_terms_that_cancel_are_no_fault(seed: int) -> None:
+    """Large tokens leave one key all the weight: products of 1e28 add up to 0, but for rounding errors."""
+    report = verify_layer(to_onnx(pulled, *CROSS), pulled, seed=seed)
+    assert report.agrees, str(report)
+    assert "the reference is" not in str(report)
+    assert len([run for run in report.runs if "large tokens" not in run.inputs]) > 20
+    assert any("large tokens" in run.inputs for run in report.runs)
+
+
+def with_a_finite_number(query: Any, key: Any, value: Any, cotangent: Any) -> dict[str, Any]:
+    """A causal mask that adds -1e4, which only large tokens show."""
+    xp = query.__array_namespace__()
+    later = xp.arange(query.shape[-2])[:, None] < xp.arange(key.shape[-2])
+    results = pulled(query, key, value, cotangent, attn_mask=xp.where(later, -1e4, 0.0 * query[0, 0, :, :1]))
+    return {name: x for name, x in results.items() if "attn_mask" not in name}
+
+
+def times_a_factor(query: Any, key: Any, value: Any, cotangent: Any) -> dict[str, Any]:
+    return {name: x * 1.0001 for name, x in pulled(query, key, value, cotangent, is_causal=True).items()}
+
+
+WRONG_STEPS = {
+    "-1e4 for -inf": with_a_finite_number,
+    "another scale": partial(pulled, is_causal=True, scale=8**-0.5 * 1.00001),
+    "a factor": times_a_factor,
+}
+
+
+@pytest.mark.usefixtures("few_long_runs")
+@pytest.mark.parametrize("name", WRONG_STEPS)
+def test_large_tokens_show_a_fault_beside_terms_that_cancel(name: str) -> None:
+    model = to_onnx(WRONG_STEPS[name], *[X] * 4)
+    for seed in (0, 3):
+        report = verify_layer(model, pulled, seed=seed, is_causal=True)
+        assert any("large tokens" in run.inputs for run in report.failing)
 
 
 def test_a_masked_nan_stays_hidden() -> None:

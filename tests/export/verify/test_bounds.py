@@ -164,3 +164,18 @@ def test_errors_of_unknown_terms_that_cancel_are_as_large_as_those_of_other_runs
     assert judge_rows([cancelled, ordinary], "float32")[0].agrees is agrees
     known = Compared(cancelled.result, ExpectedRows(zeros, zeros, terms=np.abs(zeros)))
     assert not judge_rows([known, ordinary], "float32")[0].agrees
+
+
+@pytest.mark.parametrize(("error", "agrees"), [(1.9, True), (2.1, False)])
+@pytest.mark.parametrize("largest", [0.0, 1e-3, 0.5])
+def test_a_run_of_rounding_errors_is_judged_by_its_own_and_sets_no_bound_of_others(
+    largest: float, error: float, agrees: bool
+) -> None:
+    left = np.asarray([largest, 0.0])
+    off = np.asarray([0.0, 1.0])
+    cancelled = Compared(left + error * off, ExpectedRows(left, left + off))
+    ordinary = np.linspace(-1.0, 1.0, 6)
+    for more, is_right in ((1e-7, True), (1e-5, False)):
+        other = Compared(ordinary + more, ExpectedRows(ordinary, ordinary))
+        runs = judge_rows([cancelled, other], "float32")
+        assert [agreement.agrees for agreement in runs] == [agrees, is_right]

@@ -15,9 +15,9 @@ import array_api_compat.numpy as numpy_namespace
 import numpy as np
 import pytest
 from internals import (
+    Case,
     Compared,
     ExportCall,
-    Setting,
     checked_call,
     expected_rows,
     judge,
@@ -84,12 +84,9 @@ CALLS = {
     "statistics": ("float32", ("entropy", "row_max")),
 }
 SETTINGS = [
-    *(
-        Setting({"L": queries, "S": keys})
-        for queries, keys in ((1, 1), (1, 5), (1, 2053), (5, 300), (64, 1024))
-    ),
-    *(Setting({"L": 9, "S": 130}, size) for size in (100.0, 1000.0)),
-    *(Setting({"L": 9, "S": 600}, extreme=extreme) for extreme in ("one high score", "low scores")),
+    *(Case({"L": queries, "S": keys}) for queries, keys in ((1, 1), (1, 5), (1, 2053), (5, 300), (64, 1024))),
+    *(Case({"L": 9, "S": 130}, size) for size in (100.0, 1000.0)),
+    *(Case({"L": 9, "S": 600}, extreme=extreme) for extreme in ("one high score", "low scores")),
 ]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from command import run
 from edits import changed_from
-from internals import RANDOM_RANGES, ExportCall, Setting, checked_call, override, trial_settings, verify_inputs
+from internals import RANDOM_RANGES, Case, ExportCall, checked_call, override, trial_settings, verify_inputs
 from short_runs import leave_out_long_runs
 
 from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
@@ -24,8 +24,8 @@ def call_of(query: tuple[int | str, ...], key: tuple[int | str, ...], **rules: A
     return checked_call("test", specs[0], specs[1], specs[1], **rules)
 
 
-def drawn(call: ExportCall, seed: int, **options: Any) -> list[Setting]:
-    return [setting for setting in trial_settings(call, seed=seed, **options) if setting.rows]
+def drawn(call: ExportCall, seed: int, **options: Any) -> list[Case]:
+    return [setting for setting in trial_settings(call, seed=seed, **options) if setting.most_rows]
 
 
 def test_each_seed_draws_others_in_every_range() -> None:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import onnx
 import pytest
-from internals import Setting, checked_call, judge, judge_outputs, nodes_of_profile, trials
+from internals import Case, checked_call, judge, judge_outputs, nodes_of_profile, trials
 from onnx import numpy_helper
 from short_runs import assert_right
 
@@ -339,7 +339,7 @@ def test_bound_is_twice_the_own_error_of_the_textbook() -> None:
 @pytest.mark.parametrize("error", [0.0, 0.1])
 def test_one_run_is_judged(error: float) -> None:
     call = checked_call("test", FIXED, FIXED, FIXED, is_causal=True)
-    (trial,) = trials(call, [Setting({})], np.random.default_rng(0), computed_in="float32")
+    (trial,) = trials(call, [Case({})], np.random.default_rng(0), computed_in="float32")
     exact = trial.expected["output"].reference
     assert exact.shape == FIXED.shape
     results = {"output": (exact + error).astype(np.float32)}

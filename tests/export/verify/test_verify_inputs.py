@@ -10,8 +10,8 @@ import pytest
 from internals import (
     LARGE,
     CallLengths,
+    Case,
     ExportCall,
-    Trial,
     checked_call,
     poison,
     random_inputs,
@@ -271,7 +271,7 @@ class TestLengths:
             assert set(lengths.values()) <= {1, 2, 3, 5, 7, 9}
 
 
-def tried(export_call: ExportCall) -> list[Trial]:
+def tried(export_call: ExportCall) -> list[Case]:
     rng = np.random.default_rng(0)
     return list(
         trials(export_call, short_settings(export_call), rng, computed_in=export_call.accumulation_dtype)
@@ -287,7 +287,7 @@ def test_inputs_are_poisoned_and_what_is_expected_is_not() -> None:
 
 
 def test_large_scores_have_no_exponential_in_float32() -> None:
-    first = next(trial for trial in tried(call()) if trial.setting.size == LARGE)
+    first = next(trial for trial in tried(call()) if trial.size == LARGE)
     key = np.repeat(first.inputs["key"], 2, axis=1)
     scores = first.inputs["query"] @ key.swapaxes(-1, -2) / 4
     assert np.abs(scores).max() > math.log(np.finfo(np.float32).max)

@@ -1,0 +1,173 @@
+"""A case: one run of a model, in every verification. Here they run in an engine, and are judged together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from .._call.call import ExportCall
+from .._files.metadata import exported_models, recorded_verdict
+from .._files.model import Model
+from .._runtime.limits import check_time, paused
+from .._runtime.process import RemoteSession, RuntimeProcess, runtime_process
+from .._runtime.releases import ENGINES, EngineName, ProviderName, runtime_notes, stated_runtimes
+from ..report import Run
+from .expected import Arrays
+from .inputs import LARGE, OperandChoice
+from .judging import Compared, ExpectedRows, judge_outputs
+from .lengths import Lengths, shown_lengths
+from .model import computed_dtype
+
+MANY_SCORES = 2**22
+"""Runs with more scores than that give their memory back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A row of the table of what a model is tried with; then its inputs too, and what they should give."""
+
+    lengths: Lengths
+    size: float = 1.0
+    """The size of the scores."""
+    operands: OperandChoice = "drawn"
+    nan_in: Literal["", "query", "key", "value"] = ""
+    """The input with a NaN: a query, or a key or value that some query attends to."""
+    extreme: str = ""
+    """What is special about the values, as large tokens; cases of one kind have a bound of their own."""
+    most_rows: int | None = None
+    """The most rows that are compared, if they are fewer than in other runs."""
+    inputs: Arrays = field(default_factory=dict)
+    expected: Mapping[str, ExpectedRows] = field(default_factory=dict)
+    """What each output should be; a cache that is returned is a copy, bit for bit."""
+    read: Callable[..., Compared] = Compared
+    """The case, the name of an output and its result -> what is compared of it."""
+    shapes: str = "fixed"
+    """What a report shows in place of lengths if all are fixed."""
+    scores: int = 0
+    is_own: bool = False
+    """Whether the reference is a layer in the dtype of its inputs."""
+
+    @property
+    def exact(self) -> Arrays:
+        """The reference of each output."""
+        return {name: rows.reference for name, rows in self.expected.items()}
+
+    @property
+    def direct(self) -> Arrays:
+        """What the textbook formula, or the layer, gives in the dtype of the run."""
+        return {name: rows.textbook for name, rows in self.expected.items()}
+
+    @property
+    def special(self) -> str:
+        """What is special about the inputs, as a report shows it behind the lengths."""
+        scores = {1.0: "", LARGE: "large scores"}.get(self.size, "huge scores")
+        operands = "" if self.operands == "drawn" else self.operands
+        nan = f"NaN in a {self.nan_in}" if self.nan_in else ""
+        return "".join(f", {part}" for part in (scores, operands, nan, self.extreme) if part)
+
+    @property
+    def shown(self) -> str:
+        """The case as a report shows it."""
+        return (shown_lengths(self.lengths) or self.shapes) + self.special
+
+    def compared(self, results: Arrays) -> dict[str, Compared]:
+        """Take what is compared from the outputs of a run, so that the whole need not be kept."""
+        return {name: self.read(self, name, results[name]) for name in self.expected}
+
+
+class Outcome(NamedTuple):
+    """What is compared of the outputs of one run, by name, its seconds, and its peak of memory in bytes."""
+
+    shown: str
+    outputs: Mapping[str, Compared]
+    seconds: float
+    peak_bytes: int | None
+
+
+class Runner(NamedTuple):
+    """A model, the process of the engine that runs it, and the providers, by their full names."""
+
+    model: Model
+    process: RuntimeProcess
+    providers: Sequence[str]
+
+    def computed_dtype(self, call: ExportCall) -> str:
+        """Return the dtype of the scores and sums; the process infers types, as a file may lie."""
+        return computed_dtype(self.model, call, self.process.element_types)
+
+    def run(
+        self,
+        cases: Callable[[], Iterable[Case]],
+        judge: Callable[[list[Outcome], str], Iterable[Run]],
+        done: Callable[[str], object] = str,
+    ) -> tuple[tuple[Run, ...], dict[str, Any]]:
+        """Run the model on each provider; return the runs, and what a report says of the model and the engine.
+
+        Args:
+            cases: Returns the cases, which are the same for each provider.
+            judge: Returns the runs of the outcomes on a provider.
+            done: A function that is told of each run.
+        """
+        runs: list[Run] = []
+        sessions: dict[str, RemoteSession] = {}
+        for name in self.providers:
+            outcomes = []
+            with self.process.session(self.model, name) as session:
+                sessions[name] = session
+                for case in cases():
+                    # To free memory takes time, so runs with few scores keep it for the next.
+                    run = session.timed(case.inputs, frees=case.scores > MANY_SCORES)
+                    done(f"{case.shown} on {name}")
+                    compared = case.compared(run.outputs)
+                    outcomes.append(Outcome(case.shown, compared, run.seconds, run.peak_bytes))
+            check_time()
+            runs += judge(outcomes, name)
+        return tuple(runs), _facts_of_run(self.model, self.process, sessions)
+
+
+@contextmanager
+def runner(
+    model: Model,
+    provider: ProviderName | None,
+    engine: EngineName,
+    timeout: float,
+    memory: int | None,
+    *,
+    scores: int = 0,
+) -> Iterator[Runner]:
+    """Start the engine, and end it when the block ends. The largest run has that many `scores`."""
+    with runtime_process(model, timeout, memory, scores=scores, engine=engine) as process:
+        with paused():  # the start of Python is no fault of the model
+            providers = process.providers(provider)
+        yield Runner(model, process, providers)
+
+
+def judged(outcomes: Sequence[Outcome], provider: str, computed_in: str | None = None) -> Iterator[Run]:
+    """Yield a run for each output and case, by one bound for all cases of an output."""
+    for name, agreements in judge_outputs([case.outputs for case in outcomes], computed_in).items():
+        for case, agreement in zip(outcomes, agreements, strict=True):
+            compared = case.outputs[name]
+            measures = (case.seconds, case.peak_bytes, *compared.counts, compared.where(agreement.index))
+            yield Run(case.shown, provider, name, agreement, *measures)
+
+
+def _facts_of_run(
+    model: Model, runtime: RuntimeProcess, sessions: Mapping[str, RemoteSession]
+) -> dict[str, Any]:
+    """Return what a report says of a model, and of the runtime that ran it in a session for each provider."""
+    chosen = [choice for exported in exported_models(model) for choice in exported.chosen]
+    forms, reasons = (dict.fromkeys(choice[part] for choice in chosen) for part in (0, 1))
+    notes = runtime_notes(model, runtime.version, sessions, runtime.engine, is_finished=True)
+    notes += tuple(filter(None, [recorded_verdict(model)]))
+    return {
+        "form": ", ".join(forms),
+        "reason": "; ".join(reasons),
+        "onnxruntime": runtime.version if runtime.engine == "onnxruntime" else "",
+        "engine": f"{ENGINES[runtime.engine]} {runtime.version}",
+        "notes": (*runtime.notes, *notes),
+        "placements": tuple(placed for session in sessions.values() for placed in session.placements),
+        "runtime": ", ".join(map(str, stated_runtimes(model))),
+        "math_mode": " and ".join(dict.fromkeys(session.math_mode for session in sessions.values())),
+    }
