@@ -1,4 +1,4 @@
-"""A pytest plugin: run the tests that a file lists, in its order, and write down the first that fails."""
+"""A pytest plugin: run the tests that a file lists, in its order, and write down those that fail."""
 
 from __future__ import annotations
 
@@ -22,4 +22,5 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def pytest_collectreport(report: pytest.CollectReport | pytest.TestReport) -> None:
     if report.failed:
-        LIST.with_suffix(".failed").write_text(report.nodeid)
+        with LIST.with_suffix(".failed").open("a") as failed:
+            failed.write(f"{report.nodeid}\n")

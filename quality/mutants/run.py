@@ -1,8 +1,10 @@
-"""Draw mutants, run for each the tests that run its line, and write what survived.
+"""Draw mutants, run for each the tests that run its line, and write which test functions kill which mutant.
 
     PYTHONPATH=tests python -m quality.mutants.run --seed 15 --count 200
+    PYTHONPATH=tests python -m quality.mutants.run --seed 15 --count 20 --first
 
-The tests are recorded first, unless `build/mutants` has a recording. A mutant is written into a copy.
+The tests are recorded first, unless `build/mutants` has a recording. A mutant is written into a copy. With
+`--first`, a mutant ends with the first test that fails: a slice for every day.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import tomllib
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from quality.mutants.draw import draw
 from quality.mutants.sites import Mutant
@@ -39,6 +42,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=15)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--only", default="", help="mutants of files whose path has this in it")
+    parser.add_argument("--first", action="store_true", help="end a mutant with the first test that fails")
     parser.add_argument("--go-on", action="store_true", help="do not run again what was killed before")
     parser.add_argument("--suites", default=",".join(SUITES), help="comma-separated, of %(default)s")
     arguments = parser.parse_args()
@@ -59,7 +63,7 @@ def main() -> None:
             if mutant.name in known:
                 outcome = {"outcome": "equivalent"}
             elif not (arguments.go_on and outcome.get("outcome") == "killed"):
-                outcome = judged(tree, mutant, number, recordings, outcome.get("killer", ""))
+                outcome = judged(tree, mutant, number, recordings, arguments.first)
             outcomes.append({**asdict(mutant), **outcome, "name": mutant.name})
             print(
                 f"{number}/{len(drawn)} {outcome['outcome']} {mutant.file}:{mutant.line} {mutant.after!r}",
@@ -94,30 +98,33 @@ def recorded(tree: Path, suites: list[str]) -> list[Recording]:
 
 
 def judged(
-    tree: Path, mutant: Mutant, number: int, recordings: list[Recording], killer: str
-) -> dict[str, str | int]:
-    """Whether a test fails of the suites that run the mutant's line; `killer` is tried first."""
+    tree: Path, mutant: Mutant, number: int, recordings: list[Recording], first: bool
+) -> dict[str, object]:
+    """Which tests fail of those that run the mutant's line; with `first`, the first of them."""
     path = tree / mutant.file
     source, when = path.read_text(), path.stat()
     path.write_text(mutant.applied(source))
     os.utime(path, (number, number))  # compiled files are known by this time, in whole seconds
-    tried = 0
+    tried, killers = 0, Counter[str]()
     try:
         plans = [(r, r.tests_of(mutant, MOST.get(r.suite, OTHERS))) for r in recordings]
-        known = [(r, [killer]) for r, tests in plans if killer in tests]
-        early = [(r, quick(tests, r.seconds)) for r, tests in plans]
-        for recording, tests in [*known[:1], *early, *plans]:
+        early = [(r, quick(tests, r.seconds)) for r, tests in plans] if first else []
+        for recording, tests in [*early, *plans]:
             tried += len(tests)
-            if tests and (failed := first_failure(tree, recording, tests)):
-                return {"outcome": "killed", "suite": recording.suite, "killer": failed, "tests": tried}
+            failed = failures(tree, recording, tests, first) if tests else []
+            # A parametrised test is one function, whatever its cases and its library.
+            killers.update(name.partition("[")[0] for name in failed)
+            if killers and first:
+                break
     finally:
         path.write_text(source)
         os.utime(path, ns=(when.st_atime_ns, when.st_mtime_ns))
-    return {"outcome": "survived" if tried else "not run", "tests": tried}
+    outcome = "killed" if killers else "survived" if tried else "not run"
+    return {"outcome": outcome, "killers": dict(sorted(killers.items())), "tests": tried}
 
 
-def first_failure(tree: Path, recording: Recording, tests: list[str]) -> str:
-    """The test that failed, or how the run ended without one; empty if all pass."""
+def failures(tree: Path, recording: Recording, tests: list[str], first: bool) -> list[str]:
+    """The tests that failed, or how the run ended without one; empty if all pass."""
     chosen = tree / "chosen.list"
     chosen.write_text("\n".join(tests))
     failed = chosen.with_suffix(".failed")
@@ -125,13 +132,13 @@ def first_failure(tree: Path, recording: Recording, tests: list[str]) -> str:
     files = list(dict.fromkeys(name.partition("::")[0] for name in tests))
     options = [option for option in SUITES[recording.suite] if option.startswith("--")]
     limit = 60 + 4 * sum(recording.seconds[name] for name in tests)
-    arguments = ["-x", "-p", "quality.mutants.chosen", *options, *files]
+    arguments = [*["-x"] * first, "-p", "quality.mutants.chosen", *options, *files]
     status = pytest(tree, arguments, limit, MUTANTS_CHOSEN=str(chosen))
     if failed.exists():
-        return failed.read_text()
+        return failed.read_text().splitlines()
     if status in (FAILED, NOT_RUN):
         raise RuntimeError(f"no test failed, and yet: {(tree / 'pytest.log').read_text()[-2000:]}")
-    return "" if status == 0 else f"the run ended with {'a timeout' if status is None else status}"
+    return [] if status == 0 else [f"the run ended with {'a timeout' if status is None else status}"]
 
 
 def listed() -> set[tuple[str, ...]]:
@@ -140,7 +147,7 @@ def listed() -> set[tuple[str, ...]]:
     return {tuple(mutant[key] for key in NAME) for mutant in read["mutant"]}
 
 
-def summarise(seed: int, drawn: list[Mutant], outcomes: list[dict[str, object]], results: Path) -> None:
+def summarise(seed: int, drawn: list[Mutant], outcomes: list[dict[str, Any]], results: Path) -> None:
     number = Counter(str(outcome["outcome"]) for outcome in outcomes)
     left = [
         m for m, outcome in zip(drawn, outcomes, strict=True) if outcome["outcome"] in ("survived", "not run")
@@ -154,6 +161,14 @@ def summarise(seed: int, drawn: list[Mutant], outcomes: list[dict[str, object]],
     names = [{key: getattr(m, key) for key in NAME} for m in left]
     kept[str(seed)] = {"drawn": len(drawn), "killed": killed, "equivalent": same, "survived": names}
     results.write_text(json.dumps(kept, indent=2) + "\n")
+    rows = [
+        {**{key: getattr(m, key) for key in NAME}, "killers": outcome["killers"]}
+        for m, outcome in zip(drawn, outcomes, strict=True)
+        if outcome.get("killers")
+    ]
+    matrix = results.with_name("kills.json")
+    kills = json.loads(matrix.read_text()) if matrix.exists() else {}
+    matrix.write_text(json.dumps(kills | {str(seed): rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
