@@ -142,14 +142,14 @@ part-check: check
 
 # A contributor's loop: NumPy, and torch if it is installed. VENV=... PYTHON=... try another Python.
 test-fast: $(VENV)/test-fast
-	$(PYTEST) $(DIVIDED) tests/core --fast
+	$(PYTEST) $(DIVIDED) tests/core tests/refusals --fast
 
 # The lower bounds of pyproject.toml, all at once. Old releases meet newer ones of what they need, and are warned by these.
 # Graphs run in the release that they are exported for by default, which is not the lowest.
 LOWEST = $(PYTEST) $(DIVIDED) --thin -W default::DeprecationWarning
 test-lowest $(VENV)/lowest/installed: BIN := $(VENV)/lowest/$(notdir $(BIN))
 test-lowest: $(VENV)/lowest/installed $(VENV)/onnxruntime/1.28.0/installed
-	set -e; for libraries in numpy,dask torch jax mlx; do $(LOWEST) tests/core --backends=$$libraries; done
+	set -e; for libraries in numpy,dask torch jax mlx; do $(LOWEST) tests/core tests/refusals -k "not recorded" --backends=$$libraries; done
 	$(BIN)/sdpa-xp agree
 	$(BIN)/sdpa-xp demo --output $(VENV)/lowest/demo --force
 	PYTHONPATH=$(abspath $(VENV)/onnxruntime/1.28.0) $(LOWEST) tests/export tests/chunks tests/memory
