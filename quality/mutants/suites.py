@@ -26,7 +26,7 @@ SUITES = {
     "numpy": ["tests/core", "--backends=numpy"],
     "rest": [
         *(f"tests/{name}" for name in ("export", "peers", "examples", "packaging", "chunks", "mesh")),
-        *(f"tests/{name}" for name in ("memory", "standins", "tools")),
+        *(f"tests/{name}" for name in ("memory", "refusals", "standins", "tools")),
         *(
             f"quality/{name}"
             for name in ("conformance", "agreement", "derivatives", "faults", "gpu", "runtime")
