@@ -168,13 +168,14 @@ def _check_states(value: object, layout: str) -> tuple[Namespace, Sequence[tuple
     output, lse = pairs[0]
     least = dtype_name(accumulation_dtype(xp, output.dtype))
     if dtype_name(lse.dtype) not in (least, "float64"):  # float64 comes from `softmax_dtype`
-        rule = f"`lse` must be {least} if `output` is {dtype_name(output.dtype)}"
-        raise ArgumentTypeError("merge_states", rule, {"lse.dtype": lse.dtype})
+        rule = f"`states[0].lse` must be {least} if `states[0].output` is {dtype_name(output.dtype)}"
+        raise ArgumentTypeError("merge_states", rule, {"states[0].lse.dtype": lse.dtype})
     rows = output.shape if output.ndim < 3 else headed(output.shape, layout)
     if output.ndim < 2 or lse.shape != rows[:-1]:
-        rule = "`lse` must have the shape of `output` without its width (axis -1, Ev)"
+        rule = "`states[0].lse` must have the shape of `states[0].output` without its width (axis -1, Ev)"
         rule += "" if layout == HLE else " and with the heads first"
-        raise ArgumentValueError("merge_states", rule, {"output.shape": output.shape, "lse.shape": lse.shape})
+        got = {"states[0].output.shape": output.shape, "states[0].lse.shape": lse.shape}
+        raise ArgumentValueError("merge_states", rule, got)
     return xp, pairs
 
 

@@ -112,7 +112,7 @@ def _check_owners(function: str, writes: Sequence[Write], rows: Sequence[Sequenc
             owners.setdefault(block, []).append(sequence)
     for write in writes:
         if len(owners[write.block]) > 1:
-            rule = "a block that is written to must belong to one sequence"
+            rule = "a block that is written to must belong to one sequence, and stand in its row once"
             got = {"block": write.block, "sequences": owners[write.block]}
             raise ArgumentValueError(function, rule, got, "Give one of them a copy of the block.")
 

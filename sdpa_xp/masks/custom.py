@@ -16,7 +16,7 @@ from .._libraries.protocols import AnyArray, Array, Namespace, Shape
 from .._tiles.modifier import ScoreModifier
 from .._tiles.shape_grid import grid_of
 from .._tiles.tile import Allowed, Tile, collapse_uniform
-from ..errors import ArgumentTypeError, ArgumentValueError, Message
+from ..errors import ArgumentTypeError, ArgumentValueError, Message, message_of
 from .algebra import ArrayMask, FormulaMask, Mask
 
 MaskFunction: TypeAlias = Callable[[Any, Any, Any, Any], Any]
@@ -134,7 +134,14 @@ def as_boolean(
             return allowed
         return xp.full((1, 1), allowed, dtype=xp.bool, device=tile.grid.device)
 
-    return array_of_rows(function, "mask", mask, shape, rows, like, allowed_in)
+    try:
+        return array_of_rows(function, "mask", mask, shape, rows, like, allowed_in)
+    except (ArgumentTypeError, ArgumentValueError) as error:
+        if (message := message_of(error)) is None:
+            raise
+        # Masks name the argument that most functions have for them.
+        renamed = message.renamed(function, {"attn_mask": "mask"})
+        raise type(error)(*renamed.parts) from error.__cause__
 
 
 def array_of_rows(

@@ -22,7 +22,7 @@ import numpy as np
 
 from sdpa_xp import biases, masks
 from sdpa_xp.biases import Bias
-from sdpa_xp.errors import ArgumentValueError, summary
+from sdpa_xp.errors import ArgumentValueError, message_of, summary
 from sdpa_xp.masks import Mask
 
 from ..spec import TensorSpec
@@ -87,6 +87,8 @@ def parse(
         expression: Expression = _Reader(kind, initializers or {}).value(tree.body)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         why = error.msg if isinstance(error, SyntaxError) else summary(error)
+        if message_of(error):  # what it names is no argument of `function`
+            why = why.replace("`", "'")
         if isinstance(error, RecursionError | MemoryError):  # Python's own parser raises these
             why = _TOO_DEEP
         public = ", ".join(sorted(set(kind.__all__) - set(_NOT_TEXT)))
@@ -190,7 +192,7 @@ class _Reader:
         public = set(self.functions.__all__) - set(_NOT_TEXT)
         if name not in public:
             for argument, module in _FUNCTIONS.items():
-                if module is not self.functions and name in module.__all__:
+                if module is not self.functions and name in {*module.__all__} - {*_NOT_TEXT}:
                     raise ValueError(f"no function {name!r} here, since it is for `{argument}`")
             near = get_close_matches(name, public, n=1)
             raise ValueError(f"no function {name!r}" + (f", the nearest is {near[0]!r}" if near else ""))
@@ -209,7 +211,9 @@ class _Reader:
                 self.function(name)
                 raise ValueError(f"a function must be called, as in {name}(...)")
             case ast.Attribute(attr=name) | ast.Call(func=ast.Attribute(attr=name)):
-                raise ValueError(f"a dot is not allowed here, write the function alone, as in {name}(...)")
+                public = name in {*self.functions.__all__} - {*_NOT_TEXT}
+                hint = f", write the function alone, as in {name}(...)" if public else ""
+                raise ValueError(f"a dot is not allowed here{hint}")
             case _:
                 raise ValueError(f"{_FOREIGN.get(type(node), 'this expression')} is not allowed here")
 

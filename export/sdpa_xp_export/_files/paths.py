@@ -42,7 +42,7 @@ class PathArgument(NamedTuple):
         except TypeError as error:  # an object whose `__fspath__` returns neither str nor bytes
             raise ArgumentTypeError(*self.message("must be a path", type(path).__name__).parts) from error
         if not isinstance(name, str):
-            rule = "must be a path of text, not of bytes"
+            rule = "must be a path of text" + (", not of bytes" if isinstance(name, bytes) else "")
             raise ArgumentTypeError(*self.message(rule, type(name).__name__).parts)
         path = Path(name)
         try:

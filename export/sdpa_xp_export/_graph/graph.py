@@ -376,11 +376,11 @@ def _augmented(operator: str) -> _Operator:
     return assign
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class GraphValue:
     """An edge of the graph, with the operators of the array API."""
 
-    graph: Graph = field(repr=False)
+    graph: Graph
     name: str
     elem_type: str
     """The name of the dtype."""
@@ -389,6 +389,9 @@ class GraphValue:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dims", self.graph.lengths.learnt(self))  # frozen, so that it can be shared
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.elem_type}[{','.join(map(str, self.dims))}]"
 
     @property
     def dtype(self) -> Dtype:

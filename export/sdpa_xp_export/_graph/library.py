@@ -28,7 +28,7 @@ class GraphGenerators(Generators):
 
     def random_words(self, *_: object) -> NoReturn:
         rule = "`dropout_p` must be 0, since a graph draws no random numbers"
-        raise ArgumentValueError(self.graph.function, rule, {"dropout_p": "another number"})
+        raise ArgumentValueError(self.graph.function, rule, {"dropout_p": "more than 0"})
 
 
 class ValueNamespace:
