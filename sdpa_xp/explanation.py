@@ -204,7 +204,7 @@ def _unrecorded(call: PreparedCall) -> PreparedCall:
     """Return a call as an operation computes it whose derivatives are ours: the library records none of it."""
     autograd = cast(Autograd, call.grid.library.autograd)
     access = access_of([autograd.detach(array) for array in call.arrays.values()])
-    return call._replace(grid=replace(call.grid, access=access), derived={})
+    return call.changed(grid=replace(call.grid, access=access))
 
 
 def _mapped_tiles(scores: Scores, plan: Plan) -> tuple[int, int, tuple[str, ...]]:

@@ -59,11 +59,11 @@ if TYPE_CHECKING:
 
 MOST_CACHED = 1024
 T = TypeVar("T")
-Derived: TypeAlias = Literal[
+SharedName: TypeAlias = Literal[
     "bound_options", "context_maker", "foreign_call", "has_arrays", "is_causal", "kernel",
     "needs_no_conversion", "one_tile", "plan", "real_keys", "recorded", "tiles", "unrecorded", "widened_plan"
 ]  # fmt: skip
-"""What is derived from a call once for all equal calls. A dict, since properties would be called each time."""
+"""What follows from a call, once for all equal calls. A dict, since properties would be called each time."""
 
 
 class PreparedCall(NamedTuple):
@@ -79,18 +79,22 @@ class PreparedCall(NamedTuple):
     layout: str
     implementation: Implementation | None
     result_dtype: Dtype
-    derived: dict[Derived, Any]
+    shared: dict[SharedName, Any]
     """Results that depend only on shapes, dtypes and options; equal calls share them, also in several threads,
     which may compute one twice and store equal results."""
     converted_from: AnyArray | None = None
     """The caller's query, if the host library computes the call for its library."""
 
-    def cached(self, name: Derived, compute: Callable[[], T]) -> T:
+    def cached(self, name: SharedName, compute: Callable[[], T]) -> T:
         """Return `compute()`, computed once for all equal calls: if these are kept, it reads no input."""
-        if name not in self.derived:
-            self.derived[name] = compute()
-        derived: T = self.derived[name]
-        return derived
+        if name not in self.shared:
+            self.shared[name] = compute()
+        result: T = self.shared[name]
+        return result
+
+    def changed(self, **fields: Any) -> PreparedCall:
+        """Return another call, which shares no results with this one."""
+        return self._replace(shared={}, **fields)
 
     def computing(self) -> AbstractContextManager[object]:
         """Return the context in which the call is computed.
@@ -380,7 +384,7 @@ def _validated(
         layout=layout,
         implementation="xp" if options.reproducible else implementation,
         result_dtype=query.dtype,
-        derived={},
+        shared={},
     )
 
 

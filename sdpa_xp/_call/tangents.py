@@ -104,10 +104,10 @@ def lifted(
     # Functions of biases are asked about in each tile, and a device is waited for after the last one.
     questions = Questions() if access.waits else None
     grid = replace(call.grid, library=library, xp=xp, access=access)
-    jets = call._replace(grid=grid, arrays=arrays, options=call.options.with_arrays(of_options), derived={})
+    jets = call.changed(grid=grid, arrays=arrays, options=call.options.with_arrays(of_options))
     # A device is not asked about masks a second time, and not about derivatives, which the result shows.
     bound = jets.options._replace(masks=()).bind(grid, call.sizes.width)
     if bound.sinks is not None:  # one of -inf is none, however it changes
         bound = bound._replace(sinks=xp.where(is_masked(bound.sinks), -math.inf, bound.sinks))
-    jets.derived["bound_options"] = bound._replace(mask=call.bound_options().mask, finite_inputs=None)
+    jets.shared["bound_options"] = bound._replace(mask=call.bound_options().mask, finite_inputs=None)
     return jets._replace(grid=replace(grid, questions=questions))

@@ -57,7 +57,7 @@ def _on_torch(call: PreparedCall) -> PreparedCall:
     device = library.device(like)
     grid = replace(call.grid, library=library, xp=xp, device=device, dtype=dtype, input_dtype=result_dtype)
     options = call.options.with_arrays([_option_tensor(array) for array in call.options.arrays()])
-    return call._replace(grid=grid, arrays={}, options=options, result_dtype=result_dtype, derived={})
+    return call.changed(grid=grid, arrays={}, options=options, result_dtype=result_dtype)
 
 
 def _option_tensor(array: Any) -> Any:

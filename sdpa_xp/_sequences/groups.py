@@ -60,7 +60,7 @@ def attend(call: PreparedCall, sequences: Sequences, *names: ResultName) -> dict
         if call.grid.library.chunks is not None and sequences.starts[1] is not None:
             key_and_value = (cast(ArraySource, source).array for source in (key, value))
             arrays = dict(zip(call.arrays, (query, *key_and_value), strict=True))
-            of_group = call._replace(grid=group.grid, arrays=arrays, derived={})
+            of_group = call.changed(grid=group.grid, arrays=arrays)
             if (in_chunks := _chunked.attend(of_group, *names, dropout=dropout)) is not None:
                 for name, array in in_chunks.items():
                     computed[name][group.entries] = array if name == "output" else array[..., None]

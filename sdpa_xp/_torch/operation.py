@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, TypeAlias, cast
 
 from .._call.options import CallOptions, DrawnSeed, floating_arrays
-from .._call.prepared_call import Derived, PreparedCall
+from .._call.prepared_call import PreparedCall, SharedName
 from .._checks.arrays import HLE
 from .._derivatives import derivable_of, derive, pull_back, second_order
 from .._libraries import FLOATING, access_of, dtype_name
@@ -92,13 +92,13 @@ def _with_arrays(call: PreparedCall, arrays: Sequence[Array]) -> PreparedCall:
         options = options._replace(rng=DrawnSeed(of_options[-1]))
         of_options = of_options[:-1]
     if any(map(operator.is_not, of_options, options.arrays())):
-        options, derived = options.with_arrays(of_options), {}
+        options, shared = options.with_arrays(of_options), {}
     else:
         # What follows from shapes and options is found once for the output and all derivatives.
-        unrecorded: dict[Access, dict[Derived, Any]] = call.cached("unrecorded", dict)
-        derived = unrecorded.setdefault(access, {})
+        unrecorded: dict[Access, dict[SharedName, Any]] = call.cached("unrecorded", dict)
+        shared = unrecorded.setdefault(access, {})
     grid = replace(call.grid, access=access)
-    return call._replace(grid=grid, arrays=inputs, options=options, derived=derived)
+    return call._replace(grid=grid, arrays=inputs, options=options, shared=shared)
 
 
 class AttentionOperation(Operation):

@@ -56,11 +56,10 @@ def _attend_with_lse(call: PreparedCall, options: CallOptions) -> dict[str, Arra
     ones = xp.full(shape, 1.0, dtype=grid.input_dtype, device=grid.device)
     zeros = xp.zeros((grid.heads,), dtype=grid.dtype, device=grid.device)
     changes: Any = {"sinks": zeros, "dropout_p": 0.0, "rng": None}
-    of_sum = call._replace(
+    of_sum = call.changed(
         grid=replace(grid, is_2d=False),
         arrays={**call.arrays, "value": ones},
         options=call.options._replace(biases=(*call.options.biases, of_constant), **changes),
-        derived={},
     )
     share = _run(of_sum, options._replace(bias=bias, **changes))[0]
     total = share / (-share + 1.0)

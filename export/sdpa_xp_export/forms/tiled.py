@@ -232,7 +232,7 @@ def _joined(inputs: FormInputs, blocks: GraphValue, parts: HeadParts | None, eve
         outer.append(parts.queries)
         steps, dims, moved = (
             [count, parts.number],
-            ("all blocks", "parts", *dims[1:]),
+            ("all blocks", "all parts", *dims[1:]),
             [*range(2, axis), 1, axis],
         )
         before = (*before[:-1], heads)
@@ -240,7 +240,7 @@ def _joined(inputs: FormInputs, blocks: GraphValue, parts: HeadParts | None, eve
     blocks = ops.reverse(xp.reshape(blocks, xp.concat(shape), dims=dims))
     blocks = xp.permute_dims(blocks, [*moved, 0, *range(len(moved) + 1, blocks.ndim)])
     target = graph.constant([*kept, -1, *rest], "int64")
-    joined = xp.reshape(blocks, target, dims=(*before, length if even else "padded", *rest))
+    joined = xp.reshape(blocks, target, dims=(*before, length if even else "padded queries", *rest))
     if even:
         return joined
     stop = count * rows
