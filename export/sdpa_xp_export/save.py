@@ -79,8 +79,8 @@ def save(
         ValueError: `model` refers to external data itself, its graph alone is over 2 GiB, or an array that a
             `LargeModel` refers to was written to; `path` holds what no file system can name.
         FileExistsError: A file is at `path` and `overwrite` is False. Or `path` is not a regular file, a link
-            to a file in another folder that does not exist, the data file of a model, or a file that an array
-            of a `LargeModel` is mapped from.
+            to a file in another folder that does not exist, the data file of a model that `save` wrote beside
+            it, or a file that an array of a `LargeModel` is mapped from.
         FileNotFoundError: The folder of `path` does not exist.
         OSError: The disk is full, or the folder cannot be written to.
 

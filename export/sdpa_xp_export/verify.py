@@ -26,7 +26,7 @@ from ._verify.cases import Case, judged, runner
 from ._verify.inputs import seed_of
 from ._verify.lengths import scores_shape
 from ._verify.model import of_metadata, other_call_note, subject_of
-from ._verify.record import write_verdict
+from ._verify.record import check_recordable, write_verdict
 from .report import Report
 
 
@@ -104,7 +104,8 @@ def verify(
     functions = {name: value for name, value in (("attn_mask", attn_mask), ("bias", bias)) if value is not None}
     check_engine("verify", engine, provider)
     _check_arguments(call, functions, thorough, watch)
-    check_flag("verify", "record", record)
+    if check_flag("verify", "record", record):
+        check_recordable(model)
     check_limits("verify", timeout, memory)
     seed = seed_of("verify", seed)
     with deadline(float(timeout)):
@@ -140,7 +141,7 @@ def verify(
         seed=seed,
     )
     if record:
-        write_verdict(model, loaded, report)
+        write_verdict(model, loaded, report, call_from_metadata=call is None and not functions)
     return report
 
 

@@ -32,7 +32,7 @@ from ._verify.layer import BothLayers, words_of
 from ._verify.layer_cases import CaseList, Draw, LayerInputs
 from ._verify.lengths import LayerLengths
 from ._verify.model import blocks_of, input_specs, loaded_model, missing_arguments_note
-from ._verify.record import write_verdict
+from ._verify.record import check_recordable, write_verdict
 from .report import LayerReport, Run
 from .spec import TensorSpec
 from .to_onnx import traced_numbers
@@ -168,6 +168,8 @@ def verify_golden(
     """Repeat the runs of a golden file, and compare the outputs of the model with those of the layer in it."""
     check_engine("verify", engine, provider)
     check_limits("verify", timeout, memory)
+    if record:
+        check_recordable(model)
     loaded = loaded_model("verify", model, "`model` must be the path of its file")
     cases, stated = read_golden(golden, loaded)
     with runner(loaded, provider, engine, timeout, memory) as running:

@@ -11,7 +11,7 @@ import numpy as np
 from sdpa_xp.errors import ArgumentTypeError
 
 from .._dtypes.dtype import Dtype, default_dtype, dtype_name, numpy_dtype
-from .._graph import FloatOfLengths, Graph, GraphValue, Length, added, joined_name, plain
+from .._graph import FloatOfLengths, Graph, GraphValue, Length, added, plain
 from . import ops
 from .elementwise import equal, maximum, where
 from .manipulation import broadcast_to, expand_dims
@@ -112,7 +112,7 @@ def _count(graph: Graph, start: Any, stop: Any, step: Any) -> int | str:
     if isinstance(step, int) and step > 0 and all(isinstance(bound, int | Length) for bound in (start, stop)):
         first, end = (graph.lengths.terms(plain(bound)) for bound in (start, stop))
         return graph.lengths.counted(added(end, first, -1), step)
-    return joined_name("arange", start, stop, step)
+    return graph.lengths.fresh("arange", start, stop, step)
 
 
 def full(shape: Any, fill_value: Any, *, dtype: Any = None, device: object = None) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message
 
 from .._dtypes.dtype import INTEGERS
-from .._graph import Graph, GraphValue, Length, added, has_names, joined_name, parts, plain
+from .._graph import Graph, GraphValue, Length, added, has_names, parts, plain
 from . import ops
 from .creation import arange
 from .elementwise import not_equal
@@ -66,7 +66,7 @@ def nonzero(value: GraphValue) -> tuple[GraphValue, ...]:
         rule = "`nonzero` needs an array with axes"
         raise ArgumentValueError(value.graph.function, rule, {"shape": value.dims})
     condition = value if value.elem_type == "bool" else not_equal(value, 0)
-    count = joined_name("nonzero", _unmoved(condition))
+    count = condition.graph.lengths.fresh("nonzero", _unmoved(condition))
     indices = value.graph.add("NonZero", condition, dtype="int64", shape=(value.ndim, count))
     return tuple(take(indices, value.graph.constant(n, "int64"), axis=0) for n in range(value.ndim))
 
@@ -199,7 +199,7 @@ def _length_of(graph: Graph, length: int | str, start: Any, stop: Any, step: int
         return len(range(length)[start:stop:step])
     if (start, stop, step) == (None, None, -1):
         return length
-    names, name, start = graph.lengths, joined_name(length, start, stop, step), start or 0
+    names, name, start = graph.lengths, graph.lengths.fresh(length, start, stop, step), start or 0
     first, axis = names.terms(start), names.terms(length)
     if (start, stop) in ((0, 1), (-1, None)) or (stop is None and added(axis, first, -1) == {(): 1}):
         return 1

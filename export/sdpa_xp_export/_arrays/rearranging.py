@@ -10,7 +10,7 @@ import numpy as np
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 from .._dtypes.dtype import INTEGERS
-from .._graph import GraphValue, Length, joined_name, plain
+from .._graph import GraphValue, Length, plain
 from .accumulation import cumulative_sum
 from .arithmetic import floor_divide
 from .creation import arange, as_value, places
@@ -67,7 +67,7 @@ def repeat(value: GraphValue, repeats: Any, *, axis: int | None = None) -> Graph
         raise ArgumentTypeError(value.graph.function, rule, {"dtype": counts.elem_type, "shape": counts.dims})
     counts = broadcast_to(to_rank(counts.astype("int64"), 1), (length,))
     ends = cumulative_sum(counts)
-    copies = arange(0, sum(counts), length=joined_name("repeated", counts))
+    copies = arange(0, sum(counts), length=counts.graph.lengths.fresh("repeated", counts))
     return take(value, searchsorted(ends, copies, side="right"), axis=position)
 
 

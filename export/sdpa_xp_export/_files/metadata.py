@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import onnx
 from onnx import helper
 
-from .model import Model, initializer_parts, without_initializers
+from .model import Model, all_but, initializer_parts, without_initializers
 
 T = TypeVar("T", list[Any], dict[str, Any])
 LONGEST = 10_000_000
@@ -75,8 +75,8 @@ class Metadata:
 
 
 def record_verdict(model: Model, verdict: Mapping[str, Any]) -> None:
-    """Write what a verification found of the graph, in place of what an earlier one did."""
-    text = json.dumps({**verdict, "graph": graph_digest(model)})
+    """Write what a verification found, in place of what an earlier one did."""
+    text = json.dumps(verdict, allow_nan=False)
     for entry in _verdicts(model):
         model.metadata_props.remove(entry)
     # Its own digest in the key, since equal models that were verified twice may be merged.
@@ -91,6 +91,8 @@ def recorded_verdict(model: Model) -> str:
         return ""
     graph = graph_digest(model)
     verdict = next((verdict for verdict in verdicts if verdict.get("graph") == graph), None)
+    if not any(verdicts):
+        return "the verdict in the metadata cannot be read"
     if verdict is None:
         return "the verdict in the metadata is stale: the graph has changed since"
     of_another = ", for a call that was passed" if verdict.get("call_from_metadata") is False else ""
@@ -98,7 +100,8 @@ def recorded_verdict(model: Model) -> str:
     run = "on {engine} ({providers}), {runs} runs, error {error}, bound {bound}, sdpa_xp {version}, {date}"
     facts = defaultdict(str)
     for name, fact in verdict.items():
-        facts[name] = f"{fact:.2g}" if isinstance(fact, float) else str(fact)[:LONGEST_FACT]
+        shown = f"{fact:.2g}" if isinstance(fact, float) else str(fact)[:LONGEST_FACT]
+        facts[name] = "infinite" if fact is None else shown
     return f"the verdict in the metadata: {says} {run.format_map(facts)}{of_another}"
 
 
@@ -108,12 +111,11 @@ def graph_digest(model: Model) -> str:
     del bare.metadata_props[:]
     hashed = hashlib.sha256(bare.SerializeToString(deterministic=True))
     for tensor, chunks in initializer_parts(model, "verify"):
-        if chunks is None:
-            hashed.update(tensor.SerializeToString(deterministic=True))
-        else:
-            hashed.update(f"{tensor.name} {tensor.data_type} {[*tensor.dims]}".encode())
-            for chunk in chunks:
-                hashed.update(chunk)
+        # Tools state the place of the numbers in several ways.
+        bare_tensor = all_but(tensor, "raw_data", "external_data", "data_location")
+        hashed.update(bare_tensor.SerializeToString(deterministic=True))
+        for chunk in [tensor.raw_data] if chunks is None else chunks:
+            hashed.update(chunk)
     return hashed.hexdigest()
 
 

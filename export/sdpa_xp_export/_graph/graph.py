@@ -28,7 +28,7 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 from .._dtypes.dtype import FLOATING, ONNX_DTYPE, Dtype, dtype_name, holds, numpy_dtype, to_numpy
 from .._files.model import Weight
-from ..spec import SymbolicShape, as_lengths
+from ..spec import SymbolicShape, addends, as_lengths
 from .known_lengths import KnownLengths
 from .lengths import DEVICE, Device, FloatOfLengths, Length, plain
 from .library import GraphLibrary
@@ -109,7 +109,8 @@ class Graph:
         """Return a graph with the settings of this one, and with its count, so that no name stands in both."""
         settings = ("opset", "namespace", "attend", "float_dtype", "for_openvino", "function", "count")
         like_this = {name: getattr(self, name) for name in settings}
-        return Graph(**like_this | {"is_part": True} | fields)
+        lengths = KnownLengths(stated=self.lengths.stated)
+        return Graph(**like_this | {"is_part": True, "lengths": lengths} | fields)
 
     def part_of_call(self, named: dict[str, GraphValue], float_dtype: str, attend: Attend) -> Graph:
         """Return this graph as the graph of one call of attention, whose inputs are values of this graph."""
@@ -125,6 +126,8 @@ class Graph:
         """Add an input. That of a body also gets a count, because no name may stand in both graphs."""
         name = name if self.outer is None else f"{name}_{next(self.count)}"
         self.inputs.append(helper.make_tensor_value_info(name, ONNX_DTYPE[dtype], shape))
+        if not self.is_part:
+            self.lengths.stated.update(*(addends(length) for length in shape if isinstance(length, str)))
         self.named[name] = GraphValue(self, name, dtype, shape)
         return self.named[name]
 

@@ -29,6 +29,8 @@ class LengthNames:
     is "like" another is read from an array, because a bound of a slice may be beyond its axis."""
     heads: dict[str, tuple[str, Terms]] = field(default_factory=dict)
     """What follows in an array, and the length of both, by the name of the length of x[:3] or x[-3:]."""
+    stated: set[str] = field(default_factory=set)
+    """The names that the caller has for lengths: no other length gets one of them."""
     exact: set[str] = field(default_factory=set)
     """The quotients that have no rest in any run, since a Reshape would have failed."""
 
@@ -49,10 +51,18 @@ class LengthNames:
         key = frozenset(terms.items())
         if key not in self.names:
             name = text(terms)
-            while name in self.names.values():  # the caller has a length of that name
+            is_itself = terms == {(name,): 1}
+            while name in self.names.values() or (name in self.stated and not is_itself):
                 name += "_"
             self.names[key], self.sums[name] = name, terms
         return self.names[key]
+
+    def fresh(self, *parts: object) -> str:
+        """Return a name for a length that follows from others, which is no name of the caller."""
+        name = joined_name(*parts)
+        while name in self.stated:
+            name += "_"
+        return name
 
     def joined(self, *lengths: int | str) -> int | str:
         """Return the length of arrays that are joined: A+B, or the name that equal lengths have."""
@@ -73,7 +83,7 @@ class LengthNames:
             function, dividend, inner = self.computed.get(name, ("", name, 1))
             if function != "floor_divide":  # (N // 2) // 3 is N // 6
                 dividend, inner = name, 1
-            quotient = joined_name(dividend, "over", inner * divisor // common)
+            quotient = self.fresh(dividend, "over", inner * divisor // common)
             self.computed[quotient] = "floor_divide", dividend, inner * divisor // common
             whole = {**added(whole, {(quotient,): 1})}
         return added({}, whole)
@@ -94,7 +104,7 @@ class LengthNames:
         plus, minus = map(text, parts(terms))
         if not minus:
             return self.names.setdefault(frozenset(terms.items()), name)
-        limited = joined_name(plus, "less", minus)
+        limited = self.fresh(plus, "less", minus)
         self.computed[limited] = "maximum", str(self.name_of(terms)), 0
         return limited
 
@@ -113,7 +123,7 @@ class LengthNames:
         fit = {loose, self.name_of(added(self.terms(rest), {(): 1}))}
         fit |= {name for name, (function, *_) in self.computed.items() if function == "like"}
         if loose not in others or not fit.issuperset(others):
-            name = joined_name(*others)
+            name = self.fresh(*others)
             self.computed[name], loose = ("like", str(loose), 0), name
         return loose
 
@@ -145,7 +155,7 @@ class LengthNames:
         names, number = next(iter(divisor.items()))
         left = divided(dividend, names) if len(divisor) == 1 else None
         if left is None:
-            return joined_name(text(dividend), "over", text(divisor))
+            return self.fresh(text(dividend), "over", text(divisor))
         quotient = self.quotient(left, number)
         self.exact |= {name for names in quotient for name in names} - {
             name for names in left for name in names

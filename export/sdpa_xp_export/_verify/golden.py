@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .._call.operands import Initializer
-from .._call.text import digest
 from .._dtypes.dtype import numpy_dtype
 from .._files.loading import LARGEST, UnfitError, read_file
-from .._files.model import Model, initializers, without_initializers
+from .._files.metadata import graph_digest
+from .._files.model import Model
 from .._files.paths import PathArgument
 from ..spec import evaluated
 from .cases import Case
@@ -58,11 +57,9 @@ def golden_file(model: Model, both: BothLayers, cases: Sequence[Case], report: S
 
 def _identity(model: Model) -> dict[str, str]:
     """Return the inputs, the outputs and the digest of a model."""
-    numbers = {name: Initializer(name, array) for name, array in initializers(model)}
-    graph = without_initializers(model).SerializeToString(deterministic=True)
     sides = {"inputs": model.graph.input, "outputs": model.graph.output}
     shown = {side: ", ".join(f"{x.name}: {shown_type(x)}" for x in values) for side, values in sides.items()}
-    return shown | {"digest of nodes and weights": digest(graph.hex(), numbers)}
+    return shown | {"digest of nodes and weights": graph_digest(model)}
 
 
 def read_golden(path: Path, model: Model) -> tuple[list[Case], dict[str, Any]]:

@@ -61,7 +61,14 @@ def write_call(
 ) -> dict[str, GraphValue]:
     """Return the outputs of a call, whose operands are the values of the graph under their names."""
     part = graph.part_of_call(named, call.accumulation_dtype, refuse_attention)
-    return {name: graph.here(value) for name, value in FORMS[form].write(part, call, target).items()}
+    written = {}
+    for name, value in FORMS[form].write(part, call, target).items():
+        # A name of a part, which has a space, may be that of another length in the next call.
+        dims = [
+            graph.lengths.fresh(length, value.name) if " " in str(length) else length for length in value.dims
+        ]
+        written[name] = GraphValue(graph, value.name, value.elem_type, tuple(dims))
+    return written
 
 
 @dataclass(frozen=True, slots=True)

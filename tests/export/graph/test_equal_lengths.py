@@ -11,6 +11,7 @@ import onnxruntime
 import pytest
 from graphs import run
 
+from sdpa_xp import attention_statistics
 from sdpa_xp_export import TensorSpec, to_onnx
 
 Layer = Callable[..., Any]
@@ -277,6 +278,46 @@ def test_a_caller_may_have_any_name() -> None:
     x, y, z = (np.ones(length, np.float32) for length in (4, 7, 2))
     outputs = [*run(model, {"x": x, "y": y, "z": z}).values()]
     assert ([output.shape for output in outputs], int(outputs[2])) == ([(8,), (2,), (), (7,)], 3)
+
+
+COMPUTED: dict[str, tuple[str, Callable[[Any], Any], int]] = {
+    "a quotient": ("N_over_2", lambda x: x.shape[0] // 2, 4),
+    "an axis": ("N_less_1", lambda x: x[1:].shape[0], 8),
+    "a range": ("arange_0_N_2", lambda x: x.__array_namespace__().arange(0, x.shape[0], 2).shape[0], 5),
+}
+"""A name, a length that would get it, and what that is for N = 9."""
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("name", COMPUTED)
+def test_a_computed_length_has_no_name_of_the_caller(name: str, is_first: bool) -> None:
+    """In whichever order the inputs come."""
+    other, length_of, right = COMPUTED[name]
+
+    def layer(first: Any, second: Any) -> Any:
+        x, y = (first, second) if is_first else (second, first)
+        xp, length = x.__array_namespace__(), length_of(x)
+        return xp.asarray(length), xp.asarray(y.shape[0]), xp.ones(length), xp.sum(y) / y.shape[0]
+
+    lengths = {"N": 9, other: 6} if is_first else {other: 6, "N": 9}
+    model = to_onnx(layer, *(TensorSpec("float32", (length,)) for length in lengths))
+    feeds = {x: np.ones(n, np.float32) for x, n in zip(("first", "second"), lengths.values(), strict=True)}
+    count, others, ones, mean = run(model, feeds).values()
+    assert (count, others, ones.shape, mean) == (right, 6, (right,), 1.0)
+
+
+def test_blocks_of_two_calls_have_their_own_lengths() -> None:
+    def layer(q: Any, k: Any) -> Any:
+        sums = [
+            attention_statistics(*arrays, of="block_sums", block_size=size).block_sums
+            for arrays, size in (((q, k), (3, 4)), ((k, q), (2, 5)))
+        ]
+        xp = q.__array_namespace__()
+        return [xp.asarray(length) for x in sums for length in (x.shape[-2], x.shape[-1])]
+
+    model = to_onnx(layer, *(TensorSpec("float32", (1, 2, length, 8)) for length in "LS"))
+    feeds = {name: np.ones((1, 2, n, 8), np.float32) for name, n in (("q", 7), ("k", 11))}
+    assert [int(n) for n in run(model, feeds).values()] == [3, 3, 6, 2]
 
 
 def test_lengths_that_differ_in_a_run_do_not_agree_by_luck() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -86,13 +88,43 @@ def test_a_model_in_memory_takes_it_along(most: int, tmp_path: Path, monkeypatch
         assert "agrees" in recorded(save(model, tmp_path / name, external_above=above))
 
 
-def test_external_data_stay_so(path: Path) -> None:
-    save(onnx.load(path), path, overwrite=True, external_above=0)
-    (before,) = path.parent.glob("*.data")
+@pytest.mark.parametrize("tool", ["save", "onnx"])
+def test_the_data_beside_a_model_stay(path: Path, tool: str) -> None:
+    """Other models may use them, too."""
+    if tool == "save":
+        save(onnx.load(path), path, overwrite=True, external_above=0)
+    else:
+        onnx.save(onnx.load(path), path, save_as_external_data=True, location="w.data", size_threshold=0)
+    copy = Path(shutil.copy(path, path.parent / "copy.onnx"))
+    files = {file: file.stat().st_mtime_ns for file in path.parent.iterdir() if file != path}
     verify(path, seed=0, record=True)
-    (after,) = path.parent.glob("*.data")
-    assert before != after
+    assert {file: file.stat().st_mtime_ns for file in path.parent.iterdir() if file != path} == files
     assert "agrees" in recorded(path)
+    assert recorded(copy) == ""
+    whole = onnx.load(path)
+    onnx.save(onnx.ModelProto.FromString(whole.SerializeToString()), path.parent / "one.onnx")
+    assert "agrees" in recorded(path.parent / "one.onnx")
+
+
+def test_an_infinite_error_is_null(path: Path) -> None:
+    """JSON has no infinity."""
+    model = onnx.load(path)
+    for tensor in model.graph.initializer:
+        if tensor.name == "sinks":
+            tensor.CopyFrom(numpy_helper.from_array(np.full(2, np.nan, np.float32), "sinks"))
+    call = dict.fromkeys(("query", "key", "value"), FIXED) | {"bias": TABLE, "sinks": SINKS}
+    assert not verify(model, call=call, seed=0, record=True).agrees
+    (entry,) = (entry for entry in model.metadata_props if ".verdict" in entry.key)
+    assert json.loads(entry.value, parse_constant=pytest.fail)["error"] is None
+    assert "error infinite" in recorded(model, call=call)
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_a_run(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(PermissionError, match=r"^verify: `model` must be writable, with its folder"):
+        verify(path, record=True, watch=lambda *_: pytest.fail("a run"))
 
 
 def test_the_newest_takes_the_place_of_others(path: Path) -> None:
@@ -153,6 +185,13 @@ def test_it_is_never_trusted(path: Path) -> None:
     assert any(note.endswith(", for a call that was passed") for note in report.notes)
 
 
+def read_as_json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", "[" * 10**5, "{}", '{"graph": []}', '{"runs": "' + "9" * 10**6 + '"}']
 )
@@ -167,7 +206,10 @@ def test_any_text_may_be_there(path: Path, text: str, is_fresh: bool) -> None:
         )
     model.metadata_props[-1].value = text
     stated = recorded(model)
-    assert stated == STALE or stated.startswith("the verdict in the metadata: DISAGREES on ")
+    if not isinstance(read_as_json(text), dict) or text == "{}":
+        assert stated == "the verdict in the metadata cannot be read"
+    else:
+        assert stated == STALE or stated.startswith("the verdict in the metadata: DISAGREES on ")
     assert len(stated) < 400
 
 
@@ -225,6 +267,7 @@ def test_the_command_records_too(path: Path, tmp_path: Path, capsys: pytest.Capt
     model, golden = tmp_path / "layer.onnx", tmp_path / "layer.npz"
     save(to_onnx(layer, X), model)
     verify_layer(model, layer, golden=golden)
-    assert run(capsys, "verify", model, "--golden", golden, "--record")[0] == 0
+    for _ in range(2):  # the golden file is of this model, whatever its metadata say
+        assert run(capsys, "verify", model, "--golden", golden, "--record")[0] == 0
     assert "call_from_metadata" not in verdicts(onnx.load(model))[0]
     assert any("the verdict in the metadata: agrees" in note for note in verify_layer(model, layer).notes)
