@@ -283,7 +283,7 @@ def test_a_caller_may_have_any_name() -> None:
 COMPUTED: dict[str, tuple[str, Callable[[Any], Any], int]] = {
     "a quotient": ("N_over_2", lambda x: x.shape[0] // 2, 4),
     "an axis": ("N_less_1", lambda x: x[1:].shape[0], 8),
-    "a range": ("arange_0_N_2", lambda x: x.__array_namespace__().arange(0, x.shape[0], 2).shape[0], 5),
+    "a range": ("N_and_1_over_2", lambda x: x.__array_namespace__().arange(0, x.shape[0], 2).shape[0], 5),
 }
 """A name, a length that would get it, and what that is for N = 9."""
 
