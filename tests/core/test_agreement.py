@@ -5,8 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from agreement import CASES, Case, assert_right, host, sequences_of, statistics_of
+from agreement import assert_agrees as assert_each_agrees
+from agreement import expect as expect_all
 from calls import draw_masked, largest_terms
 from internals import device, judge, namespace, reference, textbook
 from libraries import Library
@@ -147,3 +152,68 @@ def test_implementation_xp_is_the_default_without_a_kernel(library: Library, rng
     first = library.call(scaled_dot_product_attention, **arrays)
     second = library.call(scaled_dot_product_attention, **arrays, implementation="xp")
     np.testing.assert_array_equal(library.get(first), library.get(second))
+
+
+@pytest.mark.sampled(0, on="EAGER_JAX")
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize(("shapes", "rules"), PAIRS)
+def test_statistics(library: Library, rng: np.random.Generator, shapes: Any, rules: Any) -> None:
+    arrays = draw(rng, shapes, np.float32)
+    without_value = {name: x for name, x in arrays.items() if name != "value"}
+    results = host(library, **statistics_of(library, **without_value, **rules))
+    assert_right(results, *expect_all(without_value | {"value": arrays["key"]}, **rules))
+
+
+# Function, layout, numbers of queries and of keys: with a sequence without queries, and one without keys; of
+# equal lengths, side by side or with another in between; a prompt, the next token of a sequence whose block is
+# full, an idle sequence, and a draft of two tokens.
+FUNCTIONS: dict[str, tuple[str, str, list[int], list[int]]] = {
+    "dense": ("dense", "...HLE", [5] * 4, [8] * 4),
+    "dense, heads behind": ("dense", "...LHE", [7] * 4, [5] * 4),
+    "varlen": ("varlen", "...HLE", [5, 0, 3, 1], [7, 3, 0, 4]),
+    "varlen, equal lengths": ("varlen", "...LHE", [3] * 4, [4] * 4),
+    "varlen, some equal": ("varlen", "...HLE", [3, 2, 3, 3], [4, 5, 4, 4]),
+    "varlen, some equal, heads behind": ("varlen", "...LHE", [3, 2, 3, 3], [4, 5, 4, 4]),
+    "pages": ("pages", "...HLE", [3, 1, 0, 2], [3, 5, 6, 5]),
+    "pages, batch": ("pages", "...LHE", [2] * 4, [2, 6, 8, 5]),
+    "cache": ("cache", "...LHE", [3] * 4, [9] * 4),
+}
+OF_ANY_LENGTHS = ("plain", "is_causal", "lower right", "window", "function", "alibi, lower right")
+
+
+def assert_row_agrees(library: Library, row: Any, case: Case, dtype: str = "float32", **told: Any) -> None:
+    function, layout, queries, keys = row
+    old = [s - n for n, s in zip(queries, keys, strict=True)] if function in ("pages", "cache") else ()
+    sequences = sequences_of(queries, keys, dtype)
+    assert_each_agrees(library, function, case, sequences, old, layout=layout, **told)
+
+
+@pytest.mark.sampled(0, on="EAGER_JAX")
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("row", FUNCTIONS.values(), ids=FUNCTIONS)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_each_sequence_is_as_if_alone(library: Library, row: Any, case: Case) -> None:
+    assert_row_agrees(library, row, case)
+
+
+@pytest.mark.sampled(0, on="EAGER_JAX")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("row", FUNCTIONS.values(), ids=FUNCTIONS)
+def test_dtypes_of_sequences(library: Library, row: Any, dtype: str) -> None:
+    library.needs(dtype)
+    assert_row_agrees(library, row, CASES["is_causal"], dtype)
+
+
+@pytest.mark.sampled(0, on="EAGER_JAX")
+@hypothesis.given(
+    lengths=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 9)), min_size=1, max_size=4),
+    name=st.sampled_from(OF_ANY_LENGTHS),
+)
+@pytest.mark.parametrize("function", ["varlen", "pages"])
+def test_any_lengths(library: Library, lengths: list[tuple[int, int]], name: str, function: str) -> None:
+    if library.lazy and function == "pages":
+        pytest.skip("the graphs of many calls take long; the calls above ask the same")
+    queries, keys = ([pair[axis] for pair in lengths] for axis in (0, 1))
+    hypothesis.assume(any(queries) and any(keys))
+    keys = [s if function == "varlen" else s + n for n, s in lengths]
+    assert_row_agrees(library, (function, "...HLE", queries, keys), CASES[name])
