@@ -310,10 +310,13 @@ def expect(arrays: Mapping[str, np.ndarray], dtype: Any = F, **rules: Any) -> tu
     }
 
 
-def assert_right(results: Results, exact: Results, plain: Results, of_query: str = "float32") -> None:
+def assert_right(
+    results: Results, exact: Results, plain: Results, of_query: str = "float32", most: float = math.inf
+) -> None:
     """Results are as near to the exact ones as the house's rule asks, and -inf where these are.
 
-    The output and the weights have the dtype of the query, all others that of the scores of such a query.
+    Outputs and log-sum-exps are at most `most` away. The output, weights and scores have the dtype of the query,
+    all others that of the scores of such a query.
     """
     of_scores = "float64" if of_query == "float64" else "float32"
     for name, result in results.items():
@@ -332,8 +335,8 @@ def assert_right(results: Results, exact: Results, plain: Results, of_query: str
         assert agreement.agrees, (name, agreement)
         if name in ("output", "lse") and dtype == "float32":
             # A log-sum-exp is as large as its largest score and as exact.
-            size = 8 * 2.0**-23 * float(np.max(np.abs(finite[1]), initial=1.0))
-            np.testing.assert_allclose(*finite[:2], rtol=0, atol=min(4e-6, size) if name == "lse" else 4e-6)
+            size = 8 * 2.0**-23 * float(np.max(np.abs(finite[1]), initial=1.0)) if name == "lse" else math.inf
+            assert np.max(np.abs(finite[0] - finite[1]), initial=0.0) <= min(size, most), name
 
 
 FUNCTIONS: dict[str, Callable[..., list[Results]]] = {
@@ -381,4 +384,23 @@ def assert_agrees(
             of_reference["sinks"] = np.broadcast_to(rules["sinks"], (len(sequences), HEADS))[b]
         dtype = sequences[b]["query"].dtype.name
         of_scores = "float64" if dtype == "float64" else "float32"
-        assert_right(result, *expect(x | meaning, of_scores, **of_reference), dtype)
+        assert_right(result, *expect(x | meaning, of_scores, **of_reference), dtype, most=4e-6)
+
+
+def assert_call_agrees(
+    library: Library,
+    arrays: Mapping[str, np.ndarray],
+    rules: Mapping[str, Any],
+    meaning: Mapping[str, Any] | None = None,
+    layout: str = "...HLE",
+) -> None:
+    """Output, state, weights, scores and statistics of a call; the reference is told what its rules mean."""
+    inputs = {name: moved(x, layout) if name in ("query", "key", "value") else x for name, x in arrays.items()}
+    exact, told = dict(arrays), dict(rules if meaning is None else meaning)
+    dtype = arrays["query"].dtype.name
+    of_scores = "float64" if dtype == "float64" else "float32"
+    outputs = host(library, layout, **outputs_of(library, **inputs, layout=layout, **rules))
+    assert_right(outputs, *expect(exact, of_scores, **told), dtype)
+    del inputs["value"]
+    results = host(library, **pairs_of(library, **inputs, layout=layout, **rules))
+    assert_right(results, *expect(exact | {"value": arrays["key"]}, of_scores, **told), dtype)

@@ -12,11 +12,7 @@ from agreement import (
     CASES,
     Case,
     assert_agrees,
-    assert_right,
-    expect,
-    host,
-    outputs_of,
-    pairs_of,
+    assert_call_agrees,
     sequences_of,
 )
 from calls import draw_masked
@@ -66,33 +62,30 @@ def draw(rng: np.random.Generator, shapes: tuple[Any, ...], dtype: Any = F) -> d
     return draw_masked(rng, dict(zip(names, shapes, strict=True)), dtype)
 
 
-def assert_shape_agrees(library: Library, arrays: dict[str, np.ndarray], **rules: Any) -> None:
-    dtype = arrays["query"].dtype.name
-    of_scores = "float64" if dtype == "float64" else "float32"
-    outputs = host(library, **outputs_of(library, **arrays, **rules))
-    assert_right(outputs, *expect(arrays, of_scores, **rules), dtype)
-    of_pairs = {name: x for name, x in arrays.items() if name != "value"}
-    results = host(library, **pairs_of(library, **of_pairs, **rules))
-    assert_right(results, *expect(of_pairs | {"value": arrays["key"]}, of_scores, **rules), dtype)
-
-
 @pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize(("shapes", "rules"), PAIRS)
 def test_float32(library: Library, rng: np.random.Generator, shapes: Any, rules: Any) -> None:
-    assert_shape_agrees(library, draw(rng, shapes), **rules)
+    assert_call_agrees(library, draw(rng, shapes), rules)
 
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize(("shapes", "rules"), PAIRS)
 def test_many_tiles(library: Library, rng: np.random.Generator, shapes: Any, rules: Any) -> None:
-    assert_shape_agrees(library, draw(rng, shapes), **rules)
+    assert_call_agrees(library, draw(rng, shapes), rules)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
 def test_dtypes(library: Library, rng: np.random.Generator, shapes: Any, dtype: str) -> None:
     library.needs(dtype)
-    assert_shape_agrees(library, draw(rng, shapes, dtype), is_causal=True)
+    assert_call_agrees(library, draw(rng, shapes, dtype), {"is_causal": True})
+
+
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("shapes", ["3-D", "4-D", "5-D", "grouped heads"])
+def test_heads_behind_the_length(library: Library, rng: np.random.Generator, shapes: str) -> None:
+    """Masks, biases and the log-sum-exp stay (..., Hq, L, S) and (..., Hq, L)."""
+    assert_call_agrees(library, draw(rng, SHAPES[shapes]), RULES["all"], layout="...LHE")
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")

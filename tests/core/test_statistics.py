@@ -28,6 +28,14 @@ def results_of(library: Library, *arrays: np.ndarray, **rules: Any) -> Results:
     return host(library, **statistics_of(library, *arrays, **rules))
 
 
+def test_documents(library: Library, rng: np.random.Generator) -> None:
+    arrays = draw_named(rng, {"query": (2, 4, 9, 8), "key": (2, 4, 14, 8)})
+    ids = np.repeat([0, 1], [4, 5]), np.repeat([0, 2, 1], [6, 2, 6])
+    results = results_of(library, **arrays, attn_mask=masks.document(*(x.tolist() for x in ids)))
+    allowed = ids[0][:, None] == ids[1]
+    assert_right(results, *expect(arrays | {"value": arrays["key"]}, attn_mask=allowed))
+
+
 @pytest.mark.parametrize("block", [1, 2, 5, 6, 30, (4, 12), (1, 7), (13, 1)])
 def test_blocks_of_any_size(library: Library, rng: np.random.Generator, block: Any) -> None:
     """Blocks smaller and larger than tiles, which begin where tiles begin or not."""
