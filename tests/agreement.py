@@ -17,7 +17,6 @@ from libraries import Library
 
 from sdpa_xp import (
     AttentionState,
-    KVCache,
     PagedKVCache,
     attention_scores,
     attention_state,
@@ -175,7 +174,7 @@ def host(library: Library, layout: str = "...HLE", **results: Any) -> Results:
     }
 
 
-def each(results: Results, lengths: Sequence[int] | None = None) -> list[Results]:
+def by_sequence(results: Results, lengths: Sequence[int] | None = None) -> list[Results]:
     """The results of each sequence, of (N, ...) or of packed ones."""
     if lengths is None:
         return [{name: x[b] for name, x in results.items()} for b in range(len(next(iter(results.values()))))]
@@ -188,7 +187,7 @@ def dense(library: Library, sequences: Sequences, layout: str = "...HLE", **rule
     query, key, value = (moved(np.stack([x[name] for x in sequences]), layout) for name in sequences[0])
     rules |= {"layout": layout}
     computed = outputs_of(library, query, key, value, **rules) | pairs_of(library, query, key, **rules)
-    return each(host(library, layout, **computed))
+    return by_sequence(host(library, layout, **computed))
 
 
 def outputs_of(library: Library, *arrays: np.ndarray, **rules: Any) -> dict[str, Any]:
@@ -208,8 +207,8 @@ def pairs_of(library: Library, query: np.ndarray, key: np.ndarray, **rules: Any)
 
 def statistics_of(library: Library, query: np.ndarray, key: np.ndarray, **rules: Any) -> dict[str, Any]:
     """All that the library has, by name; Dask lacks two."""
-    asked = {"of": OF_CHUNKS} if library.lazy else {"of": OF, "top_k": K, "block_size": BLOCK}
-    computed = library.call(attention_statistics, query, key, **asked, **rules)._asdict()
+    names = {"of": OF_CHUNKS} if library.lazy else {"of": OF, "top_k": K, "block_size": BLOCK}
+    computed = library.call(attention_statistics, query, key, **names, **rules)._asdict()
     top = computed.pop("top_keys")
     named = {name: x for name, x in computed.items() if x is not None}
     return named if top is None else named | {"top_weights": top.weights, "top_indices": top.indices}
@@ -223,7 +222,7 @@ def varlen(library: Library, sequences: Sequences, layout: str = "...HLE", **rul
     assert isinstance(state, AttentionState)
     alone = library.call(varlen_attention, *arrays, **rules)
     results = host(library, layout, output=state.output, lse=state.lse, alone=alone)
-    return each(results | {"lse": results["lse"] * math.log(2)}, lengths[0])
+    return by_sequence(results | {"lse": results["lse"] * math.log(2)}, lengths[0])
 
 
 def pages(
@@ -255,22 +254,7 @@ def pages(
     assert isinstance(state, AttentionState)
     assert cache.lengths == tuple(lengths)
     results = host(library, layout, output=state.output, lse=state.lse, alone=output)
-    return each(results, None if is_batch else new)
-
-
-def in_cache(
-    library: Library, sequences: Sequences, old: Sequence[int], layout: Any = "...HLE", **rules: Any
-) -> list[Results]:
-    """Likewise of a cache of sequences of equal lengths."""
-    query, key, value = (np.stack([x[name] for x in sequences]) for name in sequences[0])
-    tokens = key[:, :, : old[0]], value[:, :, : old[0]], key[:, :, old[0] :], value[:, :, old[0] :]
-
-    def attend(query: Any, *tokens: Any, **rules: Any) -> Any:
-        cache = KVCache(*tokens[:2], layout=layout).append(*tokens[2:])
-        return cache.attend_state(query, **rules), cache.attend(query, **rules)
-
-    state, output = library.call(attend, *(moved(x, layout) for x in (query, *tokens)), **rules)
-    return each(host(library, layout, output=state.output, lse=state.lse, alone=output))
+    return by_sequence(results, None if is_batch else new)
 
 
 def reductions(scores: np.ndarray, weights: np.ndarray) -> Results:
@@ -294,31 +278,28 @@ def reductions(scores: np.ndarray, weights: np.ndarray) -> Results:
     }
 
 
-def expect(arrays: Mapping[str, np.ndarray], dtype: Any = F, **rules: Any) -> tuple[Results, Results]:
-    """The float64 reference, and the textbook formula in the dtype in which scores are computed."""
-    output, lse, w, scores = reference.attention_and_scores(**arrays, **rules)
-    narrow = {name: x if x.dtype == bool else x.astype(dtype) for name, x in arrays.items()}
-    if 0 in scores.shape:
-        exact = {"output": output, "lse": lse}
-        return exact, exact
-    with np.errstate(all="ignore"):
-        plain = reference.stages(np, **narrow, **rules)
-    # Sinks take part in the weights alone.
-    exact = reductions(scores, w) | {"output": output, "lse": lse}
-    return exact, reductions(plain["scores"], plain["weights"]) | {
-        name: plain[name] for name in ("output", "lse")
-    }
-
-
 def assert_right(
-    results: Results, exact: Results, plain: Results, of_query: str = "float32", most: float = math.inf
+    results: Results, call: Mapping[str, Any], of_query: str = "float32", most: float = math.inf
 ) -> None:
-    """Results are as near to the exact ones as the house's rule asks, and -inf where these are.
+    """Results are as near to the float64 reference as the house's rule asks, and -inf where it is.
 
-    Outputs and log-sum-exps are at most `most` away. The output, weights and scores have the dtype of the query,
-    all others that of the scores of such a query.
+    Outputs and log-sum-exps are at most `most` away. Output, weights and scores have the dtype of the query,
+    the others that of its scores.
     """
     of_scores = "float64" if of_query == "float64" else "float32"
+    output, lse, weights, scores = reference.attention_and_scores(**call)
+    exact = plain = {"output": output, "lse": lse}
+    if scores.size:
+        narrow = {
+            name: x.astype(of_scores) if isinstance(x, np.ndarray) and x.dtype != bool else x
+            for name, x in call.items()
+        }
+        with np.errstate(all="ignore"):
+            plain = reference.stages(np, **narrow)
+        plain, exact = (
+            plain | reductions(plain["scores"], plain["weights"]),
+            exact | reductions(scores, weights),
+        )
     for name, result in results.items():
         dtype = of_query if name in ("output", "alone", "weights", "scores") else of_scores
         name = "output" if name == "alone" else name
@@ -339,12 +320,7 @@ def assert_right(
             assert np.max(np.abs(finite[0] - finite[1]), initial=0.0) <= min(size, most), name
 
 
-FUNCTIONS: dict[str, Callable[..., list[Results]]] = {
-    "dense": dense,
-    "varlen": varlen,
-    "pages": pages,
-    "cache": in_cache,
-}
+FUNCTIONS: dict[str, Callable[..., list[Results]]] = {"dense": dense, "varlen": varlen, "pages": pages}
 
 
 def assert_agrees(
@@ -358,33 +334,39 @@ def assert_agrees(
     **told: Any,
 ) -> None:
     """Each sequence against the reference of its own tokens, or of the `exact` ones."""
-    rules = dict(case.rules) | told
+    rules = keywords(library, case, is_causal=bool(old)) | ({"old": old} if old else {})
+    results = FUNCTIONS[function](library, sequences, **rules, **told)
+    for b, (result, x) in enumerate(zip(results, exact or sequences, strict=True)):
+        h, i, j = np.ogrid[:HEADS, : x["query"].shape[1], : x["key"].shape[1]]
+        c = i + j.size - i.size
+        call = x | meaning(case, b, h, c if old else i, j, c)
+        assert_right(result, call, sequences[b]["query"].dtype.name, most=4e-6)
+
+
+def keywords(library: Library, case: Case, *, is_causal: bool) -> dict[str, Any]:
+    """The rules of a case for a function that `is_causal` by default, as caches are."""
+    rules = dict(case.rules)
     if "slopes" in rules:
         with library.guard():
             rules["bias"] = biases.alibi(library.put(rules.pop("slopes")))
-    if old:  # a cache is causal by default
-        rules["is_causal"] = rules.get("is_causal", False)
-        if rules["is_causal"]:
-            rules.pop("is_causal")
-        rules["old"] = old
-    results = FUNCTIONS[function](library, sequences, **rules)
-    for b, (result, x) in enumerate(zip(results, exact or sequences, strict=True)):
-        pairs = h, i, j = np.ogrid[:HEADS, : x["query"].shape[1], : x["key"].shape[1]]
-        c = i + j.size - i.size
-        place = b, h, c if old else i, j, c
-        shape = np.broadcast_shapes(*(y.shape for y in pairs))
-        meaning = {
-            "attn_mask": np.broadcast_to(case.allowed(*place), shape),
-            "bias": np.broadcast_to(np.asarray(case.bias(*place), float), shape),
-        }
-        of_reference = {"scale": case.scale, "softcap": rules.get("softcap")}
-        if "scale" in rules:
-            of_reference["scale"] = rules["scale"][b]
-        if "sinks" in rules:
-            of_reference["sinks"] = np.broadcast_to(rules["sinks"], (len(sequences), HEADS))[b]
-        dtype = sequences[b]["query"].dtype.name
-        of_scores = "float64" if dtype == "float64" else "float32"
-        assert_right(result, *expect(x | meaning, of_scores, **of_reference), dtype, most=4e-6)
+    if rules.pop("is_causal", False) != is_causal:
+        rules["is_causal"] = not is_causal
+    return rules
+
+
+def meaning(case: Case, b: Any, h: Any, i: Any, j: Any, c: Any) -> dict[str, Any]:
+    """The rules of a case as arrays, for sequence b or, if b is an array, for all."""
+    pairs = np.broadcast_shapes(*(np.shape(x) for x in (b, h, i, j)))
+    entry = b if isinstance(b, int) else slice(None)
+    told: dict[str, Any] = {
+        "attn_mask": np.broadcast_to(case.allowed(b, h, i, j, c), pairs),
+        "bias": np.broadcast_to(np.asarray(case.bias(b, h, i, j, c), float), pairs),
+        "scale": case.rules["scale"][entry] if "scale" in case.rules else case.scale,
+        "softcap": case.rules.get("softcap"),
+    }
+    if "sinks" in case.rules:
+        told["sinks"] = np.broadcast_to(case.rules["sinks"], SINKS.shape)[entry]
+    return told
 
 
 def assert_call_agrees(
@@ -396,11 +378,9 @@ def assert_call_agrees(
 ) -> None:
     """Output, state, weights, scores and statistics of a call; the reference is told what its rules mean."""
     inputs = {name: moved(x, layout) if name in ("query", "key", "value") else x for name, x in arrays.items()}
-    exact, told = dict(arrays), dict(rules if meaning is None else meaning)
-    dtype = arrays["query"].dtype.name
-    of_scores = "float64" if dtype == "float64" else "float32"
+    told, dtype = dict(rules if meaning is None else meaning), arrays["query"].dtype.name
     outputs = host(library, layout, **outputs_of(library, **inputs, layout=layout, **rules))
-    assert_right(outputs, *expect(exact, of_scores, **told), dtype)
+    assert_right(outputs, {**arrays, **told}, dtype)
     del inputs["value"]
     results = host(library, **pairs_of(library, **inputs, layout=layout, **rules))
-    assert_right(results, *expect(exact | {"value": arrays["key"]}, of_scores, **told), dtype)
+    assert_right(results, {**arrays, **told, "value": arrays["key"]}, dtype)

@@ -121,16 +121,15 @@ FUNCTIONS: dict[str, tuple[str, str, list[int], list[int]]] = {
     "varlen, some equal, heads behind": ("varlen", "...LHE", [3, 2, 3, 3], [4, 5, 4, 4]),
     "pages": ("pages", "...HLE", [3, 1, 0, 2], [3, 5, 6, 5]),
     "pages, batch": ("pages", "...LHE", [2] * 4, [2, 6, 8, 5]),
-    "cache": ("cache", "...LHE", [3] * 4, [9] * 4),
 }
 OF_ANY_LENGTHS = ("plain", "is_causal", "lower right", "window", "function", "alibi, lower right")
 
 
-def assert_row_agrees(library: Library, row: Any, case: Case, dtype: str = "float32", **told: Any) -> None:
+def assert_row_agrees(library: Library, row: Any, case: Case, dtype: str = "float32") -> None:
     function, layout, queries, keys = row
-    old = [s - n for n, s in zip(queries, keys, strict=True)] if function in ("pages", "cache") else ()
+    old = [s - n for n, s in zip(queries, keys, strict=True)] if function == "pages" else ()
     sequences = sequences_of(queries, keys, dtype)
-    assert_agrees(library, function, case, sequences, old, layout=layout, **told)
+    assert_agrees(library, function, case, sequences, old, layout=layout)
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
