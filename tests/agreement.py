@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from calls import draw_named, moved, sloping
 from internals import device, judge, namespace, reference
-from libraries import Library
+from libraries import EAGER_JAX, Library
 
 from sdpa_xp import (
     AttentionState,
@@ -379,6 +379,10 @@ def assert_call_agrees(
     """Output, state, weights, scores and statistics of a call; the reference is told what its rules mean."""
     inputs = {name: moved(x, layout) if name in ("query", "key", "value") else x for name, x in arrays.items()}
     told, dtype = dict(rules if meaning is None else meaning), arrays["query"].dtype.name
+    if library.name in EAGER_JAX:  # it compiles each operation for each shape, so the output has to do
+        output = library.call(scaled_dot_product_attention, **inputs, layout=layout, **rules)
+        assert_right(host(library, layout, output=output), {**arrays, **told}, dtype)
+        return
     outputs = host(library, layout, **outputs_of(library, **inputs, layout=layout, **rules))
     assert_right(outputs, {**arrays, **told}, dtype)
     del inputs["value"]

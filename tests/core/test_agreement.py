@@ -136,6 +136,7 @@ def assert_row_agrees(library: Library, row: Any, case: Case, dtype: str = "floa
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("row", FUNCTIONS.values(), ids=FUNCTIONS)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.leaves_out("jax-jit")  # which would compile each function for each row
 def test_each_sequence_is_as_if_alone(library: Library, row: Any, case: Case) -> None:
     assert_row_agrees(library, row, case)
 
@@ -143,6 +144,7 @@ def test_each_sequence_is_as_if_alone(library: Library, row: Any, case: Case) ->
 @pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("row", FUNCTIONS.values(), ids=FUNCTIONS)
+@pytest.mark.leaves_out("jax-jit")
 def test_dtypes_of_sequences(library: Library, row: Any, dtype: str) -> None:
     library.needs(dtype)
     assert_row_agrees(library, row, CASES["is_causal"], dtype)
@@ -154,6 +156,7 @@ def test_dtypes_of_sequences(library: Library, row: Any, dtype: str) -> None:
     name=st.sampled_from(OF_ANY_LENGTHS),
 )
 @pytest.mark.parametrize("function", ["varlen", "pages"])
+@pytest.mark.leaves_out("jax-jit")
 def test_any_lengths(library: Library, lengths: list[tuple[int, int]], name: str, function: str) -> None:
     if library.lazy and function == "pages":
         pytest.skip("the graphs of many calls take long; the calls above ask the same")
