@@ -225,7 +225,7 @@ def test_no_two_threads_add_to_one_block(monkeypatch: pytest.MonkeyPatch) -> Non
     """Its queries may lie in the shares of several threads, which end in any order."""
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     override(monkeypatch, "LEAST_WORK_FOR_THREADS", 0)
-    x, results = np.random.default_rng(0).standard_normal((1, 900, 8)).astype(F), set[bytes]()
+    x, results = np.random.default_rng(0).standard_normal((1, 300, 8)).astype(F), set[bytes]()
     for seed in range(6):
 
         def run(function: Any, tasks: list[Any], _threads: object, seed: int = seed) -> None:
@@ -233,7 +233,7 @@ def test_no_two_threads_add_to_one_block(monkeypatch: pytest.MonkeyPatch) -> Non
                 function(tasks[number])
 
         monkeypatch.setattr(threads, "run_tasks", run)
-        statistics = attention_statistics(x, x, of="block_sums", block_size=300)
+        statistics = attention_statistics(x, x, of="block_sums", block_size=100)
         results.add(np.asarray(statistics.block_sums).tobytes())
     assert len(results) == 1
 
