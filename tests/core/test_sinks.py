@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from agreement import assert_call_agrees
 from calls import draw_named, gradients
-from internals import judge, reference, textbook
+from internals import reference
 from libraries import Library
 
 from sdpa_xp import attention_state, attention_weights, masks, merge_states, scaled_dot_product_attention
@@ -30,39 +31,29 @@ def call(rng: np.random.Generator) -> Call:
 SINKS = np.asarray([0.5, -3.0, 4.0, 20.0], F)
 
 
-def with_a_key_more(call: Call, sinks: np.ndarray) -> tuple[Call, np.ndarray]:
-    """The same softmax by another way: a last key whose score is the sink and whose value is 0.
-
-    Its product with the query is 0, so that a bias can set the score.
-    """
-    heads, keys = call["query"].shape[-3], call["key"].shape[-2]
+def test_the_reference_takes_a_sink_as_a_key_without_value(call: Call) -> None:
+    """It is neither scaled nor capped: only the scores are. Keys of 0 have the score of the bias."""
+    sinks = np.stack([SINKS, -SINKS])
     longer = {name: np.pad(call[name], [(0, 0), (0, 0), (0, 1), (0, 0)]) for name in ("key", "value")}
-    bias = np.zeros((*sinks.shape[:-1], heads, 1, keys + 1), F)
-    bias[..., keys] = sinks[..., None]
+    bias = np.zeros((2, 4, 1, 12))
+    bias[..., 0, 11] = sinks
     mask = np.pad(call["attn_mask"], [(0, 0), (0, 1)], constant_values=True)
-    return call | longer | {"attn_mask": mask}, bias
+    rules: Any = {"softcap": 3.0, "scale": 2.0}
+    output, lse, weights = reference.attention(**(call | longer | {"attn_mask": mask}), bias=bias, **rules)
+    told = reference.attention(**call, sinks=sinks, **rules)
+    for result, expected in zip(told, (output, lse, weights[..., :-1]), strict=True):
+        np.testing.assert_allclose(result, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("shape", ["one per head", "one per batch entry and head", "one for all"])
+@pytest.mark.parametrize("sinks", [SINKS, np.stack([SINKS, -SINKS]), np.full(4, 1.5, F)[0]], ids=np.ndim)
 @pytest.mark.parametrize("rules", [{}, {"softcap": 3.0, "scale": 2.0}], ids=["plain", "softcap, scale"])
-def test_against_a_key_without_value(library: Library, call: Call, shape: str, rules: Any) -> None:
-    """It is neither scaled nor capped: only the scores are."""
-    sinks = {"one per head": SINKS, "one per batch entry and head": np.stack([SINKS, -SINKS])}.get(shape)
-    sinks = np.asarray(1.5, F) if sinks is None else sinks
-    longer, bias = with_a_key_more(call, np.broadcast_to(sinks, (*sinks.shape[:-1], 4)))
-    output, lse, weights = reference.attention(**longer, bias=bias, **rules)
-    state = library.call(attention_state, **call, sinks=sinks, **rules)
-    with library.without_settings.guard(), np.errstate(all="ignore"):
-        placed = {name: library.put(x) for name, x in longer.items()} | {"bias": library.put(bias)}
-        plain = library.get(textbook(library.xp, **placed, **rules))
-    agreement = judge(library.get(state.output), output, plain, "float32")
-    assert agreement.agrees, agreement
-    np.testing.assert_allclose(library.get(state.lse), lse, rtol=2e-7, atol=2e-6)
-    without_value = {name: x for name, x in call.items() if name != "value"}
-    w = library.get(library.call(attention_weights, **without_value, sinks=sinks, **rules))
-    np.testing.assert_allclose(w, weights[..., :-1], rtol=0, atol=2e-6)
+def test_sinks(library: Library, call: Call, sinks: Any, rules: Any) -> None:
+    """One of each head, of each entry and head, and one for all."""
+    sinks = np.asarray(sinks)
+    meaning = {"sinks": np.broadcast_to(sinks, (*sinks.shape[:-1], 4))}
+    assert_call_agrees(library, call, rules | {"sinks": sinks}, rules | meaning)
 
 
 def test_row_with_only_its_sink_is_0(library: Library, call: Call) -> None:
@@ -126,10 +117,7 @@ def test_gradient(library: Library, call: Call) -> None:
         step = np.eye(4)[head] * 1e-4
         ends = []
         for sinks in (SINKS + step, SINKS - step):
-            longer, bias = with_a_key_more(call, sinks)
-            bias = bias.astype(np.float64)
-            bias[..., -1] = sinks[:, None]
-            ends.append((reference.attention(**longer, bias=bias)[0] ** 2).sum())
+            ends.append((reference.attention(**call, sinks=sinks)[0] ** 2).sum())
         assert gradient[head] == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=1e-4, abs=1e-5)
 
 

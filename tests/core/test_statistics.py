@@ -1,50 +1,20 @@
-"""Statistics of scores and weights: the reductions of the float64 reference, on every library."""
+"""What statistics promise beside their numbers, which test_agreement.py has: ties, NaN, memory, derivatives."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from calls import draw_masked, draw_named, gradients, sloping
-from internals import DEVICE, Scores, cut_small, device, judge, namespace, override, reference, threads
+from agreement import BLOCK, OF, OF_CHUNKS, K, Results, assert_right, host, reductions, statistics_of
+from calls import draw_named, gradients
+from internals import DEVICE, Scores, cut_small, namespace, override, reference, threads
 from libraries import Library
 
-from sdpa_xp import (
-    AttentionStatistics,
-    attention_scores,
-    attention_statistics,
-    attention_weights,
-    biases,
-    masks,
-)
+from sdpa_xp import AttentionStatistics, attention_statistics, biases, masks
 
 F = np.float32
-OF = ("row_max", "entropy", "key_sums", "top_keys", "block_sums")
-OF_CHUNKS = OF[:3]
-BLOCK = (3, 4)
-K = 4
-Results = Mapping[str, np.ndarray]
-
-# query, key, attn_mask, bias: the shapes of a call
-SHAPES: dict[str, tuple[tuple[int, ...] | None, ...]] = {
-    "2-D": ((7, 8), (11, 8), (7, 11), None),
-    "3-D": ((4, 7, 8), (4, 11, 8), (7, 11), (4, 1, 11)),
-    "4-D": ((2, 4, 7, 8), (2, 4, 11, 8), (2, 1, 1, 11), (4, 7, 11)),
-    "batches broadcast": ((3, 1, 4, 7, 8), (2, 4, 11, 8), (3, 2, 1, 1, 11), (11,)),
-    "ranks differ": ((4, 7, 8), (11, 8), (11,), None),
-    "grouped heads": ((2, 6, 7, 8), (2, 2, 11, 8), (2, 6, 7, 11), (6, 1, 11)),
-    "one query": ((2, 4, 1, 8), (2, 2, 11, 8), (2, 1, 1, 11), None),
-    "fewer keys than k": ((4, 7, 8), (4, 2, 8), (7, 1), None),
-}
-RULES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "is_causal": {"is_causal": True},
-    "scale < 0": {"scale": -0.5, "is_causal": True},
-    "all": {"is_causal": True, "scale": 1.5, "softcap": 3},
-}
 
 
 @pytest.fixture(autouse=True)
@@ -53,122 +23,17 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     cut_small(monkeypatch)
 
 
-def of_library(library: Library, *arrays: np.ndarray, **rules: Any) -> Any:
-    """What the library computes of all statistics that it has; Dask lacks two."""
-    if library.lazy:
-        return library.call(attention_statistics, *arrays, of=OF_CHUNKS, **rules)
-    return library.call(attention_statistics, *arrays, of=OF, top_k=K, block_size=BLOCK, **rules)
+def results_of(library: Library, *arrays: np.ndarray, **rules: Any) -> Results:
+    """All statistics that the library has, as NumPy arrays."""
+    return host(library, **statistics_of(library, *arrays, **rules))
 
 
-def read(library: Library, computed: AttentionStatistics[Any]) -> Results:
-    """The statistics as NumPy arrays."""
-    names = OF_CHUNKS if library.lazy else (*OF_CHUNKS, "block_sums")
-    arrays = {name: library.get(getattr(computed, name)) for name in names}
-    if computed.top_keys is not None:
-        arrays |= {
-            "top_indices": library.get(computed.top_keys.indices),
-            "top_weights": library.get(computed.top_keys.weights),
-        }
-    return arrays
-
-
-def reductions(scores: np.ndarray, weights: np.ndarray) -> Results:
-    """The statistics by their definitions, of whole arrays (..., L, S)."""
-    with np.errstate(all="ignore"):
-        logarithms = np.where(weights > 0, np.log(weights), np.where(np.isnan(weights), np.nan, 0))
-    # Stable, so that the lower index of equal weights comes first.
-    order = np.argsort(-np.nan_to_num(weights, nan=0), axis=-1, kind="stable")[..., :K]
-    chosen = np.take_along_axis(weights, order, axis=-1)
-    missing = [(0, 0)] * (weights.ndim - 1) + [(0, K - order.shape[-1])]
-    starts = [np.arange(0, n, size) for n, size in zip(weights.shape[-2:], BLOCK, strict=True)]
-    blocks = np.add.reduceat(np.add.reduceat(weights, starts[0], axis=-2), starts[1], axis=-1)
-    return {
-        "weights": weights,
-        "row_max": np.max(scores, axis=-1),
-        "entropy": -np.sum(weights * logarithms, axis=-1),
-        "key_sums": np.sum(weights, axis=-2),
-        "block_sums": blocks,
-        "top_weights": np.pad(chosen, missing),
-        "top_indices": np.pad(np.where(chosen > 0, order, -1), missing, constant_values=-1),
-    }
-
-
-def expect(arrays: dict[str, np.ndarray], rules: dict[str, Any]) -> tuple[Results, Results]:
-    """The float64 reference, and the textbook formula in the dtype in which scores are computed."""
-    arrays = {name: x if x.dtype == bool else x.astype(np.float64) for name, x in arrays.items()}
-    _, _, weights, scores = reference.attention_and_scores(value=arrays["key"], **arrays, **rules)
-    narrow = {name: x if x.dtype == bool else x.astype(F) for name, x in arrays.items()}
-    with np.errstate(all="ignore"):
-        plain = reference.stages(np, value=narrow["key"], **narrow, **rules)
-    return reductions(scores, weights), reductions(plain["scores"], plain["weights"])
-
-
-def assert_right(computed: Results, exact: Results, plain: Results, dtype: str = "float32") -> None:
-    for name, result in computed.items():
-        assert result.shape == exact[name].shape, name
-        if name == "top_indices":
-            np.testing.assert_array_equal(result < 0, exact[name] < 0)
-            name, result = "top_weights", weights_at(result, exact)
-        empty = np.isneginf(exact[name])
-        np.testing.assert_array_equal(np.isneginf(result), empty, err_msg=name)
-        finite = [np.where(empty, 0, x) for x in (result, exact[name], plain[name])]
-        agreement = judge(finite[0].astype(dtype), finite[1], finite[2].astype(dtype), dtype)
-        assert agreement.agrees, (name, agreement)
-
-
-def weights_at(indices: np.ndarray, exact: Results) -> np.ndarray:
-    """The exact weights of some keys of each query; 0 at -1."""
-    weights = np.take_along_axis(exact["weights"], np.maximum(indices, 0), axis=-1)
-    return np.where(indices < 0, 0, weights)
-
-
-def assert_like_the_query(library: Library, computed: Any, query: np.ndarray, dtype: str) -> None:
-    with library.guard():
-        placed = library.put(query)
-    arrays = [x for name, x in computed._asdict().items() if name != "top_keys" and x is not None]
-    arrays += [] if computed.top_keys is None else [computed.top_keys.weights]
-    for array in arrays:
-        assert namespace(array) is library.xp
-        assert device(array) == device(placed)
-        assert str(array.dtype).endswith(dtype)
-
-
-def draw(rng: np.random.Generator, shapes: Sequence[Any], dtype: Any = F) -> dict[str, np.ndarray]:
-    names = ("query", "key", "attn_mask", "bias")
-    return draw_masked(rng, dict(zip(names, shapes, strict=True)), dtype)
-
-
-PAIRS = [
-    pytest.param(shapes, rules, id=f"{name}-{rule}")
-    for index, (name, shapes) in enumerate(SHAPES.items())
-    for turn, (rule, rules) in enumerate(RULES.items())
-    if (turn - index) % len(RULES) in (0, 3)
-]
-
-
-@pytest.mark.sampled(0, on="EAGER_JAX")
-@pytest.mark.parametrize(("shapes", "rules"), PAIRS)
-def test_the_reductions_of_weights(library: Library, rng: np.random.Generator, shapes: Any, rules: Any) -> None:
-    arrays = draw(rng, shapes)
-    computed = of_library(library, **arrays, **rules)
-    exact, plain = expect(arrays, rules)
-    assert_right(read(library, computed), exact, plain)
-    assert_like_the_query(library, computed, arrays["query"], "float32")
-
-
-@pytest.mark.sampled(0, on="EAGER_JAX")
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-def test_dtypes(library: Library, rng: np.random.Generator, dtype: str) -> None:
-    """The statistics have the dtype of the scores: halves are computed in float32."""
-    library.needs(dtype)
-    arrays = draw(rng, SHAPES["grouped heads"], dtype)
-    computed = of_library(library, **arrays, is_causal=True)
-    exact, plain = expect(arrays, {"is_causal": True})
-    of_scores = "float64" if dtype == "float64" else "float32"
-    if dtype == "float64":
-        plain = exact
-    assert_right(read(library, computed), exact, plain, of_scores)
-    assert_like_the_query(library, computed, arrays["query"], of_scores)
+def test_documents(library: Library, rng: np.random.Generator) -> None:
+    arrays = draw_named(rng, {"query": (2, 4, 9, 8), "key": (2, 4, 14, 8)})
+    ids = np.repeat([0, 1], [4, 5]), np.repeat([0, 2, 1], [6, 2, 6])
+    results = results_of(library, **arrays, attn_mask=masks.document(*(x.tolist() for x in ids)))
+    allowed = ids[0][:, None] == ids[1]
+    assert_right(results, arrays | {"value": arrays["key"], "attn_mask": allowed})
 
 
 @pytest.mark.parametrize("block", [1, 2, 5, 6, 30, (4, 12), (1, 7), (13, 1)])
@@ -211,9 +76,9 @@ def test_masked_nan_never_shows_and_attended_nan_shows_in_its_rows(library: Libr
     mask[4:6, 3] = True
     clean_q, clean_k = q.copy(), k.copy()
     q[1], k[8], k[3] = np.nan, np.inf, np.nan
-    computed = read(library, of_library(library, q, k, attn_mask=mask))
+    computed = results_of(library, q, k, attn_mask=mask)
     hit = np.isin(np.arange(7), (4, 5))
-    without = read(library, of_library(library, clean_q, clean_k, attn_mask=mask))
+    without = results_of(library, clean_q, clean_k, attn_mask=mask)
     for name in ("row_max", "entropy", "top_weights", "top_indices"):
         if name in computed:
             np.testing.assert_array_equal(computed[name][~hit], without[name][~hit], err_msg=name)
@@ -243,58 +108,20 @@ def test_large_scores_lose_no_digits_of_the_entropy(library: Library) -> None:
 def test_infinite_scores(library: Library) -> None:
     """A score of -inf has weight 0, and its key is no top key; +inf makes a row NaN, as in the weights."""
     q, k = np.ones((1, 1), F), np.asarray([[-np.inf], [1.0], [0.0]], F)
-    computed = read(library, of_library(library, q, k, scale=1))
+    computed = results_of(library, q, k, scale=1)
     w = np.exp(1) / (np.exp(1) + 1)
     np.testing.assert_allclose(computed["entropy"], -w * np.log(w) - (1 - w) * np.log(1 - w), rtol=1e-6)
     np.testing.assert_allclose(computed["key_sums"], [0, w, 1 - w], rtol=1e-6)
     if not library.lazy:
         np.testing.assert_array_equal(computed["top_indices"], [[1, 2, -1, -1]])
-    computed = read(library, of_library(library, q, -k, scale=1))
+    computed = results_of(library, q, -k, scale=1)
     assert computed["row_max"] == np.inf
     assert np.isnan(computed["entropy"]).all()
     assert np.isnan(computed["key_sums"]).all()
 
 
-@pytest.mark.parametrize(
-    "name", ["padding", "window", "document", "alibi", "function", "sinks", "scale", "2 masks"]
-)
-def test_masks_biases_and_sinks(library: Library, rng: np.random.Generator, name: str) -> None:
-    q, k = (rng.standard_normal((2, 4, n, 8)).astype(F) for n in (9, 14))
-    options: dict[str, Any] = {
-        "padding": {"attn_mask": masks.padding([14, 3], [0, 9])},
-        "window": {"attn_mask": masks.sliding_window(2, 0, offset="lower_right")},
-        "document": {"attn_mask": masks.document([0] * 4 + [1] * 5, [0] * 6 + [2] * 2 + [1] * 6)},
-        "alibi": {"bias": biases.alibi(4), "softcap": 2.0},
-        "function": {"bias": biases.from_function(sloping)},
-        "sinks": {"sinks": np.asarray([-np.inf, 0.0, 30.0, -30.0], F), "is_causal": True},
-        "scale": {"scale": rng.standard_normal((4, 9, 1)).astype(F)},
-        "2 masks": {"attn_mask": masks.chunked(4) | masks.prefix(3), "is_causal": True},
-    }[name]
-    with library.guard():
-        options = {key: library.put(x) if isinstance(x, np.ndarray) else x for key, x in options.items()}
-        placed = library.put(q), library.put(k)
-        keywords = {} if library.lazy else {"top_k": K, "block_size": BLOCK}
-        computed = attention_statistics(*placed, of=OF_CHUNKS if library.lazy else OF, **keywords, **options)
-    wide = {key: library.get(x).astype(np.float64) if namespace_or_none(x) else x for key, x in options.items()}
-    rest = {key: x for key, x in wide.items() if key != "sinks"}
-    weights = attention_weights(q.astype(np.float64), k.astype(np.float64), **wide)
-    exact = reductions(attention_scores(q.astype(np.float64), k.astype(np.float64), **rest), weights)
-    narrow = {key: library.get(x) if namespace_or_none(x) else x for key, x in options.items()}
-    plain_scores = attention_scores(q, k, **{key: x for key, x in narrow.items() if key != "sinks"})
-    plain = reductions(plain_scores, attention_weights(q, k, **narrow))
-    assert_right(read(library, computed), exact, plain)
-
-
-def namespace_or_none(value: Any) -> Any:
-    return namespace(value) if hasattr(value, "dtype") else None
-
-
-def test_layout_and_one_name(library: Library, rng: np.random.Generator) -> None:
-    arrays = draw_named(rng, {"query": (2, 5, 5, 8), "key": (2, 7, 5, 8)})
-    computed = library.call(attention_statistics, **arrays, of="key_sums", layout="...LHE")
-    moved = {name: np.ascontiguousarray(np.swapaxes(x, 1, 2)) for name, x in arrays.items()}
-    weights = reference.attention(value=moved["key"], **moved)[2]
-    np.testing.assert_allclose(library.get(computed.key_sums), weights.sum(axis=-2), rtol=0, atol=2e-6)
+def test_one_name_is_computed_alone() -> None:
+    computed = attention_statistics(np.ones((5, 8)), np.ones((7, 8)), of="key_sums")
     assert computed._replace(key_sums=None) == AttentionStatistics()
 
 
@@ -314,8 +141,7 @@ def test_no_entropy_is_minus_0(library: Library, rules: dict[str, Any]) -> None:
 def test_empty_axes(library: Library) -> None:
     library.needs_empty_arrays()
     for queries, keys in ((0, 3), (3, 0), (0, 0)):
-        computed = of_library(library, np.ones((2, queries, 4), F), np.ones((2, keys, 4), F))
-        results = read(library, computed)
+        results = results_of(library, np.ones((2, queries, 4), F), np.ones((2, keys, 4), F))
         blocks = -(-queries // BLOCK[0]), -(-keys // BLOCK[1])
         assert (results["row_max"] == -math.inf).all()
         assert results["row_max"].shape == (2, queries)
@@ -330,9 +156,8 @@ def test_empty_axes(library: Library) -> None:
 def test_wider_scores(library: Library, rng: np.random.Generator) -> None:
     library.needs("float64")
     arrays = draw_named(rng, {"query": (5, 8), "key": (9, 8)})
-    computed = of_library(library, **arrays, softmax_dtype="float64")
-    exact, _ = expect(arrays, {})
-    assert_right(read(library, computed), exact, exact, "float64")
+    results = results_of(library, **arrays, softmax_dtype="float64")
+    assert_right(results, arrays | {"value": arrays["key"]}, "float64")
 
 
 @pytest.mark.leaves_out("torch-inference")
@@ -400,7 +225,7 @@ def test_no_two_threads_add_to_one_block(monkeypatch: pytest.MonkeyPatch) -> Non
     """Its queries may lie in the shares of several threads, which end in any order."""
     monkeypatch.setattr("os.cpu_count", lambda: 8)
     override(monkeypatch, "LEAST_WORK_FOR_THREADS", 0)
-    x, results = np.random.default_rng(0).standard_normal((1, 900, 8)).astype(F), set[bytes]()
+    x, results = np.random.default_rng(0).standard_normal((1, 300, 8)).astype(F), set[bytes]()
     for seed in range(6):
 
         def run(function: Any, tasks: list[Any], _threads: object, seed: int = seed) -> None:
@@ -408,7 +233,7 @@ def test_no_two_threads_add_to_one_block(monkeypatch: pytest.MonkeyPatch) -> Non
                 function(tasks[number])
 
         monkeypatch.setattr(threads, "run_tasks", run)
-        statistics = attention_statistics(x, x, of="block_sums", block_size=300)
+        statistics = attention_statistics(x, x, of="block_sums", block_size=100)
         results.add(np.asarray(statistics.block_sums).tobytes())
     assert len(results) == 1
 
@@ -488,7 +313,7 @@ def test_loops_inside_a_jit(
     pairs = {
         name: masks.to_array(mask, (2, queries, 120)) for name, mask in rules.items() if name == "attn_mask"
     }
-    assert_right(results, *expect(arrays, rules | pairs))
+    assert_right(results, arrays | {"value": arrays["key"]} | rules | pairs)
 
 
 @pytest.mark.needs("jax")

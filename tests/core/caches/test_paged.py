@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
+from agreement import HEADS, SIZE, pages_of
 from calls import assert_agrees, draw_named, moved
 from internals import PagedSource, override
-from libraries import Library
+from libraries import LIBRARIES, Library
 
 from sdpa_xp import PagedKVCache, masks
 
 F = np.float32
-HEADS, SIZE, POOL = 4, 4, 10
+POOL = 10
 STARTS, LONGEST = [0, 4, 6], 9
 """Three sequences: an empty one, one that fills its block, one that does not."""
 TABLE = [[7, 2, -1], [0, 9, 4], [5, 1, 8]]
@@ -28,18 +28,11 @@ def arrays(rng: np.random.Generator) -> Arrays:
     return draw_named(rng, shapes)
 
 
-def pool_of(tokens: np.ndarray, lengths: list[int], table: list[list[int]], blocks: int = POOL) -> np.ndarray:
-    """A pool of NaN, with the first `lengths` tokens of each sequence in its blocks."""
-    pool = np.full((blocks, tokens.shape[1], SIZE, tokens.shape[-1]), math.nan, F)
-    for sequence, length in enumerate(lengths):
-        for t in range(length):
-            pool[table[sequence][t // SIZE], :, t % SIZE] = tokens[sequence, :, t]
-    return pool
-
-
-def cache_of(library: Library, arrays: Arrays, lengths: list[int], layout: str = "...HLE") -> PagedKVCache[Any]:
-    pools = [moved(pool_of(arrays[name], lengths, TABLE), layout) for name in ("key", "value")]
-    return library.call(PagedKVCache, *pools, block_table=TABLE, lengths=lengths, layout=layout)
+def cache_of(
+    library: Library, arrays: Arrays, lengths: list[int], layout: str = "...HLE", table: Any = TABLE
+) -> PagedKVCache[Any]:
+    sequences = [{name: x[b] for name, x in arrays.items()} for b in range(len(lengths))]
+    return pages_of(library, sequences, lengths, table, layout)
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
@@ -82,7 +75,8 @@ def test_tables_of_any_kind(library: Library, arrays: Arrays, how: str) -> None:
             "list": lambda x: tuple(x.tolist()),
             "of the library": lambda x: library.put(x.astype(np.int32)),
         }.get(how, lambda x: x.astype(how))
-        pools = [library.put(pool_of(arrays[name], lengths, TABLE)) for name in ("key", "value")]
+        same = cache_of(library, arrays, lengths)
+        pools = same.key_blocks, same.value_blocks
         cache: PagedKVCache[Any] = PagedKVCache(*pools, convert(table), convert(lengths_array))
         output = cache.attend(library.put(arrays["query"][:, :, :1]))
     assert cache.lengths == (3, 7, 9)
@@ -114,17 +108,17 @@ def test_shared_prefix(library: Library, arrays: Arrays) -> None:
     """Two sequences read one block; each writes to its own; the shared one is refused, and not written."""
     arrays = {name: np.concatenate([x[2:], x[2:]]) for name, x in arrays.items()}
     table = [[3, 0], [3, 5]]
-    pools = [pool_of(arrays[name], [4, 4], table, 6) for name in ("key", "value")]
+    cache = cache_of(library, arrays, [4, 4], table=table)
+    before = library.get(cache.key_blocks).copy()
     with library.guard():
-        cache: PagedKVCache[Any] = PagedKVCache(*(library.put(x) for x in pools), table, [4, 4])
         key, value = (library.put(arrays[name][:, :, 4:6]) for name in ("key", "value"))
         longer = cache.append(key, value)
         output = longer.attend(library.put(arrays["query"][:, :, :1]))
-        half: PagedKVCache[Any] = PagedKVCache(*(library.put(x) for x in pools), table, [3, 3])
+        half: PagedKVCache[Any] = PagedKVCache(cache.key_blocks, cache.value_blocks, table, [3, 3])
         for in_place in (False, True):
             with pytest.raises(ValueError, match="one sequence"):
                 half.append(key, value, in_place=in_place)
-    np.testing.assert_array_equal(library.get(half.key_blocks), pools[0])
+    np.testing.assert_array_equal(library.get(half.key_blocks), before)
     call = {name: x[:, :, :6] for name, x in arrays.items()} | {"query": arrays["query"][:, :, :1]}
     assert_agrees(library, library.get(output), call)
 
@@ -147,8 +141,7 @@ def cuts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], np.ndarray]]:
 
 
 def numpy_cache(arrays: Arrays, layout: str = "...HLE") -> PagedKVCache[np.ndarray]:
-    pools = [moved(pool_of(arrays[name], [3, 8, 9], TABLE), layout) for name in ("key", "value")]
-    return PagedKVCache(*pools, TABLE, [3, 8, 9], layout=layout)
+    return cache_of(LIBRARIES["numpy"][1](), arrays, [3, 8, 9], layout)
 
 
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
@@ -191,8 +184,7 @@ def test_sequences_of_equal_lengths_are_one_computation(
     arrays: Arrays, cuts: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     override(monkeypatch, "MOST_COPIED", 2**20)
-    pools = [pool_of(arrays[name], [8, 8, 8], TABLE) for name in ("key", "value")]
-    PagedKVCache(*pools, TABLE, [8, 8, 8]).attend(arrays["query"][:, :, :1])
+    cache_of(LIBRARIES["numpy"][1](), arrays, [8, 8, 8]).attend(arrays["query"][:, :, :1])
     assert [part.shape[0] for _, part in cuts] == [3, 3]
 
 
