@@ -82,18 +82,18 @@ def packed(
     cu_seqlens_q: Sequence[int],
     cu_seqlens_k: Sequence[int],
     *,
-    each: Mapping[str, Any] = MappingProxyType({}),
+    by_sequence: Mapping[str, Any] = MappingProxyType({}),
     **options: Any,
 ) -> State:
     """`function` of each sequence, one after the other: (total_q, heads, width) and (heads, total_q).
 
-    Those of `each` have an entry for each sequence.
+    Those of `by_sequence` have an entry for each sequence.
     """
     parts = []
     bounds = zip(itertools.pairwise(cu_seqlens_q), itertools.pairwise(cu_seqlens_k), strict=True)
     for n, ((a, b), (c, d)) in enumerate(bounds):
-        own = {name: x[n] for name, x in each.items()}
-        parts.append(function(query[a:b], key[c:d], value[c:d], **own, **options))
+        entries = {name: x[n] for name, x in by_sequence.items()}
+        parts.append(function(query[a:b], key[c:d], value[c:d], **entries, **options))
     outputs, lses = zip(*parts, strict=True)
     return np.concatenate(outputs), np.concatenate(lses, axis=-1)
 

@@ -105,7 +105,7 @@ def test_flash_attn_varlen_func(ragged: Any, name: str) -> None:
 def test_alibi_slopes_of_each_sequence(rng: np.random.Generator, ragged: Any) -> None:
     """(batch_size, nheads) in flash-attention; here what has an entry for each sequence is a batch likewise."""
     slopes = np.abs(rng.standard_normal((5, 4))).astype(np.float32)
-    output, _ = packed(flash_attention_state, *ragged, RAGGED_Q, RAGGED_K, each={"alibi_slopes": slopes})
+    output, _ = packed(flash_attention_state, *ragged, RAGGED_Q, RAGGED_K, by_sequence={"alibi_slopes": slopes})
     close(varlen_attention(*ragged, RAGGED_Q, RAGGED_K, **stated({"alibi_slopes": slopes})), output)
 
 
