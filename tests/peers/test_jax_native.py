@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,15 +15,8 @@ from peers.judged import record_kernel
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
 
+pytestmark = pytest.mark.usefixtures("whole_precision")
 NATIVE = {"implementation": "native"}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def whole_precision() -> Iterator[None]:
-    """And little optimizing: compiling is most of the time here."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    with jax.default_matmul_precision("float32"):
-        yield
 
 
 def draw(seed: int, *shapes: tuple[int, ...], dtype: Any = jnp.float32) -> list[Any]:
