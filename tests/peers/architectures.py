@@ -122,18 +122,13 @@ if __name__ == "__main__":
     import sys
 
     from internals import transformers_attention
+    from peers.same_layers import count_calls
 
     from sdpa_xp.integrations.transformers import uses_sdpa_xp
 
     resource.setrlimit(resource.RLIMIT_AS, (12 * 2**30,) * 2)
     warnings.simplefilter("ignore")
-    real, number = transformers_attention.scaled_dot_product_attention, [0]
-
-    def counted(*arrays: Any, **keywords: Any) -> Any:
-        number[0] += 1
-        return real(*arrays, **keywords)
-
-    transformers_attention.scaled_dot_product_attention = counted
+    number = count_calls(transformers_attention)
     for head in sys.argv[1:] or HEADS:
         for model_type in types_with(head):
             number[0] = 0

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -73,21 +74,37 @@ def paged_tokens(pool: Any, blocks: Sequence[int], length: int) -> Any:
     return np.concatenate([pool[:0, 0], *(pool[block] for block in blocks[: -(-length // size)])])[:length]
 
 
+def packed(
+    function: Callable[..., State],
+    query: Any,
+    key: Any,
+    value: Any,
+    cu_seqlens_q: Sequence[int],
+    cu_seqlens_k: Sequence[int],
+    *,
+    by_sequence: Mapping[str, Any] = MappingProxyType({}),
+    **options: Any,
+) -> State:
+    """`function` of each sequence, one after the other: (total_q, heads, width) and (heads, total_q).
+
+    Those of `by_sequence` have an entry for each sequence.
+    """
+    parts = []
+    bounds = zip(itertools.pairwise(cu_seqlens_q), itertools.pairwise(cu_seqlens_k), strict=True)
+    for n, ((a, b), (c, d)) in enumerate(bounds):
+        entries = {name: x[n] for name, x in by_sequence.items()}
+        parts.append(function(query[a:b], key[c:d], value[c:d], **entries, **options))
+    outputs, lses = zip(*parts, strict=True)
+    return np.concatenate(outputs), np.concatenate(lses, axis=-1)
+
+
 def flash_attn_varlen_func(
     query: Any, pools: Sequence[Any], cu_seqlens_q: Sequence[int], cu_seqlens_k: Sequence[int], **options: Any
 ) -> State:
-    """With a block_table: q is packed, (total_q, heads, width), and cu_seqlens_k has the lengths in the pools.
-
-    Returns (total_q, heads, width) and softmax_lse, (heads, total_q).
-    """
-    block_table = options.pop("block_table")
-    bounds = zip(itertools.pairwise(cu_seqlens_q), itertools.pairwise(cu_seqlens_k), block_table, strict=True)
-    parts = []
-    for (first, last), (first_k, last_k), blocks in bounds:
-        key, value = (paged_tokens(pool, blocks, last_k - first_k) for pool in pools)
-        parts.append(flash_attention_state(query[first:last], key, value, **options))
-    outputs, lses = zip(*parts, strict=True)
-    return np.concatenate(outputs), np.concatenate(lses, axis=-1)
+    """With a block_table: q is packed, and cu_seqlens_k has the lengths in the pools."""
+    rows = [*zip(options.pop("block_table"), np.diff(cu_seqlens_k).tolist(), strict=True)]
+    key, value = (np.concatenate([paged_tokens(pool, *row) for row in rows]) for pool in pools)
+    return packed(flash_attention_state, query, key, value, cu_seqlens_q, cu_seqlens_k, **options)
 
 
 def turned(x: Any, rows: Sequence[int], cos: Any, sin: Any, interleaved: bool) -> Any:
@@ -205,3 +222,25 @@ def flashinfer_merge_state(v_a: Any, s_a: Any, v_b: Any, s_b: Any) -> State:
     s = np.logaddexp2(s_a.astype(np.float64), s_b)
     v = sum(v * np.exp2(part - s)[..., None] for v, part in ((v_a, s_a), (v_b, s_b)))
     return np.asarray(v), s
+
+
+def xformers(
+    query: Any, key: Any, value: Any, q_seqlen: list[int], kv_seqlen: list[int], causal: str
+) -> Floats:
+    """memory_efficient_attention, (M, H, K), with a BlockDiagonalMask.from_seqlens that is materialized.
+
+    Blocks of 0, all else -inf; a causal block is -inf after the diagonal, which BlockDiagonalCausalMask
+    starts at the block's first query and key, BlockDiagonalCausalFromBottomRightMask ends at its last.
+    """
+    bias = np.full((sum(q_seqlen), sum(kv_seqlen)), -np.inf)
+    i, j = 0, 0
+    for queries, keys in zip(q_seqlen, kv_seqlen, strict=True):
+        block = np.zeros((queries, keys))
+        if causal:
+            shift = keys - queries if causal == "from_bottom_right" else 0
+            block = np.triu(np.full((queries, keys), -np.inf), 1 + shift)
+        bias[i : i + queries, j : j + keys] = block
+        i, j = i + queries, j + keys
+    scores = np.einsum("mhk,nhk->hmn", query.astype(np.float64), key) / math.sqrt(query.shape[-1]) + bias
+    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.einsum("hmn,nhk->mhk", exponentials / exponentials.sum(axis=-1, keepdims=True), value)

@@ -5,11 +5,13 @@ A peer that left the bound would be as much news as if we did: then the two do n
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import numpy as np
+import pytest
 from calls import largest_terms
-from internals import EPS, judge, reference, textbook
+from internals import EPS, jax_kernels, judge, reference, textbook
 
 CLOSE = 2e-6
 """Between two float32 values of size 1, where the reference has no such call."""
@@ -45,3 +47,22 @@ def assert_lse_agree(results: dict[str, Any], arrays: dict[str, Any], **rules: A
         assert lse.shape == expected.shape, name
         np.testing.assert_array_equal(np.isneginf(lse), ~finite, err_msg=name)
         assert np.max(np.abs(lse[finite] - expected[finite])) <= bound, name
+
+
+def record_kernel(vendor: str, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Query, key, value and output of each call that goes to the kernel of torch, jax or mlx from now on."""
+    calls: list[tuple[Any, ...]] = []
+
+    def recorded(query: Any, key: Any, value: Any, *rest: Any, **rules: Any) -> Any:
+        output = kernel(query, key, value, *rest, **rules)
+        calls.append((query, key, value, output))
+        return output
+
+    if vendor == "jax":
+        kernel = jax_kernels._compiled()
+        monkeypatch.setattr(jax_kernels, "_compiled", lambda: recorded)
+    else:
+        module = importlib.import_module({"torch": "torch._C._nn", "mlx": "mlx.core.fast"}[vendor])
+        kernel = module.scaled_dot_product_attention
+        monkeypatch.setattr(module, "scaled_dot_product_attention", recorded)
+    return calls

@@ -2,113 +2,74 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from peers.same_layers import array, assert_all_named, assert_same, count_calls, epsilon
+from peers.same_layers import allowed, array, assert_all_named, assert_same, compared, epsilon
 
 from sdpa_xp import masks
 from sdpa_xp.integrations.equinox import replace_attention
 
+pytest.importorskip("equinox")
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
 pytestmark = pytest.mark.needs("jax", "equinox")
 LENGTH, KEYS, EMBED, HEADS = 5, 7, 12, 4
+
+PAIRS, OF_HEADS, RANDOM = allowed(LENGTH, KEYS) != 0, allowed(HEADS, LENGTH, KEYS) != 0, jax.random.key(5)
+
+
+def rotate(query: Any, key: Any, value: Any) -> Any:
+    turn = jax.vmap(eqx.nn.RotaryPositionalEmbedding(query.shape[-1] + 1), in_axes=1, out_axes=1)
+    wide = [jnp.pad(x, ((0, 0), (0, 0), (0, 1))) for x in (query, key)]
+    return *(turn(x)[..., :-1] for x in wide), value
+
 
 # (constructor, call, whether sdpa_xp computes it)
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
     "plain": ({}, {}, True),
     "sizes": ({"key_size": 6, "value_size": 5, "output_size": 9, "qk_size": 2, "vo_size": 4}, {}, True),
     "biases": ({f"use_{name}_bias": True for name in ("query", "key", "value", "output")}, {}, True),
-    "half precision": ({"dtype": "bfloat16"}, {"mask": "pairs"}, True),
-    "dropout": ({"dropout_p": 0.5}, {"key": "key"}, False),
-    "dropout and a mask": ({"dropout_p": 0.5}, {"key": "key", "mask": "heads"}, False),
-    "dropout of the call": ({"dropout_p": 0.5, "inference": True}, {"key": "key", "inference": False}, False),
-    "inference": ({"dropout_p": 0.5, "inference": True}, {"mask": "heads"}, True),
-    "inference of the call": ({"dropout_p": 0.5}, {"inference": True, "key": "key"}, True),
-    "a key without dropout": ({}, {"key": "key"}, True),
+    "half precision": ({"dtype": "bfloat16"}, {"mask": PAIRS}, True),
+    "dropout": ({"dropout_p": 0.5}, {"key": RANDOM}, False),
+    "dropout and a mask": ({"dropout_p": 0.5}, {"key": RANDOM, "mask": OF_HEADS}, False),
+    "dropout of the call": ({"dropout_p": 0.5, "inference": True}, {"key": RANDOM, "inference": False}, False),
+    "inference": ({"dropout_p": 0.5, "inference": True}, {"mask": OF_HEADS}, True),
+    "inference of the call": ({"dropout_p": 0.5}, {"inference": True, "key": RANDOM}, True),
+    "a key without dropout": ({}, {"key": RANDOM}, True),
     "deterministic": ({"dropout_p": 0.5}, {"deterministic": True}, False),
-    "rotated heads": ({}, {"process_heads": "rotate", "mask": "pairs"}, True),
+    "rotated heads": ({}, {"process_heads": rotate, "mask": PAIRS}, True),
 }
 
 
-def allowed(*shape: int) -> Any:
-    """Numbers other than 0 and 1 as well, and a query without a key."""
-    numbers = np.random.default_rng(len(shape)).choice([0, 1, 3], shape)
-    numbers[..., 0] = 1
-    numbers[..., 1, :] = 0
-    return numbers
-
-
-def filled(call: dict[str, Any]) -> dict[str, Any]:
-    import equinox as eqx
-    import jax
-
-    def rotate(query: Any, key: Any, value: Any) -> Any:
-        turn = jax.vmap(eqx.nn.RotaryPositionalEmbedding(query.shape[-1] + 1), in_axes=1, out_axes=1)
-        wide = [jax.numpy.pad(x, ((0, 0), (0, 0), (0, 1))) for x in (query, key)]
-        return *(turn(x)[..., :-1] for x in wide), value
-
-    values = {
-        "pairs": lambda: allowed(LENGTH, KEYS) != 0,
-        "heads": lambda: allowed(HEADS, LENGTH, KEYS) != 0,
-        "key": lambda: jax.random.key(5),
-        "rotate": lambda: rotate,
-    }
-    return {name: values[x]() if isinstance(x, str) else x for name, x in call.items()}
-
-
 def layer(**options: Any) -> Any:
-    import equinox as eqx
-    import jax
-
     shapes = eqx.filter_eval_shape(eqx.nn.MultiheadAttention, HEADS, EMBED, **options, key=jax.random.key(0))
     return jax.tree.map(lambda x: array(*x.shape, seed=2).astype(x.dtype) if hasattr(x, "shape") else x, shapes)
 
 
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    from internals import framework_call
+def run(theirs: Any, call: dict[str, Any]) -> Callable[[Any], Any]:
+    """A call of a layer as it is, and computed by sdpa_xp."""
+    widths, dtype = (theirs.query_size, theirs.key_size, theirs.value_size), theirs.query_proj.weight.dtype
+    lengths = (LENGTH, KEYS, KEYS)
+    inputs = [array(n, w, seed=n).astype(dtype) for n, w in zip(lengths, widths, strict=True)]
+    return lambda side: side(theirs)(*inputs, **call)
 
-    return count_calls(framework_call, monkeypatch.setattr)
 
-
-def compared(runs: dict[str, tuple[Any, dict[str, Any]]], calls: list[int]) -> dict[str, int]:
-    """Call each layer as it is and computed by sdpa_xp; return how often sdpa_xp was called.
-
-    All in one jit, because JAX compiles one large function in less time than many small ones.
-    """
-    import jax
-
-    counted = {}
-
-    def results() -> dict[str, Any]:
-        outputs = {}
-        for name, (theirs, call) in runs.items():
-            widths = (theirs.query_size, theirs.key_size, theirs.value_size)
-            lengths = (LENGTH, KEYS, KEYS)
-            dtype = theirs.query_proj.weight.dtype
-            inputs = [array(n, w, seed=n).astype(dtype) for n, w in zip(lengths, widths, strict=True)]
-            calls[0] = 0
-            expected = theirs(*inputs, **call)
-            assert calls == [0]
-            outputs[name] = (replace_attention(theirs)(*inputs, **call), expected)
-            counted[name] = calls[0]
-        return outputs
-
-    for name, (output, expected) in jax.jit(results)().items():
-        assert_same(output, expected, epsilon(output), name)
-    return counted
+def counted(runs: dict[str, Any], calls: list[int]) -> dict[str, int]:
+    return compared(runs, lambda layer: layer, replace_attention, calls, len(runs))
 
 
 @pytest.mark.filterwarnings("ignore:MultiheadAttention..:UserWarning")
 def test_the_layer(calls: list[int]) -> None:
-    runs = {name: (layer(**options), filled(call)) for name, (options, call, _) in CASES.items()}
-    assert compared(runs, calls) == {name: by_us for name, (_, _, by_us) in CASES.items()}
+    runs = {name: run(layer(**options), call) for name, (options, call, _) in CASES.items()}
+    assert counted(runs, calls) == {name: by_us for name, (_, _, by_us) in CASES.items()}
 
 
 def test_the_arguments() -> None:
-    import equinox as eqx
-
     named = {name for options, call, _ in CASES.values() for name in (*options, *call)}
     original = eqx.nn.MultiheadAttention
     assert_all_named(
@@ -118,14 +79,12 @@ def test_the_arguments() -> None:
 
 def test_masks(calls: list[int]) -> None:
     """Of every dtype: 0 masks, and all other numbers do not. Also in rows without a key."""
-    import jax.numpy as jnp
-
     runs = {
-        f"{dtype} {shape}": (layer(), {"mask": jnp.asarray(allowed(*shape)).astype(dtype)})
+        f"{dtype} {shape}": run(layer(), {"mask": jnp.asarray(allowed(*shape)).astype(dtype)})
         for shape in ((LENGTH, KEYS), (HEADS, LENGTH, KEYS))
         for dtype in ("bool", "int32", "uint8", "float32", "float16")
     }
-    assert set(compared(runs, calls).values()) == {1}
+    assert set(counted(runs, calls).values()) == {1}
 
 
 @pytest.mark.sampled(2)
@@ -134,19 +93,17 @@ def test_masks_outside_a_jit(dtype: str) -> None:
     """Where sdpa_xp may choose the kernel of jax.nn."""
     words, keys, mask = array(LENGTH, EMBED), array(KEYS, EMBED), allowed(LENGTH, KEYS).astype(dtype)
     expected, output = (subject(words, keys, keys, mask) for subject in (layer(), replace_attention(layer())))
-    assert_same(output, expected, epsilon(output))
+    assert_same(output, expected)
 
 
 @pytest.mark.parametrize("p", [0.0, 0.5])
 def test_masks_of_sdpa_xp(p: float) -> None:
     """Equinox, which computes dropout, gets their array."""
-    import jax
-
     words = array(LENGTH, EMBED)
     theirs = layer(dropout_p=p)
     expected = theirs(words, words, words, np.tri(LENGTH, dtype=bool), key=jax.random.key(1))
     output = replace_attention(theirs)(words, words, words, masks.causal(), key=jax.random.key(1))
-    assert_same(output, expected, epsilon(output))
+    assert_same(output, expected)
 
 
 def test_what_equinox_refuses_is_refused() -> None:
@@ -169,9 +126,6 @@ def test_what_equinox_refuses_is_refused() -> None:
 
 def test_inside_of_a_model(calls: list[int]) -> None:
     """In a jit, over a batch with a mask for each entry, and with gradients; parameters are those of before."""
-    import equinox as eqx
-    import jax
-
     model = {"norm": eqx.nn.LayerNorm(EMBED), "layers": [layer(), layer(use_output_bias=True)]}
     ours = replace_attention(replace_attention(model))
     assert [x is y for x, y in zip(*map(jax.tree.leaves, (model, ours)), strict=True)].count(False) == 0
@@ -195,9 +149,6 @@ def test_inside_of_a_model(calls: list[int]) -> None:
 
 
 def test_a_model_without_such_a_layer_is_refused() -> None:
-    import equinox as eqx
-    import jax
-
     class Own(eqx.nn.MultiheadAttention):
         pass
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,18 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from internals import override
+from peers.judged import record_kernel
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
 
+pytestmark = pytest.mark.usefixtures("whole_precision")
 NATIVE = {"implementation": "native"}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def whole_precision() -> Iterator[None]:
-    """And little optimizing: compiling is most of the time here."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    with jax.default_matmul_precision("float32"):
-        yield
 
 
 def draw(seed: int, *shapes: tuple[int, ...], dtype: Any = jnp.float32) -> list[Any]:
@@ -78,21 +72,6 @@ def test_the_smallest_finite_number_does_not_mask() -> None:
     np.testing.assert_allclose(output, jnp.broadcast_to(mean, q.shape), rtol=0, atol=2e-6)
 
 
-def test_gradients() -> None:
-    """Those of a row without a key are 0."""
-    mask = jnp.ones((5, 7), bool).at[1].set(False).at[:, 3].set(False)
-
-    def gradients(implementation: str) -> Any:
-        def loss(*x: Any) -> Any:
-            return (scaled_dot_product_attention(*x, mask, implementation=implementation) ** 2).sum()
-
-        return jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(*grouped(7))
-
-    for gradient, expected in zip(gradients("native"), gradients("xp"), strict=True):
-        np.testing.assert_allclose(gradient, expected, rtol=0, atol=8e-6)
-    assert not gradients("native")[0][:, :, 1].any()
-
-
 def test_widths_and_double_precision() -> None:
     q, k, v = grouped()
     with pytest.raises(ValueError, match="needs E = Ev"):
@@ -103,31 +82,13 @@ def test_widths_and_double_precision() -> None:
         scaled_dot_product_attention(*grouped(dtype=jnp.float64), **NATIVE)
 
 
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The shapes of the queries of the calls that go to the kernel."""
-    from internals import jax_kernels
-
-    shapes: list[tuple[int, ...]] = []
-    kernel = jax_kernels._compiled()
-
-    def recorded(query: Any, *rest: Any, **rules: Any) -> Any:
-        shapes.append(query.shape)
-        return kernel(query, *rest, **rules)
-
-    monkeypatch.setattr(jax_kernels, "_compiled", lambda: recorded)
-    return shapes
-
-
-def test_no_default_in_a_jit_nor_for_many_scores(
-    kernels: list[tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arrays = grouped()
+def test_no_default_in_a_jit_nor_for_many_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays, kernel_calls = grouped(), record_kernel("jax", monkeypatch)
     jax.jit(scaled_dot_product_attention)(*arrays)
     jax.jit(lambda mask: scaled_dot_product_attention(*arrays, mask))(jnp.arange(7) < 5)
     override(monkeypatch, "MOST_JAX_SCORES", 2 * 4 * 5 * 7 - 1)
     scaled_dot_product_attention(*arrays)
-    assert not kernels
+    assert not kernel_calls
 
 
 def test_a_row_whose_scores_are_all_too_small_is_an_empty_one() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -16,18 +15,11 @@ from peers.judged import CLOSE, assert_agree, assert_lse_agree
 
 from sdpa_xp import attention_state, dot_product_attention, masks, scaled_dot_product_attention
 
+pytestmark = pytest.mark.usefixtures("whole_precision")
 jax_attention = jax.nn.dot_product_attention
 
 B, T, S, N, K, H = 2, 7, 11, 4, 2, 8
 LENGTHS = [3, 11]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def whole_precision() -> Iterator[None]:
-    """And little optimizing: compiling is most of the time here."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    with jax.default_matmul_precision("float32"):
-        yield
 
 
 def draw(rng: np.random.Generator, *, heads: int = K, batch: tuple[int, ...] = (B,)) -> list[Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import draw
+from peers.judged import record_kernel
 
 from sdpa_xp import scaled_dot_product_attention
 
@@ -15,8 +16,6 @@ mx = pytest.importorskip("mlx.core")
 
 F = np.float32
 NATIVE = {"implementation": "native"}
-GROUPED = ((2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 6))
-NAMES = ("query", "key", "value")
 
 
 def numbers(seed: int, *shapes: tuple[int, ...]) -> list[np.ndarray]:
@@ -42,55 +41,27 @@ def test_a_masked_score_is_less_than_all_others(mask: dict[str, Any]) -> None:
     assert not np.any(attend(query, key, value, **mask, **NATIVE)[0] == 7)
 
 
-def test_gradients() -> None:
-    """Those of a row without a key are 0."""
-    arrays = [mx.array(x) for x in numbers(7, *GROUPED)]
-    mask = np.ones((5, 7), bool)
-    mask[1], mask[:, 3] = False, False
-
-    def gradients(implementation: str) -> Any:
-        def loss(*x: Any) -> Any:
-            output = scaled_dot_product_attention(*x, mx.array(mask), implementation=implementation)
-            return mx.sum(output * output)
-
-        return [np.asarray(x) for x in mx.grad(loss, argnums=(0, 1, 2))(*arrays)]
-
-    native, portable = gradients("native"), gradients("xp")
-    for gradient, expected in zip(native, portable, strict=True):
-        np.testing.assert_allclose(gradient, expected, rtol=0, atol=8e-6)
-    assert not native[0][:, :, 1].any()
-
-
 @pytest.fixture
-def kernel_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The shapes of the queries that MLX's kernel gets from now on."""
-    shapes: list[tuple[int, ...]] = []
-    kernel = mx.fast.scaled_dot_product_attention
-
-    def recorded(query: Any, *rest: Any, **rules: Any) -> Any:
-        shapes.append(query.shape)
-        return kernel(query, *rest, **rules)
-
-    monkeypatch.setattr(mx.fast, "scaled_dot_product_attention", recorded)
-    return shapes
+def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    return record_kernel("mlx", monkeypatch)
 
 
-def test_many_scores_at_once_are_refused(kernel_shapes: list[tuple[int, ...]]) -> None:
+def test_many_scores_at_once_are_refused(kernel_calls: list[Any]) -> None:
     """MLX makes them all on the CPU."""
     q, k = numbers(2, (1, 1, 1100, 4), (1, 1, 1100, 4))
     attend(q, k, k)
-    assert not kernel_shapes
+    assert not kernel_calls
     with pytest.raises(ValueError, match="MLX's kernel makes all scores"):
         attend(q, k, k, **NATIVE)
     attend(q[..., :9, :], k, k)
-    assert len(kernel_shapes) == 1
+    assert len(kernel_calls) == 1
 
 
-def test_the_default_inside_a_transform(kernel_shapes: list[tuple[int, ...]]) -> None:
+def test_the_default_inside_a_transform(kernel_calls: list[Any]) -> None:
     """The portable implementation, also where a call of the same shapes had the kernel outside."""
     q, k, v = (mx.array(x) for x in numbers(4, (2, 3, 4), (2, 3, 4), (2, 3, 4)))
     expected = mx.stack([scaled_dot_product_attention(*x) for x in zip(q, k, v, strict=True)])
-    assert len(kernel_shapes) == 2
+    assert len(kernel_calls) == 2
     output = mx.vmap(scaled_dot_product_attention)(q, k, v)
-    assert len(kernel_shapes) == 2
+    assert len(kernel_calls) == 2
     np.testing.assert_allclose(np.asarray(output), np.asarray(expected), rtol=0, atol=1e-6)

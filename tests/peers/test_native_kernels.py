@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,8 +16,9 @@ import numpy as np
 import pytest
 from calls import attend, draw
 from hypothesis import given, settings
-from internals import jax_kernels, judge, reference, textbook
+from internals import judge, reference, textbook
 from libraries import LIBRARIES, Library, generator
+from peers.judged import record_kernel
 
 from sdpa_xp import attention_state, biases, dot_product_attention, masks, scaled_dot_product_attention
 
@@ -157,6 +159,38 @@ def test_empty_axes(vendor: Library, shapes: Any) -> None:
         attend(vendor, *numbers(1, *shapes), **NATIVE)
 
 
+def derived(vendor: Library, loss: Callable[..., Any], arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """The gradients of a scalar, by the derivatives of the vendor."""
+    placed = [vendor.put(x) for x in arrays]
+    if vendor.name == "torch":
+        import torch
+
+        leaves = [x.requires_grad_() for x in placed]
+        return [x.numpy() for x in torch.autograd.grad(loss(*leaves), leaves)]
+    module = importlib.import_module({"jax": "jax", "mlx": "mlx.core"}[vendor.name])
+    gradient = module.grad(loss, argnums=(0, 1, 2))
+    return [np.asarray(x) for x in (module.jit(gradient) if vendor.name == "jax" else gradient)(*placed)]
+
+
+def test_gradients(vendor: Library) -> None:
+    """Those of a row without a key are 0."""
+    width = 8 if vendor.name == "jax" else 6  # JAX's kernel needs E = Ev
+    arrays, mask = numbers(7, *GROUPED[:2], (2, 2, 7, width)), np.ones((5, 7), bool)
+    mask[1], mask[:, 3] = False, False
+
+    def gradients(implementation: str) -> list[np.ndarray]:
+        def loss(*x: Any) -> Any:
+            output = scaled_dot_product_attention(*x, vendor.put(mask), implementation=implementation)
+            return (output * output).sum()
+
+        return derived(vendor, loss, arrays)
+
+    native = gradients("native")
+    for gradient, expected in zip(native, gradients("xp"), strict=True):
+        np.testing.assert_allclose(gradient, expected, rtol=0, atol=8e-6)
+    assert not native[0][:, :, 1].any()
+
+
 def test_arrays_that_do_not_fit_are_refused_by_name(vendor: Library) -> None:
     added = {"attn_mask": np.ones((3, 7), bool), "bias": np.zeros((5, 6), F), "scale": np.ones((5, 7), F)}
     for name, array in added.items():
@@ -174,25 +208,6 @@ def test_names_of_jax(vendor: Library) -> None:
     x, y = numbers(2, (2, 5, 4, 8), (2, 7, 2, 8))
     output = vendor.get(vendor.call(dot_product_attention, x, y, y, is_causal=True, **NATIVE))
     np.testing.assert_allclose(output, dot_product_attention(x, y, y, is_causal=True), rtol=0, atol=2e-6)
-
-
-@pytest.fixture
-def kernel_shapes(vendor: Library, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The shapes of the queries that the kernel gets from now on."""
-    shapes: list[tuple[int, ...]] = []
-
-    def recorded(query: Any, *rest: Any, **rules: Any) -> Any:
-        shapes.append(tuple(query.shape))
-        return kernel(query, *rest, **rules)
-
-    if vendor.name == "jax":
-        kernel = jax_kernels._compiled()
-        monkeypatch.setattr(jax_kernels, "_compiled", lambda: recorded)
-    else:
-        module = importlib.import_module({"torch": "torch._C._nn", "mlx": "mlx.core.fast"}[vendor.name])
-        kernel = module.scaled_dot_product_attention
-        monkeypatch.setattr(module, "scaled_dot_product_attention", recorded)
-    return shapes
 
 
 MASK, BIAS = np.asarray([True, False, True]), np.zeros((3, 3), F)
@@ -213,10 +228,11 @@ DEFAULT: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("rules", "by"), DEFAULT, ids=str)
 def test_the_kernel_is_the_default_where_it_pays(
-    rules: dict[str, Any], by: str, vendor: Library, kernel_shapes: list[tuple[int, ...]]
+    rules: dict[str, Any], by: str, vendor: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arrays = numbers(1, *[(1, 2, 3, 4)] * 3)
+    arrays, kernel_calls = numbers(1, *[(1, 2, 3, 4)] * 3), record_kernel(vendor.name, monkeypatch)
     expected = scaled_dot_product_attention(*arrays, **rules)
     for _ in range(2):  # the second time the choice is known
         np.testing.assert_allclose(attend(vendor, *arrays, **rules), expected, rtol=0, atol=2e-6)
-    assert kernel_shapes == [(1, 2, 3, 4)] * 2 * (vendor.name in by)
+    shapes = [tuple(query.shape) for query, *_ in kernel_calls]
+    assert shapes == [(1, 2, 3, 4)] * 2 * (vendor.name in by)

@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from calls import attend as attend_with
 from calls import draw
 from internals import judge, reference, textbook
+from libraries import LIBRARIES
+from peers.judged import record_kernel
 from torch._subclasses.fake_tensor import FakeTensorMode
 from without import run_without
 
@@ -54,26 +57,17 @@ def numbers(seed: int, *shapes: tuple[int, ...], dtype: Any = F) -> list[np.ndar
 
 
 @pytest.fixture
-def kernel_tensors(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
-    """The tensors that torch's kernel gets from now on, and after them its output."""
-    tensors: list[torch.Tensor] = []
-    kernel = torch._C._nn.scaled_dot_product_attention
-
-    def recorded(*inputs: torch.Tensor, **rules: Any) -> torch.Tensor:
-        output = kernel(*inputs, **rules)
-        tensors.extend((*inputs, output))
-        return output
-
-    monkeypatch.setattr(torch._C._nn, "scaled_dot_product_attention", recorded)
-    return tensors
+def kernel_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Tensor, ...]]:
+    """The tensors that torch's kernel gets from now on, and its output."""
+    return record_kernel("torch", monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", RULES)
-def test_same_as_the_reference(name: str, dtype: str, kernel_tensors: list[torch.Tensor]) -> None:
+def test_same_as_the_reference(name: str, dtype: str, kernel_calls: list[Any]) -> None:
     rules, arrays = floating(RULES[name], dtype), numbers(1, *GROUPED, dtype=dtype)
     output = attend(*arrays, **rules)
-    assert kernel_tensors  # and not the portable implementation
+    assert kernel_calls  # and not the portable implementation
     assert type(output) is np.ndarray
     assert (output.dtype, output.flags.writeable) == (arrays[0].dtype, True)
     if isinstance(mask := rules.get("attn_mask"), masks.Mask):
@@ -86,7 +80,7 @@ def test_same_as_the_reference(name: str, dtype: str, kernel_tensors: list[torch
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
-def test_nothing_is_copied(dtype: str, layout: str, kernel_tensors: list[torch.Tensor]) -> None:
+def test_nothing_is_copied(dtype: str, layout: str, kernel_calls: list[Any]) -> None:
     """The kernel reads the caller's memory, with the heads of the keys, and the caller gets the kernel's."""
     shapes = [(2, 4, 5, 8), (2, 2, 70, 8), (2, 2, 70, 8)]
     arrays = numbers(1, *shapes, dtype=dtype)
@@ -94,10 +88,11 @@ def test_nothing_is_copied(dtype: str, layout: str, kernel_tensors: list[torch.T
         arrays = [np.swapaxes(np.swapaxes(x, 1, 2).copy(), 1, 2) for x in arrays]
     arrays[1].flags.writeable = False
     output = attend(*(x if layout == "...HLE" else np.swapaxes(x, 1, 2) for x in arrays), layout=layout)
-    for tensor, array in zip(kernel_tensors, [*arrays, output], strict=True):
+    (tensors,) = kernel_calls
+    for tensor, array in zip(tensors, [*arrays, output], strict=True):
         assert tensor.data_ptr() == array.__array_interface__["data"][0]
         assert str(tensor.dtype) == f"torch.{dtype}"
-    assert [tuple(tensor.shape) for tensor in kernel_tensors[:3]] == shapes
+    assert [tuple(tensor.shape) for tensor in tensors[:3]] == shapes
 
 
 UNUSUAL: dict[str, Any] = {
@@ -115,14 +110,14 @@ UNUSUAL: dict[str, Any] = {
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", UNUSUAL)
-def test_any_array_of_numpy_is_read_as_it_is(name: str, dtype: str, kernel_tensors: list[torch.Tensor]) -> None:
+def test_any_array_of_numpy_is_read_as_it_is(name: str, dtype: str, kernel_calls: list[Any]) -> None:
     if (name, dtype) == ("other byte order", "bfloat16"):
         pytest.skip("ml_dtypes has one byte order")
     arrays = [UNUSUAL[name](x) for x in numbers(2, *GROUPED, dtype=dtype)]
     mask = UNUSUAL[name](np.arange(350).reshape(5, 70) % 3 > 0) if name != "zero strides" else None
     before = [x.tobytes() for x in arrays]
     output, expected = attend(*arrays, mask), scaled_dot_product_attention(*arrays, mask)
-    assert kernel_tensors
+    assert kernel_calls
     assert output.dtype == arrays[0].dtype
     np.testing.assert_allclose(
         output.astype("float64"),
@@ -130,43 +125,42 @@ def test_any_array_of_numpy_is_read_as_it_is(name: str, dtype: str, kernel_tenso
         atol=2e-6 if "32" in dtype or "64" in dtype else 2e-2,
     )
     assert [x.tobytes() for x in arrays] == before
-    assert all(tensor.data_ptr() % tensor.element_size() == 0 for tensor in kernel_tensors)
+    assert all(tensor.data_ptr() % tensor.element_size() == 0 for tensors in kernel_calls for tensor in tensors)
 
 
-def test_odd_strides_of_axes_of_one_element(kernel_tensors: list[torch.Tensor]) -> None:
+def test_odd_strides_of_axes_of_one_element(kernel_calls: list[Any]) -> None:
     """NumPy counts them as aligned, and torch refuses them."""
     one = np.lib.stride_tricks.as_strided(np.ones(1, F), (1, 1, 1, 1), (9, 9, 9, 9))
     assert one.flags.aligned
     assert attend(one, one, one) == 1
-    assert kernel_tensors
+    assert kernel_calls
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("keys", [16, 100])
+@pytest.mark.parametrize("keys", [16, 64, 100])
 @pytest.mark.parametrize("place", ["query", "key", "value"])
 def test_a_special_number_shows_in_the_rows_of_the_portable_one(
     place: str, keys: int, special: float, dtype: str
 ) -> None:
-    """The kernel of halves takes a row with an inf for a row without keys."""
+    """The kernel of halves takes a row with an inf for a row without keys. Arrays of NumPy and tensors."""
     arrays = dict(zip(("query", "key", "value"), numbers(4, *[(1, 2, keys, 16)] * 3, dtype=dtype), strict=True))
     arrays[place][0, 0, 5, 0] = special
     for rules in ({}, {"is_causal": True}, {"attn_mask": np.arange(keys) != 3}):
-        output, expected = (
-            scaled_dot_product_attention(*arrays.values(), **rules, implementation=name)
-            for name in ("torch", "xp")
-        )
-        np.testing.assert_array_equal(np.isnan(output), np.isnan(expected))
-        np.testing.assert_array_equal(np.isinf(output), np.isinf(expected))
-        assert not np.isfinite(output).all()
+        expected = scaled_dot_product_attention(*arrays.values(), **rules, implementation="xp")
+        for name, kernel in (("numpy", "torch"), ("torch", "native")):
+            output = attend_with(LIBRARIES[name][1](), *arrays.values(), **rules, implementation=kernel)
+            np.testing.assert_array_equal(np.isnan(output), np.isnan(expected))
+            np.testing.assert_array_equal(np.isinf(output), np.isinf(expected))
+            assert not np.isfinite(output).all()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_bias_is_not_rounded_to_a_half(dtype: str, kernel_tensors: list[torch.Tensor]) -> None:
+def test_a_bias_is_not_rounded_to_a_half(dtype: str, kernel_calls: list[Any]) -> None:
     arrays = numbers(5, *[(1, 2, 70, 16)] * 3, dtype=dtype)
     bias = 1000 + np.arange(70, dtype=F) % 7 / 7
     output = attend(*arrays, bias=bias).astype(F)
-    assert {str(tensor.dtype) for tensor in kernel_tensors} == {f"torch.{dtype}"}
+    assert {str(tensor.dtype) for tensors in kernel_calls for tensor in tensors} == {f"torch.{dtype}"}
     wide = scaled_dot_product_attention(*(x.astype(F) for x in arrays), bias=bias)
     assert abs(output - wide).max() <= abs(wide).max() * (2.0**-10 if dtype == "float16" else 2.0**-7)
 
@@ -186,10 +180,10 @@ def test_explain_says_what_computes_a_call() -> None:
     assert str(explained).strip() == "torch: torch's kernel computes the call as documented"
 
 
-def test_names_of_jax(kernel_tensors: list[torch.Tensor]) -> None:
+def test_names_of_jax(kernel_calls: list[Any]) -> None:
     x, y = numbers(2, (2, 5, 4, 8), (2, 7, 2, 8))
     output = dot_product_attention(x, y, y, is_causal=True, implementation="torch")
-    assert kernel_tensors
+    assert kernel_calls
     np.testing.assert_allclose(output, dot_product_attention(x, y, y, is_causal=True), rtol=0, atol=2e-6)
 
 

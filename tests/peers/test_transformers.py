@@ -16,6 +16,11 @@ from peers.tiny_models import ARCHITECTURES, LENGTH, WINDOW, padding, tiny_model
 
 from sdpa_xp.integrations.transformers import register
 
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+import torch
+import transformers
+
 pytestmark = [
     pytest.mark.needs("torch", "transformers"),
     pytest.mark.slow,
@@ -29,7 +34,6 @@ def in_float64(model: Any, run: Callable[[Any], Any]) -> Any:
 
     transformers' eager attention takes its softmax in float32, and -1.8e308 is -inf there.
     """
-    import torch
 
     wide = copy.deepcopy(model).double()
     wide.set_attn_implementation("eager")
@@ -55,8 +59,6 @@ def assert_agree(model: Any, run: Callable[[Any], Any]) -> None:
 
 def logits(model: Any, real: Any, **options: Any) -> dict[str, Any]:
     """The logits of the real tokens; those of padding mean nothing."""
-    import torch
-
     with torch.no_grad():
         outputs = model(tokens(), attention_mask=real, **options).logits
     return {"logits": outputs[real.bool()].numpy()}
@@ -69,33 +71,35 @@ def test_logits(name: str, side: str) -> None:
     assert_agree(tiny_model(name), lambda model: logits(model, real))
 
 
+def generated(model: Any, **options: Any) -> list[Any]:
+    """The tokens that eager attention chooses, which sdpa_xp chooses as well."""
+    results = []
+    for implementation in ("eager", register()):
+        model.set_attn_implementation(implementation)
+        results.append(model.generate(tokens(), do_sample=False, **options).tolist())
+    assert results[0] == results[1]
+    return results[0]
+
+
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("side", ["none", "left"])
 @pytest.mark.parametrize("name", DECODERS)
 def test_greedy_generation(name: str, side: str, cache: str) -> None:
     """Token by token; the prompt and what follows are longer than the window."""
-    model = tiny_model(name)
-    generated = {}
-    for implementation in ("eager", register()):
-        model.set_attn_implementation(implementation)
-        generated[implementation] = model.generate(
-            tokens(),
-            attention_mask=padding(side),
-            max_new_tokens=2 * WINDOW,
-            do_sample=False,
-            cache_implementation=cache,
-        )
-    assert generated[register()].shape == (3, LENGTH + 2 * WINDOW)
-    assert generated[register()].tolist() == generated["eager"].tolist()
-    assert all(len(set(row)) > 3 for row in generated["eager"][:, LENGTH:].tolist())
+    options = {"attention_mask": padding(side), "cache_implementation": cache}
+    rows = generated(tiny_model(name), max_new_tokens=2 * WINDOW, **options)
+    assert [len(row) for row in rows] == [LENGTH + 2 * WINDOW] * 3
+    assert all(len(set(row[LENGTH:])) > 3 for row in rows)
+
+
+def test_beams() -> None:
+    generated(tiny_model("Llama"), num_beams=3, max_new_tokens=5)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "windowed", "static"])
 @pytest.mark.parametrize("name", DECODERS)
 def test_steps_of_several_tokens_with_a_cache(name: str, kind: str) -> None:
     """A prompt in pieces: the cache has tokens, and several queries stand behind them."""
-    import torch
-    import transformers
 
     def run(model: Any) -> dict[str, Any]:
         cache = {
@@ -132,8 +136,6 @@ def test_gradients(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["Bert", "GptOss", "Gemma2"])
 def test_attention_weights(name: str) -> None:
-    import torch
-
     def run(model: Any) -> dict[str, Any]:
         with torch.no_grad():
             layers = model(tokens(), output_attentions=True).attentions
@@ -142,18 +144,8 @@ def test_attention_weights(name: str) -> None:
     assert_agree(tiny_model(name), run)
 
 
-def test_beams() -> None:
-    model, generated = tiny_model("Llama"), {}
-    for implementation in ("eager", register()):
-        model.set_attn_implementation(implementation)
-        generated[implementation] = model.generate(tokens(), num_beams=3, max_new_tokens=5, do_sample=False)
-    assert generated[register()].tolist() == generated["eager"].tolist()
-
-
 def test_packed_sequences() -> None:
     """Two texts in a row, told apart by their positions: logits are those of the texts alone."""
-    import torch
-
     positions = torch.tensor([[*range(5), *range(LENGTH - 5)]] * 3)
 
     def run(model: Any) -> dict[str, Any]:
@@ -170,8 +162,6 @@ def test_packed_sequences() -> None:
 @pytest.mark.parametrize("dtype", ["bool", "float32"])
 def test_masks_of_the_user(dtype: str) -> None:
     """With 4 axes they go to attention as they are: True may attend, and floats are added."""
-    import torch
-
     allowed = torch.ones(3, 1, LENGTH, LENGTH, dtype=torch.bool).tril()
     allowed[:, :, 4:, 2] = False
     added = torch.where(allowed, 0.0, torch.finfo(torch.float32).min)
@@ -184,9 +174,6 @@ def test_masks_of_the_user(dtype: str) -> None:
 
 
 def test_relative_positions_of_t5() -> None:
-    import torch
-    import transformers
-
     config = transformers.T5Config(
         vocab_size=61, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0
     )
@@ -200,8 +187,6 @@ def test_relative_positions_of_t5() -> None:
 
 def test_training_with_dropout_and_checkpoints() -> None:
     """What is computed a second time for the gradients drops the same weights."""
-    import torch
-
     model = tiny_model("Llama", attention_dropout=0.3).train()
     model.set_attn_implementation(register())
 
@@ -219,31 +204,23 @@ def test_training_with_dropout_and_checkpoints() -> None:
     assert not torch.allclose(stored[1], other[1], rtol=0.1)
 
 
+def compiled(model: Any, _inputs: dict[str, Any]) -> Any:
+    """Without graph breaks: the masks are tensors with elements there."""
+    return torch.compile(model, backend="eager", fullgraph=True)
+
+
+def exported(model: Any, inputs: dict[str, Any]) -> Any:
+    return torch.export.export(model, (), kwargs=inputs, strict=False).module()
+
+
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`-wrapped function")
-def test_inside_torch_compile() -> None:
-    """No graph breaks: the masks are tensors with elements there."""
-    import torch
-
-    model = tiny_model("Mistral", num_hidden_layers=1)
-    model.set_attn_implementation(register())
-    with torch.no_grad():
-        expected = model(tokens(), attention_mask=padding("left"), use_cache=False).logits
-        compiled = torch.compile(model, backend="eager", fullgraph=True)
-        output = compiled(tokens(), attention_mask=padding("left"), use_cache=False).logits
-    real = padding("left").bool()
-    torch.testing.assert_close(output[real], expected[real], rtol=0, atol=1e-4)
-
-
-def test_inside_torch_export() -> None:
-    import torch
-
-    model = tiny_model("Llama", num_hidden_layers=1)
+@pytest.mark.parametrize(("name", "traced"), [("Mistral", compiled), ("Llama", exported)])
+def test_inside_torch_compile_and_export(name: str, traced: Callable[[Any, dict[str, Any]], Any]) -> None:
+    model = tiny_model(name, num_hidden_layers=1)
     model.set_attn_implementation(register())
     inputs = {"input_ids": tokens(), "attention_mask": padding("left"), "use_cache": False}
     with torch.no_grad():
-        expected = model(**inputs).logits
-        exported = torch.export.export(model, (), kwargs=inputs, strict=False).module()
-        output = exported(**inputs).logits
+        expected, output = (x(**inputs).logits for x in (model, traced(model, inputs)))
     real = padding("left").bool()
     torch.testing.assert_close(output[real], expected[real], rtol=0, atol=1e-4)
 
@@ -256,8 +233,6 @@ def test_transformers_is_imported_when_asked_only() -> None:
 
 def test_the_name_stays() -> None:
     """transformers takes "sdpa" in a name for its own, and refuses some models by that."""
-    import transformers
-
     assert register() == register() == "xp_attention"
     for interface in (transformers.AttentionInterface(), transformers.AttentionMaskInterface()):
         assert interface[register()].__module__.startswith("sdpa_xp.")

@@ -8,12 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sdpa_xp import scaled_dot_product_attention
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+import torch
+from internals import transformers_attention
+
 pytestmark = [pytest.mark.needs("torch", "transformers"), pytest.mark.slow]
 
 
 def arrays(*dtypes: str, length: int = 6) -> list[Any]:
-    import torch
-
     generator = torch.Generator().manual_seed(0)
     return [
         torch.randn(2, 4, length, 8, generator=generator).to(getattr(torch, dtype))
@@ -22,16 +27,11 @@ def arrays(*dtypes: str, length: int = 6) -> list[Any]:
 
 
 def attend(*inputs: Any, training: bool = False, mask: Any = None, **keywords: Any) -> Any:
-    from internals import transformers_attention
-
     return transformers_attention.attend(SimpleNamespace(training=training), *inputs, mask, **keywords)
 
 
 def test_a_causal_call_without_a_mask() -> None:
     """Models say so by `is_causal`; one query attends all keys."""
-    import torch
-
-    from sdpa_xp import scaled_dot_product_attention
 
     query, key, value = arrays()
     for rows in (6, 1):
@@ -44,8 +44,6 @@ def test_a_causal_call_without_a_mask() -> None:
 
 def test_dropout_drops_as_many_as_asked_for() -> None:
     """Kept weights are divided by 1 - p. The output is of the weights that are returned; both are seeded."""
-    import torch
-
     query, key, value = arrays(length=64)
     call = {"dropout": 0.25, "output_attentions": True}
     _, plain = attend(query, key, value, **call)
@@ -65,8 +63,6 @@ def test_dropout_drops_as_many_as_asked_for() -> None:
 
 def test_dtypes_that_autocast_mixes() -> None:
     """A model that normalises its queries and keys has them in float32, and its values in bfloat16."""
-    import torch
-
     mixed = arrays("float32", "float32", "bfloat16")
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output, _ = attend(*mixed)
@@ -79,8 +75,6 @@ def test_dtypes_that_autocast_mixes() -> None:
 
 def test_masks_of_other_dtypes() -> None:
     """A model in half precision makes masks of halves; some compute their attention in float32."""
-    import torch
-
     added = torch.zeros(2, 1, 6, 6, dtype=torch.bfloat16)
     added[..., 4:] = torch.finfo(torch.bfloat16).min
     for dtype in ("bfloat16", "float32", "float64"):
@@ -109,8 +103,6 @@ def test_what_cannot_be_computed_is_refused(keyword: str, said: str) -> None:
 
 def test_layers_drop_other_weights() -> None:
     """Of 200 layers no two have one seed."""
-    import torch
-
     inputs, drawn = arrays(), list[int]()
 
     class Noted(torch.Generator):

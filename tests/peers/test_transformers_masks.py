@@ -9,6 +9,18 @@ from typing import Any
 import pytest
 from peers.tiny_models import DECODER, SIZES
 
+from sdpa_xp import masks
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+import torch
+import transformers
+from internals import MaskTensor, transformers_masks
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import masking_utils as theirs
+
+from sdpa_xp.integrations.transformers import register
+
 pytestmark = [pytest.mark.needs("torch", "transformers"), pytest.mark.slow]
 
 PLACES = {
@@ -24,44 +36,24 @@ PLACES = {
 """Queries, keys, and the position of the first of each."""
 
 
-def functions() -> dict[str, Any]:
-    """What transformers' own code passes, with numbers for a batch of 2."""
-    import torch
-    from transformers import masking_utils as theirs
-
-    ids = torch.tensor([[0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3], [0] * 12])
-    chunk = theirs.chunked_causal_mask_function(3, torch.tensor([1, 0]))
-    return {
-        "causal": theirs.causal_mask_function,
-        "bidirectional": theirs.bidirectional_mask_function,
-        "window": theirs.sliding_window_causal_mask_function(4),
-        "window of no key": theirs.sliding_window_causal_mask_function(0),
-        "both sides": theirs.sliding_window_bidirectional_mask_function(2),
-        "chunks": chunk,
-        "documents": theirs.and_masks(theirs.packed_sequence_mask_function(ids), theirs.causal_mask_function),
-        "either": theirs.or_masks(theirs.causal_mask_function, theirs.blockwise_overlay(ids)),
-        "either, all": theirs.or_masks(chunk, theirs.bidirectional_mask_function),
-        "of a user": lambda b, h, i, j: (j + b) % 3 != i % 3,
-    }
-
-
-NAMES = (
-    "causal",
-    "bidirectional",
-    "window",
-    "window of no key",
-    "both sides",
-    "chunks",
-    "documents",
-    "either",
-    "either, all",
-    "of a user",
-)
+IDS = torch.tensor([[0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3], [0] * 12])
+CHUNK = theirs.chunked_causal_mask_function(3, torch.tensor([1, 0]))
+FUNCTIONS = {
+    "causal": theirs.causal_mask_function,
+    "bidirectional": theirs.bidirectional_mask_function,
+    "window": theirs.sliding_window_causal_mask_function(4),
+    "window of no key": theirs.sliding_window_causal_mask_function(0),
+    "both sides": theirs.sliding_window_bidirectional_mask_function(2),
+    "chunks": CHUNK,
+    "documents": theirs.and_masks(theirs.packed_sequence_mask_function(IDS), theirs.causal_mask_function),
+    "either": theirs.or_masks(theirs.causal_mask_function, theirs.blockwise_overlay(IDS)),
+    "either, all": theirs.or_masks(CHUNK, theirs.bidirectional_mask_function),
+    "of a user": lambda b, h, i, j: (j + b) % 3 != i % 3,
+}
+"""What transformers' own code passes, with numbers for a batch of 2."""
 
 
 def padded(name: str, length: int) -> Any:
-    import torch
-
     index = torch.arange(length)
     rows = {"none": index < length, "right": index < 5, "left": index >= 3, "holes": index % 3 > 0}
     return torch.stack([rows["none"], rows[name]])
@@ -70,17 +62,13 @@ def padded(name: str, length: int) -> Any:
 def call_of(name: str, place: str, padding: str) -> dict[str, Any]:
     places = dict(zip(("q_length", "kv_length", "q_offset", "kv_offset"), PLACES[place], strict=True))
     real = None if padding == "absent" else padded(padding, places["q_offset"] + places["q_length"])
-    return {"batch_size": 2, **places, "mask_function": functions()[name], "attention_mask": real}
+    return {"batch_size": 2, **places, "mask_function": FUNCTIONS[name], "attention_mask": real}
 
 
 @pytest.mark.parametrize("padding", ["none", "right", "left", "holes", "absent"])
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_same_pairs(name: str, place: str, padding: str) -> None:
-    import torch
-    from internals import MaskTensor, transformers_masks
-    from transformers import masking_utils as theirs
-
     call = call_of(name, place, padding)
     for dtype in (torch.float32, torch.bfloat16):
         expected = theirs.eager_mask(**call, dtype=dtype)
@@ -110,17 +98,12 @@ def test_the_same_pairs(name: str, place: str, padding: str) -> None:
 )
 def test_values(name: str, place: str, padding: str, written: str) -> None:
     """Masks of the library, which skip tiles; parts that mask nothing are left out, for the sake of kernels."""
-    from internals import transformers_masks
-
     mask = transformers_masks.create_mask(**call_of(name, place, padding))
     assert str(None if mask.mask is transformers_masks.EVERY_PAIR else mask.mask) == written
 
 
 def test_what_cannot_be_a_value_is_an_array() -> None:
     """A function that takes single indices, and the one query of a step with a static cache."""
-    import torch
-    from internals import transformers_masks
-
     table = torch.tensor([True, False, True, True])
     create = partial(transformers_masks.create_mask, batch_size=1, kv_length=4)
     single = create(q_length=4, mask_function=lambda b, h, i, j: table[j], use_vmap=True)
@@ -132,11 +115,6 @@ def test_what_cannot_be_a_value_is_an_array() -> None:
 
 def test_a_mask_that_is_computed_with_has_its_elements(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are those of eager attention, for models that have an attention of their own."""
-    import torch
-    from internals import MaskTensor
-    from transformers import masking_utils as theirs
-
-    from sdpa_xp import masks
 
     mask = MaskTensor.from_mask(masks.causal(1), (2, 1, 3, 4), torch.float32, "cpu")
     expected = theirs.eager_mask(2, 3, 4, 1)
@@ -164,11 +142,6 @@ def test_a_mask_that_is_computed_with_has_its_elements(monkeypatch: pytest.Monke
 
 def test_no_array_of_all_pairs() -> None:
     """A window over 4,096 tokens, padded: no tensor has as many elements as there are pairs."""
-    import torch
-    import transformers
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    from sdpa_xp.integrations.transformers import register
 
     length = 4096
 

@@ -8,9 +8,16 @@ from typing import Any
 
 import pytest
 from peers.architectures import HEADS, compared, small_model, types_with
+from peers.same_layers import count_calls
 from peers.tiny_models import padding, tiny_model, tokens
 
 from sdpa_xp.integrations.transformers import register, uses_sdpa_xp
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+import torch
+import transformers
+from internals import transformers_attention
 
 pytestmark = [
     pytest.mark.needs("torch", "transformers"),
@@ -25,9 +32,6 @@ SIZES = {"vocab_size": 61, "hidden_size": 32, "num_attention_heads": 4}
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    from internals import transformers_attention
-    from peers.same_layers import count_calls
-
     return count_calls(transformers_attention, monkeypatch.setattr)
 
 
@@ -51,15 +55,11 @@ def test_the_guide_lists_models() -> None:
 
 
 def of_type(name: str, implementation: str, **options: Any) -> Any:
-    import transformers
-
     config = transformers.AutoConfig.for_model(name, **(SIZES | options))
     return transformers.AutoModel.from_config(config, attn_implementation=implementation)
 
 
 def test_a_model_uses_it_while_it_has_the_name() -> None:
-    import torch
-
     model = tiny_model("Llama")
     assert not uses_sdpa_xp(model)
     model.set_attn_implementation(register())
@@ -84,8 +84,6 @@ def test_a_model_uses_it_while_it_has_the_name() -> None:
 )
 def test_models_with_attention_of_their_own_warn(name: str, options: dict[str, Any], calls: list[int]) -> None:
     """Once for each type, also of a model with several parts of it; they compute what eager attention does."""
-    import torch
-
     said = (
         rf"^xp_attention: models of type `{name}` have attention code of their own, which sdpa_xp does not repl"
     )
@@ -122,16 +120,12 @@ def test_models_that_know_no_other_names_are_refused(name: str, options: dict[st
 
 def test_a_part_of_a_refused_model_stays_usable() -> None:
     """GIT looks up a class for its text, but the vision model beside it asks for its attention."""
-    import transformers
-
     config = transformers.GitVisionConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=4)
     model = transformers.GitVisionModel._from_config(config, attn_implementation=register())
     assert uses_sdpa_xp(model)
 
 
 def test_transformers_is_asked_once() -> None:
-    import transformers
-
     ask = transformers.PreTrainedModel.get_correct_attn_implementation
     register()
     assert transformers.PreTrainedModel.get_correct_attn_implementation is ask
@@ -139,8 +133,6 @@ def test_transformers_is_asked_once() -> None:
 
 def test_the_loss_at_the_first_real_token() -> None:
     """The last padding on the left predicts it. With it the loss is that of `sdpa`, without it of eager."""
-    import torch
-
     real, losses = padding("left").bool(), {}
     labels = tokens().masked_fill(~real, -100)
     first = real & ~real.roll(1, 1)
