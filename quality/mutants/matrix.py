@@ -37,6 +37,8 @@ def counts(kills: dict[str, list[dict[str, dict[str, int]]]]) -> tuple[Counter[s
 
 def main() -> None:
     folder = ROOT / (sys.argv[1] if len(sys.argv) > 1 else "tests")
+    if not KILLS.exists():
+        raise SystemExit(f"{KILLS.relative_to(ROOT)} is not there: `make mutants` writes it")
     every, alone = counts(json.loads(KILLS.read_text()))
     for name in sorted(functions(folder), key=lambda name: (alone[name], every[name], name)):
         print(f"{alone[name]:4} alone, {every[name]:4} in all  {name}")

@@ -70,7 +70,8 @@ def main() -> None:
                 flush=True,
             )
             results.write_text(json.dumps(outcomes, indent=1))
-    whole = not arguments.only and arguments.suites == ",".join(SUITES)
+    # A slice is no result, and with `--first` other tests may kill, too.
+    whole = not (arguments.only or arguments.first) and arguments.suites == ",".join(SUITES)
     summarise(
         arguments.seed, drawn, outcomes, ROOT / "results" / "mutants.json" if whole else BUILD / "results.json"
     )

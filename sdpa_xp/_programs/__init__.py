@@ -1,9 +1,14 @@
-"""What is computed from the scores of a tile, on the arrays of any library. A program knows no executor.
+"""What is computed from the scores of a tile, on the arrays of any library.
 
-scores         scale -> softcap -> bias -> mask, with `bound_options`
-softmax        one tile of keys after the other, with `empty_rows` and `dropout`
-output, weights, statistics, gradients   with `row_statistics`, `top_keys`, `gradient_targets`
-one_tile       small calls, without the objects that cut a call
-patches, reproducible   programs of other programs, with `fixed_blocks`
-differentiable products that a library itself differentiates
+    scores           of a tile, as `bound_options` ask for them
+    softmax          one tile of keys after the other; `empty_rows`, `dropout`
+    output, weights  programs
+    statistics       a program; `row_statistics`, `top_keys`
+    gradients        a program; `gradient_targets`
+    one_tile         small calls, without the objects that cut a call
+    patches          a call whose mask lists keys, as many short sequences
+    reproducible     bits that depend on nothing beside a row; `fixed_blocks`
+    differentiable   products that a library itself differentiates
+
+A program knows no executor.
 """

@@ -1,7 +1,10 @@
 """onnxruntime and other engines: what is known of their releases, and sessions that run a model.
 
-releases       what was measured of each release
-session        graphs of our own, in this process
-process        a process for a model that anyone wrote, with `limits`: `child`, `worker`, `frames`
-engine, readers   what a session is, and the session of each engine
+    releases               what was measured of each release
+    session                graphs of our own, in this process
+    process, limits        a process for a model that anyone wrote, and what it may take
+    child, worker, frames  inside of that process
+    engine, readers        what a session is; that of each engine
+
+A model that anyone wrote is loaded and run in a process of its own.
 """

@@ -263,3 +263,28 @@ def test_verify_asks_for_a_mask_of_the_caller(mask: Mask, other: Mask) -> None:
         verify(model)
     assert verify(model, attn_mask=mask).agrees
     assert not verify(model, attn_mask=other).agrees
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AsManyAs(Mask, Pattern):
+    """As many keys as an array has elements behind its first."""
+
+    name = "as many as"
+    x: Any
+
+    def bind(self, _grid: Any) -> Any:
+        return self
+
+    def allowed_in(self, tile: Any) -> Any:
+        xp, rest = tile.grid.xp, self.x[1:]
+        return xp.astype(tile.key_index, rest.dtype) < xp.sum(xp.ones(rest.shape, dtype=rest.dtype))
+
+
+@pytest.mark.parametrize("form", ["primitive", "tiled"])
+def test_a_length_in_a_formula_has_no_name_of_the_caller(rng: np.random.Generator, form: Any) -> None:
+    """`x[1:]` of N elements is no axis N_less_1 of the call."""
+    query, key = (TensorSpec("float32", (1, 2, length, 8)) for length in ("L", "N_less_1"))
+    model = export_attention(query, key, key, AsManyAs(TensorSpec("float32", ("N",))), form=form)
+    q, k, v = (rng.standard_normal((1, 2, length, 8)).astype(np.float32) for length in (3, 9, 9))
+    results = run(model, {"query": q, "key": k, "value": v, "x": np.ones(5, np.float32)})
+    assert_close(results, {"output": scaled_dot_product_attention(q, k[:, :, :4], v[:, :, :4])})
