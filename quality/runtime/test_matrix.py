@@ -23,7 +23,7 @@ from quality.runtime.matrix import RESULTS, TABLE
 from quality.runtime.outcomes import Exported, choices, exports, faults, number, refusals, wrong
 from quality.runtime.releases import INSTALLED, NEWEST, REDUCED, RELEASES, Graph, run_graphs
 from quality.runtime.table import markdown
-from sdpa_xp_export.forms import grouped_query
+from sdpa_xp_export.forms import contrib
 from sdpa_xp_export.forms.choice import FORMS
 
 
@@ -85,8 +85,8 @@ def test_a_graph_that_a_later_release_computes_otherwise_is_wrong_for_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A window of GroupQueryAttention as onnxruntime 1.23 counts its keys, which is one key more since 1.24."""
-    monkeypatch.setattr(grouped_query, "WINDOW_COUNTS_ITSELF", (1, 23))
-    monkeypatch.setattr(grouped_query, "key_window", lambda masks: (40 - 1, 0))
+    monkeypatch.setattr(contrib, "WINDOW_COUNTS_ITSELF", (1, 23))
+    monkeypatch.setattr(contrib, "key_window", lambda masks: (40 - 1, 0))
     calls = [job for job in all_jobs() if job.name == "long, of itself, window (float32)"]
     graphs = exports(["1.23.2", INSTALLED], ["grouped_query"], calls)
     faulty = {release: faults(release, graphs) for release in ("1.23.2", INSTALLED)}

@@ -31,4 +31,4 @@ def few_long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 2 queries, the last of them smaller, and of the heads of 20 scores."""
     monkeypatch.setattr("sdpa_xp_export.forms.tiled.ROWS", 2)
-    monkeypatch.setattr("sdpa_xp_export.lowering.head_parts.SCORES_OF_A_STEP", 20)
+    monkeypatch.setattr("sdpa_xp_export.lowering.blocks.SCORES_OF_A_STEP", 20)

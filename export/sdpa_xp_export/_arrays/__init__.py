@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from .. import _dtypes as _dtypes
 from .._dtypes import *
-from .accumulation import *
 from .arithmetic import *
 from .creation import *
 from .elementwise import *
@@ -27,11 +26,9 @@ from .numpy_and_torch import missing_function
 from .numpy_and_torch import numpy_error as numpy_error
 from .numpy_and_torch import of_ufunc as of_ufunc
 from .ordering import *
-from .parts import *
 from .products import *
 from .rearranging import *
 from .reductions import *
-from .transcendental import *
 
 e, inf, nan, newaxis, pi = math.e, math.inf, math.nan, None, math.pi
 

@@ -13,9 +13,9 @@ from sdpa_xp.errors import ArgumentTypeError
 from .._dtypes.dtype import Dtype, default_dtype, dtype_name, numpy_dtype
 from .._graph import FloatOfLengths, Graph, GraphValue, Length, added, plain
 from . import ops
+from .dispatch import graph_of, is_array
 from .elementwise import equal, maximum, where
 from .manipulation import broadcast_to, expand_dims
-from .operators import graph_of, is_array
 
 __all__ = ["arange", "asarray", "astype", "empty", "empty_like", "eye", "from_dlpack", "full", "full_like"]
 __all__ += ["linspace", "ones", "ones_like", "zeros", "zeros_like"]

@@ -12,9 +12,9 @@ from .._dtypes.dtype import INTEGERS
 from .._graph import Graph, GraphValue, Length, added, has_names, parts, plain
 from . import ops
 from .creation import arange
+from .dispatch import array_function, is_array
 from .elementwise import not_equal
 from .manipulation import axis_of, broadcast_to, expand_dims, moveaxis, permute_dims, stack
-from .operators import array_function, is_array
 
 __all__ = ["nonzero", "take", "take_along_axis", "unstack"]
 

@@ -16,7 +16,7 @@ from sdpa_xp.errors import ArgumentValueError
 
 from .._graph import GraphValue, Length, broadcasts_to, has_names, plain
 from ..spec import SymbolicShape, as_lengths
-from .operators import array_function, kernel_dtype, promoted
+from .dispatch import array_function, kernel_dtype, promoted
 
 __all__ = ["broadcast_to", "concat", "expand_dims", "matrix_transpose", "moveaxis", "permute_dims", "reshape"]
 __all__ += ["squeeze", "stack"]

@@ -15,14 +15,12 @@ from sdpa_xp.errors import ArgumentValueError
 from .._dtypes.dtype import FLOATING
 from .._graph import GraphValue, has_names
 from . import ops
-from .accumulation import cumulative_sum
 from .creation import as_value, places
-from .elementwise import equal, less, less_equal, maximum, minimum, not_equal, where
+from .dispatch import admitted, array_function, operands, promoted
+from .elementwise import equal, isnan, less, less_equal, maximum, minimum, not_equal, where
 from .indexing import nonzero, take, take_along_axis
 from .manipulation import axis_of, concat, expand_dims, moveaxis, reshape, squeeze
-from .operators import admitted, array_function, operands, promoted
-from .parts import isnan
-from .reductions import any, count_nonzero, max, min
+from .reductions import any, count_nonzero, cumulative_sum, max, min
 
 __all__ = ["argmax", "argmin", "argsort", "isin", "searchsorted"]
 __all__ += ["sort", "unique_all", "unique_counts", "unique_inverse", "unique_values"]

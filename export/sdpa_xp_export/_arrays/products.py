@@ -9,9 +9,9 @@ from sdpa_xp.errors import ArgumentValueError
 
 from .._graph import GraphValue
 from . import ops
+from .dispatch import array_function, computed, operands
 from .elementwise import equal, where
 from .manipulation import axes_of, expand_dims, moveaxis, permute_dims, reshape, squeeze
-from .operators import array_function, computed, operands
 
 __all__ = ["matmul", "tensordot", "vecdot"]
 

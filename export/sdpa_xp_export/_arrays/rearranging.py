@@ -11,16 +11,15 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 from .._dtypes.dtype import INTEGERS
 from .._graph import GraphValue, Length, plain
-from .accumulation import cumulative_sum
 from .arithmetic import floor_divide
 from .creation import arange, as_value, places
+from .dispatch import array_function, computed, graph_of
 from .elementwise import greater, less, where
 from .indexing import item, take
 from .manipulation import Axes, axes_of, axis_of, broadcast_to, expand_dims, reshape
-from .operators import array_function, computed, graph_of
 from .ops import to_rank
 from .ordering import searchsorted
-from .reductions import sum
+from .reductions import cumulative_sum, sum
 
 __all__ = ["broadcast_arrays", "broadcast_shapes", "flip", "meshgrid", "repeat", "roll", "tile", "tril", "triu"]
 

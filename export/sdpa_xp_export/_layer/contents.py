@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, TypeAlias
 
-from .._arrays.operators import is_array
+from .._arrays.dispatch import is_array
 from .._packages import ARRAY_LIBRARIES, LIBRARIES, package_of
 
 _WITHOUT_STATE = ARRAY_LIBRARIES - {"sdpa_xp", "sdpa_xp_export", "torch"}

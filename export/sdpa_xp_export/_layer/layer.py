@@ -24,7 +24,7 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message, message_of, summary
 from sdpa_xp.masks import Mask
 
-from .._arrays.operators import is_array
+from .._arrays.dispatch import is_array
 from .._dtypes.dtype import to_numpy
 from .._graph import length_error
 from .._packages import LIBRARIES

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from sdpa_xp import AttentionStatistics
 
-from .._arrays.operators import is_array
+from .._arrays.dispatch import is_array
 from .._call.statistics import as_statistics, by_name
 from .._graph import FloatOfLengths, GraphValue, Length
 from .._packages import package_of

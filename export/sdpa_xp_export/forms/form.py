@@ -13,7 +13,7 @@ from .._call.call import OPTIONS, ExportCall, FormName
 from .._call.mask_analysis import cuts_keys
 from .._graph import Graph, GraphValue
 from .._runtime.releases import OLDEST, OPSETS, Runtime, TargetProvider
-from ..lowering.graph_lengths import GraphLengths
+from ..lowering.tile import GraphLengths
 from ..lowering.tile_attention import in_layout
 
 

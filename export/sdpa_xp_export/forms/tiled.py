@@ -30,12 +30,18 @@ from .._call.call import ExportCall
 from .._call.mask_analysis import is_only_causal, may_mask
 from .._graph import Graph, GraphValue
 from .._runtime.releases import Runtime
+from ..lowering.blocks import HeadPart, HeadParts, head_parts, key_range
 from ..lowering.formula import all_allowed
-from ..lowering.graph_lengths import GraphLengths, LengthsAsData, LengthsInBody
-from ..lowering.head_parts import HeadPart, HeadParts, head_parts
-from ..lowering.key_range import key_range
 from ..lowering.statistics import most_blocks, sums_of
-from ..lowering.tile import GraphTile, KeyMask, TileRange, whole_tile
+from ..lowering.tile import (
+    GraphLengths,
+    GraphTile,
+    KeyMask,
+    LengthsAsData,
+    LengthsInBody,
+    TileRange,
+    whole_tile,
+)
 from ..lowering.tile_attention import attend_tile, scale_query
 from .form import Form, FormInputs, finished_outputs, read_inputs
 

@@ -18,7 +18,7 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
 
 from .. import _arrays as xp
-from .._arrays.operators import is_array
+from .._arrays.dispatch import is_array
 from .._call.arguments import warn_of_zeros_and_ones
 from .._call.call import OPTIONS, ExportCall, FormName, checked_call
 from .._call.operands import with_operands

@@ -17,8 +17,7 @@ from .._call.arguments import SUMS_OF_QUERIES
 from .._call.call import ExportCall
 from .._graph import GraphValue, has_names
 from .._runtime.releases import Runtime
-from .graph_lengths import GraphLengths
-from .tile import GraphTile
+from .tile import GraphLengths, GraphTile
 
 LEAST_DIFFERENCE = -1000.0
 """exp of less is 0 in float64 too. -inf would not do, because 0 * -inf is NaN."""

@@ -17,7 +17,7 @@ from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx
 from sdpa_xp_export.export import export_call
 from sdpa_xp_export.forms.choice import unsupported_reason
-from sdpa_xp_export.lowering.graph_lengths import GraphLengths, LengthsAsData, LengthsInBody
+from sdpa_xp_export.lowering.tile import GraphLengths, LengthsAsData, LengthsInBody
 
 RUNTIME = "onnxruntime>=1.28;cuda"
 LENGTHS = TensorSpec("int64", ("B",))

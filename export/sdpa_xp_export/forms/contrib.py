@@ -1,4 +1,8 @@
-"""com.microsoft GroupQueryAttention: causal attention with grouped heads, windows and sinks."""
+"""The fused operators of com.microsoft, which onnxruntime alone has.
+
+MultiHeadAttention is on the CPU the one kernel without a matrix of scores. GroupQueryAttention is causal, with
+grouped heads, windows and sinks.
+"""
 
 from __future__ import annotations
 
@@ -7,24 +11,111 @@ import math
 from .. import _arrays as xp
 from .._arrays import ops
 from .._call.call import ExportCall
-from .._call.mask_analysis import is_window, key_window
+from .._call.mask_analysis import is_lower_triangle, is_window, key_window, unmasked
 from .._graph import CONTRIB, Graph, GraphValue
 from .._runtime.releases import Runtime
 from ..lowering.tile import whole_tile
 from .form import Form, FormInputs, finished_outputs, read_inputs
-from .multi_head import packed, unpacked, unsupported_by_contrib
 
+RANK = 4
+EMPTY_SINCE = (1, 31)
+"""The first release in which MultiHeadAttention takes an empty batch or length."""
 WIDTHS = 8
-"""Widths must be a multiple of this."""
+"""The widths of GroupQueryAttention must be a multiple of this."""
 ALL = -1
 """The value of `local_window_size` for no window: all keys up to the query's own."""
-
 WINDOW_COUNTS_ITSELF = (1, 24)
 """From this release on, a window counts the query's own key; before, only the keys to its left (issue 25927 of
 onnxruntime). So no graph with a window is right on both sides of it."""
 
 
-def _unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
+def _unsupported_by_multi_head(call: ExportCall, runtime: Runtime) -> str | None:
+    if common := unsupported_by_contrib(call):
+        return common
+    if call.sizes.query_heads != call.sizes.heads:
+        return "MultiHeadAttention has no grouped heads"
+    if missing := MULTI_HEAD.missing_option(call):
+        return missing
+    if not unmasked(call) and not is_lower_triangle(call):
+        return "MultiHeadAttention gives NaN for empty rows, and misplaces the diagonal where L is not S"
+    sizes = (*call.sizes.batch, call.sizes.queries, call.sizes.keys)
+    if runtime.is_before(EMPTY_SINCE) and any(isinstance(size, str) for size in sizes):
+        release = ".".join(map(str, EMPTY_SINCE))
+        return f"before onnxruntime {release} it takes no empty batch, so the lengths must be numbers"
+    return None
+
+
+def _write_multi_head(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
+    """query, key, value -> Transpose, Reshape -> MultiHeadAttention -> Reshape, Transpose."""
+    # The CPU has a kernel for float32 alone; CUDA for half dtypes too.
+    dtype = call.query.dtype if runtime.provider == "cuda" else "float32"
+    inputs = read_inputs(graph, call, dtype)
+    heads = call.sizes.query_heads
+    # Key and value with 4 axes would spare two Transposes, but lose the kernel without a matrix of scores.
+    query, key, value = (packed(array) for array in (inputs.query, inputs.key, inputs.value))
+    output = graph.add(
+        "MultiHeadAttention",
+        query,
+        key,
+        value,
+        dtype=dtype,
+        shape=(*query.dims[:-1], value.dims[-1]),
+        domain=CONTRIB,
+        num_heads=heads,
+        scale=call.scale,
+        unidirectional=int(is_lower_triangle(call)),
+    )
+    return finished_outputs(inputs, {"output": unpacked(output, heads)})
+
+
+def unsupported_by_contrib(call: ExportCall) -> str | None:
+    """Return what no fused operator of com.microsoft can state; None if it is for the operator to say."""
+    specs = (call.query, call.key, call.value)
+    if any(spec.ndim != RANK for spec in specs) or len({spec.shape[0] for spec in specs}) > 1:
+        return "com.microsoft operators take 4 axes with one batch"
+    if call.accumulation_dtype == "float64":
+        return "com.microsoft operators do not take float64"
+    if call.outputs != ("output",):
+        return "com.microsoft operators return only the output"
+    if call.biases:  # MultiHeadAttention has an input for one, and its softmax of nothing but -inf is NaN
+        return "com.microsoft operators give NaN for a row that a bias masks"
+    if not isinstance(call.scale, float):
+        return "com.microsoft operators take a scale that is a number"
+    if call.scale == 0:
+        return "com.microsoft operators read a scale of 0 as no scale"
+    return None
+
+
+def packed(value: GraphValue) -> GraphValue:
+    """(B, H, L, E) -> (B, L, H * E)."""
+    heads, width = int(value.dims[-3]), int(value.dims[-1])
+    swapped = xp.moveaxis(value, -2, -3)
+    return xp.reshape(swapped, [0, 0, heads * width], dims=(*swapped.dims[:2], heads * width))
+
+
+def unpacked(value: GraphValue, heads: int) -> GraphValue:
+    """(B, L, H * Ev) -> (B, H, L, Ev)."""
+    width = int(value.dims[-1]) // heads
+    split = xp.reshape(value, [0, 0, heads, width], dims=(*value.dims[:2], heads, width))
+    return xp.moveaxis(split, -2, -3)
+
+
+MULTI_HEAD = Form(
+    "multi_head",
+    _write_multi_head,
+    _unsupported_by_multi_head,
+    nodes="`com.microsoft.MultiHeadAttention`",
+    operator="MultiHeadAttention",
+    empty_since=EMPTY_SINCE,
+    wrong_on={
+        "webgpu": "the WebGPU provider computes MultiHeadAttention wrong from 32 tokens on",
+        "openvino": "OpenVINO's MultiHeadAttention masks with a finite number, which large scores exceed",
+        "onnx": "MultiHeadAttention is no operator of the standard",
+    },
+)
+
+
+def _unsupported_by_grouped_query(call: ExportCall, runtime: Runtime) -> str | None:
     if common := unsupported_by_contrib(call):
         return common
     if call.cached:
@@ -53,7 +144,7 @@ def _unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
     return None
 
 
-def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
+def _write_grouped_query(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
     """query, key, value -> Transpose, Reshape -> GroupQueryAttention -> Reshape, Transpose."""
     # On the CPU half dtypes are computed in float32; CUDA has kernels for half dtypes alone.
     dtype = call.query.dtype if runtime.provider == "cuda" else "float32"
@@ -95,7 +186,7 @@ def _node(
         kv_num_heads=groups,
         scale=call.scale,
         local_window_size=ALL if before is None else before + 1,  # a window counts the query's own key
-        **FORM.attributes(call),
+        **GROUPED_QUERY.attributes(call),
     )
     return unpacked(output, heads)
 
@@ -134,10 +225,10 @@ def _lengths(inputs: FormInputs) -> tuple[GraphValue, GraphValue]:
     return repeated.astype("int32"), lengths.keys.astype("int32")  # the operator takes int32 alone
 
 
-FORM = Form(
+GROUPED_QUERY = Form(
     "grouped_query",
-    _write,
-    _unsupported_reason,
+    _write_grouped_query,
+    _unsupported_by_grouped_query,
     nodes="`com.microsoft.GroupQueryAttention`",
     operator="GroupQueryAttention",
     takes=("softcap", "sinks"),
