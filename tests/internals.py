@@ -89,6 +89,7 @@ PLACES = {
     "function_hint": "sdpa_xp_export._arrays.numpy_and_torch:function_hint",
     "Graph": "sdpa_xp_export._graph.graph:Graph",
     "graph_namespace": "sdpa_xp_export._arrays",
+    "GraphSettings": "sdpa_xp_export._graph.graph:GraphSettings",
     "GraphValue": "sdpa_xp_export._graph.graph:GraphValue",
     "grid_of": "sdpa_xp._tiles.shape_grid:grid_of",
     "HEAD": "sdpa_xp_export._demo:HEAD",

@@ -17,10 +17,9 @@ from sdpa_xp.masks import Mask
 from . import _arrays
 from ._call.call import OPTIONS, ExportCall, FormChoice, Layout, OutputName, WideDtype, checked_call
 from ._call.text import digest, to_json
-from ._dtypes.dtype import ONNX_DTYPE
 from ._files.metadata import Metadata
 from ._files.model import Model, with_weights, without_numbers
-from ._graph import CONTRIB, Graph, GraphValue
+from ._graph import CONTRIB, Graph, GraphSettings, GraphValue, value_info
 from ._runtime.releases import DEFAULT_RUNTIME, Runtime
 from .forms.choice import FORMS, check_tensors, choose
 from .forms.traced_attention import refuse_attention, write_call
@@ -154,8 +153,9 @@ def export_call(
     written = FORMS[name]
     if opset is None:
         opset = written.opset_of(call) if written.opset_of else written.default_opset
+    for_openvino = target.engine == "openvino"
     graph = Graph(
-        opset=opset, namespace=_arrays, attend=refuse_attention, for_openvino=target.engine == "openvino"
+        GraphSettings(opset=opset, namespace=_arrays, attend=refuse_attention, for_openvino=for_openvino)
     )
     named = {argument: graph.input(argument, spec.dtype, spec.shape) for argument, spec in call.inputs.items()}
     named |= {
@@ -175,28 +175,24 @@ def export_call(
 
 def finished_model(graph: Graph, outputs: Mapping[str, GraphValue], metadata: Metadata) -> Model:
     """Return the model, which has passed onnx.checker; its outputs get the names that they stand under."""
-    names = {}
+    names, written = {}, graph.written
     graph.prune(outputs.values())
     for name, value in outputs.items():
-        computed = any(value.name in node.output for node in graph.nodes)
+        computed = any(value.name in node.output for node in written.nodes)
         # An output of the graph must be an output of a node, and an input cannot be renamed.
         output = value if computed else graph.copy(value)
         names[output.name] = name
-    _rename(graph.nodes, names)
-    infos = [
-        helper.make_tensor_value_info(name, ONNX_DTYPE[value.elem_type], value.dims)
-        for name, value in outputs.items()
-    ]
-    used = {name for node in graph.nodes for name in node.input}  # the body of a loop has copies of constants
-    constants = [constant for constant in graph.constants.values() if constant.name in used]
-    proto = helper.make_graph(graph.nodes, "attention", graph.inputs, infos, constants)
-    opsets = [helper.make_opsetid("", graph.opset)]
+    _rename(written.nodes, names)
+    infos = [value_info(name, value) for name, value in outputs.items()]
+    constants = written.used_constants()
+    proto = helper.make_graph(written.nodes, "attention", written.inputs, infos, constants)
+    opsets = [helper.make_opsetid("", graph.settings.opset)]
     ir_version = helper.find_min_ir_version_for(opsets)  # onnx knows none for the opset of another domain
-    if any(node.domain == CONTRIB for node in graph.nodes):
+    if any(node.domain == CONTRIB for node in written.nodes):
         opsets.append(helper.make_opsetid(CONTRIB, 1))
     model = helper.make_model(proto, opset_imports=opsets, producer_name="sdpa_xp")
     model.ir_version = ir_version
-    finished = with_weights(model, graph.weights, graph.function)
+    finished = with_weights(model, written.weights, graph.function)
     bare = without_numbers(finished)
     onnx.checker.check_model(bare, full_check=True)  # the checker takes at most 2 GiB
     replace(metadata, math=MATH_MODE).write(model, bare)

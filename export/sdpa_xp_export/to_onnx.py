@@ -20,7 +20,7 @@ from ._call.mask_analysis import CallNumbers, numbers_as_json, numbers_of
 from ._dtypes.dtype import FLOATING, default_dtypes
 from ._files.metadata import Metadata
 from ._files.model import Model
-from ._graph import Graph, GraphValue, moved_inputs
+from ._graph import Graph, GraphSettings, GraphValue, moved_inputs
 from ._layer.call_signature import Caller
 from ._layer.layer import (
     bound_arguments,
@@ -174,17 +174,18 @@ def _traced(
 ) -> _Traced:
     """Call a layer with values of a graph instead of specs."""
     attention = TracedAttention(form, target, opset)
-    graph = Graph(
+    settings = GraphSettings(
         function=FUNCTION,
         opset=_opset(opset, form, target),
         namespace=_arrays,
         attend=attention,
+        for_openvino=target.engine == "openvino",
         computes_bfloat16=target.provider == "cuda",  # the CPU's kernels only move bfloat16
         erf_keeps_nan=not target.is_before(ERF_KEEPS_NAN),
-        for_openvino=target.engine == "openvino",
-        array_names={id(array): name for name, array in parameter_arrays(layer).items()},
         numpy_floats_promote=caller is not None and caller.is_numpy,
     )
+    names = {id(array): name for name, array in parameter_arrays(layer).items()}
+    graph = Graph(settings, array_names=names)
 
     def as_input(name: str, spec: TensorSpec) -> GraphValue:
         target.check_dtype(FUNCTION, f"{name}.dtype", spec.dtype)
@@ -193,7 +194,7 @@ def _traced(
     fixed = _fixed_names(bound)
     for name, argument in bound.arguments.items():
         bound.arguments[name] = with_arrays(argument, name, as_input)
-    if not graph.inputs:
+    if not graph.written.inputs:
         rule = "there must be a TensorSpec among the arguments of `layer`"
         hint = array_spec_hint(bound.arguments)
         raise ArgumentTypeError(FUNCTION, rule, {"arguments": [*bound.arguments]}, hint)
@@ -206,7 +207,7 @@ def _traced(
     ):
         result = traced_layer(*bound.args, **bound.kwargs)
     outputs = _outputs(graph, result, numbers_stay=caller is not None)
-    moved = moved_inputs(graph.nodes, [value.name for value in graph.inputs])
+    moved = moved_inputs(graph.written.nodes, [value.name for value in graph.written.inputs])
     numbers = [numbers_of(call, operand_sources(call, moved)) for call in attention.calls]
     return _Traced(graph, result, outputs, attention.chosen, numbers, fixed)
 

@@ -108,7 +108,8 @@ def _leaves(arguments: Sequence[Any]) -> Iterator[Any]:
 def _as_values(graph: Graph, argument: Any) -> Any:
     if isinstance(argument, tuple | list):
         return type(argument)(_as_values(graph, element) for element in argument)
-    if isinstance(argument, np.generic) and (graph.numpy_floats_promote or not isinstance(argument, float)):
+    is_python_float = isinstance(argument, float) and not graph.settings.numpy_floats_promote
+    if isinstance(argument, np.generic) and not is_python_float:
         # It is an array of NumPy without axes.
         return argument.item() if graph.is_part else graph.from_array(argument)
     return graph.from_array(argument) if is_array(argument) else argument
@@ -163,7 +164,7 @@ def admitted(name: str, category: str, value: GraphValue) -> GraphValue:
     if value.elem_type in CATEGORIES[category]:
         return value
     if value.graph.is_part and category == "floating":
-        return value.astype(value.graph.float_dtype)
+        return value.astype(value.graph.settings.float_dtype)
     if value.graph.is_part and category == "numeric":
         return value.astype("int64")
     rule = f"the arguments of `{name}` must have dtypes that are {category}"
@@ -228,8 +229,8 @@ def kernel_dtype(op: str, value: GraphValue) -> str:
     """
     dtype = value.elem_type
     if dtype == "bfloat16":
-        return dtype if value.graph.computes_bfloat16 or op in _MOVING else "float32"
-    if value.graph.for_openvino and dtype in INTEGERS and bits(dtype) < 32:
+        return dtype if value.graph.settings.computes_bfloat16 or op in _MOVING else "float32"
+    if value.graph.settings.for_openvino and dtype in INTEGERS and bits(dtype) < 32:
         return "int32"
     if dtype not in _MISSING.get(op, ()):
         return dtype
@@ -249,7 +250,7 @@ def _scalar(graph: Graph, operand: Any) -> Scalar | None:
     """
     if isinstance(operand, bool | Length | FloatOfLengths):
         return operand
-    is_float = isinstance(operand, float) and not graph.numpy_floats_promote
+    is_float = isinstance(operand, float) and not graph.settings.numpy_floats_promote
     if isinstance(operand, np.generic) and not is_float and not graph.is_part:
         return None
     if isinstance(operand, np.bool_):
@@ -269,7 +270,7 @@ def _with_scalar(name: str, value: GraphValue, scalar: Scalar) -> tuple[GraphVal
             got = {"scalar": repr(scalar), "dtype": dtype}
             raise ArgumentTypeError(graph.function, rule, got, "Convert the array with `astype`.")
         if not isinstance(scalar, bool):
-            dtype = graph.float_dtype if is_float else "int64"
+            dtype = graph.settings.float_dtype if is_float else "int64"
     if isinstance(scalar, Length | FloatOfLengths):
         return value.astype(dtype), graph.operand(scalar).astype(dtype)
     if dtype in INTEGERS and not holds(dtype, int(scalar)):

@@ -109,7 +109,7 @@ def erf(value: GraphValue) -> GraphValue:
         raise ArgumentTypeError(number.graph.function, rule, got, "Convert the array with `astype`.")
     result = unary("Erf", "erf", "floating", number)
     # onnxruntime before 1.28 returns 1 for NaN.
-    return result if number.graph.erf_keeps_nan else where(equal(number, number), result, number)
+    return result if number.graph.settings.erf_keeps_nan else where(equal(number, number), result, number)
 
 
 @array_function
@@ -178,7 +178,7 @@ def _of_default_dtype(graph: Graph, *scalars: Scalar) -> list[GraphValue]:
     """Return constants in the default dtype of the widest kind among scalars; a length is an integer."""
     dtype = default_dtype(int)
     if any(isinstance(scalar, float | FloatOfLengths) for scalar in scalars):
-        dtype = graph.float_dtype if graph.is_part else default_dtype(float)
+        dtype = graph.settings.float_dtype if graph.is_part else default_dtype(float)
     elif all(isinstance(scalar, bool) for scalar in scalars):
         dtype = default_dtype(bool)
     return [
@@ -235,9 +235,9 @@ def bitwise_invert(value: GraphValue) -> GraphValue:
 
 
 def _bits_need_opset(value: GraphValue, name: str) -> None:
-    if value.graph.opset < 18:  # the first with BitwiseAnd, BitwiseOr, BitwiseXor and BitwiseNot
+    if value.graph.settings.opset < 18:  # the first with BitwiseAnd, BitwiseOr, BitwiseXor and BitwiseNot
         rule = f"`opset` must be at least 18 for `{name}` of integers"
-        raise ArgumentValueError(value.graph.function, rule, {"opset": value.graph.opset})
+        raise ArgumentValueError(value.graph.function, rule, {"opset": value.graph.settings.opset})
 
 
 def _rounding(name: str, round_floats: Callable[[GraphValue], GraphValue]) -> Callable[[Any], GraphValue]:

@@ -74,7 +74,7 @@ def nonzero(value: GraphValue) -> tuple[GraphValue, ...]:
 def _unmoved(value: GraphValue) -> str:
     """Return the name of the value whose elements, in some order, are those of `value`."""
     name = value.name
-    for node in reversed(value.graph.nodes):
+    for node in reversed(value.graph.written.nodes):
         if name in node.output and node.op_type in ("Reshape", "Squeeze", "Transpose", "Unsqueeze"):
             name = node.input[0]
     return name
@@ -181,7 +181,7 @@ def _sliced(value: GraphValue, part: slice, axis: int) -> GraphValue:
         return value
     length, step = value.dims[axis], 1 if part.step is None else part.step
     start, stop = plain(part.start), plain(part.stop)
-    if value.graph.for_openvino and isinstance(start, str) and step == 1:
+    if value.graph.settings.for_openvino and isinstance(start, str) and step == 1:
         # OpenVINO 2026.4 takes the length of a Slice with a computed start for that of its input.
         value = _sliced(value, slice(part.stop), axis)
         return take(value, arange(part.start, value.shape[axis]), axis=axis)

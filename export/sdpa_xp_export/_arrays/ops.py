@@ -65,7 +65,7 @@ def reduce(op: str, value: GraphValue, axis: int = -1) -> GraphValue:
     shape[axis] = 1
     dtype, reduced = value.elem_type, tuple(shape)
     # The axis is an input of ReduceSum since opset 13, of the other reductions since 18; before, an attribute.
-    if op != "ReduceSum" and value.graph.opset < 18:
+    if op != "ReduceSum" and value.graph.settings.opset < 18:
         return value.graph.add(op, value, dtype=dtype, shape=reduced, axes=[axis], keepdims=1)
     axes = value.graph.constant([axis], "int64")
     return value.graph.add(op, value, axes, dtype=dtype, shape=reduced, keepdims=1)

@@ -1,10 +1,26 @@
-"""A graph while it is being written: its nodes, its values, and lengths that are names."""
+"""A graph while it is being written: its nodes, its values, and lengths that are names.
 
-from .graph import BRANCH_HINT, CONTRIB, Graph, GraphValue
-from .lengths import FloatOfLengths, Length, broadcasts_to, has_names, length_error, plain
-from .moved_inputs import moved_inputs
-from .terms import added, joined_name, parts
+graph         the graph, and its values: arrays whose operators write nodes
+written       the messages of ONNX
+library       the values as a library, on which the code of sdpa_xp runs
+length_names  the names of lengths: the sums that they stand for, and where to read them
+lengths       what stands in the shapes of a layer, and is computed with like a number
+"""
 
-__all__ = ["BRANCH_HINT", "CONTRIB", "FloatOfLengths", "Graph", "GraphValue", "Length"]
-__all__ += ["added", "broadcasts_to", "has_names", "joined_name", "length_error", "moved_inputs", "parts"]
-__all__ += ["plain"]
+from .graph import BRANCH_HINT, CONTRIB, Graph, GraphSettings, GraphValue, value_info
+from .length_names import added, length_error, parts
+from .lengths import FloatOfLengths, Length, broadcasts_to, has_names, plain
+from .written import moved_inputs
+
+__all__ = [
+    "BRANCH_HINT",
+    "CONTRIB",
+    "FloatOfLengths",
+    "Graph",
+    "GraphSettings",
+    "GraphValue",
+    "Length",
+    "added",
+]
+__all__ += ["broadcasts_to", "has_names", "length_error", "moved_inputs", "parts", "plain"]
+__all__ += ["value_info"]

@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, cast
 
@@ -29,57 +29,65 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from .._dtypes.dtype import FLOATING, ONNX_DTYPE, Dtype, dtype_name, holds, numpy_dtype, to_numpy
 from .._files.model import Weight
 from ..spec import SymbolicShape, addends, as_lengths
-from .known_lengths import KnownLengths
+from .length_names import NamedLengths
 from .lengths import DEVICE, Device, FloatOfLengths, Length, plain
 from .library import GraphLibrary
+from .written import Written
 
 Attend: TypeAlias = Callable[["Graph", str, Mapping[str, object], Mapping[str, object]], Any]
 """Writes a call of the library: the graph, the public function, its arrays by name, its other arguments."""
 CONTRIB = "com.microsoft"
 """The domain of onnxruntime's own operators."""
-_COMMUTING = ("Add", "Mul", "Equal", "And", "Or", "Xor", "BitwiseAnd", "BitwiseOr", "BitwiseXor")
-_MIRRORED = {"Greater": "Less", "GreaterOrEqual": "LessOrEqual"}
 _NODE_NAME = re.compile(r"(constant|[A-Z]\w*)_\d+")
 BRANCH_HINT = "No `if` can choose by it: combine conditions with `&`, `|` and `~`, and choose with `where`."
 _Operator: TypeAlias = Callable[..., "GraphValue"]
 
 
-@dataclass(slots=True, kw_only=True)
-class Graph:
-    """Nodes, constants and inputs; `add` names what it adds after the operator and a count.
-
-    The graph of a layer takes arrays of the caller as initializers. A part of it, for one call of attention or
-    for the body of a loop, takes them as constants, as the formulas of masks and biases do.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphSettings:
+    """What a graph is written for, and how messages call it. A part of a graph has nearly the same."""
 
     opset: int
     namespace: ModuleType
     """The array API of the values, whose functions write nodes."""
     attend: Attend
     """Writes a call of the library that has values of this graph."""
+    function: str = "export_attention"
+    """The function that messages name."""
     float_dtype: str = "float32"
     """The dtype of floats that are computed from integers: the dtype that scores are held in."""
+    for_openvino: bool = False
+    """Whether OpenVINO runs the graph. Release 2026.4 computes integers of 64 bits in 32, rounds the quotients
+    of bytes, and its TopK leaves the order of equal elements open."""
     computes_bfloat16: bool = False
     """Whether the provider has kernels for bfloat16; the CPU provider has none that compute."""
     erf_keeps_nan: bool = False
     """Whether every release that the graph is for returns NaN for the Erf of NaN."""
-    for_openvino: bool = False
-    """Whether OpenVINO runs the graph. Release 2026.4 computes integers of 64 bits in 32, rounds the quotients
-    of bytes, and its TopK leaves the order of equal elements open."""
     numpy_floats_promote: bool = False
     """Whether a float64 of NumPy is an array without axes, as among arrays of NumPy, and not a Python float."""
-    function: str = "export_attention"
-    """The function that messages name."""
-    inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    written: dict[bytes, list[str]] = field(default_factory=dict)
-    """The outputs of each node, by what it computes."""
-    declared: list[onnx.ValueInfoProto] = field(default_factory=list)
-    """Shapes of values that no operator says."""
-    constants: dict[tuple[str, tuple[int, ...], bytes], onnx.TensorProto] = field(default_factory=dict)
+    is_part: bool = False
+    """Whether this is a part of the graph of a layer. Operands of different kinds promote to one dtype there,
+    as functions of the indices expect."""
+
+    def of_part(self, **changes: Any) -> GraphSettings:
+        """Return the settings of a part, which is written as in a graph of `export_attention`."""
+        of_layers = dict.fromkeys(("computes_bfloat16", "erf_keeps_nan", "numpy_floats_promote"), False)
+        return replace(self, is_part=True, **of_layers | changes)
+
+
+@dataclass(slots=True)
+class Graph:
+    """A graph whose values are arrays; `add` names what it adds after the operator and a count.
+
+    The graph of a layer takes arrays of the caller as initializers. A part of it, for one call of attention or
+    for the body of a loop, takes them as constants, as the formulas of masks and biases do.
+    """
+
+    settings: GraphSettings
+    written: Written = field(default_factory=Written)
+    lengths: NamedLengths = field(default_factory=NamedLengths)
     named: dict[str, GraphValue] = field(default_factory=dict)
     """Inputs and initializers, by name; in the part of a call, by the names that the call has for them."""
-    weights: list[Weight] = field(default_factory=list)
     array_names: dict[int, str] = field(default_factory=dict)
     """The name that the initializer of an array gets, by the identity of the array."""
     initializers: dict[int, tuple[Any, GraphValue]] = field(default_factory=dict)
@@ -88,11 +96,6 @@ class Graph:
     """The axis and the two parts of a value that joins two others, by its name. A cache is such a value."""
     equal_values: dict[str, GraphValue] = field(default_factory=dict)
     """Another value with the same numbers, which an attention node returns anyway, by the name of a value."""
-    lengths: KnownLengths = field(default_factory=KnownLengths)
-    count: Iterator[int] = field(default_factory=itertools.count)
-    is_part: bool = False
-    """Whether this is a part of the graph of a layer. Operands of different kinds promote to one dtype there,
-    as functions of the indices expect."""
     outer: Graph | None = None
     """The graph around this one, if this is the body of a loop."""
     captured: dict[str, GraphValue] = field(default_factory=dict)
@@ -105,27 +108,35 @@ class Graph:
     def __post_init__(self) -> None:
         self.library = GraphLibrary(self)
 
-    def part(self, **fields: Any) -> Graph:
-        """Return a graph with the settings of this one, and with its count, so that no name stands in both."""
-        settings = ("opset", "namespace", "attend", "float_dtype", "for_openvino", "function", "count")
-        like_this = {name: getattr(self, name) for name in settings}
-        lengths = KnownLengths(stated=self.lengths.stated)
-        return Graph(**like_this | {"is_part": True, "lengths": lengths} | fields)
+    @property
+    def function(self) -> str:
+        """The function that messages name."""
+        return self.settings.function
+
+    @property
+    def namespace(self) -> ModuleType:
+        """The array API of the values."""
+        return self.settings.namespace
+
+    @property
+    def is_part(self) -> bool:
+        """Whether this is a part of the graph of a layer."""
+        return self.settings.is_part
 
     def part_of_call(self, named: dict[str, GraphValue], float_dtype: str, attend: Attend) -> Graph:
         """Return this graph as the graph of one call of attention, whose inputs are values of this graph."""
-        lists = ("inputs", "nodes", "written", "constants", "weights")  # the call writes its nodes here
-        shared = {name: getattr(self, name) for name in lists}
-        return self.part(attend=attend, float_dtype=float_dtype, named=named, **shared)
+        settings = self.settings.of_part(float_dtype=float_dtype, attend=attend)
+        return Graph(settings, self.written, NamedLengths(stated=self.lengths.stated), named)
 
     def loop_body(self) -> Graph:
         """Return the graph of a loop inside this one."""
-        return self.part(outer=self)
+        written, lengths = Written(self.written.count), NamedLengths(stated=self.lengths.stated)
+        return Graph(self.settings.of_part(), written, lengths, outer=self)
 
     def input(self, name: str, dtype: str, shape: SymbolicShape) -> GraphValue:
         """Add an input. That of a body also gets a count, because no name may stand in both graphs."""
-        name = name if self.outer is None else f"{name}_{next(self.count)}"
-        self.inputs.append(helper.make_tensor_value_info(name, ONNX_DTYPE[dtype], shape))
+        name = name if self.outer is None else f"{name}_{next(self.written.count)}"
+        self.written.inputs.append(helper.make_tensor_value_info(name, ONNX_DTYPE[dtype], shape))
         if not self.is_part:
             self.lengths.stated.update(*(addends(length) for length in shape if isinstance(length, str)))
         self.named[name] = GraphValue(self, name, dtype, shape)
@@ -139,15 +150,14 @@ class Graph:
         """Add an initializer."""
         if array.dtype.kind in "iu" and array.size:
             self.check_integers(name, array.min(), array.max())
-        self.weights.append(Weight(name, array))
+        self.written.weights.append(Weight(name, array))
         self.named[name] = GraphValue(self, name, array.dtype.name, array.shape)
         return self.named[name]
 
     @property
     def used_names(self) -> set[str]:
         """The names of all values, inputs and constants."""
-        edges = {name for node in self.nodes for name in node.output}
-        return edges | self.named.keys() | {constant.name for constant in self.constants.values()}
+        return self.written.names | self.named.keys()
 
     def free_name(self, name: str) -> str:
         """Return `name`, with a number if it is taken, and never a name that a node or a constant may get."""
@@ -158,7 +168,7 @@ class Graph:
     def check_integers(self, name: str, *numbers: Any) -> None:
         """Refuse integers of the caller that the program cannot compute with."""
         for number in map(int, numbers):
-            if self.for_openvino and not holds("int32", number):
+            if self.settings.for_openvino and not holds("int32", number):
                 rule = f"`{name}` must hold integers of 32 bits for openvino, which computes no others"
                 hint = "Use smaller ones, or export for onnxruntime."
                 raise ArgumentValueError(self.function, rule, {"integer": number}, hint)
@@ -185,7 +195,7 @@ class Graph:
             return self.constant(numbers, numbers.dtype.name)
         # By identity, as arrays have no hash. The entry keeps the array alive, so no other one gets its number.
         if id(array) not in self.initializers:
-            name = self.free_name(self.array_names.get(id(array)) or f"weight_{len(self.weights)}")
+            name = self.free_name(self.array_names.get(id(array)) or f"weight_{len(self.written.weights)}")
             initializer = self.weight(name, to_numpy(self.function, name, array))
             self.initializers[id(array)] = array, initializer
         return self.initializers[id(array)][1]
@@ -247,12 +257,12 @@ class Graph:
         if self.outer is None or value.graph is self:
             return GraphValue(self, value.name, value.elem_type, value.dims)
         # A body's own constants stay on the host of a GPU; onnxruntime would move captured ones in each step.
-        for (dtype, *_), constant in self.outer.constants.items():
+        for (dtype, *_), constant in self.outer.written.constants.items():
             if constant.name == value.name:
                 return self.constant(numpy_helper.to_array(constant), dtype)
         if value.name not in self.captured:
             # Tools rename the inputs and the nodes that a body captures; onnx 1.23.2 leaves its initializers.
-            is_weight = any(weight.name == value.name for weight in self.outer.weights)
+            is_weight = any(weight.name == value.name for weight in self.outer.written.weights)
             self.captured[value.name] = self.outer.copy(value) if is_weight else value
         return GraphValue(self, self.captured[value.name].name, value.elem_type, value.dims)
 
@@ -260,11 +270,8 @@ class Graph:
         """Return an initializer; equal numbers share one."""
         with np.errstate(over="ignore"):  # a number that a dtype cannot hold becomes an infinity
             array = np.asarray(value, dtype=numpy_dtype(dtype))
-        key = (dtype, array.shape, array.tobytes())  # bytes tell -0.0 from 0.0, and one NaN from another
-        if key not in self.constants:
-            name = f"constant_{len(self.constants)}" if self.outer is None else f"Constant_{next(self.count)}"
-            self.constants[key] = numpy_helper.from_array(array, name)
-        return GraphValue(self, self.constants[key].name, dtype, array.shape)
+        name = self.written.constant(dtype, array, in_body=self.outer is not None)
+        return GraphValue(self, name, dtype, array.shape)
 
     def add(
         self, op: str, *inputs: GraphValue | None, dtype: str, shape: SymbolicShape, **attributes: Any
@@ -281,26 +288,14 @@ class Graph:
         domain: str = "",
         **attributes: Any,
     ) -> list[GraphValue]:
-        """Add a node with one output for each dtype and shape in `outputs`, unless a node computes them.
-
-        A tool may take two nodes that compute the same for one, and leave an invalid graph; and selections by
-        equal masks have one length.
-        """
+        """Add a node with one output for each dtype and shape in `outputs`, unless a node computes them."""
         for value in inputs:
-            if value is not None and value.graph.count is not self.count:
+            if value is not None and value.graph.written.count is not self.written.count:
                 rule = "a value must be used in the graph that it was computed for"
                 hint = "Compute it again in each call of the layer: it was kept from an earlier one."
                 raise ArgumentValueError(self.function, rule, {"value": value}, hint)
         input_names = ["" if value is None else value.name for value in inputs]
-        order = sorted(input_names) if op in _COMMUTING else input_names[:: -1 if op in _MIRRORED else 1]
-        alike, attributes = _MIRRORED.get(op, op), attributes | {"domain": domain}
-        key = helper.make_node(alike, order, [""] * len(outputs), **attributes).SerializeToString()
-        if op == "Identity" or key not in self.written:  # a copy is there to be another value
-            name = f"{op}_{next(self.count)}"  # bodies share the count, so that no name stands in two graphs
-            names = [name, *(f"{name}_{index}" for index in range(1, len(outputs)))]
-            self.nodes.append(helper.make_node(op, input_names, names, name=name, **attributes))
-            self.written[key] = names
-        names = self.written[key]
+        names = self.written.node(op, input_names, len(outputs), attributes | {"domain": domain})
         return [GraphValue(self, output, *like) for output, like in zip(names, outputs, strict=True)]
 
     def copy(self, value: GraphValue) -> GraphValue:
@@ -309,48 +304,35 @@ class Graph:
 
     def is_product(self, value: GraphValue) -> bool:
         """Return whether `value` is the output of a MatMul."""
-        return any(node.op_type == "MatMul" and value.name in node.output for node in self.nodes)
+        return any(node.op_type == "MatMul" and value.name in node.output for node in self.written.nodes)
 
     def single_number(self, value: GraphValue) -> float | None:
         """Return the number that an initializer with one element has; None for other values."""
         if any(length != 1 for length in value.dims):
             return None
-        constants = (constant for constant in self.constants.values() if constant.name == value.name)
-        arrays = [numpy_helper.to_array(constant) for constant in constants]
-        arrays += [weight.array for weight in self.weights if weight.name == value.name]
-        return float(arrays[0].reshape(())) if arrays else None
+        numbers = self.written.numbers(value.name)
+        return None if numbers is None else float(numbers.reshape(()))
 
     def declare(self, value: GraphValue) -> None:
         """Declare a shape that follows from no operator: the runtime can then compute later nodes in place."""
-        self.declared.append(helper.make_tensor_value_info(value.name, ONNX_DTYPE[value.elem_type], value.dims))
+        self.written.declared.append(value_info(value.name, value))
 
     def prune(self, outputs: Iterable[GraphValue]) -> None:
         """Remove everything that no output depends on, except inputs."""
-        needed = {value.name for value in outputs}
-        kept = []
-        for node in reversed(self.nodes):  # nodes are in the order in which they are computed
-            if needed.intersection(node.output):
-                needed.update(node.input, _captured_names(node))
-                kept.append(node)
-        self.nodes[:] = reversed(kept)
-        self.weights[:] = [weight for weight in self.weights if weight.name in needed]
-        self.constants = {key: constant for key, constant in self.constants.items() if constant.name in needed}
+        self.written.prune(value.name for value in outputs)
 
     def subgraph(self, outputs: list[GraphValue]) -> onnx.GraphProto:
         """Return this graph as the body of a loop."""
-        infos = [
-            helper.make_tensor_value_info(out.name, ONNX_DTYPE[out.elem_type], out.dims) for out in outputs
-        ]
-        used = {name for node in self.nodes for name in node.input}
-        constants = [constant for constant in self.constants.values() if constant.name in used]
-        return helper.make_graph(self.nodes, "body", self.inputs, infos, constants, value_info=self.declared)
+        infos, written = [value_info(value.name, value) for value in outputs], self.written
+        constants = written.used_constants()
+        return helper.make_graph(
+            written.nodes, "body", written.inputs, infos, constants, value_info=written.declared
+        )
 
 
-def _captured_names(node: onnx.NodeProto) -> set[str]:
-    """Return the names that the bodies of a loop read, also those from the graph around them."""
-    bodies = [attribute.g for attribute in node.attribute if attribute.type == onnx.AttributeProto.GRAPH]
-    inner = {name for body in bodies for node in body.node for name in (*node.input, *_captured_names(node))}
-    return inner | {output.name for body in bodies for output in body.output}
+def value_info(name: str, value: GraphValue) -> onnx.ValueInfoProto:
+    """Return the type of a value under a name."""
+    return helper.make_tensor_value_info(name, ONNX_DTYPE[value.elem_type], value.dims)
 
 
 def _operator(function: str) -> _Operator:
@@ -391,7 +373,10 @@ class GraphValue:
     """The shape, in which a name is text that can be compared with other names."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dims", self.graph.lengths.learnt(self))  # frozen, so that it can be shared
+        dims = tuple(map(plain, self.dims))
+        object.__setattr__(
+            self, "dims", self.graph.lengths.learnt(self, dims)
+        )  # frozen, so that it can be shared
 
     def __repr__(self) -> str:
         return f"{self.name}: {self.elem_type}[{','.join(map(str, self.dims))}]"
@@ -424,14 +409,16 @@ class GraphValue:
 
     def __sdpa_xp__(self, function: str, inputs: Mapping[str, object], rules: Mapping[str, object]) -> Any:
         """Write a call of the library that has this value among its query, key and value."""
-        return self.graph.attend(self.graph, function, inputs, rules)
+        return self.graph.settings.attend(self.graph, function, inputs, rules)
 
     def astype(self, dtype: Any) -> GraphValue:
         """value -> Cast(value), to the dtype of any library; the value itself if it has the dtype."""
         name = dtype_name(dtype)
         if self.elem_type == name:
             return self
-        if name == "bool" and self.graph.for_openvino and self.elem_type in FLOATING:  # to which NaN is False
+        if (
+            name == "bool" and self.graph.settings.for_openvino and self.elem_type in FLOATING
+        ):  # to which NaN is False
             nonzero: GraphValue = self != 0.0
             return nonzero
         return self.graph.add("Cast", self, dtype=name, shape=self.dims, to=ONNX_DTYPE[name])

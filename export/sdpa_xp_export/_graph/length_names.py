@@ -1,20 +1,94 @@
-"""The names of the lengths of a graph: one for all that are equal, and how each of them is computed."""
+"""The names of the lengths of a graph: one for all that are equal, and how to compute or where to read each.
+
+A length is a sum of products of names. Equal sums are equal lengths, however a layer computes them. The terms
+{("B", "L"): 2, (): 1} are 2 B L + 1. No factor is 0, so equal sums have equal terms.
+"""
 
 from __future__ import annotations
 
 import math
+import operator
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import product
+from typing import Any, TypeAlias
+
+from sdpa_xp.errors import ArgumentTypeError
 
 from ..spec import SymbolicShape, addends, total
-from .terms import Terms, added, divided, joined_name, multiplied, parts, text
+
+HINT = (
+    "Compute with +, -, *, //, %, / and **, such as x.shape[1] ** 0.5 for math.sqrt; `reshape` takes -1. "
+    "Write xp = x.__array_namespace__(), then xp.arange(x.shape[1]), xp.zeros(x.shape), "
+    "xp.asarray(x.shape[1]) for its value, or xp.take(table, xp.arange(x.shape[1]), axis=0) "
+    "for table[: x.shape[1]]."
+)
+Terms: TypeAlias = Mapping[tuple[str, ...], int]
+"""The factor of each product of names; of the number, the product has no names."""
+
+
+def added(one: Terms, other: Terms, factor: int = 1) -> Terms:
+    """Return one sum plus the other times a factor."""
+    total = Counter(one)
+    for names, number in other.items():
+        total[names] += factor * number
+    return {names: number for names, number in total.items() if number}
+
+
+def multiplied(one: Terms, other: Terms) -> Terms:
+    """Return the product of two sums."""
+    total: Counter[tuple[str, ...]] = Counter()
+    for (names, number), (more, factor) in product(one.items(), other.items()):
+        total[tuple(sorted(names + more))] += number * factor
+    return added(total, {})
+
+
+def divided(terms: Terms, names: tuple[str, ...]) -> Terms | None:
+    """Return a sum divided by a product of names; None if a term has not all of them."""
+    rests = [Counter(term) for term in terms]
+    for rest in rests:
+        rest.subtract(names)
+    if any(count < 0 for rest in rests for count in rest.values()):
+        return None
+    return {tuple(sorted(rest.elements())): number for rest, number in zip(rests, terms.values(), strict=True)}
+
+
+def parts(terms: Terms) -> tuple[Terms, Terms]:
+    """Return what is added in a sum, and what is subtracted."""
+    plus, minus = ({names: sign * n for names, n in terms.items() if sign * n > 0} for sign in (1, -1))
+    return plus, minus
+
+
+def factors(terms: Terms) -> list[tuple[int | str, ...]]:
+    """Return what is multiplied in each term: names, and a number unless it is 1 beside names."""
+    return [names if number == 1 and names else (*names, number) for names, number in terms.items()]
+
+
+def text(terms: Terms) -> str:
+    """Return a name for a sum; the graph gives it to equal sums in another order, too."""
+    plus, minus = ("+".join("_times_".join(map(str, f)) for f in factors(part)) for part in parts(terms))
+    return joined_name(plus or "0", "minus", minus) if minus else plus
+
+
+def joined_name(*names: object) -> str:
+    """Return a name for a new length, made of what it follows from; equal parts give equal names."""
+    words = (str(getattr(name, "name", name)) for name in names)
+    joined = "_".join(words).replace("+", "_and_").replace("-", "minus_")
+    return re.sub(r"\W|^(?=\d)", "_", joined)
+
+
+def length_error(function: str, got: Mapping[str, object], hint: str = HINT) -> TypeError:
+    """Return the error for a length that is used as a number, in Python or in NumPy."""
+    rule = "a length that is known only when the graph runs cannot be used as a Python number"
+    return ArgumentTypeError(function, rule, got, hint)
 
 
 @dataclass(slots=True)
-class LengthNames:
-    """The sums that names stand for, and the operations that give other lengths.
+class NamedLengths:
+    """The names of the lengths of a graph: the sum that each stands for, and how it is computed or read.
 
     A difference of lengths is an integer, which may be negative. An axis of that length has another name, since
     x[1:] of an empty array has no element. So N - 1 + 1 is N, but the length of x[1:], plus 1, is not.
@@ -33,6 +107,9 @@ class LengthNames:
     """The names that the caller has for lengths: no other length gets one of them."""
     exact: set[str] = field(default_factory=set)
     """The quotients that have no rest in any run, since a Reshape would have failed."""
+
+    sources: dict[str, tuple[Any, int]] = field(default_factory=dict)
+    """A value of the graph that has a length, and the axis, by the name of the length."""
 
     def terms(self, name: int | str) -> Terms:
         """Return what a name, or a sum of names, stands for."""
@@ -161,3 +238,45 @@ class LengthNames:
             name for names in left for name in names
         }
         return self.name_of(quotient)
+
+    def learnt(self, value: Any, dims: SymbolicShape) -> SymbolicShape:
+        """Return the shape of a value in the names of the graph; a length that nothing says is read from it."""
+        dims = tuple(self.axis(length) if isinstance(length, str) else length for length in dims)
+        for axis, length in enumerate(dims):
+            if not self.knows(length):
+                self.sources[str(length)] = value, axis
+        return dims
+
+    def knows(self, length: int | str) -> bool:
+        """Return whether a length is a number, or can be read or computed."""
+        if isinstance(length, int) or length in self.sources:
+            return True
+        if length in self.computed:
+            return self.computed[length][0] != "like"
+        names = {name for product in self.terms(length) for name in product}
+        return length not in names and all(map(self.knows, names))
+
+    def read(self, graph: Any, length: int | str) -> Any:
+        """Return a length as a value of the graph, (1,)."""
+        if isinstance(length, int):
+            return graph.constant([length], "int64")
+        if length in self.sources:
+            value, axis = self.sources[length]
+            return graph.add("Shape", value, dtype="int64", shape=(1,), start=axis, end=axis + 1)
+        if length in self.computed:
+            function, operand, number = self.computed[length]
+            return getattr(graph.namespace, function)(self.read(graph, operand), number, exact=False)
+        terms = self.terms(length)
+        if not self.knows(length):  # L, beside inputs of the lengths P + L and P
+            for known in self.sources:
+                rest = added(self.terms(known), terms, -1)
+                if all(self.knows(name) for names in rest for name in names):
+                    return self.read(graph, known) - self.read(graph, self.name_of(rest))
+            raise length_error(graph.function, {"length": length})
+        plus, minus = parts(terms)
+        total = self._sum(graph, plus or {(): 0})
+        return total - self._sum(graph, minus) if minus else total
+
+    def _sum(self, graph: Any, terms: Terms) -> Any:
+        products = [[self.read(graph, name) for name in term] for term in factors(terms)]
+        return reduce(operator.add, [reduce(operator.mul, product) for product in products])

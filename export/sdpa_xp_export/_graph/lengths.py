@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
@@ -16,15 +16,8 @@ from sdpa_xp.errors import ArgumentTypeError
 
 from .._packages import LIBRARIES
 from ..spec import SymbolicShape, as_lengths
-from .length_names import LengthNames
-from .terms import Terms, added, multiplied
+from .length_names import NamedLengths, Terms, added, length_error, multiplied
 
-HINT = (
-    "Compute with +, -, *, //, %, / and **, such as x.shape[1] ** 0.5 for math.sqrt; `reshape` takes -1. "
-    "Write xp = x.__array_namespace__(), then xp.arange(x.shape[1]), xp.zeros(x.shape), "
-    "xp.asarray(x.shape[1]) for its value, or xp.take(table, xp.arange(x.shape[1]), axis=0) "
-    "for table[: x.shape[1]]."
-)
 COMPARISON_HINT = (
     "Write a number in the spec if the length is fixed. Otherwise choose in the graph: write "
     "xp = x.__array_namespace__(), then xp.where(xp.asarray(x.shape[1]) == 1, a, b)."
@@ -42,7 +35,7 @@ class LengthOwner(Protocol):
     def function(self) -> str: ...
 
     @property
-    def lengths(self) -> LengthNames: ...  # a field of it
+    def lengths(self) -> NamedLengths: ...  # a field of it
 
     def float_of(self, operation: str, *operands: Any) -> Any: ...
 
@@ -238,12 +231,6 @@ def _asks_as_layer(frame: types.FrameType | None) -> bool:
     while frame is not None and frame.f_globals.get("__name__") == "abc":
         frame = frame.f_back
     return frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] not in LIBRARIES
-
-
-def length_error(function: str, got: Mapping[str, object], hint: str = HINT) -> TypeError:
-    """Return the error for a length that is used as a number, in Python or in NumPy."""
-    rule = "a length that is known only when the graph runs cannot be used as a Python number"
-    return ArgumentTypeError(function, rule, got, hint)
 
 
 def plain(length: Any) -> Any:

@@ -87,11 +87,12 @@ def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphV
     dtype = "float64" if call.accumulation_dtype == "float64" else "float32"
     if runtime.provider == "cuda" and len(call.biases) < 2:
         dtype = call.query.dtype
-    is_stated = is_causal if graph.opset < 25 else partial(holds_own_key, call)  # windows are stated since 25
+    opset = graph.settings.opset
+    is_stated = is_causal if opset < 25 else partial(holds_own_key, call)  # windows are stated since 25
     if only_appends(call, is_stated):
         return _with_past(graph, call, dtype)
-    inputs = read_inputs(graph, call, dtype, RANK, in_place=graph.opset >= 24)
-    if graph.opset >= 24 and counts_real_keys(call, is_stated):  # nonpad_kv_seqlen is an input since opset 24
+    inputs = read_inputs(graph, call, dtype, RANK, in_place=opset >= 24)
+    if opset >= 24 and counts_real_keys(call, is_stated):  # nonpad_kv_seqlen is an input since opset 24
         return _with_lengths(inputs)
     tile = whole_tile(inputs.lengths, inputs.key)
     key, value = inputs.key, inputs.value

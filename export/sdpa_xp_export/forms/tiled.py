@@ -295,7 +295,7 @@ def loop_over_steps(
 
 def _sum_of_captured(body: Graph) -> GraphValue:
     """What a body captures -> an integer that follows from each of it, (1,)."""
-    used = {name for node in body.nodes for name in node.input}
+    used = {name for node in body.written.nodes for name in node.input}
     parts = [
         value if (value.elem_type, value.dims) == ("int64", (1,)) else ops.shape_of(value)
         for value in body.captured.values()

@@ -50,7 +50,7 @@ def top_keys(
     TopK of the scores s -> exp(s - shift) / l -> Pad. A weight may be 0 where its score is not -inf.
     """
     graph, wanted, axis = scores.graph, tile.call.top_k, scores.ndim - 1
-    if graph.for_openvino:
+    if graph.settings.for_openvino:
         rule = (
             "a graph for openvino must have no top_keys, since OpenVINO leaves the order of equal weights open"
         )

@@ -7,7 +7,16 @@ from typing import Any
 
 import onnx
 import pytest
-from internals import FEW_QUERIES, FEW_SCORES, TARGETS, VERY_MANY_SCORES, Graph, graph_namespace, metadata_of
+from internals import (
+    FEW_QUERIES,
+    FEW_SCORES,
+    TARGETS,
+    VERY_MANY_SCORES,
+    Graph,
+    GraphSettings,
+    graph_namespace,
+    metadata_of,
+)
 from short_runs import assert_right
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
@@ -222,16 +231,16 @@ def test_opset_of_a_layer(runtime: str, wanted: int) -> None:
 
 def test_pairs_that_both_let_attend() -> None:
     """No node for what is known while the graph is written."""
-    graph = Graph(opset=18, namespace=graph_namespace, attend=refuse_attention)
+    graph = Graph(GraphSettings(opset=18, namespace=graph_namespace, attend=refuse_attention))
     one, other = (graph.input(name, "bool", (2, 3)) for name in "ab")
     for known in (True, False, one):
         assert both_allow(True, known) is known
         assert both_allow(known, True) is known
         assert both_allow(False, known) is False
         assert both_allow(known, False) is False
-    assert not graph.nodes
-    assert both_allow(one, other).name == graph.nodes[0].output[0]
-    assert graph.nodes[0].op_type == "And"
+    assert not graph.written.nodes
+    assert both_allow(one, other).name == graph.written.nodes[0].output[0]
+    assert graph.written.nodes[0].op_type == "And"
 
 
 def test_a_spec_of_a_list_is_that_of_a_tuple() -> None:
