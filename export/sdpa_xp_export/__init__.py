@@ -28,8 +28,7 @@ else:
     from .save import save
     from .spec import TensorSpec
     from .to_onnx import to_onnx
-    from .verify import verify
-    from .verify_layer import verify_layer
+    from .verify import verify, verify_layer
 
 __all__ = [
     "JittedLayer",

@@ -17,8 +17,7 @@ from sdpa_xp.masks import Mask
 from . import _arrays
 from ._call.call import OPTIONS, ExportCall, FormChoice, Layout, OutputName, WideDtype, checked_call
 from ._call.text import digest, to_json
-from ._files.metadata import Metadata
-from ._files.model import Model, with_weights, without_numbers
+from ._files.model import Metadata, Model, with_weights, without_numbers
 from ._graph import CONTRIB, Graph, GraphSettings, GraphValue, value_info
 from ._runtime.releases import DEFAULT_RUNTIME, Runtime
 from .forms.choice import FORMS, check_tensors, choose

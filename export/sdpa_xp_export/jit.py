@@ -31,9 +31,8 @@ from ._layer.call_signature import (
     flatten,
     unknown_argument_error,
 )
-from ._layer.layer import located_error, with_arrays
+from ._layer.layer import as_returned, located_error, named_outputs, with_arrays
 from ._layer.open_lengths import lengths_of_pasts, most_open
-from ._layer.results import as_returned, named_outputs
 from ._layer.state import MOST, State
 from ._runtime.releases import DEFAULT_RUNTIME, PROVIDERS, ProviderName, Runtime
 from ._runtime.session import Run, errors_reworded, installed_runtime, open_session, runner
@@ -41,7 +40,7 @@ from .forms.choice import check_form, check_loaded_opset, check_opset
 from .save import save
 from .spec import SymbolicShape
 from .to_onnx import NOT_CALLABLE_HINT, model_of_call
-from .verify_layer import verify_layer
+from .verify import verify_layer
 
 FUNCTION = "jit"
 Prepared: TypeAlias = tuple[Run, TracedSignature]

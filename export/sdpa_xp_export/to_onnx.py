@@ -18,19 +18,19 @@ from . import _arrays
 from ._call.call import FormChoice
 from ._call.mask_analysis import CallNumbers, numbers_as_json, numbers_of
 from ._dtypes.dtype import FLOATING, default_dtypes
-from ._files.metadata import Metadata
-from ._files.model import Model
+from ._files.model import Metadata, Model
 from ._graph import Graph, GraphSettings, GraphValue, moved_inputs
 from ._layer.call_signature import Caller
 from ._layer.layer import (
     bound_arguments,
     foreign_errors_reworded,
+    is_output,
+    outputs_of,
     parameter_arrays,
     signature_of,
     with_arrays,
     with_parameters,
 )
-from ._layer.results import is_output, outputs_of
 from ._layer.state import State
 from ._runtime.releases import DEFAULT_RUNTIME, ERF_KEEPS_NAN, Runtime
 from .export import finished_model

@@ -5,29 +5,47 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sdpa_xp._checks.keywords import check_flag, check_function, check_instance, explains_keywords
+from sdpa_xp._checks.keywords import check_flag, check_function, check_instance, check_keys, explains_keywords
+from sdpa_xp._checks.messages import shown
 from sdpa_xp.biases import Bias
-from sdpa_xp.errors import ArgumentValueError
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
 
-from ._call.mask_analysis import constants
-from ._files.model import Model
+from ._call.mask_analysis import CallNumbers, constants, numbers_from_json
+from ._dtypes.dtype import ONNX_DTYPE
+from ._files.model import Model, exported_models, metadata_of
+from ._files.paths import PathArgument, check_is_no_input, free_target, publish
+from ._layer.layer import bound_arguments, with_arrays
 from ._runtime.limits import TIMEOUT, check_limits, deadline
 from ._runtime.releases import EngineName, ProviderName
 from ._runtime.session import check_engine
 from ._verify.call_cases import DEFAULT_ROWS, THOROUGH_ROWS, left_out, trial_settings, trials
-from ._verify.cases import Case, judged, runner
+from ._verify.case_lengths import LayerLengths, scores_shape
+from ._verify.cases import Case, Outcome, Runner, judged, runner
+from ._verify.files import check_recordable, golden_file, read_golden, write_verdict
 from ._verify.inputs import seed_of
-from ._verify.lengths import scores_shape
-from ._verify.model import of_metadata, other_call_note, subject_of
-from ._verify.record import check_recordable, write_verdict
-from .report import Report
+from ._verify.layer import BothLayers, words_of
+from ._verify.layer_cases import CaseList, Draw, LayerInputs
+from ._verify.model import (
+    blocks_of,
+    input_specs,
+    loaded_model,
+    missing_arguments_note,
+    of_metadata,
+    other_call_note,
+    subject_of,
+)
+from .report import LayerReport, Report, Run
+from .spec import TensorSpec
+from .to_onnx import traced_numbers
 
 
 @explains_keywords
@@ -154,3 +172,230 @@ def _check_arguments(call: object, functions: Mapping[str, object], thorough: ob
             raise ArgumentValueError("verify", rule, {name: value})
     if watch is not None:
         check_function("verify", "watch", watch, ("done", "total", "shown"))
+
+
+GOLDEN = PathArgument("verify_layer", "golden")
+MOST_UNLUCKY = 3
+"""The most runs that may be beyond a bound because it is small by luck; a fault concerns more of them."""
+TIMES_AGAIN = 4
+"""How often runs that are beyond their bounds are judged again: a bound of few roundings needs many calls."""
+
+
+def verify_layer(
+    model: Model | str | os.PathLike[str],
+    layer: Callable[..., Any],
+    *,
+    draw: Mapping[str, Draw] | None = None,
+    provider: ProviderName | None = None,
+    engine: EngineName = "onnxruntime",
+    seed: int | None = None,
+    thorough: bool = False,
+    timeout: float = TIMEOUT,
+    memory: int | None = None,
+    golden: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    **keywords: Any,
+) -> LayerReport:
+    """Run the model that `to_onnx` made of `layer`, and compare its outputs with `layer` in float64.
+
+    The layer is called with NumPy arrays: in float64 for the reference, and in the dtypes of the model's inputs
+    for the bound, which is twice the error of that call. Inputs and lengths are chosen as in `verify`: the
+    guide to verifying a deployment has the whole list. The layer must accept the lengths of the first three
+    runs, which are at most 9; the report lists others for which the layer or `draw` raised an error.
+
+    Args:
+        model: The result of `to_onnx`, or the path of its file. All other arguments and errors are as in
+            `verify`.
+        layer: The layer that the model was exported from: any function, method or object, with weights of any
+            library. Copies of them are converted to float64 for the reference. If the layer has no result in
+            float64, the reference has its own dtype, and a note in the report says why.
+        draw: Functions by the name of an input. `draw[name](rng, shape)` returns the values of this input, and
+            `draw[name](rng, shape, lengths)` also gets the lengths of the run by name. By default floats are
+            normal, three of four booleans are True, and integers fit their use, such as rows of a table or
+            lengths that a mask accepts; others are small, and in some runs negative or large.
+        timeout: The most seconds that the engine may take. The calls of the layer have no limit.
+        memory: The most bytes that the engine may take. The calls of the layer have no limit.
+        golden: A file to write if the model agrees, with the inputs of these runs and the results of the layer,
+            of up to 16 MiB each. `sdpa-xp verify --golden` repeats them where the layer's code is not. To write
+            it, the layer is called eight times more for each run.
+        overwrite: Whether an existing file `golden` may be replaced.
+        keywords: The keyword arguments of the layer, as for `to_onnx`. A `TensorSpec` in them, also within a
+            mask or a bias, stands for the input of that name. If an argument of the layer has the same name as
+            an argument of `verify_layer`, use `functools.partial`.
+
+    Returns:
+        A report, as of `verify`.
+
+    Raises:
+        TypeError: `model` has a wrong type, or the inputs and keywords do not fit the layer.
+        ValueError: `layer` returns something else if it is called again with the same inputs;
+            or a name in `draw` or a spec in `keywords` is not an input; or outputs have other names.
+        FileExistsError: `golden` exists and `overwrite` is False, or it is the file of the model.
+
+    Examples:
+        >>> from sdpa_xp import scaled_dot_product_attention
+        >>> from sdpa_xp_export import TensorSpec, to_onnx
+        >>> def layer(x, is_causal=False):
+        ...     return scaled_dot_product_attention(x, x, x, is_causal=is_causal)
+        >>> model = to_onnx(layer, TensorSpec("float32", ("B", 2, "L", 8)), is_causal=True)
+        >>> verify_layer(model, layer, is_causal=True).agrees
+        True
+    """
+    rule = "`model` must be what to_onnx returned, or the path of its file"
+    loaded = loaded_model("verify_layer", model, rule)
+    if len(exported := exported_models(loaded)) == 1 and exported[0].call:
+        rule = "`model` is a call that export_attention wrote; use verify(model)"
+        raise ArgumentValueError("verify_layer", rule, {"metadata": sorted(metadata_of(loaded))})
+    check_engine("verify_layer", engine, provider)
+    check_flag("verify_layer", "thorough", thorough)
+    check_limits("verify_layer", timeout, memory)
+    if golden is not None:  # before the long work
+        target = free_target(golden, GOLDEN, overwrite=check_flag("verify_layer", "overwrite", overwrite))
+        check_is_no_input(
+            GOLDEN, target, {Path(model): "the model"} if isinstance(model, str | os.PathLike) else {}
+        )
+    specs, draws = input_specs(loaded), {} if draw is None else draw
+    arguments = _checked_arguments(layer, specs, draws, keywords)
+    seed = seed_of("verify_layer", seed)
+
+    stated = [numbers for part in exported for numbers in numbers_from_json(part.numbers)]
+    traced, left_out = _traced_numbers(layer, arguments)
+    # Names for lengths that are computed may differ between the two; they are never chosen.
+    calls = [*(traced or []), *stated]  # a file can state too few
+    calls = [call for n, call in enumerate(calls) if call not in calls[:n]]
+    chosen = LayerLengths(calls, specs, blocks_of(loaded)[0], thorough=thorough, memory=memory)
+    inputs = LayerInputs(loaded, specs, draws, stated if traced is None else traced, engine)
+    # A model that computes in float64 has no wider dtype to be compared in.
+    types = {value.type.tensor_type.elem_type for value in (*loaded.graph.input, *loaded.graph.output)}
+    rng, double = np.random.default_rng([seed, 2]), ONNX_DTYPE["float64"] in types
+    both = BothLayers(layer, keywords, rng, double=double)
+    tried = CaseList(both, inputs, chosen, seed)
+    tried.fill()
+    _check_outputs(loaded, tried.cases[0].exact)
+
+    scores = max((math.prod(call.sizes(case.lengths)) for call in calls for case in tried.cases), default=0)
+    with runner(loaded, provider, engine, timeout, memory, scores=scores) as running:
+        runs, facts = _run(running, tried.cases, both)
+    widths = ("float64", "float32", "bfloat16", "float16") if both.why_not_wide else ()
+    dtypes = {x.dtype.name for case in tried.cases for x in case.direct.values()}
+    reference = next((name for name in widths if name in dtypes), "float32" if widths else "float64")
+    notes = [*facts["notes"]]
+    if both.why_not_wide:
+        notes.append(f"the reference is the layer in {reference}, not in float64: {both.why_not_wide}")
+    if not (agrees := all(run.agreement.agrees for run in runs)):
+        notes.append(missing_arguments_note(loaded, layer, keywords))
+        notes.append("the golden file was not written, since the model disagrees" if golden is not None else "")
+    facts["notes"] = tuple(filter(None, notes))
+    left_out += tried.left_out
+    if golden is not None and agrees:
+        data = golden_file(loaded, both, tried.cases, [seed, reference, *left_out])
+        publish(data, target, GOLDEN, overwrite=overwrite)
+    return LayerReport(**facts, runs=runs, left_out=tuple(left_out), seed=seed, reference=reference)
+
+
+def verify_golden(
+    model: Path,
+    golden: Path,
+    provider: ProviderName | None,
+    engine: EngineName,
+    timeout: float,
+    memory: int | None,
+    record: bool = False,
+) -> LayerReport:
+    """Repeat the runs of a golden file, and compare the outputs of the model with those of the layer in it."""
+    check_engine("verify", engine, provider)
+    check_limits("verify", timeout, memory)
+    if record:
+        check_recordable(model)
+    loaded = loaded_model("verify", model, "`model` must be the path of its file")
+    cases, stated = read_golden(golden, loaded)
+    with runner(loaded, provider, engine, timeout, memory) as running:
+        runs, facts = _run(running, cases, None)
+    report = LayerReport(**facts, **stated, runs=runs)
+    if record:
+        write_verdict(model, loaded, report)
+    return report
+
+
+def _run(
+    running: Runner, cases: Sequence[Case], both: BothLayers | None
+) -> tuple[tuple[Run, ...], dict[str, Any]]:
+    """Run all cases on each provider; return the runs, and what a report says of them."""
+
+    def judge(outcomes: Sequence[Outcome], name: str) -> Iterator[Run]:
+        pairs = zip(cases, outcomes, strict=True)
+        for _, group in itertools.groupby(pairs, lambda pair: pair[0].extreme):
+            yield from _judged_runs([*group], name, both)
+
+    runs, facts = running.run(lambda: cases, judge)
+    return runs, facts | {"form": facts["form"] or "no attention"}
+
+
+def _checked_arguments(
+    layer: Callable[..., Any],
+    specs: Mapping[str, TensorSpec],
+    draws: Mapping[str, Draw],
+    keywords: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Return the arguments of the layer by name: specs for the inputs of the model, and `keywords`."""
+    check_keys("verify_layer", "draw", draws, [*specs])
+    for name, function in draws.items():
+        if not callable(function):
+            rule = f'`draw["{name}"]` must be a function of (rng, shape)'
+            raise ArgumentTypeError("verify_layer", rule, {name: shown(function)})
+    within: set[str] = set()
+
+    def noted(name: str, spec: TensorSpec) -> TensorSpec:
+        if name not in specs or name in within:
+            rule = "each spec in the keyword arguments must be an input of the model, and each input only once"
+            raise ArgumentValueError("verify_layer", rule, {"spec": name, "inputs": ", ".join(specs)})
+        within.add(name)
+        return spec
+
+    for name, value in keywords.items():
+        with_arrays(value, name, noted)
+    arguments = {name: spec for name, spec in specs.items() if name not in within} | dict(keywords)
+    hint = "Pass the keyword arguments that to_onnx got. The inputs of the model are passed by their names."
+    bound_arguments("verify_layer", layer, (), arguments, hint)
+    return arguments
+
+
+def _check_outputs(model: Model, exact: Mapping[str, NDArray[Any]]) -> None:
+    """Raise if the outputs of a model are not those of the layer: another exporter may name them."""
+    names = [value.name for value in model.graph.output]
+    if {*names} != {*exact}:
+        rule = "`model` must name its outputs as to_onnx does"
+        got = {"outputs": ", ".join(names), "layer": ", ".join(exact)}
+        raise ArgumentValueError("verify_layer", rule, got)
+
+
+def _traced_numbers(
+    layer: Callable[..., Any], arguments: Mapping[str, Any]
+) -> tuple[list[CallNumbers] | None, list[str]]:
+    """Return the numbers of the calls in the layer, and what the report says if the layer cannot be traced.
+
+    A layer that stands for the one that was exported need not be one that can be traced.
+    """
+    try:
+        return traced_numbers(layer, arguments), []
+    except Exception as error:  # the layer is anyone's function
+        why = f"the layer cannot be traced, {words_of(error)}"
+        return None, [f"numbers of the layer that the file does not state: {why}"]
+
+
+def _judged_runs(pairs: Sequence[tuple[Case, Outcome]], provider: str, both: BothLayers | None) -> list[Run]:
+    """Judge the runs; while a few are beyond their bound, judge again with more errors of the layer.
+
+    Where the rounding of one number decides a result, some calls of the layer may be nearly exact by luck.
+    """
+    cases, outcomes = map(list, zip(*pairs, strict=True))
+    for _ in range(TIMES_AGAIN):
+        runs = [*judged(outcomes, provider)]
+        beyond = {number % len(pairs) for number, run in enumerate(runs) if not run.agreement.agrees}
+        if both is None or not 0 < len(beyond) <= MOST_UNLUCKY:
+            return runs
+        for number in beyond:
+            cases[number] = both.with_more_errors(cases[number])
+            results = {name: compared.result for name, compared in outcomes[number].outputs.items()}
+            outcomes[number] = outcomes[number]._replace(outputs=cases[number].compared(results))
+    return [*judged(outcomes, provider)]

@@ -1,4 +1,4 @@
-"""Copy a layer with other arrays in place of those that it holds, wherever it holds them.
+"""Copies of a layer with other arrays in place of those that it holds, wherever it holds them.
 
 Only what leads to an array that changes is copied, so the objects of the caller stay as they are. A copy is
 made without a call of its `__init__`.
@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 import types
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, TypeAlias, cast
 
+import array_api_compat
+import numpy as np
+from numpy.typing import NDArray
+
+from .._dtypes.dtype import to_numpy
 from .._packages import LIBRARIES, package_of
 from .contents import (
     Named,
@@ -24,9 +32,18 @@ from .contents import (
     slot_names,
     wrapped_functions,
 )
+from .layer import with_parameters
 
 Change: TypeAlias = Callable[[Any], Any]
 """A function that returns another array for an array, or the same one if it does not change."""
+ArrayChange: TypeAlias = Callable[[NDArray[Any]], NDArray[Any]]
+
+
+Way: TypeAlias = tuple[
+    Callable[[partial[Any], ArrayChange], partial[Any]], Callable[[], AbstractContextManager[object]]
+]
+"""A function that returns a copy of a layer, with `change(array)` in place of the arrays that it holds, and the
+context in which the copy is called."""
 MOST = 100_000
 """The most objects that are looked at: a layer that leads to more is connected with half of the program."""
 _UNCOPIED = {"__dict__", "__weakref__", "__slots__", "__module__", "__qualname__", "__doc__", "__annotations__"}
@@ -220,3 +237,66 @@ def _may_be_copied(value: type) -> bool:
     of_caller = [kind for kind in value.__mro__ if package_of(kind) not in LIBRARIES]
     told = any("__init_subclass__" in vars(kind) for kind in of_caller)
     return type(value).__module__ in ("builtins", "abc") and not told
+
+
+def ways_to_copy(called: partial[Any]) -> Iterator[Way]:
+    """Yield the ways to copy a layer, the best one first.
+
+    A tensor of torch stays a tensor. Arrays of other libraries become NumPy arrays, which have float64 and
+    nearly the same methods. A layer that needs other methods is called as it is.
+    """
+    kinds: set[str] = set()
+
+    def noted(x: Any) -> Any:
+        if not isinstance(x, np.ndarray):
+            kinds.add("torch" if array_api_compat.is_torch_array(x) else "other")
+        return x
+
+    _changed(called, noted)
+    if "torch" in kinds:
+        yield _with_tensors, _tensors_take_arrays
+    yield lambda called, change: _changed(called, lambda x: _numpy_array(x, change)), nullcontext
+    if kinds:
+        yield lambda called, _: called, nullcontext
+    if "torch" in sys.modules and "torch" not in kinds:  # a layer may make tensors when it is called
+        yield _with_tensors, _tensors_take_arrays
+
+
+def _tensors_take_arrays() -> AbstractContextManager[object]:
+    from .tensors import TensorsTakeArrays  # it imports torch
+
+    return TensorsTakeArrays()
+
+
+def _with_tensors(called: partial[Any], change: ArrayChange) -> partial[Any]:
+    from .tensors import changed_tensor, is_plain_tensor
+
+    def of_library(x: Any) -> NDArray[Any]:
+        return _numpy_array(x, change)  # its layers take arrays of one library
+
+    def of_caller(x: Any) -> Any:
+        return changed_tensor(x, change) if is_plain_tensor(x) else _numpy_array(x, change)
+
+    return _changed(called, of_caller, of_library)
+
+
+def _numpy_array(x: Any, change: ArrayChange) -> NDArray[Any]:
+    return change(x if isinstance(x, np.ndarray) else to_numpy("verify_layer", "weight", x))
+
+
+def _changed(
+    called: partial[Any], change: Callable[[Any], Any], in_library: Callable[[Any], Any] | None = None
+) -> partial[Any]:
+    """Return a layer with `change(array)` in place of the arrays that it holds, or else of its `parameters`."""
+
+    def where_possible(change: Callable[[Any], Any], x: Any) -> Any:
+        try:
+            return change(x)
+        except (TypeError, ValueError, RuntimeError):  # NumPy cannot hold it
+            return x
+
+    of_caller, of_library = (partial(where_possible, one) for one in (change, in_library or change))
+    changed = with_changed_arrays(called, of_caller, of_library)
+    if changed is called:
+        changed = with_parameters(called, lambda _, x: of_library(x))
+    return cast("partial[Any]", changed)

@@ -1,42 +1,39 @@
-"""A layer as the exporter uses it: arguments, outputs and parameters by name, its errors, and copies of it."""
+"""A layer as the exporter uses it: arguments, parameters and outputs by name, and its errors.
+
+The outputs of a graph are the arrays that the layer returned, in a structure that `jit` makes again.
+"""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 import linecache
 import re
-import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import MethodType
 from typing import Any, TypeAlias, cast
 
-import array_api_compat
-import numpy as np
-from numpy.typing import NDArray
-
+from sdpa_xp import AttentionStatistics
 from sdpa_xp._checks.keywords import hint_for_keyword
 from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message, message_of, summary
 from sdpa_xp.masks import Mask
 
 from .._arrays.dispatch import is_array
-from .._dtypes.dtype import to_numpy
-from .._graph import length_error
-from .._packages import LIBRARIES
+from .._call.statistics import as_statistics, by_name
+from .._graph import FloatOfLengths, GraphValue, Length, length_error
+from .._packages import LIBRARIES, package_of
 from ..spec import TensorSpec
-from .held_arrays import with_changed_arrays
 
-Change: TypeAlias = Callable[[NDArray[Any]], NDArray[Any]]
-Way: TypeAlias = tuple[
-    Callable[[partial[Any], Change], partial[Any]], Callable[[], AbstractContextManager[object]]
-]
-"""A function that returns a copy of a layer, with `change(array)` in place of the arrays that it holds, and the
-context in which the copy is called."""
+Parts: TypeAlias = tuple[Mapping[Any, Any], Callable[[Iterable[Any]], Any]]
+"""The parts of a structure by name, and what makes a structure of other parts."""
+Put: TypeAlias = Callable[[Any, Any, Any], None]
+Maker: TypeAlias = Callable[[Iterator[Any]], Any]
 _OF_A_LENGTH = re.compile(r"\bLength\b|expected a sequence of integers")
 """Errors of torch and NumPy for a length that only a run knows."""
 
@@ -187,64 +184,83 @@ def with_parameters(layer: Callable[..., Any], change: Callable[[str, Any], Any]
     return cast(Callable[..., Any], replace({name: change(name, array) for name, array in arrays.items()}))
 
 
-def ways_to_copy(called: partial[Any]) -> Iterator[Way]:
-    """Yield the ways to copy a layer, the best one first.
+def named_outputs(result: Any) -> dict[Any, Any]:
+    """Return `outputs_of` a layer's result as a dictionary."""
+    return dict(outputs_of(result))
 
-    A tensor of torch stays a tensor. Arrays of other libraries become NumPy arrays, which have float64 and
-    nearly the same methods. A layer that needs other methods is called as it is.
+
+def outputs_of(result: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the arrays and numbers that a layer returned, with their names; None and text are no outputs.
+
+    A mapping, a NamedTuple and a dataclass have names; else they are `output`, or `output_0` and on. Names of
+    structures within others are joined by `_`. Statistics have the names of those that were asked for; top keys
+    are `top_weights` and `top_indices`.
     """
-    kinds: set[str] = set()
-
-    def noted(x: Any) -> Any:
-        if not isinstance(x, np.ndarray):
-            kinds.add("torch" if array_api_compat.is_torch_array(x) else "other")
-        return x
-
-    _changed(called, noted)
-    if "torch" in kinds:
-        yield _with_tensors, _tensors_take_arrays
-    yield lambda called, change: _changed(called, lambda x: _numpy_array(x, change)), nullcontext
-    if kinds:
-        yield lambda called, _: called, nullcontext
-    if "torch" in sys.modules and "torch" not in kinds:  # a layer may make tensors when it is called
-        yield _with_tensors, _tensors_take_arrays
+    return _outputs("output", result, is_named=False)
 
 
-def _tensors_take_arrays() -> AbstractContextManager[object]:
-    from .tensors import TensorsTakeArrays  # it imports torch
-
-    return TensorsTakeArrays()
-
-
-def _with_tensors(called: partial[Any], change: Change) -> partial[Any]:
-    from .tensors import changed_tensor, is_plain_tensor
-
-    def of_library(x: Any) -> NDArray[Any]:
-        return _numpy_array(x, change)  # its layers take arrays of one library
-
-    def of_caller(x: Any) -> Any:
-        return changed_tensor(x, change) if is_plain_tensor(x) else _numpy_array(x, change)
-
-    return _changed(called, of_caller, of_library)
+def _outputs(name: Any, result: Any, *, is_named: bool) -> Iterator[tuple[Any, Any]]:
+    structure = _structure(result)
+    if structure is None:
+        if result is not None and not isinstance(result, str | bytes):
+            yield name, result
+        return
+    is_sequence = isinstance(result, tuple | list) and not hasattr(result, "_fields")
+    for key, part in structure[0].items():
+        yield from _outputs(f"{name}_{key}" if is_named or is_sequence else key, part, is_named=True)
 
 
-def _numpy_array(x: Any, change: Change) -> NDArray[Any]:
-    return change(x if isinstance(x, np.ndarray) else to_numpy("verify_layer", "weight", x))
+def as_returned(result: Any) -> Callable[[Sequence[Any]], Any]:
+    """Return a function that returns arrays as the layer returned `result`; what is no array stays as it is."""
+    make = _maker(result)
+    return lambda arrays: make(iter(arrays))
 
 
-def _changed(
-    called: partial[Any], change: Callable[[Any], Any], in_library: Callable[[Any], Any] | None = None
-) -> partial[Any]:
-    """Return a layer with `change(array)` in place of the arrays that it holds, or else of its `parameters`."""
+def is_output(part: object) -> bool:
+    """Return whether a part of a result is computed by the graph."""
+    return isinstance(part, GraphValue | Length | FloatOfLengths) or is_array(part)
 
-    def where_possible(change: Callable[[Any], Any], x: Any) -> Any:
-        try:
-            return change(x)
-        except (TypeError, ValueError, RuntimeError):  # NumPy cannot hold it
-            return x
 
-    of_caller, of_library = (partial(where_possible, one) for one in (change, in_library or change))
-    changed = with_changed_arrays(called, of_caller, of_library)
-    if changed is called:
-        changed = with_parameters(called, lambda _, x: of_library(x))
-    return cast("partial[Any]", changed)
+def _maker(result: Any) -> Maker:
+    structure = _structure(result)
+    if structure is not None:
+        makers, make = [_maker(part) for part in structure[0].values()], structure[1]
+        return lambda arrays: make([maker(arrays) for maker in makers])
+    if isinstance(result, Length | FloatOfLengths):
+        number = int if isinstance(result, Length) else float
+        return lambda arrays: number(next(arrays))
+    return next if is_output(result) else lambda _: result
+
+
+def _structure(result: Any) -> Parts | None:
+    """Return the parts of a structure; None for an array and for what else has no parts."""
+    kind: Any = type(result)
+    if isinstance(result, AttentionStatistics):
+        named = by_name(result)
+        return named, lambda parts: as_statistics(dict(zip(named, parts, strict=True)))
+    if isinstance(result, Mapping):
+        keys = [*result]
+        if isinstance(result, dict) and kind is not dict:  # another kind of dictionary, with what it has beside
+            return result, partial(_refilled, _emptied(result, keys, dict.__setitem__), keys, dict.__setitem__)
+        return result, lambda parts: dict(zip(keys, parts, strict=True))
+    if kind in (tuple, list) or hasattr(result, "_make"):
+        names = getattr(result, "_fields", range(len(result)))
+        return dict(zip(names, result, strict=True)), getattr(kind, "_make", kind)
+    if dataclasses.is_dataclass(result) and package_of(kind) not in ("sdpa_xp", "sdpa_xp_export"):
+        names = [field.name for field in dataclasses.fields(result)]
+        named = {name: getattr(result, name) for name in names}
+        return named, partial(_refilled, _emptied(result, names, object.__setattr__), names, object.__setattr__)
+    return None
+
+
+def _emptied(result: Any, names: Sequence[Any], put: Put) -> Any:
+    """Return a copy of a structure without its parts: values of a graph would keep the graph."""
+    return _refilled(result, names, put, [None] * len(names))
+
+
+def _refilled(structure: Any, names: Sequence[Any], put: Put, parts: Iterable[Any]) -> Any:
+    """Return a copy of a structure with other parts, which is made without a call of its class."""
+    copied = copy.copy(structure)
+    for name, part in zip(names, parts, strict=True):
+        put(copied, name, part)
+    return copied

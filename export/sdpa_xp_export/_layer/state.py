@@ -61,7 +61,7 @@ _OF_TENSORS: dict[str, Callable[[Any], object]] = {
     **{name: operator.attrgetter(name) for name in ("shape", "_version", "dtype")},
 }
 """What tells of other memory of a tensor of torch, and of a write: torch has no public name for its count."""
-Change: TypeAlias = tuple[int, Any]
+PlaceChange: TypeAlias = tuple[int, Any]
 """A place that changed, as the identity of its target and a key; None stands for any key."""
 _ORDER = object()
 """The key of a change of the order of a dictionary."""
@@ -133,8 +133,8 @@ class State:
 
     def __init__(self, layer: Callable[..., Any], others: Iterable[object] = ()) -> None:
         self._layer, self._others = layer, [*others]
-        self._ignored: frozenset[Change] = frozenset()
-        self._changed: frozenset[Change] = frozenset()  # by the layer, while its graph was written
+        self._ignored: frozenset[PlaceChange] = frozenset()
+        self._changed: frozenset[PlaceChange] = frozenset()  # by the layer, while its graph was written
         self._home = package_of(home_of(layer))
         self._places: dict[int, _StatePlace] = {}  # by the identity of the target
         self._values: list[tuple[_StatePlace, Any]] = []  # where values of a graph stand, or lead to
@@ -234,9 +234,9 @@ class State:
             with suppress(Exception):  # an object may refuse it
                 _put_back(self._places[number], key)
 
-    def changes(self) -> set[Change]:
+    def changes(self) -> set[PlaceChange]:
         """Return the places that hold something else, each as the identity of its target and a key."""
-        changed: set[Change] = {key for key, (mark, was) in self._marks.items() if mark() != was}
+        changed: set[PlaceChange] = {key for key, (mark, was) in self._marks.items() if mark() != was}
         for owner, attributes, kind in self._attributes:
             if owner.__dict__ is not attributes or type(owner) is not kind:
                 changed.add((id(owner), "__dict__"))

@@ -11,8 +11,7 @@ from typing import Literal, TypeAlias, get_args
 from sdpa_xp._checks.messages import nearest_hint
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
-from .._files.metadata import exported_models
-from .._files.model import Model
+from .._files.model import Model, exported_models
 
 ProviderName: TypeAlias = Literal[
     "cpu", "cuda", "wasm", "webgpu", "CPUExecutionProvider", "CUDAExecutionProvider", "WebGpuExecutionProvider"

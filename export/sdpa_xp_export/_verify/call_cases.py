@@ -17,6 +17,7 @@ from .._call.call import ExportCall
 from .._call.mask_analysis import constants
 from .._dtypes.dtype import INTEGERS
 from .._runtime.limits import check_time
+from .case_lengths import SCORES_AT_ONCE, SMALL, CallLengths, Lengths, scores_shape, shown_shapes
 from .cases import Case
 from .expected import (
     Arrays,
@@ -29,7 +30,6 @@ from .expected import (
 )
 from .inputs import LARGE, OperandChoice, extremes, poison, random_inputs, with_extremes, with_nan
 from .judging import Compared, ExpectedRows
-from .lengths import SCORES_AT_ONCE, SMALL, CallLengths, Lengths, scores_shape, shown_shapes
 
 HUGE = {"float16": 8e3, "bfloat16": 3e4, "float32": 3e4, "float64": 3e4}
 """The size of huge scores by the dtype of the query; they reveal a mask that adds -1e4 instead of -inf."""

@@ -8,16 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from .._call.call import ExportCall
-from .._files.metadata import exported_models, recorded_verdict
-from .._files.model import Model
+from .._files.model import Model, exported_models, recorded_verdict
 from .._runtime.limits import check_time, paused
 from .._runtime.process import RemoteSession, RuntimeProcess, runtime_process
 from .._runtime.releases import ENGINES, EngineName, ProviderName, runtime_notes, stated_runtimes
 from ..report import Run
+from .case_lengths import Lengths, shown_lengths
 from .expected import Arrays
 from .inputs import LARGE, OperandChoice
 from .judging import Compared, ExpectedRows, judge_outputs
-from .lengths import Lengths, shown_lengths
 from .model import computed_dtype
 
 MANY_SCORES = 2**22

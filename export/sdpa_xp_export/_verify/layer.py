@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 from sdpa_xp.errors import ArgumentValueError, message_of
 
-from .._layer.layer import Change, Way, ways_to_copy, with_arrays
-from .._layer.results import named_outputs
+from .._layer.held_arrays import ArrayChange, Way, ways_to_copy
+from .._layer.layer import named_outputs, with_arrays
 from ..spec import TensorSpec
+from .case_lengths import shown_shapes
 from .cases import Case
 from .expected import Arrays
 from .judging import EPS, Compared, ExpectedRows, apart, with_error_of_float64
-from .lengths import shown_shapes
 
 Outputs: TypeAlias = dict[str, NDArray[Any]]
 """What a layer returns, by name."""
@@ -342,5 +342,5 @@ def _further(exact: NDArray[Any], direct: NDArray[Any]) -> NDArray[Any]:
         return np.where(np.isfinite(exact), further, direct).astype(direct.dtype)
 
 
-def _converted(change: Change, arrays: Outputs) -> Outputs:
+def _converted(change: ArrayChange, arrays: Outputs) -> Outputs:
     return {name: change(x) for name, x in arrays.items()}

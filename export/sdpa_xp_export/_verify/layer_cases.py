@@ -21,11 +21,11 @@ from .._files.model import Model
 from .._graph import moved_inputs
 from .._runtime.releases import EngineName
 from ..spec import TensorSpec
+from .case_lengths import LayerLengths, Lengths, shown_lengths
 from .cases import Case
 from .expected import Arrays
 from .inputs import LENGTHS, MOST, OPERANDS, OperandChoice, TokenCounts, clipped, draw_each, drawn_integers
 from .layer import LARGE_TOKENS, BothLayers, words_of
-from .lengths import LayerLengths, Lengths, shown_lengths
 
 IntegerChoice: TypeAlias = OperandChoice | Literal["negative integers", "large integers"]
 """What integer inputs hold: random values that fit their use, or values far from these."""

@@ -22,12 +22,21 @@ from .._call.operands import Initializer
 from .._call.text import digest, from_json, to_json
 from .._dtypes.dtype import ONNX_DTYPE
 from .._files.loading import load
-from .._files.metadata import Metadata, exported_models, metadata_of
-from .._files.model import LargeModel, Model, check_holds_data, initializers, messages, without_numbers
+from .._files.model import (
+    LargeModel,
+    Metadata,
+    Model,
+    check_holds_data,
+    exported_models,
+    initializers,
+    messages,
+    metadata_of,
+    without_numbers,
+)
 from .._runtime.limits import ModelFailedError
 from ..spec import TensorSpec
+from .case_lengths import MOST_NUMBERS, OF_A_NUMBER, CallLengths, count_of, numbers_within
 from .expected import stated_dtype
-from .lengths import MOST_NUMBERS, OF_A_NUMBER, CallLengths, count_of, numbers_within
 
 T = TypeVar("T")
 FUSED = ("Attention", "MultiHeadAttention", "GroupQueryAttention")

@@ -16,7 +16,7 @@ from .._runtime.limits import ModelFailedError
 from . import __doc__
 from .compare import agree, list_backends, run_demo
 from .export import export
-from .shared import say
+from .terminal import say
 from .verify import run_verify
 
 FUNCTIONS = ("TensorSpec", "demo", "export", "export_attention", "find", "save", "verify")

@@ -20,8 +20,8 @@ from .._files.paths import PathArgument
 from .._runtime.session import providers, version
 from ..forms.choice import FORMS
 from ..spec import dtype_hint
-from . import DISAGREES, shared
-from .flags import flags
+from . import DISAGREES, terminal
+from .terminal import flags, say
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 COLUMNS = ("backend", "by", "dtype", "device", "error", "used", "agrees")
@@ -46,22 +46,22 @@ def run_demo(output: Path = Path("demo-output"), force: bool = False) -> None:
         output: The folder for the files.
         force: Replace an existing file.
     """
-    shared.check_output(PathArgument("demo", "output"), output, {})
+    terminal.check_output(PathArgument("demo", "output"), output, {})
     demo.check_folder(output, overwrite=force)
     encoded = demo.activations()
-    shared.say(f"all-MiniLM-L6-v2, attention of {len(encoded.layers)} layers x 12 heads on:")
+    say(f"all-MiniLM-L6-v2, attention of {len(encoded.layers)} layers x 12 heads on:")
     for tokens in encoded.tokens:
-        shared.say("  " + " ".join(token for token in tokens if token != "[PAD]"))
+        say("  " + " ".join(token for token in tokens if token != "[PAD]"))
     for line in demo.findings(encoded):
-        shared.say(line)
+        say(line)
     libraries = backends.find_backends()
     most = _most_rows(demo.DTYPES, libraries, providers())
-    with shared.progress("demo", steps=most, is_timed=False) as steps:
+    with terminal.progress("demo", steps=most, is_timed=False) as steps:
         rows = _collected(demo.rows(encoded, libraries, steps.begin), steps)
     _show(rows)
     _show_missing()
     for path in demo.write(encoded, output, overwrite=force):
-        shared.say(f"wrote {path}")
+        say(f"wrote {path}")
     _judge(rows)
 
 
@@ -88,11 +88,11 @@ def agree(dtype: list[str] | None = None, backend: list[str] | None = None, json
             raise ArgumentValueError("agree", rule, {"dtype": repr(name)}, dtype_hint(name, DTYPES))
     libraries, offered = backends.find_backends(backend), providers()
     most = _most_rows(dtypes, libraries, offered)
-    with shared.progress("agree", steps=most, quiet=json, is_timed=False) as steps:
+    with terminal.progress("agree", steps=most, quiet=json, is_timed=False) as steps:
         compared = (compare(feature_jobs(name), name, libraries, offered, steps.begin) for name in dtypes)
         collected = _collected(chain.from_iterable(compared), steps)
     if json:
-        shared.say_json([row.as_json() for row in collected])
+        terminal.say_json([row.as_json() for row in collected])
     else:
         _show(collected)
         if backend is None:
@@ -110,9 +110,9 @@ def list_backends(json: bool = False) -> None:
     rows = [(library.name, library.version, library.device) for library in backends.find_backends()]
     rows += [("onnxruntime", version(), name) for name in providers()]
     if json:
-        shared.say_json([dict(zip(("name", "version", "device"), row, strict=True)) for row in rows])
+        terminal.say_json([dict(zip(("name", "version", "device"), row, strict=True)) for row in rows])
     else:
-        shared.say_table(("library", "version", "device or provider"), rows)
+        terminal.say_table(("library", "version", "device or provider"), rows)
 
 
 def _most_rows(dtypes: Sized, libraries: Sized, offered: Sized) -> int:
@@ -120,7 +120,7 @@ def _most_rows(dtypes: Sized, libraries: Sized, offered: Sized) -> int:
     return len(dtypes) * (len(libraries) + len(offered) * len(FORMS))
 
 
-def _collected(rows: Iterable[Row], steps: shared.Steps) -> list[Row]:
+def _collected(rows: Iterable[Row], steps: terminal.Steps) -> list[Row]:
     """Collect the rows, with a progress bar."""
     collected = []
     for row in rows:
@@ -131,19 +131,19 @@ def _collected(rows: Iterable[Row], steps: shared.Steps) -> list[Row]:
 
 def _show(rows: Iterable[Row]) -> None:
     """Print the rows that ran something, with the worst error of their jobs; then those that disagree."""
-    cells: list[list[shared.Cell]] = []
+    cells: list[list[terminal.Cell]] = []
     for row in rows:
         if row.worst is None:
             continue
         labels = (row.backend, row.implementation, row.dtype, row.device)
         heat = _heat(row.worst.absolute, row.worst.bound)
-        cells.append([*labels, f"{row.worst.absolute:.1e}", heat, shared.YES if row.agrees else shared.NO])
-    shared.say_table(COLUMNS, cells)
+        cells.append([*labels, f"{row.worst.absolute:.1e}", heat, terminal.YES if row.agrees else terminal.NO])
+    terminal.say_table(COLUMNS, cells)
     for line in LEGEND:
-        shared.say(line)
+        say(line)
     for row in rows:
         if not row.agrees:
-            shared.say(f"DISAGREES: {row.name}: {', '.join(row.disagreeing)}")
+            say(f"DISAGREES: {row.name}: {', '.join(row.disagreeing)}")
 
 
 def _show_missing() -> None:
@@ -151,10 +151,10 @@ def _show_missing() -> None:
     missing = backends.missing_libraries()
     if not missing:
         return
-    shared.say(f"not compared, because not installed: {', '.join(missing)}")
+    say(f"not compared, because not installed: {', '.join(missing)}")
     extras = [name for name in missing if name not in ("array-api-strict", "cupy")]  # no extra; needs a GPU
     if extras:
-        shared.say(f"  {install_hint(','.join(extras))}")
+        say(f"  {install_hint(','.join(extras))}")
 
 
 def _heat(error: float, bound: float) -> Text:

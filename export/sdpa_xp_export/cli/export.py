@@ -28,8 +28,7 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message, renam
 from .._call.call import OPTIONS, OptionKind
 from .._call.text import Expression, parse
 from .._dtypes.dtype import FLOATING
-from .._files.metadata import exported_models
-from .._files.model import Model
+from .._files.model import Model, exported_models
 from .._files.paths import PathArgument, absence_hint
 from .._runtime.releases import DEFAULT_RUNTIME, OPENVINO_RUNTIME, STANDARD_RUNTIME, TARGETS
 from .._verify.model import shown_type
@@ -37,8 +36,7 @@ from ..export import export_attention
 from ..forms.choice import FORMS
 from ..save import save
 from ..spec import TensorSpec, dtype_hint
-from .flags import flags, option
-from .shared import check_output, say, say_json
+from .terminal import check_output, flags, option, say, say_json
 
 OUTPUT = PathArgument("export", "output")
 DEFAULT_OUTPUT = "attention.onnx"

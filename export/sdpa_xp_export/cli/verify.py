@@ -19,14 +19,11 @@ from .._files.paths import PathArgument, free_target, publish
 from .._runtime.limits import TIMEOUT
 from .._runtime.releases import ENGINES, PROVIDERS, EngineName, Runtime, short_provider
 from ..report import LayerReport
-from ..verify import verify
-from ..verify_layer import verify_golden
+from ..verify import verify, verify_golden
 from . import DISAGREES
 from .export import CALL, export_arguments, read
-from .flags import flags
-from .report_page import page
-from .report_text import facts, show
-from .shared import check_output, progress, say, say_json
+from .report import facts, page, show
+from .terminal import check_output, flags, progress, say, say_json
 
 HTML = PathArgument("verify", "html")
 UNITS = {"": 1, "b": 1}

@@ -10,7 +10,7 @@ import pytest
 
 from sdpa_xp import masks
 from sdpa_xp_export import Report, TensorSpec, export_attention, verify
-from sdpa_xp_export.cli.report_page import page
+from sdpa_xp_export.cli.report import page
 from sdpa_xp_export.report import Placement
 
 VOID = ("meta", "link")

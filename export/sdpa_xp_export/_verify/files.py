@@ -1,26 +1,36 @@
-"""A golden file: inputs of a layer and what it returned, to verify its model where its code is not.
+"""The files of a verification: the golden file of a layer, and the verdict in the file of a model.
 
-It is an .npz without pickles. Its `facts` are JSON: which model it is of, and what a report says of each run.
-Run 3 has the arrays `3/inputs/x`, `3/exact/output`, the reference, and `3/direct/output`, the layer in its own
-dtype. Anyone may have written the file, so nothing in it is taken as true.
+A golden file has inputs of a layer and what it returned, to verify its model where its code is not. It is an
+.npz without pickles. Its `facts` are JSON: which model it is of, and what a report says of each run. Run 3 has
+the arrays `3/inputs/x`, `3/exact/output`, the reference, and `3/direct/output`, the layer in its own dtype.
+Anyone may have written the file, so nothing in it is taken as true.
+
+A verdict is for whoever reads the file of the model; `verify` never trusts it.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import math
+import os
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
+import sdpa_xp
+from sdpa_xp.errors import ArgumentValueError
+
 from .._dtypes.dtype import numpy_dtype
-from .._files.loading import LARGEST, UnfitError, read_file
-from .._files.metadata import graph_digest
-from .._files.model import Model
-from .._files.paths import PathArgument
+from .._files.loading import LARGEST, UnfitError, load, read_file
+from .._files.model import Model, graph_digest, record_verdict
+from .._files.paths import PathArgument, free_target, publish
+from ..report import LayerReport
 from ..spec import evaluated
 from .cases import Case
 from .judging import EPS
@@ -32,6 +42,7 @@ MOST = 2**24
 """Bytes of the arrays of a run; a file has some 60 runs, most of them small."""
 LONGEST = 500
 """Characters of the file that a message shows."""
+ARGUMENT = PathArgument("verify", "model")
 PARTS = ("inputs", "exact", "direct")
 """The attributes of a case that the arrays of its run hold."""
 
@@ -109,3 +120,50 @@ def _case(run: Mapping[str, Any], start: str, arrays: Mapping[str, NDArray[Any]]
             raise UnfitError("hold arrays that fit the model and each other", got)
     case = Case(lengths, extreme=str(run["kind"]).removeprefix(", "), inputs=inputs)
     return with_results(case, exact, direct, is_own=bool(run["is_own"]))
+
+
+def check_recordable(model: Model | str | os.PathLike[str]) -> None:
+    """Refuse a file that a verdict cannot be written into, before the model is run."""
+    if isinstance(model, str | os.PathLike) and Path(model).exists():
+        target = free_target(model, ARGUMENT, overwrite=True)
+        if not (os.access(target, os.W_OK) and os.access(target.parent, os.W_OK)):
+            raise PermissionError(
+                ARGUMENT.message("must be writable, with its folder, to record a verdict", model)
+            )
+
+
+def write_verdict(
+    model: Model | str | os.PathLike[str],
+    verified: Model,
+    report: LayerReport,
+    *,
+    call_from_metadata: bool | None = None,
+) -> None:
+    """Write the verdict of a report into a model, or into its file, which holds the model that was verified.
+
+    Numbers beside the file stay as they are.
+    """
+    worst, graph = report.worst.agreement, graph_digest(verified)
+    verdict = {
+        "agrees": report.agrees,
+        "error": worst.absolute if math.isfinite(worst.absolute) else None,  # JSON has no infinity
+        "bound": worst.bound if math.isfinite(worst.bound) else None,
+        "runs": len(report.runs),
+        "engine": report.engine,
+        "providers": ", ".join(sorted({run.provider for run in report.runs})),
+        "seed": report.seed,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "version": sdpa_xp.__version__,
+        "graph": graph,
+    }
+    if call_from_metadata is not None:
+        verdict["call_from_metadata"] = call_from_metadata
+    if not isinstance(model, str | os.PathLike):
+        record_verdict(verified, verdict)
+        return
+    if graph_digest(load("verify", model)) != graph:
+        rule = "`model` must not change while it is verified; its verdict was not recorded"
+        raise ArgumentValueError("verify", rule, {"model": model})
+    proto = onnx.load(model, load_external_data=False)
+    record_verdict(proto, verdict)
+    publish(proto.SerializeToString(), Path(model), ARGUMENT, overwrite=True)
