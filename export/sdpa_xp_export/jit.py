@@ -35,7 +35,7 @@ from ._layer.layer import as_returned, located_error, named_outputs, with_arrays
 from ._layer.open_lengths import lengths_of_pasts, most_open
 from ._layer.state import MOST, State
 from ._runtime.releases import DEFAULT_RUNTIME, PROVIDERS, ProviderName, Runtime
-from ._runtime.session import Run, errors_reworded, installed_runtime, open_session, runner
+from ._runtime.session import OnArrays, errors_reworded, installed_runtime, on_arrays, open_session
 from .forms.choice import check_form, check_loaded_opset, check_opset
 from .save import save
 from .spec import SymbolicShape
@@ -43,7 +43,7 @@ from .to_onnx import NOT_CALLABLE_HINT, model_of_call
 from .verify import verify_layer
 
 FUNCTION = "jit"
-Prepared: TypeAlias = tuple[Run, TracedSignature]
+Prepared: TypeAlias = tuple[OnArrays, TracedSignature]
 """What computes the outputs from the arrays of a call, and the signature that it belongs to."""
 MOST_SHAPES = 4096
 """The most combinations of shapes whose session is remembered; for others it is looked for among all."""
@@ -272,7 +272,7 @@ class JittedLayer:
         if known is None:
             with self._lock:
                 known = self._open(call) or self._trace(call)  # another thread may have opened it meanwhile
-        return runner(known.session, call.order, arrays), known
+        return on_arrays(known.session, call.order, arrays), known
 
     def _open(self, call: LayerCall) -> TracedSignature | None:
         alike = (traced for traced in self._traced if traced.takes(call))

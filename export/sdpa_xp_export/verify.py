@@ -27,9 +27,9 @@ from ._layer.layer import bound_arguments, with_arrays
 from ._runtime.limits import TIMEOUT, check_limits, deadline
 from ._runtime.releases import EngineName, ProviderName
 from ._runtime.session import check_engine
-from ._verify.call_cases import DEFAULT_ROWS, THOROUGH_ROWS, left_out, trial_settings, trials
+from ._verify.call_cases import DEFAULT_ROWS, THOROUGH_ROWS, drawn_cases, left_out, planned_cases
 from ._verify.case_lengths import LayerLengths, scores_shape
-from ._verify.cases import Case, Outcome, Runner, judged, runner
+from ._verify.cases import Case, Outcome, RunningModel, judged, running_model
 from ._verify.files import check_recordable, golden_file, read_golden, write_verdict
 from ._verify.inputs import seed_of
 from ._verify.layer import BothLayers, words_of
@@ -128,18 +128,18 @@ def verify(
     seed = seed_of("verify", seed)
     with deadline(float(timeout)):
         loaded, stated, blocks, cut = subject_of(model, call, functions, memory)
-        settings = trial_settings(stated, blocks, cut, thorough=thorough, seed=seed, memory=memory)
-        scores = max(math.prod(scores_shape(stated, setting.lengths)) for setting in settings)
-        with runner(loaded, provider, engine, timeout, memory, scores=scores) as running:
+        cases = planned_cases(stated, blocks, cut, thorough=thorough, seed=seed, memory=memory)
+        scores = max(math.prod(scores_shape(stated, case.lengths)) for case in cases)
+        with running_model(loaded, provider, engine, timeout, memory, scores=scores) as running:
             computed_in = running.computed_dtype(stated)
 
             def drawn() -> Iterator[Case]:
                 rng, borders = np.random.default_rng(seed), [*constants(stated), *blocks]
                 rows = THOROUGH_ROWS if thorough else DEFAULT_ROWS
-                several = trials(stated, settings, rng, computed_in=computed_in, borders=borders, rows=rows)
+                several = drawn_cases(stated, cases, rng, computed_in=computed_in, borders=borders, rows=rows)
                 return of_metadata(stated, several) if call is None else several
 
-            number, total = itertools.count(1), len(running.providers) * len(settings)
+            number, total = itertools.count(1), len(running.providers) * len(cases)
 
             def done(shown: str) -> None:
                 if watch is not None:
@@ -152,7 +152,7 @@ def verify(
     report = Report(
         **facts,
         runs=runs,
-        left_out=left_out(stated, blocks, settings, memory),
+        left_out=left_out(stated, blocks, cases, memory),
         call=stated,
         from_metadata=call is None,
         computed_in=computed_in,
@@ -274,7 +274,7 @@ def verify_layer(
     _check_outputs(loaded, tried.cases[0].exact)
 
     scores = max((math.prod(call.sizes(case.lengths)) for call in calls for case in tried.cases), default=0)
-    with runner(loaded, provider, engine, timeout, memory, scores=scores) as running:
+    with running_model(loaded, provider, engine, timeout, memory, scores=scores) as running:
         runs, facts = _run(running, tried.cases, both)
     widths = ("float64", "float32", "bfloat16", "float16") if both.why_not_wide else ()
     dtypes = {x.dtype.name for case in tried.cases for x in case.direct.values()}
@@ -309,7 +309,7 @@ def verify_golden(
         check_recordable(model)
     loaded = loaded_model("verify", model, "`model` must be the path of its file")
     cases, stated = read_golden(golden, loaded)
-    with runner(loaded, provider, engine, timeout, memory) as running:
+    with running_model(loaded, provider, engine, timeout, memory) as running:
         runs, facts = _run(running, cases, None)
     report = LayerReport(**facts, **stated, runs=runs)
     if record:
@@ -318,7 +318,7 @@ def verify_golden(
 
 
 def _run(
-    running: Runner, cases: Sequence[Case], both: BothLayers | None
+    running: RunningModel, cases: Sequence[Case], both: BothLayers | None
 ) -> tuple[tuple[Run, ...], dict[str, Any]]:
     """Run all cases on each provider; return the runs, and what a report says of them."""
 

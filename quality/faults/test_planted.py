@@ -29,7 +29,7 @@ MISSED: dict[str, str] = {}
 @pytest.fixture(autouse=True)
 def one_draw_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draw the inputs of a call, and compute what they give, once for all models of it; run each model once."""
-    draw, kept = module.trials, {}
+    draw, kept = module.drawn_cases, {}
 
     def trials(call: Any, settings: Any, rng: Any, **options: Any) -> list[Any]:
         key = repr((to_json(call), settings, options))
@@ -38,7 +38,7 @@ def one_draw_for_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
             kept[key] = list(draw(call, settings, rng, **options))
         return kept[key]
 
-    monkeypatch.setattr(module, "trials", trials)
+    monkeypatch.setattr(module, "drawn_cases", trials)
     run_each_model_once(monkeypatch)
 
 

@@ -15,7 +15,7 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from .._call.call import FormName
 from .._runtime import session
 from .._runtime.releases import Runtime, runtime_text
-from .._verify.call_cases import trial_of
+from .._verify.call_cases import case_with_inputs
 from .._verify.cases import Case
 from .._verify.expected import Arrays, reference_inputs
 from .._verify.inputs import random_inputs
@@ -123,7 +123,9 @@ def compare(
     `begin` is called with the name of what is computed next.
     """
     begin(f"reference {dtype}")
-    tried = {name: [trial_of(job.call, Case({}), x, dtype) for x in job.inputs] for name, job in jobs.items()}
+    tried = {
+        name: [case_with_inputs(job.call, Case({}), x, dtype) for x in job.inputs] for name, job in jobs.items()
+    }
     ways = [_on_backend(backend, dtype) for backend in backends if backend.holds(dtype)]
     ways += [_on_runtime(form, provider, dtype) for provider in providers for form in FORMS]
     for way in ways:
@@ -160,7 +162,7 @@ def _on_runtime(form: FormName, provider: str, dtype: str) -> Way:
         if why := job.no_graph or unsupported_reason(form, job.call, target):
             return why
         opened = session.open_session(export_call(job.call, form=form, runtime=runtime), provider)
-        return lambda arrays: session.run(opened, arrays)[job.call.outputs[0]]
+        return lambda arrays: session.run_session(opened, arrays)[job.call.outputs[0]]
 
     return Way(("onnxruntime", form, dtype, provider.removesuffix("ExecutionProvider").lower()), prepare)
 
@@ -175,14 +177,14 @@ def _row(way: Way, jobs: Mapping[str, Feature], tried: Mapping[str, Sequence[Cas
             continue
         agreements: list[Agreement] = []
         try:
-            for inputs, trial in zip(job.inputs, tried[name], strict=True):
-                result = compute(trial.inputs)  # compiles, and fills caches: the next run is timed
+            for inputs, case in zip(job.inputs, tried[name], strict=True):
+                result = compute(case.inputs)  # compiles, and fills caches: the next run is timed
                 if not agreements:
                     start = time.perf_counter()
-                    result = compute(trial.inputs)
+                    result = compute(case.inputs)
                     seconds += time.perf_counter() - start
                 # Of the inputs without NaN: the textbook formula multiplies 0 by a hidden one.
-                agreements.append(_judged(trial, result, way.textbook and way.textbook(job, inputs)))
+                agreements.append(_judged(case, result, way.textbook and way.textbook(job, inputs)))
         except (ArgumentTypeError, ArgumentValueError) as error:  # the library refuses the call
             results.append(JobResult(name, None, error.message.statement))
             continue
@@ -190,10 +192,10 @@ def _row(way: Way, jobs: Mapping[str, Feature], tried: Mapping[str, Sequence[Cas
     return Row(*way.labels, tuple(results), seconds)
 
 
-def _judged(trial: Case, result: NDArray[Any], textbook: NDArray[Any] | None) -> Agreement:
+def _judged(case: Case, result: NDArray[Any], textbook: NDArray[Any] | None) -> Agreement:
     """Compare an output by the textbook formula of the same library."""
-    output, known = next(iter(trial.expected.items()))
-    compared = trial.read(trial, output, result)
+    output, known = next(iter(case.expected.items()))
+    compared = case.read(case, output, result)
     textbook = known.textbook if textbook is None else textbook
     expected = ExpectedRows(known.reference, textbook, terms=known.terms)  # of libraries, one bound for all
     return judge_rows([replace(compared, expected=expected)], compared.dtype)[0]

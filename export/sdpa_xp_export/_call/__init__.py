@@ -5,7 +5,7 @@
     operands       inputs and initializers in place of arrays
     mask_analysis  what the forms ask about masks and biases
     text           a call as JSON and back, for files and the command
-    statistics     `AttentionStatistics` as outputs by name
+    outputs        what a graph may return, by name; `AttentionStatistics` as outputs
 
 Nothing here writes a node.
 """

@@ -27,25 +27,8 @@ from sdpa_xp.masks import Mask
 from .._dtypes.dtype import FLOATING, INTEGERS
 from ..spec import SymbolicShape, TensorSpec, as_lengths, spec_hint, total
 from .operands import GraphOperand, Input, OperandNamer, kind_of
+from .outputs import AXES, OUTPUTS
 
-AXES: dict[str, tuple[str, ...]] = {
-    "output": ("L", "Ev"),
-    "lse": ("L",),
-    "weights": ("L", "S"),
-    "scores": ("L", "S"),
-    "row_max": ("L",),
-    "entropy": ("L",),
-    "key_sums": ("S",),
-    "top_weights": ("L", "K"),
-    "top_indices": ("L", "K"),
-    "block_sums": ("M", "N"),
-}
-"""The outputs that a graph may have, and the axes of each behind (..., Hq)."""
-OUTPUTS = tuple(name for name, axes in AXES.items() if {*axes} <= {"L", "S", "Ev"})
-"""Those that take no argument of their own: only `attention_statistics` in a traced function has the others."""
-SUMS_OF_QUERIES = ("key_sums", "block_sums")
-IN_DTYPE_OF_QUERY = ("output", "weights", "scores")
-"""The others have the accumulation dtype."""
 SPECS = ("query", "key", "value", "past_key", "past_value", "past_lengths")
 
 

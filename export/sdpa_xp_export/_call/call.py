@@ -14,8 +14,9 @@ from sdpa_xp.masks import Mask
 from .._dtypes.dtype import FLOATING
 from ..spec import TensorSpec, names_in
 from . import arguments as checked
-from .arguments import OUTPUTS, SUMS_OF_QUERIES, Arguments
+from .arguments import Arguments
 from .operands import GraphOperand, Initializer, kind_of
+from .outputs import OUTPUTS, SUMS_OF_QUERIES
 
 Layout: TypeAlias = Literal["...HLE", "...LHE"]
 """Heads before the length, or after it."""

@@ -3,8 +3,8 @@
     releases               what was measured of each release
     session                graphs of our own, in this process
     process, limits        a process for a model that anyone wrote, and what it may take
-    child, worker, frames  inside of that process
-    engine, readers        what a session is; that of each engine
+    child, worker, frames  inside of that process: requests, and the sessions of other engines
+    engine                 what a session is, and that of onnxruntime
 
 A model that anyone wrote is loaded and run in a process of its own.
 """

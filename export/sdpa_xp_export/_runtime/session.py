@@ -33,7 +33,7 @@ from .releases import ENGINES, OPSETS, PLUGINS, PROVIDERS, EngineName, nearest_p
 
 MODULES: dict[EngineName, str] = {"onnxruntime": "onnxruntime", "openvino": "openvino", "reference": "onnx"}
 """The module of each engine."""
-Run: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
+OnArrays: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 """Computes the outputs of a session, in order, from the arrays of a call."""
 _HOST = 1
 """The type of the host in DLPack."""
@@ -111,7 +111,7 @@ def check_started(provider: str, started: Sequence[str], function: str = "verify
         raise ArgumentValueError(function, rule, {"providers": ", ".join(started)}, hint)
 
 
-def run(session: OnnxruntimeSession, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+def run_session(session: OnnxruntimeSession, feeds: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Return the outputs of `session` by their names."""
     with errors_reworded("run"):
         return session.run(feeds)
@@ -175,7 +175,7 @@ def chosen_providers(requested: str | None, about: Mapping[str, Any]) -> list[st
     return [PROVIDERS[short]]
 
 
-def runner(session: OnnxruntimeSession, order: Sequence[int], examples: Sequence[Any]) -> Run:
+def on_arrays(session: OnnxruntimeSession, order: Sequence[int], examples: Sequence[Any]) -> OnArrays:
     """Return what runs a session on arrays that differ from `examples` in their numbers alone.
 
     Args:
@@ -198,7 +198,7 @@ def runner(session: OnnxruntimeSession, order: Sequence[int], examples: Sequence
     return _by_numpy(session, dict(zip(names, order, strict=True)), of_caller)
 
 
-def _by_numpy(session: OnnxruntimeSession, order: dict[str, int], of_caller: Any) -> Run:
+def _by_numpy(session: OnnxruntimeSession, order: dict[str, int], of_caller: Any) -> OnArrays:
     """Return what runs a session on arrays in memory that NumPy reads."""
     inner = session.inner
     outputs = [value.name for value in inner.get_outputs()]
@@ -228,7 +228,7 @@ def _takes_dlpack() -> bool:
     return all(hasattr(onnxruntime.OrtValue, name) for name in ("from_dlpack", "__dlpack__"))
 
 
-def _by_dlpack(inner: Any, order: dict[str, int], of_caller: Any) -> Run:
+def _by_dlpack(inner: Any, order: dict[str, int], of_caller: Any) -> OnArrays:
     """Return what runs a session on arrays on the device of one of them."""
     kind, index = of_caller.__dlpack_device__()
     place = ("cpu", 0) if int(kind) == _HOST else ("cuda", int(index))

@@ -12,9 +12,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from .._call.arguments import AXES
 from .._call.call import ExportCall
 from .._call.mask_analysis import constants
+from .._call.outputs import AXES
 from .._dtypes.dtype import INTEGERS
 from .._runtime.limits import check_time
 from .case_lengths import SCORES_AT_ONCE, SMALL, CallLengths, Lengths, scores_shape, shown_shapes
@@ -53,7 +53,7 @@ FEWEST = 6
 """The fewest queries that are compared, for any number of heads."""
 
 
-def trial_settings(
+def planned_cases(
     call: ExportCall,
     blocks: Sequence[int] = (),
     cut: int = 0,
@@ -62,7 +62,7 @@ def trial_settings(
     seed: int = 0,
     memory: int | None = None,
 ) -> list[Case]:
-    """Return the settings for a model that cuts its queries into blocks, and heads of blocks with `cut` scores.
+    """Return the cases for a model that cuts its queries into blocks, and heads of blocks with `cut` scores.
 
     Each seed adds other random lengths. A limit of memory leaves out long ones.
     """
@@ -79,25 +79,25 @@ def trial_settings(
     if chosen.past and call.past_lengths is None:  # a padded past is never empty
         ordinary += [chosen(4, 4, batch=2), chosen(1, 7, batch=2)]
     ordinary += [blocky, *other_sizes, *at_numbers]
-    settings = [Case(lengths) for lengths in (*ordinary, *_longest(chosen))]
-    settings += [Case(lengths, LARGE) for lengths in (*small, many, blocky, other_sizes[-1])]
-    settings += [Case(lengths, HUGE[call.query.dtype]) for lengths in small[:2]]
+    cases = [Case(lengths) for lengths in (*ordinary, *_longest(chosen))]
+    cases += [Case(lengths, LARGE) for lengths in (*small, many, blocky, other_sizes[-1])]
+    cases += [Case(lengths, HUGE[call.query.dtype]) for lengths in small[:2]]
     inputs: tuple[Literal["query", "key", "value"], ...] = ("query", "key", "value")
-    settings += [Case(lengths, nan_in=name) for lengths in (many, blocky) for name in inputs]
+    cases += [Case(lengths, nan_in=name) for lengths in (many, blocky) for name in inputs]
     # A mask that allows all or nothing, and lengths that are all 0 or whole, may take branches of their own.
     dtypes, ends = {spec.dtype for spec in call.inputs.values()}, list[OperandChoice]()
     ends += ["least integers", "most integers"] if dtypes & set(INTEGERS) else []
     ends += ["mask of False", "mask of True"] if "bool" in dtypes else []
-    settings += [Case(lengths, operands=end) for lengths in (small[0], many) for end in ends]
+    cases += [Case(lengths, operands=end) for lengths in (small[0], many) for end in ends]
     beyond = [2 * number + 3 for number in constants(call)[-1:]]  # where a window masks pairs
     wide = (many, blocky, *(chosen(number, number + 2) for number in beyond))
-    settings += [Case(lengths, extreme=extreme) for lengths in wide for extreme in extremes(call)]
+    cases += [Case(lengths, extreme=extreme) for lengths in wide for extreme in extremes(call)]
     if thorough:
-        settings += _thorough(chosen, at_numbers)
+        cases += _thorough(chosen, at_numbers)
     # Not the generator of the inputs, which would then depend on how many lengths were drawn.
     drawn = chosen.at_random(np.random.default_rng([seed, 1]))
-    settings += [Case(lengths, most_rows=FEW_ROWS) for lengths in drawn]
-    return list(_affordable(settings, chosen))
+    cases += [Case(lengths, most_rows=FEW_ROWS) for lengths in drawn]
+    return list(_affordable(cases, chosen))
 
 
 def _small(chosen: CallLengths) -> Iterator[Lengths]:
@@ -142,28 +142,28 @@ def _thorough(chosen: CallLengths, at_numbers: Sequence[Lengths]) -> Iterator[Ca
     yield from (Case(lengths, LARGE) for lengths in at_numbers)
 
 
-def _affordable(settings: Sequence[Case], chosen: CallLengths) -> Iterator[Case]:
-    """Yield each setting once, except settings with too many numbers.
+def _affordable(cases: Sequence[Case], chosen: CallLengths) -> Iterator[Case]:
+    """Yield each case once, except cases with too many numbers.
 
-    A call without names has one setting for each size, which is drawn several times.
+    A call without names has one case for each size, which is drawn several times.
     """
     draws = 1 if chosen.is_long else DRAWS_OF_FIXED
     counts: Counter[str] = Counter()
-    for setting in settings:
+    for case in cases:
         check_time()  # of a thousand numbers, the lengths alone may take a second
-        counts[setting.shown] += 1
-        if counts[setting.shown] <= (1 if setting.lengths else draws) and chosen.affords(setting.lengths):
-            yield setting
+        counts[case.shown] += 1
+        if counts[case.shown] <= (1 if case.lengths else draws) and chosen.affords(case.lengths):
+            yield case
 
 
 def left_out(
-    call: ExportCall, blocks: Sequence[int], settings: Sequence[Case], memory: int | None = None
+    call: ExportCall, blocks: Sequence[int], cases: Sequence[Case], memory: int | None = None
 ) -> tuple[str, ...]:
-    """Return a line for each number of the call, and each block, that `settings` do not go beyond.
+    """Return a line for each number of the call, and each block, that `cases` do not go beyond.
 
     A number that no lengths of the call can exceed is not listed.
     """
-    chosen, tried = CallLengths.for_call(call, memory=memory), [setting.lengths for setting in settings]
+    chosen, tried = CallLengths.for_call(call, memory=memory), [case.lengths for case in cases]
     names = {**chosen.numbers.names} | {block: f"blocks of {block} queries" for block in blocks}
     missed = {name: chosen.missed(number, tried) for number, name in sorted(names.items())}
     if chosen.batch_name and max(lengths[chosen.batch_name] for lengths in tried) < LARGE_BATCH:
@@ -181,41 +181,41 @@ def _place(axis: int | None, rows: NDArray[np.int64], index: tuple[int, ...]) ->
     return ", ".join([*(f"batch {number}" for number in leading[:-1]), *heads, place])
 
 
-def trials(
+def drawn_cases(
     call: ExportCall,
-    settings: Iterable[Case],
+    cases: Iterable[Case],
     rng: np.random.Generator,
     *,
     computed_in: str,
     borders: Iterable[int] = (),
     rows: int = DEFAULT_ROWS,
 ) -> Iterator[Case]:
-    """Yield a trial for each setting.
+    """Yield each case with its inputs, and what they should give.
 
     Args:
         call: The call.
-        settings: Lengths, sizes of scores, and values of integers.
+        cases: The cases.
         rng: Draws the inputs, and which rows are compared.
         computed_in: The dtype of the textbook formula.
         borders: The rows next to these numbers are always compared.
         rows: How many rows of a run are compared, all heads and batch entries together.
     """
     borders = list(borders)
-    for setting in settings:
+    for case in cases:
         check_time()
-        arrays = random_inputs(call, setting.lengths, rng, setting.size, setting.operands)
-        if setting.nan_in:
-            arrays = with_nan(call, arrays, setting.nan_in)
+        arrays = random_inputs(call, case.lengths, rng, case.size, case.operands)
+        if case.nan_in:
+            arrays = with_nan(call, arrays, case.nan_in)
         dtype = computed_in
-        if setting.extreme:
-            arrays = with_extremes(call, arrays, setting.extreme, rng)
+        if case.extreme:
+            arrays = with_extremes(call, arrays, case.extreme, rng)
             # In a half dtype the textbook formula would overflow, but sums and scores are never in one.
             dtype = call.accumulation_dtype
-        sample = sampled_rows(call, setting.lengths, borders, rng, min(rows, setting.most_rows or rows))
-        yield trial_of(call, setting, arrays, dtype, sample)
+        sample = sampled_rows(call, case.lengths, borders, rng, min(rows, case.most_rows or rows))
+        yield case_with_inputs(call, case, arrays, dtype, sample)
 
 
-def trial_of(
+def case_with_inputs(
     call: ExportCall, case: Case, arrays: Arrays, computed_in: str, rows: NDArray[np.int64] | None = None
 ) -> Case:
     """Return the case with these inputs, and NaN in the keys and values that no query attends."""

@@ -85,7 +85,7 @@ class Outcome(NamedTuple):
     peak_bytes: int | None
 
 
-class Runner(NamedTuple):
+class RunningModel(NamedTuple):
     """A model, the process of the engine that runs it, and the providers, by their full names."""
 
     model: Model
@@ -127,7 +127,7 @@ class Runner(NamedTuple):
 
 
 @contextmanager
-def runner(
+def running_model(
     model: Model,
     provider: ProviderName | None,
     engine: EngineName,
@@ -135,12 +135,12 @@ def runner(
     memory: int | None,
     *,
     scores: int = 0,
-) -> Iterator[Runner]:
+) -> Iterator[RunningModel]:
     """Start the engine, and end it when the block ends. The largest run has that many `scores`."""
     with runtime_process(model, timeout, memory, scores=scores, engine=engine) as process:
         with paused():  # the start of Python is no fault of the model
             providers = process.providers(provider)
-        yield Runner(model, process, providers)
+        yield RunningModel(model, process, providers)
 
 
 def judged(outcomes: Sequence[Outcome], provider: str, computed_in: str | None = None) -> Iterator[Run]:

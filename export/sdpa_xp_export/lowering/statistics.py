@@ -13,8 +13,8 @@ from sdpa_xp.errors import ArgumentValueError
 
 from .. import _arrays as xp
 from .._arrays import ops
-from .._call.arguments import SUMS_OF_QUERIES
 from .._call.call import ExportCall
+from .._call.outputs import SUMS_OF_QUERIES
 from .._graph import GraphValue, has_names
 from .._runtime.releases import Runtime
 from .tile import GraphLengths, GraphTile

@@ -8,9 +8,9 @@ from sdpa_xp._checks.arrays import HLE
 
 from .. import _arrays as xp
 from .._arrays import ops
-from .._call.arguments import SUMS_OF_QUERIES
 from .._call.mask_analysis import has_empty_rows, is_only_causal
 from .._call.operands import Initializer, Input
+from .._call.outputs import SUMS_OF_QUERIES
 from .._graph import GraphValue
 from .._runtime.releases import Runtime
 from . import statistics

@@ -1,4 +1,4 @@
-"""`AttentionStatistics` as outputs of a graph by name, and back."""
+"""The outputs that a graph of a call may have, by name, and `AttentionStatistics` as outputs and back."""
 
 from __future__ import annotations
 
@@ -8,8 +8,24 @@ from typing import Any
 from sdpa_xp import AttentionStatistics
 from sdpa_xp.typing import TopKeys
 
-from .arguments import AXES
-
+AXES: dict[str, tuple[str, ...]] = {
+    "output": ("L", "Ev"),
+    "lse": ("L",),
+    "weights": ("L", "S"),
+    "scores": ("L", "S"),
+    "row_max": ("L",),
+    "entropy": ("L",),
+    "key_sums": ("S",),
+    "top_weights": ("L", "K"),
+    "top_indices": ("L", "K"),
+    "block_sums": ("M", "N"),
+}
+"""The outputs that a graph may have, and the axes of each behind (..., Hq)."""
+OUTPUTS = tuple(name for name, axes in AXES.items() if {*axes} <= {"L", "S", "Ev"})
+"""Those that take no argument of their own: only `attention_statistics` in a traced function has the others."""
+SUMS_OF_QUERIES = ("key_sums", "block_sums")
+IN_DTYPE_OF_QUERY = ("output", "weights", "scores")
+"""The others have the accumulation dtype."""
 OF_TOP_KEYS = {"top_weights": "weights", "top_indices": "indices"}
 
 
