@@ -26,7 +26,6 @@ from .numpy_and_torch import missing_function
 from .numpy_and_torch import numpy_error as numpy_error
 from .numpy_and_torch import of_ufunc as of_ufunc
 from .ordering import *
-from .products import *
 from .rearranging import *
 from .reductions import *
 

@@ -54,6 +54,12 @@ def _binary(name: str, op: str, category: str, dtype: str | None = None) -> Call
     return array_function(lambda one, other: binary(op, name, category, one, other, dtype), name)
 
 
+def _unchanged(name: str) -> Callable[[Any], GraphValue]:
+    """Make a function that returns real numbers as they are: a graph has no complex dtypes."""
+    return array_function(lambda value: admitted(name, "numeric", value), name)
+
+
+positive, real, conj = map(_unchanged, ("positive", "real", "conj"))
 add = _binary("add", "Add", "numeric")
 subtract = _binary("subtract", "Sub", "numeric")
 multiply = _binary("multiply", "Mul", "numeric")
@@ -72,12 +78,6 @@ greater_equal = _binary("greater_equal", "GreaterOrEqual", "numeric", "bool")
 logical_and = _binary("logical_and", "And", "boolean")
 logical_or = _binary("logical_or", "Or", "boolean")
 logical_xor = _binary("logical_xor", "Xor", "boolean")
-
-
-@array_function
-def positive(value: GraphValue) -> GraphValue:
-    """Return the number itself."""
-    return admitted("positive", "numeric", value)
 
 
 @array_function
@@ -305,18 +305,6 @@ def isfinite(value: GraphValue) -> GraphValue:
     """Return whether a number is neither NaN nor infinite, as each integer."""
     number = admitted("isfinite", "numeric", value)
     return less(abs(number), math.inf) if number.elem_type in FLOATING else equal(number, number)
-
-
-@array_function
-def real(value: GraphValue) -> GraphValue:
-    """Return the number itself, since a graph has no complex dtypes."""
-    return admitted("real", "numeric", value)
-
-
-@array_function
-def conj(value: GraphValue) -> GraphValue:
-    """Return the number itself, since a graph has no complex dtypes."""
-    return admitted("conj", "numeric", value)
 
 
 @array_function

@@ -11,7 +11,6 @@ import array_api_compat
 
 from sdpa_xp._checks.arrays import HLE, LHE, Sizes, check_shapes
 from sdpa_xp._checks.keywords import (
-    check_flag,
     check_layout,
     check_number,
     check_probability,
@@ -86,10 +85,6 @@ class Arguments:
         return joins_scores(operand.dtype, query=query, accumulation=accumulation)
 
 
-def spec(arguments: Arguments, name: str) -> TensorSpec | None:
-    return arguments.specs.get(name)
-
-
 def mask_or_bias(arguments: Arguments, name: str) -> Any:
     """Return a mask or a bias with operands of the graph, or such an operand."""
     function, value = arguments.function, arguments.passed[name]
@@ -108,10 +103,6 @@ def mask_or_bias(arguments: Arguments, name: str) -> Any:
     for array in _arrays(operand):
         arguments.check_pairs(name, array)
     return operand
-
-
-def flag(arguments: Arguments, name: str) -> bool:
-    return check_flag(arguments.function, name, arguments.passed[name])
 
 
 def scale(arguments: Arguments, name: str) -> float | GraphOperand:
@@ -157,10 +148,6 @@ def softmax_dtype(arguments: Arguments, name: str) -> Any:
     return arguments.softmax_dtype
 
 
-def layout(arguments: Arguments, _name: str) -> str:
-    return arguments.layout  # the lengths were read with it
-
-
 def outputs(arguments: Arguments, name: str) -> tuple[str, ...]:
     value = arguments.passed[name]
     names = (value,) if isinstance(value, str) else value
@@ -174,8 +161,8 @@ def outputs(arguments: Arguments, name: str) -> tuple[str, ...]:
     return names
 
 
-def of_statistics(arguments: Arguments, name: str) -> Any:
-    return arguments.passed[name]  # the library has checked it
+def as_passed(arguments: Arguments, name: str) -> Any:
+    return arguments.passed[name]  # the library has checked it, or the lengths were read with it
 
 
 def cached(arguments: Arguments, name: str) -> bool:

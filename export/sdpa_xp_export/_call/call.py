@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast, get_origin, get_typ
 
 from sdpa_xp import biases, masks
 from sdpa_xp._checks.arrays import HLE, LAYOUTS, Sizes
+from sdpa_xp._checks.keywords import check_flag
 from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 
@@ -52,9 +53,10 @@ class Option:
 
 
 CHECKS: dict[OptionKind | None, Callable[[Arguments, str], Any]] = {
-    "spec": checked.spec,
+    "spec": lambda arguments, name: arguments.specs.get(name),
     "modifier": checked.mask_or_bias,
-    "flag": checked.flag,
+    "flag": lambda arguments, name: check_flag(arguments.function, name, arguments.passed[name]),
+    None: checked.as_passed,
 }
 """The checks of the kinds whose options are all checked alike."""
 _QUERY = (
@@ -94,7 +96,7 @@ class ExportCall:
         WideDtype | None, Option("word", _SOFTMAX_DTYPE, checked.softmax_dtype, choices=FLOATING[2:])
     ]
     layout: Annotated[
-        Layout, Option("word", "...HLE (default) or ...LHE.", checked.layout, default=HLE, choices=LAYOUTS)
+        Layout, Option("word", "...HLE (default) or ...LHE.", checked.as_passed, default=HLE, choices=LAYOUTS)
     ]
     past_key: Annotated[TensorSpec | None, _PAST]
     past_value: Annotated[TensorSpec | None, _PAST]
@@ -105,9 +107,9 @@ class ExportCall:
     ]
     cached: Annotated[bool, Option(None, check=checked.cached, default=False)]
     """Whether the queries are the last of more tokens: of `past_key` and `key`, or of `key` alone."""
-    top_k: Annotated[int, Option(None, check=checked.of_statistics, default=0)]
+    top_k: Annotated[int, Option(None, default=0)]
     """How many keys of each query `top_weights` and `top_indices` have."""
-    block_size: Annotated[tuple[int, int] | None, Option(None, check=checked.of_statistics)]
+    block_size: Annotated[tuple[int, int] | None, Option(None)]
     """The queries and keys of a block in `block_sums`."""
     inputs: Mapping[str, TensorSpec]
     """The inputs of the graph, in their order."""

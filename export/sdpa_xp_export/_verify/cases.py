@@ -83,6 +83,7 @@ class Outcome(NamedTuple):
     outputs: Mapping[str, Compared]
     seconds: float
     peak_bytes: int | None
+    is_plain: bool
 
 
 class RunningModel(NamedTuple):
@@ -120,7 +121,8 @@ class RunningModel(NamedTuple):
                     run = session.timed(case.inputs, frees=case.scores > MANY_SCORES)
                     done(f"{case.shown} on {name}")
                     compared = case.compared(run.outputs)
-                    outcomes.append(Outcome(case.shown, compared, run.seconds, run.peak_bytes))
+                    outcome = case.shown, compared, run.seconds, run.peak_bytes, not case.special
+                    outcomes.append(Outcome(*outcome))
             check_time()
             runs += judge(outcomes, name)
         return tuple(runs), _facts_of_run(self.model, self.process, sessions)
@@ -149,7 +151,7 @@ def judged(outcomes: Sequence[Outcome], provider: str, computed_in: str | None =
         for case, agreement in zip(outcomes, agreements, strict=True):
             compared = case.outputs[name]
             measures = (case.seconds, case.peak_bytes, *compared.counts, compared.where(agreement.index))
-            yield Run(case.shown, provider, name, agreement, *measures)
+            yield Run(case.shown, provider, name, agreement, *measures, case.is_plain)
 
 
 def _facts_of_run(

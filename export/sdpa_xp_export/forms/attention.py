@@ -51,7 +51,7 @@ def _unsupported_reason(call: ExportCall, runtime: Runtime) -> str | None:
         return "onnxruntime computes a float64 Attention to float32 accuracy"
     if is_double and call.softcap and float(np.float32(call.softcap)) != call.softcap:
         return "ai.onnx Attention has a float32 `softcap`, and this one is no float32"
-    if missing := FORM.missing_option(call):
+    if missing := ATTENTION.missing_option(call):
         return missing
     if of_weights := [name for name in call.outputs if name not in ("output", "lse", "weights", "scores")]:
         return f"ai.onnx Attention returns no {of_weights[0]}"
@@ -176,7 +176,7 @@ def _node(
         outputs += [(query.elem_type, (*x.dims[:-2], call.sizes.keys, x.dims[-1])) for x in (key, value)]
     left, right = key_window(mask for mask in masks if not is_causal(mask))
     sizes = {"left_window_size": left, "right_window_size": right}
-    options = FORM.attributes(call) | {name: size for name, size in sizes.items() if size is not None}
+    options = ATTENTION.attributes(call) | {name: size for name, size in sizes.items() if size is not None}
     is_under_diagonal = any(map(is_causal, masks))
     output, *present = tile.graph.add_many(
         "Attention", *operands, outputs=outputs, scale=scale, is_causal=int(is_under_diagonal), **options
@@ -235,7 +235,7 @@ def _expanded_mask(inputs: FormInputs, mask: GraphValue) -> GraphValue:
 
 # Before 1.28 the node gives wrong numbers: masked keys leak with a soft cap (to 1.26), and causal masks move
 # (1.25 to 1.27).
-FORM = Form(
+ATTENTION = Form(
     "attention",
     _write,
     _unsupported_reason,

@@ -10,12 +10,13 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from .._call.call import ExportCall, FormName
 from .._call.mask_analysis import is_causal, only_causal, unmasked
 from .._runtime.releases import FIRST_RELEASE_OF_OPSET, LAST_OPSET, OPSETS, Runtime, TargetProvider
-from . import attention, primitive, tiled
+from .attention import ATTENTION
 from .contrib import GROUPED_QUERY, MULTI_HEAD
 from .form import Form
+from .tiled import PRIMITIVE, TILED
 
 FORMS: dict[FormName, Form] = {
-    form.name: form for form in (attention.FORM, MULTI_HEAD, GROUPED_QUERY, tiled.FORM, primitive.FORM)
+    form.name: form for form in (ATTENTION, MULTI_HEAD, GROUPED_QUERY, TILED, PRIMITIVE)
 }
 # The order of the forms changes at these bounds in results/exported.md, by time and memory of 8 heads on two
 # cores: from few to many scores between 128 and 2,048 tokens, to very many between 2,048 and 4,096.

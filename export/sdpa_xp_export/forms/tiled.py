@@ -1,4 +1,7 @@
-"""Primitives in a Loop over blocks of queries: no more than a block of scores exists, with any mask.
+"""MatMul and Softmax, of all pairs or in a Loop over blocks of queries.
+
+Every runtime since opset 17 computes the primitive form to the contract, and it can state every call. In the
+tiled form no more than a block of scores exists, with any mask.
 
 On a CPU, a block of many scores is cut into parts of its heads, which stay in the caches of a core.
 
@@ -32,7 +35,6 @@ from .._graph import Graph, GraphValue
 from .._runtime.releases import Runtime
 from ..lowering.blocks import HeadPart, HeadParts, head_parts, key_range
 from ..lowering.formula import all_allowed
-from ..lowering.statistics import most_blocks, sums_of
 from ..lowering.tile import (
     GraphLengths,
     GraphTile,
@@ -42,11 +44,24 @@ from ..lowering.tile import (
     TileRange,
     whole_tile,
 )
-from ..lowering.tile_attention import attend_tile, scale_query
+from ..lowering.tile_attention import attend_tile, most_blocks, scale_query, sums_of
 from .form import Form, FormInputs, finished_outputs, read_inputs
 
 ROWS = 128
 """Queries in a block. A block meets all keys that it may attend at once, so its softmax is the plain one."""
+
+
+def _write_whole(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
+    """query, key, value -> MatMul -> soft cap -> biases -> Where -> Softmax -> Where -> MatMul.
+
+    Half inputs are computed in float32.
+    """
+    inputs = read_inputs(graph, call, call.accumulation_dtype)
+    tile = whole_tile(inputs.lengths, inputs.key)
+    query = scale_query(tile, inputs.query)
+    results = attend_tile(tile, query, inputs.key, inputs.value, runtime)
+    results |= {total.name: total.of_whole(tile, results[total.name]) for total in sums_of(call)}
+    return finished_outputs(inputs, results)
 
 
 def _unsupported_reason(call: ExportCall, _runtime: Runtime) -> str | None:
@@ -55,7 +70,7 @@ def _unsupported_reason(call: ExportCall, _runtime: Runtime) -> str | None:
     return None
 
 
-def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
+def _write_tiled(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
     """query, key, value -> Loop over blocks(Slice queries and keys -> attention) -> Reshape, Slice.
 
     Blocks are counted from the last query on: only the one of the first queries may be shorter than the others.
@@ -304,4 +319,7 @@ def _sum_of_captured(body: Graph) -> GraphValue:
     return ops.reduce("ReduceSum", xp.concat(parts))
 
 
-FORM = Form("tiled", _write, _unsupported_reason, nodes="MatMul and Softmax in a Loop over blocks of queries")
+TILED = Form(
+    "tiled", _write_tiled, _unsupported_reason, nodes="MatMul and Softmax in a Loop over blocks of queries"
+)
+PRIMITIVE = Form("primitive", _write_whole, nodes="MatMul and Softmax")  # it can state every call
