@@ -2,10 +2,9 @@
 
     call           the call, and the table of its options
     arguments      the check of each argument
-    operands       inputs and initializers in place of arrays
+    operands       inputs and initializers in place of arrays, and outputs by name
     mask_analysis  what the forms ask about masks and biases
     text           a call as JSON and back, for files and the command
-    outputs        what a graph may return, by name; `AttentionStatistics` as outputs
 
 Nothing here writes a node.
 """

@@ -25,8 +25,7 @@ from sdpa_xp.masks import Mask
 
 from .._dtypes.dtype import FLOATING, INTEGERS
 from ..spec import SymbolicShape, TensorSpec, as_lengths, spec_hint, total
-from .operands import GraphOperand, Input, OperandNamer, kind_of
-from .outputs import AXES, OUTPUTS
+from .operands import AXES, OUTPUTS, GraphOperand, Input, OperandNamer, kind_of
 
 SPECS = ("query", "key", "value", "past_key", "past_value", "past_lengths")
 

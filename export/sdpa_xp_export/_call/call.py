@@ -16,8 +16,7 @@ from .._dtypes.dtype import FLOATING
 from ..spec import TensorSpec, names_in
 from . import arguments as checked
 from .arguments import Arguments
-from .operands import GraphOperand, Initializer, kind_of
-from .outputs import OUTPUTS, SUMS_OF_QUERIES
+from .operands import OUTPUTS, SUMS_OF_QUERIES, GraphOperand, Initializer, kind_of
 
 Layout: TypeAlias = Literal["...HLE", "...LHE"]
 """Heads before the length, or after it."""

@@ -25,7 +25,7 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message, messa
 from sdpa_xp.masks import Mask
 
 from .._arrays.dispatch import is_array
-from .._call.outputs import as_statistics, by_name
+from .._call.operands import as_statistics, by_name
 from .._graph import FloatOfLengths, GraphValue, Length, length_error
 from .._packages import LIBRARIES, package_of
 from ..spec import TensorSpec

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from .._call.call import ExportCall
 from .._call.mask_analysis import constants
-from .._call.outputs import AXES
+from .._call.operands import AXES
 from .._dtypes.dtype import INTEGERS
 from .._runtime.limits import check_time
 from .case_lengths import SCORES_AT_ONCE, SMALL, CallLengths, Lengths, scores_shape, shown_shapes

@@ -19,8 +19,15 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 
 from .._call.call import OPTIONS, ExportCall
-from .._call.operands import Initializer, Input, kind_of, with_operands
-from .._call.outputs import AXES, IN_DTYPE_OF_QUERY, SUMS_OF_QUERIES
+from .._call.operands import (
+    AXES,
+    IN_DTYPE_OF_QUERY,
+    SUMS_OF_QUERIES,
+    Initializer,
+    Input,
+    kind_of,
+    with_operands,
+)
 from .._dtypes.dtype import numpy_dtype
 from .._runtime.limits import check_time
 from .judging import ExpectedRows, with_error_of_float64

@@ -17,8 +17,7 @@ from sdpa_xp._checks.keywords import check_keys
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, summary
 
 from .._call.call import OF_TRACED_CALLS, OPTIONS, ExportCall, checked_call
-from .._call.operands import Initializer
-from .._call.outputs import AXES
+from .._call.operands import AXES, Initializer
 from .._call.text import digest, from_json, to_json
 from .._dtypes.dtype import ONNX_DTYPE
 from .._files.loading import load

@@ -10,7 +10,7 @@ from .. import _arrays as xp
 from .._arrays import ops
 from .._call.call import OPTIONS, ExportCall, FormName
 from .._call.mask_analysis import cuts_keys
-from .._call.outputs import AXES, IN_DTYPE_OF_QUERY
+from .._call.operands import AXES, IN_DTYPE_OF_QUERY
 from .._graph import Graph, GraphValue
 from .._runtime.releases import OLDEST, OPSETS, Runtime, TargetProvider
 from ..lowering.tile import GraphLengths

@@ -30,7 +30,7 @@ from .. import _arrays as xp
 from .._arrays import ops
 from .._call.call import ExportCall
 from .._call.mask_analysis import is_only_causal, may_mask
-from .._call.outputs import AXES, SUMS_OF_QUERIES
+from .._call.operands import AXES, SUMS_OF_QUERIES
 from .._graph import Graph, GraphValue
 from .._runtime.releases import Runtime
 from ..lowering.blocks import HeadPart, HeadParts, head_parts, key_range

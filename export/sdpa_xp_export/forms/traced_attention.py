@@ -21,8 +21,7 @@ from .. import _arrays as xp
 from .._arrays.dispatch import is_array
 from .._call.arguments import warn_of_zeros_and_ones
 from .._call.call import OPTIONS, ExportCall, FormName, checked_call
-from .._call.operands import with_operands
-from .._call.outputs import as_statistics, outputs_of
+from .._call.operands import as_statistics, outputs_of, with_operands
 from .._graph import Graph, GraphValue
 from .._runtime.releases import Runtime
 from ..spec import TensorSpec

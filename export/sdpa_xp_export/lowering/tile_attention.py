@@ -17,8 +17,7 @@ from .. import _arrays as xp
 from .._arrays import ops
 from .._call.call import ExportCall
 from .._call.mask_analysis import has_empty_rows, is_only_causal
-from .._call.operands import Initializer, Input
-from .._call.outputs import SUMS_OF_QUERIES
+from .._call.operands import SUMS_OF_QUERIES, Initializer, Input
 from .._graph import GraphValue, has_names
 from .._runtime.releases import Runtime
 from .formula import AllowedPairs, all_allowed, biased, both_allow
