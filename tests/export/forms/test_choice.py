@@ -5,18 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import internals
 import onnx
 import pytest
-from internals import (
-    FEW_QUERIES,
-    FEW_SCORES,
-    TARGETS,
-    VERY_MANY_SCORES,
-    Graph,
-    GraphSettings,
-    graph_namespace,
-    metadata_of,
-)
+from internals import FEW_QUERIES, FEW_SCORES, TARGETS, VERY_MANY_SCORES, Graph, graph_namespace, metadata_of
 from short_runs import assert_right
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
@@ -231,7 +223,7 @@ def test_opset_of_a_layer(runtime: str, wanted: int) -> None:
 
 def test_pairs_that_both_let_attend() -> None:
     """No node for what is known while the graph is written."""
-    graph = Graph(GraphSettings(opset=18, namespace=graph_namespace, attend=refuse_attention))
+    graph = Graph(internals.GraphSettings(opset=18, namespace=graph_namespace, attend=refuse_attention))
     one, other = (graph.input(name, "bool", (2, 3)) for name in "ab")
     for known in (True, False, one):
         assert both_allow(True, known) is known
