@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,16 @@ def add_constant(model: onnx.ModelProto, name: str, value: Any, dtype: Any) -> s
     if all(tensor.name != name for tensor in model.graph.initializer):
         model.graph.initializer.append(numpy_helper.from_array(np.asarray(value, dtype), name))
     return name
+
+
+def append(model: onnx.ModelProto, text: str, **numbers: float | list[int]) -> None:
+    """Append nodes in ONNX's text, a line each: `output = Operator <attributes> (inputs)`.
+
+    A number becomes an initializer of its name: a float of float32, integers of int64.
+    """
+    for name, number in numbers.items():
+        add_constant(model, name, number, np.float32 if isinstance(number, float) else np.int64)
+    model.graph.node.extend(onnx.parser.parse_node(line.strip()) for line in text.strip().splitlines())
 
 
 def renamed_output(model: onnx.ModelProto, output: str) -> str:
@@ -66,19 +76,8 @@ def changed_from(
     """
 
     def edit(model: onnx.ModelProto) -> None:
-        (value,) = (value for value in model.graph.input if value.name == source)
-        index = axis % len(value.type.tensor_type.shape.dim)
-        names = [
-            add_constant(model, "an_axis", index, np.int64),
-            add_constant(model, "a_number", length, np.int64),
-        ]
-        model.graph.node.extend(
-            [
-                helper.make_node("Shape", [source], ["a_shape"]),
-                helper.make_node("Gather", ["a_shape", names[0]], ["a_length"]),
-                helper.make_node(compare, ["a_length", names[1]], ["is_so"]),
-            ]
-        )
+        text = f"a_length = Shape <start = {axis}, end = {axis + 1}> ({source})"
+        append(model, f"{text}\nis_so = {compare} (a_length, a_number)", a_number=length)
         apply_where(model, change, number, output)
 
     return edit
@@ -88,14 +87,13 @@ def changed_beside_large_scores(number: float, above: float) -> Edit:
     """Multiply the output where the query has a number above `above`."""
 
     def edit(model: onnx.ModelProto) -> None:
-        limit = add_constant(model, "above", above, np.float32)
-        model.graph.node.extend(
-            [
-                helper.make_node("Cast", ["query"], ["wide_query"], to=onnx.TensorProto.FLOAT),
-                helper.make_node("Abs", ["wide_query"], ["sizes"]),
-                helper.make_node("ReduceMax", ["sizes"], ["largest"], keepdims=0),
-                helper.make_node("Greater", ["largest", limit], ["is_so"]),
-            ]
+        append(
+            model,
+            """wide_query = Cast <to = 1> (query)
+            sizes = Abs(wide_query)
+            largest = ReduceMax <keepdims = 0> (sizes)
+            is_so = Greater(largest, above)""",
+            above=above,
         )
         apply_where(model, "Mul", number, "output")
 
@@ -108,7 +106,7 @@ def apply_where(model: onnx.ModelProto, change: str, number: float, output: str)
     dtype = np.float64 if dtype_of(model, output) == np.float64 else np.float32
     neutral = add_constant(model, "no_change", 1.0 if change == "Mul" else 0.0, dtype)
     changed = add_constant(model, "change", number, dtype)
-    model.graph.node.append(helper.make_node("Where", ["is_so", changed, neutral], ["a_change"]))
+    append(model, f"a_change = Where(is_so, {changed}, {neutral})")
     _apply(model, change, None, inner, output, output)
 
 
@@ -119,15 +117,13 @@ def _apply(model: onnx.ModelProto, change: str, number: float | None, inner: str
     if number is not None:
         add_constant(model, factor, number, dtype if wide else np.float32)
     if wide:
-        model.graph.node.append(helper.make_node(change, [inner, factor], [to]))
+        append(model, f"{to} = {change}({inner}, {factor})")
         return
-    stated = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
-    model.graph.node.extend(
-        [
-            helper.make_node("Cast", [inner], ["in_float32"], to=onnx.TensorProto.FLOAT),
-            helper.make_node(change, ["in_float32", factor], ["changed"]),
-            helper.make_node("Cast", ["changed"], [to], to=stated),
-        ]
+    append(
+        model,
+        f"""in_float32 = Cast <to = 1> ({inner})
+        changed = {change}(in_float32, {factor})
+        {to} = Cast <to = {helper.np_dtype_to_tensor_dtype(np.dtype(dtype))}> (changed)""",
     )
 
 
@@ -171,34 +167,33 @@ def empty_from(bias: str, sentinel: float) -> Edit:
 
     def edit(model: onnx.ModelProto) -> None:
         inner = renamed_output(model, "output")
-        limit = add_constant(model, "sentinel", sentinel, np.float32)
-        zero = add_constant(model, "nothing", 0.0, np.float32)
-        stated = helper.np_dtype_to_tensor_dtype(np.dtype(dtype_of(model)))
-        axes = add_constant(model, "last", [-1], np.int64)
-        model.graph.node.extend(
-            [
-                helper.make_node("Cast", [bias], ["wide_bias"], to=onnx.TensorProto.FLOAT),
-                helper.make_node("ReduceMax", ["wide_bias", axes], ["largest_bias"]),
-                helper.make_node("LessOrEqual", ["largest_bias", limit], ["is_empty"]),
-                helper.make_node("Cast", [inner], ["wide_output"], to=onnx.TensorProto.FLOAT),
-                helper.make_node("Where", ["is_empty", zero, "wide_output"], ["emptied"]),
-                helper.make_node("Cast", ["emptied"], ["output"], to=stated),
-            ]
+        append(
+            model,
+            f"""wide_bias = Cast <to = 1> ({bias})
+            largest_bias = ReduceMax(wide_bias, last)
+            is_empty = LessOrEqual(largest_bias, sentinel)
+            wide_output = Cast <to = 1> ({inner})
+            emptied = Where(is_empty, nothing, wide_output)
+            output = Cast <to = {helper.np_dtype_to_tensor_dtype(np.dtype(dtype_of(model)))}> (emptied)""",
+            sentinel=sentinel,
+            nothing=0.0,
+            last=[-1],
         )
 
     return edit
 
 
+def read_instead(model: onnx.ModelProto, others: Mapping[str, str], *first: str) -> None:
+    """Let all nodes read other values in place of some; `first` are nodes that compute them, in ONNX's text."""
+    for node in nodes(model.graph):
+        node.input[:] = [others.get(name, name) for name in node.input]
+    for text in reversed(first):
+        model.graph.node.insert(0, onnx.parser.parse_node(text))
+
+
 def swapped_inputs(one: str, other: str) -> Edit:
     """Let every node read one input of the graph in place of the other."""
-
-    def edit(model: onnx.ModelProto) -> None:
-        swap = {one: other, other: one}
-        for graph in graphs(model.graph):
-            for node in graph.node:
-                node.input[:] = [swap.get(name, name) for name in node.input]
-
-    return edit
+    return lambda model: read_instead(model, {one: other, other: one})
 
 
 def rounded_input(name: str, to: int) -> Edit:
@@ -206,12 +201,9 @@ def rounded_input(name: str, to: int) -> Edit:
 
     def edit(model: onnx.ModelProto) -> None:
         (value,) = (value for value in model.graph.input if value.name == name)
-        wide = value.type.tensor_type.elem_type
-        for graph in graphs(model.graph):
-            for node in graph.node:
-                node.input[:] = ["rounded" if source == name else source for source in node.input]
-        model.graph.node.insert(0, helper.make_node("Cast", ["narrow"], ["rounded"], to=wide))
-        model.graph.node.insert(0, helper.make_node("Cast", [name], ["narrow"], to=to))
+        narrow = f"narrow = Cast <to = {to}> ({name})"
+        wide = f"wide = Cast <to = {value.type.tensor_type.elem_type}> (narrow)"
+        read_instead(model, {name: "wide"}, narrow, wide)
 
     return edit
 
@@ -221,9 +213,8 @@ def reversed_axis(axis: int, output: str = "output") -> Edit:
 
     def edit(model: onnx.ModelProto) -> None:
         inner = renamed_output(model, output)
-        ends = (("starts", -1), ("ends", np.iinfo(np.int64).min), ("axes", axis), ("steps", -1))
-        names = [add_constant(model, name, [number], np.int64) for name, number in ends]
-        model.graph.node.append(helper.make_node("Slice", [inner, *names], [output]))
+        ends = {"starts": [-1], "ends": [np.iinfo(np.int64).min], "axes": [axis], "steps": [-1]}
+        append(model, f"{output} = Slice({inner}, starts, ends, axes, steps)", **ends)
 
     return edit
 
@@ -261,15 +252,10 @@ def finfo_min_for_inf(model: onnx.ModelProto) -> None:
 
 def let_nan_through(model: onnx.ModelProto) -> None:
     """Read the keys and values themselves, and not the ones with 0 where no query attends."""
-    blanked = {}
-    for node in model.graph.node:
-        for name in node.input:
-            if node.op_type == "Where" and name in ("key", "value"):
-                blanked[node.output[0]] = name
+    wheres = [node for node in model.graph.node if node.op_type == "Where"]
+    blanked = {node.output[0]: name for node in wheres for name in node.input if name in ("key", "value")}
     assert blanked
-    for graph in graphs(model.graph):
-        for node in graph.node:
-            node.input[:] = [blanked.get(name, name) for name in node.input]
+    read_instead(model, blanked)
 
 
 def changed_initializer(index: int = 0, by: float = 1e-3) -> Edit:
@@ -298,10 +284,7 @@ def metadata(old: str, new: str) -> Edit:
 
 def turned_mask(model: onnx.ModelProto) -> None:
     """True means masked."""
-    for graph in graphs(model.graph):
-        for node in graph.node:
-            node.input[:] = ["turned" if name == "attn_mask" else name for name in node.input]
-    model.graph.node.insert(0, helper.make_node("Not", ["attn_mask"], ["turned"]))
+    read_instead(model, {"attn_mask": "turned"}, "turned = Not(attn_mask)")
 
 
 def first_block_again(model: onnx.ModelProto) -> None:

@@ -22,7 +22,7 @@ from libraries import Library, generator
 from benchmarks import machine
 from quality.derivatives import memory
 from quality.derivatives.features import Feature, features, poisoned
-from quality.derivatives.ways import OF_SDPA_XP, Derivative, Problem, Quantity, columns
+from quality.derivatives.ways import OF_SDPA_XP, Derivative, Operands, Problem, Quantity, columns
 from sdpa_xp import attention_weights
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
@@ -89,7 +89,7 @@ def outcome(
     try:
         with library.guard():
             parts = ([library.put(x) for x in part.values()] for part in (arrays, drawn.tangents))
-            results = derivative.compute(problem, *parts, library.put(drawn.cotangent))
+            results = derivative.compute(problem, Operands(*parts, library.put(drawn.cotangent)))
         computed = [library.get(x) for x in results]
     except Exception as error:  # whatever the library raises: the table says it
         return {"refused": reason(error)}

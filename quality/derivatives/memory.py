@@ -11,7 +11,7 @@ from autograd import INPUTS, Call
 from internals import engine
 
 from quality.derivatives.features import Feature
-from quality.derivatives.ways import Problem, columns
+from quality.derivatives.ways import Operands, Problem, columns
 
 SHORT, LENGTHS = 8, (3072, 6144)
 LEFT_OUT = ("Hessian",)
@@ -63,7 +63,7 @@ def _run(name: str, derivative: str, length: int) -> int:
     )
 
     def run() -> None:
-        results = derivatives[derivative].compute(problem, arrays, tangents, tangents[0])
+        results = derivatives[derivative].compute(problem, Operands(arrays, tangents, tangents[0]))
         for x in results:
             library.get(x)
 

@@ -64,8 +64,16 @@ class Problem:
         return (self.feature.attend(*inputs, **rules),)
 
 
-Way: TypeAlias = Callable[[Problem, Sequence[Any], Sequence[Any], Any], Sequence[Any]]
-"""(problem, arrays, tangents, cotangent) -> the quantity, an array for each array of the call or for all."""
+class Operands(NamedTuple):
+    """The arrays of a call in their order, a direction for each, and a cotangent of the output."""
+
+    arrays: Sequence[Any]
+    tangents: Sequence[Any]
+    cotangent: Any
+
+
+Way: TypeAlias = Callable[[Problem, Operands], Sequence[Any]]
+"""Returns the quantity, an array for each array of the call or for all."""
 
 
 class Derivative(NamedTuple):
@@ -75,30 +83,27 @@ class Derivative(NamedTuple):
     compute: Way
 
 
-def _vjp(problem: Problem, arrays: Sequence[Any], _tangents: Sequence[Any], cotangent: Any) -> Sequence[Any]:
-    inputs, rules = problem.arguments(arrays)
-    _, pullback = scaled_dot_product_attention_vjp(*inputs, **rules)
-    gradients = pullback(cotangent)
+def _vjp(problem: Problem, x: Operands) -> Sequence[Any]:
+    inputs, rules = problem.arguments(x.arrays)
+    gradients = scaled_dot_product_attention_vjp(*inputs, **rules)[1](x.cotangent)
     return [gradients[name] for name in problem.names]
 
 
-def _jvp(problem: Problem, arrays: Sequence[Any], tangents: Sequence[Any], _cotangent: Any) -> Sequence[Any]:
-    inputs, rules = problem.arguments(arrays)
-    return [scaled_dot_product_attention_jvp(*inputs, problem.named(tangents), **rules)[1]]
+def _jvp(problem: Problem, x: Operands) -> Sequence[Any]:
+    inputs, rules = problem.arguments(x.arrays)
+    return [scaled_dot_product_attention_jvp(*inputs, problem.named(x.tangents), **rules)[1]]
 
 
-def _product(problem: Problem, arrays: Sequence[Any], tangents: Sequence[Any], cotangent: Any) -> Sequence[Any]:
-    inputs, rules = problem.arguments(arrays)
+def _product(problem: Problem, x: Operands) -> Sequence[Any]:
+    inputs, rules = problem.arguments(x.arrays)
     _, pullback = scaled_dot_product_attention_vjp(*inputs, **rules)
-    _, second = pullback.jvp(cotangent, problem.named(tangents))
+    _, second = pullback.jvp(x.cotangent, problem.named(x.tangents))
     return [second[name] for name in problem.names]
 
 
-def _laplacian(
-    problem: Problem, arrays: Sequence[Any], tangents: Sequence[Any], _cotangent: Any
-) -> Sequence[Any]:
-    inputs, rules = problem.arguments(arrays)
-    moved = {name: x[None, ...] for name, x in problem.named(tangents).items()}
+def _laplacian(problem: Problem, x: Operands) -> Sequence[Any]:
+    inputs, rules = problem.arguments(x.arrays)
+    moved = {name: tangent[None, ...] for name, tangent in problem.named(x.tangents).items()}
     return scaled_dot_product_attention_laplacian(*inputs, moved, **rules)[1:]
 
 
@@ -115,72 +120,50 @@ def of_library(library: str) -> dict[str, Derivative]:
     """Return what a library differentiates itself."""
     by = transformations.transformations(library)
 
-    def gradients(
-        problem: Problem, arrays: Sequence[Any], _tangents: Sequence[Any], cotangent: Any
-    ) -> Sequence[Any]:
-        return by.vjp(problem.output, arrays, [cotangent])
-
-    def tangent(
-        problem: Problem, arrays: Sequence[Any], tangents: Sequence[Any], _cotangent: Any
-    ) -> Sequence[Any]:
-        return by.jvp(problem.output, arrays, tangents)
-
     def all_gradients(problem: Problem, cotangent: Any) -> Callable[..., tuple[Any, ...]]:
         return lambda *arrays: tuple(by.vjp(problem.output, arrays, [cotangent]))
 
-    def product(
-        problem: Problem, arrays: Sequence[Any], tangents: Sequence[Any], cotangent: Any
-    ) -> Sequence[Any]:
-        return by.jvp(all_gradients(problem, cotangent), arrays, tangents)
-
-    def twice(
-        problem: Problem, arrays: Sequence[Any], tangents: Sequence[Any], cotangent: Any
-    ) -> Sequence[Any]:
-        return by.vjp(all_gradients(problem, cotangent), arrays, tangents)
-
-    def mapped(
-        problem: Problem, arrays: Sequence[Any], tangents: Sequence[Any], cotangent: Any
-    ) -> Sequence[Any]:
+    def mapped(problem: Problem, x: Operands) -> Sequence[Any]:
         """Return the gradients for the arrays, and for the tangents in their place."""
-        both = [by.stack([x, y]) for x, y in zip(arrays, tangents, strict=True)]
-        return by.vmap(all_gradients(problem, cotangent))(*both)
+        both = [by.stack(pair) for pair in zip(x.arrays, x.tangents, strict=True)]
+        return by.vmap(all_gradients(problem, x.cotangent))(*both)
 
-    def hessian(
-        problem: Problem, arrays: Sequence[Any], _tangents: Sequence[Any], cotangent: Any
-    ) -> Sequence[Any]:
+    def hessian(problem: Problem, x: Operands) -> Sequence[Any]:
         """Return the second derivatives for the queries."""
-        query, *others = arrays
-        return [by.hessian(lambda x: (problem.output(x, *others)[0] * cotangent).sum(), query)]
+        query, *others = x.arrays
+        return [by.hessian(lambda moved: (problem.output(moved, *others)[0] * x.cotangent).sum(), query)]
 
-    return {
-        "gradients": Derivative("gradients", gradients),
-        "forward mode": Derivative("tangent", tangent),
-        "forward over reverse": Derivative("second", product),
-        "double backward": Derivative("second", twice),
-        "vmap of gradients": Derivative("mapped", mapped),
-        "Hessian": Derivative("hessian", hessian),
+    ways: dict[str, tuple[Quantity, Way]] = {
+        "gradients": ("gradients", lambda problem, x: by.vjp(problem.output, x.arrays, [x.cotangent])),
+        "forward mode": ("tangent", lambda problem, x: by.jvp(problem.output, x.arrays, x.tangents)),
+        "forward over reverse": (
+            "second",
+            lambda problem, x: by.jvp(all_gradients(problem, x.cotangent), x.arrays, x.tangents),
+        ),
+        "double backward": (
+            "second",
+            lambda problem, x: by.vjp(all_gradients(problem, x.cotangent), x.arrays, x.tangents),
+        ),
+        "vmap of gradients": ("mapped", mapped),
+        "Hessian": ("hessian", hessian),
     }
+    return {name: Derivative(*way) for name, way in ways.items()}
 
 
-def _torch_gradients(
-    problem: Problem, arrays: Sequence[Any], _tangents: Sequence[Any], cotangent: Any
-) -> Sequence[Any]:
+def _torch_gradients(problem: Problem, x: Operands) -> Sequence[Any]:
     import torch
 
-    leaves = [x.detach().requires_grad_() for x in arrays]
-    return torch.autograd.grad(problem.output(*leaves), leaves, cotangent)
+    leaves = [array.detach().requires_grad_() for array in x.arrays]
+    return torch.autograd.grad(problem.output(*leaves), leaves, x.cotangent)
 
 
-def _torch_twice(
-    problem: Problem, arrays: Sequence[Any], tangents: Sequence[Any], cotangent: Any
-) -> Sequence[Any]:
+def _torch_twice(problem: Problem, x: Operands) -> Sequence[Any]:
     import torch
 
     # A loss that is not linear in the output has a cotangent that depends on the arrays, too.
-    leaves = [x.detach().requires_grad_() for x in (*arrays, cotangent)]
-    *inputs, weight = leaves
+    *inputs, weight = leaves = [array.detach().requires_grad_() for array in (*x.arrays, x.cotangent)]
     first = torch.autograd.grad(problem.output(*inputs), inputs, weight, create_graph=True)
-    return torch.autograd.grad(first, leaves, tangents)[:-1]
+    return torch.autograd.grad(first, leaves, x.tangents)[:-1]
 
 
 def _of_torch() -> dict[str, Derivative]:
@@ -196,18 +179,18 @@ def _compiled(derivatives: Mapping[str, Derivative], library: str) -> dict[str, 
     by = transformations.transformations(library)
 
     def inside(compute: Way) -> Way:
-        def way(problem: Problem, *others: Any) -> Sequence[Any]:
+        def way(problem: Problem, x: Operands) -> Sequence[Any]:
             seeded = replace(problem, rng=generator(problem.library))
-            results: Sequence[Any] = by.compiled(lambda *others: tuple(compute(seeded, *others)))(*others)
+            results: Sequence[Any] = by.compiled(lambda *x: tuple(compute(seeded, Operands(*x))))(*x)
             return results
 
         return way
 
     def of_compiled(compute: Way) -> Way:
-        def way(problem: Problem, *others: Any) -> Sequence[Any]:
+        def way(problem: Problem, x: Operands) -> Sequence[Any]:
             seeded = replace(problem, rng=generator(problem.library))
             attend = by.compiled(lambda *arrays: seeded.output(*arrays)[0])
-            return compute(replace(problem, attend=attend), *others)
+            return compute(replace(problem, attend=attend), x)
 
         return way
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from internals import override
 
-from quality.faults.hostile import KINDS
+from quality.faults.hostile import hostile
 from quality.faults.planted import Fault, planted
 from quality.faults.test_planted import by_call, caught, one_draw_for_each_call
 from sdpa_xp_export import verify
 
 __all__ = ["one_draw_for_each_call"]
-CALLS = by_call([fault for kind in KINDS for fault in kind()])
+CALLS = by_call(hostile())
 """The faults, those of one call together."""
 
 

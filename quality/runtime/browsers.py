@@ -52,7 +52,7 @@ def main(names: list[str]) -> int:
     """Run the providers and programs of these names, or all, and write what came; 1 if something is wrong."""
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in names or NAMES:
-        results[name] = (measured_reader if name in READERS else measured)(name, calls_of(name))
+        results[name] = measured(name, calls_of(name))
         results = {known: results[known] for known in NAMES if known in results}
         RESULTS.write_text(json.dumps(results, indent=2) + "\n")
     return int(any(form["wrong"] for result in results.values() for form in result["forms"].values()))
@@ -68,29 +68,21 @@ def calls_of(name: str) -> list[Job]:
 
 
 def measured(name: str, calls: list[Job]) -> dict[str, Any]:
-    """Return what the provider computes of all calls, in each form."""
-    if name == "webgpu":
-        sys.path.insert(0, str(PLUGIN))
-    facts = session_class(name).about([PROVIDERS[name]], probe())
-    if PROVIDERS[name] not in facts["started"]:
-        raise RuntimeError(f"{name} does not start: {facts['why_not']}")
-    program = "onnxruntime-web" if name == "wasm" else "onnxruntime"
+    """Return what the provider or program computes of all calls, in each form."""
+    if name in READERS:
+        program, plugin = f"{ENGINES[name]} {READERS[name].version()}", None
+    else:
+        if name == "webgpu":
+            sys.path.insert(0, str(PLUGIN))
+        facts = session_class(name).about([PROVIDERS[name]], probe())
+        if PROVIDERS[name] not in facts["started"]:
+            raise RuntimeError(f"{name} does not start: {facts['why_not']}")
+        program = f"{'onnxruntime-web' if name == 'wasm' else 'onnxruntime'} {facts['version']}"
+        plugin = facts["note"]
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "program": f"{program} {facts['version']}",
-        "plugin": facts["note"],
-        "dtypes": ", ".join(dict.fromkeys(job.call.query.dtype for job in calls)),
-        "calls": len(calls),
-        "forms": {form: form_results(name, form, calls) for form in FORMS},
-    }
-
-
-def measured_reader(name: str, calls: list[Job]) -> dict[str, Any]:
-    """Return what OpenVINO or the reference evaluator computes of all calls, in each form."""
-    return {
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "program": f"{ENGINES[name]} {READERS[name].version()}",
-        "plugin": None,
+        "program": program,
+        "plugin": plugin,
         "dtypes": ", ".join(dict.fromkeys(job.call.query.dtype for job in calls)),
         "calls": len(calls),
         "forms": {form: form_results(name, form, calls) for form in FORMS},
@@ -160,19 +152,15 @@ def by_length() -> Iterator[Job]:
 def computed(name: str, form: str, job: Job, ran: Counter[str]) -> str | None:
     """Run a graph; return what is wrong with its outputs. `ran` counts its nodes by their provider."""
     proto = export_call(job.call, form=form, runtime=runtime_of(name))
-    model = proto.SerializeToString()
-    if name in READERS:
-        try:
-            reader = READERS[name](model, [output.name for output in proto.graph.output])
-            return job.fault([reader.run(feeds) for feeds in job.feeds])
-        except Exception as error:  # each program has errors of its own
-            return str(error).splitlines()[0]
+    model, outputs = proto.SerializeToString(), [output.name for output in proto.graph.output]
     with tempfile.TemporaryDirectory() as folder:
         try:
-            outputs = [output.name for output in proto.graph.output]
+            if name in READERS:
+                reader = READERS[name](model, outputs)
+                return job.fault([reader.run(feeds) for feeds in job.feeds])
             session = session_class(name)(model, outputs, PROVIDERS[name], Path(folder) / "profile")
             runs = [run_session(session, feeds) for feeds in job.feeds]
-        except Exception as error:  # those of onnxruntime have no common base
+        except Exception as error:  # each program has errors of its own
             return str(error).splitlines()[0]
         if PROVIDERS[name] not in session.providers:  # without an adapter it silently falls back to the CPU
             raise RuntimeError(f"{name} found no adapter")

@@ -1,5 +1,4 @@
-"""`python -m quality.runtime.matrix`: every form of every call, for every release, into results/runtimes.json
-and .md.
+"""`python -m quality.runtime.matrix`: every form of every call, for every release, into results/runtimes.json.
 
 Each graph runs in the release that it is written for and in each later one, since `runtime` names the oldest.
 
@@ -19,12 +18,10 @@ from typing import Any
 from quality.runtime.jobs import jobs
 from quality.runtime.outcomes import choices, exports, faults, wrong
 from quality.runtime.releases import RELEASES, path_of
-from quality.runtime.table import markdown
 from sdpa_xp_export.forms.choice import FORMS
 
 FOLDER = Path(__file__).parents[2] / "results"
 RESULTS = FOLDER / "runtimes.json"
-TABLE = FOLDER / "runtimes.md"
 PACKAGES = ("numpy", "onnx", "sdpa_xp")
 
 
@@ -62,11 +59,10 @@ def measured() -> dict[str, Any]:
 
 
 def main() -> int:
-    """Write the files; 1 if something is wrong."""
+    """Write the file; 1 if something is wrong."""
     results = measured()
     RESULTS.write_text(json.dumps(results, indent=2) + "\n")
-    TABLE.write_text(markdown(results))
-    print(f"wrote {RESULTS} and {TABLE}")
+    print(f"wrote {RESULTS}")
     forms = [form for release in results["releases"].values() for form in release["forms"].values()]
     return int(any(form["wrong"] for form in forms))
 
