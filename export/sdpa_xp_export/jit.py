@@ -31,9 +31,10 @@ from ._layer.call_signature import (
     flatten,
     unknown_argument_error,
 )
+from ._layer.contents import MOST
 from ._layer.layer import as_returned, located_error, named_outputs, with_arrays
 from ._layer.open_lengths import lengths_of_pasts, most_open
-from ._layer.state import MOST, State
+from ._layer.state import State
 from ._runtime.releases import DEFAULT_RUNTIME, PROVIDERS, ProviderName, Runtime
 from ._runtime.session import OnArrays, errors_reworded, installed_runtime, on_arrays, open_session
 from .forms.choice import check_form, check_loaded_opset, check_opset

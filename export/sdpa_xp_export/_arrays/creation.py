@@ -13,7 +13,7 @@ from sdpa_xp.errors import ArgumentTypeError
 from .._dtypes.dtype import Dtype, default_dtype, dtype_name, numpy_dtype
 from .._graph import FloatOfLengths, Graph, GraphValue, Length, added, plain
 from . import ops
-from .dispatch import graph_of, is_array
+from .dispatch import graph_of, is_array_elsewhere
 from .elementwise import equal, maximum, where
 from .manipulation import broadcast_to, expand_dims
 
@@ -46,7 +46,7 @@ def asarray(obj: Any, /, *, dtype: Any = None, device: object = None, copy: Any 
     array = obj if graph is None else graph.operand(obj)
     if isinstance(array, np.generic) and not isinstance(array, float):  # an array without axes
         array = np.asarray(array)
-    if isinstance(array, GraphValue) or is_array(array):
+    if isinstance(array, GraphValue) or is_array_elsewhere(array):
         return array if dtype is None else astype(array, dtype)
     numbers = np.asarray(array)
     if numbers.dtype.kind not in "biuf":

@@ -74,7 +74,7 @@ def array_function(function: Callable[P, T], name: str = "") -> Callable[P, T]:
     def dispatched(*arguments: Any, **keywords: Any) -> Any:
         graph = graph_of(arguments)
         if graph is None:
-            arrays = [leaf for leaf in _leaves(arguments) if is_array(leaf)]
+            arrays = [leaf for leaf in _leaves(arguments) if is_array_elsewhere(leaf)]
             # A number of NumPy counts as an array of NumPy only among numbers: torch computes with it itself.
             arrays = arrays or [np.asarray(leaf) for leaf in _leaves(arguments) if isinstance(leaf, np.generic)]
             namespace = array_api_compat.array_namespace(*arrays)
@@ -94,7 +94,7 @@ def graph_of(arguments: Sequence[Any]) -> Graph | None:
     return next((graph for graph in graphs if isinstance(graph, Graph)), None)
 
 
-def is_array(operand: object) -> bool:
+def is_array_elsewhere(operand: object) -> bool:
     """Return whether `operand` is an array of some library, and neither a number nor a value of a graph."""
     known = isinstance(operand, numbers.Number | GraphValue)
     return not known and bool(array_api_compat.is_array_api_obj(operand))
@@ -112,7 +112,7 @@ def _as_values(graph: Graph, argument: Any) -> Any:
     if isinstance(argument, np.generic) and not is_python_float:
         # It is an array of NumPy without axes.
         return argument.item() if graph.is_part else graph.from_array(argument)
-    return graph.from_array(argument) if is_array(argument) else argument
+    return graph.from_array(argument) if is_array_elsewhere(argument) else argument
 
 
 def binary(op: str, name: str, category: str, one: Any, other: Any, dtype: str | None = None) -> GraphValue:

@@ -12,7 +12,7 @@ from .._dtypes.dtype import INTEGERS
 from .._graph import Graph, GraphValue, Length, added, has_names, parts, plain
 from . import ops
 from .creation import arange
-from .dispatch import array_function, is_array
+from .dispatch import array_function, is_array_elsewhere
 from .elementwise import not_equal
 from .manipulation import axis_of, broadcast_to, expand_dims, moveaxis, permute_dims, stack
 
@@ -127,7 +127,7 @@ def _entries(value: GraphValue, index: object) -> list[Any]:
     """Return one entry for each axis, and None for each new one; a mask is the indices of its True elements."""
     entries: list[Any] = []
     for entry in index if isinstance(index, tuple) else (index,):
-        if isinstance(entry, Length) or is_array(entry):
+        if isinstance(entry, Length) or is_array_elsewhere(entry):
             entry = value.graph.operand(entry)
         if isinstance(entry, GraphValue) and entry.elem_type == "bool":
             before = sum(1 for one in entries if one is not None)

@@ -21,7 +21,7 @@ from sdpa_xp.masks import Mask
 from .._dtypes.dtype import INTEGERS
 from ..spec import SymbolicShape, evaluated, shared
 from .call import ExportCall
-from .operands import Initializer, kind_of
+from .operands import Initializer, argument_of, kind_of
 
 LONGEST_NAME = 1000
 """Characters of a length in a file, which may hold anything."""
@@ -238,7 +238,7 @@ class CallNumbers:
 def numbers_of(call: ExportCall, sources: Mapping[str, str]) -> CallNumbers:
     """Return the numbers of a call; `sources` maps its inputs to the inputs of the layer that they are."""
     operands = tuple(
-        (sources[name], name.rstrip("_0123456789"))
+        (sources[name], argument_of(name))
         for name, spec in call.inputs.items()
         if spec.dtype in INTEGERS and name in sources
     )

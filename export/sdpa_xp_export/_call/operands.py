@@ -77,6 +77,11 @@ class Initializer:
 GraphOperand: TypeAlias = Input | Initializer
 
 
+def argument_of(name: str) -> str:
+    """Return the argument that an operand of that name is for: `OperandNamer` numbers those that come again."""
+    return name.rstrip("_0123456789")
+
+
 @dataclass(slots=True)
 class OperandNamer:
     """Gives each spec and each array of a call a unique name: the name of its argument, if that is free."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import EllipsisType, NoneType
 from typing import Any, TypeAlias, cast
 
@@ -22,6 +22,7 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
 
+from .._call.operands import kind_of, with_operands
 from .._files.model import Model
 from .._runtime.releases import Runtime
 from ..spec import DTYPES, SymbolicShape, TensorSpec, as_lengths
@@ -123,7 +124,7 @@ def _comparable(argument: Any) -> object:
 
 
 def _flatten_modifier(argument: Any, structure: list[object], arrays: list[Any]) -> None:
-    if not _is_of_library(argument):
+    if not kind_of(argument):  # a class of the caller may have more than its arguments
         structure += (Identity, Identity(argument))
         return
     structure.append(type(argument))
@@ -137,11 +138,6 @@ def _flatten_modifier(argument: Any, structure: list[object], arrays: list[Any])
             flatten((operand,), structure, arrays)
 
 
-def _is_of_library(modifier: Mask | Bias) -> bool:
-    """Return whether the arguments of a mask or a bias say all of it. A class of the caller may have more."""
-    return type(modifier).__module__.startswith("sdpa_xp.")
-
-
 def _are_integers(operand: object) -> bool:
     """Return whether an operand of a mask has one integer for each batch entry, or for each token."""
     return isinstance(operand, tuple) and bool(operand) and all(type(number) is int for number in operand)
@@ -150,19 +146,19 @@ def _are_integers(operand: object) -> bool:
 def with_specs(argument: Any, specs: Iterator[ArgumentSpec]) -> Any:
     """Return an argument with the next spec in place of each array, in the order of `flatten`."""
     if isinstance(argument, Mask | Bias):
-        if not _is_of_library(argument):
-            return argument
-        operands = {
-            name: next(specs) if _are_integers(operand) else with_specs(operand, specs)
-            for name, operand in argument.arguments.items()
-            if not callable(operand)
-        }
-        return replace(argument, **cast(Any, operands))
+        return with_operands(argument, lambda _, x: _with_specs(x, specs)) if kind_of(argument) else argument
     if type(argument) in (tuple, list):
         return type(argument)(with_specs(element, specs) for element in argument)
     if type(argument) is dict:
         return {name: with_specs(element, specs) for name, element in argument.items()}
     return next(specs) if _is_input(argument) else argument
+
+
+def _with_specs(operand: Any, specs: Iterator[ArgumentSpec]) -> Any:
+    """Return an operand of a mask or a bias with specs in place of its arrays and lists of integers."""
+    if callable(operand):
+        return operand
+    return next(specs) if _are_integers(operand) else with_specs(operand, specs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, TypeAlias
 
-from .._arrays.dispatch import is_array
+from .._arrays.dispatch import is_array_elsewhere
 from .._packages import ARRAY_LIBRARIES, LIBRARIES, package_of
 
 _WITHOUT_STATE = ARRAY_LIBRARIES - {"sdpa_xp", "sdpa_xp_export", "torch"}
@@ -28,6 +28,8 @@ _WITHOUT_STATE |= {"_io", "_thread", "asyncio", "concurrent", "io", "logging", "
 _WITHOUT_STATE |= {"selectors", "socket", "ssl", "subprocess", "threading"}
 """Modules whose objects are no parameters, or change without an effect on a layer: locks, loggers, files."""
 _OF_SCOPE = {f"{how}_{what}" for how in ("LOAD", "STORE", "DELETE") for what in ("GLOBAL", "NAME")}
+MOST = 100_000
+"""The most objects that are looked at. A layer that leads to more is connected with half of the program."""
 MISSING = object()
 """Stands for a name that has no value."""
 
@@ -96,7 +98,7 @@ def containers(value: Any, home: str) -> Iterator[Container]:
 def is_held_array(value: Any) -> bool:
     """Return whether an object is an array: np.ndarray itself has the methods of arrays, and is none."""
     try:
-        return is_array(value) and not isinstance(value, type)
+        return is_array_elsewhere(value) and not isinstance(value, type)
     except Exception:  # an object may answer any attribute with any error
         return False
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from .._dtypes.dtype import to_numpy
 from .._packages import LIBRARIES, package_of
 from .contents import (
+    MOST,
     Named,
     closure_of,
     containers,
@@ -44,8 +45,6 @@ Way: TypeAlias = tuple[
 ]
 """A function that returns a copy of a layer, with `change(array)` in place of the arrays that it holds, and the
 context in which the copy is called."""
-MOST = 100_000
-"""The most objects that are looked at: a layer that leads to more is connected with half of the program."""
 _UNCOPIED = {"__dict__", "__weakref__", "__slots__", "__module__", "__qualname__", "__doc__", "__annotations__"}
 
 

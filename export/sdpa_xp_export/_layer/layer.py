@@ -24,8 +24,8 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, Message, message_of, summary
 from sdpa_xp.masks import Mask
 
-from .._arrays.dispatch import is_array
-from .._call.operands import as_statistics, by_name
+from .._arrays.dispatch import is_array_elsewhere
+from .._call.operands import as_statistics, by_name, with_operands
 from .._graph import FloatOfLengths, GraphValue, Length, length_error
 from .._packages import LIBRARIES, package_of
 from ..spec import TensorSpec
@@ -142,12 +142,9 @@ def with_arrays(argument: Any, name: str, array_of: Callable[[str, TensorSpec], 
     if isinstance(argument, TensorSpec):
         return array_of(name, argument)
     if isinstance(argument, Mask | Bias):
-        operands = {
-            field: with_arrays(operand, getattr(argument, "argument", field), array_of)
-            for field, operand in argument.arguments.items()
-        }
-        is_same = all(operands[field] is operand for field, operand in argument.arguments.items())
-        return argument if is_same else dataclasses.replace(argument, **operands)
+        return with_operands(
+            argument, lambda field, x: with_arrays(x, getattr(argument, "argument", field), array_of)
+        )
     if type(argument) in (tuple, list):  # a tuple may be the layer's *arguments
         return type(argument)(with_arrays(element, name, array_of) for element in argument)
     if isinstance(argument, dict):
@@ -162,7 +159,7 @@ def parameter_arrays(layer: object) -> dict[str, Any]:
     parameters = getattr(getattr(layer, "__self__", layer), "parameters", None)
     if not isinstance(parameters, Mapping):
         return {}
-    return {name: array for name, array in parameters.items() if is_array(array)}
+    return {name: array for name, array in parameters.items() if is_array_elsewhere(array)}
 
 
 def with_parameters(layer: Callable[..., Any], change: Callable[[str, Any], Any]) -> Callable[..., Any]:
@@ -218,7 +215,7 @@ def as_returned(result: Any) -> Callable[[Sequence[Any]], Any]:
 
 def is_output(part: object) -> bool:
     """Return whether a part of a result is computed by the graph."""
-    return isinstance(part, GraphValue | Length | FloatOfLengths) or is_array(part)
+    return isinstance(part, GraphValue | Length | FloatOfLengths) or is_array_elsewhere(part)
 
 
 def _maker(result: Any) -> Maker:

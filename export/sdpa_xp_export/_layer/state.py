@@ -50,10 +50,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from .._graph import FloatOfLengths, GraphValue, Length
 from .._packages import package_of
-from .contents import MISSING, Named, attributes_of, containers, contents, home_of, is_held_array
+from .contents import MISSING, MOST, Named, attributes_of, containers, contents, home_of, is_held_array
 
-MOST = 100_000
-"""The most objects that are looked at. A layer that leads to more is connected with half of the program."""
 _COMPARED = (numbers.Number, str, bytes, types.NoneType)
 """Types of values that are the same if they are equal."""
 _OF_TENSORS: dict[str, Callable[[Any], object]] = {

@@ -115,7 +115,7 @@ def _is_untried(release: Release, newest_tried: str) -> bool:
     return release[:2] > _numbers(newest_tried)[:2]
 
 
-def _text(release: Release) -> str:
+def release_text(release: Release) -> str:
     return ".".join(map(str, release))
 
 
@@ -178,7 +178,7 @@ class Runtime:
             )
         release = _numbers(match[2])
         if release < (oldest := OLDEST_OPENVINO if provider == "openvino" else OLDEST):
-            rule = f"`runtime` must be a release that was tried, {match[1]}>={_text(oldest)} or later"
+            rule = f"`runtime` must be a release that was tried, {match[1]}>={release_text(oldest)} or later"
             hint = "Older releases were not tried with any form."
             raise ArgumentValueError(function, rule, {"runtime": repr(text)}, hint)
         return cls(release, provider)
@@ -276,7 +276,7 @@ class Runtime:
         if self.provider == "onnx":
             return STANDARD_RUNTIME
         program, provider = ("onnxruntime", self.provider) if self.is_onnxruntime else (self.provider, "cpu")
-        return f"{program}>={_text(self.release)};{provider}"
+        return f"{program}>={release_text(self.release)};{provider}"
 
 
 def stated_runtimes(model: Model) -> tuple[Runtime, ...]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from .._call.call import ExportCall
 from .._call.mask_analysis import CallNumbers, numbers_of
+from .._layer.open_lengths import PAST
 from ..spec import SymbolicShape, TensorSpec, addends, evaluated, names_in, shared
 
 Lengths: TypeAlias = dict[str, int]
@@ -242,7 +243,7 @@ class LayerLengths:
     ) -> None:
         self.blocks, self.thorough, self.names = blocks, thorough, names_in(specs.values())
         self.calls = [CallLengths(call, specs, thorough=thorough, memory=memory) for call in calls]
-        others = names_in(spec for name, spec in specs.items() if "past" not in name)
+        others = names_in(spec for name, spec in specs.items() if PAST not in name)
         self.past = [name for name in self.names if name not in others]
 
     def first(self) -> list[Lengths]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from sdpa_xp._checks.keywords import check_integer
 
 from .._call.call import ExportCall
-from .._call.operands import Input
+from .._call.operands import Input, argument_of
 from .._dtypes.dtype import INTEGERS, numpy_dtype
 from .._runtime.limits import check_time
 from ..spec import TensorSpec, evaluated
@@ -127,7 +127,7 @@ def random_inputs(
     factors = dict.fromkeys(("value", "bias", "attn_mask", "sinks", "table"), large) | {"key": of_keys}
 
     def multiplied(name: str, spec: TensorSpec, shape: tuple[int, ...]) -> NDArray[Any]:
-        stem = name.rstrip("_0123456789")  # several inputs may have one name, with numbers
+        stem = argument_of(name)
         factor = factors.get(stem.removeprefix("past_"), 1.0)  # a cache is like new keys and values
         return _multiplied(drawn(stem, spec, shape or (1,)), factor)
 
@@ -266,7 +266,7 @@ def _floating_biases(call: ExportCall) -> list[str]:
     return [
         name
         for name, spec in call.inputs.items()
-        if name.rstrip("_0123456789") in ("attn_mask", "bias") and spec.dtype != "bool"
+        if argument_of(name) in ("attn_mask", "bias") and spec.dtype != "bool"
     ]
 
 

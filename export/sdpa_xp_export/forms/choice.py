@@ -9,7 +9,14 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 from .._call.call import ExportCall, FormName
 from .._call.mask_analysis import is_causal, only_causal, unmasked
-from .._runtime.releases import FIRST_RELEASE_OF_OPSET, LAST_OPSET, OPSETS, Runtime, TargetProvider
+from .._runtime.releases import (
+    FIRST_RELEASE_OF_OPSET,
+    LAST_OPSET,
+    OPSETS,
+    Runtime,
+    TargetProvider,
+    release_text,
+)
 from .attention import ATTENTION
 from .contrib import GROUPED_QUERY, MULTI_HEAD
 from .form import Form
@@ -123,7 +130,7 @@ def unsupported_reason(form: FormName, call: ExportCall, target: Runtime) -> str
     why = FORMS[form].unsupported_reason(call, target) or FORMS[form].missing_option(call)
     oldest = FORMS[form].since
     if why is None and target.is_before(oldest):
-        return f"onnxruntime computes it right from {oldest[0]}.{oldest[1]} on, and `runtime` is {target}"
+        return f"onnxruntime computes it right from {release_text(oldest)} on, and `runtime` is {target}"
     return why
 
 
@@ -147,7 +154,7 @@ def check_loaded_opset(function: str, opset: int | None, target: Runtime) -> Non
     """Check that the runtime loads graphs of that opset; None is one that it loads."""
     oldest = _first_release(opset)
     if target.is_before(oldest):
-        rule = f"`opset` {opset} needs onnxruntime {oldest[0]}.{oldest[1]} or later"
+        rule = f"`opset` {opset} needs onnxruntime {release_text(oldest)} or later"
         raise ArgumentValueError(function, rule, {"opset": opset, "runtime": target})
     last = LAST_OPSET.get(target.provider, OPSETS[-1])
     if opset is not None and opset > last:
@@ -163,7 +170,7 @@ def _auto_hint(call: ExportCall, opset: int | None, target: Runtime) -> str:
     """Return which form the exporter itself chooses, which may also ask for a newer release."""
     form, _ = _best(call, opset, target)
     newer = _first_release(opset)
-    release = f" from onnxruntime {newer[0]}.{newer[1]} on" if target.is_before(newer) else ""
+    release = f" from onnxruntime {release_text(newer)} on" if target.is_before(newer) else ""
     return f"`form='auto'` chooses {form!r}{release}."
 
 

@@ -13,7 +13,7 @@ from .._arrays import ops
 from .._call.call import ExportCall
 from .._call.mask_analysis import is_lower_triangle, is_window, key_window, unmasked
 from .._graph import CONTRIB, Graph, GraphValue
-from .._runtime.releases import Runtime
+from .._runtime.releases import Runtime, release_text
 from ..lowering.tile import whole_tile
 from .form import Form, FormInputs, finished_outputs, read_inputs
 
@@ -40,7 +40,7 @@ def _unsupported_by_multi_head(call: ExportCall, runtime: Runtime) -> str | None
         return "MultiHeadAttention gives NaN for empty rows, and misplaces the diagonal where L is not S"
     sizes = (*call.sizes.batch, call.sizes.queries, call.sizes.keys)
     if runtime.is_before(EMPTY_SINCE) and any(isinstance(size, str) for size in sizes):
-        release = ".".join(map(str, EMPTY_SINCE))
+        release = release_text(EMPTY_SINCE)
         return f"before onnxruntime {release} it takes no empty batch, so the lengths must be numbers"
     return None
 
@@ -136,7 +136,7 @@ def _unsupported_by_grouped_query(call: ExportCall, runtime: Runtime) -> str | N
     if isinstance(call.sizes.batch[0], str):
         return "GroupQueryAttention takes no empty batch, so the batch must be a number"
     if before is not None and runtime.is_before(WINDOW_COUNTS_ITSELF):
-        since = ".".join(map(str, WINDOW_COUNTS_ITSELF))
+        since = release_text(WINDOW_COUNTS_ITSELF)
         return (
             f"a window of GroupQueryAttention has one key less from onnxruntime {since} on than before, "
             f"so that a graph is right from {since} on at the earliest, and `runtime` is {runtime}"

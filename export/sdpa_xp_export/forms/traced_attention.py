@@ -18,7 +18,7 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from sdpa_xp.masks import Mask
 
 from .. import _arrays as xp
-from .._arrays.dispatch import is_array
+from .._arrays.dispatch import is_array_elsewhere
 from .._call.arguments import warn_of_zeros_and_ones
 from .._call.call import OPTIONS, ExportCall, FormName, checked_call
 from .._call.operands import as_statistics, outputs_of, with_operands
@@ -169,7 +169,7 @@ def _spec(value: GraphValue) -> ComputedSpec:
 
 def _with_specs(graph: Graph, argument: Any, adds_head: bool) -> Any:
     """Return an argument with specs instead of its arrays, also those that a mask or a bias holds."""
-    if isinstance(argument, GraphValue) or is_array(argument):
+    if isinstance(argument, GraphValue) or is_array_elsewhere(argument):
         value = _value(graph, argument)
         return _spec(_with_head(value) if adds_head else value)
     if isinstance(argument, Mask | Bias):
