@@ -38,6 +38,7 @@ from ._layer.state import State
 from ._runtime.releases import DEFAULT_RUNTIME, PROVIDERS, ProviderName, Runtime
 from ._runtime.session import OnArrays, errors_reworded, installed_runtime, on_arrays, open_session
 from .forms.choice import check_form, check_loaded_opset, check_opset
+from .forms.traced_attention import TracedAttention
 from .save import save
 from .spec import SymbolicShape
 from .to_onnx import NOT_CALLABLE_HINT, model_of_call
@@ -322,9 +323,8 @@ class JittedLayer:
                 tried[0].restore()
             state = State(layer, functions)
             tried.append(state)
-            bound = call.with_shapes(shapes)
-            form, opset = options["form"], options["opset"]
-            traced = model_of_call(layer, bound, form, opset, target, call.caller, state)
+            attention = TracedAttention(options["form"], target, options["opset"])
+            traced = model_of_call(layer, call.with_shapes(shapes), attention, call.caller, state)
             return traced, state, state.after_call()
 
         try:

@@ -111,30 +111,28 @@ def to_onnx(
     target = Runtime.parse(FUNCTION, runtime)
     hint = "Pass a TensorSpec for each array, and the other arguments as they are."
     bound = bound_arguments(FUNCTION, layer, inputs, keywords, hint)
-    model, _ = model_of_call(layer, bound, form, opset, target)
-    return model
+    return model_of_call(layer, bound, TracedAttention(form, target, opset))[0]
 
 
 def model_of_call(
     layer: Callable[..., Any],
     bound: inspect.BoundArguments,
-    form: FormChoice,
-    opset: int | None,
-    target: Runtime,
+    attention: TracedAttention,
     caller: Caller | None = None,
     state: State | None = None,
 ) -> tuple[Model, Any]:
     """Return the model of a layer that is called with specs, and what the layer returned.
 
-    With a caller, the results have the dtypes of its library, and may be numbers that are no outputs.
+    Each attention is as `attention` writes it. With a caller, the results have the dtypes of its library, and may
+    be numbers that are no outputs.
     """
-    traced = _traced(layer, bound, form, opset, target, caller, state)
-    check_loaded_opset(FUNCTION, opset, target)  # a layer may call no attention, which would check it
+    traced, target = _traced(layer, bound, attention, caller, state), attention.target
+    check_loaded_opset(FUNCTION, attention.opset, target)  # a layer may call no attention, which would check it
     for name, value in traced.outputs.items():
         target.check_dtype(FUNCTION, f"{name}.dtype", value.elem_type)
     metadata = Metadata(
         version=sdpa_xp.__version__,
-        forms=json.dumps([{"form": form, "reason": reason} for form, reason in traced.chosen]),
+        forms=json.dumps([{"form": form, "reason": reason} for form, reason in attention.chosen]),
         runtime=str(target),
         numbers=numbers_as_json(traced.numbers),
         arguments=json.dumps(traced.fixed_arguments),
@@ -144,39 +142,36 @@ def model_of_call(
 
 @dataclass(frozen=True, slots=True)
 class _Traced:
-    """The graph of a layer, and the attention in it."""
+    """The graph of a layer, and what its file says."""
 
     graph: Graph
     result: Any
     """What the layer returned."""
     outputs: dict[str, GraphValue]
-    chosen: list[tuple[str, str]]
     numbers: list[CallNumbers]
+    """The numbers of each attention."""
     fixed_arguments: list[str]
     """The names of the arguments that are no inputs of the graph."""
 
 
 def traced_numbers(layer: Callable[..., Any], arguments: Mapping[str, Any]) -> list[CallNumbers]:
     """Return the numbers of each attention that a layer calls with these arguments, of which some are specs."""
-    target = Runtime.parse(FUNCTION, DEFAULT_RUNTIME)
-    bound = signature_of(layer).bind(**arguments)
-    return _traced(layer, bound, "auto", None, target).numbers
+    attention = TracedAttention("auto", Runtime.parse(FUNCTION, DEFAULT_RUNTIME))
+    return _traced(layer, signature_of(layer).bind(**arguments), attention).numbers
 
 
 def _traced(
     layer: Callable[..., Any],
     bound: inspect.BoundArguments,
-    form: str,
-    opset: int | None,
-    target: Runtime,
+    attention: TracedAttention,
     caller: Caller | None = None,
     state: State | None = None,
 ) -> _Traced:
     """Call a layer with values of a graph instead of specs."""
-    attention = TracedAttention(form, target, opset)
+    target = attention.target
     settings = GraphSettings(
         function=FUNCTION,
-        opset=_opset(opset, form, target),
+        opset=_opset(attention.opset, attention.form, target),
         namespace=_arrays,
         attend=attention,
         for_openvino=target.engine == "openvino",
@@ -209,7 +204,7 @@ def _traced(
     outputs = _outputs(graph, result, numbers_stay=caller is not None)
     moved = moved_inputs(graph.written.nodes, [value.name for value in graph.written.inputs])
     numbers = [numbers_of(call, operand_sources(call, moved)) for call in attention.calls]
-    return _Traced(graph, result, outputs, attention.chosen, numbers, fixed)
+    return _Traced(graph, result, outputs, numbers, fixed)
 
 
 def _default_float(graph: Graph) -> str:
