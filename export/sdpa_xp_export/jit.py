@@ -22,15 +22,7 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 from ._call.call import FormChoice
 from ._files.model import Model, initializers, without_numbers
-from ._layer.call_signature import (
-    Identity,
-    LayerCall,
-    TracedSignature,
-    UnknownArgumentError,
-    check_arrays,
-    flatten,
-    unknown_argument_error,
-)
+from ._layer.call_signature import Identity, LayerCall, TracedSignature, UnknownArgumentError, flatten
 from ._layer.contents import MOST
 from ._layer.layer import as_returned, located_error, named_outputs, with_arrays
 from ._layer.open_lengths import lengths_of_pasts, most_open
@@ -245,9 +237,9 @@ class JittedLayer:
                 structure.append(tuple(keywords))
                 flatten(keywords.values(), structure, arrays)
         except UnknownArgumentError as unknown:
-            if args and unknown.args[0] is args[0] and self._is_method_of(args[0]):
+            if args and unknown.argument is args[0] and self._is_method_of(args[0]):
                 return self.__get__(args[0])(*args[1:], **keywords)  # called by its class, with the object
-            raise unknown_argument_error(FUNCTION, unknown.args[0], self.__wrapped__, args, keywords) from None
+            raise unknown.as_type_error(FUNCTION, self.__wrapped__, args, keywords) from None
         signatures = array_signatures(arrays)
         key = (*structure, signatures)
         prepared = self._runs.get(key)
@@ -255,7 +247,7 @@ class JittedLayer:
             if has_override(*arrays):  # values of a graph: this layer is called by another one that is traced
                 return self.__wrapped__(*args, **keywords)
             call = LayerCall.from_arguments(FUNCTION, self.__wrapped__, args, keywords)
-            check_arrays(FUNCTION, call, arrays, self._target)
+            call.check_arrays(FUNCTION, arrays, self._target)
             if call.is_empty:  # onnxruntime's operators refuse lengths of 0, some of them in some releases
                 return self.__wrapped__(*args, **keywords)
             prepared = self._prepared(call, arrays)

@@ -123,8 +123,8 @@ def model_of_call(
 ) -> tuple[Model, Any]:
     """Return the model of a layer that is called with specs, and what the layer returned.
 
-    Each attention is as `attention` writes it. With a caller, the results have the dtypes of its library, and may
-    be numbers that are no outputs.
+    Each attention is as `attention` writes it. With a caller, the results have the dtypes of its library, and
+    may be numbers that are no outputs.
     """
     traced, target = _traced(layer, bound, attention, caller, state), attention.target
     check_loaded_opset(FUNCTION, attention.opset, target)  # a layer may call no attention, which would check it

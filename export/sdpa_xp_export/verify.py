@@ -21,6 +21,7 @@ from sdpa_xp.masks import Mask
 
 from ._call.mask_analysis import CallNumbers, constants, numbers_from_json
 from ._dtypes.dtype import ONNX_DTYPE
+from ._files.loading import loaded_model
 from ._files.model import Model, exported_models, metadata_of
 from ._files.paths import PathArgument, check_is_no_input, free_target, publish
 from ._layer.layer import bound_arguments, with_arrays
@@ -37,7 +38,6 @@ from ._verify.layer_cases import CaseList, Draw, LayerInputs
 from ._verify.model import (
     blocks_of,
     input_specs,
-    loaded_model,
     missing_arguments_note,
     of_metadata,
     other_call_note,

@@ -19,17 +19,7 @@ import numpy as np
 
 from sdpa_xp.errors import ArgumentTypeError, Message
 
-from .._dtypes.dtype import (
-    CATEGORIES,
-    FLOATING,
-    INTEGERS,
-    UNSIGNED,
-    bits,
-    holds,
-    joint,
-    joint_of_kinds,
-    of_scalar,
-)
+from .._dtypes.dtype import CATEGORIES, FLOATING, INTEGERS, UNSIGNED, holds, joint, joint_of_kinds, of_scalar
 from .._graph import FloatOfLengths, Graph, GraphValue, Length
 from ..spec import SymbolicShape
 
@@ -230,7 +220,7 @@ def kernel_dtype(op: str, value: GraphValue) -> str:
     dtype = value.elem_type
     if dtype == "bfloat16":
         return dtype if value.graph.settings.computes_bfloat16 or op in _MOVING else "float32"
-    if value.graph.settings.for_openvino and dtype in INTEGERS and bits(dtype) < 32:
+    if value.graph.settings.for_openvino and _WIDER.get(dtype) == "int32":
         return "int32"
     if dtype not in _MISSING.get(op, ()):
         return dtype

@@ -157,3 +157,8 @@ def as_statistics(arrays: Mapping[str, Any]) -> AttentionStatistics[Any]:
     others = {name: array for name, array in arrays.items() if name not in OF_TOP_KEYS}
     top = {field: arrays[name] for name, field in OF_TOP_KEYS.items() if name in arrays}
     return AttentionStatistics(**others, top_keys=TopKeys(**top) if top else None)
+
+
+def row_axis(name: str) -> int | None:
+    """Return the axis of the queries in an output of that name; None if it is a sum over them."""
+    return None if name in SUMS_OF_QUERIES else -len(AXES[name])

@@ -20,9 +20,9 @@ from onnx import numpy_helper
 from onnx.checker import ValidationError
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
-from sdpa_xp.errors import ArgumentValueError
+from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
-from .model import data_locations, messages
+from .model import LargeModel, Model, check_holds_data, data_locations, messages
 from .paths import PathArgument, absence_hint, reason, with_text
 
 T = TypeVar("T")
@@ -175,3 +175,15 @@ def _count(stated: Mapping[str, str], key: str) -> int:
 
 def _short(value: object) -> str:
     return repr(value)[:200]
+
+
+def loaded_model(function: str, model: object, rule: str) -> Model:
+    """Return a model, or read it from the file of that path; `rule` is for anything else."""
+    if isinstance(model, LargeModel):
+        return model
+    if isinstance(model, onnx.ModelProto):
+        check_holds_data(function, model)
+        return model
+    if isinstance(model, str | os.PathLike):
+        return load(function, model)
+    raise ArgumentTypeError(function, rule, {"model": type(model).__name__})

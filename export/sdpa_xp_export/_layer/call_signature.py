@@ -41,6 +41,29 @@ PLAIN = frozenset({bool, int, str, bytes, NoneType, EllipsisType})
 class UnknownArgumentError(Exception):
     """An argument that is no array, and cannot be compared with the argument of another call."""
 
+    def __init__(self, argument: object) -> None:
+        super().__init__(argument)
+        self.argument = argument
+
+    def as_type_error(
+        self, function: str, layer: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]
+    ) -> TypeError:
+        """Return the error as it names the argument, which is neither an array nor part of a signature."""
+        argument = self.argument
+        bound = bound_arguments(function, layer, args, keywords, "Pass the arguments of the layer.")
+        names = (name for name, part in bound.arguments.items() if _leads_to(part, argument))
+        name = next(names, "arguments")
+        if hasattr(argument, "dtype"):
+            check_plain_array(function, name, argument)
+        rule = (
+            f"`{name}` must be an array, a mask, a bias, a number, text, a dtype or None, or a tuple, a list or "
+            "a dictionary of them"
+        )
+        hint = f"Fix it beforehand: functools.partial(layer, {name}=...)."
+        if isinstance(argument, KVCache):
+            hint = "Pass its `key` and its `value`, and make the cache in the layer."
+        return ArgumentTypeError(function, rule, {name: shown(argument)}, hint)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Identity:
@@ -232,6 +255,39 @@ class LayerCall:
             0 in spec.shape and PAST not in name for name, spec in zip(self.names, self.specs, strict=True)
         )
 
+    def check_arrays(self, function: str, arrays: Sequence[Any], target: Runtime) -> None:
+        """Check that a session can take the arrays of the call."""
+        named = {
+            name: arrays[spec.number]
+            for name, spec in zip(self.names, self.specs, strict=True)
+            if spec.is_of_caller
+        }
+        if not named:
+            rule = "there must be an array among the arguments of `layer`"
+            got = {name: shown(argument) for name, argument in self.bound.arguments.items()}
+            raise ArgumentTypeError(function, rule, got, "Convert numbers and lists with `asarray`.")
+        for name, array in named.items():
+            library = library_of(array)
+            dtype = dtype_name(array.dtype)
+            if dtype not in DTYPES:
+                rule = f"`{name}` must be of a dtype that a graph holds, {', '.join(DTYPES)}"
+                raise ArgumentTypeError(function, rule, {f"{name}.dtype": array.dtype})
+            target.check_dtype(function, f"{name}.dtype", dtype)
+            if library.is_traced(array):
+                rule = f"`{name}` must have its values when the layer is called"
+                hint = "Compute a lazy array first, and call the layer outside of what another compiler traces."
+                raise ArgumentTypeError(function, rule, {name: type_name(array)}, hint)
+            if library.autograd is not None and library.autograd.records([array]):
+                rule = f"`{name}` must need no gradient, since onnxruntime computes none"
+                hint = f"Pass {name}.detach(), or call the layer itself to train it."
+                raise ArgumentValueError(function, rule, {f"{name}.requires_grad": True}, hint)
+            if target.provider == "cpu" and library.is_accelerator(device := library.device(array)):
+                rule = f"`{name}` must be on the CPU, as `runtime` is"
+                hint = f"Move it, or pass runtime='{str(target).removesuffix('cpu')}cuda'."
+                raise ArgumentValueError(function, rule, {f"{name}.device": device, "runtime": target}, hint)
+        _, checked = check_one_library(function, named)
+        check_one_device(function, checked)
+
     def with_shapes(self, shapes: Sequence[SymbolicShape]) -> inspect.BoundArguments:
         """Return the arguments with specs of these shapes."""
         by_number = {spec.number: shape for spec, shape in zip(self.specs, shapes, strict=True)}
@@ -282,61 +338,9 @@ def _unique(names: Iterable[str]) -> Iterator[str]:
         yield f"{name}[{count}]" if count else name
 
 
-def check_arrays(function: str, call: LayerCall, arrays: Sequence[Any], target: Runtime) -> None:
-    """Check that a session can take the arrays of a call."""
-    named = {
-        name: arrays[spec.number]
-        for name, spec in zip(call.names, call.specs, strict=True)
-        if spec.is_of_caller
-    }
-    if not named:
-        rule = "there must be an array among the arguments of `layer`"
-        got = {name: shown(argument) for name, argument in call.bound.arguments.items()}
-        raise ArgumentTypeError(function, rule, got, "Convert numbers and lists with `asarray`.")
-    for name, array in named.items():
-        library = library_of(array)
-        dtype = dtype_name(array.dtype)
-        if dtype not in DTYPES:
-            rule = f"`{name}` must be of a dtype that a graph holds, {', '.join(DTYPES)}"
-            raise ArgumentTypeError(function, rule, {f"{name}.dtype": array.dtype})
-        target.check_dtype(function, f"{name}.dtype", dtype)
-        if library.is_traced(array):
-            rule = f"`{name}` must have its values when the layer is called"
-            hint = "Compute a lazy array first, and call the layer outside of what another compiler traces."
-            raise ArgumentTypeError(function, rule, {name: type_name(array)}, hint)
-        if library.autograd is not None and library.autograd.records([array]):
-            rule = f"`{name}` must need no gradient, since onnxruntime computes none"
-            hint = f"Pass {name}.detach(), or call the layer itself to train it."
-            raise ArgumentValueError(function, rule, {f"{name}.requires_grad": True}, hint)
-        if target.provider == "cpu" and library.is_accelerator(device := library.device(array)):
-            rule = f"`{name}` must be on the CPU, as `runtime` is"
-            hint = f"Move it, or pass runtime='{str(target).removesuffix('cpu')}cuda'."
-            raise ArgumentValueError(function, rule, {f"{name}.device": device, "runtime": target}, hint)
-    _, checked = check_one_library(function, named)
-    check_one_device(function, checked)
-
-
-def unknown_argument_error(
-    function: str, argument: object, layer: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]
-) -> TypeError:
-    """Return the error of an argument that is neither an array nor part of a signature."""
-    bound = bound_arguments(function, layer, args, keywords, "Pass the arguments of the layer.")
-    name = next((name for name, part in bound.arguments.items() if _leads_to(part, argument)), "arguments")
-    if hasattr(argument, "dtype"):
-        check_plain_array(function, name, argument)
-    rule = (
-        f"`{name}` must be an array, a mask, a bias, a number, text, a dtype or None, or a tuple, a list or a "
-        "dictionary of them"
-    )
-    hint = f"Fix it beforehand: functools.partial(layer, {name}=...)."
-    if isinstance(argument, KVCache):
-        hint = "Pass its `key` and its `value`, and make the cache in the layer."
-    return ArgumentTypeError(function, rule, {name: shown(argument)}, hint)
-
-
 def _leads_to(part: object, argument: object) -> bool:
     try:
         flatten((part,), [], [])
     except UnknownArgumentError as unknown:
-        return unknown.args[0] is argument
+        return unknown.argument is argument
     return False

@@ -14,20 +14,12 @@ from numpy.typing import NDArray
 
 from .._call.call import ExportCall
 from .._call.mask_analysis import constants
-from .._call.operands import AXES
+from .._call.operands import AXES, row_axis
 from .._dtypes.dtype import INTEGERS
 from .._runtime.limits import check_time
 from .case_lengths import SCORES_AT_ONCE, SMALL, CallLengths, Lengths, scores_shape, shown_shapes
 from .cases import Case
-from .expected import (
-    Arrays,
-    expected_rows,
-    heads_first,
-    reference_inputs,
-    reference_shape,
-    row_axis,
-    stated_dtype,
-)
+from .expected import Arrays, expected_rows, heads_first, reference_inputs, reference_shape, stated_dtype
 from .inputs import LARGE, OperandChoice, extremes, poison, random_inputs, with_extremes, with_nan
 from .judging import Compared, ExpectedRows
 

@@ -19,15 +19,7 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 
 from .._call.call import OPTIONS, ExportCall
-from .._call.operands import (
-    AXES,
-    IN_DTYPE_OF_QUERY,
-    SUMS_OF_QUERIES,
-    Initializer,
-    Input,
-    kind_of,
-    with_operands,
-)
+from .._call.operands import AXES, IN_DTYPE_OF_QUERY, Initializer, Input, kind_of, with_operands
 from .._dtypes.dtype import numpy_dtype
 from .._runtime.limits import check_time
 from .judging import ExpectedRows, with_error_of_float64
@@ -47,11 +39,6 @@ def stated_dtype(call: ExportCall, name: str) -> str:
     """Return the dtype that an output of the call has."""
     of_scores = name in AXES and name not in IN_DTYPE_OF_QUERY
     return call.accumulation_dtype if of_scores else call.query.dtype
-
-
-def row_axis(name: str) -> int | None:
-    """Return the axis of the queries in an output of that name; None if it is a sum over them."""
-    return None if name in SUMS_OF_QUERIES else -len(AXES[name])
 
 
 def expected_rows(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -14,18 +13,16 @@ import numpy as np
 import onnx
 
 from sdpa_xp._checks.keywords import check_keys
-from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError, summary
+from sdpa_xp.errors import ArgumentValueError, summary
 
 from .._call.call import OF_TRACED_CALLS, OPTIONS, ExportCall, checked_call
 from .._call.operands import AXES, Initializer
 from .._call.text import digest, from_json, to_json
 from .._dtypes.dtype import ONNX_DTYPE
-from .._files.loading import load
+from .._files.loading import loaded_model
 from .._files.model import (
-    LargeModel,
     Metadata,
     Model,
-    check_holds_data,
     exported_models,
     initializers,
     messages,
@@ -51,18 +48,6 @@ MOST_BLOCKS = 3
 HELD = 16
 """Arrays that the reference holds for the scores of a piece, with everything that sets the bound."""
 HINT = "Pass `call` to say what the model should compute; `verify` then trusts nothing in the file."
-
-
-def loaded_model(function: str, model: object, rule: str) -> Model:
-    """Return a model, or read it from the file of that path; `rule` is for anything else."""
-    if isinstance(model, LargeModel):
-        return model
-    if isinstance(model, onnx.ModelProto):
-        check_holds_data(function, model)
-        return model
-    if isinstance(model, str | os.PathLike):
-        return load(function, model)
-    raise ArgumentTypeError(function, rule, {"model": type(model).__name__})
 
 
 def blocks_of(model: Model) -> tuple[list[int], int]:

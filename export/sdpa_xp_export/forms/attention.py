@@ -28,7 +28,7 @@ from .._call.mask_analysis import (
 from .._graph import Graph, GraphValue
 from .._runtime.releases import Runtime
 from ..lowering.formula import AllowedPairs, all_allowed, biased, both_allow
-from ..lowering.tile import GraphTile, whole_tile
+from ..lowering.tile import GraphTile
 from ..lowering.tile_attention import in_layout, is_attended
 from .form import Form, FormInputs, finished_outputs, read_inputs
 
@@ -94,7 +94,7 @@ def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphV
     inputs = read_inputs(graph, call, dtype, RANK, in_place=opset >= 24)
     if opset >= 24 and counts_real_keys(call, is_stated):  # nonpad_kv_seqlen is an input since opset 24
         return _with_lengths(inputs)
-    tile = whole_tile(inputs.lengths, inputs.key)
+    tile = GraphTile.of_all_pairs(inputs.lengths, inputs.key)
     key, value = inputs.key, inputs.value
     # What the node states begins at the upper left; with a cache it is part of the mask.
     stated = [] if call.cached else [mask for mask in call.masks if is_stated(mask)]
@@ -124,7 +124,7 @@ def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphV
 def _with_past(graph: Graph, call: ExportCall, dtype: str) -> dict[str, GraphValue]:
     """Write a cache in front of as many new keys as queries: its past goes in, and the present comes out."""
     inputs = read_inputs(graph, call, dtype, RANK, append=False)
-    tile = whole_tile(inputs.lengths, inputs.key)
+    tile = GraphTile.of_all_pairs(inputs.lengths, inputs.key)
     past = [
         in_layout(graph.argument(name).astype(dtype), call.layout)
         for name in ("past_key", "past_value")
@@ -141,7 +141,7 @@ def _with_past(graph: Graph, call: ExportCall, dtype: str) -> dict[str, GraphVal
 def _with_lengths(inputs: FormInputs) -> dict[str, GraphValue]:
     """Write keys that are real up to a length: length -> nonpad_kv_seqlen, and 0 in the keys behind it."""
     call = inputs.call
-    tile = whole_tile(inputs.lengths, inputs.key)
+    tile = GraphTile.of_all_pairs(inputs.lengths, inputs.key)
     lengths = inputs.lengths.filled
     if lengths is None:
         stated = tile.integers("attn_mask.key_lengths", real_keys(call), 0, call.sizes.keys)

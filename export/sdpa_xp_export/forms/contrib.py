@@ -14,7 +14,7 @@ from .._call.call import ExportCall
 from .._call.mask_analysis import is_lower_triangle, is_window, key_window, unmasked
 from .._graph import CONTRIB, Graph, GraphValue
 from .._runtime.releases import Runtime, release_text
-from ..lowering.tile import whole_tile
+from ..lowering.tile import GraphTile
 from .form import Form, FormInputs, finished_outputs, read_inputs
 
 RANK = 4
@@ -151,7 +151,7 @@ def _write_grouped_query(graph: Graph, call: ExportCall, runtime: Runtime) -> di
     inputs = read_inputs(graph, call, dtype)
     sinks = None
     if call.sinks is not None:
-        sinks = whole_tile(inputs.lengths, inputs.key).operand(call.sinks).astype(dtype)
+        sinks = GraphTile.of_all_pairs(inputs.lengths, inputs.key).operand(call.sinks).astype(dtype)
     # The operator copies its inputs, so an even number of key heads goes through it in two halves.
     parts = 2 if call.sizes.heads % 2 == 0 else 1
     query, key, value = (_split(array, parts, axis=1) for array in (inputs.query, inputs.key, inputs.value))

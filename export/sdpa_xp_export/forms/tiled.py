@@ -35,15 +35,7 @@ from .._graph import Graph, GraphValue
 from .._runtime.releases import Runtime
 from ..lowering.blocks import HeadPart, HeadParts, head_parts, key_range
 from ..lowering.formula import all_allowed
-from ..lowering.tile import (
-    GraphLengths,
-    GraphTile,
-    KeyMask,
-    LengthsAsData,
-    LengthsInBody,
-    TileRange,
-    whole_tile,
-)
+from ..lowering.tile import GraphLengths, GraphTile, KeyMask, LengthsAsData, LengthsInBody, TileRange
 from ..lowering.tile_attention import attend_tile, most_blocks, scale_query, sums_of
 from .form import Form, FormInputs, finished_outputs, read_inputs
 
@@ -57,7 +49,7 @@ def _write_whole(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, 
     Half inputs are computed in float32.
     """
     inputs = read_inputs(graph, call, call.accumulation_dtype)
-    tile = whole_tile(inputs.lengths, inputs.key)
+    tile = GraphTile.of_all_pairs(inputs.lengths, inputs.key)
     query = scale_query(tile, inputs.query)
     results = attend_tile(tile, query, inputs.key, inputs.value, runtime)
     results |= {total.name: total.of_whole(tile, results[total.name]) for total in sums_of(call)}
@@ -81,7 +73,7 @@ def _write_tiled(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, 
     even = isinstance(length, int) and length % min(length, ROWS) == 0
     key, value, columns, key_mask = _hide_keys(inputs.lengths, inputs.key, inputs.value)
     inputs = replace(inputs, key=key, value=value)
-    whole = whole_tile(LengthsAsData(inputs.lengths), key)
+    whole = GraphTile.of_all_pairs(LengthsAsData(inputs.lengths), key)
     sums, most = sums_of(call), most_blocks(call, ROWS)
     names = [name for name in AXES if name in call.outputs and name not in SUMS_OF_QUERIES]
     parts = None if sums else head_parts(inputs.lengths, ROWS, runtime)

@@ -223,6 +223,12 @@ class GraphTile:
         self.column_range = columns
         self.masks = lengths.call.masks if masks is None else masks
 
+    @classmethod
+    def of_all_pairs(cls, lengths: GraphLengths, key: GraphValue) -> GraphTile:
+        """Return the tile of all queries against all of `key`, (..., S, E), or against what was left of it."""
+        queries = TileRange("queries", lengths.call.sizes.queries)
+        return cls(lengths, lengths.graph, queries, TileRange("keys", key.dims[-2]))
+
     @property
     def hides_keys(self) -> bool:
         """Whether some key of the tile may be attended by none of its queries."""
@@ -378,12 +384,6 @@ def _check_range(function: str, name: str, value: object, least: int, most: int 
         if isinstance(number, int | np.integer) and not least <= number <= most:
             rule = f"`{name}` must be " + (f"at least {least}" if number < least else f"at most {most}")
             raise ArgumentValueError(function, rule, {name: int(number)})
-
-
-def whole_tile(lengths: GraphLengths, key: GraphValue) -> GraphTile:
-    """Return the tile of all queries against all of `key`, (..., S, E), or against what was left of it."""
-    queries = TileRange("queries", lengths.call.sizes.queries)
-    return GraphTile(lengths, lengths.graph, queries, TileRange("keys", key.dims[-2]))
 
 
 def _check_batch_integers(function: str, name: str, shape: SymbolicShape, batch: SymbolicShape) -> None:
