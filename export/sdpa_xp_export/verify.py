@@ -35,14 +35,7 @@ from ._verify.files import check_recordable, golden_file, read_golden, write_ver
 from ._verify.inputs import seed_of
 from ._verify.layer import BothLayers, words_of
 from ._verify.layer_cases import CaseList, Draw, LayerInputs
-from ._verify.model import (
-    blocks_of,
-    input_specs,
-    missing_arguments_note,
-    of_metadata,
-    other_call_note,
-    subject_of,
-)
+from ._verify.model import blocks_of, input_specs, missing_note, of_metadata, other_call_note, subject_of
 from .report import LayerReport, Report, Run
 from .spec import TensorSpec
 from .to_onnx import traced_numbers
@@ -283,7 +276,7 @@ def verify_layer(
     if both.why_not_wide:
         notes.append(f"the reference is the layer in {reference}, not in float64: {both.why_not_wide}")
     if not (agrees := all(run.agreement.agrees for run in runs)):
-        notes.append(missing_arguments_note(loaded, layer, keywords))
+        notes.append(missing_note(loaded, layer, keywords))
         notes.append("the golden file was not written, since the model disagrees" if golden is not None else "")
     facts["notes"] = tuple(filter(None, notes))
     left_out += tried.left_out

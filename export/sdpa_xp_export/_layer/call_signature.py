@@ -56,8 +56,8 @@ class UnknownArgumentError(Exception):
         if hasattr(argument, "dtype"):
             check_plain_array(function, name, argument)
         rule = (
-            f"`{name}` must be an array, a mask, a bias, a number, text, a dtype or None, or a tuple, a list or "
-            "a dictionary of them"
+            f"`{name}` must be an array, a mask, a bias, a number, text, a dtype or None, or a tuple, a list "
+            "or a dictionary of them"
         )
         hint = f"Fix it beforehand: functools.partial(layer, {name}=...)."
         if isinstance(argument, KVCache):

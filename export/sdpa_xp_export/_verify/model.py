@@ -20,15 +20,7 @@ from .._call.operands import AXES, Initializer
 from .._call.text import digest, from_json, to_json
 from .._dtypes.dtype import ONNX_DTYPE
 from .._files.loading import loaded_model
-from .._files.model import (
-    Metadata,
-    Model,
-    exported_models,
-    initializers,
-    messages,
-    metadata_of,
-    without_numbers,
-)
+from .._files.model import Model, exported_models, initializers, messages, metadata_of, without_numbers
 from .._runtime.limits import ModelFailedError
 from ..spec import TensorSpec
 from .case_lengths import MOST_NUMBERS, OF_A_NUMBER, CallLengths, count_of, numbers_within
@@ -84,12 +76,12 @@ def stated_call(model: Model, functions: Mapping[str, Any]) -> ExportCall:
             "If that is no single call, use verify_layer(model, function)."
         )
         raise ArgumentValueError("verify", rule, {"models": len(several)}, hint)
-    (stated,) = several or [Metadata()]
-    if stated.forms and not stated.call:
+    stated = several[0] if several else None
+    if stated and stated.forms and not stated.call:
         rule = "`model` is a layer that to_onnx wrote; use verify_layer(model, layer)"
         hint = "Where the code of the layer is not, use sdpa-xp verify --golden."
         raise ArgumentValueError("verify", rule, metadata, hint)
-    if not stated.call:
+    if not stated or not stated.call:
         rule = "`model` must be one that export_attention wrote, since `call` is not given"
         hint = (
             "Another program wrote the file, or a tool has dropped its metadata. "
@@ -236,7 +228,7 @@ def _interface_error(kind: str, got: dict[str, str], wanted: dict[str, str]) -> 
     return ArgumentValueError("verify", rule, {name: text for name, text in facts.items() if text})
 
 
-def missing_arguments_note(model: Model, layer: Callable[..., Any], keywords: Mapping[str, Any]) -> str:
+def missing_note(model: Model, layer: Callable[..., Any], keywords: Mapping[str, Any]) -> str:
     """Return which arguments `to_onnx` was given, and `verify_layer` was not; empty if there are none."""
     recorded = dict.fromkeys(name for exported in exported_models(model) for name in exported.fixed_arguments)
     known = {*keywords, *(layer.keywords if isinstance(layer, partial) else ())}

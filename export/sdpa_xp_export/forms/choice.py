@@ -9,14 +9,7 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 
 from .._call.call import ExportCall, FormName
 from .._call.mask_analysis import is_causal, only_causal, unmasked
-from .._runtime.releases import (
-    FIRST_RELEASE_OF_OPSET,
-    LAST_OPSET,
-    OPSETS,
-    Runtime,
-    TargetProvider,
-    release_text,
-)
+from .._runtime.releases import FIRST_RELEASE_OF, LAST_OPSET, OPSETS, Runtime, TargetProvider, release_text
 from .attention import ATTENTION
 from .contrib import GROUPED_QUERY, MULTI_HEAD
 from .form import Form
@@ -163,7 +156,7 @@ def check_loaded_opset(function: str, opset: int | None, target: Runtime) -> Non
 
 
 def _first_release(opset: int | None) -> tuple[int, int]:
-    return FIRST_RELEASE_OF_OPSET.get(opset, (0, 0)) if opset is not None else (0, 0)
+    return FIRST_RELEASE_OF.get(opset, (0, 0)) if opset is not None else (0, 0)
 
 
 def _auto_hint(call: ExportCall, opset: int | None, target: Runtime) -> str:
