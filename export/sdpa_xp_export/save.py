@@ -31,16 +31,7 @@ from ._files.model import (
     joined,
     without_initializers,
 )
-from ._files.paths import (
-    PathArgument,
-    check_is_no_input,
-    free_target,
-    give_name,
-    reworded,
-    tidied,
-    unfinished_name,
-    write_new,
-)
+from ._files.paths import PathArgument, check_is_no_input, free_target, reworded, write_new, write_whole
 
 ARGUMENT = PathArgument("save", "path")
 
@@ -105,22 +96,21 @@ def save(
     with reworded(ARGUMENT, path):
         target = free_target(path, ARGUMENT, overwrite=replaces)
         check_is_no_input(ARGUMENT, target, _read_by(model) | _data_beside(target))
-        data, unfinished = target.with_name(f"{target.name}.{uuid.uuid4().hex}.data"), unfinished_name(target)
+        data = target.with_name(f"{target.name}.{uuid.uuid4().hex}.data")
         ours = {data}
 
-        def write() -> None:
-            proto = model if small else _with_data_in(data, model, target)
-            write_new(unfinished, lambda file: file.write(_serialized(proto)), like=target)
+        def fill(file: BinaryIO) -> None:
+            file.write(_serialized(model if small else _with_data_in(data, model, target)))
+
+        def note_data() -> None:
             ours.update(_data_of(target))  # also that of a save which wrote meanwhile
-            give_name(unfinished, target, ARGUMENT, overwrite=replaces)
 
         def tidy() -> None:
-            unfinished.unlink(missing_ok=True)
             if existing := {file for file in ours if file.exists()}:
                 for unused in existing - _data_of(target):  # wherever the save was interrupted
                     unused.unlink(missing_ok=True)
 
-        tidied(write, tidy)
+        write_whole(target, fill, ARGUMENT, overwrite=replaces, before=note_data, tidy=tidy)
     return target
 
 

@@ -15,7 +15,7 @@ from sdpa_xp.errors import ArgumentTypeError, ArgumentValueError
 from .._call.call import FormName
 from .._runtime import session
 from .._runtime.releases import Runtime, runtime_text
-from .._verify.call_cases import case_with_inputs
+from .._verify.call_cases import filled_case
 from .._verify.cases import Case
 from .._verify.expected import Arrays, reference_inputs
 from .._verify.inputs import random_inputs
@@ -124,7 +124,7 @@ def compare(
     """
     begin(f"reference {dtype}")
     tried = {
-        name: [case_with_inputs(job.call, Case({}), x, dtype) for x in job.inputs] for name, job in jobs.items()
+        name: [filled_case(job.call, Case({}), x, dtype) for x in job.inputs] for name, job in jobs.items()
     }
     ways = [_on_backend(backend, dtype) for backend in backends if backend.holds(dtype)]
     ways += [_on_runtime(form, provider, dtype) for provider in providers for form in FORMS]

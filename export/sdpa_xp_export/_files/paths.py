@@ -108,19 +108,39 @@ def publish(data: bytes, path: Path, argument: PathArgument, *, overwrite: bool 
     """Write `data` to `path`, which then holds all of it or what it held before; return the real path."""
     with reworded(argument, path):
         target = free_target(path, argument, overwrite=overwrite)
-        unfinished = unfinished_name(target)
-
-        def write() -> None:
-            write_new(unfinished, lambda file: file.write(data), like=target)
-            give_name(unfinished, target, argument, overwrite=overwrite)
-
-        tidied(write, lambda: unfinished.unlink(missing_ok=True))
+        write_whole(target, lambda file: file.write(data), argument, overwrite=overwrite)
     return target
 
 
-def unfinished_name(target: Path) -> Path:
-    """Return a new name in the folder of `target`, for the file that is to get its name."""
-    return target.with_name(f".{uuid.uuid4().hex}.unfinished")
+def write_whole(
+    target: Path,
+    fill: Callable[[BinaryIO], object],
+    argument: PathArgument,
+    *,
+    overwrite: bool,
+    before: Callable[[], object] = lambda: None,
+    tidy: Callable[[], object] = lambda: None,
+) -> None:
+    """Let `target` hold what `fill` writes, or what it held before; `before` it is replaced, and to `tidy` up.
+
+    An interrupt may come at any line, also while this is tidied up: so it is done twice then.
+    """
+    unfinished = target.with_name(f".{uuid.uuid4().hex}.unfinished")
+
+    def tidy_all() -> None:
+        unfinished.unlink(missing_ok=True)
+        tidy()
+
+    try:
+        try:
+            write_new(unfinished, fill, like=target)
+            before()
+            _give_name(unfinished, target, argument, overwrite=overwrite)
+        finally:
+            tidy_all()
+    except BaseException:
+        tidy_all()
+        raise
 
 
 def write_new(path: Path, fill: Callable[[BinaryIO], object], *, like: Path) -> None:
@@ -139,7 +159,7 @@ def write_new(path: Path, fill: Callable[[BinaryIO], object], *, like: Path) -> 
         os.fsync(file.fileno())
 
 
-def give_name(unfinished: Path, target: Path, argument: PathArgument, *, overwrite: bool) -> None:
+def _give_name(unfinished: Path, target: Path, argument: PathArgument, *, overwrite: bool) -> None:
     """Give the finished file its name, unless it is taken, in one step: no other writer can come between."""
     try:
         if overwrite:
@@ -152,21 +172,6 @@ def give_name(unfinished: Path, target: Path, argument: PathArgument, *, overwri
         if error.errno == errno.EEXIST or target.exists():
             raise taken_error(target, argument) from None
         unfinished.replace(target)  # here alone another program could come between
-
-
-def tidied(write: Callable[[], None], tidy: Callable[[], None]) -> None:
-    """Call `write` and then `tidy`, whatever happens.
-
-    An interrupt may come at any line, also in `tidy`: so it runs twice then.
-    """
-    try:
-        try:
-            write()
-        finally:
-            tidy()
-    except BaseException:
-        tidy()
-        raise
 
 
 def check_is_no_input(output: PathArgument, path: Path, inputs: Mapping[Path, str]) -> None:

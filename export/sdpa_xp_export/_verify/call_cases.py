@@ -204,10 +204,10 @@ def drawn_cases(
             # In a half dtype the textbook formula would overflow, but sums and scores are never in one.
             dtype = call.accumulation_dtype
         sample = sampled_rows(call, case.lengths, borders, rng, min(rows, case.most_rows or rows))
-        yield case_with_inputs(call, case, arrays, dtype, sample)
+        yield filled_case(call, case, arrays, dtype, sample)
 
 
-def case_with_inputs(
+def filled_case(
     call: ExportCall, case: Case, arrays: Arrays, computed_in: str, rows: NDArray[np.int64] | None = None
 ) -> Case:
     """Return the case with these inputs, and NaN in the keys and values that no query attends."""

@@ -5,19 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import internals
 import numpy as np
 import pytest
-from internals import (
-    LARGE,
-    CallLengths,
-    Case,
-    ExportCall,
-    checked_call,
-    poison,
-    random_inputs,
-    trials,
-    with_nan,
-)
+from internals import LARGE, CallLengths, Case, ExportCall, checked_call, poison, random_inputs, with_nan
 from short_runs import short_settings
 
 from sdpa_xp import biases, masks
@@ -274,7 +265,9 @@ class TestLengths:
 def tried(export_call: ExportCall) -> list[Case]:
     rng = np.random.default_rng(0)
     return list(
-        trials(export_call, short_settings(export_call), rng, computed_in=export_call.accumulation_dtype)
+        internals.trials(
+            export_call, short_settings(export_call), rng, computed_in=export_call.accumulation_dtype
+        )
     )
 
 
