@@ -123,9 +123,7 @@ def compare(
     `begin` is called with the name of what is computed next.
     """
     begin(f"reference {dtype}")
-    tried = {
-        name: [filled_case(job.call, Case({}), x, dtype) for x in job.inputs] for name, job in jobs.items()
-    }
+    tried = {n: [filled_case(job.call, Case({}), x, dtype) for x in job.inputs] for n, job in jobs.items()}
     ways = [_on_backend(backend, dtype) for backend in backends if backend.holds(dtype)]
     ways += [_on_runtime(form, provider, dtype) for provider in providers for form in FORMS]
     for way in ways:
