@@ -1,4 +1,7 @@
-"""Run a model in an engine, such as onnxruntime, and compare it with the float64 reference of its call."""
+"""Run a model in an engine, such as onnxruntime, and compare it with the float64 reference of its call.
+
+The model of a layer is compared with the layer itself in float64 NumPy.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +42,12 @@ from ._verify.model import blocks_of, input_specs, missing_note, of_metadata, ot
 from .report import LayerReport, Report, Run
 from .spec import TensorSpec
 from .to_onnx import traced_numbers
+
+GOLDEN = PathArgument("verify_layer", "golden")
+MOST_UNLUCKY = 3
+"""The most runs that may be beyond a bound because it is small by luck; a fault concerns more of them."""
+TIMES_AGAIN = 4
+"""How often runs that are beyond their bounds are judged again: a bound of few roundings needs many calls."""
 
 
 @explains_keywords
@@ -165,13 +174,6 @@ def _check_arguments(call: object, functions: Mapping[str, object], thorough: ob
             raise ArgumentValueError("verify", rule, {name: value})
     if watch is not None:
         check_function("verify", "watch", watch, ("done", "total", "shown"))
-
-
-GOLDEN = PathArgument("verify_layer", "golden")
-MOST_UNLUCKY = 3
-"""The most runs that may be beyond a bound because it is small by luck; a fault concerns more of them."""
-TIMES_AGAIN = 4
-"""How often runs that are beyond their bounds are judged again: a bound of few roundings needs many calls."""
 
 
 def verify_layer(
