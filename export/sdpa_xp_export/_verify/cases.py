@@ -121,8 +121,8 @@ class RunningModel(NamedTuple):
                     run = session.timed(case.inputs, frees=case.scores > MANY_SCORES)
                     done(f"{case.shown} on {name}")
                     compared = case.compared(run.outputs)
-                    outcome = case.shown, compared, run.seconds, run.peak_bytes, not case.special
-                    outcomes.append(Outcome(*outcome))
+                    measured = run.seconds, run.peak_bytes
+                    outcomes.append(Outcome(case.shown, compared, *measured, not case.special))
             check_time()
             runs += judge(outcomes, name)
         return tuple(runs), _facts_of_run(self.model, self.process, sessions)
