@@ -77,7 +77,7 @@ def gradients(
     dtype: str = "float64",
     dropped: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """By name, computed in `dtype`; "weights" is that of what the values are weighed by.
+    """By name, beside the "output", computed in `dtype`; "weights" is that of what the values are weighed by.
 
     `dropped` is what dropout multiplies the weights by.
     """
@@ -90,7 +90,8 @@ def gradients(
     output, weights = attention(call, leaves, None if dropped is None else tensor(dropped))
     targets = leaves | {"weights": weights}
     results = torch.autograd.grad(output, [*targets.values()], tensor(cotangent), materialize_grads=True)
-    return {name: x.double().numpy() for name, x in zip(targets, results, strict=True)}
+    named = zip((*targets, "output"), (*results, output.detach()), strict=True)
+    return {name: x.double().numpy() for name, x in named}
 
 
 def jvp(
