@@ -10,49 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import draw
-from libraries import Library, can_write
 
 from sdpa_xp import KVCache, PagedKVCache, attention_state, masks, merge_states, scaled_dot_product_attention
-from sdpa_xp.positional import Rotary, RotaryTables, YaRNScaling
+from sdpa_xp.positional import Rotary, RotaryTables
 
 F = np.float32
 ROTARY = Rotary(8)
-TOKENS, WINDOW = 12, 3
+TOKENS = 12
 
 
 @pytest.fixture
 def arrays(rng: np.random.Generator) -> list[np.ndarray]:
     return draw(rng, (2, 4, TOKENS, 8), (2, 2, TOKENS, 8), (2, 2, TOKENS, 5))
-
-
-def windowed(arrays: list[np.ndarray]) -> np.ndarray:
-    """All queries at once, each over its window."""
-    query, key, value = arrays
-    rotated = (ROTARY.apply(x, 0) for x in (query, key))
-    return scaled_dot_product_attention(*rotated, value, masks.sliding_window(WINDOW, 0))
-
-
-def cut(library: Library, arrays: list[np.ndarray], start: int, stop: int) -> list[Any]:
-    return [library.put(x[:, :, start:stop].copy()) for x in arrays]
-
-
-@pytest.mark.sampled(0, on="EAGER_JAX")
-@pytest.mark.parametrize("in_place", [False, True])
-def test_a_window_that_rolls(library: Library, arrays: list[np.ndarray], in_place: bool) -> None:
-    """Each token goes on at its own position, in memory for twice the window."""
-    if in_place and not can_write(library):
-        pytest.skip("in place needs arrays that can be written to")
-    outputs = []
-    with library.guard():
-        _, *first = cut(library, arrays, 0, 1)
-        cache = KVCache(*first, rotary=ROTARY, capacity=2 * WINDOW if in_place else None)
-        for t in range(1, TOKENS):
-            query, *token = cut(library, arrays, t, t + 1)
-            cache = cache.append(*token, in_place=in_place)
-            cache = cache.drop_first(max(0, len(cache) - WINDOW - 1))
-            outputs.append(library.get(cache.attend(query)))
-    np.testing.assert_allclose(np.concatenate(outputs, 2), windowed(arrays)[:, :, 1:], rtol=0, atol=4e-6)
-    assert repr(cache).endswith(f"first_position={TOKENS - WINDOW - 1})")
 
 
 def test_a_window_that_rolls_keeps_nothing_of_its_steps() -> None:
@@ -235,20 +204,3 @@ def test_positions_under_jit() -> None:
         expected, places = step(*arrays[:3], start.tolist(), *arrays[4:])
         np.testing.assert_allclose(traced, expected, rtol=0, atol=4e-6)
         np.testing.assert_array_equal(np.broadcast_to(positions, np.shape(places)), places)
-
-
-@pytest.mark.sampled(0, on="EAGER_JAX")
-@pytest.mark.parametrize("scaling", [None, YaRNScaling(4.0, 16, beta_fast=4.0)])
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_a_rotation_back(library: Library, arrays: list[np.ndarray], scaling: Any, interleaved: bool) -> None:
-    """Exact but for the rounding, also if YaRN multiplies; the rest of the width stays as it is."""
-    rotary, (_, key, _) = Rotary(6, scaling=scaling, interleaved=interleaved), arrays
-    positions = np.asarray([[*range(3, 15)], [*range(100, 112)]], np.int32)
-    with library.guard():
-        there, places = library.put(key), library.put(positions)
-        back = rotary.inverse(rotary.apply(there, places), places)
-        moved = rotary.apply(rotary.inverse(rotary.apply(there, 5), 5), 9)
-        directly = rotary.apply(there, 9)
-    np.testing.assert_allclose(library.get(back), key, rtol=0, atol=2e-6)
-    np.testing.assert_array_equal(library.get(back)[..., 6:], key[..., 6:])
-    np.testing.assert_allclose(library.get(moved), library.get(directly), rtol=0, atol=3e-6)

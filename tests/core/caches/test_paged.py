@@ -86,24 +86,6 @@ def test_tables_of_any_kind(library: Library, arrays: Arrays, how: str) -> None:
     assert_agrees(library, library.get(output), arrays | {"query": query, "attn_mask": mask})
 
 
-def test_append_leaves_the_old_cache(library: Library, arrays: Arrays) -> None:
-    cache = cache_of(library, arrays, STARTS)
-    before = library.get(cache.key_blocks).copy()
-    tokens = [arrays[name][:, :, :3] for name in ("key", "value")]
-    with library.guard():
-        longer = cache.append(*(library.put(x) for x in tokens))
-    assert (cache.lengths, longer.lengths) == ((0, 4, 6), (3, 7, 9))
-    np.testing.assert_array_equal(library.get(cache.key_blocks), before)
-    for name, after in (("key", longer.key_blocks), ("value", longer.value_blocks)):
-        new, pool = library.get(after), arrays[name]
-        for sequence, start in enumerate(STARTS):
-            stored = [new[TABLE[sequence][t // SIZE], :, t % SIZE] for t in range(start + 3)]
-            tokens_of = np.concatenate([pool[sequence, :, :start], pool[sequence, :, :3]], axis=1)
-            np.testing.assert_array_equal(np.stack(stored, axis=1), tokens_of)
-        filled = sum(cache.lengths) + 9
-        assert np.isnan(new).any(axis=-1).sum() == (POOL * SIZE - filled) * 2
-
-
 def test_shared_prefix(library: Library, arrays: Arrays) -> None:
     """Two sequences read one block; each writes to its own; the shared one is refused, and not written."""
     arrays = {name: np.concatenate([x[2:], x[2:]]) for name, x in arrays.items()}

@@ -54,14 +54,17 @@ def test_layouts_and_in_place(library: Library, layout: str, in_place: bool, new
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
-def test_append_is_one_append_for_each_sequence(library: Library) -> None:
+@each_kind
+def test_append_is_one_append_for_each_sequence(library: Library, new: list[int]) -> None:
     """To the last bit; the old cache, and blocks of others, stay as they were."""
-    sequences = drawn(NEW)
+    sequences, is_packed = drawn(new), new is NEW
     cache = pages_of(library, sequences, OLD, TABLE)
     before = library.get(cache.key_blocks).copy()
+    tokens = [packed_tokens(sequences, name, OLD) for name in ("key", "value")]
     with library.guard():
-        key, value = (library.put(packed_tokens(sequences, name, OLD)) for name in ("key", "value"))
-        longer = cache.append(key, value, cu_seqlens_k=np.asarray(cumulative(NEW)))
+        key, value = (library.put(x if is_packed else np.stack(np.split(x, 4, axis=-2))) for x in tokens)
+        longer = cache.append(key, value, cu_seqlens_k=np.asarray(cumulative(new)) if is_packed else None)
+    assert cache.lengths == tuple(OLD)
     np.testing.assert_array_equal(library.get(cache.key_blocks), before)
     for name, blocks in (("key", longer.key_blocks), ("value", longer.value_blocks)):
         pool = library.get(blocks)

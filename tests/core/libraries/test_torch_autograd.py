@@ -51,11 +51,37 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.parametrize(("call", "more"), CALLS.values(), ids=CALLS)
-def test_finite_differences_of_both_orders(call: Callable[..., Any], more: tuple[Any, ...]) -> None:
+def state(*inputs: Any, **rules: Any) -> tuple[Any, Any]:
+    """Both results of `attention_state`, without the log-sum-exp of rows that have no key."""
+    output, lse = attention_state(*inputs, **rules)
+    return output, lse.masked_fill(lse == -math.inf, 0.0)
+
+
+CALLS |= {
+    "state, empty row": (lambda *x: state(*x, attn_mask=HOLES), ()),
+    "state, 2-D": (lambda *x: state(*(part[0, 0] for part in x), is_causal=True), ()),
+    "state, no keys": (lambda q, k, v: state(q, k[..., :0, :], v[..., :0, :], is_causal=True), ()),
+    "state, sinks": (lambda *x: state(*x[:3], HOLES, sinks=x[3], lse_base=2), (MORE["sinks"],)),
+    "state, dropout": (
+        lambda *x: state(*x, HOLES, dropout_p=0.4, rng=torch.Generator().manual_seed(1)),
+        (),
+    ),
+    "state, slopes": (
+        lambda *x: state(*x[:3], bias=biases.alibi(x[3]), attn_mask=x[4]),
+        (MORE["slopes"], draw(4, 5)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_finite_differences_of_both_orders(name: str) -> None:
+    call, more = CALLS[name]
     inputs = [x.clone().requires_grad_() for x in (QUERY, KEY, VALUE, *more)]
+    with torch.no_grad():
+        plain = call(*inputs)
+    torch.testing.assert_close(call(*inputs), plain, rtol=1e-14, atol=1e-14)
     # Along random directions: an entry at a time takes ten times as long.
-    is_batched = call is not with_dropout
+    is_batched = "dropout" not in name and "state" not in name
     by = {"check_batched_grad": is_batched, "check_batched_forward_grad": is_batched}
     assert torch.autograd.gradcheck(call, inputs, check_forward_ad=True, fast_mode=True, **by)
     assert torch.autograd.gradgradcheck(call, inputs, check_fwd_over_rev=True, fast_mode=True)
@@ -155,7 +181,8 @@ def test_a_masked_nan_adds_nothing(name: str, bad: float) -> None:
             inputs[name][..., 4, 0] = change
         leaves = [x.requires_grad_() for x in inputs.values()]
         output = scaled_dot_product_attention(*leaves, torch.arange(5) < 4)
-        return list(torch.autograd.grad(output.square().sum(), leaves))
+        loss = sum(x.square().sum() for x in (output, *attention_state(*leaves, torch.arange(5) < 4)))
+        return list(torch.autograd.grad(loss, leaves))
 
     for gradient, clean in zip(gradients(bad), gradients(None), strict=True):
         torch.testing.assert_close(gradient, clean, rtol=0, atol=1e-12)
@@ -276,43 +303,6 @@ def test_the_gradient_of_mapped_calls_reads_their_outputs() -> None:
     assert products.count <= 10
 
 
-def state(*inputs: Any, **rules: Any) -> tuple[Any, Any]:
-    """Both results of `attention_state`, without the log-sum-exp of rows that have no key."""
-    output, lse = attention_state(*inputs, **rules)
-    return output, lse.masked_fill(lse == -math.inf, 0.0)
-
-
-STATES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
-    "empty row": (lambda *x: state(*x, attn_mask=HOLES), ()),
-    "2-D": (lambda *x: state(*(part[0, 0] for part in x), is_causal=True), ()),
-    "no keys": (lambda q, k, v: state(q, k[..., :0, :], v[..., :0, :], is_causal=True), ()),
-    "sinks": (lambda *x: state(*x[:3], HOLES, sinks=x[3], lse_base=2), (MORE["sinks"],)),
-    "dropout": (lambda *x: state(*x, HOLES, dropout_p=0.4, rng=torch.Generator().manual_seed(1)), ()),
-    "slopes": (lambda *x: state(*x[:3], bias=biases.alibi(x[3]), attn_mask=x[4]), (MORE["slopes"], draw(4, 5))),
-}
-
-
-@pytest.mark.parametrize(("call", "more"), STATES.values(), ids=STATES)
-def test_finite_differences_of_a_state(call: Callable[..., Any], more: tuple[Any, ...]) -> None:
-    inputs = [x.clone().requires_grad_() for x in (QUERY, KEY, VALUE, *more)]
-    with torch.no_grad():
-        plain = call(*inputs)
-    torch.testing.assert_close(call(*inputs), plain, rtol=1e-14, atol=1e-14)
-    assert torch.autograd.gradcheck(call, inputs, check_forward_ad=True, fast_mode=True)
-    assert torch.autograd.gradgradcheck(call, inputs, check_fwd_over_rev=True, fast_mode=True)
-
-
-def test_a_masked_nan_adds_nothing_to_the_gradients_of_a_state() -> None:
-    def gradients(change: float) -> Any:
-        key = KEY.clone()
-        key[..., 4, 0] = change
-        leaves = [QUERY.clone().requires_grad_(), key.requires_grad_()]
-        output, lse = attention_state(*leaves, VALUE, torch.arange(5) < 4)
-        return torch.autograd.grad(output.square().sum() + lse.square().sum(), leaves)
-
-    torch.testing.assert_close(gradients(math.nan), gradients(0.0), rtol=0, atol=1e-12)
-
-
 def test_large_scores_keep_the_derivative_of_their_log_sum_exp() -> None:
     """In float32, the sum of 1e8 and a logarithm is 1e8. The derivative is the mean of the keys."""
     query, key = torch.full((1, 1), 1e4).requires_grad_(), torch.full((2**16, 1), 1e4)
@@ -356,16 +346,6 @@ def test_calls_without_gradients_do_no_more(rules: Any) -> None:
     with torch.no_grad():
         assert not files(leaf, KEY, VALUE)
     assert bool(files(leaf, KEY, VALUE)) == (rules != {"implementation": "xp"})
-
-
-@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
-def test_compiled() -> None:
-    def gradient(f: Callable[[Any], Any]) -> Any:
-        x = QUERY.clone().requires_grad_()
-        return torch.autograd.grad(f(x), x)[0]
-
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(gradient(compiled), gradient(textbook), rtol=0, atol=1e-10)
 
 
 def test_functionalize() -> None:

@@ -10,7 +10,7 @@ from calls import draw, moved
 from libraries import Library
 
 from sdpa_xp import KVCache, PagedKVCache
-from sdpa_xp.positional import Rotary, RotaryTables
+from sdpa_xp.positional import RotaryTables
 
 F = np.float32
 ROWS, TOKENS = 20, 6
@@ -113,10 +113,3 @@ def test_cos_sin_and_repr(library: Library, rng: np.random.Generator) -> None:
         "RotaryTables("
         in KVCache(rows[0][None], rows[0][None], rotary=RotaryTables(cos[:, :2], sin[:, :2]))._repr_html_()
     )
-
-
-def test_of_rotary(rng: np.random.Generator) -> None:
-    """The tables of a Rotary rotate as it does."""
-    (x,), rotary = draw(rng, (2, 3, TOKENS, 8)), Rotary(8)
-    same = RotaryTables(*rotary.cos_sin(range(ROWS), like=x))
-    np.testing.assert_array_equal(same.apply(x, 7), rotary.apply(x, 7))
