@@ -103,24 +103,6 @@ def test_states_merge_when_one_of_them_has_the_sinks(library: Library, call: Cal
         np.testing.assert_allclose(library.get(result), library.get(expected), rtol=2e-7, atol=2e-6)
 
 
-@pytest.mark.leaves_out("torch-inference")
-@pytest.mark.sampled(0, on="EAGER_JAX")
-def test_gradient(library: Library, call: Call) -> None:
-    """Of a learned sink, against finite differences; a row with only its sink adds nothing to it."""
-
-    def loss(sinks: Any) -> Any:
-        placed = {name: library.put(x) for name, x in call.items()}
-        return (scaled_dot_product_attention(**placed, sinks=sinks) ** 2).sum()
-
-    (gradient,) = gradients(library, loss, SINKS)
-    for head in range(4):
-        step = np.eye(4)[head] * 1e-4
-        ends = []
-        for sinks in (SINKS + step, SINKS - step):
-            ends.append((reference.attention(**call, sinks=sinks)[0] ** 2).sum())
-        assert gradient[head] == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=1e-4, abs=1e-5)
-
-
 NO_PAIR: dict[str, dict[str, Any]] = {
     "an array": {"attn_mask": np.zeros((7, 11), bool)},
     "a formula": {"attn_mask": masks.causal(-100)},

@@ -11,7 +11,7 @@ import pytest
 from agreement import HEADS, Case, assert_agrees, cumulative, packed_tokens, sequences_of
 from calls import moved
 from internals import reference, scores
-from libraries import Library, generator
+from libraries import Library
 
 from sdpa_xp import (
     PagedKVCache,
@@ -39,8 +39,8 @@ def attend(library: Library, arrays: Packed, queries: Any, keys: Any, **rules: A
     return library.get(library.call(varlen_attention, **arrays, **rules))
 
 
-def recorded_scores(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The shapes of all scores that are computed from now on."""
+def scores_of(monkeypatch: pytest.MonkeyPatch, *lengths: list[int]) -> list[tuple[int, ...]]:
+    """The shapes of all scores that a call computes."""
     shapes: list[tuple[int, ...]] = []
     product = scores.matmul_grouped
 
@@ -53,19 +53,16 @@ def recorded_scores(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return result
 
     monkeypatch.setattr(scores, "matmul_grouped", recorded)
+    starts = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), map(cumulative, lengths), strict=True))
+    varlen_attention(**packed(*lengths), **starts, layout="...HLE")
     return shapes
 
 
-def test_equal_lengths_are_one_computation(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes = recorded_scores(monkeypatch)
-    lengths = [3, 2, 3, 3], [4, 5, 4, 4]
-    varlen_attention(
-        **packed(*lengths),
-        cu_seqlens_q=cumulative(lengths[0]),
-        cu_seqlens_k=cumulative(lengths[1]),
-        layout="...HLE",
-    )
-    assert shapes == [(3, HEADS, 3, 4), (1, HEADS, 2, 5)]
+def test_equal_lengths_are_one_computation_and_nothing_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty sequence has no scores."""
+    assert scores_of(monkeypatch, [3, 2, 3, 3], [4, 5, 4, 4]) == [(3, HEADS, 3, 4), (1, HEADS, 2, 5)]
+    expected = [(1, HEADS, l, s) for l, s in zip(QUERIES, KEYS, strict=True) if l and s]
+    assert scores_of(monkeypatch, *LENGTHS) == expected
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
@@ -139,32 +136,6 @@ def test_no_query_at_all_and_no_key_at_all(library: Library) -> None:
     assert nothing.shape == (HEADS, 0, 5)
     empty = attend(library, packed([3, 2], [0, 0]), [3, 2], [0, 0], is_causal=True)
     np.testing.assert_array_equal(empty, np.zeros((HEADS, 5, 5)))
-
-
-@pytest.mark.sampled(0, on="EAGER_JAX")
-def test_dropout_does_not_change_the_log_sum_exp(library: Library) -> None:
-    call = packed(*LENGTHS) | {
-        "cu_seqlens_q": cumulative(QUERIES),
-        "cu_seqlens_k": cumulative(KEYS),
-        "layout": "...HLE",
-    }
-    plain = library.call(varlen_attention_state, **call)
-    with library.guard():
-        dropped = library.call(varlen_attention_state, **call, dropout_p=0.5, rng=generator(library))
-    np.testing.assert_allclose(library.get(dropped.lse), library.get(plain.lse), rtol=0, atol=1e-6)
-    assert np.max(np.abs(library.get(dropped.output) - library.get(plain.output))) > 0.1
-
-
-def test_nothing_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scores that are made are those of the sequences; an empty one has none."""
-    shapes = recorded_scores(monkeypatch)
-    varlen_attention(
-        **packed(QUERIES, KEYS),
-        cu_seqlens_q=cumulative(QUERIES),
-        cu_seqlens_k=cumulative(KEYS),
-        layout="...HLE",
-    )
-    assert shapes == [(1, HEADS, l, s) for l, s in zip(QUERIES, KEYS, strict=True) if l and s]
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")

@@ -459,25 +459,6 @@ def test_to_copies() -> None:
     assert there.weight.max() == again.bias.max() == 1
 
 
-@dataclasses.dataclass(frozen=True, repr=False)
-class Several(Parameters):
-    """Layers in a tuple, and what is no array."""
-
-    layers: tuple[Linear, ...]
-    name: str = "several"
-
-
-def test_layers_in_a_tuple(library: Library) -> None:
-    maps = [Linear(np.full((2, 3), n, F), np.full(2, n, F)) for n in (1, 2)]
-    placed = placed_on(library, Several(tuple(maps)))
-    assert [*placed.parameters] == ["layers.0.weight", "layers.0.bias", "layers.1.weight", "layers.1.bias"]
-    assert placed.name == "several"
-    assert isinstance(placed.layers, tuple)
-    for n, layer in enumerate(placed.layers, 1):
-        assert type(layer.weight) is type(library.put(np.ones((2, 3), F)))
-        np.testing.assert_array_equal(library.get(layer.weight), np.full((2, 3), n, F))
-
-
 def aligned(shape: tuple[int, ...], offset: int) -> np.ndarray:
     """Return an array that begins `offset` bytes behind a multiple of 64."""
     size = 4 * math.prod(shape)
