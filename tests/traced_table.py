@@ -17,10 +17,9 @@ def _named(names: str) -> dict[str, Row]:
     return {name: lambda xp, *arguments, name=name: getattr(xp, name)(*arguments) for name in names.split()}
 
 
-def _operators(**functions: Callable[..., Any]) -> dict[str, Row]:
-    return {
-        f"__{name.rstrip('_')}__": lambda xp, *arguments, f=f: f(*arguments) for name, f in functions.items()
-    }
+def _operators(names: str) -> dict[str, Row]:
+    functions = {name.rstrip("_"): getattr(operator, name) for name in names.split()}
+    return {f"__{name}__": lambda xp, *arguments, f=f: f(*arguments) for name, f in functions.items()}
 
 
 BINARY: dict[str, Row] = _named(
@@ -55,26 +54,7 @@ JOINED: dict[str, Row] = {
 }
 """Functions of two arrays alone."""
 
-OPERATORS: dict[str, Row] = _operators(
-    add=operator.add,
-    sub=operator.sub,
-    mul=operator.mul,
-    truediv=operator.truediv,
-    floordiv=operator.floordiv,
-    mod=operator.mod,
-    pow=operator.pow,
-    lshift=operator.lshift,
-    rshift=operator.rshift,
-    and_=operator.and_,
-    or_=operator.or_,
-    xor=operator.xor,
-    eq=operator.eq,
-    ne=operator.ne,
-    lt=operator.lt,
-    le=operator.le,
-    gt=operator.gt,
-    ge=operator.ge,
-)
+OPERATORS = _operators("add sub mul truediv floordiv mod pow lshift rshift and_ or_ xor eq ne lt le gt ge")
 
 _OPERATORS = [name for name in OPERATORS if hasattr(operator, f"__i{name[2:]}")] + ["__matmul__"]
 
@@ -152,7 +132,7 @@ UNARY: dict[str, Row] = (
         " conj cosh expm1 isfinite isinf isnan log10 log1p log2 real reciprocal round sign signbit sinh tan"
         " trunc"
     )
-    | _operators(neg=operator.neg, pos=operator.pos, abs=operator.abs, invert=operator.invert)
+    | _operators("neg pos abs invert")
     | {
         "sum": lambda xp, x: (
             xp.sum(x),

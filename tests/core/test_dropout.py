@@ -87,18 +87,6 @@ def test_none_or_all(library: Library, call: dict[str, np.ndarray], p: float, le
     np.testing.assert_allclose(output, left * attend(library, **call), rtol=0, atol=1e-6)
 
 
-@pytest.mark.sampled(0, on="EAGER_JAX")
-def test_expectation_is_the_result_without(library: Library, call: dict[str, np.ndarray]) -> None:
-    """The mean over 4096 batch entries, which are dropped apart, within five standard errors."""
-    count, p = 4096, 0.3
-    query = np.broadcast_to(call["query"][:1, :2, :3], (count, 2, 3, 8)).copy()
-    key = call["key"][:1, :1]
-    w = weigh(library, {"query": query, "key": key}, dropout_p=p, rng=generator(library))
-    plain = weigh(library, {"query": query[:1], "key": key})[0]
-    error = np.abs(w.mean(axis=0) - plain) / (plain * math.sqrt(p / (1 - p) / count))
-    assert error.max() < 5
-
-
 def test_pairs_are_dropped_independently() -> None:
     """Neighbours in each axis, far ones, and two calls agree as often as chance has it."""
     x = np.ones((8, 4, 64, 1), F)

@@ -267,27 +267,6 @@ def test_a_token_that_is_not_finite(
         assert np.isnan(wide).sum() == wide.shape[-1]
 
 
-@pytest.mark.sampled(0, on="EAGER_JAX")
-@pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize(("dtype", "per"), KINDS)
-@pytest.mark.parametrize("size", [1, 40])
-def test_few_queries_of_many_tokens(
-    library: Library, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch, dtype: Any, per: Any, size: int
-) -> None:
-    """Scores and weights are multiplied by the scales, with and without a maximum, also of another batch."""
-    override(monkeypatch, "LEAST_SCORES_WITHOUT_MAXIMUM", 1)
-    arrays = draw_named(rng, {"query": (3, 4, 2, 8), "key": (1, 2, 90, 8), "value": (1, 2, 90, 6)})
-    arrays["query"] *= size
-    with library.guard():
-        query, key, value = map(library.put, arrays.values())
-        cache = KVCache(key, value).quantised(dtype, per=per)
-        output = library.get(cache.attend(query, masks.sliding_window(70, 0), softcap=30.0))
-        tokens = {name: library.get(x) for name, x in (("key", cache.key), ("value", cache.value))}
-    i, j = np.arange(88, 90)[:, None], np.arange(90)
-    call = {"query": arrays["query"], **tokens, "attn_mask": (j <= i) & (i - j <= 70)}
-    assert_agrees(library, output, call, softcap=30.0)
-
-
 @pytest.mark.parametrize("dtype", LARGEST)
 def test_a_step_multiplies_no_token_by_its_scale(
     arrays: dict[str, np.ndarray], monkeypatch: pytest.MonkeyPatch, dtype: Any

@@ -302,7 +302,5 @@ def test_slopes() -> None:
     """Those of the paper for 8 heads; of 6, the four of 4 and every other of 8."""
     assert positional.alibi_slopes(8) == tuple(2.0**-n for n in range(1, 9))
     assert positional.alibi_slopes(6) == (0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125)
-    for heads in (1, 5, 12):
-        one, other = (biases.alibi(slopes) for slopes in (heads, positional.alibi_slopes(heads)))
-        arrays = [biases.to_array(bias, (heads, 4, 5)) for bias in (one, other)]
-        np.testing.assert_array_equal(*arrays)
+    arrays = [biases.to_array(biases.alibi(x), (12, 4, 5)) for x in (12, positional.alibi_slopes(12))]
+    np.testing.assert_array_equal(*arrays)

@@ -9,7 +9,7 @@ import pytest
 from calls import draw, moved
 from libraries import Library
 
-from sdpa_xp import KVCache, PagedKVCache
+from sdpa_xp import KVCache
 from sdpa_xp.positional import RotaryTables
 
 F = np.float32
@@ -66,28 +66,6 @@ def test_apply_and_inverse(
         expected = rotated(x, cos, sin, np.broadcast_to(np.asarray(places), (2, TOKENS)), interleaved)
         np.testing.assert_allclose(moved(library.get(there), layout), expected, rtol=0, atol=2e-6)
         np.testing.assert_allclose(moved(library.get(back), layout), x, rtol=0, atol=2e-6)
-
-
-@pytest.mark.sampled(0, on="EAGER_JAX")
-@pytest.mark.leaves_out("cupy-rules-device1")
-def test_in_caches(library: Library, rng: np.random.Generator) -> None:
-    """As if the caller had rotated by hand, in each kind of cache."""
-    (query, key, value), (cos, sin) = draw(rng, (2, 4, 2, 8), (2, 2, TOKENS, 8), (2, 2, TOKENS, 8)), tables(rng)
-    with library.guard():
-        rotary = RotaryTables(library.put(cos), library.put(sin))
-        q, k, v = (library.put(x) for x in (query, key, value))
-        parts = [[library.put(x[:, :, cut].copy()) for x in (key, value)] for cut in (slice(4), slice(4, None))]
-        cache = KVCache(*parts[0], rotary=rotary, first_position=[3, 5]).append(*parts[1])
-        pool = library.put(np.zeros((4, 2, 4, 8), F))
-        paged = PagedKVCache(pool, pool + 0.0, [[0, 1], [2, 3]], [0, 0], rotary=rotary, first_position=[3, 5])
-        paged = paged.append(*parts[0]).append(*parts[1])
-        places = np.asarray([3, 5])[:, None] + np.arange(TOKENS)
-        by_hand = KVCache(rotary.apply(k, library.put(places.astype(np.int32))), v)
-        expected = by_hand.attend(rotary.apply(q, library.put(places[:, -2:].astype(np.int32))))
-        outputs = [either.attend(q) for either in (cache, paged)]
-    for output in outputs:
-        np.testing.assert_allclose(library.get(output), library.get(expected), rtol=0, atol=4e-6)
-    np.testing.assert_array_equal(library.get(cache.key), library.get(by_hand.key))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])

@@ -26,7 +26,6 @@ from sdpa_xp import (
 
 torch: Any = pytest.importorskip("torch")
 
-from standins.counts import Counts  # noqa: E402
 from standins.torch_cuda import cuda_tensors, get, put  # noqa: E402
 
 pytestmark = pytest.mark.needs("torch")
@@ -333,17 +332,14 @@ def test_a_query_for_each_of_many_heads_takes_few_launches() -> None:
     """Output, state, weights, and gradients."""
     query, key = torch.zeros(8, 32, 1, 2), torch.zeros(8, 32, 16384, 2)
     with cuda_tensors() as counts:
-        scaled_dot_product_attention(put(query), put(key), put(key))
-        assert_few(counts, 40)
-        attention_state(put(query), put(key), put(key))
-        assert_few(counts, 40)
-        attention_weights(put(query), put(key))
-        assert_few(counts, 40)
-        scaled_dot_product_attention_vjp(put(query), put(key), put(key))[1](put(query))
-        assert_few(counts, 60)
-
-
-def assert_few(counts: Counts, most: int) -> None:
-    assert 0 < counts.launches.total() <= most, counts.launches
-    assert counts.waits.total() == 0, counts.waits
-    counts.launches.clear()
+        q, k = put(query), put(key)
+        for call, most in (
+            (lambda: scaled_dot_product_attention(q, k, k), 40),
+            (lambda: attention_state(q, k, k), 40),
+            (lambda: attention_weights(q, k), 40),
+            (lambda: scaled_dot_product_attention_vjp(q, k, k)[1](q), 60),
+        ):
+            counts.launches.clear()
+            call()
+            assert 0 < counts.launches.total() <= most, counts.launches
+            assert counts.waits.total() == 0, counts.waits
