@@ -234,40 +234,14 @@ def test_quantised() -> None:
     assert_near(jvp(quantise, PRIMALS, TANGENTS)[1], differences(quantise, 1e-9), 1e-5)
 
 
-def test_nothing_loses_a_derivative() -> None:
-    x, one = np.asarray([0.0, 1.0, 2.0]), np.ones(3)
-    for number in (float, int, complex, math.exp):
-        with pytest.raises(TypeError, match="a number has no derivatives"):
-            jvp(lambda x, number=number: number(x[0]), (x,), (one,))
-    for convert in (np.float64, np.asarray, lambda x: np.asarray([x[0], x[1]]), lambda x: np.stack([x, x])):
-        with pytest.raises(TypeError, match="functions of NumPy take no array with derivatives"):
-            jvp(convert, (x,), (one,))
-    for convert in (lambda x: 1j * x, lambda x: space(x).astype(x, np.complex128)):
-        with pytest.raises(TypeError, match="derivatives of complex numbers are not known"):
-            jvp(convert, (x,), (one,))
-    with pytest.raises(TypeError, match="a truth has no derivatives"):
-        jvp(lambda x: 1 if x[0] else 2, (x,), (one,))
-    for build in (
-        lambda xp, y: xp.arange(y),
-        lambda xp, y: xp.linspace(y, 1, 3),
-        lambda xp, y: xp.full((2,), y),
-    ):
-        with pytest.raises(TypeError, match=r"`\w+` takes numbers, and none with derivatives"):
-            jvp(lambda x, build=build: build(space(x), x[0]), (x,), (one,))
-
+def test_results_that_are_no_floating_numbers_have_no_derivatives() -> None:
     def flags(x: Any) -> Any:
         xp = space(x)
         flags = xp.isfinite(x)
         return flags, x < 1.0, x == x, xp.astype(x, xp.int64), xp.logical_not(flags), xp.argmax(x)
 
-    for part in jvp(lambda x: [type(flag) for flag in flags(x)] and flags(x), (x,), (one,)):
+    for part in jvp(flags, (np.asarray([0.0, 1.0, 2.0]),), (np.ones(3),)):
         assert all(part.dtype.kind in "bi" for part in part)
-    leaked: list[Any] = []
-    jvp(lambda x: leaked.append(x), (x,), (one,))
-    with pytest.raises(RuntimeError, match="in the thread and the function of `jvp`"):
-        space(leaked[0]).exp(leaked[0])
-    with pytest.raises(TypeError, match="along different directions cannot meet"):
-        jvp(lambda x: x + leaked[0], (x,), (one,))
 
 
 def test_powers() -> None:
@@ -391,21 +365,6 @@ def test_a_function_of_the_scores() -> None:
     assert_near(tangent, differences(lambda *x: attention(*x, **rules)), 1e-8)
 
 
-@pytest.mark.parametrize(
-    ("function", "error"),
-    [
-        (lambda x: space(x).diff(x, prepend=np.zeros(1)), TypeError),
-        (lambda x: space(x).sum(x, initial=7.0), TypeError),
-        (lambda x: space(x).clip(x, a_min=1.5), TypeError),
-        (lambda x: space(x).max(x, axis=5), IndexError),
-    ],
-)
-def test_other_arguments_are_refused(function: Callable[..., Any], error: type[Exception]) -> None:
-    x = np.asarray([1.0, 2.0])
-    with pytest.raises(error):
-        jvp(function, (x,), (x,))
-
-
 def test_arrays_without_derivatives_beside_others() -> None:
     """They are computed as without derivatives, also of dtypes that have no negative."""
     x, small = np.asarray([1.0, 2.0]), np.asarray([0, 3], np.uint8)
@@ -446,38 +405,6 @@ def test_weights_of_a_layer_move_and_its_inputs_do_not(library: Library, rng: np
         with library.guard():
             _, tangent = jvp(output, (placed[name],), (library.put(direction.astype(np.float32)),))
         np.testing.assert_allclose(library.get(tangent), (first - second) / 2e-6, rtol=0, atol=2e-5)
-
-
-def test_writing() -> None:
-    """What a function gets and makes cannot be written to, which other names of an array would show."""
-    x, moved = (np.asarray([[1.0, 2.0, 3.0]]) for _ in range(2))
-    for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "ipow", "imatmul"):
-        with pytest.raises(TypeError, match="cannot be written to: assign a new one"):
-            jvp(lambda x, name=name: getattr(operator, name)(x * 1.0, x), (x,), (moved,))
-
-    def overwrites(x: Any, like: Any = None) -> Any:
-        like = x if like is None else space(x).zeros_like(x)
-        like[..., 0] = x[..., 1]
-        return like
-
-    numbers = np.zeros((1, 3))
-
-    def writes_into_numpy(x: Any) -> None:
-        numbers[..., 0] = x[..., 1]
-
-    def adds_to_numpy(x: Any) -> None:
-        total = numbers
-        total += x
-
-    for function, text in (
-        (overwrites, "cannot be written to"),
-        (lambda x: overwrites(x, x), "cannot be written to"),
-        (writes_into_numpy, "functions of NumPy take no array"),
-        (adds_to_numpy, "must use operators and the functions"),
-        (lambda x: space(x).multiply(x, x, out=x), "cannot write to an array with derivatives"),
-    ):
-        with pytest.raises(TypeError, match=text):
-            jvp(function, (x,), (moved,))
 
 
 @pytest.mark.needs("torch")
@@ -536,23 +463,8 @@ def test_memory_of_programs() -> None:
     np.testing.assert_array_equal(kind.part(squares, 1), 2.0)
 
 
-REFUSED: list[tuple[str, type[Exception], Any]] = [
-    (r"the derivative of `fft` is not known.*use other", AttributeError, lambda x: space(x).fft),
-    ("the derivative of `linalg` is not known", AttributeError, lambda x: space(x).linalg.svd(x)),
-    (r"`function` must use operators.*functions.*on the left", ArgumentTypeError, np.exp),
-    ("`T` needs an array of two axes", ValueError, lambda x: x.T),
-    ("without axes has no length", TypeError, lambda x: [*x[0, 0, 0, 0]]),
-]
-
-
 def space(x: Any) -> Any:
     return x.__array_namespace__()
-
-
-@pytest.mark.parametrize(("text", "error", "function"), REFUSED)
-def test_refusals(text: str, error: type[Exception], function: Any) -> None:
-    with pytest.raises(error, match=text):
-        jvp(function, PRIMALS[:1], TANGENTS[:1])
 
 
 ONE = "abs cos exp expm1 floor isnan log log1p mean negative sin sinh cosh tan atan"

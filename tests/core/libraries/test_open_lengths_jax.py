@@ -10,14 +10,11 @@ import pytest
 from open_calls import FIXED, INPUTS, ROWS, TRACED, Row, call_of, functions
 
 from sdpa_xp import (
-    attention_statistics,
     biases,
     dot_product_attention,
     masks,
     scaled_dot_product_attention,
-    varlen_attention,
 )
-from sdpa_xp.errors import ArgumentValueError
 
 jax: Any = pytest.importorskip("jax")
 pytestmark = pytest.mark.needs("jax")
@@ -144,52 +141,6 @@ def test_other_functions(call: Callable[..., Any]) -> None:
         arrays = [jax.numpy.asarray(x) for x in row.draw(lengths)]
         for one, other in zip(*map(jax.tree.leaves, (program(*arrays), call(*arrays))), strict=True):
             np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5)
-
-
-def _masked(mask: masks.Mask) -> Callable[..., Any]:
-    return lambda q, k, v: scaled_dot_product_attention(q, k, v, mask)
-
-
-REFUSED: dict[str, tuple[Callable[..., Any], str]] = {
-    "ids": (_masked(masks.document([0, 1, 1])), r"`attn_mask.query_ids` must have one integer for each token"),
-    "a list of lengths": (
-        _masked(masks.padding([1, 2])),
-        r"`attn_mask.key_lengths` must broadcast to the batch",
-    ),
-    "a tree": (_masked(masks.tree([-1, 0])), r"`attn_mask.parents` must have one integer for each token"),
-    "an array": (
-        lambda q, k, v: scaled_dot_product_attention(q, k, v, jax.numpy.ones((5, 7), bool)),
-        r"`attn_mask` must broadcast to",
-    ),
-    "places": (_masked(masks.neighbourhood((3, 3), 1)), r"`attn_mask.shape` must .*'L' > '9' is inconclusive"),
-    "blocks": (_masked(masks.blocks([[True]], 8)), r"`attn_mask.table` must .*'L' > '8' is inconclusive"),
-    "sums of blocks": (
-        lambda q, k, _: attention_statistics(q, k, of="block_sums", block_size=2).block_sums,
-        r"`of` must not have 'block_sums' if a compiler knows a length by its symbol",
-    ),
-    "packed": (
-        lambda q, k, v: varlen_attention(q[:, 0], k[:, 0], v[:, 0], [0, 2, 5], [0, 2, 5], layout="...HLE"),
-        r"varlen_attention: the lengths must be numbers, or symbols",
-    ),
-}
-
-
-@pytest.mark.parametrize(("call", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_needs_numbers(call: Callable[..., Any], message: str) -> None:
-    with pytest.raises(ArgumentValueError, match=message):
-        program_of(call, ROWS["plain"], "BLS")
-
-
-@pytest.mark.parametrize(
-    ("axis", "message"),
-    [(1, "must be a multiple of the heads of `key`"), (3, "the lengths must be numbers, or")],
-)
-def test_heads_and_widths_are_numbers(axis: int, message: str) -> None:
-    shape: list[Any] = [2, 4, 5, 8]
-    shape[axis] = symbols_of("L")["L"]
-    x, y = jax.ShapeDtypeStruct(tuple(shape), F), jax.ShapeDtypeStruct((2, 2, 5, 8), F)
-    with pytest.raises(ArgumentValueError, match=message):
-        exported(lambda x, y: scaled_dot_product_attention(x, y, y), x, y if axis == 1 else x)
 
 
 def _names(option: Any) -> set[str]:
