@@ -76,9 +76,6 @@ class Tokens:
         parts = [np.take_along_axis(x, slots[:, None, :, None], axis=2) for x in (self.key, self.value)]
         return Tokens(*parts, np.take_along_axis(self.positions, slots, axis=1))
 
-    def of_entries(self, entries: list[int]) -> Tokens:
-        return Tokens(self.key[entries], self.value[entries], self.positions[entries])
-
     def with_more(self, key: np.ndarray, value: np.ndarray, positions: np.ndarray) -> Tokens:
         pairs = ((self.key, key, 2), (self.value, value, 2), (self.positions, positions, 1))
         return Tokens(*(np.concatenate([old, new], axis) for old, new, axis in pairs))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calls import attend, draw_named, gradients
+from calls import attend, draw_named
 from internals import TileSize, dropout, override
 from libraries import Library, generator
 
@@ -116,21 +116,6 @@ def test_libraries_with_one_seed_drop_the_same(library: Library, call: dict[str,
     expected = attention_weights(call["query"], call["key"], **rules, rng=np.random.default_rng(SEED))
     weights = weigh(library, call, **rules, rng=np.random.default_rng(SEED))
     np.testing.assert_array_equal(weights == 0, expected == 0)
-
-
-@pytest.mark.leaves_out("jax-debug", "torch-inference")
-def test_gradient_is_that_of_the_dropped_weights(library: Library, call: dict[str, np.ndarray]) -> None:
-    """Of the value: the transposed weights."""
-    arrays = {name: call[name][0, :2] for name in call}
-    w = weigh(library, arrays, dropout_p=0.5, rng=generator(library))
-
-    def total(value: Any) -> Any:
-        query, key = (library.put(arrays[name]) for name in ("query", "key"))
-        return scaled_dot_product_attention(query, key, value, dropout_p=0.5, rng=generator(library)).sum()
-
-    (gradient,) = gradients(library, total, arrays["value"])
-    expected = np.broadcast_to(w.sum(axis=-2)[..., None], arrays["value"].shape)
-    np.testing.assert_allclose(gradient, expected, rtol=0, atol=4e-6)
 
 
 def test_other_generators_are_refused(library: Library, call: dict[str, np.ndarray]) -> None:

@@ -11,7 +11,6 @@ from calls import attend
 from hypothesis import given
 from libraries import Library
 
-from sdpa_xp import attention_state, merge_states
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
 
 F = np.float32
@@ -66,26 +65,6 @@ def test_causal_rows_do_not_see_what_comes_later(library: Library, call: Any) ->
     later_k[..., n:, :], later_v[..., n:, :] = 3, -3
     before, after = attend(library, q, k, v, **rules), attend(library, q, later_k, later_v, **rules)
     close(before[..., :n, :], after[..., :n, :])
-
-
-@given(call=calls())
-def test_parts_merge_to_the_whole(library: Library, call: Any) -> None:
-    (q, k, v), rules, rng = call
-    if k.shape[-2] == 1:
-        return
-    rules["is_causal"] = False
-    n = int(rng.integers(1, k.shape[-2]))
-    whole = library.call(attention_state, q, k, v, **rules)
-    parts = []
-    for part in (slice(None, n), slice(n, None)):
-        part_rules = rules | ({"attn_mask": rules["attn_mask"][..., part]} if "attn_mask" in rules else {})
-        parts.append(library.call(attention_state, q, k[..., part, :], v[..., part, :], **part_rules))
-    with library.guard():
-        merged = merge_states(parts)
-    close(library.get(merged.output), library.get(whole.output))
-    finite = np.isfinite(library.get(whole.lse))
-    np.testing.assert_array_equal(np.isfinite(library.get(merged.lse)), finite)
-    close(library.get(merged.lse)[finite], library.get(whole.lse)[finite])
 
 
 @given(call=calls(), score=st.sampled_from([0.0, 3e4, -1e9, float(np.finfo(F).min)]))

@@ -69,16 +69,6 @@ def test_sink_of_minus_infinity_is_none(library: Library, call: Call) -> None:
         np.testing.assert_array_equal(library.get(result), library.get(expected))
 
 
-def test_padding_may_hold_anything(library: Library, call: Call) -> None:
-    padding = masks.padding([8, 11])
-    rules = {"attn_mask": padding, "sinks": SINKS}
-    clean = library.call(scaled_dot_product_attention, **(call | rules))
-    for name in ("key", "value"):
-        call[name][0, :, 8:] = math.nan
-    output = library.call(scaled_dot_product_attention, **(call | rules))
-    np.testing.assert_allclose(library.get(output), library.get(clean), rtol=0, atol=1e-6)
-
-
 def test_a_sink_far_above_the_scores_and_far_below(library: Library, call: Call) -> None:
     """exp would overflow or vanish: the output is 0, or as without a sink."""
     high = library.call(scaled_dot_product_attention, **call, sinks=np.full(4, 1e4, F))

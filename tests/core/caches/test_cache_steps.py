@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from calls import draw
 
-from sdpa_xp import KVCache, PagedKVCache, attention_state, masks, merge_states, scaled_dot_product_attention
+from sdpa_xp import KVCache, PagedKVCache, masks, scaled_dot_product_attention
 from sdpa_xp.positional import Rotary, RotaryTables
 
 F = np.float32
@@ -132,33 +132,6 @@ def test_copies(arrays: list[np.ndarray], how: Any) -> None:
     paged = PagedKVCache(pool, pool.copy(), [[0, 1]], [3], rotary=ROTARY, first_position=4)
     np.testing.assert_array_equal(how(paged).positions, [range(4, 7)])
     assert how(RotaryTables(*ROTARY.cos_sin(range(4)))).width == 8
-
-
-def test_texts_padded_on_the_left(arrays: list[np.ndarray]) -> None:
-    """Each text stands at its own positions; the padding at those below 0, which a formula hides."""
-    query, key, value = arrays
-    padding = 3
-    cache = KVCache(key, value, rotary=ROTARY, first_position=[-padding, 0])
-    output = cache.attend(query[:, :, -2:], masks.from_function(lambda b, h, i, j: j >= 0))
-    np.testing.assert_array_equal(cache.attend(query[:, :, -2:], ~masks.prefix(0)), output)
-    alone = KVCache(key[:1, :, padding:], value[:1, :, padding:], rotary=ROTARY).attend(query[:1, :, -2:])
-    np.testing.assert_allclose(output[:1], alone, rtol=0, atol=4e-6)
-
-
-def test_a_prefix_that_is_shared(arrays: list[np.ndarray]) -> None:
-    """The texts that follow it stand behind it, and look back at it from where they stand."""
-    query, key, value = arrays
-    prefix = KVCache(key[:1, :, :8], value[:1, :, :8], rotary=ROTARY)
-    texts = KVCache(key[:, :, 8:], value[:, :, 8:], rotary=ROTARY, first_position=8)
-    last = query[:, :, -1:]
-    rotated = ROTARY.apply(last, TOKENS - 1)
-    states = [attention_state(rotated, cache.key, cache.value) for cache in (prefix, texts)]
-    alone = prefix.attend(last, positions=TOKENS - 1, is_causal=False)
-    np.testing.assert_array_equal(alone, states[0].output)
-    joined = KVCache(
-        *(np.concatenate([np.repeat(x[:1, :, :8], 2, 0), x[:, :, 8:]], 2) for x in (key, value)), rotary=ROTARY
-    )
-    np.testing.assert_allclose(merge_states(states).output, joined.attend(last), rtol=0, atol=4e-6)
 
 
 def test_what_counts_slots_and_what_counts_positions(arrays: list[np.ndarray]) -> None:

@@ -199,15 +199,9 @@ def test_the_documented_bound(rng: np.random.Generator, dtype: Any, kind: Any, p
     assert nearest > 0.1  # the bound is not so wide that it says nothing
 
 
-def test_channels_help_where_some_are_large(rng: np.random.Generator) -> None:
-    key, value, query = draw(rng, (2, 200, 64), (2, 200, 64), (2, 8, 64))
-    key[..., :2] *= 30
-    query[..., :2] /= 30
-    exact = KVCache(key, value)
-    quantised = [exact.quantised("int4", per=per) for per in ("token", "channel")]
-    by_token, by_channel = (np.abs(cache.attend(query) - exact.attend(query)).mean() for cache in quantised)
-    assert by_channel < by_token / 3
-    # A token unlike the prompt, and channels that were 0 there, are stored as well as any.
+def test_a_token_unlike_the_prompt_is_stored_as_well_as_any(rng: np.random.Generator) -> None:
+    """Also in channels that were 0 there."""
+    key, value = draw(rng, (2, 200, 64), (2, 200, 64))
     late = np.zeros((2, 1, 64), F)
     late[..., 5] = 1e3
     cache = KVCache(np.where(np.arange(64) < 32, key, 0), value).quantised("int8", per="channel")

@@ -91,24 +91,6 @@ def test_a_cache_without_a_new_token(library: Library) -> None:
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
-def test_each_token_is_rotated_at_its_place(library: Library, layout: str) -> None:
-    """As if all tokens of a sequence had been rotated at once."""
-    rotary, sequences = Rotary(6, base=100.0), drawn(NEW)
-    turned = []
-    for o, x in zip(OLD, sequences, strict=True):
-        wide = {name: x[name].astype(np.float64) for name in ("query", "key")}
-        turned.append(x | {"query": rotary.apply(wide["query"], o), "key": rotary.apply(wide["key"], 0)})
-    cached = [x | {"key": turned[n]["key"].astype(F)} for n, x in enumerate(sequences)]
-    # What is in the pool is rotated already; what is appended is not.
-    unrotated = [
-        x | {"key": np.concatenate([cached[n]["key"][:, :o], x["key"][:, o:]], axis=1)}
-        for n, (o, x) in enumerate(zip(OLD, sequences, strict=True))
-    ]
-    assert_agrees(library, "pages", CAUSAL, unrotated, OLD, exact=turned, rotary=rotary, layout=layout)
-
-
-@pytest.mark.sampled(0, on="EAGER_JAX")
-@pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
 @pytest.mark.parametrize("entries", [None, 1, 4])
 def test_tables_of_the_caller(library: Library, entries: int | None, layout: str) -> None:
     """Any angles, also other ones for each sequence."""
