@@ -54,9 +54,7 @@ BIASES: dict[str, Any] = {
     "alibi": (biases.alibi(SLOPES.tolist()), lambda i, j: -SLOPES[:, None, None] * abs(i - j)),
     "relative": ("table", lambda i, j: np.moveaxis(TABLE[bucket(j - i)[:, 0]], -1, 1)),
     "function": (
-        biases.from_function(
-            lambda s, b, h, i, j: s + 0.25 * namespace(s).astype((i + 3 * j) % 4, s.dtype),
-        ),
+        biases.from_function(lambda s, b, h, i, j: s + 0.25 * namespace(s).astype((i + 3 * j) % 4, s.dtype)),
         lambda i, j: 0.25 * ((i + 3 * j) % 4) * np.ones((HEADS, 1, 1)),
     ),
 }

@@ -158,10 +158,7 @@ UNARY: dict[str, Row] = (
             xp.moveaxis(x[None, :, :], (0, -1), (1, 0)),
         ),
         "expand_dims": lambda xp, x: (xp.expand_dims(x, axis=-1), xp.expand_dims(x, axis=1)),
-        "squeeze": lambda xp, x: (
-            xp.squeeze(x[:, None, :1], axis=(1, -1)),
-            xp.squeeze(x[:, None, :], axis=-2),
-        ),
+        "squeeze": lambda xp, x: (xp.squeeze(x[:, None, :1], axis=(1, -1)), xp.squeeze(x[:, None, :], axis=-2)),
         "broadcast_to": lambda xp, x: xp.broadcast_to(x[:1, :], (2, 3, 4)),
         "unstack": lambda xp, x: (*xp.unstack(x), *xp.unstack(x, axis=-1)),
         "__getitem__": lambda xp, x: (x[-1, ...], x[:, 1:3], x[..., ::-2], x[0, 3], x[None, 1:, None, -2]),
@@ -247,10 +244,7 @@ UNARY: dict[str, Row] = (
         "finfo": lambda xp, x: x * xp.finfo(x).eps + xp.finfo(x.dtype).max,
         "iinfo": lambda xp, x: x * 0 + xp.iinfo(x).max - xp.iinfo(x.dtype).bits,
         "masked": lambda xp, x: (x[x == x], x[x[:, 0] == x[1, 0]]),
-        "at": lambda xp, x: (
-            x[xp.asarray([0, -1, 1]), xp.asarray([[3], [0]])],
-            x[xp.asarray([0, 2]), 1],
-        ),
+        "at": lambda xp, x: (x[xp.asarray([0, -1, 1]), xp.asarray([[3], [0]])], x[xp.asarray([0, 2]), 1]),
         "T": lambda xp, x: x.T,
         "size": lambda xp, x: xp.full((3, 2), x.size) + xp.astype(x[:, :2] == x[:, :2], xp.int64),
         "broadcast_arrays": lambda xp, x: xp.broadcast_arrays(

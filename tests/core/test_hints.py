@@ -13,13 +13,7 @@ import pytest
 from calls import ones
 from libraries import Library
 
-from sdpa_xp import (
-    attention_scores,
-    attention_weights,
-    biases,
-    masks,
-    scaled_dot_product_attention,
-)
+from sdpa_xp import attention_scores, attention_weights, biases, masks, scaled_dot_product_attention
 
 F = np.float32
 
@@ -53,10 +47,7 @@ def test_a_condition_of_python_in_a_mask_function(library: Library, mask_mod: An
     if library.lazy:
         pytest.skip("Dask's own error says what it is about, and a mask is computed to find it")
     query = np.ones((1, 5, 2), F)
-    with pytest.raises(
-        (TypeError, ValueError, RuntimeError),
-        match=r"`attn_mask` .* combine with",
-    ):
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=r"`attn_mask` .* combine with"):
         library.call(attention_scores, query, query, attn_mask=masks.from_function(mask_mod))
 
 

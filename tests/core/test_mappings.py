@@ -10,11 +10,7 @@ import numpy as np
 from refusals.transcript import HERE
 
 import sdpa_xp
-from sdpa_xp import (
-    layers,
-    masks,
-    positional,
-)
+from sdpa_xp import layers, masks, positional
 from sdpa_xp.layers import Linear, MultiHeadAttention
 
 F = np.float32

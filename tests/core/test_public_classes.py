@@ -115,10 +115,7 @@ USED: dict[str, tuple[Any, Use]] = {
     "&": (masks.causal() & masks.padding(LENGTHS), as_mask),
     "|": (masks.causal() | masks.prefix(LENGTHS), as_mask),
     "~": (~masks.prefix(2), as_mask),
-    "a mask at positions": (
-        modifier_at(masks.causal(), PLACES, PLACES, consecutive=False),
-        as_mask,
-    ),
+    "a mask at positions": (modifier_at(masks.causal(), PLACES, PLACES, consecutive=False), as_mask),
     "alibi": (biases.alibi(TABLE[0] ** 2), as_bias),
     "relative": (biases.relative(TABLE), as_bias),
     "bias from_array": (biases.from_array(X[:, :, :, :5]), as_bias),

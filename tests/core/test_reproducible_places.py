@@ -72,9 +72,7 @@ FORMS: dict[str, Callable[[np.ndarray], dict[str, Any]]] = {
         "attn_mask": masks.from_function(lambda b, h, i, j: real[b, 0, 0, j]),
         "is_causal": True,
     },
-    "documents": lambda real: {
-        "attn_mask": masks.document(real[:, 0, 0].astype(int)) & masks.causal(),
-    },
+    "documents": lambda real: {"attn_mask": masks.document(real[:, 0, 0].astype(int)) & masks.causal()},
     "behind, and a prefix in front": lambda real: {
         "attn_mask": masks.padding((real[:, 0, 0].cumsum(-1).argmax(-1) + 1).tolist())
         & ~masks.prefix(real[:, 0, 0].argmax(-1).tolist()),
@@ -255,8 +253,5 @@ def test_no_query_is_lost_or_computed_for_another(rng: np.random.Generator) -> N
     bias = additive(rng.random((2, 1, 140, 140)) < 0.9, -np.inf, np.float64) + rng.standard_normal((140, 140))
     arrays = query, key, value, allowed
     np.testing.assert_allclose(
-        attend(*arrays, bias=bias),
-        scaled_dot_product_attention(*arrays, bias=bias),
-        rtol=1e-9,
-        atol=1e-12,
+        attend(*arrays, bias=bias), scaled_dot_product_attention(*arrays, bias=bias), rtol=1e-9, atol=1e-12
     )

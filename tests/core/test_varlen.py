@@ -13,13 +13,7 @@ from calls import moved
 from internals import reference, scores
 from libraries import Library
 
-from sdpa_xp import (
-    PagedKVCache,
-    biases,
-    masks,
-    scaled_dot_product_attention,
-    varlen_attention,
-)
+from sdpa_xp import PagedKVCache, biases, masks, scaled_dot_product_attention, varlen_attention
 
 F = np.float32
 LENGTHS = QUERIES, KEYS = [5, 0, 3, 1], [7, 3, 0, 4]

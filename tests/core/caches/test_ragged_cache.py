@@ -120,12 +120,7 @@ DRAFT = [[3, 4, 4], [4], [], [5, 5]]
 def test_positions_of_their_own(library: Library, name: str, mask: Any) -> None:
     """As one KVCache for each sequence: old tokens were dropped, new ones branch, and masks count positions."""
     rotary, sequences = Rotary(8), drawn(NEW)
-    positions: Any = {
-        "follow": None,
-        "first": 9,
-        "packed": [*itertools.chain(*DRAFT)],
-        "lists": DRAFT,
-    }[name]
+    positions: Any = {"follow": None, "first": 9, "packed": [*itertools.chain(*DRAFT)], "lists": DRAFT}[name]
     told = {"rotary": rotary, "first_position": FIRST}
     rules = {"attn_mask": mask, "is_causal": positions is None}
     cache = pages_of(library, sequences, OLD, TABLE, **told)

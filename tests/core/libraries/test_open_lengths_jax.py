@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 from open_calls import FIXED, INPUTS, ROWS, TRACED, Row, call_of, functions
 
-from sdpa_xp import (
-    biases,
-    dot_product_attention,
-    masks,
-    scaled_dot_product_attention,
-)
+from sdpa_xp import biases, dot_product_attention, masks, scaled_dot_product_attention
 
 jax: Any = pytest.importorskip("jax")
 pytestmark = pytest.mark.needs("jax")

@@ -10,11 +10,7 @@ import numpy as np
 import pytest
 from open_calls import BIASES, MASKS, OPTIONS, ROWS, TRACED, Row, call_of, functions
 
-from sdpa_xp import (
-    attention_statistics,
-    biases,
-    masks,
-)
+from sdpa_xp import attention_statistics, biases, masks
 from sdpa_xp.errors import ArgumentValueError
 
 torch: Any = pytest.importorskip("torch")
@@ -202,8 +198,7 @@ def test_sums_of_blocks_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mask", "most"),
-    [(masks.neighbourhood((3, 3), 1), "max=9"), (masks.blocks([[True]], 8), "max=8")],
+    ("mask", "most"), [(masks.neighbourhood((3, 3), 1), "max=9"), (masks.blocks([[True]], 8), "max=8")]
 )
 def test_a_length_that_a_mask_bounds(mask: masks.Mask, most: str) -> None:
     """torch says which bound the call needs."""

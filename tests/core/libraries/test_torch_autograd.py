@@ -62,10 +62,7 @@ CALLS |= {
     "state, 2-D": (lambda *x: state(*(part[0, 0] for part in x), is_causal=True), ()),
     "state, no keys": (lambda q, k, v: state(q, k[..., :0, :], v[..., :0, :], is_causal=True), ()),
     "state, sinks": (lambda *x: state(*x[:3], HOLES, sinks=x[3], lse_base=2), (MORE["sinks"],)),
-    "state, dropout": (
-        lambda *x: state(*x, HOLES, dropout_p=0.4, rng=torch.Generator().manual_seed(1)),
-        (),
-    ),
+    "state, dropout": (lambda *x: state(*x, HOLES, dropout_p=0.4, rng=torch.Generator().manual_seed(1)), ()),
     "state, slopes": (
         lambda *x: state(*x[:3], bias=biases.alibi(x[3]), attn_mask=x[4]),
         (MORE["slopes"], draw(4, 5)),

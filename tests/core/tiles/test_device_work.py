@@ -79,11 +79,7 @@ CALLS: dict[str, tuple[tuple[int, ...], Callable[[Put], dict[str, Any]], tuple[i
     "boolean keys": (LONG, lambda put: {"attn_mask": put(torch.arange(1024) < 300)}, (1, 74)),
     "documents": (LONG, lambda put: {"attn_mask": documents(put, 1024)}, (1, 86)),
     "documents, list": (LONG, lambda put: {"attn_mask": masks.document(list(range(1024)))}, (1, 78)),
-    "documents and causal": (
-        LONG,
-        lambda put: {"attn_mask": masks.causal() & documents(put, 1024)},
-        (1, 106),
-    ),
+    "documents and causal": (LONG, lambda put: {"attn_mask": masks.causal() & documents(put, 1024)}, (1, 106)),
     "offsets": (LONG, lambda put: {"attn_mask": masks.causal(lengths(put, 3, 500))}, (1, 97)),
     "prefix": (LONG, lambda put: {"attn_mask": masks.causal() | masks.prefix(lengths(put, 3, 500))}, (1, 109)),
     "not a prefix": (LONG, lambda put: {"attn_mask": ~masks.prefix(lengths(put, 3, 500))}, (1, 93)),
