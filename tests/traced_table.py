@@ -81,42 +81,33 @@ def _sorted(xp: Any, x: Any) -> Any:
     return xp.sort(xp.reshape(x, (-1,)))
 
 
+def _by(name: str, *keywords: dict[str, Any]) -> Row:
+    """The row of a function with each of these keywords."""
+    return lambda xp, x: tuple(getattr(xp, name)(x, **told) for told in keywords)
+
+
 def _over_axes(name: str) -> Row:
-    return lambda xp, x: (
-        getattr(xp, name)(x),
-        getattr(xp, name)(x, axis=0),
-        getattr(xp, name)(x, axis=(0, 1), keepdims=True),
-        getattr(xp, name)(x[:0, :], axis=0),
-    )
+    whole = _by(name, {}, {"axis": 0}, {"axis": (0, 1), "keepdims": True})
+    return lambda xp, x: (*whole(xp, x), getattr(xp, name)(x[:0, :], axis=0))
 
 
 def _over_axis(name: str) -> Row:
-    return lambda xp, x: (
-        getattr(xp, name)(x),
-        getattr(xp, name)(x, axis=0),
-        getattr(xp, name)(x, axis=-1, keepdims=True),
-        getattr(xp, name)(x, keepdims=True),
-    )
+    return _by(name, {}, {"axis": 0}, {"axis": -1, "keepdims": True}, {"keepdims": True})
 
 
 def _accumulated(name: str) -> Row:
     return lambda xp, x: (
-        getattr(xp, name)(x, axis=1),
-        getattr(xp, name)(x, axis=-2, include_initial=True),
+        *_by(name, {"axis": 1}, {"axis": -2, "include_initial": True})(xp, x),
+        *_by(name, {"axis": 0, "dtype": xp.float64}, {"axis": 0, "dtype": xp.int16})(xp, x),
         getattr(xp, name)(xp.reshape(x, (-1,))),
-        getattr(xp, name)(x, axis=0, dtype=xp.float64),
-        getattr(xp, name)(x, axis=0, dtype=xp.int16),
         getattr(xp, name)(x[:, :0], axis=1, include_initial=True),
     )
 
 
 def _sorting(name: str) -> Row:
-    return lambda xp, x: (
-        getattr(xp, name)(x),
-        getattr(xp, name)(x, axis=0),
-        getattr(xp, name)(xp.concat([x, x], axis=1), axis=-1),
-        getattr(xp, name)(x[:0, :]),
-        getattr(xp, name)(x[:, :0]),
+    return lambda xp, x: tuple(
+        getattr(xp, name)(y, axis=axis)
+        for y, axis in ((x, -1), (x, 0), (xp.concat([x, x], axis=1), -1), (x[:0, :], -1), (x[:, :0], -1))
     )
 
 
@@ -142,8 +133,7 @@ UNARY: dict[str, Row] = (
             *(xp.sum(x, axis=0, dtype=getattr(xp, dtype)) for dtype in ("float64", "int64", "uint8", "int32")),
         ),
         "mean": lambda xp, x: (xp.mean(x), xp.mean(x, axis=0), xp.mean(x, axis=(1, 0), keepdims=True)),
-        "max": lambda xp, x: (xp.max(x), xp.max(x, axis=0), xp.max(x, axis=-1, keepdims=True)),
-        "min": lambda xp, x: (xp.min(x), xp.min(x, axis=0), xp.min(x, axis=-1, keepdims=True)),
+        **{name: _by(name, {}, {"axis": 0}, {"axis": -1, "keepdims": True}) for name in ("max", "min")},
         "var": lambda xp, x: (xp.var(x, axis=1), xp.var(x, correction=1.5), xp.var(x, axis=0, keepdims=True)),
         "std": lambda xp, x: (xp.std(x, axis=1), xp.std(x, correction=1), xp.std(x, axis=0, keepdims=True)),
         "take": lambda xp, x: (
@@ -182,29 +172,22 @@ UNARY: dict[str, Row] = (
         "ones_like": lambda xp, x: (xp.ones_like(x), xp.ones_like(x, dtype=xp.int16)),
         "zeros_like": lambda xp, x: (xp.zeros_like(x), xp.zeros_like(x, dtype=xp.bool)),
         "arange": lambda xp, x: x + xp.arange(1, 9, 2, dtype=x.dtype),
-        "all": _over_axes("all"),
-        "any": _over_axes("any"),
-        "count_nonzero": _over_axes("count_nonzero"),
+        **{name: _over_axes(name) for name in ("all", "any", "count_nonzero")},
         "prod": lambda xp, x: (
             xp.prod(x[:, :2], axis=1),
             xp.prod(x, axis=0, keepdims=True),
             xp.prod(x, axis=()),
             *(xp.prod(x[:2, :], axis=0, dtype=getattr(xp, dtype)) for dtype in ("float64", "uint8", "int32")),
         ),
-        "cumulative_sum": _accumulated("cumulative_sum"),
-        "cumulative_prod": _accumulated("cumulative_prod"),
+        **{name: _accumulated(name) for name in ("cumulative_sum", "cumulative_prod")},
         "diff": lambda xp, x: (
             xp.diff(x),
             xp.diff(x, axis=0, n=2),
             xp.diff(x, prepend=x[:, :2], append=x[:, :1]),
         ),
-        "argmax": _over_axis("argmax"),
-        "argmin": _over_axis("argmin"),
-        "sort": _sorting("sort"),
-        "argsort": _sorting("argsort"),
-        "unique_all": _of_repeated("unique_all"),
-        "unique_counts": _of_repeated("unique_counts"),
-        "unique_inverse": _of_repeated("unique_inverse"),
+        **{name: _over_axis(name) for name in ("argmax", "argmin")},
+        **{name: _sorting(name) for name in ("sort", "argsort")},
+        **{name: _of_repeated(name) for name in ("unique_all", "unique_counts", "unique_inverse")},
         "unique_values": lambda xp, x: xp.unique_values(xp.concat([x, x])),
         "nonzero": lambda xp, x: (*xp.nonzero(x), *xp.nonzero(x[0, :])),
         "take_along_axis": lambda xp, x: (

@@ -229,19 +229,6 @@ def test_capacity_copies_the_prompt(library: Library, arrays: Arrays) -> None:
             assert not np.shares_memory(library.get(cache.key), library.get(first[0]))
 
 
-def test_no_copy_in_place(arrays: Arrays) -> None:
-    """With NumPy it can be seen: all caches look at one buffer, and so does what attention reads."""
-    first, second, third = parts(LIBRARIES["numpy"][1](), arrays, 0, 3, 5, 6)
-    cache = KVCache(*first, capacity=8)
-    longer = cache.append(*second, in_place=True)
-    longest = longer.append(*third, in_place=True)
-    for name in ("key", "value"):
-        assert np.shares_memory(getattr(cache, name), getattr(longest, name))
-        assert np.shares_memory(getattr(longer, name), getattr(longest, name))
-        assert getattr(longest, name).base is getattr(cache, name).base
-    assert not np.shares_memory(cache.append(*second).key, cache.key)
-
-
 def test_a_class_of_the_caller_keeps_what_it_has(arrays: Arrays) -> None:
     class Named(KVCache):
         name = ""

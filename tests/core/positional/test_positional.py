@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cache_formula import rotated
 from internals import judge
 from libraries import Library
 
@@ -61,18 +62,9 @@ def magnitude(rotary: Rotary) -> float:
 
 def exact(x: np.ndarray, positions: Any, rotary: Rotary) -> np.ndarray:
     """(..., H, L, E) in float64, as products of complex numbers."""
-    x, width = x.astype(np.float64), rotary.width
-    angles = np.asarray(positions)[..., None] * frequencies(width, rotary.base, rotary.scaling)
+    angles = np.asarray(positions)[..., None] * frequencies(rotary.width, rotary.base, rotary.scaling)
     angles = angles if angles.ndim == 2 else angles[..., None, :, :]
-    pairs = (slice(0, width, 2), slice(1, width, 2)) if rotary.interleaved else halves(width)
-    turned = (x[..., pairs[0]] + 1j * x[..., pairs[1]]) * magnitude(rotary) * np.exp(1j * angles)
-    result = x.copy()
-    result[..., pairs[0]], result[..., pairs[1]] = turned.real, turned.imag
-    return result
-
-
-def halves(width: int) -> tuple[slice, slice]:
-    return slice(0, width // 2), slice(width // 2, width)
+    return rotated(x, magnitude(rotary) * np.exp(1j * angles), interleaved=rotary.interleaved)
 
 
 def waves_dtype(library: Library, dtype: str) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cache_formula import rotated
 from calls import draw, moved
 from libraries import Library
 
@@ -23,22 +24,11 @@ def tables(rng: np.random.Generator, *batch: int, width: int = 8, dtype: Any = F
     return [(lengths * part).astype(dtype) for part in (np.cos(angles), np.sin(angles))]
 
 
-def rotated(
-    x: np.ndarray, cos: np.ndarray, sin: np.ndarray, positions: np.ndarray, interleaved: bool
-) -> np.ndarray:
-    """(B, H, L, E) at positions (B, L), by products of complex numbers in float64."""
-    entries = np.arange(len(x))[:, None]
-    factors = np.broadcast_to(cos + 1j * sin, (len(x), ROWS, cos.shape[-1]))[entries, positions][:, None]
-    width = 2 * cos.shape[-1]
-    first, second = (
-        (slice(0, width, 2), slice(1, width, 2))
-        if interleaved
-        else (slice(width // 2), slice(width // 2, width))
-    )
-    pairs = (x[..., first] + 1j * x[..., second]) * factors
-    result = x.astype(np.float64)
-    result[..., first], result[..., second] = pairs.real, pairs.imag
-    return result
+def turned(x: np.ndarray, tables: list[np.ndarray], places: Any, *, interleaved: bool = False) -> np.ndarray:
+    """(B, H, L, E) at places (B, L) or (L,)."""
+    cos, sin = (np.broadcast_to(part, (len(x), *part.shape[-2:])).astype(np.float64) for part in tables)
+    rows = np.arange(len(x))[:, None], np.broadcast_to(np.asarray(places), (len(x), TOKENS))
+    return rotated(x, (cos + 1j * sin)[rows][:, None], interleaved=interleaved)
 
 
 @pytest.mark.sampled(5)
@@ -63,7 +53,7 @@ def test_apply_and_inverse(
             token_positions = library.put(positions) if isinstance(positions, np.ndarray) else positions
             there = rotary.apply(library.put(moved(x, layout)), token_positions, layout=layout)
             back = rotary.inverse(there, token_positions, layout=layout)
-        expected = rotated(x, cos, sin, np.broadcast_to(np.asarray(places), (2, TOKENS)), interleaved)
+        expected = turned(x, [cos, sin], places, interleaved=interleaved)
         np.testing.assert_allclose(moved(library.get(there), layout), expected, rtol=0, atol=2e-6)
         np.testing.assert_allclose(moved(library.get(back), layout), x, rtol=0, atol=2e-6)
 
@@ -74,8 +64,8 @@ def test_tables_of_another_dtype(rng: np.random.Generator, dtype: Any) -> None:
     (x,), (cos, sin) = draw(rng, (2, 3, TOKENS, 8)), tables(rng, dtype=dtype)
     output = RotaryTables(cos, sin).apply(x, 2)
     assert output.dtype == F
-    places = np.broadcast_to(np.arange(2, 2 + TOKENS), (2, TOKENS))
-    np.testing.assert_allclose(output, rotated(x, cos, sin, places, False), rtol=0, atol=2e-6)
+    places = range(2, 2 + TOKENS)
+    np.testing.assert_allclose(output, turned(x, [cos, sin], places), rtol=0, atol=2e-6)
 
 
 def test_cos_sin_and_repr(library: Library, rng: np.random.Generator) -> None:
