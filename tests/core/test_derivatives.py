@@ -480,9 +480,15 @@ def test_rows_of_large_scores(library: Library, score: float, source: str) -> No
     key = np.full((1, 2, keys, 8), size if source == "products" else 1.0, F)
     value, bias = np.ones((1, 2, keys, 8), F), np.full((5, keys), score, F)
 
+    rules = {"bias": bias} if source == "bias" else {}
+    _, pullback = library.call(vjp, query, key, value, **rules)
+    with library.guard():
+        pulled = pullback(library.put(np.ones_like(query)))["value"]
+    np.testing.assert_allclose(library.get(pulled), 5 / keys, rtol=1e-5)
+
     def loss(value: Any) -> Any:
-        rules = {"bias": library.put(bias)} if source == "bias" else {}
-        return scaled_dot_product_attention(library.put(query), library.put(key), value, **rules).sum()
+        placed = {name: library.put(x) for name, x in rules.items()}
+        return scaled_dot_product_attention(library.put(query), library.put(key), value, **placed).sum()
 
     (derived,) = gradients_of_library(library, loss, value)
     np.testing.assert_allclose(derived, 5 / keys, rtol=1e-5)

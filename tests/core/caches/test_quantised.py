@@ -314,18 +314,6 @@ def test_the_largest_and_the_smallest_numbers() -> None:
             assert cache.key.dtype == dtype
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("kind", LARGEST)
-def test_subnormal_numbers(kind: Any, dtype: Any) -> None:
-    """They are wrong by half the smallest normal number at most, and keep their sign."""
-    info = np.finfo(dtype)
-    counts = np.asarray([0, 1, 3, 10, 150, 190, 4096, 16000, 2.0**info.nmant - 1])
-    tokens = np.stack([counts, -counts], axis=-1)[None].astype(dtype) * info.smallest_subnormal
-    cache = KVCache(tokens, tokens).quantised(kind)
-    assert (np.abs(cache.key - tokens) <= info.smallest_normal / 2).all()
-    assert (cache.key * np.sign(tokens) >= 0).all()
-
-
 @pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.parametrize(("dtype", "per"), KINDS)
 def test_a_cache_of_stored_arrays(

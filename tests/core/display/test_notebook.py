@@ -112,25 +112,6 @@ def test_masks_of_every_library(library: Library) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bias", "panels"),
-    [
-        (biases.alibi(2), 2),
-        (biases.alibi(8), 4),
-        (biases.alibi([0.5]), 1),
-        (biases.relative(np.ones((32, 3))), 3),
-        (biases.from_array(np.eye(6)), 1),
-        (biases.from_array(np.where(np.eye(6) > 0, 0, -np.inf)), 1),
-        (biases.from_function(lambda score, b, h, q, k: score - abs(q - k)), 1),
-        (biases.alibi(2) + biases.alibi(2), 2),
-    ],
-)
-def test_a_bias_shows_its_heads(bias: Any, panels: int) -> None:
-    html = bias._repr_html_()
-    assert len(well_formed(html).findall(".//{http://www.w3.org/2000/svg}svg")) == panels
-    assert len(html) < 40_000
-
-
-@pytest.mark.parametrize(
     ("bias", "labels", "note"),
     [
         (
