@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from internals import VARIABLE, kernels, products, softmax
+from minimal_library import Array, replaced
 from threadpoolctl import threadpool_limits
 
 from sdpa_xp import (
@@ -168,49 +168,14 @@ def test_dropout_reads_ranges_of_keys_and_no_patches() -> None:
     assert in_patches.tile != in_ranges.tile == explain(x, x, x, mask, softcap=9.0).tile
 
 
-class Standard:
-    """An array of an unknown library, whose arithmetic is NumPy's."""
+def test_why_arrays_count_as_lazy() -> None:
+    """A mistake in `__bool__` makes them lazy."""
+    x, reason = Array(np.ones((2, 5, 4), np.float32)), "minimal has no attention kernel to call"
+    assert explain(x, x, x).reason == reason
 
-    def __init__(self, data: Any) -> None:
-        self.data = np.asarray(data)
-        self.shape, self.dtype, self.ndim = self.data.shape, self.data.dtype, self.data.ndim
-        self.device = "cpu"
-
-    def __array_namespace__(self, api_version: str | None = None) -> Any:
-        return Namespace()
-
-    def __getitem__(self, index: Any) -> Any:
-        return type(self)(self.data[index])
-
-    def __bool__(self) -> bool:
-        return bool(self.data)
-
-
-class Unreadable(Standard):
-    """A mistake in `__bool__` makes it lazy."""
-
-    def __bool__(self) -> bool:
+    def mistaken(_: Any) -> bool:
         raise LookupError("a mistake")
 
-
-@functools.cache
-class Namespace:
-    """The functions that the checks and the plan of a plain call need."""
-
-    __name__ = "toy"
-    float32, float64 = np.dtype("float32"), np.dtype("float64")
-
-    def any(self, array: Standard) -> Standard:
-        return type(array)(np.any(array.data))
-
-    def reshape(self, array: Standard, shape: Any) -> Standard:
-        return type(array)(np.reshape(array.data, shape))
-
-
-@pytest.mark.parametrize(
-    ("kind", "words"),
-    [(Standard, ""), (Unreadable, "; the arrays count as lazy: bool() raises LookupError: a mistake")],
-)
-def test_why_arrays_count_as_lazy(kind: Any, words: str) -> None:
-    x = kind(np.ones((2, 5, 4), np.float32))
-    assert explain(x, x, x).reason == "toy has no attention kernel to call" + words
+    with replaced(Array, __bool__=mistaken):
+        lazy = "; the arrays count as lazy: bool() raises LookupError: a mistake"
+        assert explain(x, x, x).reason == reason + lazy
