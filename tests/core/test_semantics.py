@@ -193,6 +193,8 @@ def test_each_result_without_pairs_has_gradients_of_0(mask: Any, dtype: str) -> 
 
     shapes, options = ((1, 2, 3, 8), (2, 2, 4, 8)), {"dtype": getattr(torch, dtype), "requires_grad": True}
     x, pool = (torch.full(shape, math.nan, **options) for shape in shapes)
+    slopes = torch.ones(2, requires_grad=True)
+    told: dict[str, Any] = {"bias": biases.alibi(slopes)}
     keys = x[:, :, :0] if mask is None else x
     mask = torch.zeros(3, 3, dtype=torch.bool) if mask == "an array" else mask
     pair_mask = mask if isinstance(mask, masks.Mask) else masks.padding([0])
@@ -200,24 +202,23 @@ def test_each_result_without_pairs_has_gradients_of_0(mask: Any, dtype: str) -> 
     ends = [0, k.shape[-2]]
     paged = PagedKVCache(pool, pool, [[0]], [3])
     states = [
-        attention_state(x, keys, keys, mask),
-        attention_state(x, keys, keys, mask, implementation="xp", lse_base=2),
-        varlen_attention_state(q, k, k, [0, 3], ends, pair_mask, layout="...HLE"),
-        KVCache(x, x).attend_state(x, masks.padding([0])),
-        paged.attend_state(x, pair_mask, is_causal=False),
-        paged.attend_state(q, pair_mask, cu_seqlens_q=[0, 3], is_causal=False),
+        attention_state(x, keys, keys, mask, **told),
+        attention_state(x, keys, keys, mask, implementation="xp", lse_base=2, **told),
+        varlen_attention_state(q, k, k, [0, 3], ends, pair_mask, layout="...HLE", **told),
+        KVCache(x, x).attend_state(x, masks.padding([0]), **told),
+        paged.attend_state(x, pair_mask, is_causal=False, **told),
+        paged.attend_state(q, pair_mask, cu_seqlens_q=[0, 3], is_causal=False, **told),
     ]
-    output = scaled_dot_product_attention(x, keys, keys, mask)
-    weights = attention_weights(x, keys, attn_mask=mask)
-    scores = attention_scores(x, keys, attn_mask=mask)
+    output = scaled_dot_product_attention(x, keys, keys, mask, **told)
+    weights = attention_weights(x, keys, attn_mask=mask, **told)
+    scores = attention_scores(x, keys, attn_mask=mask, **told)
     assert all(bool((state.lse == -math.inf).all()) for state in states)
     assert not weights.any()
     assert not output.any()
     assert bool((scores == -math.inf).all())
     for result in (*(part for state in states for part in state), output, weights, scores):
-        (gradient,) = torch.autograd.grad(result.sum(), x, retain_graph=True)
-        assert gradient.shape == x.shape
-        assert not gradient.any()
+        for gradient in torch.autograd.grad(result.sum(), [x, slopes], retain_graph=True):
+            assert not gradient.any()
     with torch.no_grad():
         assert not scaled_dot_product_attention(x, keys, keys, mask).requires_grad
 

@@ -13,7 +13,7 @@ from calls import moved
 from internals import reference, scores
 from libraries import Library
 
-from sdpa_xp import PagedKVCache, biases, masks, scaled_dot_product_attention, varlen_attention
+from sdpa_xp import masks, scaled_dot_product_attention, varlen_attention
 
 F = np.float32
 LENGTHS = QUERIES, KEYS = [5, 0, 3, 1], [7, 3, 0, 4]
@@ -147,26 +147,3 @@ def test_stacked_sequences_are_computed_again_as_they_were(
         alone = {name: x[None, :, first:last] for name, x in arrays.items()}
         expected = scaled_dot_product_attention(*(alone[name] for name in ("query", "key", "value")), **rules)
         np.testing.assert_allclose(output[:, first:last], expected[0], rtol=0, atol=1e-6)
-
-
-@pytest.mark.needs("torch")
-def test_without_any_key_all_gradients_are_zero() -> None:
-    """A constant output is connected to all that may be learned, also in masks, biases and caches."""
-    import torch
-
-    def leaf(*shape: int) -> Any:
-        return torch.ones(shape, requires_grad=True)
-
-    query, keys, slopes, sinks = leaf(3, HEADS, 4), leaf(0, 2, 4), leaf(HEADS), leaf(HEADS)
-    rules = {"bias": biases.alibi(slopes), "sinks": sinks}
-    pool = leaf(2, 4, 2, 4)
-    cache = PagedKVCache(pool, pool.detach().clone(), [[0]], [0], layout="...LHE")
-    outputs = {
-        "varlen": (varlen_attention(query, keys, keys, [0, 3], [0, 0], **rules), [keys]),
-        "packed": (cache.attend(query, cu_seqlens_q=[0, 3], is_causal=False, **rules), [pool]),
-        "batch": (cache.attend(query[None], is_causal=False, **rules), [pool]),
-    }
-    for output, others in outputs.values():
-        leaves = [query, slopes, sinks, *others]
-        for gradient in torch.autograd.grad(output.sum(), leaves, materialize_grads=True):
-            assert not gradient.any()

@@ -227,23 +227,6 @@ def test_a_function_is_tried_in_all_tiles_with_one_wait() -> None:
             attend(lambda score, b, h, i, j: torch.where(j > 900, 2 * score, score), derivative)
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize("place", range(4), ids=["query", "key", "value", "cotangent"])
-@pytest.mark.parametrize("name", ["causal, long", "padding", "boolean, uneven"])
-def test_masked_nan_adds_nothing_to_gradients(name: str, place: int) -> None:
-    shape, options, _ = CALLS[name]
-    arrays = [random(*shape, seed=seed) for seed in range(4)]
-    arrays[place][..., 55, 1] = float("nan")
-    with cuda_tensors() as counts:
-        *on_device, cotangent = map(put, arrays)
-        computed = gradients(on_device, cotangent, options(put))
-    assert counts.waits.total() == 1, counts.waits
-    *on_cpu, cotangent = arrays
-    expected = gradients([x.requires_grad_() for x in on_cpu], cotangent, options(lambda x: x))
-    for name, gradient in computed.items():
-        same(gradient, expected[name])
-
-
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize(("scale", "as_array"), [(1.0, False), (30.0, False), (30.0, True)])
 @pytest.mark.parametrize("place", [0, 1, 2], ids=["query", "key", "value"])
