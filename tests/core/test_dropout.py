@@ -118,18 +118,6 @@ def test_libraries_with_one_seed_drop_the_same(library: Library, call: dict[str,
     np.testing.assert_array_equal(weights == 0, expected == 0)
 
 
-def test_other_generators_are_refused(library: Library, call: dict[str, np.ndarray]) -> None:
-    """That of another library, NumPy's old one, a seed, arrays that are no key; whether it is needed or not."""
-    others = [np.random.RandomState(0), 7]
-    others += [np.random.default_rng(0)] if library.name.startswith(("torch", "jax", "cupy", "mlx")) else []
-    if library.name.startswith("jax"):
-        others += [library.put(np.zeros(shape, dtype)) for shape, dtype in (((2,), F), ((1, 2), np.uint32))]
-    for rng in others:
-        for p in (0.0, 0.5):
-            with pytest.raises(TypeError, match="`rng` must"):
-                library.call(scaled_dot_product_attention, **call, dropout_p=p, rng=rng)
-
-
 def state_of(rng: Any) -> Any:
     """What a generator would draw next."""
     if hasattr(rng, "get_state"):
