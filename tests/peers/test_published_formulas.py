@@ -14,12 +14,7 @@ from calls import draw
 from numpy.typing import NDArray
 from peers.judged import CLOSE
 
-from sdpa_xp import (
-    biases,
-    dot_product_attention,
-    masks,
-    scaled_dot_product_attention,
-)
+from sdpa_xp import biases, dot_product_attention, masks, scaled_dot_product_attention
 
 Floats = NDArray[np.float64]
 

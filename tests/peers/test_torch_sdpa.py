@@ -52,10 +52,7 @@ CALLS: dict[str, tuple[tuple[tuple[int, ...], ...], dict[str, Any]]] = {
 @pytest.mark.parametrize(("shapes", "rules"), CALLS.values(), ids=CALLS)
 def test_same_call(rng: np.random.Generator, shapes: Any, rules: dict[str, Any], dtype: Any) -> None:
     arrays = draw(rng, *shapes, dtype=dtype)
-    results = {
-        "torch": torch_sdpa(**arrays, **rules),
-        "ours": scaled_dot_product_attention(**arrays, **rules),
-    }
+    results = {"torch": torch_sdpa(**arrays, **rules), "ours": scaled_dot_product_attention(**arrays, **rules)}
     assert_agree(xp, results, arrays, **rules)
 
 
@@ -113,8 +110,7 @@ def test_gradients(rng: np.random.Generator) -> None:
 @pytest.mark.filterwarnings("ignore:Lower right causal bias will produce NaNs:UserWarning")
 @pytest.mark.parametrize(("queries", "keys"), [(7, 11), (11, 7), (5, 5)])
 @pytest.mark.parametrize(
-    ("theirs", "ours"),
-    [(causal_lower_right, masks.causal("lower_right")), (causal_upper_left, masks.causal())],
+    ("theirs", "ours"), [(causal_lower_right, masks.causal("lower_right")), (causal_upper_left, masks.causal())]
 )
 def test_causal_bias(rng: np.random.Generator, theirs: Any, ours: masks.Mask, queries: int, keys: int) -> None:
     """torch.nn.attention.bias; what it warns of is no more: rows above the diagonal are 0."""
