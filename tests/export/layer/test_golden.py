@@ -82,17 +82,15 @@ def with_other_weights(path: Path) -> None:
     onnx.save(model, path)
 
 
-def digest_of(path: Path, capsys: pytest.CaptureFixture[str], golden: Path) -> str:
+def digest_of(path: Path, golden: Path) -> str:
     """The digest of a model, as the command refuses a golden file for it."""
-    return refused(capsys, "verify", path, "--golden", golden).rpartition("model=")[2].strip(". \n")
+    return refused("verify", path, "--golden", golden).rpartition("model=")[2].strip(". \n")
 
 
-def test_a_decoder_agrees_where_its_code_is_not(
-    capsys: pytest.CaptureFixture[str], files: tuple[Path, Path]
-) -> None:
+def test_a_decoder_agrees_where_its_code_is_not(files: tuple[Path, Path]) -> None:
     """The runs, the errors and the bounds are those of `verify_layer`, but for bounds of more errors."""
     model, golden = files
-    code, out, err = run(capsys, "verify", model, "--golden", golden, "--json", "--require-provider", "cpu")
+    code, out, err = run("verify", model, "--golden", golden, "--json", "--require-provider", "cpu")
     assert (code, err) == (0, "")
     facts = json.loads(out)
     assert (facts["holds"], facts["agrees"], facts["seed"], facts["reference"]) == (True, True, 0, "float64")
@@ -112,23 +110,21 @@ def test_a_decoder_agrees_where_its_code_is_not(
     assert wider > len(report.runs) / 2  # since the layer cannot be called again if a bound is small by luck
 
 
-def test_another_engine_agrees(capsys: pytest.CaptureFixture[str], files: tuple[Path, Path]) -> None:
+def test_another_engine_agrees(files: tuple[Path, Path]) -> None:
     """It adds in another order, as another CPU does."""
-    code, out, _ = run(capsys, "verify", files[0], "--golden", files[1], "--engine", "reference")
+    code, out, _ = run("verify", files[0], "--golden", files[1], "--engine", "reference")
     assert code == 0, out
 
 
-def test_what_the_command_shows(capsys: pytest.CaptureFixture[str], files: tuple[Path, Path]) -> None:
+def test_what_the_command_shows(files: tuple[Path, Path]) -> None:
     model, golden = files
     page = model.with_suffix(".html")
-    code, out, err = run(capsys, "verify", model, "--golden", golden, "--runs", "--html", page)
+    code, out, err = run("verify", model, "--golden", golden, "--runs", "--html", page)
     assert (code, err) == (0, "")
     assert "the inputs and the results of the layer, in float64, were read from the golden file" in out
     assert "--seed" not in out
     assert "golden file" in page.read_text()
-    code, out, _ = run(
-        capsys, "verify", model, "--golden", golden, "--require-runtime", "--engine", "reference"
-    )
+    code, out, _ = run("verify", model, "--golden", golden, "--require-runtime", "--engine", "reference")
     assert code == 1
     assert "FAILS: the file is for onnxruntime" in out
 
@@ -147,44 +143,40 @@ def test_the_file_is_plain_arrays(files: tuple[Path, Path]) -> None:
 
 
 @pytest.mark.parametrize("external_above", [0, 2**30])
-def test_external_data_are_weights_of_the_model(
-    capsys: pytest.CaptureFixture[str], files: tuple[Path, Path], external_above: int
-) -> None:
+def test_external_data_are_weights_of_the_model(files: tuple[Path, Path], external_above: int) -> None:
     model, golden = files
     wide = save(decoder(), model.with_name("b.onnx"), external_above=external_above)
-    assert run(capsys, "verify", wide, "--golden", golden)[0] == 0
+    assert run("verify", wide, "--golden", golden)[0] == 0
 
 
-def test_other_weights_are_another_model(capsys: pytest.CaptureFixture[str], files: tuple[Path, Path]) -> None:
+def test_other_weights_are_another_model(files: tuple[Path, Path]) -> None:
     model, golden = files
     with_other_weights(model)
-    err = refused(capsys, "verify", model, "--golden", golden)
+    err = refused("verify", model, "--golden", golden)
     assert "the digest of nodes and weights" in err
 
 
-def test_other_weights_disagree(capsys: pytest.CaptureFixture[str], files: tuple[Path, Path]) -> None:
+def test_other_weights_disagree(files: tuple[Path, Path]) -> None:
     """Also if the digest is right, as if an engine computed another model than the file has."""
     model, golden = files
     with_other_weights(model)
-    digest = digest_of(model, capsys, golden)
+    digest = digest_of(model, golden)
     edited(golden, lambda facts, _: facts["model"].update({"digest of nodes and weights": digest}))
-    code, out, _ = run(capsys, "verify", model, "--golden", golden)
+    code, out, _ = run("verify", model, "--golden", golden)
     assert code == 1
     assert "DISAGREES" in out
     assert "FAILS: output of B=8 L=1 P=3 on CPUExecutionProvider: error" in out
 
 
 @pytest.mark.parametrize("output", ["output", "key"])
-def test_a_wrong_number_disagrees(
-    capsys: pytest.CaptureFixture[str], files: tuple[Path, Path], output: str
-) -> None:
+def test_a_wrong_number_disagrees(files: tuple[Path, Path], output: str) -> None:
     """An engine that computes one output wrong, in one run."""
 
     def wrong(_: Any, arrays: dict[str, Any]) -> None:
         for part in ("exact", "direct"):  # the bound stays
             arrays[f"3/{part}/{output}"].flat[-1] += 0.5
 
-    code, out, _ = run(capsys, "verify", files[0], "--golden", edited(files[1], wrong), "--json")
+    code, out, _ = run("verify", files[0], "--golden", edited(files[1], wrong), "--json")
     assert (code, len(json.loads(out)["failures"])) == (1, 1)
 
 
@@ -201,9 +193,7 @@ def renamed(model: onnx.ModelProto, old: str, new: str) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("side", ["inputs", "outputs"])
 @pytest.mark.parametrize("change", ["name", "dtype", "shape"])
-def test_a_golden_file_of_another_layer(
-    capsys: pytest.CaptureFixture[str], files: tuple[Path, Path], change: str, side: str
-) -> None:
+def test_a_golden_file_of_another_layer(files: tuple[Path, Path], change: str, side: str) -> None:
     """The message says what both have."""
     value = "past_key" if side == "inputs" else "output"
     model = (
@@ -217,7 +207,7 @@ def test_a_golden_file_of_another_layer(
         if one.name == value and change == "shape":
             one.type.tensor_type.shape.dim[-1].dim_value = 5
     files[0].write_bytes(model.SerializeToString())
-    err = refused(capsys, "verify", files[0], "--golden", files[1])
+    err = refused("verify", files[0], "--golden", files[1])
     assert f"`--golden` must be of a model with the {side} of this one" in err
     of_golden, of_model = err.partition("golden file=")[2].split(", model=")
     assert {"name": "other:", "dtype": f"{value}: float32[", "shape": ",5]"}[change] in of_model
@@ -306,47 +296,41 @@ def npy() -> bytes:
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_files_that_are_no_golden_file(
-    capsys: pytest.CaptureFixture[str], files: tuple[Path, Path], case: str
-) -> None:
+def test_files_that_are_no_golden_file(files: tuple[Path, Path], case: str) -> None:
     change, words = HOSTILE[case]
     change(files[1])
-    err = refused(capsys, "verify", files[0], "--golden", files[1])
+    err = refused("verify", files[0], "--golden", files[1])
     assert words in err
     assert f"--golden={files[1]}" in err
     assert len(err) < 1000
     assert not Path(f"{files[1]}.ran").exists()
 
 
-def test_a_file_that_is_cut_anywhere(capsys: pytest.CaptureFixture[str], files: tuple[Path, Path]) -> None:
+def test_a_file_that_is_cut_anywhere(files: tuple[Path, Path]) -> None:
     data = files[1].read_bytes()
     for size in np.random.default_rng(0).integers(0, len(data), 20):
         files[1].write_bytes(data[:size])
-        assert CUT in refused(capsys, "verify", files[0], "--golden", files[1])
+        assert CUT in refused("verify", files[0], "--golden", files[1])
 
 
-def test_a_file_with_a_wrong_byte_is_refused_or_disagrees_or_agrees(
-    capsys: pytest.CaptureFixture[str], files: tuple[Path, Path]
-) -> None:
+def test_a_file_with_a_wrong_byte_is_refused_or_disagrees_or_agrees(files: tuple[Path, Path]) -> None:
     """But it raises nothing else: NumPy's archives have a checksum of each array."""
     data, rng = files[1].read_bytes(), np.random.default_rng(0)
     for place in rng.integers(0, len(data), 20):
         files[1].write_bytes(data[:place] + bytes([data[place] ^ 255]) + data[place + 1 :])
-        assert run(capsys, "verify", files[0], "--golden", files[1])[0] in (0, 1, 2)
+        assert run("verify", files[0], "--golden", files[1])[0] in (0, 1, 2)
 
 
-def test_a_pipe_is_no_golden_file(capsys: pytest.CaptureFixture[str], files: tuple[Path, Path]) -> None:
+def test_a_pipe_is_no_golden_file(files: tuple[Path, Path]) -> None:
     model, golden = files
     pipe = golden.with_name("b.npz")
     os.mkfifo(pipe)
-    assert "not a pipe" in refused(capsys, "verify", model, "--golden", pipe)
+    assert "not a pipe" in refused("verify", model, "--golden", pipe)
 
 
-def test_too_large_a_file_is_not_read(
-    capsys: pytest.CaptureFixture[str], files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_large_a_file_is_not_read(files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     override(monkeypatch, "LARGEST_GOLDEN", 1000)
-    assert "at most 1000 bytes" in refused(capsys, "verify", files[0], "--golden", files[1])
+    assert "at most 1000 bytes" in refused("verify", files[0], "--golden", files[1])
 
 
 def simple(x: Any) -> Any:
@@ -377,13 +361,11 @@ def test_no_other_file_is_replaced(tmp_path: Path) -> None:
     assert golden.read_bytes()[:2] == b"PK"
 
 
-def test_large_runs_are_left_out(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_runs_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     override(monkeypatch, "LARGEST_GOLDEN_RUN", 2**14)
     model = save(to_onnx(simple, X), tmp_path / "a.onnx")
     whole = verify_layer(model, simple, golden=tmp_path / "a.npz", seed=0)
-    code, out, _ = run(capsys, "verify", model, "--golden", tmp_path / "a.npz", "--json")
+    code, out, _ = run("verify", model, "--golden", tmp_path / "a.npz", "--json")
     facts = json.loads(out)
     kept = [one["inputs"] for one in facts["runs"]]
     dropped = [line.partition(":")[0] for line in facts["left_out"] if "too large for a golden file" in line]
@@ -392,7 +374,7 @@ def test_large_runs_are_left_out(
     assert sorted([*kept, *dropped]) == sorted(one.inputs for one in whole.runs)
 
 
-def test_layers_of_other_dtypes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_layers_of_other_dtypes(tmp_path: Path) -> None:
     """bfloat16, of which NumPy knows nothing; integers and booleans in and out; no lengths; no float64."""
 
     def chosen(x: Any, ids: Any, keep: Any) -> Any:
@@ -416,7 +398,7 @@ def test_layers_of_other_dtypes(capsys: pytest.CaptureFixture[str], tmp_path: Pa
         model = save(to_onnx(layer, *specs), tmp_path / f"{name}.onnx")
         report = verify_layer(model, layer, golden=golden)
         assert report.agrees, str(report)
-        code, out, err = run(capsys, "verify", model, "--golden", golden, "--json")
+        code, out, err = run("verify", model, "--golden", golden, "--json")
         assert code == 0, out + err
         facts = json.loads(out)
         assert (facts["reference"], len(facts["runs"])) == (report.reference, len(report.runs))

@@ -171,14 +171,14 @@ def test_cuda_that_was_asked_for_is_no_fallback(
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_the_command_on_a_machine_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_on_a_machine_without_a_gpu(tmp_path: Path) -> None:
     path = save(export_attention(QKV, QKV, QKV), tmp_path / "model.onnx")
-    code, out, err = run(capsys, "verify", path)
+    code, out, err = run("verify", path)
     assert (code, err) == (0, "")
     assert f"onnxruntime offers {CUDA}, but could not start it" in out
     assert "math mode" not in out  # a CPU has no other
     for flag in ("--provider", "--require-provider"):
-        assert f'Pass `{flag}="cpu"` to run on the CPU.' in refused(capsys, "verify", path, flag, "cuda")
-    code, out, err = run(capsys, "backends")
+        assert f'Pass `{flag}="cpu"` to run on the CPU.' in refused("verify", path, flag, "cuda")
+    code, out, err = run("backends")
     assert (code, err) == (0, "")
     assert CUDA not in out

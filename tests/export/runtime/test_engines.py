@@ -158,12 +158,12 @@ def test_integers_beyond_32_bits_are_left_out() -> None:
     assert "large integers in x: OpenVINO computes integers in 32 bits" in report.left_out
 
 
-def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_command(tmp_path: Path) -> None:
     path = save(export_attention(X, X, X, runtime="onnx"), tmp_path / "a.onnx")
-    code, out, _ = run(capsys, "verify", path, "--engine", "reference", "--require-runtime")
+    code, out, _ = run("verify", path, "--engine", "reference", "--require-runtime")
     assert code == 0
     assert f"runs on ONNX's reference evaluator {onnx.__version__}\n" in out
     other = save(export_attention(X, X, X, form="primitive"), tmp_path / "b.onnx")
-    code, out, _ = run(capsys, "verify", other, "--engine", "reference", "--require-runtime")
+    code, out, _ = run("verify", other, "--engine", "reference", "--require-runtime")
     assert code == 1
     assert "FAILS: the file is for onnxruntime>=1.28;cpu, and not for ONNX's reference evaluator" in out

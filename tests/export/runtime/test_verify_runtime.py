@@ -35,44 +35,42 @@ def break_model(path: Path) -> None:
     onnx.save(broken, path)
 
 
-def test_the_first_line_names_the_release(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_line_names_the_release(model: Path) -> None:
     import onnxruntime
 
     report = verify(model)
     assert f"runs on onnxruntime {onnxruntime.__version__} (" in str(report)
     assert report.notes == ()
-    first = run(capsys, "verify", model)[1].splitlines()[0]
+    first = run("verify", model)[1].splitlines()[0]
     assert first.endswith(f"on onnxruntime {onnxruntime.__version__}")
 
 
 @pytest.mark.usefixtures("older")
-def test_an_older_release(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_older_release(model: Path) -> None:
     report = verify(model)
     assert report.notes == (OLDER,)
     assert OLDER in " ".join(str(report).split())
     assert OLDER.replace(">", "&gt;").replace("'", "&#x27;") in report._repr_html_()
     page = model.with_name("r.html")
-    code, out, _ = run(capsys, "verify", model, "--html", page)
+    code, out, _ = run("verify", model, "--html", page)
     assert code == 0
     assert OLDER in out.splitlines()
     assert OLDER.replace(">", "&gt;").replace("'", "&#x27;") in page.read_text()
-    assert json.loads(run(capsys, "verify", model, "--json")[1])["notes"] == [OLDER]
+    assert json.loads(run("verify", model, "--json")[1])["notes"] == [OLDER]
     layer = to_onnx(lambda x: x * 2, QKV)
     assert verify_layer(layer, lambda x: x * 2).notes == (OLDER,)
 
 
-def test_a_release_that_was_not_tried(
-    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_release_that_was_not_tried(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxruntime.__version__", "1.40.0")
     assert verify(model).notes == (NEWER,)
-    code, out, _ = run(capsys, "verify", model, "--require-runtime")
+    code, out, _ = run("verify", model, "--require-runtime")
     assert code == 0
     assert NEWER in out.splitlines()
     layer = to_onnx(lambda x: x * 2, QKV)
     assert verify_layer(layer, lambda x: x * 2).notes == (NEWER,)
     break_model(model)
-    assert NEWER in run(capsys, "verify", model)[2]
+    assert NEWER in run("verify", model)[2]
 
 
 def test_which_releases_are_newer() -> None:
@@ -95,19 +93,17 @@ def test_a_report_is_printed_in_lines(model: Path) -> None:
     assert max(map(len, layer)) <= 76
 
 
-def test_a_release_that_is_required(
-    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_release_that_is_required(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The results agree, and the command fails, since the file is not for this release."""
-    assert run(capsys, "verify", model, "--require-runtime")[0] == 0
+    assert run("verify", model, "--require-runtime")[0] == 0
     monkeypatch.setattr("onnxruntime.__version__", "1.23.2")
     failure = OLDER.partition(": ")[0]
-    code, out, _ = run(capsys, "verify", model, "--require-runtime")
+    code, out, _ = run("verify", model, "--require-runtime")
     assert code == 1
     assert {OLDER, f"FAILS: {failure}"} <= {*out.splitlines()}
     assert ": agrees in" in out
     page = model.with_name("r.html")
-    code, out, _ = run(capsys, "verify", model, "--require-runtime", "--json", "--html", page)
+    code, out, _ = run("verify", model, "--require-runtime", "--json", "--html", page)
     facts = json.loads(out)
     assert (code, facts["failures"], facts["agrees"], facts["holds"]) == (1, [failure], True, False)
     assert facts["runtime"] == "onnxruntime>=1.28;cpu"
@@ -115,9 +111,7 @@ def test_a_release_that_is_required(
 
 
 @pytest.mark.parametrize("stated", [None, "onnxruntime"])
-def test_a_file_that_is_for_no_release(
-    model: Path, capsys: pytest.CaptureFixture[str], stated: str | None
-) -> None:
+def test_a_file_that_is_for_no_release(model: Path, stated: str | None) -> None:
     loaded = onnx.load(model)
     (entry,) = (entry for entry in loaded.metadata_props if entry.key.startswith("sdpa_xp.runtime."))
     entry.value = str(stated)
@@ -125,7 +119,7 @@ def test_a_file_that_is_for_no_release(
         loaded.metadata_props.remove(entry)
     onnx.save(loaded, model)
     assert verify(model).runtime == ""
-    code, out, _ = run(capsys, "verify", model, "--require-runtime")
+    code, out, _ = run("verify", model, "--require-runtime")
     assert code == 1
     assert "FAILS: the file does not state the runtime that it is for" in out
 
@@ -158,17 +152,17 @@ def test_a_file_for_another_provider() -> None:
         assert verify(model, provider="cpu").notes == ()
 
 
-def test_a_model_that_does_not_run_exits_1(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_does_not_run_exits_1(model: Path) -> None:
     break_model(model)
-    code, out, err = run(capsys, "verify", model)
+    code, out, err = run("verify", model)
     assert (code, out) == (1, "")
     assert err.startswith("sdpa-xp: verify: onnxruntime must load `model`")
     assert "older" not in err
 
 
 @pytest.mark.usefixtures("older")
-def test_the_error_names_the_older_release(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_names_the_older_release(model: Path) -> None:
     break_model(model)
-    code, _, err = run(capsys, "verify", model)
+    code, _, err = run("verify", model)
     assert code == 1
     assert OLDER in err

@@ -90,9 +90,7 @@ def test_a_large_batch_and_a_block() -> None:
     )
 
 
-def test_the_report_the_command_and_the_page(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_the_command_and_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     override(monkeypatch, "DEFAULT_NUMBERS", 2**12)
     qkv = TensorSpec("float32", (1, 2, "L", 8))
     model = save(
@@ -104,12 +102,12 @@ def test_the_report_the_command_and_the_page(
     assert report.left_out == (line,)
     assert " ".join(str(report).split()).endswith(f"; not tried: {line}")
     page = tmp_path / "r.html"
-    code, out, _ = run(capsys, "verify", model, "--html", page)
+    code, out, _ = run("verify", model, "--html", page)
     assert code == 0
     with_flag = line.replace("`thorough=True`", "`--thorough`")
     assert f"not tried: {with_flag}\n" in out
     assert f"<dt>not tried</dt><dd>{with_flag}</dd>" in page.read_text()
-    assert json.loads(run(capsys, "verify", model, "--json")[1])["left_out"] == [with_flag]
+    assert json.loads(run("verify", model, "--json")[1])["left_out"] == [with_flag]
 
 
 def attending(x: Any) -> Any:

@@ -255,11 +255,11 @@ def test_record_is_a_flag(path: Path) -> None:
         verify(path, record="yes")  # type: ignore[arg-type]
 
 
-def test_the_command_records_too(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "verify", path, "--record")
+def test_the_command_records_too(path: Path, tmp_path: Path) -> None:
+    code, out, _ = run("verify", path, "--record")
     assert (code, f"recorded the verdict in {path}" in out) == (0, True)
-    assert "the verdict in the metadata: agrees" in run(capsys, "verify", path)[1]
-    assert any("agrees" in note for note in json.loads(run(capsys, "verify", path, "--json")[1])["notes"])
+    assert "the verdict in the metadata: agrees" in run("verify", path)[1]
+    assert any("agrees" in note for note in json.loads(run("verify", path, "--json")[1])["notes"])
 
     def layer(x: Any) -> Any:
         return scaled_dot_product_attention(x, x, x)
@@ -268,6 +268,6 @@ def test_the_command_records_too(path: Path, tmp_path: Path, capsys: pytest.Capt
     save(to_onnx(layer, X), model)
     verify_layer(model, layer, golden=golden)
     for _ in range(2):  # the golden file is of this model, whatever its metadata say
-        assert run(capsys, "verify", model, "--golden", golden, "--record")[0] == 0
+        assert run("verify", model, "--golden", golden, "--record")[0] == 0
     assert "call_from_metadata" not in verdicts(onnx.load(model))[0]
     assert any("the verdict in the metadata: agrees" in note for note in verify_layer(model, layer).notes)
