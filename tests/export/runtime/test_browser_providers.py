@@ -148,5 +148,7 @@ def test_node_without_the_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_other_providers_are_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="It may be cpu, cuda, wasm, webgpu"):
         verify(exported("1.28;web"), provider=cast(Any, "gpu"))
+    with pytest.raises(ValueError, match="It may be cpu, cuda, wasm, webgpu"):
+        verify(exported("1.28;web"), provider=cast(Any, ["cpu"]))
     with pytest.raises(ValueError, match="The nearest is 'wasm'"):
         verify(exported("1.28;web"), provider=cast(Any, "wsm"))

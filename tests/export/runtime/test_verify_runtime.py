@@ -127,12 +127,19 @@ def test_a_file_that_is_for_no_release(model: Path, stated: str | None) -> None:
 @pytest.mark.parametrize("escaped", [False, True])
 @pytest.mark.parametrize("name", ["a", "", 'a "b\\', "\x1b\n", '","args" :', "é"])
 def test_the_names_of_nodes_in_a_profile(name: str, escaped: bool) -> None:
-    """onnxruntime before 1.31 writes them as they are."""
+    """onnxruntime before 1.31 writes them as they are. Each node is named once, by its kernel."""
     written = json.dumps(name, ensure_ascii=False)[1:-1] if escaped else name
     event = '{{"cat" : "{}","name" :"{}","args" : {}}}'.format
-    args = '{"op_name" : "Cast","provider" : "CPU"}'
-    events = ["{}", event("Session", "start", "{}"), event("Node", f"{written}_kernel_time", args)]
-    assert nodes_of_profile("[\n" + ",\n".join(events) + "]\n") == [(name, "Cast", "CPU")]
+    run_on = '{{"op_name" : "Cast","provider" : "{}"}}'.format
+    events = [
+        "{}",
+        event("Session", "start", run_on("none")),
+        event("Node", "a_fence_before", '{"op_name" : "Cast"}'),
+    ]
+    events += [event("Node", f"{written}_kernel_time", run_on("CPU"))] * 2
+    events += [event("Node", "b_kernel_time", run_on("CUDA"))]
+    expected = [(name, "Cast", "CPU"), ("b", "Cast", "CUDA")]
+    assert nodes_of_profile("[\n" + ",\n".join(events) + "]\n") == expected
 
 
 def test_a_file_for_another_provider() -> None:
