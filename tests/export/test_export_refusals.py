@@ -113,9 +113,7 @@ ARGUMENTS = [
 @pytest.mark.parametrize(
     ("function", "name", "valid"), ARGUMENTS, ids=lambda value: getattr(value, "__name__", None)
 )
-def test_an_odd_object_is_refused_by_name(
-    function: Callable[..., Any], name: str, valid: dict[str, Any]
-) -> None:
+def test_an_odd_object_is_refused(function: Callable[..., Any], name: str, valid: dict[str, Any]) -> None:
     arguments = valid | ({"model": export(form="primitive")} if "model" in valid else {}) | {name: Odd()}
     inputs = [arguments.pop("layer"), X] if function is to_onnx else []
     with pytest.raises((TypeError, ValueError), match=rf"^[\w.]+: .*`{name}\b.*Odd"):

@@ -284,9 +284,7 @@ def test_each_option(call: Callable[..., Any], name: str) -> None:
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("call", [varlen, paged, paged_packed])
-def test_each_option_in_several_groups(
-    call: Callable[..., Any], name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_option_in_groups(call: Callable[..., Any], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As if launches cost little, so that sequences of a group do not lie side by side."""
     override(monkeypatch, "WORK_OF_LAUNCHES", Work(100, 1500))
     assert_agrees(lambda place: call(place, OPTIONS[name](place)))

@@ -272,9 +272,7 @@ def test_the_help_says_what_each_flag_takes(command: str) -> None:
         assert text.count("onnxruntime") == 2  # an engine, and the default
 
 
-def test_a_table_of_errors_fits_80_columns(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal, with the longest names of libraries and forms. No number is broken."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")

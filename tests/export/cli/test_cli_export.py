@@ -59,9 +59,7 @@ def test_prints_what_was_chosen_and_why(tmp_path: Path) -> None:
         ("onnxruntime>=1.28;cuda", ""),
     ],
 )
-def test_the_next_command_verifies_in_the_program_that_a_model_is_for(
-    tmp_path: Path, runtime: str, flags: str
-) -> None:
+def test_the_next_command_verifies_in_the_program_of_a_model(tmp_path: Path, runtime: str, flags: str) -> None:
     _, out, _ = run("export", *QKV, "--runtime", runtime, "-o", tmp_path / "a.onnx")
     assert out.endswith(f"next: sdpa-xp verify {tmp_path / 'a.onnx'}{flags}\n")
 

@@ -123,9 +123,7 @@ def test_json(model: Path) -> None:
     assert report["form"] == "attention"
     assert report["call"]["attn_mask"] == "bool[2,1,1,9]"
     assert {placement["op"] for placement in report["placements"]} >= {"Attention"}
-    assert all(
-        0 <= one_run["agreement"]["absolute"] <= one_run["agreement"]["bound"] for one_run in report["runs"]
-    )
+    assert all(0 <= x["agreement"]["absolute"] <= x["agreement"]["bound"] for x in report["runs"])
     assert {one_run["output"] for one_run in report["runs"]} == {"output"}
 
 

@@ -94,9 +94,7 @@ def test_never_over_another_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_never_over_a_file_that_came_up_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
-) -> None:
+def test_never_over_a_file_that_came_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
     def other(*args: Any) -> None:
         (tmp_path / "a.onnx").write_text("theirs")
         if not links:

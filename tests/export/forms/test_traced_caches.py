@@ -51,9 +51,7 @@ def chosen(model: onnx.ModelProto) -> str:
 def as_arrays(query: Any, rules: dict[str, Any]) -> dict[str, Any]:
     """The rules with an array for a list of numbers, of the dtype of the query."""
     xp = array_api_compat.array_namespace(query)
-    return {
-        k: xp.asarray(rule, dtype=query.dtype) if isinstance(rule, list) else rule for k, rule in rules.items()
-    }
+    return {k: xp.asarray(x, dtype=query.dtype) if isinstance(x, list) else x for k, x in rules.items()}
 
 
 def stepping(rotary: Rotary | None = None, layout: Any = "...HLE", **rules: Any) -> Any:
@@ -144,9 +142,7 @@ def test_the_log_sum_exp_of_each_step(form: str) -> None:
 
 @pytest.mark.parametrize("rotary", ROTARIES.values(), ids=ROTARIES)
 def test_heads_behind_the_length(rotary: Rotary | None) -> None:
-    specs = [
-        TensorSpec(spec.dtype, tuple(spec.shape[axis] for axis in (0, 2, 1, 3))) for spec in (QUERY, NEW, PAST)
-    ]
+    specs = [TensorSpec(x.dtype, tuple(x.shape[axis] for axis in (0, 2, 1, 3))) for x in (QUERY, NEW, PAST)]
     query, new, past = specs
     model = to_onnx(stepping(rotary, "...LHE"), query, new, new, past, past)
     arrays = drawn()

@@ -68,9 +68,7 @@ class Bert(Model):
         x = self.norm(x, "embeddings.LayerNorm", 1e-12)
         for layer in range(LAYERS):
             name = f"encoder.layer.{layer}"
-            heads = (
-                split(self.dense(x, f"{name}.attention.self.{part}")) for part in ("query", "key", "value")
-            )
+            heads = (split(self.dense(x, f"{name}.attention.self.{p}")) for p in ("query", "key", "value"))
             attended = join(scaled_dot_product_attention(*heads, mask[:, None, None, :]))
             x = x + self.dense(attended, f"{name}.attention.output.dense")
             x = self.norm(x, f"{name}.attention.output.LayerNorm", 1e-12)
@@ -199,9 +197,7 @@ def test_gpt2(gpt2: tuple[Any, Any], tmp_path: Path) -> None:
         pytest.param("openvino", "openvino>=2026.4;cpu", marks=pytest.mark.needs("openvino")),
     ],
 )
-def test_other_engines(
-    engine: Any, runtime: str, bert: tuple[Any, Any], gpt2: tuple[Any, Any], tmp_path: Path
-) -> None:
+def test_other_engines(engine: Any, runtime: str, bert: Any, gpt2: Any, tmp_path: Path) -> None:
     """Both models, and the BERT in int8; the evaluator has DequantizeLinear from opset 19 on."""
     ids = TensorSpec("int64", ("B", "L"))
     model = to_onnx(bert[1], ids, TensorSpec("bool", ("B", "L")), runtime=runtime, opset=21)

@@ -162,9 +162,7 @@ def _providers() -> object:
 
 @pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize("ask", [_verify, _providers])
-def test_cuda_that_was_asked_for_is_no_fallback(
-    ask: Callable[[], object], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_cuda_that_was_asked_for_stays(ask: Callable[[], object], capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match='Pass `provider="cpu"`'):
         ask()
     _nothing_written(capfd)

@@ -75,9 +75,7 @@ def test_a_fault_at_one_length_is_found_by_some_seeds_and_the_seed_repeats_it(
     assert report.seed == seed
     assert f"seed={seed}" in str(report)
     assert f"<td>{seed}</td>" in report._repr_html_()
-    assert {one_run.inputs for one_run in verify(model, seed=report.seed).runs} == {
-        r.inputs for r in report.runs
-    }
+    assert {r.inputs for r in verify(model, seed=report.seed).runs} == {r.inputs for r in report.runs}
     path = save(model, tmp_path / "model.onnx")
     code, out, _ = run("verify", path, "--html", tmp_path / "report.html")
     assert code == 1

@@ -119,9 +119,7 @@ def test_an_infinite_error_is_null(path: Path) -> None:
     assert "error infinite" in recorded(model, call=call)
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_a_run(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_cannot_be_written_costs_no_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(PermissionError, match=r"^verify: `model` must be writable, with its folder"):
         verify(path, record=True, watch=lambda *_: pytest.fail("a run"))

@@ -28,9 +28,7 @@ MASK = TensorSpec("bool", ("B", 1, "L", "L"))
 @pytest.mark.usefixtures("few_long_runs")
 def test_nodes_and_their_provider() -> None:
     report = verify(export_attention(QKV, QKV, QKV, is_causal=True, form="attention"))
-    assert [(placed.op, placed.provider) for placed in report.placements] == [
-        ("Attention", "CPUExecutionProvider")
-    ]
+    assert [(x.op, x.provider) for x in report.placements] == [("Attention", "CPUExecutionProvider")]
     assert report.nodes == "1 node, on CPUExecutionProvider"
     assert {"B=2 L=5", "B=7 L=19, large scores", "B=5 L=2, huge scores"} <= {run.inputs for run in report.runs}
     assert all(run.provider == "CPUExecutionProvider" and run.seconds > 0 for run in report.runs)
@@ -72,9 +70,7 @@ def test_scores_that_are_returned_fit_their_dtype(dtype: str) -> None:
     ("key", "rules", "op"),
     [(QKV, {"attn_mask": TensorSpec("bool", ("B", 1, 1, "L"))}, "Where"), (KEY, {"is_causal": True}, "Slice")],
 )
-def test_a_graph_that_lets_nan_through_is_caught(
-    form: str, key: TensorSpec, rules: dict[str, Any], op: str
-) -> None:
+def test_a_graph_that_lets_nan_through(form: str, key: TensorSpec, rules: dict[str, Any], op: str) -> None:
     """Keys and values without the nodes that blank, or cut off, what no query attends."""
     model = export_attention(QKV, key, key, **rules, form=form)
     assert verify(model).agrees
