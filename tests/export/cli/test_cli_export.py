@@ -13,7 +13,7 @@ from command import QKV, refused, run
 from internals import metadata_of
 from short_runs import assert_right
 
-from sdpa_xp_export import TensorSpec, export_attention, verify
+from sdpa_xp_export import verify
 
 CONFIG = """
 query = "float32[B,2,L,8]"
@@ -103,13 +103,6 @@ def test_json_for_scripts(tmp_path: Path) -> None:
         "outputs": {"output": "float32[B,8,L,64]", "lse": "float32[B,8,L]"},
         "nodes": len(graph.node),
     }
-
-
-def test_auto_says_why(tmp_path: Path) -> None:
-    model = export_attention(*[TensorSpec("float32", ("B", 8, "L", 64))] * 3)
-    chosen = metadata_of(model)
-    _, out, _ = run("export", "--query", QKV[1], "--key", QKV[1], "-o", tmp_path / "a")
-    assert f"form: {chosen['sdpa_xp.form']} ({chosen['sdpa_xp.reason']})" in out
 
 
 def test_the_reason_names_flags(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from onnx import numpy_helper
 
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp.layers import MultiHeadAttention
-from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
+from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify, verify_layer
 
 pytestmark = pytest.mark.usefixtures("short_verify")
 
@@ -138,12 +137,6 @@ def test_a_layer_that_overflows() -> None:
     report = verify_layer(to_onnx(grown, X), grown)
     assert report.agrees, str(report)
     assert report.left_out == ("large tokens: the outputs overflow, or no floating input has tokens to draw",)
-
-
-def test_from_a_file(tmp_path: Path) -> None:
-    path = save(to_onnx(LAYER, X), tmp_path / "layer.onnx")
-    assert verify_layer(path, LAYER).agrees
-    assert verify_layer(str(path), LAYER).agrees
 
 
 def test_keywords_are_those_of_to_onnx() -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import array_api_compat.numpy as xp
 import numpy as np
 import pytest
-import torch
 from internals import (
     EPS,
     LENGTHS,
@@ -28,29 +27,6 @@ from internals import (
 
 def expected_output(call: ExportCall, inputs: dict[str, Any], computed_in: str) -> ExpectedRows:
     return expected_rows(call, reference_inputs(call, inputs), computed_in)[call.outputs[0]]
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("mask", [None, "boolean", "floating"])
-def test_equals_torch_in_float64(rng: np.random.Generator, is_causal: bool, mask: str | None) -> None:
-    if is_causal and mask:
-        pytest.skip("torch takes one of the two")
-    q = rng.standard_normal((2, 4, 3, 8))
-    k, v = rng.standard_normal((2, 2, 5, 8)), rng.standard_normal((2, 2, 5, 6))
-    masks: dict[str | None, Any] = {
-        None: None,
-        "boolean": rng.random((2, 4, 3, 5)) < 0.6,
-        "floating": rng.standard_normal((3, 5)),
-    }
-    attn_mask = masks[mask]
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        *(torch.asarray(x) for x in (q, k, v)),
-        attn_mask=None if attn_mask is None else torch.asarray(attn_mask),
-        is_causal=is_causal,
-        enable_gqa=True,
-    )
-    output, _, _ = reference.attention(q, k, v, attn_mask, is_causal=is_causal)
-    np.testing.assert_allclose(output, expected.numpy(), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("case", features("float64"))
