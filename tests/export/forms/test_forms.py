@@ -125,33 +125,6 @@ def test_float64_of_width_1() -> None:
         assert_right(export_attention(qkv, qkv, qkv, scale=scale))
 
 
-@pytest.mark.parametrize("lengths", [(2, 3, 0), (2, 0, 3), (0, 2, 3)])
-def test_empty_lengths_in_primitives(lengths: tuple[int, ...]) -> None:
-    """With a padding mask they run, and give zeros of the right shape."""
-    batch, queries, keys = lengths
-    q, k = TensorSpec("float32", ("B", 2, "L", 4)), TensorSpec("float32", ("B", 2, "S", 4))
-    model = export_attention(q, k, k, TensorSpec("bool", ("B", 1, 1, "S")), form="primitive")
-    x, y = np.ones((batch, 2, queries, 4), np.float32), np.ones((batch, 2, keys, 4), np.float32)
-    feed = {"query": x, "key": y, "value": y, "attn_mask": np.ones((batch, 1, 1, keys), bool)}
-    np.testing.assert_array_equal(run(model, feed)["output"], np.zeros(x.shape) if keys == 0 else x)
-
-
-@pytest.mark.parametrize("form", ["attention", "primitive"])
-@pytest.mark.parametrize("lengths", [("L", "S"), (3, 5)])
-def test_keys_that_no_query_reaches_may_hold_nan(form: str, lengths: tuple[Any, Any]) -> None:
-    """Causal, S > L: keys 3 and 4. And key 2, which the mask hides from the one query that would reach it."""
-    q, k = (TensorSpec("float32", (1, length, 4)) for length in lengths)
-    x, y = np.ones((1, 3, 4), np.float32), np.ones((1, 5, 4), np.float32)
-    mask = np.ones((3, 5), bool)
-    mask[2, 2] = False
-    for masked in (False, True):
-        y[:, 2 if masked else 3 :] = np.nan
-        rules = {"attn_mask": TensorSpec("bool", lengths)} if masked else {}
-        model = export_attention(q, k, k, **rules, is_causal=True, form=form)
-        feed = {"query": x, "key": y, "value": y} | ({"attn_mask": mask} if masked else {})
-        np.testing.assert_array_equal(run(model, feed)["output"], x)
-
-
 def test_half_on_cuda_prepares_nothing_in_half() -> None:
     """A scale of the wrong sign is a sign of the query; two biases are added in float32."""
     qkv, bias = TensorSpec("float16", ("B", 8, "L", 64)), TensorSpec("float16", ("L", "L"))

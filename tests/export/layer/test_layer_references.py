@@ -191,6 +191,16 @@ def test_integer_inputs_alone(seed: int, dtype: str) -> None:
     assert (report.agrees, report.reference) == (True, "float64"), str(report)
 
 
+def test_boolean_inputs_alone() -> None:
+    def layer(mask: Any) -> Any:
+        xp = mask.__array_namespace__()
+        x = xp.astype(mask, xp.float32)[..., None] * INNER[0] + INNER[1]
+        return scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    report = verify_layer(to_onnx(layer, TensorSpec("bool", ("B", "L"))), layer)
+    assert (report.agrees, report.reference) == (True, "float64"), str(report)
+
+
 def test_a_reference_that_is_not_to_be_had() -> None:
     """The layer names float32 itself: in what it returns, or so that float64 is refused."""
     numbers = np.random.default_rng(0).standard_normal((64, 8)).tolist()

@@ -133,33 +133,6 @@ def test_arrays_of_every_shape(rng: np.random.Generator, shape: tuple[int, ...],
     check_forms(qkv(rng), rules, arguments, names={BATCH: "B", 5: "L", 9: "S"})
 
 
-@pytest.mark.parametrize("key_heads", [1, 2, 4])
-def test_a_key_is_hidden_for_a_group_of_heads(rng: np.random.Generator, key_heads: int) -> None:
-    """Query heads that share a key head attend different keys: what one of them attends must stay."""
-    allowed = np.zeros((4, 1, 9), bool)
-    allowed[0, 0, :2], allowed[1, 0, 1:4], allowed[3, 0, 6] = True, True, True
-
-    def rules(attn_mask: Any) -> dict[str, Any]:
-        return mask(masks.from_array(attn_mask) & masks.sliding_window(None, 6))
-
-    check_forms(
-        qkv(rng, heads=(4, key_heads)), rules, {"attn_mask": allowed}, names={BATCH: "B", 5: "L", 9: "S"}
-    )
-
-
-def test_rows_without_keys() -> None:
-    """Output 0 and lse -inf, whatever the keys hold."""
-    q, k = (TensorSpec("float32", ("B", 1, length, 4)) for length in ("L", "S"))
-    lengths = TensorSpec("int64", ("B",))
-    model = export_attention(q, k, k, masks.causal(-1) & masks.padding(lengths), outputs=("output", "lse"))
-    x, y = np.ones((2, 1, 3, 4), np.float32), np.full((2, 1, 5, 4), 2, np.float32)
-    y[0], y[1, :, 2:] = np.nan, np.nan
-    outputs = run(model, {"query": x, "key": y, "value": y, "key_lengths": np.asarray([0, 5])})
-    np.testing.assert_array_equal(outputs["output"][0], np.zeros((1, 3, 4)))
-    np.testing.assert_array_equal(outputs["output"][1, 0, :, 0], [0, 2, 2])
-    np.testing.assert_array_equal(np.isneginf(outputs["lse"][:, 0]), [[True] * 3, [True, False, False]])
-
-
 @pytest.mark.parametrize(
     ("rules", "outputs"),
     [

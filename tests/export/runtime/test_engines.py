@@ -93,12 +93,6 @@ def test_a_form_that_the_engine_cannot_read_is_one_line(engine: str) -> None:
 
 
 @pytest.mark.usefixtures("short_verify")
-def test_the_cpu_by_its_full_name() -> None:
-    model = export_attention(X, X, X, runtime="onnx")
-    assert verify(model, engine="reference", provider="CPUExecutionProvider").agrees
-
-
-@pytest.mark.usefixtures("short_verify")
 def test_float64_as_the_standard_has_it() -> None:
     """onnxruntime computes a float64 Attention to float32 accuracy."""
     double, half = TensorSpec("float64", ("B", 2, "L", 8)), TensorSpec("float16", ("B", 2, "L", 8))
