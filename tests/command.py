@@ -32,6 +32,13 @@ def run(*arguments: Any) -> tuple[int, str, str]:
     return int(exited.value.code or 0), out.read(), err.read()
 
 
+def printed(*arguments: Any) -> str:
+    """Standard output of a command that succeeds, and says nothing else."""
+    code, out, err = run(*arguments)
+    assert (code, err) == (0, "")
+    return out
+
+
 def refused(*arguments: Any) -> str:
     """The one line on standard error of a command that exits 2; it names flags, and no keywords."""
     code, out, err = run(*arguments)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import refused, run
+from command import printed, refused, run
 from internals import backends, comparison, demo, features, say_table
 from libraries import installed
 
@@ -42,8 +42,7 @@ def test_whatever_goes_wrong_is_one_line(
 
 def test_help() -> None:
     """Also where nothing is asked for."""
-    code, out, err = run()
-    assert (code, err) == (0, "")
+    out = printed()
     assert out == run("--help")[1]
     for name in ("export", "verify", "agree", "demo", "backends"):
         assert f"\n  {name} " in out
@@ -195,8 +194,7 @@ def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = backends.find_backends(["numpy", "torch", "array-api-strict"])
     monkeypatch.setattr(backends, "find_backends", lambda: few)
     monkeypatch.setattr(backends, "_installed", lambda name: name in {library.name for library in few})
-    code, out, _ = run("demo", "-o", tmp_path / "out")
-    assert code == 0
+    out = printed("demo", "-o", tmp_path / "out")
     how = "  In the source folder of sdpa_xp, run: pip install '.[jax,dask,mlx]'"
     assert f"not compared, because not installed: jax, cupy, dask, mlx\n{how}\n" in out
     assert "[CLS] she put the cup on the table and it broke . [SEP]\n" in out

@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx
 import pytest
-from command import QKV, refused, run
+from command import QKV, printed, refused, run
 from internals import metadata_of
 from short_runs import assert_right
 
@@ -36,8 +36,7 @@ def call_of(path: Path) -> dict[str, Any]:
 def test_prints_what_was_chosen_and_why(tmp_path: Path) -> None:
     path = tmp_path / "a.onnx"
     runtime = "onnxruntime>=1.30;cpu"
-    code, out, err = run("export", *QKV, "--form", "primitive", "--opset", 18, "--runtime", runtime, "-o", path)
-    assert (code, err) == (0, "")
+    out = printed("export", *QKV, "--form", "primitive", "--opset", 18, "--runtime", runtime, "-o", path)
     assert out.splitlines() == [
         f"wrote {path}",
         "form: primitive (asked for)",
@@ -68,8 +67,7 @@ def test_keys_are_those_of_self_attention(tmp_path: Path, monkeypatch: pytest.Mo
     """Without `--key`. The next command is one that a shell reads as it stands, whatever the file is called."""
     monkeypatch.chdir(tmp_path)
     for name, read in (("a b.onnx", "a b.onnx"), ("-a.onnx", str(tmp_path / "-a.onnx"))):
-        code, out, _ = run("export", "--query", "float32[B,8,L,64]", f"--output={name}")
-        assert code == 0
+        out = printed("export", "--query", "float32[B,8,L,64]", f"--output={name}")
         assert shlex.split(out.splitlines()[-1]) == ["next:", "sdpa-xp", "verify", read]
         call = call_of(tmp_path / name)
         assert {call[tokens] for tokens in ("query", "key", "value")} == {"float32[B,8,L,64]"}
@@ -84,8 +82,7 @@ def test_the_help_names_shapes() -> None:
 def test_json_for_scripts(tmp_path: Path) -> None:
     path = tmp_path / "a.onnx"
     arguments = ["--attn-mask", "bool[B,1,1,S]", "--outputs", "output,lse", "--form", "primitive", "--json"]
-    code, out, err = run("export", *QKV, *arguments, "-o", path)
-    assert (code, err) == (0, "")
+    out = printed("export", *QKV, *arguments, "-o", path)
     facts = json.loads(out)
     graph = onnx.load(path).graph
     assert facts == {
@@ -109,8 +106,7 @@ def test_the_reason_names_flags(tmp_path: Path) -> None:
     """As the metadata name keywords: here why `auto` passed a form over."""
     runtime = "onnxruntime>=1.23;cpu"
     few = ["--query", "float32[1,1,2,4]", "--key", "float32[1,1,3,4]"]
-    code, out, _ = run("export", *few, "--runtime", runtime, "-o", tmp_path / "a.onnx")
-    assert code == 0
+    out = printed("export", *few, "--runtime", runtime, "-o", tmp_path / "a.onnx")
     assert f"and `--runtime` is {runtime}" in out
 
 
@@ -136,8 +132,7 @@ FLAGS: dict[str, tuple[list[str], dict[str, Any]]] = {
 @pytest.mark.parametrize(("flags", "stated"), FLAGS.values(), ids=FLAGS)
 def test_flags(tmp_path: Path, flags: list[str], stated: dict[str, Any]) -> None:
     path = tmp_path / "a.onnx"
-    code, _, err = run("export", *QKV, *flags, "-o", path)
-    assert (code, err) == (0, "")
+    printed("export", *QKV, *flags, "-o", path)
     assert call_of(path).items() >= stated.items()
     assert_right(onnx.load(path))
 
@@ -151,8 +146,7 @@ def test_layout_and_cache(tmp_path: Path) -> None:
         "past-value": "float32[B,P,2,8]",
     }
     flags = [part for name, spec in specs.items() for part in (f"--{name}", spec)]
-    code, _, err = run("export", *flags, "--layout", "...LHE", "--dtype", "float64", "-o", path)
-    assert (code, err) == (0, "")
+    printed("export", *flags, "--layout", "...LHE", "--dtype", "float64", "-o", path)
     assert call_of(path)["layout"] == "...LHE"
     assert call_of(path)["past_key"] == "float64[B,P,2,8]"
     assert_right(onnx.load(path))
@@ -165,8 +159,7 @@ def test_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "settings" / "attention.toml"
     config.write_text(CONFIG)
     monkeypatch.chdir(tmp_path)
-    code, _, err = run("export", "--config", config)
-    assert (code, err) == (0, "")
+    printed("export", "--config", config)
     path = tmp_path / "from-file.onnx"
     assert call_of(path)["scale"] == 0.25
     assert call_of(path)["outputs"] == ["output", "lse"]
@@ -198,8 +191,7 @@ def test_the_default_name_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_control_characters_of_a_path_are_spelt_out(tmp_path: Path) -> None:
-    code, out, _ = run("export", *QKV, "-o", tmp_path / "a\x1b[31m :smile: [b].onnx")
-    assert code == 0
+    out = printed("export", *QKV, "-o", tmp_path / "a\x1b[31m :smile: [b].onnx")
     assert out.startswith(f"wrote {tmp_path}/a\\x1b[31m :smile: [b].onnx\n")
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import onnx
 import onnxruntime
 import pytest
-from command import refused, run
+from command import printed, refused, run
 
 from sdpa_xp_export import verify
 from sdpa_xp_export.report import Placement
@@ -58,8 +58,7 @@ def fallen_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_verdict(model: Path) -> None:
-    code, out, err = run("verify", model)
-    assert (code, err) == (0, "")
+    out = printed("verify", model)
     verdict, closest, error, *special, rows, call, nodes, seed = out.splitlines()
     assert verdict == f"attention: agrees in 22 runs on onnxruntime {onnxruntime.__version__}"
     assert closest.startswith("closest to its bound: output of query[2,8,5,64] key[2,2,9,64]")
@@ -84,8 +83,7 @@ def test_says_why_only_a_part_of_the_rows_was_compared(tmp_path: Path) -> None:
 
 def test_table_of_runs(model: Path) -> None:
     """Without the columns that are the same in each run."""
-    code, out, err = run("verify", model, "--runs")
-    assert (code, err) == (0, "")
+    out = printed("verify", model, "--runs")
     lines = [line.split() for line in out.splitlines()]
     assert ["lengths", "error", "bound", "agrees", "rows", "ms", "peak", "MB"] in lines
     ordinary = [line for line in lines if line[:1] == ["query[2,8,5,64]"] and line[1][-1] == "]"]
@@ -99,8 +97,7 @@ def test_a_call_in_a_file(model: Path) -> None:
     text = 'query = "float32[2,8,5,64]"\nkey = "float32[2,2,9,64]"\nattn_mask = "bool[2,1,1,9]"\n'
     stated = model.with_name("call.toml")
     stated.write_text(text + 'is_causal = true\nform = "tiled"\n')
-    code, out, _ = run("verify", model, "--call", stated)
-    assert code == 0
+    out = printed("verify", model, "--call", stated)
     assert "the call was read from the file of --call" in out
     stated.write_text(text)
     assert run("verify", model, "--call", stated)[0] == 1
@@ -109,14 +106,12 @@ def test_a_call_in_a_file(model: Path) -> None:
 def test_thorough(tmp_path: Path) -> None:
     path, spec = tmp_path / "a.onnx", "float32[1,1,2,4]"
     run("export", "--query", spec, "--key", spec, "-o", path)
-    code, out, _ = run("verify", path, "--thorough")
-    assert code == 0
+    out = printed("verify", path, "--thorough")
     assert "agrees in" in out
 
 
 def test_json(model: Path) -> None:
-    code, out, err = run("verify", model, "--json", "--require-provider", "cpu")
-    assert (code, err) == (0, "")
+    out = printed("verify", model, "--json", "--require-provider", "cpu")
     report = json.loads(out)
     assert report["holds"] is report["agrees"] is True
     assert report["failures"] == []
@@ -129,8 +124,7 @@ def test_json(model: Path) -> None:
 
 @pytest.mark.parametrize("flag", ["--provider", "--require-provider"])
 def test_a_provider_by_the_name_that_onnxruntime_has(model: Path, flag: str) -> None:
-    code, out, err = run("verify", model, flag, "CPUExecutionProvider")
-    assert (code, err) == (0, "")
+    out = printed("verify", model, flag, "CPUExecutionProvider")
     assert "on CPUExecutionProvider" in out
     assert run("verify", model, "--provider", "cpu", flag, "CPUExecutionProvider")[0] == 0
 
@@ -169,8 +163,7 @@ def test_exits_1_on_a_wrong_model(wrong: Path, how: str) -> None:
 @pytest.mark.usefixtures("fallen_back")
 def test_a_node_that_fell_back(model: Path) -> None:
     """It is shown, and fails where a provider is required."""
-    code, out, _ = run("verify", model)
-    assert code == 0
+    out = printed("verify", model)
     assert "fell back: shape_of_it" in out
     code, out, _ = run("verify", model, "--require-provider", "cpu")
     named = "node shape_of_it (Shape) ran on CPUExecutionProvider, not on CUDAExecutionProvider"
@@ -185,8 +178,7 @@ def test_a_node_that_fell_back(model: Path) -> None:
 def test_page(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is written whole, and over another file only when told to."""
     page = model.with_name("report.html")
-    code, out, _ = run("verify", model, "--html", page)
-    assert code == 0
+    out = printed("verify", model, "--html", page)
     assert out.startswith(f"wrote {page}\nattention: agrees in 22 runs")
     assert "a.onnx" in page.read_text()
     page.write_text("mine")
@@ -257,8 +249,7 @@ def test_a_model_cannot_steer_the_terminal(model: Path, monkeypatch: pytest.Monk
         return replace(report, placements=(*report.placements, placed))
 
     monkeypatch.setattr("sdpa_xp_export.cli.verify.verify", elsewhere)
-    code, out, _ = run("verify", model, "--runs")
-    assert code == 0
+    out = printed("verify", model, "--runs")
     assert "\\x1b[31mred: agrees" in out
     assert "\x1b" not in out
     assert "[bold]0\\x1b[2J\\n" in out

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from graphs import run
 from internals import judge, metadata_of
+from short_runs import agreed
 
 from sdpa_xp import KVCache, attention_state, biases, masks, scaled_dot_product_attention
 from sdpa_xp.positional import Rotary
@@ -111,8 +112,7 @@ def test_prompt_and_steps_by_one_graph(name: str, form: str) -> None:
     wide = [x.astype(np.float64) for x in arrays]
     exact, rounded = at_once(wide, rotary, rules), at_once(arrays, rotary, rules)
     assert judge(decoded(model, arrays), exact, rounded, "float32").agrees
-    report = verify_layer(model, stepping(rotary, **rules))
-    assert report.agrees, str(report)
+    agreed(verify_layer(model, stepping(rotary, **rules)))
 
 
 @pytest.mark.parametrize("form", ["auto", "tiled", "primitive"])
@@ -136,8 +136,7 @@ def test_the_log_sum_exp_of_each_step(form: str) -> None:
     turned = (Rotary(WIDTH).apply(x.astype(np.float64), 0) for x in (query, key))
     whole = attention_state(*turned, value.astype(np.float64), masks.sliding_window(2, 0), lse_base=2)
     np.testing.assert_allclose(np.concatenate(lses, axis=-1), whole.lse, rtol=0, atol=4e-6)
-    report = verify_layer(model, step)
-    assert report.agrees, str(report)
+    agreed(verify_layer(model, step))
 
 
 @pytest.mark.parametrize("rotary", ROTARIES.values(), ids=ROTARIES)
@@ -190,8 +189,7 @@ def test_a_cache_that_was_not_appended_to() -> None:
 
     model = to_onnx(plain, QUERY, PAST, PAST, TensorSpec("int64", ("B",)))
     lengths = {"key_lengths": lambda rng, shape: rng.integers(1, 2, shape)}
-    report = verify_layer(model, plain, draw=lengths)
-    assert report.agrees, str(report)
+    agreed(verify_layer(model, plain, draw=lengths))
     fixed = [TensorSpec("float32", (2, heads, length, WIDTH)) for heads, length in ((4, "L"), (2, 9), (2, 9))]
     model = to_onnx(lambda query, key, value: KVCache(key, value).attend(query), *fixed)
     assert verify_layer(model, lambda query, key, value: KVCache(key, value).attend(query)).agrees
@@ -256,8 +254,7 @@ def test_a_prompt_in_a_graph() -> None:
 def test_dtypes_and_opsets(dtype: str, opset: int) -> None:
     query, new, past = (TensorSpec(dtype, spec.shape) for spec in (QUERY, NEW, PAST))
     step = stepping(ROTARIES["halves"])
-    report = verify_layer(to_onnx(step, query, new, new, past, past, opset=opset), step)
-    assert report.agrees, str(report)
+    agreed(verify_layer(to_onnx(step, query, new, new, past, past, opset=opset), step))
 
 
 def test_a_query_is_rotated_at_the_end_of_a_cache() -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from internals import READERS
+from short_runs import agreed
 
 from sdpa_xp import KVCache, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, jit, save, to_onnx, verify_layer
@@ -201,14 +202,12 @@ def test_other_engines(engine: Any, runtime: str, bert: Any, gpt2: Any, tmp_path
     """Both models, and the BERT in int8; the evaluator has DequantizeLinear from opset 19 on."""
     ids = TensorSpec("int64", ("B", "L"))
     model = to_onnx(bert[1], ids, TensorSpec("bool", ("B", "L")), runtime=runtime, opset=21)
-    report = verify_layer(model, bert[1], draw={"ids": words}, engine=engine)
-    assert report.agrees, str(report)
+    agreed(verify_layer(model, bert[1], draw={"ids": words}, engine=engine))
 
     pair = (TensorSpec("float32", ("B", HEADS, "P", WIDTH // HEADS)),) * 2
     by_inputs = to_onnx(gpt2[1], ids, [pair] * LAYERS, runtime=runtime)
     layer = by_pasts(gpt2[1])
-    report = verify_layer(by_inputs, layer, draw={"ids": words}, engine=engine)
-    assert report.agrees, str(report)
+    agreed(verify_layer(by_inputs, layer, draw={"ids": words}, engine=engine))
 
     path, feeds = quantised(Path(save(model, tmp_path / "bert.onnx")), tmp_path), {"ids": IDS, "mask": MASK}
     (close,) = onnxruntime.InferenceSession(path).run(None, feeds)

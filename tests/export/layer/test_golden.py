@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from command import refused, run
+from command import printed, refused, run
 from internals import override
 from onnx import numpy_helper
+from short_runs import agreed
 
 from sdpa_xp import KVCache, scaled_dot_product_attention
 from sdpa_xp.layers import Linear, MultiHeadAttention
@@ -84,8 +85,7 @@ def with_other_weights(path: Path) -> None:
 def test_a_decoder_agrees_where_its_code_is_not(files: tuple[Path, Path]) -> None:
     """The runs, the errors and the bounds are those of `verify_layer`, but for bounds of more errors."""
     model, golden = files
-    code, out, err = run("verify", model, "--golden", golden, "--json", "--require-provider", "cpu")
-    assert (code, err) == (0, "")
+    out = printed("verify", model, "--golden", golden, "--json", "--require-provider", "cpu")
     facts = json.loads(out)
     assert (facts["holds"], facts["agrees"], facts["seed"], facts["reference"]) == (True, True, 0, "float64")
     assert not {"call", "call_from_metadata", "computed_in"} & facts.keys()
@@ -113,8 +113,7 @@ def test_another_engine_agrees(files: tuple[Path, Path]) -> None:
 def test_what_the_command_shows(files: tuple[Path, Path]) -> None:
     model, golden = files
     page = model.with_suffix(".html")
-    code, out, err = run("verify", model, "--golden", golden, "--runs", "--html", page)
-    assert (code, err) == (0, "")
+    out = printed("verify", model, "--golden", golden, "--runs", "--html", page)
     assert "the inputs and the results of the layer, in float64, were read from the golden file" in out
     assert "--seed" not in out
     assert "golden file" in page.read_text()
@@ -270,8 +269,7 @@ def test_layers_of_other_dtypes(tmp_path: Path) -> None:
     for name, (layer, specs) in layers.items():
         golden = tmp_path / f"{name}.npz"
         model = save(to_onnx(layer, *specs), tmp_path / f"{name}.onnx")
-        report = verify_layer(model, layer, golden=golden)
-        assert report.agrees, str(report)
+        report = agreed(verify_layer(model, layer, golden=golden))
         code, out, err = run("verify", model, "--golden", golden, "--json")
         assert code == 0, out + err
         facts = json.loads(out)

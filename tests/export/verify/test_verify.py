@@ -13,7 +13,7 @@ import onnx
 import pytest
 from internals import Case, checked_call, judge_outputs, trials
 from onnx import numpy_helper
-from short_runs import assert_right
+from short_runs import agreed, assert_right
 
 from sdpa_xp_export import TensorSpec, export_attention, verify
 from sdpa_xp_export.report import Agreement, Placement, Report
@@ -50,16 +50,14 @@ def test_a_right_model_agrees_whatever_its_scale(scale: float, dtype: str) -> No
 def test_a_scale_whose_numbers_are_in_the_file(dtype: str) -> None:
     q = TensorSpec(dtype, ("B", 4, "L", 16))
     for scale in ([1.0, 0.5, -0.25, 0.0], [2.0**-12] * 4, [300.0] * 4):
-        report = verify(export_attention(q, q, q, scale=np.asarray(scale, dtype).reshape(4, 1, 1)))
-        assert report.agrees, str(report)
+        report = agreed(verify(export_attention(q, q, q, scale=np.asarray(scale, dtype).reshape(4, 1, 1))))
         assert any("low scores" in run.inputs for run in report.runs)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_scores_that_are_returned_fit_their_dtype(dtype: str) -> None:
     q = TensorSpec(dtype, (1, 2, 5, 8))
-    report = verify(export_attention(q, q, q, outputs=("output", "scores")))
-    assert report.agrees, str(report)
+    report = agreed(verify(export_attention(q, q, q, outputs=("output", "scores"))))
     assert any("low scores" in run.inputs for run in report.runs) == (dtype != "float16")
 
 
@@ -121,8 +119,7 @@ class TestAgainstACallThatIsWrittenDown:
 
     def test_the_same_call(self) -> None:
         model = export_attention(**self.CALL)
-        report = verify(model, call=self.CALL)
-        assert report.agrees
+        report = agreed(verify(model, call=self.CALL))
         assert not report.from_metadata
         del model.metadata_props[:]
         assert verify(model, call=self.CALL).agrees
