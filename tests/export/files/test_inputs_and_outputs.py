@@ -23,32 +23,9 @@ MODEL = export_attention(*[TensorSpec("float32", ("B", 2, "L", 8))] * 3)
 TOML = 'query = "float32[B,8,L,64]"\nkey = "float32[B,2,L,64]"\n'
 
 
-def itself(path: Path) -> Path:
-    return path
-
-
-def spelt_otherwise(path: Path) -> Path:
-    return path.parent / "." / ".." / path.parent.name / path.name
-
-
-def relative(path: Path) -> Path:
-    return Path(os.path.relpath(path))
-
-
-def by_a_link(path: Path) -> Path:
-    path.with_name("link").symlink_to(path.name)
-    return path.with_name("link")
-
-
-def by_two_links(path: Path) -> Path:
-    by_a_link(path)
-    path.with_name("second").symlink_to("link")
-    return path.with_name("second")
-
-
-def by_a_hard_link(path: Path) -> Path:
-    os.link(path, path.with_name("other"))
-    return path.with_name("other")
+def by_a_link(path: Path, name: str = "link") -> Path:
+    path.with_name(name).symlink_to(path.name)
+    return path.with_name(name)
 
 
 def in_a_linked_folder(path: Path) -> Path:
@@ -57,8 +34,16 @@ def in_a_linked_folder(path: Path) -> Path:
     return folder / path.name
 
 
-SPELLINGS = [itself, spelt_otherwise, relative, by_a_link, by_two_links, by_a_hard_link, in_a_linked_folder]
 Spelling = Callable[[Path], Path]
+SPELLINGS: dict[str, Spelling] = {
+    "itself": lambda path: path,
+    "spelt otherwise": lambda path: path.parent / "." / ".." / path.parent.name / path.name,
+    "relative": lambda path: Path(os.path.relpath(path)),
+    "a link": lambda path: by_a_link(path),
+    "two links": lambda path: by_a_link(by_a_link(path), "second"),
+    "a hard link": lambda path: os.link(path, path.with_name("other")) or path.with_name("other"),
+    "a linked folder": in_a_linked_folder,
+}
 
 
 @pytest.fixture
@@ -80,7 +65,7 @@ def toml(folder: Path, text: str = TOML) -> Path:
     return folder / "call.toml"
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
 def test_a_page_is_not_written_over_the_model(folder: Path, spelling: Spelling) -> None:
     """Whichever of the two is named otherwise, with `--force` and without."""
     path = save(MODEL, folder / "a.onnx")
@@ -120,7 +105,7 @@ def mapped(file: Path, name: str) -> LargeModel:
     return LargeModel(MODEL, {name: Weight(name, array[:, ::2].T)})
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
 def test_save_does_not_replace_what_the_model_is_read_from(folder: Path, spelling: Spelling) -> None:
     file = folder / "weights.npy"
     model = mapped(file, "w")
