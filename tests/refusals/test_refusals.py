@@ -9,10 +9,7 @@ import pytest
 from libraries import Library, installed
 from refusals.transcript import Answer, Ended, answers, files, needs
 
-CLASSES = (
-    *(TypeError, ValueError, OverflowError, AttributeError, LookupError, OSError, ImportError),
-    Warning,
-)
+CLASSES = (*(TypeError, ValueError, OverflowError, AttributeError, LookupError, OSError, ImportError), Warning)
 """What a user of Python expects: an `except` for one of them is no `except Exception`."""
 MISSING = re.compile(r" has no (function )?`\w+`")
 """A message without parts, of a name that a module or a message of protobuf would have."""
