@@ -35,7 +35,7 @@ XLA_AT_ONCE := XLA_FLAGS="--xla_cpu_use_fusion_emitters=false --xla_backend_opti
 # tests/core/libraries/test_strict_settings.py alone, which compiles little.
 SETTINGS := numpy-raise torch-strict,torch-inference,numpy-torch cupy-rules-device1 $(if $(THIN),,jax-strict,jax-debug torch-cuda-rules)
 OF_SETTINGS := $(THIN) $(if $(THIN),$(patsubst %,tests/core/%.py,test_agreement masks/test_masks biases/test_biases test_sinks \
-	test_dropout caches/test_cache caches/test_paged test_varlen test_vjp layers/test_layers positional/test_positional \
+	test_dropout caches/test_cache caches/test_paged test_varlen test_derivatives layers/test_layers positional/test_positional \
 	test_semantics test_joined_dtypes),tests/core)
 
 # The releases of onnxruntime in which graphs are run, beside the one that is installed: of tests, and all.

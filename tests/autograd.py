@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from internals import EPS
 INPUTS = ("query", "key", "value")
 DRAWS = 8
 """How often the textbook is computed with other rounding errors, beside once without."""
+Arrays, Factor = Mapping[str, np.ndarray], np.ndarray | None
 Named = Mapping[Any, np.ndarray]
 """What is differentiated, or derivatives, by name or number."""
 
@@ -70,84 +72,78 @@ def textbook(exact: Named, compute: Callable[[Callable[[Any], Any]], Named]) -> 
     return worst
 
 
+def _tensor(dtype: str, x: Factor) -> Any:
+    import torch
+
+    return None if x is None else torch.tensor(x.astype(np.float64), dtype=getattr(torch, dtype))
+
+
 def gradients(
-    call: Call,
-    inputs: Mapping[str, np.ndarray],
-    cotangent: np.ndarray,
-    dtype: str = "float64",
-    dropped: np.ndarray | None = None,
+    call: Call, inputs: Arrays, cotangent: np.ndarray, dtype: str = "float64", dropped: Factor = None
 ) -> dict[str, np.ndarray]:
-    """By name, computed in `dtype`; "weights" is that of what the values are weighed by.
+    """By name, beside the "output", computed in `dtype`; "weights" is that of what the values are weighed by.
 
     `dropped` is what dropout multiplies the weights by.
     """
     import torch
 
-    def tensor(x: np.ndarray) -> Any:
-        return torch.tensor(x.astype(np.float64), dtype=getattr(torch, dtype))
-
+    tensor = partial(_tensor, dtype)
     leaves = {name: tensor(x).requires_grad_() for name, x in inputs.items()}
-    output, weights = attention(call, leaves, None if dropped is None else tensor(dropped))
+    output, weights = attention(call, leaves, tensor(dropped))
     targets = leaves | {"weights": weights}
     results = torch.autograd.grad(output, [*targets.values()], tensor(cotangent), materialize_grads=True)
-    return {name: x.double().numpy() for name, x in zip(targets, results, strict=True)}
+    named = zip((*targets, "output"), (*results, output.detach()), strict=True)
+    return {name: x.double().numpy() for name, x in named}
 
 
 def jvp(
-    call: Call,
-    inputs: Mapping[str, np.ndarray],
-    tangents: Mapping[str, np.ndarray],
-    dtype: str = "float64",
-    dropped: np.ndarray | None = None,
+    call: Call, inputs: Arrays, tangents: Arrays, dtype: str = "float64", dropped: Factor = None
 ) -> np.ndarray:
     """The tangent of the output, by forward mode in `dtype`."""
     import torch
 
-    def tensors(arrays: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
-        kind = getattr(torch, dtype)
-        return tuple(torch.tensor(arrays[name].astype(np.float64), dtype=kind) for name in tangents)
+    still, factor = {name: _tensor(dtype, x) for name, x in inputs.items()}, _tensor(dtype, dropped)
 
     def output(*moved: Any) -> Any:
-        still = {name: torch.tensor(x.astype(np.float64), dtype=moved[0].dtype) for name, x in inputs.items()}
-        leaves = {**still, **dict(zip(tangents, moved, strict=True))}
-        return attention(call, leaves, None if dropped is None else torch.tensor(dropped).to(moved[0].dtype))[0]
+        return attention(call, {**still, **dict(zip(tangents, moved, strict=True))}, factor)[0]
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, which torch itself calls
-        _, tangent = torch.func.jvp(output, tensors(inputs), tensors(tangents))
+        here, along = (tuple(_tensor(dtype, part[name]) for name in tangents) for part in (inputs, tangents))
+        _, tangent = torch.func.jvp(output, here, along)
     result: np.ndarray = tangent.double().numpy()
     return result
 
 
 def laplacian(
     call: Call,
-    inputs: Mapping[str, np.ndarray],
-    tangents: Mapping[str, np.ndarray],
-    laplacians: Mapping[str, np.ndarray],
+    inputs: Arrays,
+    tangents: Arrays,
+    laplacians: Arrays,
     dtype: str = "float64",
-    dropped: np.ndarray | None = None,
+    dropped: Factor = None,
 ) -> list[np.ndarray]:
     """The tangents of the output and its laplacian, by forward mode over forward mode in `dtype`."""
     import torch
 
-    def tensors(arrays: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
-        kind = getattr(torch, dtype)
-        return tuple(torch.tensor(arrays[name].astype(np.float64), dtype=kind) for name in inputs)
+    here, along, bends = (
+        tuple(_tensor(dtype, part[name]) for name in inputs) for part in (inputs, tangents, laplacians)
+    )
+    factor = _tensor(dtype, dropped)
 
     def output(*leaves: Any) -> Any:
-        factor = None if dropped is None else torch.tensor(dropped).to(leaves[0].dtype)
         return attention(call, dict(zip(inputs, leaves, strict=True)), factor)[0]
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of torch.jit, which torch itself calls
-        _, total = torch.func.jvp(output, tensors(inputs), tensors(laplacians))
+        _, total = torch.func.jvp(output, here, bends)
         firsts = []
-        for direction in zip(*tensors(tangents), strict=True):
+        for direction in zip(*along, strict=True):
 
             def slope(*leaves: Any, direction: Any = direction) -> Any:
                 return torch.func.jvp(output, leaves, direction)[1]
 
-            first, second = torch.func.jvp(slope, tensors(inputs), direction)
+            first, second = torch.func.jvp(slope, here, direction)
             firsts.append(first)
             total = total + second
     return [torch.stack(firsts).double().numpy(), total.double().numpy()]
@@ -155,21 +151,19 @@ def laplacian(
 
 def second_order(
     call: Call,
-    inputs: Mapping[str, np.ndarray],
-    tangents: Mapping[str, np.ndarray],
+    inputs: Arrays,
+    tangents: Arrays,
     cotangents: tuple[np.ndarray, np.ndarray],
     dtype: str = "float64",
-    dropped: np.ndarray | None = None,
+    dropped: Factor = None,
 ) -> dict[str, np.ndarray]:
     """How each gradient changes if the inputs move by tangents, and the first cotangent by the second."""
     import torch
 
-    def tensor(x: np.ndarray) -> Any:
-        return torch.tensor(x.astype(np.float64), dtype=getattr(torch, dtype))
-
+    tensor = partial(_tensor, dtype)
     leaves = {name: tensor(x).requires_grad_() for name, x in inputs.items()}
     cotangent, moved = map(tensor, cotangents)
-    output, _ = attention(call, leaves, None if dropped is None else tensor(dropped))
+    output, _ = attention(call, leaves, tensor(dropped))
     by = {"materialize_grads": True, "retain_graph": True}
     first = torch.autograd.grad(output, [*leaves.values()], cotangent, create_graph=True, **by)
     slope = sum((x * tensor(tangents[name])).sum() for name, x in zip(leaves, first, strict=True))
@@ -180,20 +174,14 @@ def second_order(
 
 
 def hessian(
-    call: Call,
-    inputs: Mapping[str, np.ndarray],
-    cotangent: np.ndarray,
-    dtype: str = "float64",
-    dropped: np.ndarray | None = None,
+    call: Call, inputs: Arrays, cotangent: np.ndarray, dtype: str = "float64", dropped: Factor = None
 ) -> np.ndarray:
     """The second derivatives of <cotangent, output> for the query, (*query.shape, *query.shape)."""
     import torch
 
-    def tensor(x: np.ndarray) -> Any:
-        return torch.tensor(x.astype(np.float64), dtype=getattr(torch, dtype))
-
+    tensor = partial(_tensor, dtype)
     leaves = {name: tensor(x) for name, x in inputs.items()}
-    factor, weight = None if dropped is None else tensor(dropped), tensor(cotangent)
+    factor, weight = tensor(dropped), tensor(cotangent)
 
     def loss(query: Any) -> Any:
         return (attention(call, leaves | {"query": query}, factor)[0] * weight).sum()
@@ -202,11 +190,9 @@ def hessian(
     return result
 
 
-def output_and_weights(call: Call, inputs: Mapping[str, np.ndarray], dtype: str) -> list[np.ndarray]:
+def output_and_weights(call: Call, inputs: Arrays, dtype: str) -> list[np.ndarray]:
     """Computed in `dtype`."""
-    import torch
-
-    leaves = {name: torch.tensor(x, dtype=getattr(torch, dtype)) for name, x in inputs.items()}
+    leaves = {name: _tensor(dtype, x) for name, x in inputs.items()}
     return [x.double().numpy() for x in attention(call, leaves)]
 
 

@@ -54,9 +54,7 @@ BIASES: dict[str, Any] = {
     "alibi": (biases.alibi(SLOPES.tolist()), lambda i, j: -SLOPES[:, None, None] * abs(i - j)),
     "relative": ("table", lambda i, j: np.moveaxis(TABLE[bucket(j - i)[:, 0]], -1, 1)),
     "function": (
-        biases.from_function(
-            lambda s, b, h, i, j: s + 0.25 * namespace(s).astype((i + 3 * j) % 4, s.dtype),
-        ),
+        biases.from_function(lambda s, b, h, i, j: s + 0.25 * namespace(s).astype((i + 3 * j) % 4, s.dtype)),
         lambda i, j: 0.25 * ((i + 3 * j) % 4) * np.ones((HEADS, 1, 1)),
     ),
 }
@@ -76,26 +74,27 @@ class Tokens:
         parts = [np.take_along_axis(x, slots[:, None, :, None], axis=2) for x in (self.key, self.value)]
         return Tokens(*parts, np.take_along_axis(self.positions, slots, axis=1))
 
-    def of_entries(self, entries: list[int]) -> Tokens:
-        return Tokens(self.key[entries], self.value[entries], self.positions[entries])
-
     def with_more(self, key: np.ndarray, value: np.ndarray, positions: np.ndarray) -> Tokens:
         pairs = ((self.key, key, 2), (self.value, value, 2), (self.positions, positions, 1))
         return Tokens(*(np.concatenate([old, new], axis) for old, new, axis in pairs))
 
 
-def turned(x: np.ndarray, positions: np.ndarray, rotary: Rotary) -> np.ndarray:
-    """(..., H, L, E) at positions (..., L), by products of complex numbers in float64."""
-    half, width = rotary.width // 2, rotary.width
-    angles = positions[..., None, :, None] * np.asarray(rotary.frequencies)
-    factor = 0.1 * math.log(4) + 1 if isinstance(rotary.scaling, YaRNScaling) else 1.0
-    one, other = (
-        (slice(0, width, 2), slice(1, width, 2)) if rotary.interleaved else (slice(half), slice(half, width))
-    )
-    pairs = (x[..., one] + 1j * x[..., other]) * factor * np.exp(1j * angles)
+def rotated(x: np.ndarray, factors: np.ndarray, *, interleaved: bool) -> np.ndarray:
+    """(..., L, E) in float64: pairs of numbers times complex factors (..., L, width / 2), the rest as it is."""
+    half, width = factors.shape[-1], 2 * factors.shape[-1]
+    halves, alternating = (slice(half), slice(half, width)), (slice(0, width, 2), slice(1, width, 2))
+    one, other = alternating if interleaved else halves
     result = x.astype(np.float64)
+    pairs = (result[..., one] + 1j * result[..., other]) * factors
     result[..., one], result[..., other] = pairs.real, pairs.imag
     return result
+
+
+def turned(x: np.ndarray, positions: np.ndarray, rotary: Rotary) -> np.ndarray:
+    """(..., H, L, E) at positions (..., L)."""
+    factor = 0.1 * math.log(4) + 1 if isinstance(rotary.scaling, YaRNScaling) else 1.0
+    angles = positions[..., None, :, None] * np.asarray(rotary.frequencies)
+    return rotated(x, factor * np.exp(1j * angles), interleaved=rotary.interleaved)
 
 
 def exact_call(

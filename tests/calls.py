@@ -57,6 +57,11 @@ def moved(x: np.ndarray, layout: str) -> np.ndarray:
     return x if layout == "...HLE" else np.ascontiguousarray(np.swapaxes(x, -2, -3))
 
 
+def bits(state: Any, index: Any = ...) -> list[bytes]:
+    """Of the output and the log-sum-exp, or of some entries, heads and rows of both."""
+    return [x[index].tobytes() for x in state]
+
+
 def attend(library: Library, *arrays: np.ndarray, **rules: Any) -> np.ndarray:
     """Return the output that the library computes, as a NumPy array."""
     return library.get(library.call(scaled_dot_product_attention, *arrays, **rules))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
 import pytest
@@ -18,19 +20,28 @@ KEYWORD = re.compile(rf"`({'|'.join({*KEYS, *KEYWORDS, 'html', 'provider'})})`(?
 QKV = ["--query", "float32[B,8,L,64]", "--key", "float32[B,2,S,64]"]
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: Any) -> tuple[int, str, str]:
+def run(*arguments: Any) -> tuple[int, str, str]:
     """Exit code, standard output, standard error."""
-    with pytest.MonkeyPatch.context() as patch:
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", newline="") for _ in range(2))
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["sdpa-xp", *map(str, arguments)])
         with pytest.raises(SystemExit) as exited:
             main()
-    printed = capsys.readouterr()
-    return int(exited.value.code or 0), printed.out, printed.err
+    for stream in (out, err):
+        stream.seek(0)
+    return int(exited.value.code or 0), out.read(), err.read()
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: Any) -> str:
+def printed(*arguments: Any) -> str:
+    """Standard output of a command that succeeds, and says nothing else."""
+    code, out, err = run(*arguments)
+    assert (code, err) == (0, "")
+    return out
+
+
+def refused(*arguments: Any) -> str:
     """The one line on standard error of a command that exits 2; it names flags, and no keywords."""
-    code, out, err = run(capsys, *arguments)
+    code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert err.startswith("sdpa-xp: ")
     assert err.count("\n") == 1

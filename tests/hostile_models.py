@@ -44,10 +44,7 @@ def endless_loop(rounds: int = 2**62) -> onnx.ModelProto:
     model = honest()
     ports = [("round", TensorProto.INT64, []), ("on", TensorProto.BOOL, []), ("x", TensorProto.FLOAT, [1])]
     ends = [("still_on", TensorProto.BOOL, []), ("twice", TensorProto.FLOAT, [1])]
-    nodes = [
-        helper.make_node("Identity", ["on"], ["still_on"]),
-        helper.make_node("Add", ["x", "x"], ["twice"]),
-    ]
+    nodes = [helper.make_node("Identity", ["on"], ["still_on"]), helper.make_node("Add", ["x", "x"], ["twice"])]
     values = [[helper.make_tensor_value_info(*port) for port in side] for side in (ports, ends)]
     body = helper.make_graph(nodes, "body", *values)
     with_constant(model, "rounds", np.int64(rounds))

@@ -17,11 +17,7 @@ class Interrupted:
     """
 
     def __init__(
-        self,
-        step: int,
-        *files: str,
-        opcodes: bool = False,
-        exception: type[BaseException] = KeyboardInterrupt,
+        self, step: int, *files: str, opcodes: bool = False, exception: type[BaseException] = KeyboardInterrupt
     ) -> None:
         self.step, self.files, self.opcodes, self.exception = step, files, opcodes, exception
         self.steps, self.came = 0, ""

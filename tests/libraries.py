@@ -258,10 +258,7 @@ def _jax_strict() -> Library:
     """JAX as it is set to refuse arrays of unlike ranks and dtypes."""
     import jax
 
-    settings = (
-        lambda: jax.numpy_rank_promotion("raise"),
-        lambda: jax.numpy_dtype_promotion("strict"),
-    )
+    settings = (lambda: jax.numpy_rank_promotion("raise"), lambda: jax.numpy_dtype_promotion("strict"))
     return _with_settings(_jax(x64=True)(), "jax-strict", *settings)
 
 

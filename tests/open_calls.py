@@ -13,9 +13,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from internals import namespace
 
-from sdpa_xp import biases, masks
+from sdpa_xp import (
+    KVCache,
+    attention_scores,
+    attention_state,
+    attention_statistics,
+    attention_weights,
+    biases,
+    masks,
+    scaled_dot_product_attention,
+    scaled_dot_product_attention_jvp,
+    scaled_dot_product_attention_vjp,
+)
 from sdpa_xp.errors import ArgumentValueError
+from sdpa_xp.layers import MultiHeadAttention
 
 TRACED = {"B": 2, "L": 5, "S": 7}
 LENGTHS = [{"B": 3, "L": 6, "S": 9}, {"B": 2, "L": 12, "S": 4}, {"B": 1, "L": 1, "S": 1}, TRACED | {"S": 17}]
@@ -156,3 +169,60 @@ OPTIONS = {
     "scale": Row(lambda x: {"scale": x, "attn_mask": masks.sliding_window(3, 0)}, ("HL1",)),
 }
 ROWS = MASKS | NOT | BIASES | OPTIONS
+
+
+def call_of(row: Row, **options: Any) -> Callable[..., Any]:
+    def call(query: Any, key: Any, value: Any, *arrays: Any) -> Any:
+        return scaled_dot_product_attention(query, key, value, **row.keywords(*arrays), **options)
+
+    return call
+
+
+def _table(like: Any) -> Any:
+    xp = namespace(like)
+    return xp.reshape(xp.arange(32, dtype=like.dtype), (8, 4))
+
+
+def _appended(query: Any, key: Any, value: Any, **keywords: Any) -> Any:
+    """Attention of a cache with 4 tokens of its own before `key`."""
+    past = namespace(key).ones((*key.shape[:2], 4, key.shape[-1]))
+    new = KVCache(past, past[..., : value.shape[-1]]).append(key, value)
+    return new.attend(query, **keywords)
+
+
+def _pulled(query: Any, key: Any, value: Any) -> list[Any]:
+    bias = biases.alibi(namespace(query).ones(4) * 0.3) + biases.relative(_table(query), max_distance=5)
+    mask = masks.sliding_window(2, 1) | masks.prefix(1)
+    output, pullback = scaled_dot_product_attention_vjp(query, key, value, mask, bias=bias)
+    return [*pullback(output).values()]
+
+
+def functions(like: Any) -> dict[str, Callable[..., Any]]:
+    """Other functions than attention, of query, key and value in the library of an array."""
+    layer = MultiHeadAttention.init(np.random.default_rng(1), 8, num_heads=4, num_kv_heads=2, like=like)
+    of = ("row_max", "entropy", "key_sums")
+    return {
+        "state": lambda q, k, v: [*attention_state(q, k, v, masks.causal("lower_right"))],
+        "weights": lambda q, k, v: attention_weights(q, k, attn_mask=masks.sliding_window(2, 1)),
+        "scores": lambda q, k, v: attention_scores(q, k, attn_mask=masks.prefix(2), bias=biases.alibi(4)),
+        "statistics": lambda q, k, v: [*attention_statistics(q, k, of=of, is_causal=True)[:3]],
+        "top keys": lambda q, k, v: attention_statistics(q, k, of="top_keys", top_k=3).top_keys.indices,
+        "statistics of no key": lambda q, k, v: (
+            attention_statistics(q, k, of="key_sums", attn_mask=masks.prefix(0)).key_sums
+        ),
+        "gradients": _pulled,
+        "tangent": lambda q, k, v: scaled_dot_product_attention_jvp(q, k, v, {"query": q}, masks.causal(1))[1],
+        "cache": _appended,
+        "cache, window": lambda q, k, v: _appended(q, k, v, attn_mask=masks.sliding_window(2, 0)),
+        "cache, chunks": lambda q, k, v: _appended(
+            q, k, v, attn_mask=masks.chunked(3) & masks.padding(None, 1)
+        ),
+        "cache, T5": lambda q, k, v: _appended(q, k, v, bias=biases.relative(_table(q), max_distance=5)),
+        "layer": lambda q, k, v: layer(q[:, 0], k[:, 0], is_causal=True),
+        "layout": lambda q, k, v: scaled_dot_product_attention(
+            *(x.swapaxes(1, 2) for x in (q, k, v)), masks.sliding_window(2, 1), layout="...LHE"
+        ),
+        "two axes": lambda q, k, v: scaled_dot_product_attention(
+            q[0, 0], k[0, 0], v[0, 0], masks.sliding_window(2, 1)
+        ),
+    }

@@ -10,11 +10,7 @@ import numpy as np
 
 
 def neighbours(
-    shape: Sequence[int],
-    radius: Sequence[int],
-    dilation: Sequence[int],
-    periodic: Sequence[bool],
-    borders: str,
+    shape: Sequence[int], radius: Sequence[int], dilation: Sequence[int], periodic: Sequence[bool], borders: str
 ) -> np.ndarray:
     """Which token attends to which, (places, places)."""
     tokens = [*product(*map(range, shape))]

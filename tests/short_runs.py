@@ -70,6 +70,12 @@ def assert_right(model: onnx.ModelProto, *, seed: int = 0, session: Any = None, 
                 assert agreement.bound < 1e-4, (trial.shown, agreement)  # no bound that says nothing
 
 
+def agreed(report: Any) -> Any:
+    """The report of a model that agrees."""
+    assert report.agrees, str(report)
+    return report
+
+
 def opened(inner: Any) -> Any:
     """What the exporter makes of a session of onnxruntime."""
     session: Any = object.__new__(SESSIONS["onnxruntime"])

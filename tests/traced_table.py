@@ -17,10 +17,9 @@ def _named(names: str) -> dict[str, Row]:
     return {name: lambda xp, *arguments, name=name: getattr(xp, name)(*arguments) for name in names.split()}
 
 
-def _operators(**functions: Callable[..., Any]) -> dict[str, Row]:
-    return {
-        f"__{name.rstrip('_')}__": lambda xp, *arguments, f=f: f(*arguments) for name, f in functions.items()
-    }
+def _operators(names: str) -> dict[str, Row]:
+    functions = {name.rstrip("_"): getattr(operator, name) for name in names.split()}
+    return {f"__{name}__": lambda xp, *arguments, f=f: f(*arguments) for name, f in functions.items()}
 
 
 BINARY: dict[str, Row] = _named(
@@ -55,26 +54,7 @@ JOINED: dict[str, Row] = {
 }
 """Functions of two arrays alone."""
 
-OPERATORS: dict[str, Row] = _operators(
-    add=operator.add,
-    sub=operator.sub,
-    mul=operator.mul,
-    truediv=operator.truediv,
-    floordiv=operator.floordiv,
-    mod=operator.mod,
-    pow=operator.pow,
-    lshift=operator.lshift,
-    rshift=operator.rshift,
-    and_=operator.and_,
-    or_=operator.or_,
-    xor=operator.xor,
-    eq=operator.eq,
-    ne=operator.ne,
-    lt=operator.lt,
-    le=operator.le,
-    gt=operator.gt,
-    ge=operator.ge,
-)
+OPERATORS = _operators("add sub mul truediv floordiv mod pow lshift rshift and_ or_ xor eq ne lt le gt ge")
 
 _OPERATORS = [name for name in OPERATORS if hasattr(operator, f"__i{name[2:]}")] + ["__matmul__"]
 
@@ -101,42 +81,33 @@ def _sorted(xp: Any, x: Any) -> Any:
     return xp.sort(xp.reshape(x, (-1,)))
 
 
+def _by(name: str, *keywords: dict[str, Any]) -> Row:
+    """The row of a function with each of these keywords."""
+    return lambda xp, x: tuple(getattr(xp, name)(x, **told) for told in keywords)
+
+
 def _over_axes(name: str) -> Row:
-    return lambda xp, x: (
-        getattr(xp, name)(x),
-        getattr(xp, name)(x, axis=0),
-        getattr(xp, name)(x, axis=(0, 1), keepdims=True),
-        getattr(xp, name)(x[:0, :], axis=0),
-    )
+    whole = _by(name, {}, {"axis": 0}, {"axis": (0, 1), "keepdims": True})
+    return lambda xp, x: (*whole(xp, x), getattr(xp, name)(x[:0, :], axis=0))
 
 
 def _over_axis(name: str) -> Row:
-    return lambda xp, x: (
-        getattr(xp, name)(x),
-        getattr(xp, name)(x, axis=0),
-        getattr(xp, name)(x, axis=-1, keepdims=True),
-        getattr(xp, name)(x, keepdims=True),
-    )
+    return _by(name, {}, {"axis": 0}, {"axis": -1, "keepdims": True}, {"keepdims": True})
 
 
 def _accumulated(name: str) -> Row:
     return lambda xp, x: (
-        getattr(xp, name)(x, axis=1),
-        getattr(xp, name)(x, axis=-2, include_initial=True),
+        *_by(name, {"axis": 1}, {"axis": -2, "include_initial": True})(xp, x),
+        *_by(name, {"axis": 0, "dtype": xp.float64}, {"axis": 0, "dtype": xp.int16})(xp, x),
         getattr(xp, name)(xp.reshape(x, (-1,))),
-        getattr(xp, name)(x, axis=0, dtype=xp.float64),
-        getattr(xp, name)(x, axis=0, dtype=xp.int16),
         getattr(xp, name)(x[:, :0], axis=1, include_initial=True),
     )
 
 
 def _sorting(name: str) -> Row:
-    return lambda xp, x: (
-        getattr(xp, name)(x),
-        getattr(xp, name)(x, axis=0),
-        getattr(xp, name)(xp.concat([x, x], axis=1), axis=-1),
-        getattr(xp, name)(x[:0, :]),
-        getattr(xp, name)(x[:, :0]),
+    return lambda xp, x: tuple(
+        getattr(xp, name)(y, axis=axis)
+        for y, axis in ((x, -1), (x, 0), (xp.concat([x, x], axis=1), -1), (x[:0, :], -1), (x[:, :0], -1))
     )
 
 
@@ -152,7 +123,7 @@ UNARY: dict[str, Row] = (
         " conj cosh expm1 isfinite isinf isnan log10 log1p log2 real reciprocal round sign signbit sinh tan"
         " trunc"
     )
-    | _operators(neg=operator.neg, pos=operator.pos, abs=operator.abs, invert=operator.invert)
+    | _operators("neg pos abs invert")
     | {
         "sum": lambda xp, x: (
             xp.sum(x),
@@ -162,8 +133,7 @@ UNARY: dict[str, Row] = (
             *(xp.sum(x, axis=0, dtype=getattr(xp, dtype)) for dtype in ("float64", "int64", "uint8", "int32")),
         ),
         "mean": lambda xp, x: (xp.mean(x), xp.mean(x, axis=0), xp.mean(x, axis=(1, 0), keepdims=True)),
-        "max": lambda xp, x: (xp.max(x), xp.max(x, axis=0), xp.max(x, axis=-1, keepdims=True)),
-        "min": lambda xp, x: (xp.min(x), xp.min(x, axis=0), xp.min(x, axis=-1, keepdims=True)),
+        **{name: _by(name, {}, {"axis": 0}, {"axis": -1, "keepdims": True}) for name in ("max", "min")},
         "var": lambda xp, x: (xp.var(x, axis=1), xp.var(x, correction=1.5), xp.var(x, axis=0, keepdims=True)),
         "std": lambda xp, x: (xp.std(x, axis=1), xp.std(x, correction=1), xp.std(x, axis=0, keepdims=True)),
         "take": lambda xp, x: (
@@ -178,10 +148,7 @@ UNARY: dict[str, Row] = (
             xp.moveaxis(x[None, :, :], (0, -1), (1, 0)),
         ),
         "expand_dims": lambda xp, x: (xp.expand_dims(x, axis=-1), xp.expand_dims(x, axis=1)),
-        "squeeze": lambda xp, x: (
-            xp.squeeze(x[:, None, :1], axis=(1, -1)),
-            xp.squeeze(x[:, None, :], axis=-2),
-        ),
+        "squeeze": lambda xp, x: (xp.squeeze(x[:, None, :1], axis=(1, -1)), xp.squeeze(x[:, None, :], axis=-2)),
         "broadcast_to": lambda xp, x: xp.broadcast_to(x[:1, :], (2, 3, 4)),
         "unstack": lambda xp, x: (*xp.unstack(x), *xp.unstack(x, axis=-1)),
         "__getitem__": lambda xp, x: (x[-1, ...], x[:, 1:3], x[..., ::-2], x[0, 3], x[None, 1:, None, -2]),
@@ -205,29 +172,22 @@ UNARY: dict[str, Row] = (
         "ones_like": lambda xp, x: (xp.ones_like(x), xp.ones_like(x, dtype=xp.int16)),
         "zeros_like": lambda xp, x: (xp.zeros_like(x), xp.zeros_like(x, dtype=xp.bool)),
         "arange": lambda xp, x: x + xp.arange(1, 9, 2, dtype=x.dtype),
-        "all": _over_axes("all"),
-        "any": _over_axes("any"),
-        "count_nonzero": _over_axes("count_nonzero"),
+        **{name: _over_axes(name) for name in ("all", "any", "count_nonzero")},
         "prod": lambda xp, x: (
             xp.prod(x[:, :2], axis=1),
             xp.prod(x, axis=0, keepdims=True),
             xp.prod(x, axis=()),
             *(xp.prod(x[:2, :], axis=0, dtype=getattr(xp, dtype)) for dtype in ("float64", "uint8", "int32")),
         ),
-        "cumulative_sum": _accumulated("cumulative_sum"),
-        "cumulative_prod": _accumulated("cumulative_prod"),
+        **{name: _accumulated(name) for name in ("cumulative_sum", "cumulative_prod")},
         "diff": lambda xp, x: (
             xp.diff(x),
             xp.diff(x, axis=0, n=2),
             xp.diff(x, prepend=x[:, :2], append=x[:, :1]),
         ),
-        "argmax": _over_axis("argmax"),
-        "argmin": _over_axis("argmin"),
-        "sort": _sorting("sort"),
-        "argsort": _sorting("argsort"),
-        "unique_all": _of_repeated("unique_all"),
-        "unique_counts": _of_repeated("unique_counts"),
-        "unique_inverse": _of_repeated("unique_inverse"),
+        **{name: _over_axis(name) for name in ("argmax", "argmin")},
+        **{name: _sorting(name) for name in ("sort", "argsort")},
+        **{name: _of_repeated(name) for name in ("unique_all", "unique_counts", "unique_inverse")},
         "unique_values": lambda xp, x: xp.unique_values(xp.concat([x, x])),
         "nonzero": lambda xp, x: (*xp.nonzero(x), *xp.nonzero(x[0, :])),
         "take_along_axis": lambda xp, x: (
@@ -267,10 +227,7 @@ UNARY: dict[str, Row] = (
         "finfo": lambda xp, x: x * xp.finfo(x).eps + xp.finfo(x.dtype).max,
         "iinfo": lambda xp, x: x * 0 + xp.iinfo(x).max - xp.iinfo(x.dtype).bits,
         "masked": lambda xp, x: (x[x == x], x[x[:, 0] == x[1, 0]]),
-        "at": lambda xp, x: (
-            x[xp.asarray([0, -1, 1]), xp.asarray([[3], [0]])],
-            x[xp.asarray([0, 2]), 1],
-        ),
+        "at": lambda xp, x: (x[xp.asarray([0, -1, 1]), xp.asarray([[3], [0]])], x[xp.asarray([0, 2]), 1]),
         "T": lambda xp, x: x.T,
         "size": lambda xp, x: xp.full((3, 2), x.size) + xp.astype(x[:, :2] == x[:, :2], xp.int64),
         "broadcast_arrays": lambda xp, x: xp.broadcast_arrays(

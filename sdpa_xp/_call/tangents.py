@@ -20,6 +20,9 @@ from ..errors import ArgumentTypeError, ArgumentValueError
 from .options import CallOptions, floating_arrays
 from .prepared_call import PreparedCall
 
+MAY_BE_ARRAYS = ("attn_mask", "bias", "scale", "sinks")
+"""The options of a call that have tangents where they are floating arrays."""
+
 
 def check_tangents(
     function: str,
@@ -32,7 +35,9 @@ def check_tangents(
 
     With a `count`, each has one more axis of that length in front.
     """
-    check_keys(function, argument, tangents, [*arrays])
+    hints = {name: f"Pass `{name}` to the call as a floating array." for name in MAY_BE_ARRAYS}
+    hints |= {name.partition(".")[0]: f"Write {name!r} instead." for name in arrays if "." in name}
+    check_keys(function, argument, tangents, [*arrays], others=hints)
     return {
         name: check_tangent(function, f'{argument}["{name}"]', value, name, arrays[name], count)
         for name, value in cast(Mapping[str, Any], tangents).items()

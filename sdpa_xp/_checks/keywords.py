@@ -9,7 +9,7 @@ import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from traceback import walk_tb
-from types import FunctionType
+from types import FunctionType, MappingProxyType
 from typing import Any, Literal, NoReturn, TypeAlias, TypeVar, cast
 
 from .._libraries import LARGEST, dtype_name, is_array, is_traced
@@ -244,9 +244,17 @@ def refuse_unknown_keywords(function: str, keywords: Mapping[str, object], names
 
 
 def check_keys(
-    function: str, argument: str, value: object, names: Sequence[str], needed: Sequence[str] = ()
+    function: str,
+    argument: str,
+    value: object,
+    names: Sequence[str],
+    needed: Sequence[str] = (),
+    others: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Check that an argument is a mapping whose keys are among the `names`, with each that is `needed`."""
+    """Check that an argument is a mapping whose keys are among the `names`, with each that is `needed`.
+
+    `others` are keys that are no slip, each with the hint for it.
+    """
     if not isinstance(value, Mapping):
         rule = f"`{argument}` must be a mapping with keys among {', '.join(names)}"
         raise ArgumentTypeError(function, rule, {argument: shown(value)})
@@ -254,7 +262,8 @@ def check_keys(
         if key not in names:
             name = _name_like(key, names)
             rule, hint = f"`{argument}` must have keys among {', '.join(names)}", f"Write {name!r} instead."
-            raise ArgumentValueError(function, rule, {"key": shown(key)}, hint if name else "")
+            hint = others.get(key, hint if name else "")
+            raise ArgumentValueError(function, rule, {"key": shown(key)}, hint)
     for name in needed:
         if name not in value:
             rule = f"`{argument}` must have the key {name!r}"

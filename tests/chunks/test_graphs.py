@@ -12,13 +12,7 @@ import pytest
 from calls import F, draw
 
 from chunks.calls_in_chunks import OPTIONS, blocks, cut, inputs, options
-from sdpa_xp import (
-    attention_state,
-    attention_weights,
-    biases,
-    masks,
-    scaled_dot_product_attention,
-)
+from sdpa_xp import attention_state, attention_weights, biases, masks, scaled_dot_product_attention
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
 
 pytestmark = pytest.mark.needs("dask")
@@ -60,10 +54,7 @@ MASKS = {
     "prefix": (masks.causal() | masks.prefix(2), lambda i, j: j <= i or j < 2),
     "causal in chunks": (masks.causal() & masks.chunked(8), lambda i, j: j <= i and i // 8 == j // 8),
     "documents": (masks.document([0] * 8 + [1] * 12), lambda i, j: (i < 8) == (j < 8)),
-    "documents of an array": (
-        masks.document(np.asarray([0] * 8 + [1] * 12)),
-        lambda i, j: (i < 8) == (j < 8),
-    ),
+    "documents of an array": (masks.document(np.asarray([0] * 8 + [1] * 12)), lambda i, j: (i < 8) == (j < 8)),
     "array": (np.arange(20) < 6, lambda i, j: j < 6),
     "rows of an array": (np.arange(20)[:, None] >= 12, lambda i, j: i >= 12),
 }

@@ -8,13 +8,7 @@ import hypothesis
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from agreement import (
-    CASES,
-    Case,
-    assert_agrees,
-    assert_call_agrees,
-    sequences_of,
-)
+from agreement import CASES, Case, assert_agrees, assert_call_agrees, sequences_of
 from calls import draw_masked
 from libraries import Library
 

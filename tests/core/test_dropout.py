@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calls import attend, draw_named, gradients
+from calls import attend, draw_named
 from internals import TileSize, dropout, override
 from libraries import Library, generator
 
@@ -87,18 +87,6 @@ def test_none_or_all(library: Library, call: dict[str, np.ndarray], p: float, le
     np.testing.assert_allclose(output, left * attend(library, **call), rtol=0, atol=1e-6)
 
 
-@pytest.mark.sampled(0, on="EAGER_JAX")
-def test_expectation_is_the_result_without(library: Library, call: dict[str, np.ndarray]) -> None:
-    """The mean over 4096 batch entries, which are dropped apart, within five standard errors."""
-    count, p = 4096, 0.3
-    query = np.broadcast_to(call["query"][:1, :2, :3], (count, 2, 3, 8)).copy()
-    key = call["key"][:1, :1]
-    w = weigh(library, {"query": query, "key": key}, dropout_p=p, rng=generator(library))
-    plain = weigh(library, {"query": query[:1], "key": key})[0]
-    error = np.abs(w.mean(axis=0) - plain) / (plain * math.sqrt(p / (1 - p) / count))
-    assert error.max() < 5
-
-
 def test_pairs_are_dropped_independently() -> None:
     """Neighbours in each axis, far ones, and two calls agree as often as chance has it."""
     x = np.ones((8, 4, 64, 1), F)
@@ -128,33 +116,6 @@ def test_libraries_with_one_seed_drop_the_same(library: Library, call: dict[str,
     expected = attention_weights(call["query"], call["key"], **rules, rng=np.random.default_rng(SEED))
     weights = weigh(library, call, **rules, rng=np.random.default_rng(SEED))
     np.testing.assert_array_equal(weights == 0, expected == 0)
-
-
-@pytest.mark.leaves_out("jax-debug", "torch-inference")
-def test_gradient_is_that_of_the_dropped_weights(library: Library, call: dict[str, np.ndarray]) -> None:
-    """Of the value: the transposed weights."""
-    arrays = {name: call[name][0, :2] for name in call}
-    w = weigh(library, arrays, dropout_p=0.5, rng=generator(library))
-
-    def total(value: Any) -> Any:
-        query, key = (library.put(arrays[name]) for name in ("query", "key"))
-        return scaled_dot_product_attention(query, key, value, dropout_p=0.5, rng=generator(library)).sum()
-
-    (gradient,) = gradients(library, total, arrays["value"])
-    expected = np.broadcast_to(w.sum(axis=-2)[..., None], arrays["value"].shape)
-    np.testing.assert_allclose(gradient, expected, rtol=0, atol=4e-6)
-
-
-def test_other_generators_are_refused(library: Library, call: dict[str, np.ndarray]) -> None:
-    """That of another library, NumPy's old one, a seed, arrays that are no key; whether it is needed or not."""
-    others = [np.random.RandomState(0), 7]
-    others += [np.random.default_rng(0)] if library.name.startswith(("torch", "jax", "cupy", "mlx")) else []
-    if library.name.startswith("jax"):
-        others += [library.put(np.zeros(shape, dtype)) for shape, dtype in (((2,), F), ((1, 2), np.uint32))]
-    for rng in others:
-        for p in (0.0, 0.5):
-            with pytest.raises(TypeError, match="`rng` must"):
-                library.call(scaled_dot_product_attention, **call, dropout_p=p, rng=rng)
 
 
 def state_of(rng: Any) -> Any:

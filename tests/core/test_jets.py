@@ -234,51 +234,14 @@ def test_quantised() -> None:
     assert_near(jvp(quantise, PRIMALS, TANGENTS)[1], differences(quantise, 1e-9), 1e-5)
 
 
-def test_nothing_loses_a_derivative() -> None:
-    x, one = np.asarray([0.0, 1.0, 2.0]), np.ones(3)
-    for convert in (
-        lambda x: float(x[0]),
-        lambda x: int(x[0]),
-        lambda x: complex(x[0]),
-        lambda x: math.exp(x[0]),
-    ):
-        with pytest.raises(TypeError, match="a number has no derivatives"):
-            jvp(convert, (x,), (one,))
-    for convert in (np.float64, np.asarray, lambda x: np.asarray([x[0], x[1]]), lambda x: np.stack([x, x])):
-        with pytest.raises(TypeError, match="functions of NumPy take no array with derivatives"):
-            jvp(convert, (x,), (one,))
-    for convert in (lambda x: 1j * x, lambda x: space(x).astype(x, np.complex128)):
-        with pytest.raises(TypeError, match="derivatives of complex numbers are not known"):
-            jvp(convert, (x,), (one,))
-    with pytest.raises(TypeError, match="a truth has no derivatives"):
-        jvp(lambda x: 1 if x[0] else 2, (x,), (one,))
-    for build in (
-        lambda xp, y: xp.arange(y),
-        lambda xp, y: xp.linspace(y, 1, 3),
-        lambda xp, y: xp.full((2,), y),
-    ):
-        with pytest.raises(TypeError, match=r"`\w+` takes numbers, and none with derivatives"):
-            jvp(lambda x, build=build: build(space(x), x[0]), (x,), (one,))
-
+def test_results_that_are_no_floating_numbers_have_no_derivatives() -> None:
     def flags(x: Any) -> Any:
         xp = space(x)
-        return (
-            xp.isfinite(x),
-            x < 1.0,
-            x == x,
-            xp.astype(x, xp.int64),
-            xp.logical_not(xp.isfinite(x)),
-            xp.argmax(x),
-        )
+        flags = xp.isfinite(x)
+        return flags, x < 1.0, x == x, xp.astype(x, xp.int64), xp.logical_not(flags), xp.argmax(x)
 
-    for part in jvp(lambda x: [type(flag) for flag in flags(x)] and flags(x), (x,), (one,)):
+    for part in jvp(flags, (np.asarray([0.0, 1.0, 2.0]),), (np.ones(3),)):
         assert all(part.dtype.kind in "bi" for part in part)
-    leaked: list[Any] = []
-    jvp(lambda x: leaked.append(x), (x,), (one,))
-    with pytest.raises(RuntimeError, match="in the thread and the function of `jvp`"):
-        space(leaked[0]).exp(leaked[0])
-    with pytest.raises(TypeError, match="along different directions cannot meet"):
-        jvp(lambda x: x + leaked[0], (x,), (one,))
 
 
 def test_powers() -> None:
@@ -402,21 +365,6 @@ def test_a_function_of_the_scores() -> None:
     assert_near(tangent, differences(lambda *x: attention(*x, **rules)), 1e-8)
 
 
-@pytest.mark.parametrize(
-    ("function", "error"),
-    [
-        (lambda x: space(x).diff(x, prepend=np.zeros(1)), TypeError),
-        (lambda x: space(x).sum(x, initial=7.0), TypeError),
-        (lambda x: space(x).clip(x, a_min=1.5), TypeError),
-        (lambda x: space(x).max(x, axis=5), IndexError),
-    ],
-)
-def test_other_arguments_are_refused(function: Callable[..., Any], error: type[Exception]) -> None:
-    x = np.asarray([1.0, 2.0])
-    with pytest.raises(error):
-        jvp(function, (x,), (x,))
-
-
 def test_arrays_without_derivatives_beside_others() -> None:
     """They are computed as without derivatives, also of dtypes that have no negative."""
     x, small = np.asarray([1.0, 2.0]), np.asarray([0, 3], np.uint8)
@@ -457,38 +405,6 @@ def test_weights_of_a_layer_move_and_its_inputs_do_not(library: Library, rng: np
         with library.guard():
             _, tangent = jvp(output, (placed[name],), (library.put(direction.astype(np.float32)),))
         np.testing.assert_allclose(library.get(tangent), (first - second) / 2e-6, rtol=0, atol=2e-5)
-
-
-def test_writing() -> None:
-    """What a function gets and makes cannot be written to, which other names of an array would show."""
-    x, moved = (np.asarray([[1.0, 2.0, 3.0]]) for _ in range(2))
-    for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "ipow", "imatmul"):
-        with pytest.raises(TypeError, match="cannot be written to: assign a new one"):
-            jvp(lambda x, name=name: getattr(operator, name)(x * 1.0, x), (x,), (moved,))
-
-    def overwrites(x: Any, like: Any = None) -> Any:
-        like = x if like is None else space(x).zeros_like(x)
-        like[..., 0] = x[..., 1]
-        return like
-
-    numbers = np.zeros((1, 3))
-
-    def writes_into_numpy(x: Any) -> None:
-        numbers[..., 0] = x[..., 1]
-
-    def adds_to_numpy(x: Any) -> None:
-        total = numbers
-        total += x
-
-    for function, text in (
-        (overwrites, "cannot be written to"),
-        (lambda x: overwrites(x, x), "cannot be written to"),
-        (writes_into_numpy, "functions of NumPy take no array"),
-        (adds_to_numpy, "must use operators and the functions"),
-        (lambda x: space(x).multiply(x, x, out=x), "cannot write to an array with derivatives"),
-    ):
-        with pytest.raises(TypeError, match=text):
-            jvp(function, (x,), (moved,))
 
 
 @pytest.mark.needs("torch")
@@ -547,50 +463,15 @@ def test_memory_of_programs() -> None:
     np.testing.assert_array_equal(kind.part(squares, 1), 2.0)
 
 
-REFUSED: list[tuple[str, type[Exception], Any]] = [
-    (r"the derivative of `fft` is not known.*use other", AttributeError, lambda x: space(x).fft),
-    ("the derivative of `linalg` is not known", AttributeError, lambda x: space(x).linalg.svd(x)),
-    (r"`function` must use operators.*functions.*on the left", ArgumentTypeError, np.exp),
-    ("`T` needs an array of two axes", ValueError, lambda x: x.T),
-    ("without axes has no length", TypeError, lambda x: [*x[0, 0, 0, 0]]),
-]
-
-
 def space(x: Any) -> Any:
     return x.__array_namespace__()
 
 
-@pytest.mark.parametrize(("text", "error", "function"), REFUSED)
-def test_refusals(text: str, error: type[Exception], function: Any) -> None:
-    with pytest.raises(error, match=text):
-        jvp(function, PRIMALS[:1], TANGENTS[:1])
-
-
+ONE = "abs cos exp expm1 floor isnan log log1p mean negative sin sinh cosh tan atan"
+TWO = "add divide matmul maximum minimum multiply subtract vecdot"
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{
-        name: lambda xp, x, _y, name=name: getattr(xp, name)(x)
-        for name in (
-            "abs",
-            "cos",
-            "exp",
-            "expm1",
-            "floor",
-            "isnan",
-            "log",
-            "log1p",
-            "mean",
-            "negative",
-            "sin",
-            "sinh",
-            "cosh",
-            "tan",
-            "atan",
-        )
-    },
-    **{
-        name: lambda xp, x, y, name=name: getattr(xp, name)(x, y)
-        for name in ("add", "divide", "matmul", "maximum", "minimum", "multiply", "subtract", "vecdot")
-    },
+    **{name: lambda xp, x, _y, name=name: getattr(xp, name)(x) for name in ONE.split()},
+    **{name: lambda xp, x, y, name=name: getattr(xp, name)(x, y) for name in TWO.split()},
     "others": lambda xp, x, _y: xp.sqrt(x) + xp.square(x) + xp.tanh(x) + xp.sum(x, axis=0),
     "pow": lambda xp, x, _y: xp.pow(x, 3),
     "max": lambda xp, x, _y: (xp.max(x), xp.max(x, axis=-1), xp.max(x, axis=0, keepdims=True)),
@@ -604,23 +485,15 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "moves": lambda xp, x, _y: xp.flip(xp.permute_dims(xp.reshape(x * x, (3, 1, 3)), (2, 0, 1)), axis=0),
     "takes": lambda xp, x, _y: xp.take(x * x, xp.asarray([2, 0]), axis=1) + xp.cumulative_sum(x, axis=1)[:, :2],
     "inverses": lambda xp, x, _y: (
-        xp.asin(x / 2),
-        xp.acos(x / 2),
-        xp.asinh(x),
-        xp.acosh(x + 1),
-        xp.atanh(x / 2),
+        *(xp.asin(x / 2), xp.acos(x / 2), xp.asinh(x), xp.acosh(x + 1), xp.atanh(x / 2)),
     ),
     "logarithms": lambda xp, x, y: (xp.log2(x), xp.log10(x), xp.logaddexp(x, y), xp.logaddexp(x, 0 * y + 2)),
     "angles": lambda xp, x, y: (xp.atan2(x, y), xp.atan2(x, -y), xp.atan2(-x, 0 * y), xp.hypot(x, y)),
     "remainders": lambda xp, x, y: (9 * x % y, 5.0 % y, xp.remainder(-x, y), x % 0.3, xp.reciprocal(y)),
     "products": lambda xp, x, y: (xp.prod(x), xp.prod(x * y, axis=1), xp.prod(x, axis=(0, 1), keepdims=True)),
     "spreads": lambda xp, x, _y: (xp.var(x), xp.var(x, axis=0, keepdims=True), xp.std(x, axis=1, correction=1)),
-    "order": lambda xp, x, y: (
-        xp.sort(x * y, axis=0),
-        xp.argsort(x),
-        xp.isin(x, x),
-        xp.logical_xor(x > 1, y > 1),
-    ),
+    "order": lambda xp, x, y: (xp.sort(x * y, axis=0), xp.argsort(x), xp.isin(x, x)),
+    "truths": lambda xp, x, y: xp.logical_xor(x > 1, y > 1),
     "operators": lambda _xp, x, y: 2.0 / x + x / 2.0 - (1.0 - y) * x + x / y @ y,
 }
 

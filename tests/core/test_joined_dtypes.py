@@ -11,11 +11,7 @@ from calls import gradients
 from internals import dtype_name
 from libraries import Library
 
-from sdpa_xp import (
-    biases,
-    scaled_dot_product_attention,
-    scaled_dot_product_attention_vjp,
-)
+from sdpa_xp import biases, scaled_dot_product_attention, scaled_dot_product_attention_vjp
 
 F, HALF, BRAIN, DOUBLE = np.float32, np.float16, ml_dtypes.bfloat16, np.float64
 JOINED: dict[str, tuple[tuple[int, ...], Any]] = {

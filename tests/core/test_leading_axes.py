@@ -10,7 +10,7 @@ import pytest
 from internals import reference
 from libraries import Library
 
-from sdpa_xp import attention_state, attention_weights, masks, scaled_dot_product_attention_vjp
+from sdpa_xp import attention_state, masks
 
 F = np.float32
 LENGTHS = (70, 83)
@@ -79,31 +79,6 @@ def test_values_alone_have_the_batch_and_a_mask_that_differs(
     state = library.call(attention_state, **arrays, attn_mask=value)
     np.testing.assert_allclose(library.get(state.output), expected, rtol=0, atol=2e-5)
     np.testing.assert_allclose(library.get(state.lse), lse, rtol=0, atol=2e-5)
-
-
-@pytest.mark.sampled(0, on="EAGER_JAX")
-@pytest.mark.parametrize("batched", ["query", "key", "value", "attn_mask", "bias", "scale", "sinks"])
-def test_weights_and_gradients_have_the_batch_of_all(library: Library, batched: str) -> None:
-    having = {batched} if batched in ("query", "key", "value") else {batched, "query"}
-    arrays = inputs(frozenset(having))
-    whole = {
-        name: np.array(np.broadcast_to(x, (3, *x.shape[-len(_axes(name)) :]))) for name, x in arrays.items()
-    }
-    of_keys = {name: x for name, x in arrays.items() if name != "value"}
-    if batched != "value":
-        result = library.get(library.call(attention_weights, **of_keys))
-        np.testing.assert_allclose(result, _expected(arrays)[2], rtol=0, atol=2e-5)
-
-    def gradients(arguments: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        output, pullback = library.call(scaled_dot_product_attention_vjp, **arguments)
-        with library.guard():
-            result = pullback(output)
-        return {name: library.get(gradient) for name, gradient in result.items()}
-
-    result, expected = gradients(arrays), gradients(whole)
-    for name, gradient in result.items():
-        summed = expected[name] if name in having else expected[name].sum(0)
-        np.testing.assert_allclose(gradient, summed, rtol=2e-4, atol=2e-4, err_msg=name)
 
 
 def _axes(name: str) -> tuple[int, ...]:

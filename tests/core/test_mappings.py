@@ -10,12 +10,8 @@ import numpy as np
 from refusals.transcript import HERE
 
 import sdpa_xp
-from sdpa_xp import (
-    layers,
-    masks,
-    positional,
-)
-from sdpa_xp.layers import Linear, MultiHeadAttention, SingleHeadAttention
+from sdpa_xp import layers, masks, positional
+from sdpa_xp.layers import Linear, MultiHeadAttention
 
 F = np.float32
 RNG = np.random.default_rng(0)
@@ -61,12 +57,6 @@ NAMES = {"query": "q_proj", "key": "k_proj", "value": "v_proj"}
 
 def from_file(names: Any, file: Any = FILE) -> MultiHeadAttention:
     return MultiHeadAttention.from_mapping(file, num_heads=2, names=names)
-
-
-def test_a_layer_says_that_it_lacks_out() -> None:
-    assert repr(from_file(NAMES)) == "MultiHeadAttention(8 -> 8, num_heads=2, without out, float32)"
-    assert "without" not in repr(from_file(NAMES | {"out": "o_proj"}))
-    assert "without" not in repr(SingleHeadAttention.init(RNG, 8, 8))
 
 
 def test_a_scale_without_axes_may_have_become_a_number() -> None:

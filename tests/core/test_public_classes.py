@@ -26,7 +26,6 @@ from sdpa_xp.layers import Layer, Linear, MultiHeadAttention, SingleHeadAttentio
 F, SEED = np.float32, np.random.default_rng(5)
 X = SEED.normal(size=(2, 4, 5, 8)).astype(F)
 WORDS = SEED.normal(size=(2, 5, 16)).astype(F)
-TOKEN = SEED.normal(size=(2, 4, 1, 8)).astype(F)
 PLACES = np.arange(5)
 LENGTHS, IDS = np.asarray([3, 5]), np.asarray([[0, 0, 1, 1, 1], [0, 1, 1, 2, 2]])
 TABLE = SEED.normal(size=(32, 4)).astype(F)
@@ -116,10 +115,7 @@ USED: dict[str, tuple[Any, Use]] = {
     "&": (masks.causal() & masks.padding(LENGTHS), as_mask),
     "|": (masks.causal() | masks.prefix(LENGTHS), as_mask),
     "~": (~masks.prefix(2), as_mask),
-    "a mask at positions": (
-        modifier_at(masks.causal(), PLACES, PLACES, consecutive=False),
-        as_mask,
-    ),
+    "a mask at positions": (modifier_at(masks.causal(), PLACES, PLACES, consecutive=False), as_mask),
     "alibi": (biases.alibi(TABLE[0] ** 2), as_bias),
     "relative": (biases.relative(TABLE), as_bias),
     "bias from_array": (biases.from_array(X[:, :, :, :5]), as_bias),

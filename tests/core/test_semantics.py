@@ -47,12 +47,6 @@ def test_query_head_h_reads_key_head_h_div_group(library: Library, rng: np.rando
     np.testing.assert_allclose(attend(library, q, k, v), attend(library, q, *repeated), rtol=0, atol=1e-6)
 
 
-def test_boolean_true_means_may_attend(library: Library) -> None:
-    mask = np.asarray([[True, False, True]])
-    w = weights(library, np.zeros((1, 2), F), np.ones((3, 2), F), attn_mask=mask)
-    np.testing.assert_array_equal(w, [[0.5, 0, 0.5]])
-
-
 def test_floating_mask_is_added(library: Library, rng: np.random.Generator) -> None:
     q, k, v, added = draw(rng, (2, 3, 4), (2, 5, 4), (2, 5, 4), (3, 5))
     as_mask = attend(library, q, k, v, attn_mask=added)
@@ -73,22 +67,26 @@ def test_mask_of_any_broadcastable_shape(library: Library, rng: np.random.Genera
     )
 
 
-def test_mask_and_is_causal_both_hold(library: Library) -> None:
-    mask = np.asarray([[True, True, True], [False, True, True], [True, False, True]])
-    w = weights(library, np.zeros((3, 2), F), np.ones((3, 2), F), attn_mask=mask, is_causal=True)
-    np.testing.assert_array_equal(w, [[1, 0, 0], [0, 1, 0], [0.5, 0, 0.5]])
+LEAST = np.full((1, 4), np.finfo(F).min, F)
+HOLES = np.asarray([[True, True, True], [False, True, True], [True, False, True]])
+WEIGHTS: dict[str, tuple[dict[str, Any], list[list[float]]]] = {
+    "boolean: True means may attend": ({"attn_mask": HOLES[2:]}, [[0.5, 0, 0.5]]),
+    "mask and is_causal: both hold": (
+        {"attn_mask": HOLES, "is_causal": True},
+        [[1, 0, 0], [0, 1, 0], [0.5, 0, 0.5]],
+    ),
+    "is_causal counts from the upper left": ({"is_causal": True}, [[1, 0, 0, 0], [0.5, 0.5, 0, 0]]),
+    "also for more queries than keys": ({"is_causal": True}, [[1, 0], *[[0.5, 0.5]] * 3]),
+    "is_causal of NumPy": ({"is_causal": np.True_}, [[1, 0], [0.5, 0.5]]),
+    "the smallest finite bias does not mask": ({"bias": LEAST}, [[0.25] * 4]),
+    "nor does it twice, whose sum is -inf": ({"attn_mask": LEAST, "bias": LEAST}, [[0.25] * 4]),
+}
 
 
-@pytest.mark.parametrize(
-    ("queries", "keys", "expected"),
-    [
-        (2, 4, [[1, 0, 0, 0], [0.5, 0.5, 0, 0]]),
-        (4, 2, [[1, 0], [0.5, 0.5], [0.5, 0.5], [0.5, 0.5]]),
-    ],
-)
-def test_is_causal_counts_from_the_upper_left(library: Library, queries: int, keys: int, expected: Any) -> None:
-    w = weights(library, np.zeros((queries, 2), F), np.ones((keys, 2), F), is_causal=True)
-    np.testing.assert_array_equal(w, expected)
+@pytest.mark.parametrize(("rules", "expected"), WEIGHTS.values(), ids=WEIGHTS)
+def test_weights_of_equal_scores(library: Library, rules: dict[str, Any], expected: list[list[float]]) -> None:
+    q, k = np.zeros((len(expected), 2), F), np.ones((len(expected[0]), 2), F)
+    np.testing.assert_array_equal(weights(library, q, k, **rules), expected)
 
 
 def test_order_is_scale_softcap_bias_mask(library: Library) -> None:
@@ -123,13 +121,6 @@ def test_row_without_a_key(library: Library, rng: np.random.Generator, how: str)
     whole = attend(library, q, k, v, is_causal=how == "causal and mask")
     np.testing.assert_allclose(output[[0, 2]], whole[[0, 2]], rtol=0, atol=1e-6)
     assert np.all(np.isfinite(lse[[0, 2]]))
-
-
-def test_smallest_finite_bias_does_not_mask(library: Library) -> None:
-    """A row of finfo.min is a row of equal scores, as in NumPy; only -inf masks."""
-    bias = np.full((1, 4), np.finfo(F).min, F)
-    w = weights(library, np.zeros((1, 2), F), np.ones((4, 2), F), bias=bias)
-    np.testing.assert_array_equal(w, [[0.25] * 4])
 
 
 NONFINITE = [math.nan, math.inf, -math.inf]
@@ -194,32 +185,16 @@ def test_nonfinite_of_one_head_stays_in_its_group(library: Library, rng: np.rand
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("keys", [0, 5])
-@pytest.mark.needs("torch")
-def test_no_key_for_any_query_gives_gradients_of_0(dtype: str, keys: int) -> None:
-    """As many keys as that, all of them padding."""
-    import torch
-
-    kind = getattr(torch, dtype)
-    shapes = (2, 4, 3, 8), (2, 2, keys, 8), (2, 2, keys, 6)
-    arrays = [torch.full(shape, math.inf, dtype=kind, requires_grad=True) for shape in shapes]
-    output = scaled_dot_product_attention(*arrays, attn_mask=masks.padding(0))
-    assert output.dtype == kind
-    output.sum().backward()
-    for array in arrays:
-        assert array.grad.shape == array.shape
-        assert not array.grad.any()
-    with torch.no_grad():
-        assert not scaled_dot_product_attention(*arrays, attn_mask=masks.padding(0)).requires_grad
-
-
 @pytest.mark.parametrize("mask", [None, masks.causal(-9), masks.padding([0]), "an array"])
 @pytest.mark.needs("torch")
-def test_each_result_without_pairs_has_gradients_of_0(mask: Any) -> None:
+def test_each_result_without_pairs_has_gradients_of_0(mask: Any, dtype: str) -> None:
     """No keys are as many as that. The log-sum-exp is -inf then, to which autograd may add no NaN."""
     import torch
 
-    x, pool = (torch.full(shape, math.nan, requires_grad=True) for shape in ((1, 2, 3, 8), (2, 2, 4, 8)))
+    shapes, options = ((1, 2, 3, 8), (2, 2, 4, 8)), {"dtype": getattr(torch, dtype), "requires_grad": True}
+    x, pool = (torch.full(shape, math.nan, **options) for shape in shapes)
+    slopes = torch.ones(2, requires_grad=True)
+    told: dict[str, Any] = {"bias": biases.alibi(slopes)}
     keys = x[:, :, :0] if mask is None else x
     mask = torch.zeros(3, 3, dtype=torch.bool) if mask == "an array" else mask
     pair_mask = mask if isinstance(mask, masks.Mask) else masks.padding([0])
@@ -227,22 +202,25 @@ def test_each_result_without_pairs_has_gradients_of_0(mask: Any) -> None:
     ends = [0, k.shape[-2]]
     paged = PagedKVCache(pool, pool, [[0]], [3])
     states = [
-        attention_state(x, keys, keys, mask),
-        attention_state(x, keys, keys, mask, implementation="xp", lse_base=2),
-        varlen_attention_state(q, k, k, [0, 3], ends, pair_mask, layout="...HLE"),
-        KVCache(x, x).attend_state(x, masks.padding([0])),
-        paged.attend_state(x, pair_mask, is_causal=False),
-        paged.attend_state(q, pair_mask, cu_seqlens_q=[0, 3], is_causal=False),
+        attention_state(x, keys, keys, mask, **told),
+        attention_state(x, keys, keys, mask, implementation="xp", lse_base=2, **told),
+        varlen_attention_state(q, k, k, [0, 3], ends, pair_mask, layout="...HLE", **told),
+        KVCache(x, x).attend_state(x, masks.padding([0]), **told),
+        paged.attend_state(x, pair_mask, is_causal=False, **told),
+        paged.attend_state(q, pair_mask, cu_seqlens_q=[0, 3], is_causal=False, **told),
     ]
-    weights = attention_weights(x, keys, attn_mask=mask)
-    scores = attention_scores(x, keys, attn_mask=mask)
+    output = scaled_dot_product_attention(x, keys, keys, mask, **told)
+    weights = attention_weights(x, keys, attn_mask=mask, **told)
+    scores = attention_scores(x, keys, attn_mask=mask, **told)
     assert all(bool((state.lse == -math.inf).all()) for state in states)
     assert not weights.any()
+    assert not output.any()
     assert bool((scores == -math.inf).all())
-    for result in (*(part for state in states for part in state), weights, scores):
-        (gradient,) = torch.autograd.grad(result.sum(), x, retain_graph=True)
-        assert gradient.shape == x.shape
-        assert not gradient.any()
+    for result in (*(part for state in states for part in state), output, weights, scores):
+        for gradient in torch.autograd.grad(result.sum(), [x, slopes], retain_graph=True):
+            assert not gradient.any()
+    with torch.no_grad():
+        assert not scaled_dot_product_attention(x, keys, keys, mask).requires_grad
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
@@ -264,30 +242,21 @@ def test_nan_bias_is_attended(library: Library, rng: np.random.Generator) -> Non
     assert np.all(np.isfinite(output[1]))
 
 
-def test_default_scale_is_one_over_root_of_width(library: Library, rng: np.random.Generator) -> None:
-    q, k, v = draw(rng, (3, 16), (5, 16), (5, 16))
-    np.testing.assert_array_equal(attend(library, q, k, v), attend(library, q, k, v, scale=0.25))
-
-
-@pytest.mark.parametrize("off", [None, 0, 0.0])
-def test_softcap_off(library: Library, rng: np.random.Generator, off: Any) -> None:
-    q, k, v = draw(rng, (3, 16), (5, 16), (5, 16))
-    np.testing.assert_array_equal(attend(library, q, k, v, softcap=off), attend(library, q, k, v))
+@pytest.mark.parametrize(
+    "rules", [{"scale": 0.25}, {"softcap": None}, {"softcap": 0}, {"softcap": 0.0}, {"softcap": 1e30}], ids=str
+)
+def test_scale_is_one_over_the_root_of_the_width_and_softcap_off(
+    library: Library, rng: np.random.Generator, rules: dict[str, Any]
+) -> None:
+    arrays = draw(rng, (3, 16), (5, 16), (5, 16))
+    atol = 1e-6 if rules.get("softcap") else 0
+    np.testing.assert_allclose(attend(library, *arrays, **rules), attend(library, *arrays), rtol=0, atol=atol)
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
 def test_lse_is_the_natural_logarithm(library: Library) -> None:
     state = library.call(attention_state, np.zeros((1, 2), F), np.ones((7, 2), F), np.ones((7, 1), F))
     np.testing.assert_allclose(library.get(state.lse), [math.log(7)], rtol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_lse_has_the_accumulation_dtype(library: Library, dtype: str) -> None:
-    library.needs(dtype)
-    x = np.ones((3, 4), dtype)
-    lse = library.get(library.call(attention_state, x, x, x).lse)
-    assert lse.dtype == ("float64" if dtype == "float64" else "float32")
-    assert lse.shape == (3,)
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
@@ -378,4 +347,5 @@ def test_scalars_of_numpy_are_numbers(library: Library, rng: np.random.Generator
     placed = [library.put(x) for x in (q, k, v)]
     with library.guard():
         output = scaled_dot_product_attention(*placed, **numbers)
+    assert output.dtype == placed[0].dtype
     np.testing.assert_array_equal(library.get(output), expected)

@@ -69,16 +69,6 @@ def test_sink_of_minus_infinity_is_none(library: Library, call: Call) -> None:
         np.testing.assert_array_equal(library.get(result), library.get(expected))
 
 
-def test_padding_may_hold_anything(library: Library, call: Call) -> None:
-    padding = masks.padding([8, 11])
-    rules = {"attn_mask": padding, "sinks": SINKS}
-    clean = library.call(scaled_dot_product_attention, **(call | rules))
-    for name in ("key", "value"):
-        call[name][0, :, 8:] = math.nan
-    output = library.call(scaled_dot_product_attention, **(call | rules))
-    np.testing.assert_allclose(library.get(output), library.get(clean), rtol=0, atol=1e-6)
-
-
 def test_a_sink_far_above_the_scores_and_far_below(library: Library, call: Call) -> None:
     """exp would overflow or vanish: the output is 0, or as without a sink."""
     high = library.call(scaled_dot_product_attention, **call, sinks=np.full(4, 1e4, F))
@@ -101,24 +91,6 @@ def test_states_merge_when_one_of_them_has_the_sinks(library: Library, call: Cal
         merged = merge_states(states)
     for result, expected in zip(merged, whole, strict=True):
         np.testing.assert_allclose(library.get(result), library.get(expected), rtol=2e-7, atol=2e-6)
-
-
-@pytest.mark.leaves_out("torch-inference")
-@pytest.mark.sampled(0, on="EAGER_JAX")
-def test_gradient(library: Library, call: Call) -> None:
-    """Of a learned sink, against finite differences; a row with only its sink adds nothing to it."""
-
-    def loss(sinks: Any) -> Any:
-        placed = {name: library.put(x) for name, x in call.items()}
-        return (scaled_dot_product_attention(**placed, sinks=sinks) ** 2).sum()
-
-    (gradient,) = gradients(library, loss, SINKS)
-    for head in range(4):
-        step = np.eye(4)[head] * 1e-4
-        ends = []
-        for sinks in (SINKS + step, SINKS - step):
-            ends.append((reference.attention(**call, sinks=sinks)[0] ** 2).sum())
-        assert gradient[head] == pytest.approx((ends[0] - ends[1]) / 2e-4, rel=1e-4, abs=1e-5)
 
 
 NO_PAIR: dict[str, dict[str, Any]] = {

@@ -9,11 +9,7 @@ import pytest
 from internals import names_elsewhere
 
 import sdpa_xp
-from sdpa_xp import (
-    KVCache,
-    masks,
-    scaled_dot_product_attention,
-)
+from sdpa_xp import KVCache, masks, scaled_dot_product_attention
 
 X = np.ones((2, 4, 8))
 

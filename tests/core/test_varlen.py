@@ -11,16 +11,9 @@ import pytest
 from agreement import HEADS, Case, assert_agrees, cumulative, packed_tokens, sequences_of
 from calls import moved
 from internals import reference, scores
-from libraries import Library, generator
+from libraries import Library
 
-from sdpa_xp import (
-    PagedKVCache,
-    biases,
-    masks,
-    scaled_dot_product_attention,
-    varlen_attention,
-    varlen_attention_state,
-)
+from sdpa_xp import masks, scaled_dot_product_attention, varlen_attention
 
 F = np.float32
 LENGTHS = QUERIES, KEYS = [5, 0, 3, 1], [7, 3, 0, 4]
@@ -39,8 +32,8 @@ def attend(library: Library, arrays: Packed, queries: Any, keys: Any, **rules: A
     return library.get(library.call(varlen_attention, **arrays, **rules))
 
 
-def recorded_scores(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The shapes of all scores that are computed from now on."""
+def scores_of(monkeypatch: pytest.MonkeyPatch, *lengths: list[int]) -> list[tuple[int, ...]]:
+    """The shapes of all scores that a call computes."""
     shapes: list[tuple[int, ...]] = []
     product = scores.matmul_grouped
 
@@ -53,19 +46,16 @@ def recorded_scores(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         return result
 
     monkeypatch.setattr(scores, "matmul_grouped", recorded)
+    starts = dict(zip(("cu_seqlens_q", "cu_seqlens_k"), map(cumulative, lengths), strict=True))
+    varlen_attention(**packed(*lengths), **starts, layout="...HLE")
     return shapes
 
 
-def test_equal_lengths_are_one_computation(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes = recorded_scores(monkeypatch)
-    lengths = [3, 2, 3, 3], [4, 5, 4, 4]
-    varlen_attention(
-        **packed(*lengths),
-        cu_seqlens_q=cumulative(lengths[0]),
-        cu_seqlens_k=cumulative(lengths[1]),
-        layout="...HLE",
-    )
-    assert shapes == [(3, HEADS, 3, 4), (1, HEADS, 2, 5)]
+def test_equal_lengths_are_one_computation_and_nothing_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty sequence has no scores."""
+    assert scores_of(monkeypatch, [3, 2, 3, 3], [4, 5, 4, 4]) == [(3, HEADS, 3, 4), (1, HEADS, 2, 5)]
+    expected = [(1, HEADS, l, s) for l, s in zip(QUERIES, KEYS, strict=True) if l and s]
+    assert scores_of(monkeypatch, *LENGTHS) == expected
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
@@ -142,32 +132,6 @@ def test_no_query_at_all_and_no_key_at_all(library: Library) -> None:
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
-def test_dropout_does_not_change_the_log_sum_exp(library: Library) -> None:
-    call = packed(*LENGTHS) | {
-        "cu_seqlens_q": cumulative(QUERIES),
-        "cu_seqlens_k": cumulative(KEYS),
-        "layout": "...HLE",
-    }
-    plain = library.call(varlen_attention_state, **call)
-    with library.guard():
-        dropped = library.call(varlen_attention_state, **call, dropout_p=0.5, rng=generator(library))
-    np.testing.assert_allclose(library.get(dropped.lse), library.get(plain.lse), rtol=0, atol=1e-6)
-    assert np.max(np.abs(library.get(dropped.output) - library.get(plain.output))) > 0.1
-
-
-def test_nothing_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scores that are made are those of the sequences; an empty one has none."""
-    shapes = recorded_scores(monkeypatch)
-    varlen_attention(
-        **packed(QUERIES, KEYS),
-        cu_seqlens_q=cumulative(QUERIES),
-        cu_seqlens_k=cumulative(KEYS),
-        layout="...HLE",
-    )
-    assert shapes == [(1, HEADS, l, s) for l, s in zip(QUERIES, KEYS, strict=True) if l and s]
-
-
-@pytest.mark.sampled(0, on="EAGER_JAX")
 @pytest.mark.leaves_out("jax-debug")
 @pytest.mark.parametrize("rules", [{}, {"is_causal": True}, {"attn_mask": masks.sliding_window(2, 1)}], ids=str)
 @pytest.mark.parametrize("special", [math.nan, math.inf])
@@ -183,45 +147,3 @@ def test_stacked_sequences_are_computed_again_as_they_were(
         alone = {name: x[None, :, first:last] for name, x in arrays.items()}
         expected = scaled_dot_product_attention(*(alone[name] for name in ("query", "key", "value")), **rules)
         np.testing.assert_allclose(output[:, first:last], expected[0], rtol=0, atol=1e-6)
-
-
-@pytest.mark.needs("torch")
-def test_without_any_key_all_gradients_are_zero() -> None:
-    """A constant output is connected to all that may be learned, also in masks, biases and caches."""
-    import torch
-
-    def leaf(*shape: int) -> Any:
-        return torch.ones(shape, requires_grad=True)
-
-    query, keys, slopes, sinks = leaf(3, HEADS, 4), leaf(0, 2, 4), leaf(HEADS), leaf(HEADS)
-    rules = {"bias": biases.alibi(slopes), "sinks": sinks}
-    pool = leaf(2, 4, 2, 4)
-    cache = PagedKVCache(pool, pool.detach().clone(), [[0]], [0], layout="...LHE")
-    outputs = {
-        "varlen": (varlen_attention(query, keys, keys, [0, 3], [0, 0], **rules), [keys]),
-        "packed": (cache.attend(query, cu_seqlens_q=[0, 3], is_causal=False, **rules), [pool]),
-        "batch": (cache.attend(query[None], is_causal=False, **rules), [pool]),
-    }
-    for output, others in outputs.values():
-        leaves = [query, slopes, sinks, *others]
-        for gradient in torch.autograd.grad(output.sum(), leaves, materialize_grads=True):
-            assert not gradient.any()
-
-
-@pytest.mark.needs("torch")
-def test_gradients_of_the_log_sum_exp() -> None:
-    """d lse / d query is scale * (weights @ key), for each sequence; of a sequence without keys it is 0."""
-    import torch
-
-    arrays = {name: x.astype(np.float64) for name, x in packed(*LENGTHS).items()}
-    tensors = {name: torch.asarray(x).requires_grad_() for name, x in arrays.items()}
-    starts = {"cu_seqlens_q": cumulative(QUERIES), "cu_seqlens_k": cumulative(KEYS)}
-    state = varlen_attention_state(**tensors, **starts, layout="...HLE")
-    finite = torch.isfinite(state.lse)
-    (gradient,) = torch.autograd.grad(state.lse[finite].sum(), [tensors["query"]])
-    bounds = zip(itertools.pairwise(cumulative(QUERIES)), itertools.pairwise(cumulative(KEYS)), strict=True)
-    for rows, columns in ([slice(*bound) for bound in pair] for pair in bounds):
-        query, key, value = arrays["query"][:, rows], arrays["key"][:, columns], arrays["value"][:, columns]
-        *_, weights = reference.attention(query, key, value)
-        expected = weights @ np.repeat(key, 2, axis=0) / math.sqrt(8)
-        np.testing.assert_allclose(gradient[:, rows].numpy(), expected, rtol=0, atol=1e-12)

@@ -84,19 +84,6 @@ def test_a_query_without_a_key_is_0_in_torch_and_onnxruntime(peer: Attend, array
 
 
 @pytest.mark.parametrize("peer", PEERS)
-def test_the_axes_of_arrays(peer: Attend) -> None:
-    """(B, H, L, E), and (B, L, H, E) in `jax.nn`, for which `by_jax` swaps them."""
-    query, key, value = np.random.default_rng(0).standard_normal((3, 2, 3, 4, 8), np.float32)
-    allowed = np.tril(np.ones((4, 4), bool))
-    expected = peer(query, key, value, allowed)
-    output = scaled_dot_product_attention(query, key, value, allowed)
-    np.testing.assert_allclose(output, expected, atol=1e-6)
-    rows = (np.swapaxes(x, 1, 2) for x in (query, key, value))
-    output = scaled_dot_product_attention(*rows, allowed, layout="...LHE")
-    np.testing.assert_allclose(np.swapaxes(output, 1, 2), expected, atol=1e-6)
-
-
-@pytest.mark.parametrize("peer", PEERS)
 def test_grouped_heads(peer: Attend) -> None:
     """torch takes them with `enable_gqa=True` alone, the others as they are."""
     query = np.random.default_rng(0).standard_normal((1, 4, 5, 8), np.float32)

@@ -209,9 +209,7 @@ def test_more_queries_than_keys(rng: np.random.Generator, pools: Any) -> None:
 
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize("name", ["causal", "window", "plain"])
-def test_rotary_of_flash_attn_with_kvcache(
-    rng: np.random.Generator, pools: Any, name: str, interleaved: bool
-) -> None:
+def test_rotary_of_a_kvcache(rng: np.random.Generator, pools: Any, name: str, interleaved: bool) -> None:
     """A query is at its own place here. There it is at cache_seqlens + i, or at cache_seqlens with neither
     causal nor a window, which is to be said.
     """

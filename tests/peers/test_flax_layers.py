@@ -247,8 +247,7 @@ LINEN_LAYERS: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
 def nnx_layer(by_us: bool, **options: Any) -> Any:
     attention = {"attention_fn": nnx_attention} if by_us else {}
     return nnx.MultiHeadAttention(
-        HEADS,
-        **({"in_features": EMBED, "decode": False, "rngs": nnx.Rngs(0)} | DRAWN | options | attention),
+        HEADS, **({"in_features": EMBED, "decode": False, "rngs": nnx.Rngs(0)} | DRAWN | options | attention)
     )
 
 

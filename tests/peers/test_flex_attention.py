@@ -77,17 +77,13 @@ def draw(rng: np.random.Generator, *, groups: int = HEADS, width: int = 8) -> di
         "key": (BATCH, groups, KEYS, 8),
         "value": (BATCH, groups, KEYS, width),
     }
-    return {
-        name: torch.asarray(rng.standard_normal(shape), dtype=torch.float32) for name, shape in shapes.items()
-    }
+    return {n: torch.asarray(rng.standard_normal(shape), dtype=torch.float32) for n, shape in shapes.items()}
 
 
 def indices() -> tuple[Any, ...]:
     """b, h, i and j, which broadcast to all pairs."""
     counts = (torch.arange(n) for n in PAIRS)
-    return tuple(
-        x.reshape([-1 if axis == own_axis else 1 for axis in range(4)]) for own_axis, x in enumerate(counts)
-    )
+    return tuple(x.reshape([-1 if axis == n else 1 for axis in range(4)]) for n, x in enumerate(counts))
 
 
 def flex(arrays: dict[str, Any], mask_mod: Any = None, **rules: Any) -> Any:

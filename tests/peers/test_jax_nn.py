@@ -13,7 +13,7 @@ import pytest
 from internals import reference
 from peers.judged import CLOSE, assert_agree, assert_lse_agree
 
-from sdpa_xp import attention_state, dot_product_attention, masks, scaled_dot_product_attention
+from sdpa_xp import attention_state, dot_product_attention
 
 pytestmark = pytest.mark.usefixtures("whole_precision")
 jax_attention = jax.nn.dot_product_attention
@@ -189,21 +189,3 @@ def test_float64_differs(rng: np.random.Generator) -> None:
         assert {name: x.dtype.name for name, x in results.items()} == {"jax": "float64", "ours": "float64"}
         assert np.max(np.abs(np.asarray(results["jax"]) - expected)) > 1e-9
         agree({"ours": results["ours"]}, arrays)
-
-
-def test_return_residual_differs(rng: np.random.Generator) -> None:
-    """A flag does not change what is returned here; the message says what to call."""
-    arrays = draw(rng)
-    assert isinstance(jax.jit(partial(jax_attention, return_residual=True))(*arrays), tuple)
-    with pytest.raises(ValueError, match="return_residual"):
-        dot_product_attention(*arrays, return_residual=True)
-
-
-def test_sdpa_in_this_layout_is_the_same_function(rng: np.random.Generator) -> None:
-    """By the names of torch: the window and the lengths are masks."""
-    arrays = draw(rng)
-    theirs = both(arrays, local_window_size=(3, 1), key_value_seq_lengths=jnp.asarray([9, 11]))["jax"]
-    mask = masks.sliding_window(3, 1) & masks.padding([9, 11])
-    ours = jax.jit(partial(scaled_dot_product_attention, attn_mask=mask, layout="...LHE"))(*arrays)
-    allowed = (I - 3 <= J) & (J <= I + 1) & (np.asarray([9, 11])[:, None, None, None] > J)
-    agree({"jax": theirs, "ours": ours}, arrays, allowed)

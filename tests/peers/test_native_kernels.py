@@ -17,10 +17,10 @@ import pytest
 from calls import attend, draw
 from hypothesis import given, settings
 from internals import judge, reference, textbook
-from libraries import LIBRARIES, Library, generator
+from libraries import LIBRARIES, Library
 from peers.judged import record_kernel
 
-from sdpa_xp import attention_state, biases, dot_product_attention, masks, scaled_dot_product_attention
+from sdpa_xp import biases, dot_product_attention, masks, scaled_dot_product_attention
 
 F = np.float32
 NATIVE = {"implementation": "native"}
@@ -112,53 +112,6 @@ def test_a_masked_nan_is_kept_out_of_the_rows_that_do_not_attend_it(vendor: Libr
     assert np.isnan(output[..., 4, :]).all()
 
 
-NOT_COMPUTED: dict[str, list[tuple[dict[str, Any], str]]] = {
-    "torch": [
-        ({"sinks": np.zeros(4, F)}, "torch's kernel takes no `sinks`"),
-        ({"attn_mask": masks.sliding_window(2, 0)}, "supports only `masks.causal"),
-        ({"attn_mask": masks.causal() | masks.prefix(2)}, "supports only `masks.causal"),
-    ],
-    "jax": [
-        ({"sinks": np.zeros(4, F)}, "JAX's kernel takes no `sinks`"),
-        ({"bias": biases.alibi(4) + biases.alibi(4)}, "supports only one bias, which must be added"),
-        ({"bias": TWICE}, "supports only one bias, which must be added"),
-    ],
-    "mlx": [
-        ({"sinks": np.zeros((2, 4), F)}, r"MLX's kernel takes `sinks` of shape \(Hq,\) alone"),
-        ({"softmax_dtype": "float64"}, "MLX's kernel computes float64 to float32 accuracy"),
-        ({"attn_mask": masks.sliding_window(2, 0)}, "supports only `masks.causal"),
-    ],
-}
-
-
-def test_what_the_kernel_does_not_compute(vendor: Library) -> None:
-    name = {"torch": "torch", "jax": "JAX", "mlx": "MLX"}[vendor.name]
-    cases = [
-        *NOT_COMPUTED[vendor.name],
-        ({"softcap": 2.0}, f"{name}'s kernel takes no `softcap`"),
-        ({"dropout_p": 0.5, "rng": generator(vendor)}, f"{name}'s kernel takes no `rng`"),
-    ]
-    if vendor.name != "jax":
-        cases += [
-            ({"attn_mask": masks.causal("lower_right")}, "supports only `masks.causal"),
-            ({"bias": biases.alibi(4)}, "supports only one floating array as bias"),
-            (
-                {"bias": np.zeros(7, F), "attn_mask": np.zeros((5, 7), F)},
-                "supports only one floating array as bias",
-            ),
-        ]
-    for rules, reason in cases:
-        words = rf"`implementation` must be None or 'xp', because .*{reason}.*; got implementation='native'"
-        with pytest.raises(ValueError, match=f"^scaled_dot_product_attention: {words}"):
-            attend(vendor, *numbers(9, *GROUPED), **rules, **NATIVE)
-
-
-@pytest.mark.parametrize("shapes", [((0, 8), (7, 8), (7, 8)), ((5, 8), (0, 8), (0, 8))])
-def test_empty_axes(vendor: Library, shapes: Any) -> None:
-    with pytest.raises(ValueError, match="because an axis is empty"):
-        attend(vendor, *numbers(1, *shapes), **NATIVE)
-
-
 def derived(vendor: Library, loss: Callable[..., Any], arrays: list[np.ndarray]) -> list[np.ndarray]:
     """The gradients of a scalar, by the derivatives of the vendor."""
     placed = [vendor.put(x) for x in arrays]
@@ -189,19 +142,6 @@ def test_gradients(vendor: Library) -> None:
     for gradient, expected in zip(native, gradients("xp"), strict=True):
         np.testing.assert_allclose(gradient, expected, rtol=0, atol=8e-6)
     assert not native[0][:, :, 1].any()
-
-
-def test_arrays_that_do_not_fit_are_refused_by_name(vendor: Library) -> None:
-    added = {"attn_mask": np.ones((3, 7), bool), "bias": np.zeros((5, 6), F), "scale": np.ones((5, 7), F)}
-    for name, array in added.items():
-        with pytest.raises(ValueError, match=f"^scaled_dot_product_attention: `{name}` must broadcast"):
-            attend(vendor, *numbers(9, *GROUPED), **{name: array}, **NATIVE)
-
-
-def test_functions_without_a_kernel(vendor: Library) -> None:
-    words = "`implementation` must be None or 'xp', because no vendor has a kernel for this function"
-    with pytest.raises(ValueError, match=f"^attention_state: {words}"):
-        vendor.call(attention_state, *numbers(9, *GROUPED), **NATIVE)
 
 
 def test_names_of_jax(vendor: Library) -> None:

@@ -10,27 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from calls import draw
-from numpy.typing import NDArray
 from peers.judged import CLOSE
 
-from sdpa_xp import (
-    biases,
-    dot_product_attention,
-    masks,
-    scaled_dot_product_attention,
-)
-
-Floats = NDArray[np.float64]
-
-
-def wide(*arrays: Any) -> list[Floats]:
-    return [np.asarray(x, np.float64) for x in arrays]
-
-
-def softmax(scores: Floats) -> Floats:
-    exponentials = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+from sdpa_xp import biases, masks, scaled_dot_product_attention
 
 
 def close(ours: Any, theirs: Any) -> None:
@@ -75,31 +57,3 @@ def test_causal_of_flash_attention_and_mlx_differs(queries: int, keys: int) -> N
     ours = scaled_dot_product_attention(query, key, value, is_causal=True)
     close(ours, upper / upper.sum(axis=-1, keepdims=True))
     assert np.max(np.abs(ours - expected)) > 0.2
-
-
-def keras(query: Any, key: Any, value: Any, mask: Any = None, bias: Any = 0.0) -> Floats:
-    """`keras.ops.dot_product_attention`, (B, T, N, H): masked scores become a large negative number."""
-    scores = np.einsum("btnh,bsnh->bnts", query, key) / math.sqrt(query.shape[-1]) + bias
-    if mask is not None:
-        scores = np.where(mask, scores, -0.7 * np.finfo(np.float32).max)
-    return np.einsum("bnts,bsnh->btnh", softmax(scores), value)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_layout_of_keras(rng: np.random.Generator, dtype: Any) -> None:
-    """`mask` and `bias` stay (B, N, T, S); a value may be of another width."""
-    query, key, value, bias = draw(rng, (2, 5, 3, 8), (2, 7, 3, 8), (2, 7, 3, 4), (2, 3, 5, 7), dtype=dtype)
-    mask = rng.random((2, 1, 5, 7)) < 0.6
-    mask[..., 2] = True
-    ours = dot_product_attention(query, key, value, bias=bias, mask=mask)
-    close(ours, keras(*wide(query, key, value), mask, bias.astype(np.float64)))
-
-
-def test_row_without_a_key_of_keras_differs(rng: np.random.Generator) -> None:
-    """There it is the mean of all values, as in JAX and MLX."""
-    query, key, value = draw(rng, (1, 2, 1, 4), (1, 3, 1, 4), (1, 3, 1, 4), dtype=np.float64)
-    mask = np.asarray([[True] * 3, [False] * 3])
-    theirs, ours = keras(query, key, value, mask), dot_product_attention(query, key, value, mask=mask)
-    close(theirs[0, 1], value[0].mean(axis=0))
-    assert not ours[0, 1].any()
-    close(ours[0, 0], theirs[0, 0])

@@ -12,12 +12,7 @@ from internals import judge, prepare, reference, textbook
 from peers.judged import record_kernel
 from standins.torch_cuda import cuda_tensors, get, put
 
-from sdpa_xp import (
-    attention_state,
-    explain,
-    masks,
-    scaled_dot_product_attention,
-)
+from sdpa_xp import attention_state, explain, masks, scaled_dot_product_attention
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
 
 NATIVE = {"implementation": "native"}

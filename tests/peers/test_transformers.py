@@ -108,9 +108,7 @@ def test_steps_of_several_tokens_with_a_cache(name: str, kind: str) -> None:
             "static": lambda: transformers.StaticCache(config=model.config, max_cache_len=LENGTH + 3),
         }[kind]()
         with torch.no_grad():
-            pieces = [
-                model(piece, past_key_values=cache).logits for piece in tokens().split([6, 1, 3, 1, 1], dim=1)
-            ]
+            pieces = [model(x, past_key_values=cache).logits for x in tokens().split([6, 1, 3, 1, 1], dim=1)]
         return {"logits": torch.cat(pieces, dim=1).numpy()}
 
     assert_agree(tiny_model(name), run)

@@ -84,18 +84,18 @@ def test_masks_of_other_dtypes() -> None:
         np.testing.assert_allclose(output.double().numpy(), expected.double().numpy(), rtol=1e-2, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("keyword", "said"),
-    [
-        ("cache", "the cache of continuous batching"),
-        ("sinks", "sinks that differ between tokens"),
-        ("block_indices", "lists of blocks"),
-        ("reproducible", "reproducible calls"),
-    ],
-)
-def test_what_cannot_be_computed_is_refused(keyword: str, said: str) -> None:
-    message = rf"^xp_attention: sdpa_xp does not support {said} \(`{keyword}`\); got {keyword}=<.*object>\. Use"
-    with pytest.raises(ValueError, match=message):
+SAID = {
+    "cache": "the cache of continuous batching",
+    "sinks": "sinks that differ between tokens",
+    "block_indices": "lists of blocks",
+    "reproducible": "reproducible calls",
+}
+
+
+@pytest.mark.parametrize("keyword", SAID)
+def test_what_cannot_be_computed_is_refused(keyword: str) -> None:
+    words = rf"does not support {SAID[keyword]} \(`{keyword}`\); got {keyword}=<.*object>\. Use"
+    with pytest.raises(ValueError, match=f"^xp_attention: sdpa_xp {words}"):
         attend(*arrays(), **{keyword: object()})
     attend(*arrays(), **{keyword: None})
     attend(*arrays(), reproducible=False)

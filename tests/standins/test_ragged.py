@@ -274,21 +274,15 @@ def assert_agrees(call: Callable[[Place], Any], dtype: Any = torch.float32) -> N
     assert get(computed.lse).isneginf().equal(expected.lse.isneginf())
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("call", [varlen, paged, paged_packed])
-def test_each_option(call: Callable[..., Any], name: str) -> None:
-    assert_agrees(lambda place: call(place, OPTIONS[name](place)))
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("call", [varlen, paged, paged_packed])
-def test_each_option_in_several_groups(
-    call: Callable[..., Any], name: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("in_groups", [False, True])
+def test_each_option(
+    call: Callable[..., Any], name: str, in_groups: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if launches cost little, so that sequences of a group do not lie side by side."""
-    override(monkeypatch, "WORK_OF_LAUNCHES", Work(100, 1500))
+    if in_groups:  # as if launches cost little, so that sequences of a group do not lie side by side
+        override(monkeypatch, "WORK_OF_LAUNCHES", Work(100, 1500))
     assert_agrees(lambda place: call(place, OPTIONS[name](place)))
 
 

@@ -84,9 +84,7 @@ def run(model: onnx.ModelProto | bytes, feeds: Arrays) -> list[np.ndarray]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, 3
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    return session.run(
-        None, {graph_input.name: feeds[graph_input.name] for graph_input in session.get_inputs()}
-    )
+    return session.run(None, {x.name: feeds[x.name] for x in session.get_inputs()})
 
 
 def call(form: str, specs: tuple[TensorSpec, ...], **rules: Any) -> Exported:

@@ -58,9 +58,7 @@ def test_quantize_dynamic_takes_attention_for_another_operator(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", ["tiled, fixed", "attention 23, causal", "grouped_query, fixed"])
-def test_symbolic_shape_inference_of_onnxruntime(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_symbolic_shapes_of_onnxruntime(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The way around is `quant_pre_process, skip_symbolic_shape` of the tools."""
     monkeypatch.chdir(tmp_path)  # where it leaves a file when it fails
     # For `tiled` it looks up the trip count, which a loop need not have: KeyError('').

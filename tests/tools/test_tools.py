@@ -67,9 +67,7 @@ def test_a_body_has_constants_of_its_own(name: str) -> None:
     graph = MODELS[name].model.graph
     constants = {tensor.name for tensor in graph.initializer}
     for node in graph.node:
-        for body in (
-            attribute.g for attribute in node.attribute if attribute.type == onnx.AttributeProto.GRAPH
-        ):
+        for body in (x.g for x in node.attribute if x.type == onnx.AttributeProto.GRAPH):
             read = {read for inner in body.node for read in inner.input}
             assert not constants & read
             assert not {graph_input.name for graph_input in body.input} & {

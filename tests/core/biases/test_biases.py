@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from calls import assert_agrees, draw, gradients
-from internals import device, namespace, reference
+from calls import assert_agrees, draw
+from internals import device, namespace
 from libraries import Library
 
 from sdpa_xp import attention_state, attention_weights, biases, masks, scaled_dot_product_attention
@@ -291,27 +291,3 @@ def test_table_that_masks(library: Library) -> None:
     with library.guard():
         bias = biases.relative(library.put(table), max_distance=9, offset=1)
     np.testing.assert_allclose(weights(library, bias, scale=0.0), [0.5, 0, 0.5], rtol=0, atol=2e-6)
-
-
-@pytest.mark.leaves_out("torch-inference")
-def test_gradient_of_a_learned_table(library: Library, rng: np.random.Generator) -> None:
-    """Against central differences of the float64 reference."""
-    inputs, weigh = grouped(rng), rng.standard_normal((2, 4, 7, 5)).astype(F)
-
-    def loss(table: Any) -> Any:
-        placed, bias = [library.put(x) for x in inputs], biases.relative(table, max_distance=16)
-        output = scaled_dot_product_attention(*placed, bias=bias, is_causal=True)
-        return library.xp.sum(output * library.put(weigh))
-
-    def expected(table: np.ndarray) -> float:
-        output = reference.attention(*inputs, bias=learned(table), is_causal=True)[0]
-        return float(np.sum(output * weigh))
-
-    (gradient,) = gradients(library, loss, TABLE)
-    step = np.zeros_like(TABLE, dtype=np.float64)
-    for index in np.ndindex(*TABLE.shape):
-        step[index] = 1e-4
-        slope = (expected(TABLE + step) - expected(TABLE - step)) / 2e-4
-        step[index] = 0
-        assert abs(gradient[index] - slope) <= 4e-6 * max(1.0, float(np.max(np.abs(gradient)))), index
-    assert np.count_nonzero(gradient[[5, 6, 7]]) == 0  # keys behind the query

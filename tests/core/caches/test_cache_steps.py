@@ -10,49 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import draw
-from libraries import Library, can_write
 
-from sdpa_xp import KVCache, PagedKVCache, attention_state, masks, merge_states, scaled_dot_product_attention
-from sdpa_xp.positional import Rotary, RotaryTables, YaRNScaling
+from sdpa_xp import KVCache, PagedKVCache, masks, scaled_dot_product_attention
+from sdpa_xp.positional import Rotary, RotaryTables
 
 F = np.float32
 ROTARY = Rotary(8)
-TOKENS, WINDOW = 12, 3
+TOKENS = 12
 
 
 @pytest.fixture
 def arrays(rng: np.random.Generator) -> list[np.ndarray]:
     return draw(rng, (2, 4, TOKENS, 8), (2, 2, TOKENS, 8), (2, 2, TOKENS, 5))
-
-
-def windowed(arrays: list[np.ndarray]) -> np.ndarray:
-    """All queries at once, each over its window."""
-    query, key, value = arrays
-    rotated = (ROTARY.apply(x, 0) for x in (query, key))
-    return scaled_dot_product_attention(*rotated, value, masks.sliding_window(WINDOW, 0))
-
-
-def cut(library: Library, arrays: list[np.ndarray], start: int, stop: int) -> list[Any]:
-    return [library.put(x[:, :, start:stop].copy()) for x in arrays]
-
-
-@pytest.mark.sampled(0, on="EAGER_JAX")
-@pytest.mark.parametrize("in_place", [False, True])
-def test_a_window_that_rolls(library: Library, arrays: list[np.ndarray], in_place: bool) -> None:
-    """Each token goes on at its own position, in memory for twice the window."""
-    if in_place and not can_write(library):
-        pytest.skip("in place needs arrays that can be written to")
-    outputs = []
-    with library.guard():
-        _, *first = cut(library, arrays, 0, 1)
-        cache = KVCache(*first, rotary=ROTARY, capacity=2 * WINDOW if in_place else None)
-        for t in range(1, TOKENS):
-            query, *token = cut(library, arrays, t, t + 1)
-            cache = cache.append(*token, in_place=in_place)
-            cache = cache.drop_first(max(0, len(cache) - WINDOW - 1))
-            outputs.append(library.get(cache.attend(query)))
-    np.testing.assert_allclose(np.concatenate(outputs, 2), windowed(arrays)[:, :, 1:], rtol=0, atol=4e-6)
-    assert repr(cache).endswith(f"first_position={TOKENS - WINDOW - 1})")
 
 
 def test_a_window_that_rolls_keeps_nothing_of_its_steps() -> None:
@@ -165,33 +134,6 @@ def test_copies(arrays: list[np.ndarray], how: Any) -> None:
     assert how(RotaryTables(*ROTARY.cos_sin(range(4)))).width == 8
 
 
-def test_texts_padded_on_the_left(arrays: list[np.ndarray]) -> None:
-    """Each text stands at its own positions; the padding at those below 0, which a formula hides."""
-    query, key, value = arrays
-    padding = 3
-    cache = KVCache(key, value, rotary=ROTARY, first_position=[-padding, 0])
-    output = cache.attend(query[:, :, -2:], masks.from_function(lambda b, h, i, j: j >= 0))
-    np.testing.assert_array_equal(cache.attend(query[:, :, -2:], ~masks.prefix(0)), output)
-    alone = KVCache(key[:1, :, padding:], value[:1, :, padding:], rotary=ROTARY).attend(query[:1, :, -2:])
-    np.testing.assert_allclose(output[:1], alone, rtol=0, atol=4e-6)
-
-
-def test_a_prefix_that_is_shared(arrays: list[np.ndarray]) -> None:
-    """The texts that follow it stand behind it, and look back at it from where they stand."""
-    query, key, value = arrays
-    prefix = KVCache(key[:1, :, :8], value[:1, :, :8], rotary=ROTARY)
-    texts = KVCache(key[:, :, 8:], value[:, :, 8:], rotary=ROTARY, first_position=8)
-    last = query[:, :, -1:]
-    rotated = ROTARY.apply(last, TOKENS - 1)
-    states = [attention_state(rotated, cache.key, cache.value) for cache in (prefix, texts)]
-    alone = prefix.attend(last, positions=TOKENS - 1, is_causal=False)
-    np.testing.assert_array_equal(alone, states[0].output)
-    joined = KVCache(
-        *(np.concatenate([np.repeat(x[:1, :, :8], 2, 0), x[:, :, 8:]], 2) for x in (key, value)), rotary=ROTARY
-    )
-    np.testing.assert_allclose(merge_states(states).output, joined.attend(last), rtol=0, atol=4e-6)
-
-
 def test_what_counts_slots_and_what_counts_positions(arrays: list[np.ndarray]) -> None:
     """A padding mask and an array have a number for each token in the cache; a window counts positions."""
     query, key, value = (x[:1] for x in arrays)
@@ -235,20 +177,3 @@ def test_positions_under_jit() -> None:
         expected, places = step(*arrays[:3], start.tolist(), *arrays[4:])
         np.testing.assert_allclose(traced, expected, rtol=0, atol=4e-6)
         np.testing.assert_array_equal(np.broadcast_to(positions, np.shape(places)), places)
-
-
-@pytest.mark.sampled(0, on="EAGER_JAX")
-@pytest.mark.parametrize("scaling", [None, YaRNScaling(4.0, 16, beta_fast=4.0)])
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_a_rotation_back(library: Library, arrays: list[np.ndarray], scaling: Any, interleaved: bool) -> None:
-    """Exact but for the rounding, also if YaRN multiplies; the rest of the width stays as it is."""
-    rotary, (_, key, _) = Rotary(6, scaling=scaling, interleaved=interleaved), arrays
-    positions = np.asarray([[*range(3, 15)], [*range(100, 112)]], np.int32)
-    with library.guard():
-        there, places = library.put(key), library.put(positions)
-        back = rotary.inverse(rotary.apply(there, places), places)
-        moved = rotary.apply(rotary.inverse(rotary.apply(there, 5), 5), 9)
-        directly = rotary.apply(there, 9)
-    np.testing.assert_allclose(library.get(back), key, rtol=0, atol=2e-6)
-    np.testing.assert_array_equal(library.get(back)[..., 6:], key[..., 6:])
-    np.testing.assert_allclose(library.get(moved), library.get(directly), rtol=0, atol=3e-6)

@@ -54,14 +54,17 @@ def test_layouts_and_in_place(library: Library, layout: str, in_place: bool, new
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
-def test_append_is_one_append_for_each_sequence(library: Library) -> None:
+@each_kind
+def test_append_is_one_append_for_each_sequence(library: Library, new: list[int]) -> None:
     """To the last bit; the old cache, and blocks of others, stay as they were."""
-    sequences = drawn(NEW)
+    sequences, is_packed = drawn(new), new is NEW
     cache = pages_of(library, sequences, OLD, TABLE)
     before = library.get(cache.key_blocks).copy()
+    tokens = [packed_tokens(sequences, name, OLD) for name in ("key", "value")]
     with library.guard():
-        key, value = (library.put(packed_tokens(sequences, name, OLD)) for name in ("key", "value"))
-        longer = cache.append(key, value, cu_seqlens_k=np.asarray(cumulative(NEW)))
+        key, value = (library.put(x if is_packed else np.stack(np.split(x, 4, axis=-2))) for x in tokens)
+        longer = cache.append(key, value, cu_seqlens_k=np.asarray(cumulative(new)) if is_packed else None)
+    assert cache.lengths == tuple(OLD)
     np.testing.assert_array_equal(library.get(cache.key_blocks), before)
     for name, blocks in (("key", longer.key_blocks), ("value", longer.value_blocks)):
         pool = library.get(blocks)
@@ -84,24 +87,6 @@ def test_a_cache_without_a_new_token(library: Library) -> None:
         assert same.attend(query, cu_seqlens_q=[0] * 5).shape == (HEADS, 0, 5)
         batch = library.put(np.zeros((4, HEADS, 0, 8), F))
         assert same.attend(batch).shape == (4, HEADS, 0, 5)
-
-
-@pytest.mark.sampled(0, on="EAGER_JAX")
-@pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
-def test_each_token_is_rotated_at_its_place(library: Library, layout: str) -> None:
-    """As if all tokens of a sequence had been rotated at once."""
-    rotary, sequences = Rotary(6, base=100.0), drawn(NEW)
-    turned = []
-    for o, x in zip(OLD, sequences, strict=True):
-        wide = {name: x[name].astype(np.float64) for name in ("query", "key")}
-        turned.append(x | {"query": rotary.apply(wide["query"], o), "key": rotary.apply(wide["key"], 0)})
-    cached = [x | {"key": turned[n]["key"].astype(F)} for n, x in enumerate(sequences)]
-    # What is in the pool is rotated already; what is appended is not.
-    unrotated = [
-        x | {"key": np.concatenate([cached[n]["key"][:, :o], x["key"][:, o:]], axis=1)}
-        for n, (o, x) in enumerate(zip(OLD, sequences, strict=True))
-    ]
-    assert_agrees(library, "pages", CAUSAL, unrotated, OLD, exact=turned, rotary=rotary, layout=layout)
 
 
 @pytest.mark.sampled(0, on="EAGER_JAX")
@@ -135,12 +120,7 @@ DRAFT = [[3, 4, 4], [4], [], [5, 5]]
 def test_positions_of_their_own(library: Library, name: str, mask: Any) -> None:
     """As one KVCache for each sequence: old tokens were dropped, new ones branch, and masks count positions."""
     rotary, sequences = Rotary(8), drawn(NEW)
-    positions: Any = {
-        "follow": None,
-        "first": 9,
-        "packed": [*itertools.chain(*DRAFT)],
-        "lists": DRAFT,
-    }[name]
+    positions: Any = {"follow": None, "first": 9, "packed": [*itertools.chain(*DRAFT)], "lists": DRAFT}[name]
     told = {"rotary": rotary, "first_position": FIRST}
     rules = {"attn_mask": mask, "is_causal": positions is None}
     cache = pages_of(library, sequences, OLD, TABLE, **told)

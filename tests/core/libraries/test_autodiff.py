@@ -201,31 +201,6 @@ def test_a_nan_shows_where_it_is_attended(library: Library, softcap: float | Non
         np.testing.assert_array_equal(np.isnan(gradient).any(axis=(0, 2)), is_bad)
 
 
-def test_hessians(library: Library) -> None:
-    """Each order of the Jacobians gives the Hessian, of which a direction is the product above."""
-    if library.name == "mlx":
-        pytest.skip("MLX has no Jacobians")
-    import jax
-
-    rng = np.random.default_rng(7)
-    query, key, value, moved = (rng.standard_normal((2, length, 3)) for length in (3, 4, 4, 4))
-    call = Call({"query": query.shape, "key": key.shape, "value": value.shape}, {"is_causal": True})
-    call = call._replace(allowed=lambda i, j: j <= i)
-    arrays = {"query": query, "key": key, "value": value}
-    ones = np.ones((2, 3, 3))
-    directions = {name: np.zeros_like(x) for name, x in arrays.items()} | {"key": moved}
-    expected = autograd.second_order(call, arrays, directions, (ones, 0 * ones))["key"]
-
-    def loss(key: Any) -> Any:
-        return attend(query_of, key, value_of, is_causal=True).sum()
-
-    with library.guard():
-        query_of, key_of, value_of = (library.put(x) for x in (query, key, value))
-        for hessian in (jax.hessian(loss), jax.jacrev(jax.jacfwd(loss)), jax.jacrev(jax.jacrev(loss))):
-            computed = library.get(jax.jit(hessian)(key_of))
-            np.testing.assert_allclose(np.tensordot(computed, moved, 3), expected, rtol=0, atol=1e-12)
-
-
 def test_masked_nan_adds_nothing_to_derivatives_of_a_pullback(library: Library) -> None:
     rng = np.random.default_rng(8)
     clean = [rng.standard_normal((2, length, 4)) for length in (3, 5, 5)]

@@ -8,22 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from open_calls import BIASES, MASKS, OPTIONS, ROWS, TRACED, Row
+from open_calls import BIASES, MASKS, OPTIONS, ROWS, TRACED, Row, call_of, functions
 
-from sdpa_xp import (
-    KVCache,
-    attention_scores,
-    attention_state,
-    attention_statistics,
-    attention_weights,
-    biases,
-    masks,
-    scaled_dot_product_attention,
-    scaled_dot_product_attention_jvp,
-    scaled_dot_product_attention_vjp,
-)
+from sdpa_xp import attention_statistics, biases, masks
 from sdpa_xp.errors import ArgumentValueError
-from sdpa_xp.layers import MultiHeadAttention
 
 torch: Any = pytest.importorskip("torch")
 pytestmark = [
@@ -32,13 +20,6 @@ pytestmark = [
 ]
 TRACEABLE = [*MASKS, *BIASES, *OPTIONS]
 """The rows that torch.compile and the strict export trace: these trace no `~mask`."""
-
-
-def call_of(row: Row, **options: Any) -> Callable[..., Any]:
-    def call(query: Any, key: Any, value: Any, *arrays: Any) -> Any:
-        return scaled_dot_product_attention(query, key, value, **row.keywords(*arrays), **options)
-
-    return call
 
 
 def with_gradients(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -124,15 +105,6 @@ def test_self_attention(name: str, strict: bool) -> None:
         torch.testing.assert_close(program(*arrays), call(*arrays), rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.sampled(19)
-@pytest.mark.parametrize("name", TRACEABLE)
-def test_strict_export(name: str) -> None:
-    row = ROWS[name]
-    call, arrays = call_of(row), tensors(row, TRACED)
-    program = exported(call, row.axes, arrays, row.symbols, most=row.most, strict=True)
-    assert_agrees(program, call, row)
-
-
 def test_strict_export_of_known_lengths() -> None:
     """A neighbourhood is computed in patches, as in the eager call."""
     x = torch.randn(1, 2, 64, 4)
@@ -206,54 +178,8 @@ def test_nothing_is_kept_of_tensors_without_values() -> None:
     torch.testing.assert_close(call(x, x, x), call(x.clone(), x, x))
 
 
-def _appended(query: Any, key: Any, value: Any, **keywords: Any) -> Any:
-    """Attention of a cache with 4 tokens of its own before `key`."""
-    past = torch.ones(*key.shape[:2], 4, key.shape[-1])
-    new = KVCache(past, past[..., : value.shape[-1]]).append(key, value)
-    return new.attend(query, **keywords)
-
-
-def _pulled(query: Any, key: Any, value: Any) -> list[Any]:
-    bias = biases.alibi(torch.ones(4) * 0.3) + biases.relative(torch.arange(32.0).reshape(8, 4), max_distance=5)
-    mask = masks.sliding_window(2, 1) | masks.prefix(1)
-    output, pullback = scaled_dot_product_attention_vjp(query, key, value, mask, bias=bias)
-    return [*pullback(output).values()]
-
-
-LAYER = MultiHeadAttention.init(torch.Generator().manual_seed(1), 8, num_heads=4, num_kv_heads=2)
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "state": lambda q, k, v: tuple(attention_state(q, k, v, masks.causal("lower_right"))),
-    "weights": lambda q, k, v: attention_weights(q, k, attn_mask=masks.sliding_window(2, 1)),
-    "scores": lambda q, k, v: attention_scores(q, k, attn_mask=masks.prefix(2), bias=biases.alibi(4)),
-    "statistics": lambda q, k, v: [
-        *attention_statistics(q, k, of=("row_max", "entropy", "key_sums", "top_keys"), top_k=3, is_causal=True)[
-            :3
-        ],
-    ],
-    "top keys": lambda q, k, v: attention_statistics(q, k, of="top_keys", top_k=3).top_keys.indices,
-    "statistics of no key": lambda q, k, v: (
-        attention_statistics(q, k, of="key_sums", attn_mask=masks.prefix(0)).key_sums
-    ),
-    "gradients": _pulled,
-    "tangent": lambda q, k, v: scaled_dot_product_attention_jvp(q, k, v, {"query": q}, masks.causal(1))[1],
-    "cache": lambda q, k, v: _appended(q, k, v),
-    "cache, window": lambda q, k, v: _appended(q, k, v, attn_mask=masks.sliding_window(2, 0)),
-    "cache, chunks": lambda q, k, v: _appended(q, k, v, attn_mask=masks.chunked(3) & masks.padding(None, 1)),
-    "cache, T5": lambda q, k, v: _appended(
-        q, k, v, bias=biases.relative(torch.arange(32.0).reshape(8, 4), max_distance=5)
-    ),
-    "layer": lambda q, k, v: LAYER(q[:, 0], k[:, 0], is_causal=True),
-    "layout": lambda q, k, v: scaled_dot_product_attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), masks.sliding_window(2, 1), layout="...LHE"
-    ),
-    "two axes": lambda q, k, v: scaled_dot_product_attention(
-        q[0, 0], k[0, 0], v[0, 0], masks.sliding_window(2, 1)
-    ),
-}
-
-
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize("call", FUNCTIONS.values(), ids=FUNCTIONS)
+@pytest.mark.parametrize("call", functions(torch.ones(1)).values())
 def test_other_functions(call: Callable[..., Any]) -> None:
     row = ROWS["plain"]
     program = exported(call, row.axes, tensors(row, TRACED), row.symbols)
@@ -272,8 +198,7 @@ def test_sums_of_blocks_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mask", "most"),
-    [(masks.neighbourhood((3, 3), 1), "max=9"), (masks.blocks([[True]], 8), "max=8")],
+    ("mask", "most"), [(masks.neighbourhood((3, 3), 1), "max=9"), (masks.blocks([[True]], 8), "max=8")]
 )
 def test_a_length_that_a_mask_bounds(mask: masks.Mask, most: str) -> None:
     """torch says which bound the call needs."""

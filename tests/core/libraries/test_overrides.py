@@ -39,23 +39,25 @@ def test_any_input_answers(function: Callable[..., Any], place: int) -> None:
     assert (rules["is_causal"], rules["scale"]) == (True, "as it came")
 
 
-@pytest.mark.parametrize("function", [sdpa_xp.attention_weights, sdpa_xp.attention_scores])
-def test_without_values(function: Callable[..., Any]) -> None:
-    answering, mask = Answering(), masks.causal()
-    answer, name, arrays, rules = function(np.ones((2, 4)), answering, attn_mask=mask)
-    assert (answer, name, list(arrays)) == (answering, function.__name__, ["query", "key"])
-    assert rules["attn_mask"] is mask
+TANGENTS, X = {"query": "as it came"}, np.ones((2, 4))
 
 
 @pytest.mark.parametrize(
-    "function",
-    [sdpa_xp.scaled_dot_product_attention_jvp, sdpa_xp.scaled_dot_product_attention_laplacian],
+    ("function", "more"),
+    [
+        (sdpa_xp.attention_weights, {}),
+        (sdpa_xp.attention_scores, {}),
+        (sdpa_xp.scaled_dot_product_attention_jvp, {"value": X, "tangents": TANGENTS}),
+        (sdpa_xp.scaled_dot_product_attention_laplacian, {"value": X, "tangents": TANGENTS}),
+    ],
 )
-def test_along_directions(function: Callable[..., Any]) -> None:
-    answering, x, tangents = Answering(), np.ones((2, 4)), {"query": "as it came"}
-    answer, name, arrays, rules = function(x, answering, x, tangents, is_causal=True)
-    assert (answer, name, list(arrays)) == (answering, function.__name__, ["query", "key", "value"])
-    assert (rules["tangents"], rules["is_causal"]) == (tangents, True)
+def test_without_values_and_along_directions(function: Callable[..., Any], more: dict[str, Any]) -> None:
+    answering, mask = Answering(), masks.causal()
+    answer, name, arrays, rules = function(X, answering, attn_mask=mask, **more)
+    assert (answer, name) == (answering, function.__name__)
+    assert list(arrays) == ["query", "key", *(["value"] if more else [])]
+    assert rules["attn_mask"] is mask
+    assert rules.get("tangents") is more.get("tangents")
 
 
 def test_the_base_of_the_logarithm() -> None:
@@ -86,30 +88,18 @@ def test_what_is_not_implemented_is_computed(function: Callable[..., Any]) -> No
     np.testing.assert_array_equal(result, expected)
 
 
-class Base:
-    """Declines."""
+def asked(answer: Any, *bases: type) -> type:
+    """A class whose method notes that it was called."""
 
-    def __sdpa_xp__(self, *_: Any) -> Any:
-        METHODS_CALLED.append(Base)
-        return NotImplemented
-
-
-class Derived(Base):
-    """Answers."""
-
-    def __sdpa_xp__(self, *_: Any) -> Any:
+    def method(self: Any, *_: Any) -> Any:
         METHODS_CALLED.append(type(self))
-        return "derived"
+        return answer
+
+    return type("Asked", bases, {"__sdpa_xp__": method})
 
 
-class Unrelated:
-    """Declines."""
-
-    def __sdpa_xp__(self, *_: Any) -> Any:
-        METHODS_CALLED.append(Unrelated)
-        return NotImplemented
-
-
+Base, Unrelated = (asked(NotImplemented) for _ in range(2))
+Derived = asked("derived", Base)
 METHODS_CALLED: list[type] = []
 
 

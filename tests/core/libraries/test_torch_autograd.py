@@ -51,11 +51,34 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }
 
 
-@pytest.mark.parametrize(("call", "more"), CALLS.values(), ids=CALLS)
-def test_finite_differences_of_both_orders(call: Callable[..., Any], more: tuple[Any, ...]) -> None:
+def state(*inputs: Any, **rules: Any) -> tuple[Any, Any]:
+    """Both results of `attention_state`, without the log-sum-exp of rows that have no key."""
+    output, lse = attention_state(*inputs, **rules)
+    return output, lse.masked_fill(lse == -math.inf, 0.0)
+
+
+CALLS |= {
+    "state, empty row": (lambda *x: state(*x, attn_mask=HOLES), ()),
+    "state, 2-D": (lambda *x: state(*(part[0, 0] for part in x), is_causal=True), ()),
+    "state, no keys": (lambda q, k, v: state(q, k[..., :0, :], v[..., :0, :], is_causal=True), ()),
+    "state, sinks": (lambda *x: state(*x[:3], HOLES, sinks=x[3], lse_base=2), (MORE["sinks"],)),
+    "state, dropout": (lambda *x: state(*x, HOLES, dropout_p=0.4, rng=torch.Generator().manual_seed(1)), ()),
+    "state, slopes": (
+        lambda *x: state(*x[:3], bias=biases.alibi(x[3]), attn_mask=x[4]),
+        (MORE["slopes"], draw(4, 5)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_finite_differences_of_both_orders(name: str) -> None:
+    call, more = CALLS[name]
     inputs = [x.clone().requires_grad_() for x in (QUERY, KEY, VALUE, *more)]
+    with torch.no_grad():
+        plain = call(*inputs)
+    torch.testing.assert_close(call(*inputs), plain, rtol=1e-14, atol=1e-14)
     # Along random directions: an entry at a time takes ten times as long.
-    is_batched = call is not with_dropout
+    is_batched = "dropout" not in name and "state" not in name
     by = {"check_batched_grad": is_batched, "check_batched_forward_grad": is_batched}
     assert torch.autograd.gradcheck(call, inputs, check_forward_ad=True, fast_mode=True, **by)
     assert torch.autograd.gradgradcheck(call, inputs, check_fwd_over_rev=True, fast_mode=True)
@@ -155,7 +178,8 @@ def test_a_masked_nan_adds_nothing(name: str, bad: float) -> None:
             inputs[name][..., 4, 0] = change
         leaves = [x.requires_grad_() for x in inputs.values()]
         output = scaled_dot_product_attention(*leaves, torch.arange(5) < 4)
-        return list(torch.autograd.grad(output.square().sum(), leaves))
+        loss = sum(x.square().sum() for x in (output, *attention_state(*leaves, torch.arange(5) < 4)))
+        return list(torch.autograd.grad(loss, leaves))
 
     for gradient, clean in zip(gradients(bad), gradients(None), strict=True):
         torch.testing.assert_close(gradient, clean, rtol=0, atol=1e-12)
@@ -276,43 +300,6 @@ def test_the_gradient_of_mapped_calls_reads_their_outputs() -> None:
     assert products.count <= 10
 
 
-def state(*inputs: Any, **rules: Any) -> tuple[Any, Any]:
-    """Both results of `attention_state`, without the log-sum-exp of rows that have no key."""
-    output, lse = attention_state(*inputs, **rules)
-    return output, lse.masked_fill(lse == -math.inf, 0.0)
-
-
-STATES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
-    "empty row": (lambda *x: state(*x, attn_mask=HOLES), ()),
-    "2-D": (lambda *x: state(*(part[0, 0] for part in x), is_causal=True), ()),
-    "no keys": (lambda q, k, v: state(q, k[..., :0, :], v[..., :0, :], is_causal=True), ()),
-    "sinks": (lambda *x: state(*x[:3], HOLES, sinks=x[3], lse_base=2), (MORE["sinks"],)),
-    "dropout": (lambda *x: state(*x, HOLES, dropout_p=0.4, rng=torch.Generator().manual_seed(1)), ()),
-    "slopes": (lambda *x: state(*x[:3], bias=biases.alibi(x[3]), attn_mask=x[4]), (MORE["slopes"], draw(4, 5))),
-}
-
-
-@pytest.mark.parametrize(("call", "more"), STATES.values(), ids=STATES)
-def test_finite_differences_of_a_state(call: Callable[..., Any], more: tuple[Any, ...]) -> None:
-    inputs = [x.clone().requires_grad_() for x in (QUERY, KEY, VALUE, *more)]
-    with torch.no_grad():
-        plain = call(*inputs)
-    torch.testing.assert_close(call(*inputs), plain, rtol=1e-14, atol=1e-14)
-    assert torch.autograd.gradcheck(call, inputs, check_forward_ad=True, fast_mode=True)
-    assert torch.autograd.gradgradcheck(call, inputs, check_fwd_over_rev=True, fast_mode=True)
-
-
-def test_a_masked_nan_adds_nothing_to_the_gradients_of_a_state() -> None:
-    def gradients(change: float) -> Any:
-        key = KEY.clone()
-        key[..., 4, 0] = change
-        leaves = [QUERY.clone().requires_grad_(), key.requires_grad_()]
-        output, lse = attention_state(*leaves, VALUE, torch.arange(5) < 4)
-        return torch.autograd.grad(output.square().sum() + lse.square().sum(), leaves)
-
-    torch.testing.assert_close(gradients(math.nan), gradients(0.0), rtol=0, atol=1e-12)
-
-
 def test_large_scores_keep_the_derivative_of_their_log_sum_exp() -> None:
     """In float32, the sum of 1e8 and a logarithm is 1e8. The derivative is the mean of the keys."""
     query, key = torch.full((1, 1), 1e4).requires_grad_(), torch.full((2**16, 1), 1e4)
@@ -358,85 +345,6 @@ def test_calls_without_gradients_do_no_more(rules: Any) -> None:
     assert bool(files(leaf, KEY, VALUE)) == (rules != {"implementation": "xp"})
 
 
-@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
-def test_compiled() -> None:
-    def gradient(f: Callable[[Any], Any]) -> Any:
-        x = QUERY.clone().requires_grad_()
-        return torch.autograd.grad(f(x), x)[0]
-
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(gradient(compiled), gradient(textbook), rtol=0, atol=1e-10)
-
-
 def test_functionalize() -> None:
     gradient = func.functionalize(func.grad(loss))(QUERY)
     torch.testing.assert_close(gradient, func.grad(textbook)(QUERY), rtol=0, atol=1e-10)
-
-
-# What torch's own functions cannot do, by the issue of pytorch; a test skips what a newer torch has mended.
-
-SHORT = QUERY.float()
-SHARED = KEY.float().expand(1, 2, 5, 3)
-
-
-def theirs(query: Any) -> Any:
-    return torch.nn.functional.scaled_dot_product_attention(query, SHARED, SHARED)
-
-
-def flex(query: Any) -> Any:
-    from torch.nn.attention import flex_attention as module
-
-    mask = module.create_block_mask(lambda _b, _h, i, j: j <= i + 1, None, None, 4, 5, device="cpu")
-    return module.flex_attention(query, SHARED, SHARED, block_mask=mask)
-
-
-def dual(f: Callable[..., Any]) -> Any:
-    with torch.autograd.forward_ad.dual_level():
-        query = torch.autograd.forward_ad.make_dual(SHORT, SHORT + 1)
-        return torch.autograd.forward_ad.unpack_dual(f(query)).tangent
-
-
-def jvp(f: Callable[..., Any]) -> Any:
-    return func.jvp(f, (SHORT,), (SHORT + 1,))[1]
-
-
-def backward(f: Callable[..., Any], *, orders: int = 1) -> Any:
-    query = SHORT.clone().requires_grad_()
-    result = f(query).square().sum()
-    for order in range(1, orders + 1):
-        (gradient,) = torch.autograd.grad(result, query, create_graph=order < orders)
-        result = gradient.square().sum()
-    return gradient
-
-
-ISSUES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
-    "98164 (dual tensors)": (theirs, dual),
-    "116350 (double backward)": (theirs, partial(backward, orders=2)),
-    "117629 (jvp)": (theirs, jvp),
-    "128971 (jacfwd)": (theirs, lambda f: func.jacfwd(f)(SHORT)),
-    "146901 (hessian)": (theirs, lambda f: func.hessian(lambda x: f(x).square().sum())(SHORT)),
-    "154226 (jvp of a layer)": (theirs, lambda f: jvp(lambda x: f(x @ SHARED[0, 0, :3]).tanh())),
-    "165530 (jvp of a gradient)": (theirs, lambda f: jvp(func.grad(lambda x: f(x).square().sum()))),
-    "148752 (FlexAttention on a CPU)": (flex, backward),
-    "154332 (jvp of FlexAttention)": (flex, jvp),
-    "169224 (FlexAttention with a mask on a CPU)": (flex, partial(backward, orders=2)),
-}
-
-
-@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize(("other", "use"), ISSUES.values(), ids=ISSUES)
-def test_what_torch_lacks(other: Callable[..., Any], use: Callable[..., Any]) -> None:
-    allowed = torch.arange(5) <= (torch.arange(4)[:, None] + 1 if other is flex else 5)
-
-    def formula(query: Any) -> Any:
-        scores = query @ SHARED.mT / math.sqrt(3)
-        return scores.masked_fill(~allowed, -math.inf).softmax(-1) @ SHARED
-
-    mask = masks.causal(1) if other is flex else None
-    ours = use(lambda query: scaled_dot_product_attention(query, SHARED, SHARED, mask))
-    torch.testing.assert_close(ours, use(formula), rtol=1e-4, atol=1e-5)
-    try:
-        use(other)
-    except RuntimeError:  # NotImplementedError is one too
-        return
-    pytest.skip("torch has mended it")

@@ -9,13 +9,7 @@ from typing import Any
 
 import pytest
 
-from sdpa_xp import (
-    attention_scores,
-    attention_weights,
-    biases,
-    scaled_dot_product_attention,
-    varlen_attention,
-)
+from sdpa_xp import attention_scores, attention_weights, biases, scaled_dot_product_attention, varlen_attention
 from sdpa_xp import scaled_dot_product_attention_jvp as tangent
 from sdpa_xp import scaled_dot_product_attention_laplacian as laplacian
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp

@@ -11,7 +11,7 @@ from calls import draw_named, gradients, tracer_of, vmap_of
 from internals import reference
 from libraries import Library
 
-from sdpa_xp import attention_state, attention_weights, masks, scaled_dot_product_attention
+from sdpa_xp import attention_state, masks, scaled_dot_product_attention
 
 F = np.float32
 
@@ -33,10 +33,6 @@ def poisoned(call: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return call | bad
 
 
-def is_library(library: Library, name: str) -> bool:
-    return library.name.split("-")[0] == name
-
-
 @pytest.mark.leaves_out("jax-debug", "torch-cuda-rules")
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")
 @pytest.mark.slow
@@ -47,11 +43,6 @@ def test_jit(library: Library, call: dict[str, np.ndarray]) -> None:
     output, lse, _ = reference.attention(**call, is_causal=True, softcap=3.0)
     np.testing.assert_allclose(library.get(state.output), output, rtol=0, atol=2e-6)
     np.testing.assert_allclose(library.get(state.lse), lse, rtol=0, atol=2e-6)
-    weights = trace(lambda q, k: attention_weights(q, k, is_causal=True))
-    w = library.get(library.call(weights, call["query"], call["key"]))
-    np.testing.assert_allclose(
-        w, reference.attention(**(call | {"attn_mask": None}), is_causal=True)[2], atol=2e-6
-    )
 
 
 @pytest.mark.parametrize("name", ["attn_mask", "bias", "key", "scale"])
@@ -100,18 +91,15 @@ def test_vmap_of_masks_with_fewer_axes(library: Library, call: dict[str, np.ndar
 def test_padding_by_a_bias_in_a_traced_call(library: Library, call: dict[str, np.ndarray]) -> None:
     """-inf in a bias masks like False in a mask: NaN in the padded key and value adds nothing."""
     bias = np.where(call["attn_mask"], 0, -np.inf).astype(F)
-    arrays = {**poisoned(call), "attn_mask": bias}
-    function = scaled_dot_product_attention
-    if library.jit is not None:
-        function = library.jit(function)
-    result = library.get(library.call(function, **arrays))
+    function = (library.jit or (lambda f: f))(scaled_dot_product_attention)
+    result = library.get(library.call(function, **poisoned(call) | {"attn_mask": bias}))
     np.testing.assert_allclose(result, reference.attention(**call)[0], rtol=0, atol=2e-6)
 
 
 @pytest.mark.slow
 def test_shapes_without_data(library: Library) -> None:
     """torch's meta device: shape, dtype and device of the result, and nothing is computed."""
-    if not is_library(library, "torch"):
+    if not library.name.startswith("torch"):
         pytest.skip("the meta device is torch's")
     import torch
 
@@ -138,29 +126,3 @@ def test_lse_of_an_empty_row_has_no_gradient(library: Library, rng: np.random.Ge
     np.testing.assert_array_equal(jacobian[1], 0)
     for row in (0, 2):
         assert np.all(jacobian[row, row] != 0)
-
-
-@pytest.mark.leaves_out("jax-debug", "torch-inference")
-def test_gradient(library: Library, call: dict[str, np.ndarray]) -> None:
-    """Against finite differences of the reference; that of an empty row is 0."""
-    weight = np.random.default_rng(1).standard_normal((4, 3, 5))
-    names = ("query", "key", "value")
-
-    def loss(*arrays: Any) -> Any:
-        mask, factor = library.put(call["attn_mask"]), library.put(weight.astype(F))
-        return (scaled_dot_product_attention(*arrays, mask) * factor).sum()
-
-    results = gradients(library, loss, *(call[name] for name in names))
-    by_name = dict(zip(names, results, strict=True))
-    np.testing.assert_array_equal(by_name["query"][:, 1], 0)
-    np.testing.assert_array_equal(by_name["key"][:, 4], 0)
-    wide = {name: x.astype(np.float64) if x.dtype == F else x for name, x in call.items()}
-    for name, gradient in by_name.items():
-        for index in [(0, 0, 0), (1, 2, 3), (0, 2, 1)]:
-            step = np.zeros_like(wide[name])
-            step[index] = 1e-5
-            ends = [
-                (reference.attention(**(wide | {name: wide[name] + sign * step}))[0] * weight).sum()
-                for sign in (1, -1)
-            ]
-            assert gradient[index] == pytest.approx((ends[0] - ends[1]) / 2e-5, abs=1e-5)

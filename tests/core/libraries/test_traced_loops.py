@@ -178,21 +178,6 @@ def test_same_pairs_are_dropped(library: Library, arrays: Arrays) -> None:
     np.testing.assert_allclose(output, expected, rtol=0, atol=2e-6)
 
 
-@pytest.mark.usefixtures("short_blocks")
-@pytest.mark.parametrize("queries", [4, 6, 8])
-@pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
-def test_every_row_stands_at_its_place(library: Library, arrays: Arrays, queries: int, layout: Any) -> None:
-    """Each is a block of 2 in a band of its own; vmap has the batch."""
-    import jax
-
-    q, k, v = arrays["query"][:, :, :queries], arrays["key"], arrays["value"]
-    expected = scaled_dot_product_attention(q, k, v, is_causal=True)
-    if layout == "...LHE":
-        q, k, v, expected = (x.swapaxes(-2, -3) for x in (q, k, v, expected))
-    mapped = jax.vmap(lambda q, k, v: scaled_dot_product_attention(q, k, v, is_causal=True, layout=layout))
-    np.testing.assert_allclose(library.get(library.call(mapped, q, k, v)), expected, rtol=0, atol=2e-6)
-
-
 BANDED: dict[str, Callable[[Any, int], dict[str, Any]]] = {
     "causal": lambda xp, length: {"is_causal": True},
     "lower right, a scale for each row": lambda xp, length: {
@@ -233,17 +218,6 @@ def test_padding_may_hold_nan(library: Library, arrays: Arrays) -> None:
     inputs = [arrays[x] for x in ("query", "key", "value", "allowed")]
     output = library.get(library.call(jax.jit(scaled_dot_product_attention), *inputs))
     np.testing.assert_allclose(output, expected, rtol=0, atol=2e-6)
-
-
-def test_a_batch_may_be_a_symbol(library: Library) -> None:
-    """How many scores there are is not known then, and they are one tile."""
-    import jax
-
-    pytest.importorskip("jax.export", reason="jax.export of JAX 0.5 needs absl-py, which JAX does not ask for")
-    x = jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, 4, 16, 8"), np.float32)
-    with library.guard():
-        exported = jax.export.export(jax.jit(causal))(x)
-    assert exported.out_avals[0].shape == x.shape
 
 
 def causal(x: Any) -> Any:

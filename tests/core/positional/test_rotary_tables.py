@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cache_formula import rotated
 from calls import draw, moved
 from libraries import Library
 
-from sdpa_xp import KVCache, PagedKVCache
-from sdpa_xp.positional import Rotary, RotaryTables
+from sdpa_xp import KVCache
+from sdpa_xp.positional import RotaryTables
 
 F = np.float32
 ROWS, TOKENS = 20, 6
@@ -23,22 +24,11 @@ def tables(rng: np.random.Generator, *batch: int, width: int = 8, dtype: Any = F
     return [(lengths * part).astype(dtype) for part in (np.cos(angles), np.sin(angles))]
 
 
-def rotated(
-    x: np.ndarray, cos: np.ndarray, sin: np.ndarray, positions: np.ndarray, interleaved: bool
-) -> np.ndarray:
-    """(B, H, L, E) at positions (B, L), by products of complex numbers in float64."""
-    entries = np.arange(len(x))[:, None]
-    factors = np.broadcast_to(cos + 1j * sin, (len(x), ROWS, cos.shape[-1]))[entries, positions][:, None]
-    width = 2 * cos.shape[-1]
-    first, second = (
-        (slice(0, width, 2), slice(1, width, 2))
-        if interleaved
-        else (slice(width // 2), slice(width // 2, width))
-    )
-    pairs = (x[..., first] + 1j * x[..., second]) * factors
-    result = x.astype(np.float64)
-    result[..., first], result[..., second] = pairs.real, pairs.imag
-    return result
+def turned(x: np.ndarray, tables: list[np.ndarray], places: Any, *, interleaved: bool = False) -> np.ndarray:
+    """(B, H, L, E) at places (B, L) or (L,)."""
+    cos, sin = (np.broadcast_to(part, (len(x), *part.shape[-2:])).astype(np.float64) for part in tables)
+    rows = np.arange(len(x))[:, None], np.broadcast_to(np.asarray(places), (len(x), TOKENS))
+    return rotated(x, (cos + 1j * sin)[rows][:, None], interleaved=interleaved)
 
 
 @pytest.mark.sampled(5)
@@ -63,31 +53,9 @@ def test_apply_and_inverse(
             token_positions = library.put(positions) if isinstance(positions, np.ndarray) else positions
             there = rotary.apply(library.put(moved(x, layout)), token_positions, layout=layout)
             back = rotary.inverse(there, token_positions, layout=layout)
-        expected = rotated(x, cos, sin, np.broadcast_to(np.asarray(places), (2, TOKENS)), interleaved)
+        expected = turned(x, [cos, sin], places, interleaved=interleaved)
         np.testing.assert_allclose(moved(library.get(there), layout), expected, rtol=0, atol=2e-6)
         np.testing.assert_allclose(moved(library.get(back), layout), x, rtol=0, atol=2e-6)
-
-
-@pytest.mark.sampled(0, on="EAGER_JAX")
-@pytest.mark.leaves_out("cupy-rules-device1")
-def test_in_caches(library: Library, rng: np.random.Generator) -> None:
-    """As if the caller had rotated by hand, in each kind of cache."""
-    (query, key, value), (cos, sin) = draw(rng, (2, 4, 2, 8), (2, 2, TOKENS, 8), (2, 2, TOKENS, 8)), tables(rng)
-    with library.guard():
-        rotary = RotaryTables(library.put(cos), library.put(sin))
-        q, k, v = (library.put(x) for x in (query, key, value))
-        parts = [[library.put(x[:, :, cut].copy()) for x in (key, value)] for cut in (slice(4), slice(4, None))]
-        cache = KVCache(*parts[0], rotary=rotary, first_position=[3, 5]).append(*parts[1])
-        pool = library.put(np.zeros((4, 2, 4, 8), F))
-        paged = PagedKVCache(pool, pool + 0.0, [[0, 1], [2, 3]], [0, 0], rotary=rotary, first_position=[3, 5])
-        paged = paged.append(*parts[0]).append(*parts[1])
-        places = np.asarray([3, 5])[:, None] + np.arange(TOKENS)
-        by_hand = KVCache(rotary.apply(k, library.put(places.astype(np.int32))), v)
-        expected = by_hand.attend(rotary.apply(q, library.put(places[:, -2:].astype(np.int32))))
-        outputs = [either.attend(q) for either in (cache, paged)]
-    for output in outputs:
-        np.testing.assert_allclose(library.get(output), library.get(expected), rtol=0, atol=4e-6)
-    np.testing.assert_array_equal(library.get(cache.key), library.get(by_hand.key))
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
@@ -96,8 +64,8 @@ def test_tables_of_another_dtype(rng: np.random.Generator, dtype: Any) -> None:
     (x,), (cos, sin) = draw(rng, (2, 3, TOKENS, 8)), tables(rng, dtype=dtype)
     output = RotaryTables(cos, sin).apply(x, 2)
     assert output.dtype == F
-    places = np.broadcast_to(np.arange(2, 2 + TOKENS), (2, TOKENS))
-    np.testing.assert_allclose(output, rotated(x, cos, sin, places, False), rtol=0, atol=2e-6)
+    places = range(2, 2 + TOKENS)
+    np.testing.assert_allclose(output, turned(x, [cos, sin], places), rtol=0, atol=2e-6)
 
 
 def test_cos_sin_and_repr(library: Library, rng: np.random.Generator) -> None:
@@ -113,10 +81,3 @@ def test_cos_sin_and_repr(library: Library, rng: np.random.Generator) -> None:
         "RotaryTables("
         in KVCache(rows[0][None], rows[0][None], rotary=RotaryTables(cos[:, :2], sin[:, :2]))._repr_html_()
     )
-
-
-def test_of_rotary(rng: np.random.Generator) -> None:
-    """The tables of a Rotary rotate as it does."""
-    (x,), rotary = draw(rng, (2, 3, TOKENS, 8)), Rotary(8)
-    same = RotaryTables(*rotary.cos_sin(range(ROWS), like=x))
-    np.testing.assert_array_equal(same.apply(x, 7), rotary.apply(x, 7))

@@ -30,45 +30,38 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     return shapes
 
 
+@pytest.fixture(params=[True, False], ids=["one tile", "in tasks"])
+def softmax(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not request.param:
+        override(monkeypatch, "LEAST_SCORES_WITHOUT_MAXIMUM", 0)
+
+
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("small", [True, False], ids=["one tile", "in tasks"])
+@pytest.mark.usefixtures("softmax")
 @pytest.mark.parametrize(
-    ("heads", "key_heads", "queries", "keys", "is_few"),
+    ("scores", "key_heads", "is_few"),
     [
-        ((2, 8), 2, 1, 512, True),
-        ((2, 6), 1, 1, 700, True),
-        ((1, 3), 3, 2, 513, True),
-        ((1, 4), 2, 3, 600, True),
-        ((1, 7), 1, 1, 600, True),
-        ((1, 4), 2, 1, 511, False),  # few keys
-        ((1, 8), 1, 1, 600, False),  # many rows
-        ((1, 3), 3, 1, 600, False),  # one row, which is no faster alone
+        ((2, 8, 1, 512), 2, True),
+        ((2, 6, 1, 700), 1, True),
+        ((1, 3, 2, 513), 3, True),
+        ((1, 4, 3, 600), 2, True),
+        ((1, 7, 1, 600), 1, True),
+        ((1, 4, 1, 511), 2, False),  # few keys
+        ((1, 8, 1, 600), 1, False),  # many rows
+        ((1, 3, 1, 600), 3, False),  # one row, which is no faster alone
     ],
 )
 def test_rows_are_multiplied_alone(
-    rng: np.random.Generator,
-    products: list[tuple[int, ...]],
-    monkeypatch: pytest.MonkeyPatch,
-    heads: tuple[int, int],
-    key_heads: int,
-    queries: int,
-    keys: int,
-    is_few: bool,
-    small: bool,
-    dtype: str,
-    layout: Any,
+    rng: np.random.Generator, products: Any, scores: Any, key_heads: int, is_few: bool, dtype: str, layout: Any
 ) -> None:
-    batch, query_heads = heads
-    if not small:
-        override(monkeypatch, "LEAST_SCORES_WITHOUT_MAXIMUM", 0)
+    batch, _, _, keys = scores
     shape = (batch, key_heads, keys)
-    arrays = draw_named(rng, {"query": (*heads, queries, 16), "key": (*shape, 16), "value": (*shape, 8)})
-    arrays = {name: array.astype(dtype) for name, array in arrays.items()}
+    arrays = draw_named(rng, {"query": (*scores[:3], 16), "key": (*shape, 16), "value": (*shape, 8)}, dtype)
     passed = {name: moved(array, layout) for name, array in arrays.items()}
     output = scaled_dot_product_attention(**passed, layout=layout, implementation="xp")
     assert_agrees(NUMPY, moved(output, layout), arrays)
-    assert products == ([(batch, query_heads, queries, keys)] if is_few else [])
+    assert products == ([scores] if is_few else [])
 
 
 def test_keys_whose_batch_is_one(rng: np.random.Generator, products: list[tuple[int, ...]]) -> None:

@@ -12,17 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import (
-    ONE_CORE,
-    PROBE_SIDE,
-    backward,
-    cut_small,
-    one_tile,
-    prepare,
-    products,
-    scores,
-    softmax,
-)
+from internals import ONE_CORE, PROBE_SIDE, backward, cut_small, one_tile, prepare, products, scores, softmax
 from libraries import each_module
 
 import sdpa_xp

@@ -149,9 +149,7 @@ def expected(row: Row, x: np.ndarray) -> list[np.ndarray] | None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 results = row(xp, array)
-            return [
-                np.asarray(result) for result in (results if isinstance(results, tuple | list) else [results])
-            ]
+            return [np.asarray(x) for x in (results if isinstance(results, tuple | list) else [results])]
         except (TypeError, ValueError, IndexError, AttributeError):
             continue
     return None
@@ -179,11 +177,9 @@ def test_a_selection_of_no_element(name: str) -> None:
 
 def compare(name: str, row: Row, spec: TensorSpec, x: np.ndarray, results: list[np.ndarray]) -> None:
     def layer(x: Any) -> dict[str, Any]:
-        outputs = row(x.__array_namespace__(), x)
-        outputs = outputs if isinstance(outputs, tuple | list) else [outputs]
-        return {
-            f"output {n}": y if isinstance(y, GraphValue) else x.graph.operand(y) for n, y in enumerate(outputs)
-        }
+        ys = row(x.__array_namespace__(), x)
+        ys = ys if isinstance(ys, tuple | list) else [ys]
+        return {f"output {n}": y if isinstance(y, GraphValue) else x.graph.operand(y) for n, y in enumerate(ys)}
 
     try:
         model = to_onnx(layer, spec)

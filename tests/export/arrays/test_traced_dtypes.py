@@ -76,9 +76,7 @@ def test_each_function_has_a_row() -> None:
 def test_each_operator_has_a_row() -> None:
     """Those of the reflected operators are the same, by a scalar or an array in front."""
     array = strict.asarray([1])
-    operators = {name for name in vars(GraphValue) if name[:2] == "__" and hasattr(array, name)} - {
-        *dir(object)
-    }
+    operators = {n for n in vars(GraphValue) if n[:2] == "__" and hasattr(array, n)} - {*dir(object)}
     operators |= {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"}
     reflected = {f"__r{name[2:]}" for name in operators}
     rows = {name for name in {*OPERATORS, *IN_PLACE, *UNARY, *JOINED} if name[:2] == "__"}

@@ -14,33 +14,19 @@ from traced_table import BINARY, OPERATORS, UNARY, Row
 from sdpa_xp_export import TensorSpec, to_onnx
 
 OF_TWO: dict[str, Row] = BINARY | OPERATORS | {"where": lambda xp, x, y: xp.where(x == y, x, y)}
-ELEMENTWISE = (
-    *("abs", "negative", "positive", "square", "floor", "exp", "log", "sqrt", "tanh", "sin", "cos"),
-    *("bitwise_invert", "logical_not", "ones_like", "zeros_like", "astype", "matrix_transpose"),
-)
-OF_ONE: dict[str, Row] = {name: UNARY[name] for name in ELEMENTWISE} | {
-    "expand_dims": lambda xp, x: (xp.expand_dims(x, axis=0), xp.expand_dims(x, axis=-1)),
-    "squeeze": lambda xp, x: (xp.squeeze(x[None, ...], axis=0), xp.squeeze(x[..., None], axis=-1)),
+OF_ONE: dict[str, Row] = {
+    name: UNARY[name] for name in ("abs", "astype", "bitwise_invert", "exp", "logical_not")
+} | {
     "reshape": lambda xp, x: tuple(
         xp.reshape(x, shape) for shape in ((0,), (-1,), (0, 5), (5, 0), (2, 0, 7), x.shape[::-1], x.shape)
     ),
     "sum": lambda xp, x: (xp.sum(x), xp.sum(x, axis=-1), xp.sum(x, axis=0, keepdims=True)),
-    "concat": lambda xp, x: (
-        xp.concat([x, x], axis=-1),
-        xp.concat([x, xp.ones((2, *x.shape[1:]), dtype=x.dtype)], axis=0),
-        xp.concat([x, x], axis=None),
-    ),
-    "stack": lambda xp, x: xp.stack([x, x], axis=-1),
-    "broadcast_to": lambda xp, x: (xp.broadcast_to(x, (2, *x.shape)), xp.broadcast_to(xp.sum(x), (0, 1))),
-    "cumulative_sum": lambda xp, x: tuple(
-        xp.cumulative_sum(x, axis=axis, include_initial=True) for axis in range(x.ndim)
-    ),
-    "permute_dims": lambda xp, x: xp.permute_dims(x, tuple(range(x.ndim))[::-1]),
-    "__getitem__": lambda xp, x: (x[..., ::-1], x[None, ...]),
-    "take": lambda xp, x: xp.take(x, xp.asarray([], dtype=xp.int64), axis=-1),
+    "concat": lambda xp, x: xp.concat([x, xp.ones((2, *x.shape[1:]), dtype=x.dtype)], axis=0),
+    "broadcast_to": lambda xp, x: xp.broadcast_to(xp.sum(x), (0, 1)),
     "max": lambda xp, x: tuple(xp.max(x, axis=axis) for axis in range(x.ndim) if x.shape[axis]) or x,
     "matmul": lambda xp, x: xp.matmul(x, xp.matrix_transpose(x)),
 }
+"""Others are in test_empty_in_a_run.py."""
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int32", "int64", "uint8", "float32"])
@@ -57,7 +43,7 @@ def test_of_one_array(shape: tuple[int, ...], dtype: str) -> None:
 
 def check(rows: dict[str, Row], *arrays: np.ndarray) -> None:
     expected = expected_of(rows, *arrays)
-    assert len(expected) > 10
+    assert len(expected) > 4
     model, counted = model_of({name: rows[name] for name in expected}, *arrays)
     assert_all_same(expected, counted, run(model, feeds_of(*arrays)))
 

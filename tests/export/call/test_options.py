@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 import numpy as np
-import pytest
 from command import refused, run
 from internals import OF_TRACED_CALLS, OPTIONS, checked_call, from_json, to_json
 
@@ -65,13 +64,13 @@ def test_an_option_as_by_default_is_not_written() -> None:
     }
 
 
-def test_each_option_is_a_flag_and_a_key_of_files(capsys: pytest.CaptureFixture[str]) -> None:
-    words = run(capsys, "export", "--help")[1].split()
+def test_each_option_is_a_flag_and_a_key_of_files() -> None:
+    words = run("export", "--help")[1].split()
     flags = {f"--{name.replace('_', '-')}" for name in WRITTEN}
     assert flags <= {*words}
     assert [*KEYS][: len(WRITTEN)] == WRITTEN
     for name in OPTIONS.keys() - {*WRITTEN}:
-        assert "No such option" in refused(capsys, "export", f"--{name.replace('_', '-')}", "0")
+        assert "No such option" in refused("export", f"--{name.replace('_', '-')}", "0")
 
 
 def test_each_form_says_whether_it_takes_an_option() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import refused, run
+from command import printed, refused, run
 from internals import backends, comparison, demo, features, say_table
 from libraries import installed
 
@@ -31,39 +31,32 @@ from sdpa_xp_export.cli import compare
     ],
 )
 def test_whatever_goes_wrong_is_one_line(
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    error: BaseException,
-    code: int,
-    line: str,
+    monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, line: str
 ) -> None:
     def failing(_: list[str]) -> int:
         raise error
 
     monkeypatch.setattr("sdpa_xp_export.cli.app.run", failing)
-    assert run(capsys, "backends") == (code, "", f"sdpa-xp: {line}\n")
+    assert run("backends") == (code, "", f"sdpa-xp: {line}\n")
 
 
-def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help() -> None:
     """Also where nothing is asked for."""
-    code, out, err = run(capsys)
-    assert (code, err) == (0, "")
-    assert out == run(capsys, "--help")[1]
+    out = printed()
+    assert out == run("--help")[1]
     for name in ("export", "verify", "agree", "demo", "backends"):
         assert f"\n  {name} " in out
-        of_command = run(capsys, name, "-h")[1]
-        assert of_command == run(capsys, name, "--help")[1]
+        of_command = run(name, "-h")[1]
+        assert of_command == run(name, "--help")[1]
         assert "[str]" not in of_command  # as `list[str]`, a type of Python
-    assert "numpy, torch, " in run(capsys, "agree", "--help")[1]
-    assert "dtype[length,...]" in run(capsys, "export", "--help")[1]
+    assert "numpy, torch, " in run("agree", "--help")[1]
+    assert "dtype[length,...]" in run("export", "--help")[1]
 
 
-def test_help_says_all_of_what_each_command_does(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_says_all_of_what_each_command_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """In 80 columns, where longer lines end in dots."""
     monkeypatch.setenv("COLUMNS", "80")
-    about, _, commands = run(capsys, "--help")[1].partition("\nCommands:\n")
+    about, _, commands = run("--help")[1].partition("\nCommands:\n")
     assert "exit code" not in about  # the commands and the examples come first
     assert " sdpa-xp demo\n" in commands.partition("Exit codes:")[0]
     assert "\n    0    success\n" in commands  # a line for each
@@ -75,46 +68,40 @@ def test_help_says_all_of_what_each_command_does(
 
 
 @pytest.mark.usefixtures("short_verify")
-def test_help_has_an_example_of_each_command(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_has_an_example_of_each_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They run as they stand, and replace no file; `agree` and `demo` take long, and have their own tests."""
     monkeypatch.chdir(tmp_path)
-    lines = [shlex.split(line) for line in run(capsys)[1].splitlines() if line.startswith("    sdpa-xp ")]
+    lines = [shlex.split(line) for line in run()[1].splitlines() if line.startswith("    sdpa-xp ")]
     assert sorted(line[1] for line in lines) == ["agree", "backends", "demo", "export", "verify"]
     for _, command, *arguments in lines:
         if command not in ("agree", "demo"):
-            assert run(capsys, command, *arguments)[0] == 0
+            assert run(command, *arguments)[0] == 0
             if command == "export":  # a reader may run it twice
-                assert "Pass `--force` to replace it." in refused(capsys, command, *arguments)
+                assert "Pass `--force` to replace it." in refused(command, *arguments)
 
 
-def test_names_in_a_list_may_break_the_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_in_a_list_may_break_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    words = run(capsys, "export", "--help")[1].split()
+    words = run("export", "--help")[1].split()
     assert {"output,", "lse,", "row_max,", "key_sums,"} <= {*words}
 
 
-def test_backends(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "backends", "--json")
+def test_backends() -> None:
+    code, out, _ = run("backends", "--json")
     names = {(row["name"], row["device"]) for row in json.loads(out)}
     assert code == 0
     assert {("numpy", "cpu"), ("torch", "cpu"), ("onnxruntime", "CPUExecutionProvider")} <= names
-    assert np.__version__ in run(capsys, "backends")[1]
+    assert np.__version__ in run("backends")[1]
 
 
-def test_agree(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config
-) -> None:
+def test_agree(monkeypatch: pytest.MonkeyPatch, pytestconfig: pytest.Config) -> None:
     """With `--thin`, one of four features, at one length; the nightly run has all."""
     if pytestconfig.getoption("--thin"):
         few = {dtype: dict([*features(dtype).items()][::4]) for dtype in ("float32", "bfloat16")}
         monkeypatch.setattr(comparison, "features", few.get)
         monkeypatch.setattr(comparison, "LONGER", ())
     dtypes = ("--dtype", "float32", "--dtype", "bfloat16")
-    code, out, _ = run(capsys, "agree", "--backend", "numpy", "--backend", "torch", *dtypes, "--json")
+    code, out, _ = run("agree", "--backend", "numpy", "--backend", "torch", *dtypes, "--json")
     rows = json.loads(out)
     assert code == 0
     assert {(row["backend"], row["implementation"]) for row in rows} >= {
@@ -143,12 +130,10 @@ def compare_only(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
     monkeypatch.setattr(comparison, "features", lambda _: few)
 
 
-def test_agree_says_what_a_library_refuses(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agree_says_what_a_library_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX without x64 has no float64 to hold scores in: refused, which is no disagreement."""
     compare_only(monkeypatch, "plain", REFUSED_BY_JAX)  # JAX compiles each of them anew
-    code, out, _ = run(capsys, "agree", "--backend", "jax", "--dtype", "float32", "--json")
+    code, out, _ = run("agree", "--backend", "jax", "--dtype", "float32", "--json")
     (row,) = (row for row in json.loads(out) if row["backend"] == "jax")
     refused = {feature["feature"]: feature["refused"] for feature in row["features"] if feature["refused"]}
     assert code == 0
@@ -176,13 +161,11 @@ def test_agree_leaves_out_no_library_that_takes_no_array() -> None:
         replace(backend, put=broken).holds("float64")
 
 
-def test_agree_exits_1_and_names_what_disagrees(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_agree_exits_1_and_names_what_disagrees(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdpa_xp.masks.bands.Band.allowed_in", lambda *_: True)
     wrong = {"is_causal", "all of it", "masks.sliding_window"}
     compare_only(monkeypatch, "plain", *wrong)
-    code, out, _ = run(capsys, "agree", "--backend", "numpy", "--dtype", "float32")
+    code, out, _ = run("agree", "--backend", "numpy", "--dtype", "float32")
     assert code == 1
     (line,) = (line for line in out.splitlines() if line.startswith("DISAGREES: numpy xp float32 cpu: "))
     assert set(line.partition("cpu: ")[2].split(", ")) == wrong
@@ -207,12 +190,11 @@ def test_the_share_of_the_bound_has_a_colour(error: float, bound: float, shown: 
 
 
 @pytest.mark.usefixtures("short_verify")
-def test_demo(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = backends.find_backends(["numpy", "torch", "array-api-strict"])
     monkeypatch.setattr(backends, "find_backends", lambda: few)
     monkeypatch.setattr(backends, "_installed", lambda name: name in {library.name for library in few})
-    code, out, _ = run(capsys, "demo", "-o", tmp_path / "out")
-    assert code == 0
+    out = printed("demo", "-o", tmp_path / "out")
     how = "  In the source folder of sdpa_xp, run: pip install '.[jax,dask,mlx]'"
     assert f"not compared, because not installed: jax, cupy, dask, mlx\n{how}\n" in out
     assert "[CLS] she put the cup on the table and it broke . [SEP]\n" in out
@@ -224,28 +206,26 @@ def test_demo(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: p
     assert verify(tmp_path / "out" / "attention.onnx").agrees
 
 
-def test_demo_exits_1_when_a_backend_disagrees(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_demo_exits_1_when_a_backend_disagrees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right: Any = sdpa_xp.scaled_dot_product_attention
     few = backends.find_backends(["numpy"])
     monkeypatch.setattr(backends, "find_backends", lambda: few)
     monkeypatch.setattr(
         sdpa_xp, "scaled_dot_product_attention", lambda *a, **k: right(*a, **k | {"attn_mask": None})
     )
-    code, out, _ = run(capsys, "demo", "-o", tmp_path)
+    code, out, _ = run("demo", "-o", tmp_path)
     assert code == 1
     assert "DISAGREES: numpy xp float32 cpu: layer 1, layer 2" in out
 
 
 @pytest.mark.skipif(installed("cupy"), reason="CuPy is installed")
-def test_agree_on_a_library_that_is_not_here(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "must be installed" in refused(capsys, "agree", "--backend", "cupy")
+def test_agree_on_a_library_that_is_not_here() -> None:
+    assert "must be installed" in refused("agree", "--backend", "cupy")
 
 
-def test_demo_replaces_no_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_demo_replaces_no_file(tmp_path: Path) -> None:
     (tmp_path / "attention.onnx").write_text("mine")
-    refused(capsys, "demo", "-o", tmp_path)
+    refused("demo", "-o", tmp_path)
     assert (tmp_path / "attention.onnx").read_text() == "mine"
 
 
@@ -281,18 +261,16 @@ def test_as_a_module() -> None:
 
 
 @pytest.mark.parametrize("command", ["export", "verify", "agree", "demo", "backends"])
-def test_the_help_says_what_each_flag_takes(capsys: pytest.CaptureFixture[str], command: str) -> None:
+def test_the_help_says_what_each_flag_takes(command: str) -> None:
     """Its value, not its type in Python; and in `verify`, nothing of onnxruntime that is so in any engine."""
-    text = " ".join(run(capsys, command, "--help")[1].split())
+    text = " ".join(run(command, "--help")[1].split())
     assert not {"<str>", "<float>", "<int>"} & {*text.split()}
     if command == "verify":
         assert "--engine <engine>" in text
         assert text.count("onnxruntime") == 2  # an engine, and the default
 
 
-def test_a_table_of_errors_fits_80_columns(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_fits_80_columns(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """On a terminal, with the longest names of libraries and forms. No number is broken."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")

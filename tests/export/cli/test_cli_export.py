@@ -9,11 +9,11 @@ from typing import Any
 
 import onnx
 import pytest
-from command import QKV, refused, run
+from command import QKV, printed, refused, run
 from internals import metadata_of
 from short_runs import assert_right
 
-from sdpa_xp_export import TensorSpec, export_attention, verify
+from sdpa_xp_export import verify
 
 CONFIG = """
 query = "float32[B,2,L,8]"
@@ -33,13 +33,10 @@ def call_of(path: Path) -> dict[str, Any]:
     return call
 
 
-def test_prints_what_was_chosen_and_why(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_prints_what_was_chosen_and_why(tmp_path: Path) -> None:
     path = tmp_path / "a.onnx"
     runtime = "onnxruntime>=1.30;cpu"
-    code, out, err = run(
-        capsys, "export", *QKV, "--form", "primitive", "--opset", 18, "--runtime", runtime, "-o", path
-    )
-    assert (code, err) == (0, "")
+    out = printed("export", *QKV, "--form", "primitive", "--opset", 18, "--runtime", runtime, "-o", path)
     assert out.splitlines() == [
         f"wrote {path}",
         "form: primitive (asked for)",
@@ -61,37 +58,31 @@ def test_prints_what_was_chosen_and_why(capsys: pytest.CaptureFixture[str], tmp_
         ("onnxruntime>=1.28;cuda", ""),
     ],
 )
-def test_the_next_command_verifies_in_the_program_that_a_model_is_for(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, runtime: str, flags: str
-) -> None:
-    _, out, _ = run(capsys, "export", *QKV, "--runtime", runtime, "-o", tmp_path / "a.onnx")
+def test_the_next_command_verifies_in_the_program_of_a_model(tmp_path: Path, runtime: str, flags: str) -> None:
+    _, out, _ = run("export", *QKV, "--runtime", runtime, "-o", tmp_path / "a.onnx")
     assert out.endswith(f"next: sdpa-xp verify {tmp_path / 'a.onnx'}{flags}\n")
 
 
-def test_keys_are_those_of_self_attention(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_are_those_of_self_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without `--key`. The next command is one that a shell reads as it stands, whatever the file is called."""
     monkeypatch.chdir(tmp_path)
     for name, read in (("a b.onnx", "a b.onnx"), ("-a.onnx", str(tmp_path / "-a.onnx"))):
-        code, out, _ = run(capsys, "export", "--query", "float32[B,8,L,64]", f"--output={name}")
-        assert code == 0
+        out = printed("export", "--query", "float32[B,8,L,64]", f"--output={name}")
         assert shlex.split(out.splitlines()[-1]) == ["next:", "sdpa-xp", "verify", read]
         call = call_of(tmp_path / name)
         assert {call[tokens] for tokens in ("query", "key", "value")} == {"float32[B,8,L,64]"}
 
 
-def test_the_help_names_shapes(capsys: pytest.CaptureFixture[str]) -> None:
-    words = " ".join(run(capsys, "export", "--help")[1].split())
+def test_the_help_names_shapes() -> None:
+    words = " ".join(run("export", "--help")[1].split())
     assert "--sinks <spec> One logit for each query head, dtype[Hq], such as float32[8]." in words
     assert "--past-lengths <spec> The number of tokens in a cache with free space, such as int64[B]." in words
 
 
-def test_json_for_scripts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_json_for_scripts(tmp_path: Path) -> None:
     path = tmp_path / "a.onnx"
     arguments = ["--attn-mask", "bool[B,1,1,S]", "--outputs", "output,lse", "--form", "primitive", "--json"]
-    code, out, err = run(capsys, "export", *QKV, *arguments, "-o", path)
-    assert (code, err) == (0, "")
+    out = printed("export", *QKV, *arguments, "-o", path)
     facts = json.loads(out)
     graph = onnx.load(path).graph
     assert facts == {
@@ -111,19 +102,11 @@ def test_json_for_scripts(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     }
 
 
-def test_auto_says_why(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    model = export_attention(*[TensorSpec("float32", ("B", 8, "L", 64))] * 3)
-    chosen = metadata_of(model)
-    _, out, _ = run(capsys, "export", "--query", QKV[1], "--key", QKV[1], "-o", tmp_path / "a")
-    assert f"form: {chosen['sdpa_xp.form']} ({chosen['sdpa_xp.reason']})" in out
-
-
-def test_the_reason_names_flags(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_reason_names_flags(tmp_path: Path) -> None:
     """As the metadata name keywords: here why `auto` passed a form over."""
     runtime = "onnxruntime>=1.23;cpu"
     few = ["--query", "float32[1,1,2,4]", "--key", "float32[1,1,3,4]"]
-    code, out, _ = run(capsys, "export", *few, "--runtime", runtime, "-o", tmp_path / "a.onnx")
-    assert code == 0
+    out = printed("export", *few, "--runtime", runtime, "-o", tmp_path / "a.onnx")
     assert f"and `--runtime` is {runtime}" in out
 
 
@@ -147,17 +130,14 @@ FLAGS: dict[str, tuple[list[str], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("flags", "stated"), FLAGS.values(), ids=FLAGS)
-def test_flags(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, flags: list[str], stated: dict[str, Any]
-) -> None:
+def test_flags(tmp_path: Path, flags: list[str], stated: dict[str, Any]) -> None:
     path = tmp_path / "a.onnx"
-    code, _, err = run(capsys, "export", *QKV, *flags, "-o", path)
-    assert (code, err) == (0, "")
+    printed("export", *QKV, *flags, "-o", path)
     assert call_of(path).items() >= stated.items()
     assert_right(onnx.load(path))
 
 
-def test_layout_and_cache(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_layout_and_cache(tmp_path: Path) -> None:
     path = tmp_path / "a.onnx"
     specs = {
         "query": "float32[B,L,4,8]",
@@ -166,22 +146,20 @@ def test_layout_and_cache(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
         "past-value": "float32[B,P,2,8]",
     }
     flags = [part for name, spec in specs.items() for part in (f"--{name}", spec)]
-    code, _, err = run(capsys, "export", *flags, "--layout", "...LHE", "--dtype", "float64", "-o", path)
-    assert (code, err) == (0, "")
+    printed("export", *flags, "--layout", "...LHE", "--dtype", "float64", "-o", path)
     assert call_of(path)["layout"] == "...LHE"
     assert call_of(path)["past_key"] == "float64[B,P,2,8]"
     assert_right(onnx.load(path))
 
 
 @pytest.mark.usefixtures("short_verify")
-def test_file(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`output` in it is relative to the working directory, as the flag is."""
     (tmp_path / "settings").mkdir()
     config = tmp_path / "settings" / "attention.toml"
     config.write_text(CONFIG)
     monkeypatch.chdir(tmp_path)
-    code, _, err = run(capsys, "export", "--config", config)
-    assert (code, err) == (0, "")
+    printed("export", "--config", config)
     path = tmp_path / "from-file.onnx"
     assert call_of(path)["scale"] == 0.25
     assert call_of(path)["outputs"] == ["output", "lse"]
@@ -189,11 +167,11 @@ def test_file(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: p
     assert verify(path, provider="cpu").form == "primitive"
 
 
-def test_flags_override_the_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_flags_override_the_file(tmp_path: Path) -> None:
     config, path = tmp_path / "attention.toml", tmp_path / "flag.onnx"
     config.write_text(CONFIG + "is_causal = true\n")
     flags = ["--no-is-causal", "--scale", "0", "--outputs", "output", "--opset", "19", "-o", path]
-    assert run(capsys, "export", "--config", config, *flags)[0] == 0
+    assert run("export", "--config", config, *flags)[0] == 0
     assert call_of(path)["scale"] == 0
     assert call_of(path)["is_causal"] is False
     assert "outputs" not in call_of(path)  # the default
@@ -201,26 +179,23 @@ def test_flags_override_the_file(capsys: pytest.CaptureFixture[str], tmp_path: P
     assert sorted(file.name for file in tmp_path.iterdir()) == ["attention.toml", "flag.onnx"]
 
 
-def test_the_default_name_is_taken(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_default_name_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "attention.onnx"
     path.write_text("mine")
-    refused(capsys, "export", *QKV)
+    refused("export", *QKV)
     assert path.read_text() == "mine"
-    assert run(capsys, "export", *QKV, "-o", "other.onnx")[0] == 0
-    assert run(capsys, "export", *QKV, "--force")[0] == 0
+    assert run("export", *QKV, "-o", "other.onnx")[0] == 0
+    assert run("export", *QKV, "--force")[0] == 0
     assert_right(onnx.load(path))
 
 
-def test_control_characters_of_a_path_are_spelt_out(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    code, out, _ = run(capsys, "export", *QKV, "-o", tmp_path / "a\x1b[31m :smile: [b].onnx")
-    assert code == 0
+def test_control_characters_of_a_path_are_spelt_out(tmp_path: Path) -> None:
+    out = printed("export", *QKV, "-o", tmp_path / "a\x1b[31m :smile: [b].onnx")
     assert out.startswith(f"wrote {tmp_path}/a\\x1b[31m :smile: [b].onnx\n")
 
 
 @pytest.mark.parametrize("text", [b"query = ", b"query = '\xff'", b"query = " + b"[" * 100_000])
-def test_a_file_that_is_no_toml(capsys: pytest.CaptureFixture[str], tmp_path: Path, text: bytes) -> None:
+def test_a_file_that_is_no_toml(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "a.toml").write_bytes(text)
-    assert "must be TOML" in refused(capsys, "export", "--config", tmp_path / "a.toml")
+    assert "must be TOML" in refused("export", "--config", tmp_path / "a.toml")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from command import QKV, run
+from command import QKV, printed, run
 from edits import changed_output
 from internals import comparison, program, say_table
 
@@ -76,10 +76,10 @@ def test_progress_on_a_terminal() -> None:
     assert b"primitive" in out
 
 
-def test_progress_of_verify(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_progress_of_verify(tmp_path: Path) -> None:
     """Run by run; the name of the file cannot steer the terminal."""
     path = tmp_path / "\x1b[31m\x07[bold]a.onnx"
-    run(capsys, "export", "--query", "float32[B,2,5,4]", "--key", "float32[B,1,9,4]", "-o", path)
+    run("export", "--query", "float32[B,2,5,4]", "--key", "float32[B,1,9,4]", "-o", path)
     with on_terminal("verify", str(path)) as (process, reader):
         shown = everything(reader)
         process.communicate()
@@ -90,7 +90,7 @@ def test_progress_of_verify(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     assert "\x07" not in shown
 
 
-def test_no_progress_beside_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_progress_beside_json(monkeypatch: pytest.MonkeyPatch) -> None:
     with on_terminal("agree", "--backend", "numpy", "--dtype", "float32", "--json") as (process, reader):
         assert everything(reader) == ""
         json.loads(process.communicate()[0])
@@ -98,7 +98,7 @@ def test_no_progress_beside_json(capsys: pytest.CaptureFixture[str], monkeypatch
     every = comparison.features
     monkeypatch.setattr(comparison, "LONGER", ())
     monkeypatch.setattr(comparison, "features", lambda dtype: dict([*every(dtype).items()][:3]))
-    _, _, err = run(capsys, "agree", "--backend", "numpy", "--dtype", "float32")
+    _, _, err = run("agree", "--backend", "numpy", "--dtype", "float32")
     assert err == ""  # no terminal
 
 
@@ -190,20 +190,17 @@ COMPLETIONS = {
 
 
 @pytest.mark.parametrize(("line", "offered"), COMPLETIONS.items(), ids=COMPLETIONS)
-def test_shell_completion(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str, offered: set[str]
-) -> None:
+def test_shell_completion(monkeypatch: pytest.MonkeyPatch, line: str, offered: set[str]) -> None:
     """As the script for bash asks for it."""
     monkeypatch.setenv("_SDPA_XP_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", f"sdpa-xp {line}")
     monkeypatch.setenv("COMP_CWORD", str(line.count(" ") + 1))
-    code, out, _ = run(capsys)
-    assert code == 0
+    out = printed()
     assert set(out.split()) == offered
 
 
-def test_completion_can_be_installed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--install-completion" in run(capsys, "--help")[1]
+def test_completion_can_be_installed() -> None:
+    assert "--install-completion" in run("--help")[1]
 
 
 def test_a_number_is_not_broken_on_a_narrow_terminal(

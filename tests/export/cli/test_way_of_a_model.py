@@ -37,9 +37,7 @@ def room(frame: FrameType) -> str:
     return parts[0] if len(parts) > 1 else "*.py"
 
 
-def test_few_functions_hand_a_model_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_few_functions_hand_a_model_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     qkv = TensorSpec("float32", (1, 1, 3, 8))
     path = save(export_attention(qkv, qkv, qkv, is_causal=True), tmp_path / "causal.onnx")
     rooms, stack = list[str](), list[str]()
@@ -61,6 +59,6 @@ def test_few_functions_hand_a_model_on(
     monkeypatch.setattr(process.RuntimeProcess, "session", session)
     sys.setprofile(watch)
     with pytest.raises(OpenedError):
-        run(capsys, "verify", path)
+        run("verify", path)
     assert stack[: stack.index("run_verify") + 1] == ["run", "verify", "run_verify"]
     assert rooms == ["cli", "*.py", "_verify", "*.py", "_verify"]  # read, then run: two returns

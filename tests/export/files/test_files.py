@@ -76,17 +76,13 @@ def twos() -> onnx.ModelProto:
     return gathering(np.full((2, 1000), 2, np.float32))
 
 
-def test_saved_model_is_the_model(tmp_path: Path) -> None:
-    path = save(MODEL, tmp_path / "a.onnx")
-    assert onnx.load(path) == MODEL
-    assert names(tmp_path) == ["a.onnx"]
-
-
-def test_never_over_another_file(tmp_path: Path) -> None:
+def test_never_over_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.onnx"
     path.write_text("mine")
-    with pytest.raises(FileExistsError, match="must not exist"):
-        save(MODEL, path)
+    with monkeypatch.context() as patch:  # it is refused before anything is written
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(FileExistsError, match="must not exist"):
+            save(MODEL, path)
     assert path.read_text() == "mine"
     assert names(tmp_path) == ["a.onnx"]
     save(MODEL, path, overwrite=True)
@@ -94,9 +90,7 @@ def test_never_over_another_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_never_over_a_file_that_came_up_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
-) -> None:
+def test_never_over_a_file_that_came_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
     def other(*args: Any) -> None:
         (tmp_path / "a.onnx").write_text("theirs")
         if not links:
@@ -122,22 +116,6 @@ def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(KeyboardInterrupt):
         save(MODEL, tmp_path / "b.onnx")
     assert names(tmp_path) == ["a.onnx"]
-
-
-def test_another_error_of_a_link_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "link", full)
-    with pytest.raises(OSError, match="No space left"):
-        save(MODEL, tmp_path / "a.onnx")
-    assert names(tmp_path) == []
-
-
-def test_a_name_that_is_taken_is_refused_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a.onnx").touch()
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(FileExistsError, match="must not exist"):
-        save(MODEL, tmp_path / "a.onnx")
 
 
 @pytest.mark.parametrize("external_above", [0, 2**30])
@@ -223,17 +201,6 @@ def test_a_folder_that_nobody_can_write_to() -> None:
         save(MODEL, "/proc/self/a.onnx")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-@pytest.mark.parametrize("mode", [0o500, 0])
-def test_a_folder_that_may_not_be_written_to(tmp_path: Path, mode: int) -> None:
-    tmp_path.chmod(mode)
-    try:
-        with pytest.raises(PermissionError, match="must be writable"):
-            save(MODEL, tmp_path / "a.onnx")
-    finally:
-        tmp_path.chmod(0o700)
-
-
 def test_a_folder_that_may_not_be_looked_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(path: Path) -> bool:
         raise PermissionError(errno.EACCES, "Permission denied", path)
@@ -259,16 +226,6 @@ def test_a_link_stays_a_link(tmp_path: Path, dangling: bool) -> None:
     assert (tmp_path / "a.onnx").is_symlink()
     assert onnx.load(target) == MODEL
     assert names(target.parent) == (["a.onnx", "real", "real.onnx"] if dangling else ["a.onnx"])
-
-
-def test_links_that_lead_nowhere(tmp_path: Path) -> None:
-    (tmp_path / "a.onnx").symlink_to("b.onnx")
-    (tmp_path / "b.onnx").symlink_to("a.onnx")
-    with pytest.raises(FileExistsError, match="`path` must be a file"):
-        save(MODEL, tmp_path / "a.onnx", overwrite=True)
-    (tmp_path / "c.onnx").symlink_to(tmp_path / "none" / "c.onnx")
-    with pytest.raises(FileNotFoundError, match="folder of `path` must exist"):
-        save(MODEL, tmp_path / "c.onnx")
 
 
 def test_data_of_a_linked_model_is_beside_the_model(tmp_path: Path) -> None:

@@ -23,32 +23,9 @@ MODEL = export_attention(*[TensorSpec("float32", ("B", 2, "L", 8))] * 3)
 TOML = 'query = "float32[B,8,L,64]"\nkey = "float32[B,2,L,64]"\n'
 
 
-def itself(path: Path) -> Path:
-    return path
-
-
-def spelt_otherwise(path: Path) -> Path:
-    return path.parent / "." / ".." / path.parent.name / path.name
-
-
-def relative(path: Path) -> Path:
-    return Path(os.path.relpath(path))
-
-
-def by_a_link(path: Path) -> Path:
-    path.with_name("link").symlink_to(path.name)
-    return path.with_name("link")
-
-
-def by_two_links(path: Path) -> Path:
-    by_a_link(path)
-    path.with_name("second").symlink_to("link")
-    return path.with_name("second")
-
-
-def by_a_hard_link(path: Path) -> Path:
-    os.link(path, path.with_name("other"))
-    return path.with_name("other")
+def by_a_link(path: Path, name: str = "link") -> Path:
+    path.with_name(name).symlink_to(path.name)
+    return path.with_name(name)
 
 
 def in_a_linked_folder(path: Path) -> Path:
@@ -57,8 +34,16 @@ def in_a_linked_folder(path: Path) -> Path:
     return folder / path.name
 
 
-SPELLINGS = [itself, spelt_otherwise, relative, by_a_link, by_two_links, by_a_hard_link, in_a_linked_folder]
 Spelling = Callable[[Path], Path]
+SPELLINGS: dict[str, Spelling] = {
+    "itself": lambda path: path,
+    "spelt otherwise": lambda path: path.parent / "." / ".." / path.parent.name / path.name,
+    "relative": lambda path: Path(os.path.relpath(path)),
+    "a link": lambda path: by_a_link(path),
+    "two links": lambda path: by_a_link(by_a_link(path), "second"),
+    "a hard link": lambda path: os.link(path, path.with_name("other")) or path.with_name("other"),
+    "a linked folder": in_a_linked_folder,
+}
 
 
 @pytest.fixture
@@ -80,19 +65,17 @@ def toml(folder: Path, text: str = TOML) -> Path:
     return folder / "call.toml"
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
-def test_a_page_is_not_written_over_the_model(
-    capsys: pytest.CaptureFixture[str], folder: Path, spelling: Spelling
-) -> None:
+@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
+def test_a_page_is_not_written_over_the_model(folder: Path, spelling: Spelling) -> None:
     """Whichever of the two is named otherwise, with `--force` and without."""
     path = save(MODEL, folder / "a.onnx")
     other = spelling(path)
     for model, page, *force in ([path, other], [path, other, "--force"], [other, path, "--force"]):
-        assert "must not be the model" in refused(capsys, "verify", model, "--html", page, *force)
+        assert "must not be the model" in refused("verify", model, "--html", page, *force)
     assert onnx.load(path) == MODEL
 
 
-def test_other_inputs_are_not_written_over(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+def test_other_inputs_are_not_written_over(folder: Path) -> None:
     """The data of a model, the call of `verify`, and the settings of an export; also by a key of these."""
     (path, data), call = with_data(folder), toml(folder)
     data_as, call_as = by_a_link(data), in_a_linked_folder(call)
@@ -104,15 +87,15 @@ def test_other_inputs_are_not_written_over(capsys: pytest.CaptureFixture[str], f
         ("export", "--config", config, "--output", call_as),
         ("export", "--config", config),
     ):
-        assert "must not be the" in refused(capsys, *arguments, "--force")
+        assert "must not be the" in refused(*arguments, "--force")
     assert [file.read_bytes() for file in (path, data, config)] == before
 
 
-def test_other_files_may_be_replaced(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+def test_other_files_may_be_replaced(folder: Path) -> None:
     path, page = save(MODEL, folder / "a.onnx"), folder / "page.html"
     page.touch()
-    assert run(capsys, "verify", path, "--html", page, "--force")[0] == 0
-    assert run(capsys, "export", *QKV, "--output", page, "--force")[0] == 0
+    assert run("verify", path, "--html", page, "--force")[0] == 0
+    assert run("export", *QKV, "--output", page, "--force")[0] == 0
 
 
 def mapped(file: Path, name: str) -> LargeModel:
@@ -122,7 +105,7 @@ def mapped(file: Path, name: str) -> LargeModel:
     return LargeModel(MODEL, {name: Weight(name, array[:, ::2].T)})
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("spelling", SPELLINGS.values(), ids=SPELLINGS)
 def test_save_does_not_replace_what_the_model_is_read_from(folder: Path, spelling: Spelling) -> None:
     file = folder / "weights.npy"
     model = mapped(file, "w")
@@ -150,18 +133,16 @@ ENCODED = {
 
 
 @pytest.mark.parametrize("encoded", ENCODED.values(), ids=ENCODED)
-def test_settings_as_editors_of_windows_write_them(
-    capsys: pytest.CaptureFixture[str], folder: Path, encoded: bytes
-) -> None:
+def test_settings_as_editors_of_windows_write_them(folder: Path, encoded: bytes) -> None:
     (folder / "a.toml").write_bytes(encoded)
-    assert run(capsys, "export", "--config", folder / "a.toml", "-o", folder / "a.onnx")[0] == 0
+    assert run("export", "--config", folder / "a.toml", "-o", folder / "a.onnx")[0] == 0
     stated = {"query": "float32[B,8,L,64]", "key": "float32[B,2,L,64]"}
     for source in (export_command.CONFIG, export_command.CALL):
         assert export_command.read(folder / "a.toml", source) == stated
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no such pipes")
-def test_pipes(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+def test_pipes(folder: Path) -> None:
     """Settings may come from one; a model, which is read more than once, may not."""
 
     def piped(data: bytes) -> str:
@@ -170,11 +151,11 @@ def test_pipes(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
         os.close(writer)
         return f"/dev/fd/{reader}"
 
-    assert run(capsys, "export", "--config", piped(TOML.encode()), "-o", folder / "a.onnx")[0] == 0
+    assert run("export", "--config", piped(TOML.encode()), "-o", folder / "a.onnx")[0] == 0
     assert export_command.read(Path(piped(TOML.encode())), export_command.CALL).keys() == {"query", "key"}
-    assert "not a pipe" in refused(capsys, "verify", piped(MODEL.SerializeToString()))
+    assert "not a pipe" in refused("verify", piped(MODEL.SerializeToString()))
     os.mkfifo(folder / "nobody")
-    assert "must be given" in refused(capsys, "export", "--config", folder / "nobody")  # it is empty
+    assert "must be given" in refused("export", "--config", folder / "nobody")  # it is empty
 
 
 AS_FROM_A_TERMINAL = (

@@ -95,9 +95,7 @@ def test_an_interrupt_at_any_step_of_the_interpreter(tmp_path: Path, case: str, 
 
 
 @needs_linux
-def test_an_interrupt_where_the_file_system_has_no_links(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_where_a_file_system_has_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the name is taken by an empty file for a moment."""
 
     def no_links(*_: object) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,81 +95,33 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     refused(tmp_path / "a.onnx", r"be readable \(Permission denied\)", PermissionError)
 
 
-NO_MODELS: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "it has no IR version, no opset, no node"),
-    "version": (b"\x08\x08", "it has no opset, no node"),
-    "cut": (MODEL.SerializeToString()[:-7], "the file is cut short, or has another format"),
-    "name": (MODEL.SerializeToString().replace(b"query", b"\xff\xffery"), "a text in it is not UTF-8"),
-    "garbage": (b"garbage", ""),
-    "graph": (MODEL.graph.SerializeToString(), ""),
-    "tensor": (numpy_helper.from_array(ARRAY).SerializeToString(), ""),
-    "key": (MODEL.SerializeToString().replace(b"sdpa_xp.form", b"sdpa_xp.\xff\xffrm"), ""),
-    "location": (identity(referring("location")).SerializeToString().replace(b"location", b"loca\xffion"), ""),
-    "long": (b"\x3a\x80\x80\x80\x80\x10", ""),  # a graph of 4 GiB, by its own account
+NO_MODELS = {
+    "garbage": b"garbage",
+    "graph": MODEL.graph.SerializeToString(),
+    "tensor": numpy_helper.from_array(ARRAY).SerializeToString(),
+    "key": MODEL.SerializeToString().replace(b"sdpa_xp.form", b"sdpa_xp.\xff\xffrm"),
+    "location": identity(referring("location")).SerializeToString().replace(b"location", b"loca\xffion"),
+    "long": b"\x3a\x80\x80\x80\x80\x10",  # a graph of 4 GiB, by its own account
 }
-"""What is no model, and what the message says of why, where that is always the same."""
 
 
-@pytest.mark.parametrize(("content", "cause"), NO_MODELS.values(), ids=NO_MODELS)
-def test_no_model(tmp_path: Path, content: bytes, cause: str) -> None:
+@pytest.mark.parametrize("content", NO_MODELS.values(), ids=NO_MODELS)
+def test_no_model(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.onnx").write_bytes(content)
-    said = refused(tmp_path / "a.onnx", r"be an ONNX model \(")
-    assert f"`model` must be an ONNX model ({cause}" in said
+    refused(tmp_path / "a.onnx", r"be an ONNX model \(")
 
 
 @pytest.mark.parametrize(
-    "location", ["../secret.data", "sub/../a.data", "", ".", "ABSOLUTE", "SECRET", "a.data\0x"]
-)
-def test_external_data_elsewhere(folder: Path, location: str) -> None:
-    absolute = {"ABSOLUTE": str(folder / "a.data"), "SECRET": str(folder.parent / "secret.data")}
-    path = written(folder, identity(referring(absolute.get(location, location))))
-    refused(path, "keep its external data in")
-
-
-@pytest.mark.parametrize("target", ["a.data", "../secret.data", "none", "link.data"])
-def test_external_data_by_a_link(folder: Path, target: str) -> None:
-    (folder / "link.data").symlink_to(target)
-    refused(written(folder, identity(referring("link.data"))), "keep its external data in")
-
-
-def test_external_data_in_a_linked_folder(folder: Path) -> None:
-    (folder / "up").symlink_to("..")
-    refused(written(folder, identity(referring("up/secret.data"))), "keep its external data in its own folder")
-
-
-@pytest.mark.parametrize(
-    "make", [os.mkfifo, Path.mkdir, lambda path: os.link(path.parent.parent / "secret.data", path)]
-)
-def test_external_data_in_no_file_of_its_own(folder: Path, make: Callable[[Path], Any]) -> None:
-    make(folder / "odd")
-    refused(
-        written(folder, identity(referring("odd"))),
-        "keep its external data in regular files with no other name",
-    )
-
-
-@pytest.mark.parametrize(
-    ("tensor", "rule"),
+    "tensor",
     [
-        (referring("none"), "have its external data"),
-        (referring("a" * 300), "be readable"),
-        (referring("a.data", length=65), "have all of its external data"),
-        (referring("a.data", offset=1, length=64), "have all of its external data"),
-        (referring("a.data", offset=65), "have all of its external data"),
-        (referring("a.data", offset=10**18, length=10**18), "have all of its external data"),
-        (referring("a.data", offset=-1), "have offsets and lengths that are numbers"),
-        (referring("a.data", length="64\n"), "have offsets and lengths that are numbers"),
-        (referring("a.data", length="9" * 5000), "have offsets and lengths that are numbers"),
-        (referring("a.data", base="/"), "describe external data by location, offset, length, checksum alone"),
-        (referring("a.data", length=60), "hold tensors as they say"),
-        (TensorProto(name="array", data_type=1, dims=[10**6, 10**6]), "hold tensors as they say"),
-        (TensorProto(name="array", data_type=99, dims=[1], raw_data=b"1234"), "hold tensors as they say"),
-        (TensorProto(name="array", dims=[1], raw_data=b"1234"), "hold tensors as they say"),
+        referring("a.data", length=60),
+        TensorProto(name="array", data_type=1, dims=[10**6, 10**6]),
+        TensorProto(name="array", data_type=99, dims=[1], raw_data=b"1234"),
+        TensorProto(name="array", dims=[1], raw_data=b"1234"),
     ],
-)  # fmt: skip
-def test_tensors_that_are_not_as_they_say(folder: Path, tensor: TensorProto, rule: str) -> None:
-    error = OSError if rule == "be readable" else ValueError
-    assert len(refused(written(folder, identity(tensor)), rule, error)) < 800
+)
+def test_tensors_that_are_not_as_they_say(folder: Path, tensor: TensorProto) -> None:
+    refused(written(folder, identity(tensor)), "hold tensors as they say")
 
 
 def test_external_data_is_found_wherever_it_is(folder: Path) -> None:
@@ -249,26 +199,6 @@ def test_damaged_files_are_refused_or_read(tmp_path: Path, seed: int) -> None:
 def call(query: str, key: str, value: str | None = None, **more: Any) -> ExportCall:
     specs = [TensorSpec.parse(spec) for spec in (query, key, value or key)]
     return checked_call("verify", *specs, **more)
-
-
-@pytest.mark.parametrize(
-    "make_call",
-    [
-        lambda: call("float32[1,1,1,1000000000]", "float32[1,1,1,1000000000]"),
-        lambda: call("float32[1,20000,1,1]", "float32[1,1,20000,1]"),
-        lambda: call("float32[B,8,L,1000000000]", "float32[B,8,L,1000000000]"),
-        lambda: call("float32[9000,1,1,1,1]", "float32[9000,1,1,1]"),
-        lambda: call("float32[2000,1,1,1,1]", "float32[2000,1,1,1]", "float32[2000,1,1,100]"),
-        lambda: call(f"float32[1,1,{'9' * 18},1]", "float32[1,1,1,1]"),
-        lambda: call("float32[1,1,1,1]", "float32[1,1,1,1]", past_key=TensorSpec("float32", (1, 1, 10**8, 1)),
-                     past_value=TensorSpec("float32", (1, 1, 10**8, 1))),
-    ],
-    ids=["width", "heads", "named", "broadcast", "output", "digits", "cache"],
-)  # fmt: skip
-def test_a_call_too_large_to_verify(make_call: Callable[[], ExportCall]) -> None:
-    with pytest.raises(ValueError, match="at most 268435456 numbers") as caught:
-        check_size(make_call())
-    assert len(str(caught.value)) < 500
 
 
 def test_the_bound_is_met() -> None:

@@ -103,7 +103,7 @@ OPEN_PAST = {name: TensorSpec("float32", (2, 4, "P", 16)) for name in PAST}
     ],
 )
 @pytest.mark.parametrize(("queries", "is_few"), [(1, True), (FEW_QUERIES, True), (FEW_QUERIES + 1, False)])
-def test_few_queries_need_no_blocks(
+def test_few_queries_have_no_loop(
     rules: dict[str, Any], kind: str, form: str, queries: int, is_few: bool
 ) -> None:
     """A step of decoding has few scores for each key, also if the number of keys is not known."""

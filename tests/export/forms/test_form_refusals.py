@@ -29,9 +29,7 @@ TRANSCRIPT = HERE / "forms.txt"
 
 
 def specs(*shapes: tuple[Any, ...], dtype: str = "float32") -> dict[str, Any]:
-    return {
-        name: TensorSpec(dtype, shape) for name, shape in zip(("query", "key", "value"), shapes, strict=True)
-    }
+    return {n: TensorSpec(dtype, shape) for n, shape in zip(("query", "key", "value"), shapes, strict=True)}
 
 
 def self_attention(

@@ -93,9 +93,7 @@ def test_ranks_and_batches(rng: np.random.Generator, shapes: Any, layout: str, f
 
 @pytest.mark.parametrize("outputs", [("weights",), ("scores",)])
 @pytest.mark.parametrize("rank", [2, 3, 4, 5])
-def test_weights_and_scores_of_every_rank(
-    rng: np.random.Generator, rank: int, outputs: tuple[str, ...]
-) -> None:
+def test_weights_and_scores_of_each_rank(rng: np.random.Generator, rank: int, outputs: tuple[str, ...]) -> None:
     batch = (6, BATCH)[4 - rank :] if rank > 3 else ()
     arrays = qkv(rng, batch=batch)
     arrays = {name: x[0] for name, x in arrays.items()} if rank == 2 else arrays

@@ -129,24 +129,6 @@ def test_sums_without_a_row_have_nothing_of_it(form: str) -> None:
     np.testing.assert_allclose(results[:, 1::2], blocks[:, 1::2], rtol=1e-5)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_one_query(form: str) -> None:
-    """Its length of 1 may be known, and masks and biases of it are not cut."""
-    query, mask = TensorSpec("float32", (2, 1, 8)), TensorSpec("bool", (1, "S"))
-
-    def layer(query: Any, key: Any, mask: Any) -> Any:
-        return attention_statistics(query, key, of=EVERY, **SIZES, attn_mask=mask)
-
-    rng = np.random.default_rng(0)
-    arrays = {
-        "query": rng.standard_normal((2, 1, 8)).astype(F),
-        "key": rng.standard_normal((2, 9, 8)).astype(F),
-    }
-    arrays["mask"] = np.arange(9)[None] % 3 > 0
-    results = run(to_onnx(layer, query, KEYS, mask, form=form), arrays)
-    assert_as_expected(results, by_name(layer(**arrays)))
-
-
 def test_an_infinite_score_is_the_largest() -> None:
     query, key = np.ones((2, 3, 8), F), np.ones((2, 4, 8), F)
     key[:, 1] = np.inf

@@ -12,6 +12,7 @@ import onnx
 import pytest
 from graphs import run
 from internals import judge, metadata_of
+from short_runs import agreed
 
 from sdpa_xp import KVCache, attention_state, biases, masks, scaled_dot_product_attention
 from sdpa_xp.positional import Rotary
@@ -44,16 +45,13 @@ def drawn(tokens: int = TOKENS, batch: int = 2) -> list[np.ndarray]:
 
 
 def chosen(model: onnx.ModelProto) -> str:
-    metadata = metadata_of(model)
-    return str(json.loads(metadata["sdpa_xp.forms"])[0]["form"])
+    return str(json.loads(metadata_of(model)["sdpa_xp.forms"])[0]["form"])
 
 
 def as_arrays(query: Any, rules: dict[str, Any]) -> dict[str, Any]:
     """The rules with an array for a list of numbers, of the dtype of the query."""
     xp = array_api_compat.array_namespace(query)
-    return {
-        k: xp.asarray(rule, dtype=query.dtype) if isinstance(rule, list) else rule for k, rule in rules.items()
-    }
+    return {k: xp.asarray(x, dtype=query.dtype) if isinstance(x, list) else x for k, x in rules.items()}
 
 
 def stepping(rotary: Rotary | None = None, layout: Any = "...HLE", **rules: Any) -> Any:
@@ -113,8 +111,7 @@ def test_prompt_and_steps_by_one_graph(name: str, form: str) -> None:
     wide = [x.astype(np.float64) for x in arrays]
     exact, rounded = at_once(wide, rotary, rules), at_once(arrays, rotary, rules)
     assert judge(decoded(model, arrays), exact, rounded, "float32").agrees
-    report = verify_layer(model, stepping(rotary, **rules))
-    assert report.agrees, str(report)
+    agreed(verify_layer(model, stepping(rotary, **rules)))
 
 
 @pytest.mark.parametrize("form", ["auto", "tiled", "primitive"])
@@ -138,16 +135,13 @@ def test_the_log_sum_exp_of_each_step(form: str) -> None:
     turned = (Rotary(WIDTH).apply(x.astype(np.float64), 0) for x in (query, key))
     whole = attention_state(*turned, value.astype(np.float64), masks.sliding_window(2, 0), lse_base=2)
     np.testing.assert_allclose(np.concatenate(lses, axis=-1), whole.lse, rtol=0, atol=4e-6)
-    report = verify_layer(model, step)
-    assert report.agrees, str(report)
+    agreed(verify_layer(model, step))
 
 
 @pytest.mark.parametrize("rotary", ROTARIES.values(), ids=ROTARIES)
 def test_heads_behind_the_length(rotary: Rotary | None) -> None:
-    specs = [
-        TensorSpec(spec.dtype, tuple(spec.shape[axis] for axis in (0, 2, 1, 3))) for spec in (QUERY, NEW, PAST)
-    ]
-    query, new, past = specs
+    turned = ((x.shape[axis] for axis in (0, 2, 1, 3)) for x in (QUERY, NEW, PAST))
+    query, new, past = (TensorSpec("float32", tuple(shape)) for shape in turned)
     model = to_onnx(stepping(rotary, "...LHE"), query, new, new, past, past)
     arrays = drawn()
     exact = at_once([x.astype(np.float64) for x in arrays], rotary, {})
@@ -170,51 +164,66 @@ def test_a_cache_is_joined_once(form: str) -> None:
     assert shapes == [["B", 2, "P+L", WIDTH]] * 2
 
 
-def test_several_appends_and_attentions() -> None:
-    """A cache may be attended to more than once, in between too, and by fewer queries than were appended."""
-
-    def several(query: Any, key: Any, value: Any, past_key: Any, past_value: Any) -> tuple[Any, ...]:
-        first = KVCache(past_key, past_value).append(key, value)
-        second = first.append(key * 2.0, value)
-        outputs = [cache.attend(query) for cache in (first, second)]
-        return *outputs, second.attend(query[:, :, -1:, :], is_causal=False), second.key
-
-    model = to_onnx(several, QUERY, NEW, NEW, PAST, PAST)
-    assert verify_layer(model, several).agrees
+def several(query: Any, key: Any, value: Any, past_key: Any, past_value: Any) -> tuple[Any, ...]:
+    """Attended to more than once, in between too, and by fewer queries than were appended."""
+    first = KVCache(past_key, past_value).append(key, value)
+    second = first.append(key * 2.0, value)
+    outputs = [cache.attend(query) for cache in (first, second)]
+    return *outputs, second.attend(query[:, :, -1:, :], is_causal=False), second.key
 
 
-def test_a_cache_that_was_not_appended_to() -> None:
+def not_appended_to(query: Any, past_key: Any, past_value: Any, key_lengths: Any) -> tuple[Any, ...]:
     """One query is its last token; without `is_causal` queries are of any number, and none of its tokens."""
-
-    def plain(query: Any, past_key: Any, past_value: Any, key_lengths: Any) -> tuple[Any, ...]:
-        cache = KVCache(past_key, past_value)
-        may = masks.padding(key_lengths)
-        apart = cache.attend(query, is_causal=False), cache.attend(query, may, is_causal=False)
-        return *apart, cache.attend(query[:, :, :1, :])
-
-    model = to_onnx(plain, QUERY, PAST, PAST, TensorSpec("int64", ("B",)))
-    lengths = {"key_lengths": lambda rng, shape: rng.integers(1, 2, shape)}
-    report = verify_layer(model, plain, draw=lengths)
-    assert report.agrees, str(report)
-    fixed = [TensorSpec("float32", (2, heads, length, WIDTH)) for heads, length in ((4, "L"), (2, 9), (2, 9))]
-    model = to_onnx(lambda query, key, value: KVCache(key, value).attend(query), *fixed)
-    assert verify_layer(model, lambda query, key, value: KVCache(key, value).attend(query)).agrees
+    cache = KVCache(past_key, past_value)
+    may = masks.padding(key_lengths)
+    apart = cache.attend(query, is_causal=False), cache.attend(query, may, is_causal=False)
+    return *apart, cache.attend(query[:, :, :1, :])
 
 
-def test_keys_and_values_that_were_joined_elsewhere() -> None:
+def joined(query: Any, short: Any, long: Any) -> Any:
     """By the caller, each of parts of its own."""
+    xp = query.__array_namespace__()
+    return attended(query, xp.concat([short, long], axis=-2), xp.concat([long, short], axis=-2))
 
-    def joined(query: Any, short: Any, long: Any) -> Any:
-        xp = query.__array_namespace__()
-        key, value = xp.concat([short, long], axis=-2), xp.concat([long, short], axis=-2)
-        return KVCache(key, value).attend(query)
 
-    specs = [TensorSpec("float32", (1, 2, length, WIDTH)) for length in (2, 3, 5)]
-    assert verify_layer(to_onnx(joined, *specs), joined).agrees
+def attended(query: Any, key: Any, value: Any) -> Any:
+    return KVCache(key, value).attend(query)
+
+
+def prompt(query: Any, key: Any, value: Any) -> tuple[Any, Any]:
+    """Its keys are turned where nothing says that they are."""
+    cache = KVCache(key, value, rotary=ROTARIES["halves"])
+    return cache.attend(query), cache.key
+
+
+def turned_at_the_end(query: Any, past: Any) -> Any:
+    """The position of its query is the number of tokens less 1, which the graph computes."""
+    return KVCache(past, past, rotary=Rotary(WIDTH)).attend(query)
+
+
+def specs(heads: Any, *lengths: Any, batch: Any = 2) -> list[TensorSpec]:
+    heads = heads if isinstance(heads, tuple) else (heads,) * len(lengths)
+    return [TensorSpec("float32", (batch, h, n, WIDTH)) for h, n in zip(heads, lengths, strict=True)]
+
+
+LAYERS: list[tuple[Any, list[TensorSpec]]] = [
+    (several, [QUERY, NEW, NEW, PAST, PAST]),
+    (not_appended_to, [QUERY, PAST, PAST, TensorSpec("int64", ("B",))]),
+    (attended, specs((4, 2, 2), "L", 9, 9)),
+    (joined, specs(2, 2, 3, 5, batch=1)),
+    (prompt, [QUERY, NEW, NEW]),
+    (turned_at_the_end, specs(1, 1, "P")),
+]
+
+
+@pytest.mark.parametrize(("layer", "inputs"), LAYERS, ids=[layer.__name__ for layer, _ in LAYERS])
+def test_a_layer_with_a_cache(layer: Any, inputs: list[TensorSpec]) -> None:
+    lengths = {"key_lengths": lambda rng, shape: rng.integers(1, 2, shape)}
+    agreed(verify_layer(to_onnx(layer, *inputs), layer, draw=lengths if layer is not_appended_to else {}))
 
 
 def test_as_many_queries_as_tokens_are_a_plain_causal_call() -> None:
-    model = to_onnx(lambda q, k, v: KVCache(k, v).attend(q), QUERY, NEW, NEW, form="attention")
+    model = to_onnx(attended, QUERY, NEW, NEW, form="attention")
     (node,) = (node for node in model.graph.node if node.op_type == "Attention")
     assert len(node.input) == 3
     assert {node_attribute.name: node_attribute.i for node_attribute in node.attribute}["is_causal"] == 1
@@ -237,21 +246,11 @@ def test_lengths_that_are_numbers() -> None:
         texts.extend([len(cache), repr(cache)])
         return cache.attend(query)
 
-    query, past = (TensorSpec("float32", (2, 1, length, WIDTH)) for length in (1, 4))
+    query, past = specs(1, 1, 4)
     assert verify_layer(to_onnx(step, query, past), step).agrees
     assert texts[:2] == [5, "KVCache(key=<float32 (2, 1, 5, 8)>, value=<float32 (2, 1, 5, 8)>)"]
     with pytest.raises(TypeError, match="length=P"):
-        to_onnx(step, query, TensorSpec("float32", (2, 1, "P", WIDTH)))
-
-
-def test_a_prompt_in_a_graph() -> None:
-    """Its keys are turned where nothing says that they are."""
-
-    def prompt(query: Any, key: Any, value: Any) -> tuple[Any, Any]:
-        cache = KVCache(key, value, rotary=ROTARIES["halves"])
-        return cache.attend(query), cache.key
-
-    assert verify_layer(to_onnx(prompt, QUERY, NEW, NEW), prompt).agrees
+        to_onnx(step, *specs(1, 1, "P"))
 
 
 @pytest.mark.sampled(3)
@@ -260,15 +259,4 @@ def test_a_prompt_in_a_graph() -> None:
 def test_dtypes_and_opsets(dtype: str, opset: int) -> None:
     query, new, past = (TensorSpec(dtype, spec.shape) for spec in (QUERY, NEW, PAST))
     step = stepping(ROTARIES["halves"])
-    report = verify_layer(to_onnx(step, query, new, new, past, past, opset=opset), step)
-    assert report.agrees, str(report)
-
-
-def test_a_query_is_rotated_at_the_end_of_a_cache() -> None:
-    """Its position is the number of tokens less 1, which the graph computes."""
-
-    def step(query: Any, past: Any) -> Any:
-        return KVCache(past, past, rotary=Rotary(WIDTH)).attend(query)
-
-    query, past = (TensorSpec("float32", (2, 1, length, WIDTH)) for length in (1, "P"))
-    assert verify_layer(to_onnx(step, query, past), step).agrees
+    agreed(verify_layer(to_onnx(step, query, new, new, past, past, opset=opset), step))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from short_runs import agreed
 
 from sdpa_xp import KVCache, biases, masks
 from sdpa_xp.positional import Rotary, RotaryTables
@@ -81,8 +82,7 @@ def test_positions_that_are_inputs(name: str) -> None:
     layer, specs, shape, form = LAYERS[name]
     table = (TABLE,) if layer is drafts else ()
     model = to_onnx(layer, *specs, TensorSpec("int64", shape), *table, form=form)
-    report = verify_layer(model, layer, draw={"places": integers})
-    assert report.agrees, str(report)
+    agreed(verify_layer(model, layer, draw={"places": integers}))
 
 
 def test_tables_of_a_rotation_that_are_inputs_or_constants() -> None:
@@ -92,8 +92,7 @@ def test_tables_of_a_rotation_that_are_inputs_or_constants() -> None:
     def angles(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
         return rng.uniform(0.5, 1.5, shape).astype(F)
 
-    report = verify_layer(model, by_tables, draw={"cos": angles, "sin": angles})
-    assert report.agrees, str(report)
+    agreed(verify_layer(model, by_tables, draw={"cos": angles, "sin": angles}))
     known = RotaryTables(*(x.astype(F) for x in Rotary(WIDTH, base=50.0).cos_sin(range(2000))))
 
     def constant(query: Any, key: Any, value: Any, past_key: Any, past_value: Any, places: Any) -> Any:
@@ -101,5 +100,4 @@ def test_tables_of_a_rotation_that_are_inputs_or_constants() -> None:
         return past.append(key, value).attend(query)
 
     model = to_onnx(constant, *STEP, TensorSpec("int64", ("B",)))
-    report = verify_layer(model, constant, draw={"places": lambda rng, shape: rng.integers(0, 50, shape)})
-    assert report.agrees, str(report)
+    agreed(verify_layer(model, constant, draw={"places": lambda rng, shape: rng.integers(0, 50, shape)}))

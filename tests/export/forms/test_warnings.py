@@ -53,6 +53,7 @@ EXPORTS: dict[str, Callable[[], Any]] = {
     "a parameter": lambda: to_onnx(Masked(CAUSAL), QKV),
     "numbers": lambda: to_onnx(from_numbers, QKV),
     "a cache": lambda: to_onnx(cached, QKV, QKV),
+    "torch": lambda: to_onnx(attended, QKV, pytest.importorskip("torch").ones((5, 5)).tril()),
     "a call to verify": lambda: verify(
         export_attention(QKV, QKV, QKV, bias=CAUSAL),
         call={"query": QKV, "key": QKV, "value": QKV, "attn_mask": CAUSAL},
@@ -98,12 +99,3 @@ def test_what_is_not_warned_of() -> None:
         export_attention(QKV, QKV, QKV, bias=biases.from_array(CAUSAL))
         to_onnx(attended, QKV, TensorSpec("float32", (5, 5)))
     assert record == []
-
-
-@pytest.mark.needs("torch")
-def test_a_constant_of_torch() -> None:
-    import torch
-
-    with warned() as record:
-        export_attention(QKV, QKV, QKV, torch.ones((5, 5)).tril())
-    assert len(record) == 1

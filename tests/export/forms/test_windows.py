@@ -108,22 +108,6 @@ def test_a_nan_in_a_key_that_no_window_holds_reaches_no_row() -> None:
     np.testing.assert_allclose(output, q)
 
 
-@pytest.mark.parametrize(
-    ("runtime", "words"),
-    [
-        ("onnxruntime>=1.31;cpu", "`opset` 25 needs onnxruntime 1.32 or later; got opset=25"),
-        ("onnxruntime>=1.32;cuda", "`opset` must be at most 24 for cuda, where no later one was tried"),
-        ("openvino>=2026.4;cpu", "`opset` must be at most 24 for openvino"),
-    ],
-)
-@pytest.mark.parametrize("form", ["auto", "primitive"])
-def test_who_cannot_compute_opset_25(runtime: str, words: str, form: str) -> None:
-    with pytest.raises(ValueError, match=f"^export_attention: {words}"):
-        exported(attn_mask=WINDOW, form=form, runtime=runtime)
-    with pytest.raises(ValueError, match=f"^to_onnx: {words}"):
-        to_onnx(lambda x: x + 1, X, opset=25, runtime=runtime)
-
-
 @pytest.mark.parametrize("length", [8, 300, 4096, "L"])
 @pytest.mark.parametrize("rules", [{}, {"is_causal": True}, {"attn_mask": WINDOW}], ids=str)
 @pytest.mark.parametrize("runtime", [NEWEST, "onnx"])

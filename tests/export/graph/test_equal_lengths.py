@@ -89,38 +89,102 @@ def test_equal_lengths(name: str) -> None:
         np.testing.assert_array_equal(output, expected(layer, x), f"N={length}", strict=False)
 
 
-def test_parts_of_other_arrays_have_other_lengths() -> None:
+def parts_of_others(xp: Any, x: Any, y: Any) -> Any:
     """x[:3] and y[:3] may be shorter, each on its own; a sum of both is as long as the run makes it."""
+    cut = xp.concat([x[1:], y[1:]]) + xp.concat([y, x])[2:]
+    head = xp.concat([x[2:], x[:2]]) + xp.ones(1, dtype=x.dtype)
+    return cut, xp.asarray(cut.shape[0]), head, xp.asarray(head.shape[0])
 
-    def layer(xp: Any, x: Any, y: Any) -> Any:
-        cut = xp.concat([x[1:], y[1:]]) + xp.concat([y, x])[2:]
-        head = xp.concat([x[2:], x[:2]]) + xp.ones(1, dtype=x.dtype)
-        return cut, xp.asarray(cut.shape[0]), head, xp.asarray(head.shape[0])
 
-    specs = [TensorSpec("float32", (name,)) for name in ("N", "M")]
-    model = to_onnx(lambda x, y: layer(x.__array_namespace__(), x, y), *specs)
-    for lengths in ((3, 4), (1, 1), (0, 2), (2, 0), (1, 0), (0, 3), (0, 0)):
-        x, y = (np.ones(length, np.float32) for length in lengths)
+def cut_off(xp: Any, x: Any) -> Any:
+    """x[1:] of no elements has none, so its length and 1 are 1, where N - 1 + 1 is 0."""
+    rest, n = x[1:], x.shape[0]
+    return rest, xp.asarray(n - 1), xp.zeros(rest.shape[0] + 1), xp.zeros(n - 1 + 1), x[:0]
+
+
+def beyond_the_axis(xp: Any, x: Any, y: Any) -> Any:
+    """A length that a slice claims is not read from it: y[:N] may have fewer rows."""
+    n = x.shape[0]
+    ends = y[n - 2 :], y[1:n]
+    return y[: n // 2], xp.zeros(n // 2), *ends, *(xp.zeros(end.shape[0]) for end in ends)
+
+
+def both_short(xp: Any, x: Any, y: Any, z: Any) -> Any:
+    parts = y[1 : x.shape[0] + 1] + z[1 : x.shape[0] + 1]
+    return parts, xp.asarray(parts.shape[0])
+
+
+def of_any_name(xp: Any, x: Any, y: Any, z: Any) -> Any:
+    """A name that the graph would give stays another length."""
+    return xp.zeros(x.shape[0] * 2), z, xp.asarray(x.shape[0] - 1), y
+
+
+JOINED: dict[str, Layer] = {
+    "a sum": lambda xp, x, y: x + y,
+    "a sum, turned": lambda xp, x, y: y + x,
+    "where": lambda xp, x, y: xp.where(y > 0, x, x),
+    "rows": lambda xp, x, y: (xp.zeros((4, 1), dtype=x.dtype) * (y + x))[0],
+    "products": lambda xp, x, y: (y[:, None, None] @ x[:, None, None])[:, 0, 0],
+    "broadcast_arrays": lambda xp, x, y: xp.broadcast_arrays(x, y)[0],
+    "twice": lambda xp, x, y: (x + y) + x,
+}
+
+
+def broadcast(name: str, cut: int) -> Layer:
+    """Where N - 2 is cut off at 0, 2 more are 2 elements, with which an array of 1 element broadcasts."""
+
+    def layer(xp: Any, x: Any) -> Any:
+        y = xp.concat([xp.arange(x.shape[0] - cut, dtype=x.dtype), xp.ones(cut, dtype=x.dtype)])
+        joint = JOINED[name](xp, x, y)
+        return joint, xp.asarray(joint.shape[0])
+
+    return layer
+
+
+DIVIDED: list[Layer] = [
+    lambda xp, x: xp.reshape(xp.reshape(x, (-1, 4)), (-1,)) + x,
+    lambda xp, x: xp.reshape(xp.reshape(x, (2, -1)), (-1,)) + x,
+    lambda xp, x: xp.reshape(x, (-1, 4))[:, 0] + xp.zeros(x.shape[0] // 4),
+]
+"""What a Reshape divides is divisible, so that the quotient times the divisor is the length again."""
+OF_SEVERAL: dict[str, tuple[Layer, tuple[Any, ...], list[tuple[int, ...]]]] = {
+    "parts of others": (
+        parts_of_others, ("N", "M"), [(3, 4), (1, 1), (0, 2), (2, 0), (1, 0), (0, 3), (0, 0)],
+    ),
+    "cut off": (cut_off, ("N",), [(0,), (1,), (4,)]),
+    "beyond the axis": (beyond_the_axis, ("N", 3), [(0, 3), (2, 3), (4, 3), (9, 3)]),
+    "both short": (both_short, ("N", "M", "K"), [(5, 4, 4), (2, 3, 4), (4, 2, 3), (1, 1, 2)]),
+    "any name": (of_any_name, ("N", "N_minus_1", "N_times_2"), [(4, 7, 2)]),
+    **{f"divided {n}": (layer, ("N",), [(0,), (4,), (12,)]) for n, layer in enumerate(DIVIDED)},
+    **{
+        f"{name} of {cut}": (broadcast(name, cut), ("N",), [(1,), (3,), (6,)])
+        for name in JOINED
+        for cut in (2, 3)
+    },
+}  # fmt: skip
+"""A layer, the lengths of its arrays, and their lengths in runs."""
+
+
+@pytest.mark.parametrize("name", OF_SEVERAL)
+def test_lengths_of_a_run(name: str) -> None:
+    """They are NumPy's, of arrays and as numbers, wherever NumPy computes."""
+    layer, names, runs = OF_SEVERAL[name]
+    inputs = "xyz"[: len(names)]
+    model = to_onnx(
+        eval(f"lambda {', '.join(inputs)}: f(x.__array_namespace__(), {', '.join(inputs)})", {"f": layer}),
+        *(TensorSpec("float32", (length,)) for length in names),
+    )
+    for lengths in runs:
+        arrays = [np.ones(length, np.float32) for length in lengths]
         try:
-            shapes = [np.shape(result) for result in layer(np, x, y)]
+            results = expected(layer, *arrays)
         except ValueError:
             continue
-        outputs = [*run(model, {"x": x, "y": y}).values()]
-        assert [output.shape for output in outputs] == shapes
-        assert (outputs[1], outputs[3]) == (*shapes[0], *shapes[2])
-
-
-def test_a_length_may_be_divided() -> None:
-    """What a Reshape divides is divisible, so that the quotient times the divisor is the length again."""
-    for layer in (
-        lambda xp, x: xp.reshape(xp.reshape(x, (-1, 4)), (-1,)) + x,
-        lambda xp, x: xp.reshape(xp.reshape(x, (2, -1)), (-1,)) + x,
-        lambda xp, x: xp.reshape(x, (-1, 4))[:, 0] + xp.zeros(x.shape[0] // 4),
-    ):
-        model = to_onnx(lambda x, f=layer: f(x.__array_namespace__(), x), TensorSpec("float32", ("N",)))
-        for length in (0, 4, 12):
-            x = np.arange(length, dtype=np.float32)
-            np.testing.assert_array_equal(run(model, {"x": x})["output"], layer(np, x))
+        outputs = [*run(model, dict(zip(inputs, arrays, strict=True))).values()]
+        results = results if isinstance(results, tuple) else (results,)
+        for output, result in zip(outputs, results, strict=True):
+            np.testing.assert_array_equal(output, result, f"{lengths}")
+            assert output.shape == np.shape(result)
 
 
 NUMBERS: dict[str, Layer] = {
@@ -152,26 +216,6 @@ def test_integers_of_lengths(name: str) -> None:
         assert output.tolist() == [*NUMBERS[name](length)]
 
 
-def test_a_cut_off_length_is_no_difference() -> None:
-    """x[1:] of no elements has none, so its length and 1 are 1, where N - 1 + 1 is 0."""
-
-    def layer(x: Any) -> Any:
-        xp = x.__array_namespace__()
-        rest = x[1:]
-        return (
-            rest,
-            xp.asarray(x.shape[0] - 1),
-            xp.zeros(rest.shape[0] + 1),
-            xp.zeros(x.shape[0] - 1 + 1),
-            x[:0],
-        )
-
-    model = to_onnx(layer, TensorSpec("float32", ("N",)))
-    for length, numbers in ((0, (0, -1, 1, 0, 0)), (1, (0, 0, 1, 1, 0)), (4, (3, 3, 4, 4, 0))):
-        outputs = [*run(model, {"x": np.ones(length, np.float32)}).values()]
-        assert tuple(int(y) if not y.ndim else y.shape[0] for y in outputs) == numbers
-
-
 def test_a_bound_counts_as_the_length() -> None:
     """So that x[:1] broadcasts, and table[:N] meets N rows. The slice itself may have fewer elements."""
 
@@ -185,45 +229,6 @@ def test_a_bound_counts_as_the_length() -> None:
     for length in (0, 1, 4):
         x = np.arange(length, dtype=np.float32)
         np.testing.assert_array_equal(run(model, {"x": x})["output"], x[:1] + x + x[-1:])
-
-
-def test_a_bound_beyond_the_axis() -> None:
-    """A length that a slice claims is not read from it: y[:N] may have fewer rows."""
-
-    def layer(x: Any, y: Any) -> Any:
-        xp = x.__array_namespace__()
-        n = x.shape[0]
-        return (
-            y[: n // 2],
-            xp.zeros(n // 2),
-            y[n - 2 :],
-            xp.zeros(y[n - 2 :].shape[0]),
-            y[1:n],
-            xp.zeros(y[1:n].shape[0]),
-        )
-
-    model = to_onnx(layer, TensorSpec("float32", ("N",)), TensorSpec("float32", (3,)))
-    for length in (0, 2, 4, 9):
-        y = np.arange(3, dtype=np.float32)
-        outputs = [*run(model, {"x": np.ones(length, np.float32), "y": y}).values()]
-        shapes = [
-            part.shape for part in (y[: length // 2], np.zeros(length // 2), y[length - 2 :], y[length - 2 :])
-        ]
-        assert [output.shape for output in outputs[:4]] == shapes
-        assert outputs[4].shape == outputs[5].shape == y[1:length].shape
-
-
-def test_the_shape_of_parts_that_are_both_short() -> None:
-    def layer(xp: Any, x: Any, y: Any, z: Any) -> Any:
-        parts = y[1 : x.shape[0] + 1] + z[1 : x.shape[0] + 1]
-        return parts, xp.asarray(parts.shape[0])
-
-    specs = [TensorSpec("float32", (name,)) for name in ("N", "M", "K")]
-    model = to_onnx(lambda x, y, z: layer(x.__array_namespace__(), x, y, z), *specs)
-    for lengths in ((5, 4, 4), (2, 3, 4), (4, 2, 3), (1, 1, 2)):
-        x, y, z = (np.ones(length, np.float32) for length in lengths)
-        parts, count = run(model, {"x": x, "y": y, "z": z}).values()
-        assert parts.shape == (count,) == layer(np, x, y, z)[0].shape
 
 
 @pytest.mark.parametrize(
@@ -264,20 +269,6 @@ def test_sums_in_specs() -> None:
     assert [value.type.tensor_type.shape.dim[0].dim_param for value in model.graph.input] == ["P+L", "L+P", "P"]
     feeds = {"x": np.ones(5, np.float32), "y": np.ones(5, np.float32), "p": np.ones(2, np.float32)}
     assert [y.shape for y in run(model, feeds).values()] == [(5,), (3,), (5,)]
-
-
-def test_a_caller_may_have_any_name() -> None:
-    """Also one that the graph would give: it stays another length."""
-    specs = [TensorSpec("float32", (name,)) for name in ("N", "N_minus_1", "N_times_2")]
-
-    def layer(x: Any, y: Any, z: Any) -> Any:
-        xp = x.__array_namespace__()
-        return xp.zeros(x.shape[0] * 2), z, xp.asarray(x.shape[0] - 1), y
-
-    model = to_onnx(layer, *specs)
-    x, y, z = (np.ones(length, np.float32) for length in (4, 7, 2))
-    outputs = [*run(model, {"x": x, "y": y, "z": z}).values()]
-    assert ([output.shape for output in outputs], int(outputs[2])) == ([(8,), (2,), (), (7,)], 3)
 
 
 COMPUTED: dict[str, tuple[str, Callable[[Any], Any], int]] = {
@@ -332,32 +323,3 @@ def test_lengths_that_differ_in_a_run_do_not_agree_by_luck() -> None:
     session = onnxruntime.InferenceSession(model.SerializeToString(), options)
     with pytest.raises(Exception, match="broadcast"):
         session.run(None, {"x": np.ones(2, np.float32)})
-
-
-JOINED: dict[str, Callable[[Any, Any, Any], Any]] = {
-    "a sum": lambda xp, x, y: x + y,
-    "a sum, turned": lambda xp, x, y: y + x,
-    "where": lambda xp, x, y: xp.where(y > 0, x, x),
-    "rows": lambda xp, x, y: (xp.zeros((4, 1), dtype=x.dtype) * (y + x))[0],
-    "products": lambda xp, x, y: (y[:, None, None] @ x[:, None, None])[:, 0, 0],
-    "broadcast_arrays": lambda xp, x, y: xp.broadcast_arrays(x, y)[0],
-    "twice": lambda xp, x, y: (x + y) + x,
-}
-
-
-@pytest.mark.parametrize("cut", [2, 3])
-@pytest.mark.parametrize("name", JOINED)
-def test_the_shape_of_what_is_cut_off_and_broadcast(name: str, cut: int) -> None:
-    """Where N - 2 is cut off at 0, 2 more are 2 elements, with which an array of 1 element broadcasts."""
-
-    def layer(xp: Any, x: Any) -> Any:
-        y = xp.concat([xp.arange(x.shape[0] - cut, dtype=x.dtype), xp.ones(cut, dtype=x.dtype)])
-        joint = JOINED[name](xp, x, y)
-        return joint, xp.asarray(joint.shape[0])
-
-    model = to_onnx(lambda x: layer(x.__array_namespace__(), x), TensorSpec("float32", ("N",)))
-    for length in (1, 3, 6):
-        x = np.ones(length, np.float32)
-        joint, count = run(model, {"x": x}).values()
-        np.testing.assert_array_equal(joint, expected(layer, x)[0])
-        assert joint.shape == (count,)

@@ -15,9 +15,9 @@ import array_api_compat
 import graphs
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 from internals import judge, metadata_of
+from short_runs import agreed
 
 from sdpa_xp import (
     attention_scores,
@@ -28,7 +28,7 @@ from sdpa_xp import (
     masks,
     scaled_dot_product_attention,
 )
-from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify_layer
+from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify_layer
 
 X = TensorSpec("float32", ("B", "L", 16))
 RNG = np.random.default_rng(11)
@@ -206,18 +206,6 @@ def test_specs_in_a_list() -> None:
     assert [graph_input.name for graph_input in model.graph.input] == ["arrays", "arrays_1"]
 
 
-def test_weights_go_to_a_file_beside_the_model(tmp_path: Any) -> None:
-    """Complete before the model has its name; onnxruntime reads it from there."""
-    path = save(to_onnx(attending, X), tmp_path / "layer.onnx", external_above=1000)
-    (data,) = (file for file in tmp_path.iterdir() if file.suffix == ".data")
-    assert data.stat().st_size >= WEIGHT.nbytes + OUT.nbytes
-    assert path.stat().st_size < WEIGHT.nbytes * 4
-    assert path.stat().st_mtime_ns >= data.stat().st_mtime_ns
-    x = drawn(2, 5, 16)
-    (output,) = onnxruntime.InferenceSession(path).run(None, {"x": x})
-    np.testing.assert_array_equal(output, run(to_onnx(attending, X), x=x)[0])
-
-
 def test_what_no_output_follows_from_is_left_out() -> None:
     def layer(x: Any) -> Any:
         x @ WEIGHT
@@ -313,8 +301,7 @@ def test_a_layer_verifies() -> None:
     def layer(x: Any, key_lengths: Any) -> Any:
         return attending(x, masks.padding(key_lengths), is_causal=True)
 
-    report = verify_layer(model, layer, draw={"key_lengths": lambda _, shape: np.ones(shape)})
-    assert report.agrees
+    report = agreed(verify_layer(model, layer, draw={"key_lengths": lambda _, shape: np.ones(shape)}))
     shown = [run.inputs for run in report.runs]
     assert shown[:3] == ["B=2 L=5", "B=5 L=2", "B=1 L=1"]
     for number in (*range(1, 10), 33, 130):

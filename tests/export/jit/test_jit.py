@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import onnx
 import onnxruntime
 import pytest
 
-from sdpa_xp import KVCache, attention_state, masks, scaled_dot_product_attention
+from sdpa_xp import AttentionState, KVCache, attention_state, masks, scaled_dot_product_attention
 from sdpa_xp.layers import MultiHeadAttention
 from sdpa_xp_export import jit, verify_layer
 
@@ -136,21 +136,13 @@ def test_the_lengths_of_a_mask_are_inputs() -> None:
     np.testing.assert_allclose(fast(X, attn_mask=other), LAYER(X, attn_mask=other), atol=2e-6)
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [
-        lambda x: (x, x + 1),
-        lambda x: [x, x + 1],
-        lambda x: {"a": x, "b": x + 1},
-        lambda x: namedtuple("Pair", "a b")(x, x + 1),
-        lambda x: attention_state(x, x, x),
-    ],
-)
-def test_results_have_the_structure_of_the_layer(layer: Any) -> None:
-    fast, expected = jit(layer)(X), layer(X)
-    assert type(fast).__name__ == type(expected).__name__
-    pairs = zip(*(r.values() if isinstance(r, dict) else r for r in (fast, expected)), strict=True)
-    for one, other in pairs:
+def test_a_state_comes_back_as_one() -> None:
+    def layer(x: Any) -> Any:
+        return attention_state(x, x, x)
+
+    result = jit(layer)(X)
+    assert type(result) is AttentionState
+    for one, other in zip(result, layer(X), strict=True):
         np.testing.assert_allclose(one, other, atol=2e-6)
         assert one.dtype == other.dtype
 
@@ -250,75 +242,23 @@ def test_a_layer_may_call_a_layer_of_jit() -> None:
     assert inner.models == ()
 
 
-class Block:
-    def __init__(self) -> None:
-        self.weights = {"w": np.eye(8, dtype=np.float32)}
-        self.factors = [1.0]
-        self.offset = 0.5
-        self.traced = 0
-
-    def __call__(self, x: Any) -> Any:
-        self.traced += 1
-        return x @ self.weights["w"] * self.factors[0] + self.offset
-
-
-def test_what_a_layer_holds_is_noticed_when_it_changes() -> None:
-    weight, factor = np.eye(8, dtype=np.float32), 2.0
-    container = {"w": weight}
-    listed = [weight]
-
-    def layer(x: Any) -> Any:
-        return x @ container["w"] @ listed[0] * factor + GLOBAL[0]
-
-    fast = jit(layer)
-    np.testing.assert_allclose(fast(X), layer(X), atol=1e-6)
-    container["w"] = weight * 2
-    np.testing.assert_allclose(fast(X), layer(X), atol=1e-6)
-    listed[0] = weight * 3
-    np.testing.assert_allclose(fast(X), layer(X), atol=1e-6)
-    factor = 5.0
-    np.testing.assert_allclose(fast(X), layer(X), atol=1e-5)
-    GLOBAL[0] = 7.0
-    np.testing.assert_allclose(fast(X), layer(X), atol=1e-5)
-    (model,) = fast.models
-    factor = float("5")  # an equal number
-    np.testing.assert_allclose(fast(X), layer(X), atol=1e-5)
-    assert fast.model is model
-
-
-GLOBAL = [0.0]
-
-
-def test_attributes_are_noticed_when_they_change() -> None:
-    block = Block()
-    fast = jit(block)
-    for name, value in (("offset", 2.0), ("weights", {"w": np.ones((8, 8), np.float32)}), ("factors", [4.0])):
-        np.testing.assert_allclose(fast(X), Block.__call__(block, X), atol=1e-5)
-        setattr(block, name, value)
-        np.testing.assert_allclose(fast(X), Block.__call__(block, X), atol=1e-5)
-
-
 @pytest.mark.parametrize("verify", [False, True])
 def test_a_layer_that_counts_its_calls_keeps_its_sessions(verify: bool) -> None:
-    block = Block()
-    fast = jit(block, verify=verify)
+    class Counting:
+        traced = 0
+
+        def __call__(self, x: Any) -> Any:
+            self.traced += 1
+            return x * 2 + 0.5
+
+    layer = Counting()
+    fast = jit(layer, verify=verify)
     for dtype in (np.float32, np.float64) * 3:
         fast(X.astype(dtype))
     assert len(fast.models) == 2
-    traced = block.traced
+    traced = layer.traced
     fast(X)
-    assert block.traced == traced
-
-
-@pytest.mark.needs("torch")
-def test_a_write_to_a_tensor_of_the_layer_is_noticed() -> None:
-    import torch
-
-    weight = torch.eye(8)
-    fast = jit(lambda x: x @ weight)
-    np.testing.assert_array_equal(fast(X), X)
-    weight.mul_(3)
-    np.testing.assert_array_equal(fast(X), X * 3)
+    assert layer.traced == traced
 
 
 def test_a_function_in_a_mask_is_noticed_when_it_changes() -> None:
@@ -334,12 +274,7 @@ def test_a_function_in_a_mask_is_noticed_when_it_changes() -> None:
 
 
 def test_weights_are_in_the_graph_and_live_no_longer_than_it() -> None:
-    class Weight(np.ndarray):
-        pass
-
-    weight = np.eye(8, dtype=np.float32)
-    layer = functools.partial(lambda w, x: x @ w, weight)
-    fast = jit(layer)
+    fast = jit(functools.partial(lambda w, x: x @ w, np.eye(8, dtype=np.float32)))
     fast(X)
     assert [tuple(tensor.dims) for tensor in fast.model.graph.initializer] == [(8, 8)]
     reference = weakref.ref(fast)
@@ -384,30 +319,19 @@ def test_verify(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_threads() -> None:
-    fast = jit(lambda x, scale=1.0: scaled_dot_product_attention(x, x, x, scale=scale))
-    rng = np.random.default_rng(1)
-    arrays = [
-        rng.standard_normal((int(rng.integers(1, 4)), 2, int(rng.integers(1, 6)), 8)).astype(dtype)
-        for dtype in (np.float32, np.float64)
-        for _ in range(10)
-    ]
-    wrong = []
+    fast = jit(lambda x, scale=1.0: attend(x * scale, x, x))
 
-    def work(seed: int) -> None:
+    def work(seed: int) -> bool:
         rng = np.random.default_rng(seed)
         for _ in range(40):
-            x, scale = arrays[rng.integers(len(arrays))], float(rng.choice([0.5, 1.0]))
-            result = fast(x, scale)
-            expected = scaled_dot_product_attention(x, x, x, scale=scale)
-            if result.shape != expected.shape or np.abs(result - expected).max() > 5e-6:
-                wrong.append(seed)
+            shape = (int(rng.integers(1, 4)), 2, int(rng.integers(1, 6)), 8)
+            x = rng.standard_normal(shape).astype(rng.choice(["float32", "float64"]))
+            scale = float(rng.choice([0.5, 1.0]))
+            np.testing.assert_allclose(fast(x, scale), attend(x * scale, x, x), rtol=0, atol=5e-6)
+        return True
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    with ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(work, range(6)))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -13,6 +13,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from internals import READERS
+from short_runs import agreed
 
 from sdpa_xp import KVCache, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, jit, save, to_onnx, verify_layer
@@ -68,9 +69,7 @@ class Bert(Model):
         x = self.norm(x, "embeddings.LayerNorm", 1e-12)
         for layer in range(LAYERS):
             name = f"encoder.layer.{layer}"
-            heads = (
-                split(self.dense(x, f"{name}.attention.self.{part}")) for part in ("query", "key", "value")
-            )
+            heads = (split(self.dense(x, f"{name}.attention.self.{p}")) for p in ("query", "key", "value"))
             attended = join(scaled_dot_product_attention(*heads, mask[:, None, None, :]))
             x = x + self.dense(attended, f"{name}.attention.output.dense")
             x = self.norm(x, f"{name}.attention.output.LayerNorm", 1e-12)
@@ -199,20 +198,16 @@ def test_gpt2(gpt2: tuple[Any, Any], tmp_path: Path) -> None:
         pytest.param("openvino", "openvino>=2026.4;cpu", marks=pytest.mark.needs("openvino")),
     ],
 )
-def test_other_engines(
-    engine: Any, runtime: str, bert: tuple[Any, Any], gpt2: tuple[Any, Any], tmp_path: Path
-) -> None:
+def test_other_engines(engine: Any, runtime: str, bert: Any, gpt2: Any, tmp_path: Path) -> None:
     """Both models, and the BERT in int8; the evaluator has DequantizeLinear from opset 19 on."""
     ids = TensorSpec("int64", ("B", "L"))
     model = to_onnx(bert[1], ids, TensorSpec("bool", ("B", "L")), runtime=runtime, opset=21)
-    report = verify_layer(model, bert[1], draw={"ids": words}, engine=engine)
-    assert report.agrees, str(report)
+    agreed(verify_layer(model, bert[1], draw={"ids": words}, engine=engine))
 
     pair = (TensorSpec("float32", ("B", HEADS, "P", WIDTH // HEADS)),) * 2
     by_inputs = to_onnx(gpt2[1], ids, [pair] * LAYERS, runtime=runtime)
     layer = by_pasts(gpt2[1])
-    report = verify_layer(by_inputs, layer, draw={"ids": words}, engine=engine)
-    assert report.agrees, str(report)
+    agreed(verify_layer(by_inputs, layer, draw={"ids": words}, engine=engine))
 
     path, feeds = quantised(Path(save(model, tmp_path / "bert.onnx")), tmp_path), {"ids": IDS, "mask": MASK}
     (close,) = onnxruntime.InferenceSession(path).run(None, feeds)

@@ -70,11 +70,8 @@ def test_an_error_of_a_run() -> None:
 def test_a_tensor_that_needs_a_gradient() -> None:
     import torch
 
-    tensor = torch.asarray(X).requires_grad_()
-    with pytest.raises(ValueError, match="no gradient"):
-        jit(layer)(tensor)
     with torch.no_grad():
-        assert jit(layer)(tensor).shape == X.shape
+        assert jit(layer)(torch.asarray(X).requires_grad_()).shape == X.shape
 
 
 @pytest.mark.needs("array_api_strict")

@@ -11,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from short_runs import agreed
 
 from sdpa_xp import masks
 from sdpa_xp.layers import Layer, Linear, MultiHeadAttention, SingleHeadAttention
@@ -37,8 +38,7 @@ def test_self_attention(rules: dict[str, Any], form: str) -> None:
     """With the weights that are drawn, and the biases of a layer that has learned, in turn."""
     layer: Any = SELF if (len(rules) + len(form)) % 2 else LEARNED
     model = to_onnx(layer, X, form=form, **rules)
-    report = verify_layer(model, partial(layer, **rules))
-    assert report.agrees, str(report)
+    report = agreed(verify_layer(model, partial(layer, **rules)))
     assert form in ("auto", report.form)
     assert [value.name for value in model.graph.input] == ["query"]
 
@@ -111,8 +111,7 @@ def test_an_input_may_be_an_array(asarray: Any, dtype: str) -> None:
     layer = CROSS.with_parameters({name: x.astype(dtype) for name, x in CROSS.parameters.items()})
     memory = np.random.default_rng(3).standard_normal((1, 3, 24)).astype(dtype)
     model = to_onnx(layer, TensorSpec(dtype, ("B", "L", 32)), asarray(memory))
-    report = verify_layer(model, lambda query: layer_of(query)(query, memory.astype(query.dtype)))
-    assert report.agrees, str(report)
+    agreed(verify_layer(model, lambda query: layer_of(query)(query, memory.astype(query.dtype))))
 
 
 def layer_of(query: Any) -> Any:

@@ -76,18 +76,3 @@ def test_bfloat16() -> None:
         for run in (lambda: layer(x), lambda: jit(layer)(x), lambda: to_onnx(layer, spec(name))):  # noqa: B023
             with pytest.raises(TypeError, match=rf"layer\.to\(dtype='{name}'\)"):
                 run()
-
-
-@pytest.mark.needs("torch")
-@pytest.mark.usefixtures("short_verify")
-def test_the_weights_of_a_torch_module_in_half_precision() -> None:
-    """What the page says: `module.half()`, or a layer that is converted."""
-    import torch
-
-    module = torch.nn.MultiheadAttention(16, 2, batch_first=True).eval()
-    converted = MultiHeadAttention.from_torch(module).to(np, dtype="float16")
-    ours = MultiHeadAttention.from_mapping(module.half().state_dict(), num_heads=2)
-    for name, x in ours.parameters.items():
-        np.testing.assert_array_equal(np.asarray(x), converted.parameters[name])
-    for layer in (ours, converted):
-        assert verify_layer(to_onnx(layer, spec("float16")), layer).agrees

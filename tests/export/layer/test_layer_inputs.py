@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from internals import metadata_of
+from short_runs import agreed
 
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, to_onnx, verify_layer
@@ -68,8 +69,7 @@ LAYERS: dict[str, tuple[Callable[..., Any], tuple[TensorSpec, ...]]] = {
 @pytest.mark.parametrize("name", LAYERS)
 def test_integers_are_within_what_the_attention_accepts(name: str) -> None:
     layer, inputs = LAYERS[name]
-    report = verify_layer(to_onnx(layer, *inputs), layer)
-    assert report.agrees, str(report)
+    report = agreed(verify_layer(to_onnx(layer, *inputs), layer))
     assert report.left_out == ()
 
 
@@ -93,8 +93,7 @@ def test_a_mask_among_the_keywords() -> None:
 
     mask = masks.padding(OF_BATCH)
     model = to_onnx(plain, X, attn_mask=mask)
-    report = verify_layer(model, plain, attn_mask=mask)
-    assert report.agrees, str(report)
+    report = agreed(verify_layer(model, plain, attn_mask=mask))
     assert report.left_out == ()
     later = masks.padding(OF_BATCH) & masks.causal()
     assert not verify_layer(model, plain, attn_mask=later).agrees
@@ -116,8 +115,7 @@ def test_a_layer_that_cannot_be_traced() -> None:
         return padded(np.asarray(x), np.asarray(lengths))
 
     model = to_onnx(padded, X, OF_BATCH)
-    report = verify_layer(model, plain)
-    assert report.agrees, str(report)
+    report = agreed(verify_layer(model, plain))
     (line,) = report.left_out
     assert "the layer cannot be traced, scaled_dot_product_attention: " in line
 

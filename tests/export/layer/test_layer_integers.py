@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from short_runs import agreed
 
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, to_onnx, verify_layer
@@ -68,8 +69,7 @@ def tripled(ids: Any) -> Any:
     ],
 )
 def test_wrong_graphs_of_integers(layer: Any, wrong: Any) -> None:
-    report = verify_layer(to_onnx(layer, IDS), layer)
-    assert report.agrees, str(report)
+    report = agreed(verify_layer(to_onnx(layer, IDS), layer))
     assert {"negative integers", "large integers"} <= {run.inputs.rpartition(", ")[2] for run in report.runs}
     assert report.left_out == (NO_LARGE_TOKENS,)
     assert not verify_layer(to_onnx(wrong, IDS), layer).agrees
@@ -79,8 +79,7 @@ def test_wrong_graphs_of_integers(layer: Any, wrong: Any) -> None:
 def test_other_dtypes(dtype: str) -> None:
     """Unsigned ones have no negative values; all have large ones."""
     spec = TensorSpec(dtype, ("B", "L"))
-    report = verify_layer(to_onnx(lambda ids: ids // 3 + ids % 7, spec), lambda ids: ids // 3 + ids % 7)
-    assert report.agrees, str(report)
+    report = agreed(verify_layer(to_onnx(lambda ids: ids // 3 + ids % 7, spec), lambda ids: ids // 3 + ids % 7))
     kinds = {run.inputs.rpartition(", ")[2] for run in report.runs}
     assert "large integers" in kinds
     assert ("negative integers" in kinds) == dtype.startswith("int")
@@ -94,8 +93,7 @@ def test_rows_of_a_table_stay_rows() -> None:
         xp = xp_of(ids)
         return xp.take(TABLE, xp.reshape(ids, (-1,)), axis=0), steps * 2
 
-    report = verify_layer(to_onnx(layer, IDS, IDS), layer)
-    assert report.agrees, str(report)
+    report = agreed(verify_layer(to_onnx(layer, IDS, IDS), layer))
     assert report.left_out[0] == "negative and large integers in ids: it numbers the 50 rows of a table"
     assert any(run.inputs.endswith(", large integers") for run in report.runs)  # of the others
 
@@ -106,8 +104,7 @@ def test_what_the_layer_refuses_is_left_out_and_the_rest_is_tried() -> None:
         return xp.take(TABLE, xp.reshape(ids, (-1,)) + 1, axis=0), steps // 3
 
     model = to_onnx(layer, IDS, IDS)
-    report = verify_layer(model, layer)
-    assert report.agrees, str(report)
+    report = agreed(verify_layer(model, layer))
     assert any(line.startswith("large integers in ids: IndexError: index ") for line in report.left_out)
     assert not any("integers in steps" in line for line in report.left_out)
 
@@ -124,8 +121,7 @@ def test_a_float_that_no_integer_holds_is_left_out() -> None:
         xp = xp_of(ids)
         return xp.astype(xp.astype(ids, xp.float32) * 0.5, xp.int32)
 
-    report = verify_layer(to_onnx(layer, IDS), layer)
-    assert report.agrees, str(report)
+    report = agreed(verify_layer(to_onnx(layer, IDS), layer))
     assert any(line.startswith("large integers in ids: FloatingPointError") for line in report.left_out)
 
 
@@ -139,8 +135,7 @@ def test_integers_of_attention_are_tried_at_both_ends() -> None:
         xp = xp_of(x)
         return layer(x, xp.astype(xp.astype(offset, xp.int16), xp.int64))
 
-    report = verify_layer(to_onnx(layer, x, offset), layer)
-    assert report.agrees, str(report)
+    report = agreed(verify_layer(to_onnx(layer, x, offset), layer))
     assert {"least integers", "most integers"} <= {run.inputs.rpartition(", ")[2] for run in report.runs}
     assert not verify_layer(to_onnx(wrong, x, offset), layer).agrees
 
@@ -151,6 +146,5 @@ def test_integers_that_the_caller_draws_stay_so() -> None:
         return ids // 3
 
     draw = {"ids": lambda rng, shape: rng.integers(0, 5, shape)}
-    report = verify_layer(to_onnx(layer, IDS), layer, draw=draw)
-    assert report.agrees, str(report)
+    report = agreed(verify_layer(to_onnx(layer, IDS), layer, draw=draw))
     assert {run.inputs.rpartition(", ")[2] for run in report.runs}.isdisjoint({"large integers"})

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from short_runs import agreed
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp.layers import MultiHeadAttention
@@ -69,8 +70,7 @@ HOLDING: dict[str, Callable[..., Any]] = {
 def test_a_layer_that_holds_layers(name: str) -> None:
     layer = HOLDING[name]
     model = to_onnx(layer, X)
-    report = verify_layer(model, layer)
-    assert report.agrees, str(report)
+    report = agreed(verify_layer(model, layer))
     assert report.reference == "float64"
     assert report.notes == ()
 
@@ -85,8 +85,7 @@ def test_weights_of_torch_and_a_torch_module() -> None:
     import torch
 
     attention = MultiHeadAttention.from_torch(torch.nn.MultiheadAttention(16, 2, batch_first=True))
-    report = verify_layer(to_onnx(Block(attention), X), Block(attention))
-    assert report.agrees, str(report)
+    agreed(verify_layer(to_onnx(Block(attention), X), Block(attention)))
 
     class Module(torch.nn.Module):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -217,8 +216,7 @@ def test_a_reference_that_is_not_to_be_had() -> None:
         (refused, X, "it raises an error there, scaled_dot_product_attention: "),
     ):
         model = to_onnx(layer, spec)
-        report = verify_layer(model, layer)
-        assert report.agrees, str(report)
+        report = agreed(verify_layer(model, layer))
         assert report.reference == "float32"
         (note,) = report.notes
         assert note.startswith(f"the reference is the layer in float32, not in float64: {why}")
@@ -267,8 +265,7 @@ def test_a_layer_that_is_another_function_in_float64(name: str) -> None:
     """The graph of what it is in float64 is wrong, and the one of what it is in float32 is right."""
     of_float32, in_float64 = OTHERS[name]
     layer = in_float32(of_float32, in_float64)
-    right = verify_layer(to_onnx(of_float32, X), layer)
-    assert right.agrees, str(right)
+    right = agreed(verify_layer(to_onnx(of_float32, X), layer))
     assert right.reference == "float32"
     assert right.notes[0].startswith("the reference is the layer in float32, not in float64: ")
     if name == "names":

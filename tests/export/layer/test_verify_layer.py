@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,11 @@ import pytest
 from edits import graphs
 from internals import CallNumbers, LayerLengths
 from onnx import numpy_helper
+from short_runs import agreed
 
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp.layers import MultiHeadAttention
-from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
+from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify, verify_layer
 
 pytestmark = pytest.mark.usefixtures("short_verify")
 
@@ -54,8 +54,7 @@ WINDOW = masks.sliding_window(255, 0)
 def right(form: Any, **keywords: Any) -> Any:
     """A model that agrees, with its report."""
     model = to_onnx(LAYER, X, form=form, **keywords)
-    report = verify_layer(model, LAYER, **keywords)
-    assert report.agrees, str(report)
+    report = agreed(verify_layer(model, LAYER, **keywords))
     return model, report
 
 
@@ -80,8 +79,7 @@ def test_a_wrong_window_of_a_layer_that_cannot_be_traced() -> None:
         weights = {name: x.astype(array.dtype) for name, x in LAYER.parameters.items()}
         return LAYER.with_parameters(weights)(array, attn_mask=mask)
 
-    report = verify_layer(model, plain)
-    assert report.agrees
+    report = agreed(verify_layer(model, plain))
     start = "numbers of the layer that the file does not state: the layer cannot be traced, Linear: "
     assert any(line.startswith(start) for line in report.left_out), report.left_out
     assert not verify_layer(changed(model, 255, 200), plain).agrees
@@ -124,8 +122,7 @@ def test_large_tokens_of_other_dtypes_agree(dtype: str) -> None:
     layer = MultiHeadAttention.init(np.random.default_rng(0), 32, num_heads=4, like=np.ones(1, dtype))
     model = to_onnx(layer, TensorSpec(dtype, ("B", "L", 32)), is_causal=True)
     for seed in range(4):
-        report = verify_layer(model, layer, seed=seed, is_causal=True)
-        assert report.agrees, str(report)
+        report = agreed(verify_layer(model, layer, seed=seed, is_causal=True))
         assert any("large tokens" in one_run.inputs for one_run in report.runs)
     if dtype == "float64":
         assert not verify_layer(changed(model, -np.inf, -1e4), layer, is_causal=True).agrees
@@ -135,23 +132,15 @@ def test_a_layer_that_overflows() -> None:
     def grown(x: Any) -> Any:
         return x.__array_namespace__().exp(x * 4.0)
 
-    report = verify_layer(to_onnx(grown, X), grown)
-    assert report.agrees, str(report)
+    report = agreed(verify_layer(to_onnx(grown, X), grown))
     assert report.left_out == ("large tokens: the outputs overflow, or no floating input has tokens to draw",)
-
-
-def test_from_a_file(tmp_path: Path) -> None:
-    path = save(to_onnx(LAYER, X), tmp_path / "layer.onnx")
-    assert verify_layer(path, LAYER).agrees
-    assert verify_layer(str(path), LAYER).agrees
 
 
 def test_keywords_are_those_of_to_onnx() -> None:
     keywords: dict[str, Any] = {"attn_mask": masks.padding(TensorSpec("int64", ("B",))), "is_causal": True}
     model = to_onnx(LAYER, X, **keywords)
     draw = {"key_lengths": lambda rng, shape: rng.integers(1, 2, shape)}
-    report = verify_layer(model, LAYER, draw=draw, **keywords)
-    assert report.agrees, str(report)
+    report = agreed(verify_layer(model, LAYER, draw=draw, **keywords))
     assert report.notes == ()
     unlike = {"attn_mask": masks.padding(TensorSpec("int64", ("B",))) & masks.sliding_window(1, 0)}
     assert not verify_layer(model, LAYER, draw=draw, **unlike).agrees

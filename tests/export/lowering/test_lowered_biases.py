@@ -96,20 +96,21 @@ def test_arrays_of_every_shape(rng: np.random.Generator, shape: tuple[int, ...])
     check_forms(qkv(rng), lambda **options: options, arguments, names={BATCH: "B", 5: "L", 9: "S"})
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (4, 1, 1), (5, 1), (3, 1, 1, 1), (3, 4, 5, 1)])
-def test_scales_of_every_shape(rng: np.random.Generator, shape: tuple[int, ...]) -> None:
-    def rules(scale: Any) -> dict[str, Any]:
-        return {"scale": scale, "softcap": 3.0, "is_causal": True}
+OF_SHAPES: dict[str, tuple[Rules, list[tuple[int, ...]], tuple[str, ...]]] = {
+    "scale": (
+        lambda scale: {"scale": scale, "softcap": 3.0, "is_causal": True},
+        [(), (1,), (4, 1, 1), (5, 1), (3, 1, 1, 1), (3, 4, 5, 1)],
+        ("output",),
+    ),
+    "sinks": (lambda sinks: {"sinks": sinks}, [(), (1,), (4,), (3, 1), (3, 4)], ("output", "lse")),
+}
 
-    arguments = {"scale": np.asarray(rng.standard_normal(shape), F)}
-    check_forms(qkv(rng), rules, arguments, names={BATCH: "B", 5: "L", 9: "S"})
 
-
-@pytest.mark.parametrize("shape", [(), (1,), (4,), (3, 1), (3, 4)])
-def test_sinks_of_every_shape(rng: np.random.Generator, shape: tuple[int, ...]) -> None:
-    arguments = {"sinks": np.asarray(rng.standard_normal(shape), F)}
-    names = {BATCH: "B", 5: "L", 9: "S"}
-    check_forms(qkv(rng), lambda sinks: {"sinks": sinks}, arguments, names=names, outputs=("output", "lse"))
+@pytest.mark.parametrize(("name", "shape"), [(name, n) for name, row in OF_SHAPES.items() for n in row[1]])
+def test_scales_and_sinks_of_every_shape(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> None:
+    rules, _, outputs = OF_SHAPES[name]
+    arguments = {name: np.asarray(rng.standard_normal(shape), F)}
+    check_forms(qkv(rng), rules, arguments, names={BATCH: "B", 5: "L", 9: "S"}, outputs=outputs)
 
 
 def test_sinks_far_above_and_below_the_scores(rng: np.random.Generator) -> None:

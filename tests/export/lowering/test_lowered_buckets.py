@@ -34,9 +34,7 @@ def test_the_library_s_bucket(count: int, max_distance: int, bidirectional: bool
     places = [0, *begins, max_distance]
     near = {begin + by for begin in places[:: max(1, len(places) // 40)] for by in (-2, -1, 0, 1, 2)}
     near |= {*np.random.default_rng(7).integers(0, max_distance + 9, 60).tolist(), 2**29}
-    distances = np.asarray(
-        sorted({sign * distance for distance in near for sign in (1, -1) if distance <= 2**29})
-    )
+    distances = np.asarray(sorted({sign * n for n in near for sign in (1, -1) if n <= 2**29}))
     offset, ahead = Integers(0, 0, 0), count // 2 if bidirectional else 0
     term = RelativeTerm(numbers, 0, 0, offset, numbers, count, np.asarray(begins), ahead)
     model = to_onnx(lambda d: term._index(namespace(d), d), TensorSpec("int64", ("N",)))

@@ -4,22 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import graphs
 import numpy as np
 import pytest
-from graphs import (
-    BATCH,
-    LONGER,
-    SHORTER,
-    Rules,
-    assert_close,
-    check,
-    check_forms,
-    library,
-    operands,
-    plain,
-    qkv,
-    run,
-)
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, export_attention
@@ -31,8 +18,8 @@ def mask(value: Any) -> dict[str, Any]:
     return {"attn_mask": value}
 
 
-MASKS: dict[str, Rules] = {
-    "none": plain,
+MASKS: dict[str, graphs.Rules] = {
+    "none": graphs.plain,
     "is_causal": lambda: {"is_causal": True},
     "causal": lambda: mask(masks.causal()),
     "causal, ahead": lambda: mask(masks.causal(2)),
@@ -74,7 +61,7 @@ MASKS: dict[str, Rules] = {
     "packed": lambda query_ids, key_ids: mask(masks.causal() & masks.document(query_ids, key_ids)),
     "dilated window": lambda: mask(masks.sliding_window(4, 4) & masks.dilated(2)),
 }
-LISTS: dict[str, Rules] = {
+LISTS: dict[str, graphs.Rules] = {
     "causal": lambda: mask(masks.causal([1, -2, 4])),
     "window": lambda: mask(masks.sliding_window(2, 0, offset=[0, 1, -2])),
     "padding": lambda: mask(masks.padding([0, 3, 5], [2, 5, 1])),
@@ -85,12 +72,14 @@ LISTS: dict[str, Rules] = {
 
 
 @pytest.mark.sampled(3)
-@pytest.mark.parametrize(("queries", "keys"), [LONGER, SHORTER])
+@pytest.mark.parametrize(("queries", "keys"), [graphs.LONGER, graphs.SHORTER])
 @pytest.mark.parametrize("rules", MASKS.values(), ids=MASKS)
-def test_forms(rng: np.random.Generator, rules: Rules, queries: int, keys: int) -> None:
+def test_forms(rng: np.random.Generator, rules: graphs.Rules, queries: int, keys: int) -> None:
     """Of lengths that are known when the graph runs."""
-    arguments = operands(rules, rng, queries, keys)
-    check_forms(qkv(rng, queries, keys), rules, arguments, names={BATCH: "B", queries: "L", keys: "S"})
+    arguments = graphs.operands(rules, rng, queries, keys)
+    graphs.check_forms(
+        graphs.qkv(rng, queries, keys), rules, arguments, names={graphs.BATCH: "B", queries: "L", keys: "S"}
+    )
 
 
 OPSETS = [("primitive", 17), ("tiled", 17), ("attention", 23), ("attention", 24), ("primitive", 18)]
@@ -100,24 +89,28 @@ OPSETS += [("primitive", 21), ("tiled", 24), ("primitive", 24)]
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("form", "opset"), OPSETS)
 @pytest.mark.parametrize("rules", MASKS.values(), ids=MASKS)
-def test_opsets(rng: np.random.Generator, rules: Rules, form: str, opset: int) -> None:
+def test_opsets(rng: np.random.Generator, rules: graphs.Rules, form: str, opset: int) -> None:
     """Of fixed lengths; one head of keys for all."""
-    arrays = qkv(rng, heads=(4, 1))
-    model = check(arrays, rules, operands(rules, rng, *LONGER), names={}, form=form, opset=opset)
+    arrays = graphs.qkv(rng, heads=(4, 1))
+    model = graphs.check(
+        arrays, rules, graphs.operands(rules, rng, *graphs.LONGER), names={}, form=form, opset=opset
+    )
     assert model.opset_import[0].version == opset
 
 
 @pytest.mark.parametrize("rules", LISTS.values(), ids=LISTS)
-def test_numbers_by_entry(rng: np.random.Generator, rules: Rules) -> None:
+def test_numbers_by_entry(rng: np.random.Generator, rules: graphs.Rules) -> None:
     """Lists and NumPy arrays, which become numbers of the graph; the batch is fixed."""
-    check_forms(qkv(rng), rules, {}, names={} if rules is LISTS["document"] else {5: "L"})
+    graphs.check_forms(graphs.qkv(rng), rules, {}, names={} if rules is LISTS["document"] else {5: "L"})
 
 
 def test_ids_of_queries_are_those_of_keys(rng: np.random.Generator) -> None:
     def rules(query_ids: Any) -> dict[str, Any]:
         return mask(masks.document(query_ids) & masks.causal())
 
-    check_forms(qkv(rng, 5, 5), rules, operands(rules, rng, 5, 5), names={BATCH: "B", 5: "L"})
+    graphs.check_forms(
+        graphs.qkv(rng, 5, 5), rules, graphs.operands(rules, rng, 5, 5), names={graphs.BATCH: "B", 5: "L"}
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,34 +123,7 @@ def test_arrays_of_every_shape(rng: np.random.Generator, shape: tuple[int, ...],
         return mask(attn_mask if alone else ~masks.dilated(2) | masks.from_array(attn_mask))
 
     arguments = {"attn_mask": np.asarray(rng.random(shape) < 0.6)}
-    check_forms(qkv(rng), rules, arguments, names={BATCH: "B", 5: "L", 9: "S"})
-
-
-@pytest.mark.parametrize("key_heads", [1, 2, 4])
-def test_a_key_is_hidden_for_a_group_of_heads(rng: np.random.Generator, key_heads: int) -> None:
-    """Query heads that share a key head attend different keys: what one of them attends must stay."""
-    allowed = np.zeros((4, 1, 9), bool)
-    allowed[0, 0, :2], allowed[1, 0, 1:4], allowed[3, 0, 6] = True, True, True
-
-    def rules(attn_mask: Any) -> dict[str, Any]:
-        return mask(masks.from_array(attn_mask) & masks.sliding_window(None, 6))
-
-    check_forms(
-        qkv(rng, heads=(4, key_heads)), rules, {"attn_mask": allowed}, names={BATCH: "B", 5: "L", 9: "S"}
-    )
-
-
-def test_rows_without_keys() -> None:
-    """Output 0 and lse -inf, whatever the keys hold."""
-    q, k = (TensorSpec("float32", ("B", 1, length, 4)) for length in ("L", "S"))
-    lengths = TensorSpec("int64", ("B",))
-    model = export_attention(q, k, k, masks.causal(-1) & masks.padding(lengths), outputs=("output", "lse"))
-    x, y = np.ones((2, 1, 3, 4), np.float32), np.full((2, 1, 5, 4), 2, np.float32)
-    y[0], y[1, :, 2:] = np.nan, np.nan
-    outputs = run(model, {"query": x, "key": y, "value": y, "key_lengths": np.asarray([0, 5])})
-    np.testing.assert_array_equal(outputs["output"][0], np.zeros((1, 3, 4)))
-    np.testing.assert_array_equal(outputs["output"][1, 0, :, 0], [0, 2, 2])
-    np.testing.assert_array_equal(np.isneginf(outputs["lse"][:, 0]), [[True] * 3, [True, False, False]])
+    graphs.check_forms(graphs.qkv(rng), rules, arguments, names={graphs.BATCH: "B", 5: "L", 9: "S"})
 
 
 @pytest.mark.parametrize(
@@ -180,6 +146,6 @@ def test_masked_keys_add_nothing_to_queries_that_are_inf_or_nan(rules: Any, outp
     rule = masks.padding(TensorSpec("int64", (4,)))
     model = export_attention(*specs, **rules(rule), outputs=outputs, form="tiled")
     with np.errstate(all="ignore"):
-        expected = library(feeds, outputs, **rules(masks.padding(lengths)))
+        expected = graphs.library(feeds, outputs, **rules(masks.padding(lengths)))
     assert all(not np.isnan(x).any() for x in expected.values())
-    assert_close(run(model, {**feeds, "key_lengths": lengths}), expected)
+    graphs.assert_close(graphs.run(model, {**feeds, "key_lengths": lengths}), expected)

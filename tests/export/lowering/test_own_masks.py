@@ -6,22 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
+import graphs
 import numpy as np
 import pytest
-from graphs import (
-    BATCH,
-    EVERY_CALL,
-    LONGER,
-    SHORTER,
-    Rules,
-    assert_close,
-    check_forms,
-    library,
-    operands,
-    qkv,
-    run,
-    spec,
-)
 from public_masks import CALLS
 from short_runs import assert_right
 
@@ -35,11 +22,11 @@ from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify
 pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
-def without_inputs(function: Callable[..., Mask], arguments: dict[str, Any]) -> Rules:
+def without_inputs(function: Callable[..., Mask], arguments: dict[str, Any]) -> graphs.Rules:
     return lambda: {"attn_mask": function(**arguments)}
 
 
-PUBLIC: dict[str, Rules] = {
+PUBLIC: dict[str, graphs.Rules] = {
     **{function.__name__: without_inputs(function, arguments) for function, arguments in CALLS.items()},
     "neighbourhood": lambda: {"attn_mask": masks.neighbourhood((3, 3), 1, periodic=(False, True))},
     "blocks": lambda: {"attn_mask": masks.blocks([[True, False, True], [False, True, True]], (3, 4))},
@@ -53,8 +40,12 @@ PUBLIC: dict[str, Rules] = {
 }
 """Each public mask, with an input where it takes one, or where its call is for other lengths."""
 NO_MASKS = {"Mask", "to_array"}
-NAMES = {BATCH: "B", 5: "L", 9: "S"}
-KNOWN_LENGTHS = {"blocks": {BATCH: "B"}, "neighbourhood": {BATCH: "B"}, "tree": {BATCH: "B", 9: "S"}}
+NAMES = {graphs.BATCH: "B", 5: "L", 9: "S"}
+KNOWN_LENGTHS = {
+    "blocks": {graphs.BATCH: "B"},
+    "neighbourhood": {graphs.BATCH: "B"},
+    "tree": {graphs.BATCH: "B", 9: "S"},
+}
 """The lengths that may be names where a mask is made for numbers."""
 RUNTIMES = ["onnxruntime>=1.23;cpu", "onnxruntime>=1.28;cpu", "onnxruntime>=1.30;web", "onnxruntime>=1.28;cuda"]
 
@@ -66,8 +57,11 @@ def test_every_public_mask_has_a_line() -> None:
 @pytest.mark.parametrize("name", PUBLIC)
 def test_public_masks(rng: np.random.Generator, name: str) -> None:
     """In every form that takes masks; `verify` agrees."""
-    check_forms(
-        qkv(rng), PUBLIC[name], operands(PUBLIC[name], rng, *LONGER), names=KNOWN_LENGTHS.get(name, NAMES)
+    graphs.check_forms(
+        graphs.qkv(rng),
+        PUBLIC[name],
+        graphs.operands(PUBLIC[name], rng, *graphs.LONGER),
+        names=KNOWN_LENGTHS.get(name, NAMES),
     )
 
 
@@ -162,7 +156,7 @@ class Closed(Mask, Pattern):
 
 PHASES = np.asarray([0, 2, 1])
 
-OWN: dict[str, Rules] = {
+OWN: dict[str, graphs.Rules] = {
     "a number": lambda: {"attn_mask": Every(3)},
     "joined": lambda key_lengths: {"attn_mask": (masks.causal() & ~Every(2)) | masks.padding(key_lengths)},
     "no name": lambda: {"attn_mask": Nameless(4)},
@@ -175,7 +169,7 @@ OWN: dict[str, Rules] = {
 }
 
 
-@pytest.mark.parametrize(("queries", "keys"), [LONGER, SHORTER])
+@pytest.mark.parametrize(("queries", "keys"), [graphs.LONGER, graphs.SHORTER])
 @pytest.mark.parametrize("name", OWN)
 def test_own_masks(rng: np.random.Generator, name: str, queries: int, keys: int) -> None:
     """In every form that takes masks, of lengths that only a run knows."""
@@ -183,22 +177,22 @@ def test_own_masks(rng: np.random.Generator, name: str, queries: int, keys: int)
     arguments = {
         "integers": {"first": np.asarray([0, 4, 9])},
         "an array": {"allowed": np.asarray(rng.random((4, queries, keys)) < 0.6)},
-    }.get(name) or operands(rules, rng, queries, keys)
-    names = {queries: "L", keys: "S"} | ({} if name == "a list" else {BATCH: "B"})
-    check_forms(qkv(rng, queries, keys), rules, arguments, names=names)
+    }.get(name) or graphs.operands(rules, rng, queries, keys)
+    names = {queries: "L", keys: "S"} | ({} if name == "a list" else {graphs.BATCH: "B"})
+    graphs.check_forms(graphs.qkv(rng, queries, keys), rules, arguments, names=names)
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("opset", [17, 21])
 def test_runtimes(rng: np.random.Generator, runtime: str, opset: int) -> None:
     """A formula is written for each of them; here the CPU computes the graphs of all."""
-    arrays, mask = qkv(rng), masks.causal(2) & (Every(2) | Closed())
-    specs = [spec(x, NAMES) for x in arrays.values()]
+    arrays, mask = graphs.qkv(rng), masks.causal(2) & (Every(2) | Closed())
+    specs = [graphs.spec(x, NAMES) for x in arrays.values()]
     model = export_attention(*specs, mask, runtime=runtime, opset=opset)
-    assert_close(run(model, arrays), library(arrays, ("output",), attn_mask=mask))
+    graphs.assert_close(graphs.run(model, arrays), graphs.library(arrays, ("output",), attn_mask=mask))
 
 
-@pytest.mark.parametrize("form", ["auto", "attention", *EVERY_CALL])
+@pytest.mark.parametrize("form", ["auto", "attention", *graphs.EVERY_CALL])
 def test_of_a_cache(form: str) -> None:
     """A position counts the keys before the first query, as in the library's own caches."""
     new, past = (TensorSpec("float32", ("B", 2, n, 8)) for n in ("L", "P"))
@@ -207,7 +201,7 @@ def test_of_a_cache(form: str) -> None:
     assert_right(model, attn_mask=mask)
 
 
-@pytest.mark.parametrize("form", ["auto", "attention", *EVERY_CALL])
+@pytest.mark.parametrize("form", ["auto", "attention", *graphs.EVERY_CALL])
 def test_in_a_layer(rng: np.random.Generator, form: str) -> None:
     """A mask of the layer may hold a value that the layer computes, and an array."""
 
@@ -219,7 +213,7 @@ def test_in_a_layer(rng: np.random.Generator, form: str) -> None:
 
     x, first = rng.standard_normal((3, 2, 5, 8), np.float32), np.asarray([0, 3, 7])
     specs = TensorSpec("float32", ("B", 2, "L", 8)), TensorSpec("int64", ("B",))
-    (output,) = run(to_onnx(layer, *specs, form=form), {"x": x, "first": first}).values()
+    (output,) = graphs.run(to_onnx(layer, *specs, form=form), {"x": x, "first": first}).values()
     np.testing.assert_allclose(output, layer(x, first), atol=3e-6)
 
 
@@ -246,7 +240,7 @@ def test_own_biases(rng: np.random.Generator, masked: bool) -> None:
     def rules(slopes: Any) -> dict[str, Any]:
         return {"bias": Nearness(slopes) + biases.alibi(4)} | ({"attn_mask": Every(2)} if masked else {})
 
-    check_forms(qkv(rng), rules, operands(rules, rng, *LONGER), names=NAMES)
+    graphs.check_forms(graphs.qkv(rng), rules, graphs.operands(rules, rng, *graphs.LONGER), names=NAMES)
 
 
 @pytest.mark.usefixtures("short_verify")
@@ -286,5 +280,5 @@ def test_a_length_in_a_formula_has_no_name_of_the_caller(rng: np.random.Generato
     query, key = (TensorSpec("float32", (1, 2, length, 8)) for length in ("L", "N_less_1"))
     model = export_attention(query, key, key, AsManyAs(TensorSpec("float32", ("N",))), form=form)
     q, k, v = (rng.standard_normal((1, 2, length, 8)).astype(np.float32) for length in (3, 9, 9))
-    results = run(model, {"query": q, "key": k, "value": v, "x": np.ones(5, np.float32)})
-    assert_close(results, {"output": scaled_dot_product_attention(q, k[:, :, :4], v[:, :, :4])})
+    results = graphs.run(model, {"query": q, "key": k, "value": v, "x": np.ones(5, np.float32)})
+    graphs.assert_close(results, {"output": scaled_dot_product_attention(q, k[:, :, :4], v[:, :, :4])})

@@ -57,22 +57,16 @@ SCORE_MODS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize(("queries", "keys"), [LONGER, SHORTER])
-@pytest.mark.parametrize("mask_mod", MASK_MODS.values(), ids=MASK_MODS)
-def test_masks(rng: np.random.Generator, mask_mod: Callable[..., Any], queries: int, keys: int) -> None:
-    value = masks.from_function(mask_mod)
-    names = {BATCH: "B", queries: "L", keys: "S"}
-    check_forms(qkv(rng, queries, keys), lambda: {"attn_mask": value}, {}, names=names)
+CALLS = {f"mask, {name}": {"attn_mask": masks.from_function(f)} for name, f in MASK_MODS.items()} | {
+    f"score, {name}": {"bias": biases.from_function(f)} for name, f in SCORE_MODS.items()
+}
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("queries", "keys"), [LONGER, SHORTER])
-@pytest.mark.parametrize("score_mod", SCORE_MODS.values(), ids=SCORE_MODS)
-def test_scores(rng: np.random.Generator, score_mod: Callable[..., Any], queries: int, keys: int) -> None:
-    value = biases.from_function(score_mod)
-    names = {BATCH: "B", queries: "L", keys: "S"}
-    check_forms(qkv(rng, queries, keys), lambda: {"bias": value}, {}, names=names)
+@pytest.mark.parametrize("rules", CALLS.values(), ids=CALLS)
+def test_functions(rng: np.random.Generator, rules: dict[str, Any], queries: int, keys: int) -> None:
+    check_forms(qkv(rng, queries, keys), lambda: rules, {}, names={BATCH: "B", queries: "L", keys: "S"})
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from browsers import MODULES, use_wasm, use_webgpu
 from internals import ModelFailedError, Runtime
+from short_runs import agreed
 
 from sdpa_xp import masks
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify, verify_layer
@@ -42,8 +43,7 @@ def exported(runtime: str, **said: Any) -> onnx.ModelProto:
 @pytest.mark.parametrize("form", ["attention", "tiled"])
 def test_wasm(form: str) -> None:
     mask = {"attn_mask": masks.sliding_window(3, 0)} if form == "tiled" else {}
-    report = verify(exported("1.31;wasm", form=form, **mask), provider="wasm", seed=0)
-    assert report.agrees, report
+    report = agreed(verify(exported("1.31;wasm", form=form, **mask), provider="wasm", seed=0))
     assert report.onnxruntime == json.loads((MODULES / "onnxruntime-web/package.json").read_text())["version"]
     assert {placed.provider for placed in report.placements} == {"wasm"}
     assert report.fell_back == ()
@@ -80,8 +80,9 @@ def test_a_layer_on_wasm() -> None:
         return xp.concat([past, x], axis=0), xp.astype(x, "int64"), ~keeps
 
     specs = TensorSpec("float16", ("L", 3)), TensorSpec("float16", ("P", 3)), TensorSpec("bool", ("L",))
-    report = verify_layer(to_onnx(layer, *specs, runtime="onnxruntime>=1.28;wasm"), layer, provider="wasm")
-    assert report.agrees, report
+    report = agreed(
+        verify_layer(to_onnx(layer, *specs, runtime="onnxruntime>=1.28;wasm"), layer, provider="wasm")
+    )
     assert any("P=0" in run.inputs for run in report.runs)
 
 
@@ -89,8 +90,7 @@ def test_a_layer_on_wasm() -> None:
 def test_webgpu() -> None:
     """Softmax there gives 0 for a row with a NaN, so that a graph for the CPU is wrong."""
     said: dict[str, Any] = {"form": "primitive", "is_causal": True}
-    report = verify(exported("1.28;webgpu", **said), provider="webgpu", seed=0)
-    assert report.agrees, report
+    report = agreed(verify(exported("1.28;webgpu", **said), provider="webgpu", seed=0))
     assert {placed.provider for placed in report.placements} == {WEBGPU}
     assert [note for note in report.notes if "computed WebGPU on a software adapter" in note] == [*report.notes]
     report = verify(exported("1.28;cpu", **said), provider=WEBGPU, seed=0)
@@ -148,5 +148,7 @@ def test_node_without_the_package_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_other_providers_are_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match="It may be cpu, cuda, wasm, webgpu"):
         verify(exported("1.28;web"), provider=cast(Any, "gpu"))
+    with pytest.raises(ValueError, match="It may be cpu, cuda, wasm, webgpu"):
+        verify(exported("1.28;web"), provider=cast(Any, ["cpu"]))
     with pytest.raises(ValueError, match="The nearest is 'wasm'"):
         verify(exported("1.28;web"), provider=cast(Any, "wsm"))

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
-from command import refused, run
+from command import printed, refused
 from internals import CPU, CUDA, engine, metadata_of, open_session, providers
-from short_runs import run_each_model_once
+from short_runs import agreed, run_each_model_once
 
 from sdpa_xp.layers import SingleHeadAttention
 from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
@@ -73,8 +73,7 @@ def wheel(monkeypatch: pytest.MonkeyPatch) -> Wheel:
 
 def test_every_session_on_cuda_is_without_tf32(wheel: Wheel, monkeypatch: pytest.MonkeyPatch) -> None:
     run_each_model_once(monkeypatch)
-    report = verify(export_attention(QKV, QKV, QKV), provider="cuda")
-    assert report.agrees
+    report = agreed(verify(export_attention(QKV, QKV, QKV), provider="cuda"))
     assert {run.provider for run in report.runs} == {CUDA}
     open_session(export_attention(QKV, QKV, QKV, form="primitive"), CUDA)
     assert len(wheel.requests) > 2
@@ -162,23 +161,19 @@ def _providers() -> object:
 
 @pytest.mark.usefixtures("no_gpu")
 @pytest.mark.parametrize("ask", [_verify, _providers])
-def test_cuda_that_was_asked_for_is_no_fallback(
-    ask: Callable[[], object], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_cuda_that_was_asked_for_stays(ask: Callable[[], object], capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match='Pass `provider="cpu"`'):
         ask()
     _nothing_written(capfd)
 
 
 @pytest.mark.usefixtures("no_gpu")
-def test_the_command_on_a_machine_without_a_gpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_on_a_machine_without_a_gpu(tmp_path: Path) -> None:
     path = save(export_attention(QKV, QKV, QKV), tmp_path / "model.onnx")
-    code, out, err = run(capsys, "verify", path)
-    assert (code, err) == (0, "")
+    out = printed("verify", path)
     assert f"onnxruntime offers {CUDA}, but could not start it" in out
     assert "math mode" not in out  # a CPU has no other
     for flag in ("--provider", "--require-provider"):
-        assert f'Pass `{flag}="cpu"` to run on the CPU.' in refused(capsys, "verify", path, flag, "cuda")
-    code, out, err = run(capsys, "backends")
-    assert (code, err) == (0, "")
+        assert f'Pass `{flag}="cpu"` to run on the CPU.' in refused("verify", path, flag, "cuda")
+    out = printed("backends")
     assert CUDA not in out

@@ -8,9 +8,10 @@ from typing import Any
 
 import onnx
 import pytest
-from command import run
+from command import printed, run
 from feature_calls import features
 from internals import override
+from short_runs import agreed
 
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
@@ -34,8 +35,7 @@ CALLS = [
 @pytest.mark.parametrize(("name", "dtype"), CALLS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_graph_for_the_engine_is_right_there(engine: str, name: str, dtype: str) -> None:
-    report = verify(export_call(features(dtype)[name], runtime=RUNTIMES[engine]), engine=engine)
-    assert report.agrees, str(report)
+    report = agreed(verify(export_call(features(dtype)[name], runtime=RUNTIMES[engine]), engine=engine))
     assert not report.notes
 
 
@@ -43,8 +43,7 @@ def test_a_graph_for_the_engine_is_right_there(engine: str, name: str, dtype: st
 def test_the_report_names_the_engine(engine: str) -> None:
     """In a process of its own, as a user has it."""
     model = export_attention(X, X, X, is_causal=True, runtime=RUNTIMES[engine])
-    report = verify(model, engine=engine, seed=0)
-    assert report.agrees
+    report = agreed(verify(model, engine=engine, seed=0))
     name = {"reference": f"ONNX's reference evaluator {onnx.__version__}", "openvino": "OpenVINO 2026."}[engine]
     assert report.engine.startswith(name)
     assert f"runs on {name}" in " ".join(str(report).split())
@@ -78,8 +77,7 @@ def test_a_layer(engine: str) -> None:
     def layer(x: Any) -> Any:
         return scaled_dot_product_attention(x * 2, x, x, is_causal=True)
 
-    report = verify_layer(to_onnx(layer, X, runtime=RUNTIMES[engine]), layer, engine=engine)
-    assert report.agrees, str(report)
+    agreed(verify_layer(to_onnx(layer, X, runtime=RUNTIMES[engine]), layer, engine=engine))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -90,12 +88,6 @@ def test_a_form_that_the_engine_cannot_read_is_one_line(engine: str) -> None:
         verify(model, engine=engine)
     assert "\n" not in str(caught.value)
     assert "the file is for onnxruntime>=1.28;cpu, and not for" in str(caught.value)
-
-
-@pytest.mark.usefixtures("short_verify")
-def test_the_cpu_by_its_full_name() -> None:
-    model = export_attention(X, X, X, runtime="onnx")
-    assert verify(model, engine="reference", provider="CPUExecutionProvider").agrees
 
 
 @pytest.mark.usefixtures("short_verify")
@@ -141,10 +133,9 @@ def test_small_integers_in_openvino(dtype: str) -> None:
         return *ends, x // 2, x % 3, xp.sum(x, axis=-1), xp.cumulative_sum(x, axis=-1)
 
     model = to_onnx(layer, TensorSpec(dtype, ("B", "L")), runtime=RUNTIMES["openvino"])
-    report = verify_layer(
-        model, layer, engine="openvino", draw={"x": lambda rng, shape: rng.integers(0, 9, shape)}
+    agreed(
+        verify_layer(model, layer, engine="openvino", draw={"x": lambda rng, shape: rng.integers(0, 9, shape)})
     )
-    assert report.agrees, str(report)
 
 
 @pytest.mark.needs("openvino")
@@ -153,17 +144,15 @@ def test_integers_beyond_32_bits_are_left_out() -> None:
     def layer(x: Any) -> Any:
         return x * 2 + 1
 
-    report = verify_layer(to_onnx(layer, IDS, runtime=RUNTIMES["openvino"]), layer, engine="openvino")
-    assert report.agrees, str(report)
+    report = agreed(verify_layer(to_onnx(layer, IDS, runtime=RUNTIMES["openvino"]), layer, engine="openvino"))
     assert "large integers in x: OpenVINO computes integers in 32 bits" in report.left_out
 
 
-def test_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_command(tmp_path: Path) -> None:
     path = save(export_attention(X, X, X, runtime="onnx"), tmp_path / "a.onnx")
-    code, out, _ = run(capsys, "verify", path, "--engine", "reference", "--require-runtime")
-    assert code == 0
+    out = printed("verify", path, "--engine", "reference", "--require-runtime")
     assert f"runs on ONNX's reference evaluator {onnx.__version__}\n" in out
     other = save(export_attention(X, X, X, form="primitive"), tmp_path / "b.onnx")
-    code, out, _ = run(capsys, "verify", other, "--engine", "reference", "--require-runtime")
+    code, out, _ = run("verify", other, "--engine", "reference", "--require-runtime")
     assert code == 1
     assert "FAILS: the file is for onnxruntime>=1.28;cpu, and not for ONNX's reference evaluator" in out

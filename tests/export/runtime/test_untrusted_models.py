@@ -134,13 +134,13 @@ def test_the_start_of_the_process_does_not_count(monkeypatch: pytest.MonkeyPatch
     assert verify(export_attention(qkv, qkv, qkv), timeout=1.9).agrees
 
 
-def test_no_flag_has_what_the_file_states(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_no_flag_has_what_the_file_states(tmp_path: Path) -> None:
     spec = "float32[B,4,L,8]"
     model = save(hostile.restated(hostile.honest(), query=spec), tmp_path / "other.onnx")
-    assert f", call=query: {spec}" in refused(capsys, "verify", model)
+    assert f", call=query: {spec}" in refused("verify", model)
     call = tmp_path / "call.toml"
     call.write_text("".join(f"{name} = '{spec}'\n" for name in ("query", "key")))
-    assert f", --call=query: {spec}" in refused(capsys, "verify", model, "--call", call)
+    assert f", --call=query: {spec}" in refused("verify", model, "--call", call)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the shell of Windows closes no streams")
@@ -283,16 +283,16 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_limits_of_the_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_limits_of_the_command(tmp_path: Path) -> None:
     loop = save(hostile.endless_loop(), tmp_path / "loop.onnx")
-    code, out, err = run(capsys, "verify", loop, "--timeout", "0.5")
+    code, out, err = run("verify", loop, "--timeout", "0.5")
     assert (code, out) == (1, "")
     assert err.startswith(
         "sdpa-xp: verify: onnxruntime must run `model` within the limit of time; got --timeout=0.5"
     )
     assert "pass a larger `--timeout`" in err
     large = save(hostile.large("Expand", ["sum", count(2.5e8)]), tmp_path / "large.onnx")
-    code, _, err = run(capsys, "verify", large, "--memory", "200MB")
+    code, _, err = run("verify", large, "--memory", "200MB")
     assert code == 1
     assert "within the limit of memory; got --memory=200000000. " in err
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx
 import pytest
-from command import run
+from command import printed, run
 from internals import NEWEST_TRIED, newer_note, nodes_of_profile
 
 from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
@@ -35,44 +35,40 @@ def break_model(path: Path) -> None:
     onnx.save(broken, path)
 
 
-def test_the_first_line_names_the_release(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_line_names_the_release(model: Path) -> None:
     import onnxruntime
 
     report = verify(model)
     assert f"runs on onnxruntime {onnxruntime.__version__} (" in str(report)
     assert report.notes == ()
-    first = run(capsys, "verify", model)[1].splitlines()[0]
+    first = run("verify", model)[1].splitlines()[0]
     assert first.endswith(f"on onnxruntime {onnxruntime.__version__}")
 
 
 @pytest.mark.usefixtures("older")
-def test_an_older_release(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_older_release(model: Path) -> None:
     report = verify(model)
     assert report.notes == (OLDER,)
     assert OLDER in " ".join(str(report).split())
     assert OLDER.replace(">", "&gt;").replace("'", "&#x27;") in report._repr_html_()
     page = model.with_name("r.html")
-    code, out, _ = run(capsys, "verify", model, "--html", page)
-    assert code == 0
+    out = printed("verify", model, "--html", page)
     assert OLDER in out.splitlines()
     assert OLDER.replace(">", "&gt;").replace("'", "&#x27;") in page.read_text()
-    assert json.loads(run(capsys, "verify", model, "--json")[1])["notes"] == [OLDER]
+    assert json.loads(run("verify", model, "--json")[1])["notes"] == [OLDER]
     layer = to_onnx(lambda x: x * 2, QKV)
     assert verify_layer(layer, lambda x: x * 2).notes == (OLDER,)
 
 
-def test_a_release_that_was_not_tried(
-    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_release_that_was_not_tried(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxruntime.__version__", "1.40.0")
     assert verify(model).notes == (NEWER,)
-    code, out, _ = run(capsys, "verify", model, "--require-runtime")
-    assert code == 0
+    out = printed("verify", model, "--require-runtime")
     assert NEWER in out.splitlines()
     layer = to_onnx(lambda x: x * 2, QKV)
     assert verify_layer(layer, lambda x: x * 2).notes == (NEWER,)
     break_model(model)
-    assert NEWER in run(capsys, "verify", model)[2]
+    assert NEWER in run("verify", model)[2]
 
 
 def test_which_releases_are_newer() -> None:
@@ -95,19 +91,17 @@ def test_a_report_is_printed_in_lines(model: Path) -> None:
     assert max(map(len, layer)) <= 76
 
 
-def test_a_release_that_is_required(
-    model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_release_that_is_required(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The results agree, and the command fails, since the file is not for this release."""
-    assert run(capsys, "verify", model, "--require-runtime")[0] == 0
+    assert run("verify", model, "--require-runtime")[0] == 0
     monkeypatch.setattr("onnxruntime.__version__", "1.23.2")
     failure = OLDER.partition(": ")[0]
-    code, out, _ = run(capsys, "verify", model, "--require-runtime")
+    code, out, _ = run("verify", model, "--require-runtime")
     assert code == 1
     assert {OLDER, f"FAILS: {failure}"} <= {*out.splitlines()}
     assert ": agrees in" in out
     page = model.with_name("r.html")
-    code, out, _ = run(capsys, "verify", model, "--require-runtime", "--json", "--html", page)
+    code, out, _ = run("verify", model, "--require-runtime", "--json", "--html", page)
     facts = json.loads(out)
     assert (code, facts["failures"], facts["agrees"], facts["holds"]) == (1, [failure], True, False)
     assert facts["runtime"] == "onnxruntime>=1.28;cpu"
@@ -115,9 +109,7 @@ def test_a_release_that_is_required(
 
 
 @pytest.mark.parametrize("stated", [None, "onnxruntime"])
-def test_a_file_that_is_for_no_release(
-    model: Path, capsys: pytest.CaptureFixture[str], stated: str | None
-) -> None:
+def test_a_file_that_is_for_no_release(model: Path, stated: str | None) -> None:
     loaded = onnx.load(model)
     (entry,) = (entry for entry in loaded.metadata_props if entry.key.startswith("sdpa_xp.runtime."))
     entry.value = str(stated)
@@ -125,7 +117,7 @@ def test_a_file_that_is_for_no_release(
         loaded.metadata_props.remove(entry)
     onnx.save(loaded, model)
     assert verify(model).runtime == ""
-    code, out, _ = run(capsys, "verify", model, "--require-runtime")
+    code, out, _ = run("verify", model, "--require-runtime")
     assert code == 1
     assert "FAILS: the file does not state the runtime that it is for" in out
 
@@ -133,12 +125,19 @@ def test_a_file_that_is_for_no_release(
 @pytest.mark.parametrize("escaped", [False, True])
 @pytest.mark.parametrize("name", ["a", "", 'a "b\\', "\x1b\n", '","args" :', "é"])
 def test_the_names_of_nodes_in_a_profile(name: str, escaped: bool) -> None:
-    """onnxruntime before 1.31 writes them as they are."""
+    """onnxruntime before 1.31 writes them as they are. Each node is named once, by its kernel."""
     written = json.dumps(name, ensure_ascii=False)[1:-1] if escaped else name
     event = '{{"cat" : "{}","name" :"{}","args" : {}}}'.format
-    args = '{"op_name" : "Cast","provider" : "CPU"}'
-    events = ["{}", event("Session", "start", "{}"), event("Node", f"{written}_kernel_time", args)]
-    assert nodes_of_profile("[\n" + ",\n".join(events) + "]\n") == [(name, "Cast", "CPU")]
+    run_on = '{{"op_name" : "Cast","provider" : "{}"}}'.format
+    events = [
+        "{}",
+        event("Session", "start", run_on("none")),
+        event("Node", "a_fence_before", '{"op_name" : "Cast"}'),
+    ]
+    events += [event("Node", f"{written}_kernel_time", run_on("CPU"))] * 2
+    events += [event("Node", "b_kernel_time", run_on("CUDA"))]
+    expected = [(name, "Cast", "CPU"), ("b", "Cast", "CUDA")]
+    assert nodes_of_profile("[\n" + ",\n".join(events) + "]\n") == expected
 
 
 def test_a_file_for_another_provider() -> None:
@@ -158,17 +157,17 @@ def test_a_file_for_another_provider() -> None:
         assert verify(model, provider="cpu").notes == ()
 
 
-def test_a_model_that_does_not_run_exits_1(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_does_not_run_exits_1(model: Path) -> None:
     break_model(model)
-    code, out, err = run(capsys, "verify", model)
+    code, out, err = run("verify", model)
     assert (code, out) == (1, "")
     assert err.startswith("sdpa-xp: verify: onnxruntime must load `model`")
     assert "older" not in err
 
 
 @pytest.mark.usefixtures("older")
-def test_the_error_names_the_older_release(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_names_the_older_release(model: Path) -> None:
     break_model(model)
-    code, _, err = run(capsys, "verify", model)
+    code, _, err = run("verify", model)
     assert code == 1
     assert OLDER in err

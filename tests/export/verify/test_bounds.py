@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from calls import draw
@@ -44,58 +47,42 @@ WHOLE = 2 * OFF / 8 + 4 * EPS
 """The whole bound of a run whose largest value is 1, if the textbook formula is off by `OFF` beside an 8."""
 
 
-@pytest.mark.parametrize(("error", "agrees"), [(0.98 * SHARP, True), (1.02 * SHARP, False)])
-def test_a_small_element_is_held_by_its_magnitude(error: float, agrees: bool) -> None:
-    """The whole bound would allow a large part of the largest value."""
-    run = compared([0, error], [1000, 1], [4, 1])
-    assert within(run) is agrees
+Share = Callable[[float], Compared]
+BOUNDS: dict[str, tuple[Share, tuple[str, ...]]] = {
+    # The whole bound would allow a large part of the largest value, ...
+    "a small element": (lambda share: compared([0, share * SHARP], [1000, 1], [4, 1]), ()),
+    # ... and the sharp bound half of the value.
+    "an element of large magnitude": (lambda share: beside(share * WHOLE * 8), ()),
+    "below it": (lambda share: beside(-share * WHOLE * 8), ()),
+    "a mean, by the sizes of its terms": (
+        lambda share: beside(share * (2 * OFF + 4 * EPS * 16), terms=[16, 16]), ()
+    ),
+    # Where a sum is rounded often, an error of the textbook formula says less, and one of the model too.
+    "a sum": (lambda share: beside(share * (2 * OFF / 8 + 4 * EPS) * 32, spread=[0, 24]), ()),
+    "a sum of the textbook": (lambda share: beside(share * (2 * OFF / 32 + 4 * EPS) * 8, spread=[24, 0]), ()),
+    "large scores": (lambda share: beside(share * (2 * OFF + 4 * 100 * EPS * 8), size=100.0), ()),
+    # A half dtype may round once more: by the value itself if it is held sharply, and else by the largest.
+    "half": (lambda share: compared([0, share * (SHARP + HALF * 0.5)], [8, 0.5], [4, 1]), ("float16",)),
+    "half, of large magnitude": (
+        lambda share: compared([0, share * (WHOLE + HALF) * 8], [8, 0.5], [4, 2.0**20]), ("float16",)
+    ),
+    "computed in half": (
+        lambda share: compared([0, share * 4 * HALF], [8, 1], [4, 1], textbook=0.0), ("float16", "float16")
+    ),
+}  # fmt: skip
+"""A run that is off by a share of its bound, and its dtypes."""
 
 
-@pytest.mark.parametrize("sign", [-1, 1])
-@pytest.mark.parametrize(("share", "agrees"), [(0.98, True), (1.02, False)])
-def test_an_element_of_large_magnitude_is_held_by_the_largest(sign: int, share: float, agrees: bool) -> None:
-    """The sharp bound would allow half of the value."""
-    run = compared([0, sign * share * WHOLE * 8], [8, 1], [4, 2.0**20])
-    assert within(run) is agrees
+def beside(error: float, **more: Any) -> Compared:
+    """An element of large magnitude beside an 8."""
+    return compared([0, error], [8, 1], [4, 2.0**20], **more)
 
 
-@pytest.mark.parametrize(("share", "agrees"), [(0.98, True), (1.02, False)])
-def test_a_mean_is_held_by_the_sizes_of_its_terms(share: float, agrees: bool) -> None:
-    bound = 2 * OFF + 4 * EPS * 16
-    run = compared([0, share * bound], [8, 1], [4, 2.0**20], terms=[16, 16])
-    assert within(run) is agrees
-
-
-@pytest.mark.parametrize(("share", "agrees"), [(0.98, True), (1.02, False)])
-@pytest.mark.parametrize("spread", [[0, 24], [24, 0]], ids=["of the result", "of the textbook"])
-def test_errors_of_sums_count_by_their_spread(spread: list[float], share: float, agrees: bool) -> None:
-    """Where a sum is rounded often, an error of the textbook formula says less, and one of the model too."""
-    of_textbook, of_result = (8 + one for one in spread)
-    bound = (2 * OFF / of_textbook + 4 * EPS) * of_result
-    run = compared([0, share * bound], [8, 1], [4, 2.0**20], spread=spread)
-    assert within(run) is agrees
-
-
-@pytest.mark.parametrize(("share", "agrees"), [(0.98, True), (1.02, False)])
-def test_roundings_grow_with_the_scores(share: float, agrees: bool) -> None:
-    bound = 2 * OFF + 4 * 100 * EPS * 8
-    run = compared([0, share * bound], [8, 1], [4, 2.0**20], size=100.0)
-    assert within(run) is agrees
-
-
-@pytest.mark.parametrize(("share", "agrees"), [(0.98, True), (1.02, False)])
-@pytest.mark.parametrize("magnitude", [1, 2.0**20])
-def test_a_half_dtype_may_round_once_more(magnitude: float, share: float, agrees: bool) -> None:
-    """By the value itself if it is held sharply, and else by the largest."""
-    sharp, whole = SHARP + HALF * 0.5, (WHOLE + HALF) * 8
-    run = compared([0, share * (sharp if magnitude == 1 else whole)], [8, 0.5], [4, magnitude])
-    assert within(run, "float16") is agrees
-
-
-@pytest.mark.parametrize(("share", "agrees"), [(0.98, True), (1.02, False)])
-def test_a_half_dtype_that_is_computed_in_rounds_no_more(share: float, agrees: bool) -> None:
-    run = compared([0, share * 4 * HALF], [8, 1], [4, 1], textbook=0.0)
-    assert within(run, "float16", "float16") is agrees
+@pytest.mark.parametrize("name", BOUNDS)
+def test_what_is_within_a_bound_agrees(name: str) -> None:
+    run, dtypes = BOUNDS[name]
+    assert within(run(0.98), *dtypes)
+    assert not within(run(1.02), *dtypes)
 
 
 def test_the_worst_textbook_of_all_runs_sets_the_sharp_bound() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command import run
+from command import printed, run
 from internals import checked_call, left_out, override, trial_settings
+from short_runs import agreed
 
 from sdpa_xp import biases, masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, save, to_onnx, verify, verify_layer
@@ -90,9 +91,7 @@ def test_a_large_batch_and_a_block() -> None:
     )
 
 
-def test_the_report_the_command_and_the_page(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_the_command_and_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     override(monkeypatch, "DEFAULT_NUMBERS", 2**12)
     qkv = TensorSpec("float32", (1, 2, "L", 8))
     model = save(
@@ -104,12 +103,11 @@ def test_the_report_the_command_and_the_page(
     assert report.left_out == (line,)
     assert " ".join(str(report).split()).endswith(f"; not tried: {line}")
     page = tmp_path / "r.html"
-    code, out, _ = run(capsys, "verify", model, "--html", page)
-    assert code == 0
+    out = printed("verify", model, "--html", page)
     with_flag = line.replace("`thorough=True`", "`--thorough`")
     assert f"not tried: {with_flag}\n" in out
     assert f"<dt>not tried</dt><dd>{with_flag}</dd>" in page.read_text()
-    assert json.loads(run(capsys, "verify", model, "--json")[1])["left_out"] == [with_flag]
+    assert json.loads(run("verify", model, "--json")[1])["left_out"] == [with_flag]
 
 
 def attending(x: Any) -> Any:
@@ -125,8 +123,7 @@ def test_lengths_that_a_layer_refuses() -> None:
             raise IndexError("too long\nby far")
         return attending(x)
 
-    report = verify_layer(to_onnx(short, X), short)
-    assert report.agrees
+    report = agreed(verify_layer(to_onnx(short, X), short))
     assert report.left_out == tuple(f"L={n}: IndexError: too long" for n in (8, 9, 33, 130, 128, 129, 389))
     assert " ".join(str(report).split()).endswith("L=33: IndexError: too long; and 4 more")
     assert verify_layer(to_onnx(attending, X), attending).left_out == ()

@@ -12,23 +12,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import array_api_compat.numpy as numpy_namespace
+import internals
 import numpy as np
 import pytest
-from internals import (
-    Case,
-    Compared,
-    ExportCall,
-    checked_call,
-    expected_rows,
-    judge,
-    judge_rows,
-    judge_together,
-    override,
-    random_inputs,
-    reference,
-    reference_inputs,
-    with_extremes,
-)
 from numpy.typing import NDArray
 
 from sdpa_xp import scaled_dot_product_attention
@@ -61,7 +47,7 @@ def product(first: NDArray[Any], second: NDArray[Any], block: int) -> NDArray[An
 
 def in_blocks(monkeypatch: pytest.MonkeyPatch, block: int) -> Any:
     """The namespace of the textbook formula whose sums are in blocks."""
-    override(monkeypatch, "product", lambda _xp, first, second: product(first, second, block))
+    internals.override(monkeypatch, "product", lambda _xp, first, second: product(first, second, block))
 
     def sum_(x: NDArray[Any], axis: int, keepdims: bool = False) -> NDArray[Any]:
         total = summed(x, axis, block)
@@ -84,22 +70,27 @@ CALLS = {
     "statistics": ("float32", ("entropy", "row_max")),
 }
 SETTINGS = [
-    *(Case({"L": queries, "S": keys}) for queries, keys in ((1, 1), (1, 5), (1, 2053), (5, 300), (64, 1024))),
-    *(Case({"L": 9, "S": 130}, size) for size in (100.0, 1000.0)),
-    *(Case({"L": 9, "S": 600}, extreme=extreme) for extreme in ("one high score", "low scores")),
+    *(
+        internals.Case({"L": queries, "S": keys})
+        for queries, keys in ((1, 1), (1, 5), (1, 2053), (5, 300), (64, 1024))
+    ),
+    *(internals.Case({"L": 9, "S": 130}, size) for size in (100.0, 1000.0)),
+    *(internals.Case({"L": 9, "S": 600}, extreme=extreme) for extreme in ("one high score", "low scores")),
 ]
 
 
-def shares(monkeypatch: pytest.MonkeyPatch, call: ExportCall, seed: int, times: float = 1.0) -> Iterator[float]:
+def shares(
+    monkeypatch: pytest.MonkeyPatch, call: internals.ExportCall, seed: int, times: float = 1.0
+) -> Iterator[float]:
     """How much of its bound each right result needs, or one that is off by so many times the bound."""
     dtype = call.accumulation_dtype
     rng = np.random.default_rng(seed)
     drawn = []
     for setting in SETTINGS:
-        arrays = random_inputs(call, setting.lengths, rng, setting.size)
-        arrays = with_extremes(call, arrays, setting.extreme, rng) if setting.extreme else arrays
-        arguments = reference_inputs(call, arrays)
-        drawn.append((setting, arguments, expected_rows(call, arguments, dtype)))
+        arrays = internals.random_inputs(call, setting.lengths, rng, setting.size)
+        arrays = internals.with_extremes(call, arrays, setting.extreme, rng) if setting.extreme else arrays
+        arguments = internals.reference_inputs(call, arrays)
+        drawn.append((setting, arguments, internals.expected_rows(call, arguments, dtype)))
     for block in BLOCKS:
         with monkeypatch.context() as patch:
             xp = in_blocks(patch, block)
@@ -107,19 +98,19 @@ def shares(monkeypatch: pytest.MonkeyPatch, call: ExportCall, seed: int, times: 
             for setting, arguments, expected in drawn:
                 tokens = {name: arguments[name].astype(dtype) for name in ("query", "key", "value")}
                 with np.errstate(all="ignore"):
-                    stages = reference.stages(xp, **permuted(arguments | tokens, rng))
+                    stages = internals.reference.stages(xp, **permuted(arguments | tokens, rng))
                 results.append((setting, stages, expected))
         for name in call.outputs:
             kind = dtype if name != "output" else call.query.dtype
             runs = [
-                Compared(stages[name].astype(kind), expected[name], setting.size, setting.extreme)
+                internals.Compared(stages[name].astype(kind), expected[name], setting.size, setting.extreme)
                 for setting, stages, expected in results
             ]
-            agreements = judge_rows(runs, kind, dtype)
+            agreements = internals.judge_rows(runs, kind, dtype)
             if times != 1:
                 for run, agreement in zip(runs, agreements, strict=True):
                     run.result[agreement.index] += times * agreement.bound
-                agreements = judge_rows(runs, kind, dtype)
+                agreements = internals.judge_rows(runs, kind, dtype)
             yield from (agreement.share for agreement in agreements)
 
 
@@ -127,7 +118,7 @@ def shares(monkeypatch: pytest.MonkeyPatch, call: ExportCall, seed: int, times: 
 def test_another_order_agrees_and_a_fault_does_not(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     dtype, outputs = CALLS[name]
     query, key = TensorSpec(dtype, (2, "L", 16)), TensorSpec(dtype, (2, "S", 16))
-    call = checked_call("test", query, key, key, outputs=outputs)
+    call = internals.checked_call("test", query, key, key, outputs=outputs)
     for seed in range(4):
         assert max(shares(monkeypatch, call, seed)) < FAR
     assert min(shares(monkeypatch, call, 0, 4.0)) > 1
@@ -139,14 +130,14 @@ def test_one_row_of_many_keys(monkeypatch: pytest.MonkeyPatch, keys: int) -> Non
     rng, worst = np.random.default_rng(0), 0.0
     for seed in range(100):
         q, k, v = (rng.standard_normal(shape).astype(F) for shape in ((1, 16), (keys, 16), (keys, 2)))
-        expected, _, weights = reference.attention(q, k, v)
-        plain, terms = reference.textbook(np, q, k, v), float(np.max(weights @ np.abs(v)))
+        expected, _, weights = internals.reference.attention(q, k, v)
+        plain, terms = internals.reference.textbook(np, q, k, v), float(np.max(weights @ np.abs(v)))
         call = permuted({"query": q, "key": k, "value": v}, rng)
         with monkeypatch.context() as patch:
-            result = reference.textbook(in_blocks(patch, BLOCKS[seed % 4]), **call)
-        worst = max(worst, judge(result, expected, plain, "float32", terms).share)
-        result[0, 0] += 4 * judge(result, expected, plain, "float32", terms).bound
-        assert not judge(result, expected, plain, "float32", terms).agrees
+            result = internals.reference.textbook(in_blocks(patch, BLOCKS[seed % 4]), **call)
+        worst = max(worst, internals.judge(result, expected, plain, "float32", terms).share)
+        result[0, 0] += 4 * internals.judge(result, expected, plain, "float32", terms).bound
+        assert not internals.judge(result, expected, plain, "float32", terms).agrees
     assert worst < FAR
 
 
@@ -159,19 +150,19 @@ def test_equal_terms_drift(count: int) -> None:
         lucky = exact.astype(F)
         for block in BLOCKS:
             result = summed(np.full((1, count), number), -1, block)
-            (agreement,) = judge_together([(result, exact, lucky)], "float32", sums=[count])
+            (agreement,) = internals.judge_together([(result, exact, lucky)], "float32", sums=[count])
             worst = max(worst, agreement.share)
             result += F(4 * agreement.bound)
-            assert not judge_together([(result, exact, lucky)], "float32", sums=[count])[0].agrees
+            assert not internals.judge_together([(result, exact, lucky)], "float32", sums=[count])[0].agrees
     assert 0.5 < worst < 1
 
 
 def test_the_number_of_terms_concerns_its_run_alone() -> None:
     exact = np.ones(1)
     off = exact + 10 * 2.0**-23
-    short, long = judge_together([(off, exact, exact)] * 2, "float32", sums=[1, 100])
+    short, long = internals.judge_together([(off, exact, exact)] * 2, "float32", sums=[1, 100])
     assert (short.agrees, long.agrees) == (False, True)
-    (half,) = judge_together([(exact + 0.01, exact, exact)], "float16", sums=[1000])
+    (half,) = internals.judge_together([(exact + 0.01, exact, exact)], "float16", sums=[1000])
     assert half.bound < 0.005  # half dtypes are summed in float32
 
 

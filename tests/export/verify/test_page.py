@@ -122,9 +122,7 @@ def test_tables_can_be_read_aloud(report: Report) -> None:
 
 def test_says_what_the_report_says(report: Report) -> None:
     parsed = Parsed(page(report, "a.onnx"))
-    facts = dict(
-        zip((text for _, text in parsed.all("dt")), (text for _, text in parsed.all("dd")), strict=True)
-    )
+    facts = dict(zip((x for _, x in parsed.all("dt")), (x for _, x in parsed.all("dd")), strict=True))
     assert facts["query"] == "float32[3,2,5,16]"
     assert facts["attn_mask"] == "causal(offset='lower_right')"
     assert facts["outputs"] == "output, lse"

@@ -81,9 +81,7 @@ def test_calls_with_a_cache(
     arrays, past = qkv(rng, queries, queries, heads=heads), qkv(rng, queries, before, heads=heads)
     past = {f"past_{name}": past[name] for name in ("key", "value")}
     arguments = drawn(parts, rng, queries, before + queries, "float32")
-    arguments |= {
-        name: np.minimum(x, before + queries) for name, x in arguments.items() if name.startswith("key_l")
-    }
+    arguments |= {n: np.minimum(x, before + queries) for n, x in arguments.items() if n.startswith("key_l")}
     rules = as_rules(parts)
     rules_given = rules(**{name: spec(x, {}) for name, x in arguments.items()})
     specs = {name: spec(x, {}) for name, x in (arrays | past).items()}

@@ -60,7 +60,7 @@ def test_a_past_and_a_batch_are_drawn_too_and_fixed_lengths_are_not() -> None:
 
 
 def test_a_fault_at_one_length_is_found_by_some_seeds_and_the_seed_repeats_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     leave_out_long_runs(monkeypatch)
     override(monkeypatch, "LONGEST_TRIAL", 140)
@@ -75,15 +75,13 @@ def test_a_fault_at_one_length_is_found_by_some_seeds_and_the_seed_repeats_it(
     assert report.seed == seed
     assert f"seed={seed}" in str(report)
     assert f"<td>{seed}</td>" in report._repr_html_()
-    assert {one_run.inputs for one_run in verify(model, seed=report.seed).runs} == {
-        r.inputs for r in report.runs
-    }
+    assert {r.inputs for r in verify(model, seed=report.seed).runs} == {r.inputs for r in report.runs}
     path = save(model, tmp_path / "model.onnx")
-    code, out, _ = run(capsys, "verify", path, "--html", tmp_path / "report.html")
+    code, out, _ = run("verify", path, "--html", tmp_path / "report.html")
     assert code == 1
     assert f"seed: {seed} (--seed {seed} repeats these runs)" in out
     assert f"<dt>seed</dt><dd>{seed}</dd>" in (tmp_path / "report.html").read_text()
-    _, out, _ = run(capsys, "verify", path, "--json", "--seed", other)
+    _, out, _ = run("verify", path, "--json", "--seed", other)
     facts = json.loads(out)
     assert (facts["seed"], facts["agrees"]) == (other, True)
 

@@ -7,87 +7,52 @@ import math
 from typing import Any
 
 import array_api_compat.numpy as xp
+import internals
 import numpy as np
 import pytest
-import torch
-from internals import (
-    EPS,
-    LENGTHS,
-    ExpectedRows,
-    ExportCall,
-    expected_rows,
-    features,
-    judge,
-    random_inputs,
-    reference,
-    reference_inputs,
-    spreads,
-    stages,
-)
 
 
-def expected_output(call: ExportCall, inputs: dict[str, Any], computed_in: str) -> ExpectedRows:
-    return expected_rows(call, reference_inputs(call, inputs), computed_in)[call.outputs[0]]
+def expected_output(
+    call: internals.ExportCall, inputs: dict[str, Any], computed_in: str
+) -> internals.ExpectedRows:
+    return internals.expected_rows(call, internals.reference_inputs(call, inputs), computed_in)[call.outputs[0]]
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("mask", [None, "boolean", "floating"])
-def test_equals_torch_in_float64(rng: np.random.Generator, is_causal: bool, mask: str | None) -> None:
-    if is_causal and mask:
-        pytest.skip("torch takes one of the two")
-    q = rng.standard_normal((2, 4, 3, 8))
-    k, v = rng.standard_normal((2, 2, 5, 8)), rng.standard_normal((2, 2, 5, 6))
-    masks: dict[str | None, Any] = {
-        None: None,
-        "boolean": rng.random((2, 4, 3, 5)) < 0.6,
-        "floating": rng.standard_normal((3, 5)),
-    }
-    attn_mask = masks[mask]
-    expected = torch.nn.functional.scaled_dot_product_attention(
-        *(torch.asarray(x) for x in (q, k, v)),
-        attn_mask=None if attn_mask is None else torch.asarray(attn_mask),
-        is_causal=is_causal,
-        enable_gqa=True,
-    )
-    output, _, _ = reference.attention(q, k, v, attn_mask, is_causal=is_causal)
-    np.testing.assert_allclose(output, expected.numpy(), rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize("case", features("float64"))
+@pytest.mark.parametrize("case", internals.features("float64"))
 def test_the_textbook_formula_means_the_same(case: str) -> None:
     """In float64 the two differ by rounding alone: else the bound, twice their difference, would allow it."""
-    call = features("float64")[case].call
+    call = internals.features("float64")[case].call
     for seed in range(3):
-        inputs = random_inputs(call, LENGTHS, np.random.default_rng(seed))
+        inputs = internals.random_inputs(call, internals.LENGTHS, np.random.default_rng(seed))
         expected = expected_output(call, inputs, "float64")
         exact, rounded = expected.reference, expected.textbook
         np.testing.assert_allclose(rounded, exact, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-@pytest.mark.parametrize("case", features("float32"))
+@pytest.mark.parametrize("case", internals.features("float32"))
 def test_the_bound_is_a_matter_of_rounding(case: str, dtype: str) -> None:
     """No sample makes the textbook formula so bad that its bound would pass a wrong result."""
-    call = features(dtype)[case].call
-    inputs = random_inputs(call, LENGTHS, np.random.default_rng(0))
+    call = internals.features(dtype)[case].call
+    inputs = internals.random_inputs(call, internals.LENGTHS, np.random.default_rng(0))
     expected = expected_output(call, inputs, dtype)
     exact, rounded = expected.reference, expected.textbook
-    agreement = judge(rounded, exact, rounded, dtype)
-    assert agreement.bound < 64 * EPS[dtype] * np.max(np.abs(exact[np.isfinite(exact)]))
-    assert not judge(np.zeros_like(rounded), exact, rounded, dtype).agrees
+    agreement = internals.judge(rounded, exact, rounded, dtype)
+    assert agreement.bound < 64 * internals.EPS[dtype] * np.max(np.abs(exact[np.isfinite(exact)]))
+    assert not internals.judge(np.zeros_like(rounded), exact, rounded, dtype).agrees
 
 
 def test_by_hand() -> None:
     """Scores 0 and ln 3: weights 1/4 and 3/4; then capped at 1, biased by -1, masked."""
     q, k, v = np.asarray([[1.0]]), np.asarray([[0.0], [math.log(3)]]), np.asarray([[4.0], [8.0]])
-    output, lse, weights = reference.attention(q, k, v)
+    output, lse, weights = internals.reference.attention(q, k, v)
     assert weights[0] == pytest.approx([0.25, 0.75])
     assert output[0, 0] == pytest.approx(7)
     assert lse[0] == pytest.approx(math.log(4))
     capped = math.tanh(2 * math.log(3)) - 1
-    _, lse, _ = reference.attention(q, k, v, scale=2, softcap=1.0, bias=np.asarray([[0.0, -1.0]]))
+    _, lse, _ = internals.reference.attention(q, k, v, scale=2, softcap=1.0, bias=np.asarray([[0.0, -1.0]]))
     assert lse[0] == pytest.approx(math.log(1 + math.exp(capped)))
-    output, lse, weights = reference.attention(q, k, v, np.asarray([[False, False]]))
+    output, lse, weights = internals.reference.attention(q, k, v, np.asarray([[False, False]]))
     assert (output[0, 0], lse[0], weights.tolist()) == (0, -math.inf, [[0, 0]])
 
 
@@ -100,8 +65,8 @@ def test_axes(ranks: tuple[int, int, int]) -> None:
     rng = np.random.default_rng(4)
     query, key = rng.standard_normal(QUERIES[ranks[0]]), rng.standard_normal(KEYS[ranks[1]])
     value = rng.standard_normal((*KEYS[ranks[2]][:-1], 3))
-    output, lse, weights = reference.attention(query, key, value, is_causal=True)
-    result = stages(xp, query, key, value, is_causal=True)
+    output, lse, weights = internals.reference.attention(query, key, value, is_causal=True)
+    result = internals.stages(xp, query, key, value, is_causal=True)
     np.testing.assert_allclose(result["output"], output, rtol=0, atol=1e-14)
     np.testing.assert_allclose(np.broadcast_to(result["lse"], lse.shape), lse, rtol=0, atol=1e-14)
     np.testing.assert_allclose(np.broadcast_to(result["weights"], weights.shape), weights, rtol=0, atol=1e-14)
@@ -114,7 +79,7 @@ def test_the_spread_is_that_of_a_sum_in_order(first: float) -> None:
     weights[0] = first
     value = np.random.default_rng(0).standard_normal((2000, 400))
     exact = {"weights": weights[None], "output": weights[None] @ value}
-    spread = spreads(value, exact)["output"]
+    spread = internals.spreads(value, exact)["output"]
     in_order = np.cumsum((weights[:, None] * value).astype(np.float32), axis=0, dtype=np.float32)[-1]
-    error = np.sqrt(np.mean((in_order - exact["output"]) ** 2)) / EPS["float32"]
+    error = np.sqrt(np.mean((in_order - exact["output"]) ** 2)) / internals.EPS["float32"]
     assert 0.25 < error / np.sqrt(np.mean(spread**2)) < 1

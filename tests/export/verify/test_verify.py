@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
-import warnings
 import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import onnx
 import pytest
-from internals import Case, checked_call, judge, judge_outputs, nodes_of_profile, trials
+from internals import Case, checked_call, judge_outputs, trials
 from onnx import numpy_helper
-from short_runs import assert_right
+from short_runs import agreed, assert_right
 
 from sdpa_xp_export import TensorSpec, export_attention, verify
 from sdpa_xp_export.report import Agreement, Placement, Report
@@ -31,35 +28,10 @@ MASK = TensorSpec("bool", ("B", 1, "L", "L"))
 @pytest.mark.usefixtures("few_long_runs")
 def test_nodes_and_their_provider() -> None:
     report = verify(export_attention(QKV, QKV, QKV, is_causal=True, form="attention"))
-    assert [(placed.op, placed.provider) for placed in report.placements] == [
-        ("Attention", "CPUExecutionProvider")
-    ]
+    assert [(x.op, x.provider) for x in report.placements] == [("Attention", "CPUExecutionProvider")]
     assert report.nodes == "1 node, on CPUExecutionProvider"
     assert {"B=2 L=5", "B=7 L=19, large scores", "B=5 L=2, huge scores"} <= {run.inputs for run in report.runs}
     assert all(run.provider == "CPUExecutionProvider" and run.seconds > 0 for run in report.runs)
-
-
-@pytest.mark.usefixtures("short_verify")
-def test_from_a_file(tmp_path: Path) -> None:
-    onnx.save(export_attention(QKV, QKV, QKV), tmp_path / "a.onnx")
-    assert verify(tmp_path / "a.onnx").agrees
-    assert verify(str(tmp_path / "a.onnx")).agrees
-
-
-@pytest.mark.usefixtures("few_long_runs")
-def test_providers() -> None:
-    model = export_attention(QKV, QKV, QKV)
-    for wrong in ("tpu", ["cpu"]):
-        with pytest.raises(ValueError, match="one that onnxruntime offers"):
-            verify(model, provider=wrong)
-    assert verify(model, provider="CPUExecutionProvider").runs[0].provider == "CPUExecutionProvider"
-
-
-def test_judge_asks_for_the_same_nonfinite_values() -> None:
-    exact, plain = np.asarray([np.nan, np.inf, 1.0]), np.zeros(3, np.float32)
-    assert judge(exact.astype(np.float32), exact, plain, "float32").absolute == 0
-    swapped = np.asarray([np.nan, -np.inf, 1.0], np.float32)
-    assert not judge(swapped, exact, plain, "float32").agrees
 
 
 @pytest.mark.sampled(5)
@@ -78,24 +50,15 @@ def test_a_right_model_agrees_whatever_its_scale(scale: float, dtype: str) -> No
 def test_a_scale_whose_numbers_are_in_the_file(dtype: str) -> None:
     q = TensorSpec(dtype, ("B", 4, "L", 16))
     for scale in ([1.0, 0.5, -0.25, 0.0], [2.0**-12] * 4, [300.0] * 4):
-        report = verify(export_attention(q, q, q, scale=np.asarray(scale, dtype).reshape(4, 1, 1)))
-        assert report.agrees, str(report)
+        report = agreed(verify(export_attention(q, q, q, scale=np.asarray(scale, dtype).reshape(4, 1, 1))))
         assert any("low scores" in run.inputs for run in report.runs)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_scores_that_are_returned_fit_their_dtype(dtype: str) -> None:
     q = TensorSpec(dtype, (1, 2, 5, 8))
-    report = verify(export_attention(q, q, q, outputs=("output", "scores")))
-    assert report.agrees, str(report)
+    report = agreed(verify(export_attention(q, q, q, outputs=("output", "scores"))))
     assert any("low scores" in run.inputs for run in report.runs) == (dtype != "float16")
-
-
-@pytest.mark.usefixtures("short_verify")
-def test_seeds_draw_different_inputs() -> None:
-    model = export_attention(QKV, QKV, QKV)
-    one, other = (verify(model, seed=seed).runs[0].agreement.absolute for seed in (0, 1))
-    assert one != other
 
 
 @pytest.mark.sampled(3)
@@ -105,9 +68,7 @@ def test_seeds_draw_different_inputs() -> None:
     ("key", "rules", "op"),
     [(QKV, {"attn_mask": TensorSpec("bool", ("B", 1, 1, "L"))}, "Where"), (KEY, {"is_causal": True}, "Slice")],
 )
-def test_a_graph_that_lets_nan_through_is_caught(
-    form: str, key: TensorSpec, rules: dict[str, Any], op: str
-) -> None:
+def test_a_graph_that_lets_nan_through(form: str, key: TensorSpec, rules: dict[str, Any], op: str) -> None:
     """Keys and values without the nodes that blank, or cut off, what no query attends."""
     model = export_attention(QKV, key, key, **rules, form=form)
     assert verify(model).agrees
@@ -158,8 +119,7 @@ class TestAgainstACallThatIsWrittenDown:
 
     def test_the_same_call(self) -> None:
         model = export_attention(**self.CALL)
-        report = verify(model, call=self.CALL)
-        assert report.agrees
+        report = agreed(verify(model, call=self.CALL))
         assert not report.from_metadata
         del model.metadata_props[:]
         assert verify(model, call=self.CALL).agrees
@@ -220,35 +180,7 @@ def test_hostile_names_stay_out_of_the_terminal(capfd: pytest.CaptureFixture[str
     assert (out, err) == ("", "")
 
 
-def test_provider_that_does_not_start_is_no_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """onnxruntime itself only warns, and runs on the CPU."""
-    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CUDAExecutionProvider"])
-    monkeypatch.setattr("onnxruntime.InferenceSession.get_providers", lambda _: ["CPUExecutionProvider"])
-    monkeypatch.setattr("onnxruntime.preload_dlls", lambda: None)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(ValueError, match="could not start"):
-            verify(export_attention(QKV, QKV, QKV), provider="cuda")
-
-
 CUDA = "CUDAExecutionProvider"
-
-
-def test_placements_from_a_profile() -> None:
-    def event(category: str, name: str, **details: str) -> dict[str, Any]:
-        return {"cat": category, "name": name, "args": details}
-
-    profile = [
-        event("Session", "model_run", op_name="none", provider="none"),
-        event("Node", "a_fence_before", op_name="MatMul"),
-        event("Node", "a_kernel_time", op_name="MatMul", provider="CUDAExecutionProvider"),
-        event("Node", "a_kernel_time", op_name="MatMul", provider="CUDAExecutionProvider"),
-        event("Node", "b_kernel_time", op_name="Where", provider="CPUExecutionProvider"),
-    ]
-    assert nodes_of_profile(json.dumps(profile)) == [
-        ("a", "MatMul", CUDA),
-        ("b", "Where", "CPUExecutionProvider"),
-    ]
 
 
 @cache
@@ -328,10 +260,7 @@ def test_a_notebook_shows_the_verdict_and_the_closest_runs() -> None:
     assert repr(replace(report, runs=(good, bad))) == f"<Report: {report.form} DISAGREES in 2 runs {ran}"
 
 
-def test_bound_is_twice_the_own_error_of_the_textbook() -> None:
-    exact, plain = np.asarray([2.0, 4.0]), np.asarray([2.0, 4.0 + 2**-10], np.float32)
-    agreement = judge(exact.astype(np.float32), exact, plain, "float32")
-    assert agreement.bound == pytest.approx(2 * 2**-10 + 4 * 2**-23 * 4)
+def test_the_share_of_a_bound_of_0() -> None:
     assert Agreement(1.0, 1.0, 0.0).share == math.inf
     assert Agreement(0.0, 0.0, 0.0).share == 0
 

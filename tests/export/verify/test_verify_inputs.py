@@ -178,67 +178,51 @@ def test_a_padded_cache_has_no_number_where_no_token_is(layout: str) -> None:
             assert np.isnan(past[entry, :, real:]).all()
 
 
-class TestPoison:
+J = np.arange(11)
+LENGTHS_OF_KEYS = np.asarray([4, 0, 11])
+OF_HEADS = np.zeros((4, 7, 11), bool)
+OF_HEADS[1, 2, 5], OF_HEADS[2, :, 6] = True, True
+ADDED = np.where(J == 1, -np.inf, np.where(J == 10, np.finfo(np.float32).min, 0)).astype(np.float32)
+PADDED: dict[str, Any] = {"attn_mask": masks.padding(ints("B"))}
+ONE_BATCH = spec("B", 4, "L", 16), spec(1, 2, "S", 16), spec(2, "S", 5)
+POISONED: dict[str, tuple[ExportCall, dict[str, Any], Any]] = {
+    "padding": (call(**PADDED), {"key_lengths": LENGTHS_OF_KEYS}, LENGTHS_OF_KEYS[:, None, None] > J),
+    "heads behind": (
+        call(layout="...LHE", **PADDED), {"key_lengths": LENGTHS_OF_KEYS}, LENGTHS_OF_KEYS[:, None, None] > J
+    ),
+    "one head of a group": (
+        call(attn_mask=spec(4, "L", "S", dtype="bool")), {"attn_mask": OF_HEADS}, np.asarray([[5], [6]]) == J
+    ),
+    "a bias": (call(bias=spec("S")), {"bias": ADDED}, J != 1),
+    "both": (
+        call(attn_mask=spec("S", dtype="bool"), bias=spec("S")),
+        {"attn_mask": J < 6, "bias": np.where(J > 3, 0, -np.inf).astype(np.float32)},
+        (J > 3) & (J < 6),
+    ),
+    "one batch": (checked_call("test", *ONE_BATCH, **PADDED), {"key_lengths": np.asarray([4, 8, 2])}, J < 8),
+    "two axes": (
+        checked_call("test", spec("L", 16), spec("S", 16), spec("S", 5), attn_mask=masks.padding(4)), {}, J < 4
+    ),
+}  # fmt: skip
+"""A call, its operands, and the keys that a query of a group attends, (..., H, S)."""
+
+
+@pytest.mark.parametrize("name", POISONED)
+def test_poison(name: str) -> None:
     """NaN in the keys and values that no query of their group attends, and in no other."""
+    export_call, operands, attended = POISONED[name]
+    arrays = drawn(export_call) | operands
+    poisoned = poison(export_call, arrays)
+    assert np.isfinite(poisoned["query"]).all()
+    for tokens in ("key", "value"):
+        array = poisoned[tokens] if name != "heads behind" else poisoned[tokens].swapaxes(1, 2)
+        np.testing.assert_array_equal(np.isnan(array), np.broadcast_to(~attended[..., None], array.shape))
+        assert np.isfinite(arrays[tokens]).all()
 
-    @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
-    def test_padding(self, layout: str) -> None:
-        export_call = call(layout=layout, attn_mask=masks.padding(ints("B")))
-        arrays = drawn(export_call)
-        arrays["key_lengths"] = np.asarray([4, 0, 11])
-        poisoned = poison(export_call, arrays)
-        for name in ("key", "value"):
-            array = poisoned[name] if layout == "...HLE" else poisoned[name].swapaxes(1, 2)
-            for entry, real in enumerate((4, 0, 11)):
-                assert np.isnan(array[entry, :, real:]).all()
-                assert np.isfinite(array[entry, :, :real]).all()
-            assert np.isfinite(arrays[name]).all()
-        assert np.isfinite(poisoned["query"]).all()
 
-    def test_a_key_that_one_head_of_the_group_attends_is_kept(self) -> None:
-        export_call = call(attn_mask=spec(4, "L", "S", dtype="bool"))
-        arrays = drawn(export_call)
-        allowed = np.zeros((4, 7, 11), bool)
-        allowed[1, 2, 5], allowed[2, :, 6] = True, True  # of key head 0, and of key head 1
-        key = poison(export_call, arrays | {"attn_mask": allowed})["key"]
-        is_kept = np.isfinite(key).all(axis=-1)
-        assert [list(np.flatnonzero(is_kept[0, head])) for head in (0, 1)] == [[5], [6]]
-        assert np.isnan(key).all(axis=-1).sum() == 3 * 20
-
-    def test_what_a_bias_masks(self) -> None:
-        export_call = call(bias=spec("S"))
-        added = np.zeros(11, np.float32)
-        added[[1, 10]] = -np.inf, np.finfo(np.float32).min
-        value = poison(export_call, drawn(export_call) | {"bias": added})["value"]
-        assert list(np.flatnonzero(np.isnan(value[0, 0, :, 0]))) == [1]
-
-    def test_a_mask_and_a_bias_together(self) -> None:
-        export_call = call(attn_mask=spec("S", dtype="bool"), bias=spec("S"))
-        allowed, added = np.arange(11) < 6, np.where(np.arange(11) > 3, 0, -np.inf).astype(np.float32)
-        key = poison(export_call, drawn(export_call) | {"attn_mask": allowed, "bias": added})["key"]
-        assert list(np.flatnonzero(np.isfinite(key[0, 0, :, 0]))) == [4, 5]
-
-    def test_an_array_for_all_entries_has_it_where_none_reads(self) -> None:
-        shapes = [spec("B", 4, "L", 16), spec(1, 2, "S", 16), spec(2, "S", 5)]
-        export_call = checked_call("test", *shapes, attn_mask=masks.padding(ints("B")))
-        arrays = drawn(export_call) | {"key_lengths": np.asarray([4, 8, 2])}
-        result = poison(export_call, arrays)
-        for name in ("key", "value"):
-            array = result[name].reshape(2, 11, -1)
-            assert np.isnan(array[:, 8:]).all()
-            assert np.isfinite(array[:, :8]).all()
-
-    def test_two_axes(self) -> None:
-        export_call = checked_call(
-            "test", spec("L", 16), spec("S", 16), spec("S", 5), attn_mask=masks.padding(4)
-        )
-        result = poison(export_call, drawn(export_call))
-        assert list(np.flatnonzero(np.isfinite(result["key"][:, 0]))) == [0, 1, 2, 3]
-
-    def test_a_cache_is_left_as_it_is(self) -> None:
-        export_call = cached()
-        arrays = drawn(export_call)
-        assert poison(export_call, arrays) is arrays
+def test_a_cache_is_not_poisoned() -> None:
+    arrays = drawn(cached())
+    assert poison(cached(), arrays) is arrays
 
 
 class TestLengths:

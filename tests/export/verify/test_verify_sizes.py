@@ -21,6 +21,7 @@ from internals import (
     trial_settings,
     trials,
 )
+from short_runs import agreed
 
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify, verify_layer
@@ -38,8 +39,7 @@ def test_fixed_lengths_with_very_many_scores(monkeypatch: pytest.MonkeyPatch) ->
     override(monkeypatch, "MOST_SAMPLED_SCORES", 2**18)
     x = TensorSpec("float32", (1, 1, 8200, 8))
     model = export_attention(x, x, x, is_causal=True)
-    report = verify(model)
-    assert report.agrees, str(report)
+    report = agreed(verify(model))
     assert report.form == "grouped_query"
     changed_output("Mul", 1.0001)(model)
     assert not verify(model).agrees
@@ -137,8 +137,7 @@ def test_what_a_limit_of_memory_leaves_out() -> None:
 @pytest.mark.usefixtures("short_verify")
 def test_a_limit_of_memory_of_a_verification() -> None:
     x = TensorSpec("float32", ("B", 8, "L", 16))
-    report = verify(export_attention(x, x, x, masks.sliding_window(1000, 0)), memory=10**8)
-    assert report.agrees
+    report = agreed(verify(export_attention(x, x, x, masks.sliding_window(1000, 0)), memory=10**8))
     assert max(run.longest for run in report.runs) < 600
     assert "; a larger `memory` tries it" in report.left_out[0]
     long = TensorSpec("float32", (1, 1, 40000, 8))
