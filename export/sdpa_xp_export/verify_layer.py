@@ -62,8 +62,7 @@ def verify_layer(
     """Run the model that `to_onnx` made of `layer`, and compare its outputs with `layer` in float64.
 
     The layer is called with NumPy arrays: in float64 for the reference, and in the dtypes of the model's inputs
-    for the bound, which is twice the error of that call. Inputs and lengths are chosen as in `verify`: the
-    guide to verifying a deployment has the whole list. The layer must accept the lengths of the first three
+    for the bound, which is twice the error of that call. The layer must accept the lengths of the first three
     runs, which are at most 9; the report lists others for which the layer or `draw` raised an error.
 
     Args:
