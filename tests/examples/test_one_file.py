@@ -30,8 +30,7 @@ OF_LIBRARY = {
         "test_padding_may_hold_anything",
         "test_nonfinite_of_one_head_stays_in_its_group",
         "test_nan_bias_is_attended",
-        "test_default_scale_is_one_over_root_of_width",
-        "test_softcap_off",
+        "test_scale_is_one_over_the_root_of_the_width_and_softcap_off",
         "test_the_same_result_every_time",
     ],
 }
