@@ -43,8 +43,8 @@ def ring_attention(
 
     Each of the n devices along `axis_name` holds L / n queries and S / n keys, in their order. Keys and values
     travel around the ring of devices, so that no device holds more than two parts of them; steps in which no
-    device may attend are skipped. With a causal mask, devices exchange pieces in zig-zag order to have the same
-    work, if L and S are multiples of 2 n. Call the function inside of `jax.jit`.
+    device may attend are skipped. Causal work is balanced if L and S are multiples of 2 n. Call the function
+    inside of `jax.jit`.
 
     Args:
         query: (..., Hq, L, E), a JAX array, divided along L among the devices along `axis_name`; other arrays

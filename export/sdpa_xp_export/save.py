@@ -49,11 +49,10 @@ def save(
 ) -> Path:
     """Write `model` to `path`, completely or not at all.
 
-    A model of up to 2 GiB, the limit of protobuf, is one file. The initializers of a larger model are in a
-    second file beside it, `<name>.<32 hex digits>.data`. If a save fails or is interrupted, the old model and
-    its data are unchanged, and nothing is left. A killed process, or two saves at once, may leave a
-    `.<32 hex digits>.unfinished` or a data file that no model refers to. New files get the permissions of the
-    old ones.
+    A model of up to 2 GiB is one file. The initializers of a larger model are in a second file beside it,
+    `<name>.<32 hex digits>.data`. If a save fails or is interrupted, the old model and its data are unchanged,
+    and nothing is left. A killed process, or two saves at once, may leave a `.<32 hex digits>.unfinished` or a
+    data file that no model refers to. New files get the permissions of the old ones.
 
     Args:
         model: The result of `export_attention` or `to_onnx`; it is not changed.

@@ -68,9 +68,8 @@ def verify(
 ) -> Report:
     """Run `model` in onnxruntime or another engine, and compare its outputs with the float64 reference.
 
-    The inputs are random; some runs have large scores, extreme integers, rows without keys, or NaN. Lengths are
-    1 to 9, those on both sides of each number in the call, and longer ones: the guide to verifying a deployment
-    has the whole list.
+    The inputs are random; some runs have large scores, extreme integers, rows without keys, or NaN. The guide
+    to verifying a deployment has the whole list.
 
     Args:
         model: The result of `export_attention`, or the path of its file, which may have external data.
@@ -82,8 +81,7 @@ def verify(
         engine: What runs the model: "onnxruntime", "openvino" (in float32; the report says which precision is
             its default on this CPU), or "reference", ONNX's own evaluator in NumPy, which computes what the
             standard says and is slow.
-        seed: The seed of the random inputs and lengths. By default, each verification draws one, and the report
-            names it. Pass it to repeat these runs.
+        seed: The seed of the random inputs and lengths, to repeat the runs of a report, which names it.
         attn_mask: The mask that the model was exported with. Pass it if it contains a `from_function` or
             a class of your own, which cannot be written to the metadata.
         bias: The bias that the model was exported with, likewise.
@@ -91,8 +89,7 @@ def verify(
         watch: A function to show the progress, called after each run with the numbers of runs so far and of all
             runs, and the lengths and the provider of the run.
         timeout: The most seconds for all runs together, beside the start of Python and the engine. The model
-            runs in a process of its own, which ends at a limit, or with Ctrl-C; the reference in yours may end
-            some seconds late.
+            runs in a process of its own, which ends at a limit, or with Ctrl-C.
         memory: The most bytes that the model may take there, not on a GPU: by default 8 GiB and four times the
             model, and more if a run has more than 117 million scores. If you pass at least 100 MB, inputs and
             reference in your process stay below it too, unless the lengths of the call are fixed, and a call
@@ -194,8 +191,7 @@ def verify_layer(
     """Run the model that `to_onnx` made of `layer`, and compare its outputs with `layer` in float64.
 
     The layer is called with NumPy arrays: in float64 for the reference, and in the dtypes of the model's inputs
-    for the bound, which is twice the error of that call. Inputs and lengths are chosen as in `verify`: the
-    guide to verifying a deployment has the whole list. The layer must accept the lengths of the first three
+    for the bound, which is twice the error of that call. The layer must accept the lengths of the first three
     runs, which are at most 9; the report lists others for which the layer or `draw` raised an error.
 
     Args:

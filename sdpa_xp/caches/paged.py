@@ -42,8 +42,6 @@ class PagedKVCache(Cache[A]):
     free blocks; `with_table` gives a sequence its next block. `append` and `attend` take the same number of
     tokens for each sequence, or packed tokens (`cu_seqlens_k` and `cu_seqlens_q`).
 
-    `attend` copies some blocks at a time.
-
     Shapes:
         `P` blocks in the pool, `size` tokens in a block, `N` sequences, `n` new tokens, `L` queries, `Hq` query
         heads, `H` key heads, `E` and `Ev` widths.
@@ -321,8 +319,7 @@ class PagedKVCache(Cache[A]):
     ) -> A:
         """Return the attention of the last L tokens of each sequence over all tokens of that sequence.
 
-        With `cu_seqlens_q`, each sequence has its own number of queries, so that one call computes the prompts
-        of some sequences and the next token of others.
+        With `cu_seqlens_q`, each sequence has its own number of queries.
 
         Args:
             query: (N, Hq, L, E). With `cu_seqlens_q` the queries of all sequences are packed, (Hq, T, E), or

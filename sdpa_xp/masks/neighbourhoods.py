@@ -49,9 +49,9 @@ def neighbourhood(
             for all axes, or one for each.
         dilation: The distance between neighbours, at least 1, likewise.
         periodic: Whether the last place of an axis lies beside its first, as longitudes do, likewise.
-        borders: What happens at the ends of an axis that is not periodic. "shifted" moves the window inwards,
-            so that each token has 2 * radius + 1 neighbours along the axis, as in NATTEN. "cut" leaves out what
-            would lie outside.
+        borders: At the ends of an axis that is not periodic, "shifted" moves the window inwards, so that each
+            token has 2 * radius + 1 neighbours along the axis, as in NATTEN. "cut" leaves out what would lie
+            outside.
 
     Returns:
         The mask. Tiles without neighbours are skipped.

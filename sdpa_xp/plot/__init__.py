@@ -8,8 +8,7 @@ Plots need Matplotlib: in the source folder of sdpa_xp, run `pip install '.[plot
     plot.memory()                                 why no L x S array is built
 
 `theme` is "light" or "dark", for the page that shows the figure. `figure.savefig("map.png")` saves the figure
-on the background of its theme, or without one with `transparent=True`. The colours differ in lightness, so you
-can tell them apart in print and without colour vision.
+on the background of its theme, or without one with `transparent=True`.
 """
 
 from .curves import memory, saturation

@@ -43,9 +43,8 @@ def saturation(
 ) -> Figure:
     """Draw why scores are divided by the square root of E: else one key gets almost all of the weight.
 
-    Queries and keys are drawn from N(0, 1). The left panel shows the variance of their scores: E without the
-    scale, 1 with it. The right panel shows the largest weight of a query, averaged over 200 queries: without
-    the scale it comes close to 1 for large E, as the softmax saturates.
+    Queries and keys are drawn from N(0, 1). The left panel shows the variance of their scores, and the right
+    panel the largest weight of a query, averaged over 200 queries.
 
     Args:
         widths: The widths E to simulate.
@@ -130,8 +129,7 @@ def memory(
 ) -> Figure:
     """Draw the memory of all L x S scores of one head, and of the scores that are in memory at one time.
 
-    S is equal to L. The scores in memory at one time are one tile for each thread, as `explain` reports. A
-    third line shows what every implementation needs: query, key, value and output.
+    S is equal to L. A third line shows what every implementation needs: query, key, value and output.
 
     Args:
         lengths: The lengths L to draw.

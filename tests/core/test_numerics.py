@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -82,6 +83,26 @@ def test_views_strides_and_order(library: Library, rng: np.random.Generator) -> 
         np.testing.assert_allclose(library.get(result), expected, rtol=0, atol=1e-6)
     one = library.xp.broadcast_to(library.put(np.ones((1, 1, 1, 8), F)), (2, 6, 3, 8))
     np.testing.assert_allclose(library.get(scaled_dot_product_attention(one, one, one)), 1, rtol=1e-6)
+
+
+@pytest.mark.leaves_out("torch-cuda-rules")
+def test_many_threads_at_once(library: Library, rng: np.random.Generator) -> None:
+    if library.lazy or library.name.startswith("strict"):
+        pytest.skip("the flags of array-api-strict and the scheduler of Dask are process-wide")
+    cases = [[rng.standard_normal((4, 40, 8)).astype(F) for _ in range(3)] for _ in range(8)]
+    expected = [attend(library, *case, is_causal=True) for case in cases]
+    results: dict[int, np.ndarray] = {}
+
+    def work(index: int) -> None:
+        results[index] = attend(library, *cases[index], is_causal=True)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(len(cases))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, one in enumerate(expected):
+        np.testing.assert_array_equal(results[index], one)
 
 
 def test_scale_as_a_number_that_the_library_holds(library: Library) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-OF_ONE = ["after_an_rnn", "in_a_cnn", "in_scikit_learn", "small_library", "unbatched_masks"]
+OF_ONE = ["after_an_rnn", "in_a_cnn", "in_scikit_learn", "one_file", "small_library", "unbatched_masks"]
 OF_ANY = ["blocks", "causal_module", "departments", "evict", "large_negative", "one_query"]
 OF_WEIGHTS = ["minute"]
 ELSEWHERE = ["key_holders", "long_map", "million_keys", "minilm"]
