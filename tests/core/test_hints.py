@@ -13,7 +13,7 @@ import pytest
 from calls import ones
 from libraries import Library
 
-from sdpa_xp import attention_weights, biases, masks, scaled_dot_product_attention
+from sdpa_xp import attention_scores, attention_weights, biases, masks, scaled_dot_product_attention
 
 F = np.float32
 
