@@ -37,8 +37,8 @@ def area(html: str, colour: str) -> float:
     return sum(float(w) * float(h) for w, h in sides) / (width * height)
 
 
-def entries(count: int, of: int) -> list[str]:
-    return [f"entry {n} of {of}" for n in range(count)]
+def entries(count: int, total: int) -> list[str]:
+    return [f"entry {n} of {total}" for n in range(count)]
 
 
 BY_HEAD = np.arange(48).reshape(3, 4, 4) % 5 < np.arange(1, 4)[:, None, None]
