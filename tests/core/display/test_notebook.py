@@ -11,11 +11,7 @@ import pytest
 from internals import ALLOWED, CELLS, SHADES, Squares
 from libraries import Library
 
-from sdpa_xp import (
-    biases,
-    explain,
-    masks,
-)
+from sdpa_xp import biases, explain, masks
 from sdpa_xp.layers import MultiHeadAttention
 
 F = np.float32
