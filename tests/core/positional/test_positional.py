@@ -147,6 +147,13 @@ def test_positions(library: Library, x: np.ndarray, name: str, layout: Any) -> N
     assert_turned(library, rotated if layout == "...HLE" else rotated.swapaxes(-2, -3), x, meant, rotary)
 
 
+@pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
+def test_one_head_without_batch(library: Library, x: np.ndarray, layout: Any) -> None:
+    rotary = Rotary(12)
+    rotated = library.call(rotary.apply, x[0, 0], positions=1, layout=layout)
+    assert_turned(library, library.get(rotated), x[0, 0], np.arange(1, 6), rotary)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dtypes(library: Library, x: np.ndarray, dtype: str) -> None:
     """Half dtypes are turned in float32 and rounded once."""
