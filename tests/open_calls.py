@@ -200,12 +200,12 @@ def _pulled(query: Any, key: Any, value: Any) -> list[Any]:
 def functions(like: Any) -> dict[str, Callable[..., Any]]:
     """Other functions than attention, of query, key and value in the library of an array."""
     layer = MultiHeadAttention.init(np.random.default_rng(1), 8, num_heads=4, num_kv_heads=2, like=like)
-    of = ("row_max", "entropy", "key_sums")
+    names = ("row_max", "entropy", "key_sums")
     return {
         "state": lambda q, k, v: [*attention_state(q, k, v, masks.causal("lower_right"))],
         "weights": lambda q, k, v: attention_weights(q, k, attn_mask=masks.sliding_window(2, 1)),
         "scores": lambda q, k, v: attention_scores(q, k, attn_mask=masks.prefix(2), bias=biases.alibi(4)),
-        "statistics": lambda q, k, v: [*attention_statistics(q, k, of=of, is_causal=True)[:3]],
+        "statistics": lambda q, k, v: [*attention_statistics(q, k, of=names, is_causal=True)[:3]],
         "top keys": lambda q, k, v: attention_statistics(q, k, of="top_keys", top_k=3).top_keys.indices,
         "statistics of no key": lambda q, k, v: (
             attention_statistics(q, k, of="key_sums", attn_mask=masks.prefix(0)).key_sums

@@ -25,6 +25,7 @@ PACKED = {name: x[0].swapaxes(0, 1) for name, x in CALL.items()} | {
     "cu_seqlens_q": [0, 3],
     "cu_seqlens_k": [0, 5],
 }
+ROTARY = positional.Rotary(8)
 LINEAR = Linear(np.ones((8, 8), F))
 BLOCKS = np.ones((3, 2, 4, 8), F)
 CACHE, PAGED = KVCache(K, V), PagedKVCache(BLOCKS, BLOCKS, [[0], [1]], [1, 2])
@@ -35,29 +36,23 @@ MAPPING = {f"{name}.weight": np.ones((8, 8), F) for name in ("query", "key", "va
 TOKENS = np.ones((2, 3, 8), F)
 
 CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
-    (sdpa_xp.scaled_dot_product_attention, CALL),
-    (sdpa_xp.scaled_dot_product_attention_vjp, CALL),
+    *((f, CALL) for f in (sdpa_xp.scaled_dot_product_attention, sdpa_xp.scaled_dot_product_attention_vjp)),
+    *((f, CALL) for f in (attention_state, sdpa_xp.explain)),
     (sdpa_xp.scaled_dot_product_attention_jvp, CALL | {"tangents": {}}),
     (sdpa_xp.jvp, {"function": lambda x: x, "primals": (Q,), "tangents": (Q,)}),
     (sdpa_xp.scaled_dot_product_attention_laplacian, CALL | {"tangents": {"query": Q[None]}}),
-    (attention_state, CALL),
-    (sdpa_xp.attention_weights, {"query": Q, "key": K}),
-    (sdpa_xp.attention_scores, {"query": Q, "key": K}),
+    *((f, {"query": Q, "key": K}) for f in (sdpa_xp.attention_weights, sdpa_xp.attention_scores)),
     (sdpa_xp.attention_statistics, {"query": Q, "key": K, "of": "top_keys", "top_k": 1}),
     (sdpa_xp.attention_statistics, {"query": Q, "key": K, "of": "block_sums", "block_size": 2}),
-    (sdpa_xp.explain, CALL),
-    (sdpa_xp.varlen_attention, PACKED),
-    (sdpa_xp.varlen_attention_state, PACKED),
+    *((f, PACKED) for f in (sdpa_xp.varlen_attention, sdpa_xp.varlen_attention_state)),
     (sdpa_xp.dot_product_attention, {name: x.swapaxes(-2, -3) for name, x in CALL.items()}),
     (sdpa_xp.merge_states, {"states": [attention_state(**CALL)] * 2}),
     (KVCache, {"key": K, "value": V}),
     (CACHE.append, NEW | {"value": np.ones((2, 2, 1, 6), F)}),
-    (CACHE.attend, {"query": Q}),
-    (CACHE.drop_first, {"count": 1}),
-    (CACHE.drop_last, {"count": 1}),
+    *((attend, {"query": Q}) for attend in (CACHE.attend, CACHE.attend_state)),
+    *((drop, {"count": 1}) for drop in (CACHE.drop_first, CACHE.drop_last)),
     (CACHE.take_tokens, {"slots": [0]}),
     (CACHE.take_entries, {"entries": [0]}),
-    (CACHE.attend_state, {"query": Q}),
     (
         PagedKVCache,
         {"key_blocks": BLOCKS, "value_blocks": BLOCKS, "block_table": [[0], [1]], "lengths": [1, 2]},
@@ -75,14 +70,11 @@ CALLS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (biases.from_function, {"score_mod": lambda s, b, h, i, j: s}),
     (biases.relative, {"table": np.ones((8, 4), F)}),
     (biases.to_array, {"bias": biases.alibi(4), "shape": (4, 3, 5)}),
-    (positional.LinearScaling, {"factor": 2.0}),
-    (positional.NTKScaling, {"factor": 2.0}),
-    (positional.Llama3Scaling, {"factor": 2.0}),
+    *((getattr(positional, f"{name}Scaling"), {"factor": 2.0}) for name in ("Linear", "NTK", "Llama3")),
     (positional.YaRNScaling, {"factor": 2.0, "original_length": 64}),
     (positional.Rotary, {"width": 8}),
-    (positional.Rotary(8).apply, {"x": K, "positions": 0}),
-    (positional.Rotary(8).inverse, {"x": K, "positions": 0}),
-    (positional.Rotary(8).cos_sin, {"positions": [0, 1]}),
+    *((rotate, {"x": K, "positions": 0}) for rotate in (ROTARY.apply, ROTARY.inverse)),
+    (ROTARY.cos_sin, {"positions": [0, 1]}),
     (positional.RotaryTables, {"cos": np.ones((9, 4), F), "sin": np.ones((9, 4), F)}),
     (positional.alibi_slopes, {"heads": 4}),
     (positional.learned, {"table": np.ones((9, 8), F), "positions": [0, 1]}),

@@ -13,7 +13,7 @@ import pytest
 from calls import ones
 from libraries import Library
 
-from sdpa_xp import attention_weights, biases, masks, scaled_dot_product_attention
+from sdpa_xp import attention_scores, attention_weights, biases, masks, scaled_dot_product_attention
 
 F = np.float32
 
@@ -31,6 +31,15 @@ def test_the_code_of_a_hint_runs(library: Library) -> None:
     names = {"query": wrong, "xp": library.xp, **sys.modules}
     with library.guard():
         assert scaled_dot_product_attention(eval(code, names), right, right).dtype == right.dtype
+
+
+@pytest.mark.parametrize("mask_mod", [lambda b, h, i, j: i >= j and j > 0, lambda b, h, i, j: 0 < j < i])
+def test_a_condition_of_python_in_a_mask_function(library: Library, mask_mod: Any) -> None:
+    if library.lazy:
+        pytest.skip("Dask's own error says what it is about, and a mask is computed to find it")
+    query, wrong = np.ones((1, 5, 2), F), masks.from_function(mask_mod)
+    with pytest.raises((TypeError, ValueError, RuntimeError), match=r"`attn_mask` .* combine with"):
+        library.call(attention_scores, query, query, attn_mask=wrong)
 
 
 def test_an_error_of_a_class_of_numpys_own_names_the_argument() -> None:

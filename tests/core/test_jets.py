@@ -297,14 +297,8 @@ def test_outputs() -> None:
     x, moved = np.asarray([1.0, 2.0]), np.asarray([3.0, 4.0])
 
     def function(x: Any) -> Any:
-        return OrderedDict(
-            a=Pair(x, None),
-            b=AttentionState(x[1:], x),
-            c=x.shape,
-            d=[2, 2.5, "name", True],
-            e=np.arange(2),
-            f=x * 0,
-        )
+        parts = Pair(x, None), AttentionState(x[1:], x), x.shape, [2, 2.5, "name", True], np.arange(2), x * 0
+        return OrderedDict(zip("abcdef", parts, strict=True))
 
     output, tangent = jvp(function, (x,), (moved,))
     for result, expected in ((output, x), (tangent, moved)):

@@ -208,17 +208,11 @@ def test_threads_change_no_bit(rng: np.random.Generator, monkeypatch: pytest.Mon
     assert len(results) == 1
 
 
-REFUSING = {
-    "strict-device1": "on another device",
-    "strict-no_x64": "on another device",
+ELSEWHERE = "strict-device1 strict-no_x64 cupy cupy-rules cupy-rules-device1 torch-cuda torch-cuda-rules"
+REFUSING = dict.fromkeys(ELSEWHERE.split(), "on another device") | {
     "jax-jit": "have no values yet",
     "dask": "have no values yet",
     "mlx": "does not show whether it needs them",
-    "cupy": "on another device",
-    "cupy-rules": "on another device",
-    "cupy-rules-device1": "on another device",
-    "torch-cuda": "on another device",
-    "torch-cuda-rules": "on another device",
 }
 """The libraries that cannot promise it, with a part of the reason."""
 

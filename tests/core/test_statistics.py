@@ -177,14 +177,6 @@ def test_gradients(library: Library, rng: np.random.Generator) -> None:
         assert along == pytest.approx(float(slope), abs=2e-4)
 
 
-def test_repr_names_what_was_asked_for(rng: np.random.Generator) -> None:
-    x = rng.standard_normal((9, 4)).astype(F)
-    assert repr(attention_statistics(x, x, of=("entropy", "top_keys"), top_k=2)) == (
-        "AttentionStatistics(entropy=<float32 (9,)>, "
-        "top_keys=TopKeys(weights=<float32 (9, 2)>, indices=<int64 (9, 2)>))"
-    )
-
-
 def test_the_bits_do_not_depend_on_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The queries of a block may lie in the shares of several threads, which end in any order."""
     monkeypatch.setattr("os.cpu_count", lambda: 8)

@@ -157,14 +157,6 @@ def test_append_leaves_the_old_cache(library: Library, arrays: Arrays) -> None:
     assert_holds(library, longer, arrays, 5)
     assert len(other) == 4
     np.testing.assert_array_equal(library.get(other.key)[:, :, 3], arrays["key"][:, :, 5])
-    assert repr(longer) == "KVCache(key=<float32 (2, 2, 5, 8)>, value=<float32 (2, 2, 5, 5)>)"
-
-
-def test_repr_tells_the_capacity_and_another_layout() -> None:
-    tokens = np.ones((1, 2, 5, 4), np.float32)
-    shown = "key=<float32 (1, 2, 5, 4)>, value=<float32 (1, 2, 5, 4)>"
-    assert repr(KVCache(tokens, tokens, capacity=1009)) == f"KVCache(tokens=5 of 1,009, {shown})"
-    assert repr(KVCache(tokens, tokens, layout="...LHE")) == f"KVCache({shown}, layout='...LHE')"
 
 
 def test_append_in_place_leaves_the_old_cache(library: Library, arrays: Arrays) -> None:

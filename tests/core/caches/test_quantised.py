@@ -373,19 +373,10 @@ def test_gradients_of_queries_are_those_of_the_stored_tokens(arrays: dict[str, n
     torch.testing.assert_close(stored, plain)
 
 
-def test_what_caches_show(arrays: dict[str, np.ndarray]) -> None:
-    cache = KVCache(*parts(arrays, 0, 12)).quantised("int4", per="channel")
-    assert repr(cache) == (
-        "KVCache(key=<float32 (2, 2, 12, 8) as int4>, value=<float32 (2, 2, 12, 6) as int4>, per='channel')"
-    )
-    assert "<th>bytes</th><td>848, 3.17 times fewer than float32</td>" in cache._repr_html_()
+def test_copies_of_pages() -> None:
     pool = np.zeros((3, 1, 4, 8), F)
     paged = PagedKVCache(pool, pool, [[0]], [0]).quantised("int8")
-    for shown in (paged, *(way(paged) for way in (copy.copy, copy.deepcopy, copied))):
-        assert (
-            repr(shown) == "PagedKVCache(key_blocks=<float32 (3, 1, 4, 8) as int8>, lengths=(0,), per='token')"
-        )
-    assert "blocks (3, 1, 4, 8), numpy, float32 as int8, cpu</code>" in str(paged._repr_html_())
+    assert {repr(way(paged)) for way in (copy.copy, copy.deepcopy, copied)} == {repr(paged)}
 
 
 @pytest.mark.parametrize("rotary", [None, Rotary(8)])

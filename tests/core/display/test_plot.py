@@ -236,6 +236,12 @@ def test_saturation_is_what_the_paper_says() -> None:
     assert [*spread.lines[0].get_xdata()] == widths
 
 
+def test_saturation_is_the_same_again() -> None:
+    first, again, other = (plot.saturation([8], rng=np.random.default_rng(seed)) for seed in (1, 1, 2))
+    drawn = [figure.axes[0].lines[0].get_ydata()[0] for figure in (first, again, other)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("threads", [1, 3, 64])
 def test_memory_is_what_a_call_holds(dtype: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:

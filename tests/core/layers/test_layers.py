@@ -396,7 +396,8 @@ def test_to_each_library(library: Library, other: str, dtype: str) -> None:
     for name, x in moved.parameters.items():
         assert namespace(x) is put.xp
         lacks = {"bfloat16": ("numpy", "dask", "strict-CPU_DEVICE"), "float64": ("jax", "mlx")}
-        kept = "float32" if other in lacks.get(dtype, ()) else dtype
+        is_wide = other == "jax" and library.name.startswith("jax")  # with 64 bits meanwhile
+        kept = dtype if is_wide or other not in lacks.get(dtype, ()) else "float32"
         assert str(x.dtype).rpartition(".")[2] == kept
         expected = library.get(layer.parameters[name]).astype(kept)
         np.testing.assert_array_equal(np.asarray(put.get(x)).astype(kept), expected)
@@ -441,17 +442,3 @@ def test_traps_of_moving(other: str) -> None:
         weight[...] = numbers
     for weight in (*traps, *apart, *across, *map(torch.asarray, (*apart, *across))):
         np.testing.assert_array_equal(np.asarray(put.get(Linear(weight).to(module).weight)), numbers)
-
-
-def test_repr_says_what_it_is_made_of() -> None:
-    weight, bias = np.ones((8, 8), F), np.ones(8, F)
-    layer = SingleHeadAttention(Linear(weight), Linear(weight), Linear(weight, bias), temperature=2.0)
-    assert repr(layer) == "SingleHeadAttention(8 -> 8, float32, temperature=2.0)"
-    assert repr(layer.key) == "Linear(8 -> 8, bias=None, float32)"
-    assert repr(layer.value) == "Linear(8 -> 8, float32)"
-    heads = MultiHeadAttention.init(np.random.default_rng(0), 64, 48, num_heads=8, num_kv_heads=2)
-    assert repr(heads) == "MultiHeadAttention(64, 48 -> 64, num_heads=8, num_kv_heads=2, float32)"
-    joined = dataclasses.replace(heads, out=None)  # 8 heads of width 8 side by side
-    assert repr(joined) == "MultiHeadAttention(64, 48 -> 64, num_heads=8, num_kv_heads=2, without out, float32)"
-    learned = dataclasses.replace(multi(8)(), scale=2.0, temperature=np.ones(4, F))
-    assert repr(learned).endswith("float32, scale=2.0, temperature=[1, 1, 1, 1])")

@@ -88,18 +88,18 @@ def test_what_is_not_implemented_is_computed(function: Callable[..., Any]) -> No
     np.testing.assert_array_equal(result, expected)
 
 
-def asked(answer: Any, *bases: type) -> type:
+def noting(answer: Any, *bases: type) -> type:
     """A class whose method notes that it was called."""
 
     def method(self: Any, *_: Any) -> Any:
         METHODS_CALLED.append(type(self))
         return answer
 
-    return type("Asked", bases, {"__sdpa_xp__": method})
+    return type("Noting", bases, {"__sdpa_xp__": method})
 
 
-Base, Unrelated = (asked(NotImplemented) for _ in range(2))
-Derived = asked("derived", Base)
+Base, Unrelated = (noting(NotImplemented) for _ in range(2))
+Derived = noting("derived", Base)
 METHODS_CALLED: list[type] = []
 
 

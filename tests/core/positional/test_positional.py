@@ -147,6 +147,13 @@ def test_positions(library: Library, x: np.ndarray, name: str, layout: Any) -> N
     assert_turned(library, rotated if layout == "...HLE" else rotated.swapaxes(-2, -3), x, meant, rotary)
 
 
+@pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
+def test_one_head_without_batch(library: Library, x: np.ndarray, layout: Any) -> None:
+    rotary = Rotary(12)
+    rotated = library.call(rotary.apply, x[0, 0], positions=1, layout=layout)
+    assert_turned(library, library.get(rotated), x[0, 0], np.arange(1, 6), rotary)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_dtypes(library: Library, x: np.ndarray, dtype: str) -> None:
     """Half dtypes are turned in float32 and rounded once."""
@@ -219,7 +226,6 @@ def test_rotaries_are_values() -> None:
     assert one == Rotary(8, scaling=positional.Llama3Scaling(8.0))
     assert one != other
     assert len({one, other, Rotary(8, scaling=positional.Llama3Scaling(8.0))}) == 2
-    assert repr(Rotary(8)) == "Rotary(width=8, base=10000.0, interleaved=False, scaling=None)"
     np.testing.assert_array_equal(Rotary(8).cos_sin(range(2))[0][0], np.ones(4))
 
 
