@@ -206,7 +206,7 @@ def test_page_and_json(model: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--require-provider", "cuda"], "offers here"),
+        (["--require-provider", "cuda"], "one that onnxruntime offers here"),
         (["--provider", "tpu"], "It may be cpu, cuda, wasm, webgpu."),
         (["--provider", "cuda"], "pip install '.[export-gpu]'"),
     ],
