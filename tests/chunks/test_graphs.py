@@ -140,9 +140,8 @@ def test_no_array_of_all_pairs() -> None:
     largest = 0
     query, key, value = draw(np.random.default_rng(0), *[(2, 96, 4)] * 3)
     mask = np.tri(96, dtype=bool)
-    output = scaled_dot_product_attention(
-        *cut([query, key, value], ((1, 8, 4),) * 3), mask, bias=biases.alibi(2)
-    )
+    parts = cut([query, key, value], ((1, 8, 4),) * 3)
+    output = scaled_dot_product_attention(*parts, mask, bias=biases.alibi(2))
 
     class Watch(dask.callbacks.Callback):
         def _posttask(self, key: Any, result: Any, *_: Any) -> None:

@@ -67,8 +67,4 @@ def test_explained() -> None:
     explained = explain(*arrays, masks.causal())
     assert explained.implementation == "xp"
     assert explained.reason == "each chunk of queries meets each chunk of keys in a task"
-    assert (explained.tile, explained.tiles, explained.total_tiles) == (
-        (8, 10),
-        2 * (1 + 2 + 3 + 4 + 4),
-        2 * 20,
-    )
+    assert (explained.tile, explained.tiles, explained.total_tiles) == ((8, 10), 2 * (1 + 2 + 3 + 4 + 4), 40)

@@ -10,20 +10,9 @@ from calls import F, draw
 from hypothesis import given
 from hypothesis import strategies as st
 
+import sdpa_xp
 from chunks.calls_in_chunks import OPTIONS, cut, inputs, options
-from sdpa_xp import (
-    AttentionState,
-    KVCache,
-    attention_scores,
-    attention_state,
-    attention_weights,
-    biases,
-    masks,
-    merge_states,
-    scaled_dot_product_attention,
-    varlen_attention,
-    varlen_attention_state,
-)
+from sdpa_xp import KVCache, attention_state, biases, masks, scaled_dot_product_attention, varlen_attention
 from sdpa_xp import scaled_dot_product_attention_vjp as vjp
 
 pytestmark = pytest.mark.needs("dask")
@@ -88,9 +77,10 @@ def test_a_bias_of_the_smallest_finite_number_weighs_all_keys_alike(dtype: str) 
 def test_weights_and_scores(name: str) -> None:
     query, key, _ = inputs()
     lazy = cut([query, key], ((1, 3, 5, 4), (2, 1, 4, 8)))
-    assert_near(attention_weights(*lazy, **options(name)), attention_weights(query, key, **options(name)))
+    lazily, expected = (sdpa_xp.attention_weights(*x, **options(name)) for x in (lazy, (query, key)))
+    assert_near(lazily, expected)
     chosen = {n: x for n, x in options(name).items() if n not in ("sinks", "dropout_p", "rng")}
-    assert_near(attention_scores(*lazy, **chosen), attention_scores(query, key, **chosen))
+    assert_near(sdpa_xp.attention_scores(*lazy, **chosen), sdpa_xp.attention_scores(query, key, **chosen))
 
 
 @pytest.mark.sampled(3)
@@ -161,7 +151,7 @@ def test_options_with_chunks_of_no_elements(name: str, first: int) -> None:
     for argument, gradient in pullback(expected).items():
         np.testing.assert_allclose(gradients[argument], gradient, atol=2e-6)
     states = [attention_state(*arrays), attention_state(*map(empty_chunks, arrays))]
-    merged = merge_states([states[1], AttentionState(*map(empty_chunks, states[0]))])
+    merged = sdpa_xp.merge_states([states[1], sdpa_xp.AttentionState(*map(empty_chunks, states[0]))])
     assert_near(merged.output, states[0].output)
 
 
@@ -244,7 +234,7 @@ def test_packed_sequences() -> None:
         {"sinks": np.ones((3, 4), F)},
     ):
         assert_near(varlen_attention(*lazy, *lengths, **rules), varlen_attention(*arrays, *lengths, **rules))
-        states = (varlen_attention_state(*arrays_of_one, *lengths, **rules) for arrays_of_one in (lazy, arrays))
+        states = (sdpa_xp.varlen_attention_state(*x, *lengths, **rules) for x in (lazy, arrays))
         for part in zip(*states, strict=True):
             assert_near(*part)
     dropped = [

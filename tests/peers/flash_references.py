@@ -224,9 +224,7 @@ def flashinfer_merge_state(v_a: Any, s_a: Any, v_b: Any, s_b: Any) -> State:
     return np.asarray(v), s
 
 
-def xformers(
-    query: Any, key: Any, value: Any, q_seqlen: list[int], kv_seqlen: list[int], causal: str
-) -> Floats:
+def xformers(query: Any, key: Any, value: Any, q_seqlen: Any, kv_seqlen: Any, causal: str) -> Floats:
     """memory_efficient_attention, (M, H, K), with a BlockDiagonalMask.from_seqlens that is materialized.
 
     Blocks of 0, all else -inf; a causal block is -inf after the diagonal, which BlockDiagonalCausalMask

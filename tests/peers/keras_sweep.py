@@ -140,13 +140,8 @@ def sweep(calls: list[int]) -> Iterator[str]:
         cases = COMMON | (OF_MULTI_HEAD if name == "MultiHeadAttention" else {})
         named = {word for options, call, _ in cases.values() for word in (*options, *call)}
         for function in (original.__init__, original.call):
-            arguments = set(inspect.signature(function).parameters) - {
-                "self",
-                "kwargs",
-                "query",
-                "value",
-                *SIZES[name],
-            }
+            ours = {"self", "kwargs", "query", "value", *SIZES[name]}
+            arguments = set(inspect.signature(function).parameters) - ours
             if unnamed := arguments - named:
                 yield f"{name}: no case names {sorted(unnamed)}"
         for title, (options, call, by_us) in list(cases.items())[::EVERY]:

@@ -14,14 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.experimental import context_parallel
 
-from sdpa_xp import (
-    AttentionState,
-    attention_state,
-    attention_weights,
-    masks,
-    merge_states,
-    scaled_dot_product_attention,
-)
+import sdpa_xp
+from sdpa_xp import AttentionState, attention_state, masks, merge_states, scaled_dot_product_attention
 
 
 def refused(function: Callable[..., object], *arrays: torch.Tensor) -> str:
@@ -49,7 +43,7 @@ def work(rank: int, path: str) -> None:
         assert "`.to_local()`" in message, message
         assert "`merge_states`" in message, message
     assert "`key`" in refused(attention_state, query, *shards(1)[1:])
-    assert "to_local" in refused(attention_weights, *shards(1)[:2])
+    assert "to_local" in refused(sdpa_xp.attention_weights, *shards(1)[:2])
 
     # The ways that the message names: heads by themselves, and keys by their states.
     heads = scaled_dot_product_attention(*(x.to_local() for x in shards(1)), is_causal=True)

@@ -108,11 +108,8 @@ def test_masks_of_sdpa_xp(p: float) -> None:
 
 def test_what_equinox_refuses_is_refused() -> None:
     ours, words, keys = replace_attention(layer()), array(LENGTH, EMBED), array(KEYS, EMBED)
-    for mask in (
-        np.ones((1, KEYS), bool),
-        np.ones((1, LENGTH, KEYS), bool),
-        np.ones((2, 1, LENGTH, KEYS), bool),
-    ):
+    shapes = (1, KEYS), (1, LENGTH, KEYS), (2, 1, LENGTH, KEYS)
+    for mask in (np.ones(shape, bool) for shape in shapes):
         for attention in (layer(), ours):
             with pytest.raises(ValueError, match=r"mask|vmap"):
                 attention(words, keys, keys, mask)

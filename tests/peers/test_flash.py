@@ -25,17 +25,8 @@ from peers.flash_references import (
 )
 from peers.judged import CLOSE
 
-from sdpa_xp import (
-    AttentionState,
-    PagedKVCache,
-    attention_state,
-    biases,
-    masks,
-    merge_states,
-    scaled_dot_product_attention,
-    varlen_attention,
-    varlen_attention_state,
-)
+import sdpa_xp
+from sdpa_xp import PagedKVCache, attention_state, biases, masks, scaled_dot_product_attention, varlen_attention
 from sdpa_xp.positional import RotaryTables
 
 TABLE = [[4, 0, 7], [2, 5, -1], [1, 6, 3]]
@@ -95,7 +86,7 @@ def test_flash_attn_varlen_func(ragged: Any, name: str) -> None:
     """softmax_lse is (heads, total_q)."""
     output, lse = packed(flash_attention_state, *ragged, RAGGED_Q, RAGGED_K, **OPTIONS[name])
     ours = varlen_attention(*ragged, RAGGED_Q, RAGGED_K, **stated(OPTIONS[name]))
-    state = varlen_attention_state(*ragged, RAGGED_Q, RAGGED_K, **stated(OPTIONS[name]))
+    state = sdpa_xp.varlen_attention_state(*ragged, RAGGED_Q, RAGGED_K, **stated(OPTIONS[name]))
     close(ours, output)
     close(state.output, output)
     close(state.lse, lse)
@@ -300,7 +291,8 @@ def test_the_merged_states_of_flashinfer(rng: np.random.Generator) -> None:
     ]
     peer_states = [(state.output, state.lse.T) for state in states]
     v, s = flashinfer_merge_state(*peer_states[0], *peer_states[1])
-    merged = merge_states([AttentionState(v, s.T) for v, s in peer_states], lse_base=2, layout="...LHE")
+    turned = [sdpa_xp.AttentionState(v, s.T) for v, s in peer_states]
+    merged = sdpa_xp.merge_states(turned, lse_base=2, layout="...LHE")
     close(merged.output, v)
     close(merged.lse.T, s)
 
@@ -322,9 +314,7 @@ def test_jagged_tensors_of_torch(rng: np.random.Generator) -> None:
     before = theirs(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
     after = varlen_attention(q.values(), k.values(), v.values(), q.offsets(), k.offsets())
     close(after, before.values())
-    with pytest.raises(
-        TypeError, match=r"`\.values\(\)` and `\.offsets\(\)` of a jagged tensor to `varlen_att"
-    ):
+    with pytest.raises(TypeError, match=r"`\.values\(\)` and `\.offsets\(\)` of a jagged tensor to `varlen"):
         scaled_dot_product_attention(q, k, v)
 
 

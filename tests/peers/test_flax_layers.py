@@ -114,10 +114,7 @@ def test_masks(api: str, calls: list[int]) -> None:
     cases = [(dtype, shape) for dtype in ("bool", "int32", "float32") for shape in shapes]
     cases += [(dtype, (BATCH, 1, LENGTH, KEYS)) for dtype in ("uint8", "float16", "bfloat16")]
     arrays_of_masks = {f"{dtype} {shape}": jnp.asarray(allowed(*shape)).astype(dtype) for dtype, shape in cases}
-    runs = {
-        name: lambda attend, mask=mask: attend(*inputs(BATCH), mask=mask)
-        for name, mask in arrays_of_masks.items()
-    }
+    runs = {name: lambda attend, x=x: attend(*inputs(BATCH), mask=x) for name, x in arrays_of_masks.items()}
     assert set(compared(runs, *pair(api), calls).values()) == {1}
 
 

@@ -158,10 +158,8 @@ def test_score_mod(rng: np.random.Generator, name: str, mask: str | None, groups
 )
 def test_score_mod_said_without_a_function(rng: np.random.Generator, name: str, said: dict[str, Any]) -> None:
     arrays = draw(rng)
-    results = {
-        "flex": flex(arrays, score_mod=SCORE_MODS[name]),
-        "ours": scaled_dot_product_attention(**arrays, **said),
-    }
+    flexed = flex(arrays, score_mod=SCORE_MODS[name])
+    results = {"flex": flexed, "ours": scaled_dot_product_attention(**arrays, **said)}
     assert_agree(xp, results, arrays | {"bias": modified(arrays, SCORE_MODS[name])})
 
 

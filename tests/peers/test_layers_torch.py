@@ -39,9 +39,7 @@ def draw(rng: np.random.Generator, rules: dict[str, Any]) -> list[Any]:
     return [torch.asarray(rng.standard_normal(shape), dtype=torch.float32) for shape in shapes]
 
 
-def plainly(
-    xp: Any, layer: MultiHeadAttention, attend: Any, inputs: list[Any], allowed: Any
-) -> tuple[Any, Any]:
+def plainly(xp: Any, layer: MultiHeadAttention, attend: Any, inputs: Any, allowed: Any) -> tuple[Any, Any]:
     """The layer in the words of a textbook: output and weights."""
     apart = []
     for x, role in zip(inputs, (layer.query, layer.key, layer.value), strict=True):
@@ -54,9 +52,7 @@ def plainly(
     return (y if out.bias is None else y + out.bias), weights
 
 
-def judged(
-    layer: MultiHeadAttention, inputs: list[Any], allowed: Any, outputs: dict[str, Any], which: int
-) -> None:
+def judged(layer: MultiHeadAttention, inputs: Any, allowed: Any, outputs: dict[str, Any], which: int) -> None:
     """Each of `outputs` is as near to float64 as the textbook's formula in float32."""
     wide = layer.with_parameters({name: x.double().numpy() for name, x in layer.parameters.items()})
     numbers = [x.double().numpy() for x in inputs]

@@ -10,18 +10,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from sdpa_xp import (  # noqa: E402
-    KVCache,
-    PagedKVCache,
-    attention_state,
-    attention_weights,
-    layers,
-    masks,
-    scaled_dot_product_attention,
-    scaled_dot_product_attention_vjp,
-    varlen_attention,
-    varlen_attention_state,
-)
+import sdpa_xp  # noqa: E402
+from sdpa_xp import KVCache, attention_state, layers, masks, scaled_dot_product_attention  # noqa: E402
 
 
 def arrays(length: int = 70, dtype: Any = torch.float32) -> list[Any]:
@@ -30,20 +20,19 @@ def arrays(length: int = 70, dtype: Any = torch.float32) -> list[Any]:
 
 
 LAYER = layers.MultiHeadAttention.init(torch.Generator().manual_seed(0), 16, num_heads=2)
+LENGTHS: dict[str, Any] = {"cu_seqlens_q": [0, 9, 70], "cu_seqlens_k": [0, 9, 70], "layout": "...HLE"}
 CALLS: dict[str, Callable[..., Any]] = {
     "default": scaled_dot_product_attention,
     "portable": lambda q, k, v: scaled_dot_product_attention(q, k, v, implementation="xp"),
     "masked": lambda q, k, v: scaled_dot_product_attention(q, k, v, masks.sliding_window(9, 2)),
     "state": lambda q, k, v: attention_state(q, k, v, is_causal=True).output,
     "lse": lambda q, k, v: attention_state(q, k, v, is_causal=True).lse,
-    "weights": lambda q, k, v: attention_weights(q, k),
+    "weights": lambda q, k, v: sdpa_xp.attention_weights(q, k),
     "cache": lambda q, k, v: KVCache(k, v).attend(q),
-    "paged": lambda q, k, v: PagedKVCache(k, v, [[0]], [q.shape[-2]]).attend(q),
-    "varlen state": lambda q, k, v: (
-        varlen_attention_state(q[0], k[0], v[0], [0, 9, 70], [0, 9, 70], layout="...HLE").lse
-    ),
-    "varlen": lambda q, k, v: varlen_attention(q[0], k[0], v[0], [0, 9, 70], [0, 9, 70], layout="...HLE"),
-    "gradient": lambda q, k, v: scaled_dot_product_attention_vjp(q, k, v)[1](v)["key"],
+    "paged": lambda q, k, v: sdpa_xp.PagedKVCache(k, v, [[0]], [q.shape[-2]]).attend(q),
+    "varlen state": lambda q, k, v: sdpa_xp.varlen_attention_state(q[0], k[0], v[0], **LENGTHS).lse,
+    "varlen": lambda q, k, v: sdpa_xp.varlen_attention(q[0], k[0], v[0], **LENGTHS),
+    "gradient": lambda q, k, v: sdpa_xp.scaled_dot_product_attention_vjp(q, k, v)[1](v)["key"],
     "layer": lambda q, k, v: LAYER(q[0]),
 }
 

@@ -82,8 +82,7 @@ def test_same_as_the_reference(name: str, dtype: str, kernel_calls: list[Any]) -
 @pytest.mark.parametrize("layout", ["...HLE", "...LHE"])
 def test_nothing_is_copied(dtype: str, layout: str, kernel_calls: list[Any]) -> None:
     """The kernel reads the caller's memory, with the heads of the keys, and the caller gets the kernel's."""
-    shapes = [(2, 4, 5, 8), (2, 2, 70, 8), (2, 2, 70, 8)]
-    arrays = numbers(1, *shapes, dtype=dtype)
+    arrays = numbers(1, *GROUPED, dtype=dtype)
     if layout == "...LHE":
         arrays = [np.swapaxes(np.swapaxes(x, 1, 2).copy(), 1, 2) for x in arrays]
     arrays[1].flags.writeable = False
@@ -92,7 +91,7 @@ def test_nothing_is_copied(dtype: str, layout: str, kernel_calls: list[Any]) -> 
     for tensor, array in zip(tensors, [*arrays, output], strict=True):
         assert tensor.data_ptr() == array.__array_interface__["data"][0]
         assert str(tensor.dtype) == f"torch.{dtype}"
-    assert [tuple(tensor.shape) for tensor in tensors[:3]] == shapes
+    assert (*(tuple(tensor.shape) for tensor in tensors[:3]),) == GROUPED
 
 
 UNUSUAL: dict[str, Any] = {
@@ -119,11 +118,8 @@ def test_any_array_of_numpy_is_read_as_it_is(name: str, dtype: str, kernel_calls
     output, expected = attend(*arrays, mask), scaled_dot_product_attention(*arrays, mask)
     assert kernel_calls
     assert output.dtype == arrays[0].dtype
-    np.testing.assert_allclose(
-        output.astype("float64"),
-        expected.astype("float64"),
-        atol=2e-6 if "32" in dtype or "64" in dtype else 2e-2,
-    )
+    bound = 2e-6 if "32" in dtype or "64" in dtype else 2e-2
+    np.testing.assert_allclose(output.astype("float64"), expected.astype("float64"), atol=bound)
     assert [x.tobytes() for x in arrays] == before
     assert all(tensor.data_ptr() % tensor.element_size() == 0 for tensors in kernel_calls for tensor in tensors)
 
@@ -200,13 +196,8 @@ def test_modes_of_torch_change_nothing(rules: dict[str, Any]) -> None:
         inside.append(attend(*arrays, **rules))
         return x
 
-    for mode in (
-        FakeTensorMode(),
-        torch.autocast("cpu"),
-        torch.inference_mode(),
-        torch.device("meta"),
-        torch.no_grad(),
-    ):
+    modes = FakeTensorMode(), torch.autocast("cpu"), torch.inference_mode(), torch.device("meta")
+    for mode in (*modes, torch.no_grad()):
         with mode:
             inside.append(attend(*arrays, **rules))
     torch.func.vmap(in_vmap)(torch.ones(2))

@@ -67,9 +67,7 @@ def test_a_model_uses_it_while_it_has_the_name() -> None:
     assert uses_sdpa_xp(torch.nn.Sequential(torch.nn.Identity(), model))
     model.set_attn_implementation("eager")
     assert not uses_sdpa_xp(model)
-    with pytest.raises(
-        TypeError, match=r"^uses_sdpa_xp: `model` must be a model of transformers; got model=<int>"
-    ):
+    with pytest.raises(TypeError, match=r"^uses_sdpa_xp: `model` must be a model of transformers; got model="):
         uses_sdpa_xp(3)
 
 
@@ -84,9 +82,7 @@ def test_a_model_uses_it_while_it_has_the_name() -> None:
 )
 def test_models_with_attention_of_their_own_warn(name: str, options: dict[str, Any], calls: list[int]) -> None:
     """Once for each type, also of a model with several parts of it; they compute what eager attention does."""
-    said = (
-        rf"^xp_attention: models of type `{name}` have attention code of their own, which sdpa_xp does not repl"
-    )
+    said = rf"^xp_attention: models of type `{name}` have attention code of their own, which sdpa_xp"
     torch.manual_seed(0)
     with pytest.warns(UserWarning, match=said):
         model = of_type(name, register(), **options).eval()

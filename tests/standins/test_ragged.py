@@ -278,9 +278,7 @@ def assert_agrees(call: Callable[[Place], Any], dtype: Any = torch.float32) -> N
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("call", [varlen, paged, paged_packed])
 @pytest.mark.parametrize("in_groups", [False, True])
-def test_each_option(
-    call: Callable[..., Any], name: str, in_groups: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_option(call: Any, name: str, in_groups: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if in_groups:  # as if launches cost little, so that sequences of a group do not lie side by side
         override(monkeypatch, "WORK_OF_LAUNCHES", Work(100, 1500))
     assert_agrees(lambda place: call(place, OPTIONS[name](place)))

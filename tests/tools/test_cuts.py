@@ -22,10 +22,8 @@ def extracted(model: onnx.ModelProto, folder: Path, inputs: list[str], outputs: 
 
 def edges(model: onnx.ModelProto, count: int) -> list[str]:
     """Names of activations all over the graph: floats of known ranks that are the only output of their node."""
-    known = {
-        value.name: value.type.tensor_type
-        for value in onnx.shape_inference.infer_shapes(model).graph.value_info
-    }
+    inferred = onnx.shape_inference.infer_shapes(model).graph.value_info
+    known = {value.name: value.type.tensor_type for value in inferred}
     floats = {
         name
         for name, kind in known.items()

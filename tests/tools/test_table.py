@@ -77,11 +77,9 @@ def test_quantize_static_of_all_operators(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["QDQ", "QOperator"])
 def test_quantize_static_of_products_of_the_primitive_form(kind: str) -> None:
     name = "primitive 21, padding"
+    kinds = {"quant_format": QuantFormat[kind], "op_types_to_quantize": ["MatMul"]}
     with pytest.raises(Exception, match="does not match"):
-        run(
-            quantized(name, quant_format=QuantFormat[kind], op_types_to_quantize=["MatMul"]),
-            MODELS[name].feeds(0),
-        )
+        run(quantized(name, **kinds), MODELS[name].feeds(0))
 
 
 @pytest.mark.sampled(5)

@@ -12,32 +12,12 @@ from typing import Any
 import array_api_strict as strict
 import numpy as np
 import pytest
+import traced_calls
+import traced_table as table
 from graphs import run
 from internals import GraphValue, graph_namespace
-from traced_calls import (
-    DTYPES,
-    INTEGERS,
-    REFUSED,
-    assert_all_same,
-    counts,
-    expected_of,
-    feeds_of,
-    model_of,
-    numbers,
-    of_two_arrays,
-    takes_more,
-)
-from traced_table import (
-    BESIDE_THE_STANDARD,
-    BINARY,
-    COUNTED,
-    IN_PLACE,
-    JOINED,
-    NO_FUNCTIONS,
-    OPERATORS,
-    UNARY,
-    Row,
-)
+from traced_calls import DTYPES, INTEGERS, REFUSED, counts, expected_of, feeds_of, model_of, numbers, takes_more
+from traced_table import BINARY, COUNTED, IN_PLACE, JOINED, NO_FUNCTIONS, OPERATORS, UNARY, Row
 
 from sdpa_xp_export import TensorSpec, to_onnx
 
@@ -56,7 +36,7 @@ def check(rows: Mapping[str, Row], *arguments: Any) -> None:
                 model_of({name: rows[name]}, *arguments)
     if expected:
         model, counted = model_of({name: rows[name] for name in expected}, *arguments)
-        assert_all_same(expected, counted, run(model, feeds_of(*arguments)))
+        traced_calls.assert_all_same(expected, counted, run(model, feeds_of(*arguments)))
 
 
 def test_each_function_has_a_row() -> None:
@@ -65,7 +45,8 @@ def test_each_function_has_a_row() -> None:
     }
     assert (
         offered
-        == {name for name in {*BINARY, *JOINED, *UNARY} if name[0] != "_"} - NO_FUNCTIONS | BESIDE_THE_STANDARD
+        == {name for name in {*BINARY, *JOINED, *UNARY} if name[0] != "_"} - NO_FUNCTIONS
+        | table.BESIDE_THE_STANDARD
     )
     files = [file for file in vars(graph_namespace).values() if hasattr(file, "__all__")]
     computed = {name for file in files for name, x in vars(file).items() if hasattr(x, "__wrapped__")}
@@ -86,7 +67,7 @@ def test_each_operator_has_a_row() -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("one", "other"), [*itertools.product(DTYPES, DTYPES)])
 def test_of_two_arrays(one: str, other: str) -> None:
-    for rows, arguments in of_two_arrays(BINARY | OPERATORS | IN_PLACE | JOINED, one, other):
+    for rows, arguments in traced_calls.of_two_arrays(BINARY | OPERATORS | IN_PLACE | JOINED, one, other):
         check(rows, *arguments)
 
 

@@ -36,18 +36,8 @@ def traced(function: Callable[..., Any], *arrays: np.ndarray, **keywords: Any) -
 ARITHMETIC = ["add", "subtract", "multiply", "divide", "remainder", "floor_divide", "maximum", "minimum"]
 ARITHMETIC += ["where", "abs", "negative", "square", "floor", "sqrt", "max", "min", "__add__", "__sub__"]
 ARITHMETIC += ["__mul__", "__truediv__", "__floordiv__", "__mod__", "__neg__", "__abs__"]
-COMPARED = [
-    "equal",
-    "not_equal",
-    "less",
-    "less_equal",
-    "greater",
-    "greater_equal",
-    "__eq__",
-    "__ne__",
-    "__lt__",
-]
-COMPARED += ["__le__", "__gt__", "__ge__"]
+COMPARED = ["equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "__eq__", "__ne__"]
+COMPARED += ["__lt__", "__le__", "__gt__", "__ge__"]
 MOVED = ["take", "reshape", "permute_dims", "moveaxis", "expand_dims", "squeeze", "broadcast_to", "unstack"]
 MOVED += ["__getitem__", "mT"]
 CLOSE = ["exp", "log", "tanh", "sin", "cos", "mean", "sum", "var", "std", "pow", "__pow__"]

@@ -10,20 +10,7 @@ import onnx
 import onnx.numpy_helper
 import pytest
 from calls import moved
-from graphs import (
-    BATCH,
-    EVERY_CALL,
-    Arrays,
-    Rules,
-    held_by,
-    in_each_form,
-    operands,
-    qkv,
-    run,
-    run_in,
-    session_of,
-    spec,
-)
+from graphs import BATCH, Arrays, Rules, held_by, in_each_form, operands, qkv, run, run_in, session_of, spec
 from short_runs import assert_right
 
 from sdpa_xp import KVCache, PagedKVCache, biases, masks
@@ -215,7 +202,7 @@ def test_other_dtypes(rng: np.random.Generator, dtype: str, padded: bool, opset:
     filled = np.asarray([0, 3, 2] if padded else [6, 6, 6], np.int32)
     feeds = arrays | past | ({"past_lengths": filled} if padded else {})
     specs = {name: spec(x, {}) for name, x in feeds.items()}
-    for form in EVERY_CALL:
+    for form in graphs.EVERY_CALL:
         outputs = ("output", "lse")
         model = export_attention(**specs, is_causal=True, form=form, opset=opset, outputs=outputs)
         session = session_of(model)

@@ -32,10 +32,8 @@ def mask_of(model: onnx.ModelProto, feeds: dict[str, NDArray[Any]]) -> tuple[NDA
     (index,) = (index for index, node in enumerate(graph.node) if node.op_type == "Attention")
     node = graph.node[index]
     causal = any(attribute.name == "is_causal" and attribute.i for attribute in node.attribute)
-    kinds = {
-        value.name: value.type.tensor_type
-        for value in onnx.shape_inference.infer_shapes(model).graph.value_info
-    }
+    inferred = onnx.shape_inference.infer_shapes(model).graph.value_info
+    kinds = {value.name: value.type.tensor_type for value in inferred}
     dtype = onnx.helper.tensor_dtype_to_np_dtype(kinds[node.input[3]].elem_type).name
     cast = onnx.helper.make_node("Cast", [node.input[3]], ["mask"], to=onnx.TensorProto.FLOAT)
     del graph.node[index:]

@@ -4,25 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import graphs
 import ml_dtypes
 import numpy as np
 import pytest
-from graphs import (
-    BATCH,
-    EVERY_CALL,
-    RULES,
-    Rules,
-    assert_close,
-    check,
-    check_forms,
-    in_each_form,
-    library,
-    moved,
-    operands,
-    qkv,
-    run,
-    spec,
-)
+from graphs import BATCH, EVERY_CALL, RULES, Rules, check, check_forms, library, moved, operands, qkv, run, spec
 from internals import open_session, reference, run_session
 from short_runs import assert_right
 
@@ -133,7 +119,7 @@ def test_bfloat16(rng: np.random.Generator, rules: Rules, layout: str) -> None:
     specs = [spec(x, names) for x in moved(arrays, layout).values()]
     wide = {name: x.astype(F) if x.dtype == BFLOAT16 else x for name, x in arguments.items()}
     exact = library({name: x.astype(F) for name, x in arrays.items()}, ("output",), **rules(**wide))["output"]
-    for model in in_each_form(*specs, **argument_specs, layout=layout, forms=["attention", *EVERY_CALL]):
+    for model in graphs.in_each_form(*specs, **argument_specs, layout=layout, forms=["attention", *EVERY_CALL]):
         output = run_session(open_session(model, "CPUExecutionProvider"), moved(arrays, layout) | arguments)[
             "output"
         ]
@@ -182,4 +168,4 @@ def test_weights_of_a_batch_that_the_values_have(rng: np.random.Generator) -> No
     assert_right(model)
     outputs, expected = run(model, arrays), library(arrays, ("output", "weights", "lse"))
     expected["weights"] = np.broadcast_to(expected["weights"], (BATCH, 4, 5, 9))
-    assert_close(outputs, expected)
+    graphs.assert_close(outputs, expected)

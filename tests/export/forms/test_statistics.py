@@ -164,9 +164,8 @@ def test_other_programs(form: str, engine: Any) -> None:
         sizes = SIZES if "top_keys" in names else {"block_size": (5, 7)}
         return attention_statistics(query, key, of=names, attn_mask=mask, **sizes)
 
-    assert verify_layer(
-        to_onnx(layer, X, KEYS, form=form, runtime=runtime), layer, engine=engine, seed=0
-    ).agrees
+    model = to_onnx(layer, X, KEYS, form=form, runtime=runtime)
+    assert verify_layer(model, layer, engine=engine, seed=0).agrees
 
 
 def test_jit_returns_statistics(rng: np.random.Generator) -> None:
@@ -189,15 +188,13 @@ def test_jit_returns_statistics(rng: np.random.Generator) -> None:
 def test_a_cache_has_statistics_too(rng: np.random.Generator) -> None:
     """Of the tokens in it and the new ones, whose queries are the last."""
     query, new, past = (TensorSpec("float32", (1, 2, n, 8)) for n in ("L", "L", "P"))
-    model = export_attention(
-        query, new, new, past_key=past, past_value=past, is_causal=True, outputs=OF, form="tiled"
-    )
+    cached: dict[str, Any] = {"past_key": past, "past_value": past, "is_causal": True}
+    model = export_attention(query, new, new, **cached, outputs=OF, form="tiled")
     q, k, old = (rng.standard_normal((1, 2, n, 8)).astype(F) for n in (3, 3, 200))
     results = run(model, {"query": q, "key": k, "value": k, "past_key": old, "past_value": old})
     arrays = {"query": q, "key": np.concatenate([old, k], axis=-2)}
     rules = {"attn_mask": masks.causal("lower_right")}
-    exact = reference.attention(arrays["query"], arrays["key"], arrays["key"], np.tri(3, 203, 200, dtype=bool))[
-        2
-    ]
+    allowed = np.tri(3, 203, 200, dtype=bool)
+    exact = reference.attention(arrays["query"], arrays["key"], arrays["key"], allowed)[2]
     np.testing.assert_allclose(results["key_sums"], exact.sum(axis=-2), atol=2e-6)
     np.testing.assert_allclose(results["row_max"], scores(arrays, **rules).max(axis=-1), rtol=2e-6)

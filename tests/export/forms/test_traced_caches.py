@@ -32,11 +32,7 @@ RULES: dict[str, dict[str, Any]] = {
     "softcap and sinks": {"softcap": 5.0, "sinks": [0.5, -1.0, 2.0, 0.0], "scale": 0.3},
     "function": {"attn_mask": masks.from_function(lambda b, h, i, j: (i - j) % 3 < 2)},
 }
-ROTARIES = {
-    "plain": None,
-    "halves": Rotary(WIDTH),
-    "neighbours, a part": Rotary(6, base=100.0, interleaved=True),
-}
+ROTARIES = {"plain": None, "halves": Rotary(WIDTH), "neighbours": Rotary(6, base=100.0, interleaved=True)}
 
 
 def drawn(tokens: int = TOKENS, batch: int = 2) -> list[np.ndarray]:
@@ -71,9 +67,8 @@ def at_once(arrays: list[Any], rotary: Rotary | None, rules: dict[str, Any]) -> 
     query, key, value = arrays
     if rotary is not None:
         query, key = rotary.apply(query, 0), rotary.apply(key, 0)
-    return np.asarray(
-        scaled_dot_product_attention(query, key, value, is_causal=True, **as_arrays(query, rules))
-    )
+    rules = as_arrays(query, rules)
+    return np.asarray(scaled_dot_product_attention(query, key, value, is_causal=True, **rules))
 
 
 def decoded(model: onnx.ModelProto, arrays: list[np.ndarray], layout: str = "...HLE") -> np.ndarray:
@@ -153,9 +148,8 @@ def test_heads_behind_the_length(rotary: Rotary | None) -> None:
 def test_a_cache_is_joined_once(form: str) -> None:
     """What attention joins is what the graph returns."""
     model = to_onnx(stepping(), QUERY, NEW, NEW, PAST, PAST, form=form)
-    joins = [
-        node.output[0] for node in model.graph.node if node.op_type == "Concat" and "past_" in str(node.input)
-    ]
+    nodes = (node for node in model.graph.node if node.op_type == "Concat" and "past_" in str(node.input))
+    joins = [node.output[0] for node in nodes]
     assert joins == ([] if form == "attention" else ["present_key", "present_value"])
     shapes = [
         [dim.dim_param or dim.dim_value for dim in output.type.tensor_type.shape.dim]

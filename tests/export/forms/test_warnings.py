@@ -87,12 +87,8 @@ def test_what_is_not_warned_of() -> None:
     assert len(record) == 1
     with warned() as record:
         assert verify(model).agrees
-        for mask in (
-            CAUSAL > 0,
-            np.where(CAUSAL > 0, F(0), F(-np.inf)),
-            2 * CAUSAL,
-            masks.from_array(CAUSAL > 0),
-        ):
+        weights = np.where(CAUSAL > 0, F(0), F(-np.inf))
+        for mask in (CAUSAL > 0, weights, 2 * CAUSAL, masks.from_array(CAUSAL > 0)):
             export_attention(QKV, QKV, QKV, mask)
             to_onnx(Masked(mask), QKV)
         export_attention(QKV, QKV, QKV, bias=CAUSAL)

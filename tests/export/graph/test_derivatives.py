@@ -15,18 +15,8 @@ from graphs import run
 from open_calls import FIXED, ROWS, TRACED, Row
 from short_runs import agreed
 
-from sdpa_xp import (
-    KVCache,
-    attention_state,
-    attention_weights,
-    biases,
-    jvp,
-    masks,
-    scaled_dot_product_attention,
-    scaled_dot_product_attention_jvp,
-    scaled_dot_product_attention_laplacian,
-    scaled_dot_product_attention_vjp,
-)
+import sdpa_xp
+from sdpa_xp import jvp, scaled_dot_product_attention, scaled_dot_product_attention_vjp
 from sdpa_xp_export import TensorSpec, jit, to_onnx, verify_layer
 
 F = np.float32
@@ -65,14 +55,14 @@ def hessian(query: Any, key: Any, value: Any, rules: dict[str, Any]) -> dict[str
 @step
 def tangent(query: Any, key: Any, value: Any, rules: dict[str, Any]) -> dict[str, Any]:
     moved = {"query": query * query, "key": key, "value": value}
-    return named(moved=scaled_dot_product_attention_jvp(query, key, value, moved, **rules)[1])
+    return named(moved=sdpa_xp.scaled_dot_product_attention_jvp(query, key, value, moved, **rules)[1])
 
 
 @step
 def laplacian(query: Any, key: Any, value: Any, rules: dict[str, Any]) -> dict[str, Any]:
     xp = query.__array_namespace__()
     moved = {"query": xp.stack([query, -query * query]), "value": xp.stack([value, value])}
-    output, tangents, bend = scaled_dot_product_attention_laplacian(query, key, value, moved, **rules)
+    output, tangents, bend = sdpa_xp.scaled_dot_product_attention_laplacian(query, key, value, moved, **rules)
     return named(output=output, tangents=tangents, bend=bend)
 
 
@@ -149,10 +139,10 @@ TABLE = np.linspace(-1, 1, 64, dtype=F).reshape(8, 8)
 ALONG: dict[str, Callable[..., Any]] = {
     "key alone": lambda q, k, v, t: jvp(lambda z: scaled_dot_product_attention(q, z, v), (k,), (t,)),
     "value alone": lambda q, k, v, t: jvp(lambda z: scaled_dot_product_attention(q, k, z), (v,), (t,)),
-    "weights": lambda q, k, _v, t: jvp(lambda z: attention_weights(q, z), (k,), (t,)),
-    "state": lambda q, k, v, t: jvp(lambda z: attention_state(q, z, v), (k,), (t,))[1].lse,
+    "weights": lambda q, k, _v, t: jvp(lambda z: sdpa_xp.attention_weights(q, z), (k,), (t,)),
+    "state": lambda q, k, v, t: jvp(lambda z: sdpa_xp.attention_state(q, z, v), (k,), (t,))[1].lse,
     "slopes": lambda q, k, v, t: jvp(
-        lambda z: scaled_dot_product_attention(q, k, v, bias=biases.alibi(z[0, :1])), (k,), (t,)
+        lambda z: scaled_dot_product_attention(q, k, v, bias=sdpa_xp.biases.alibi(z[0, :1])), (k,), (t,)
     ),
     "scale": lambda q, k, v, t: jvp(
         lambda z: scaled_dot_product_attention(q, k, v, scale=z[:, :1]), (q,), (t,)
@@ -161,9 +151,7 @@ ALONG: dict[str, Callable[..., Any]] = {
         lambda z: scaled_dot_product_attention_vjp(q, z, v)[1](t)["query"], (k,), (t,)
     ),
     "cache": lambda q, k, v, t: jvp(
-        lambda z: KVCache(k[None, ...], v[None, ...]).append(z[None, ...], v[None, ...]).attend(q[None, ...]),
-        (k,),
-        (t,),
+        lambda z: sdpa_xp.KVCache(k[None], v[None]).append(z[None], v[None]).attend(q[None]), (k,), (t,)
     ),
     "weight": lambda q, _k, _v, _t: jvp(lambda w: q @ w, (TABLE,), (TABLE,)),
     "left operand": lambda q, k, _v, t: jvp(
@@ -235,7 +223,7 @@ def test_large_tokens_show_a_fault_beside_terms_that_cancel(name: str) -> None:
 
 
 def test_a_masked_nan_stays_hidden() -> None:
-    row = Row(lambda: {"attn_mask": masks.padding([3, 1])}, fixed="B")
+    row = Row(lambda: {"attn_mask": sdpa_xp.masks.padding([3, 1])}, fixed="B")
     query, key, value = row.draw(TRACED)
     for array in (key, value):
         array[0, :, 3:], array[1, :, 1:] = np.nan, np.inf
@@ -268,7 +256,7 @@ def test_no_graph_is_kept() -> None:
         return jvp(lambda y: scaled_dot_product_attention(y, x, x), (x,), (x,))[1] + gradient(x)
 
     def gradient(x: Any) -> Any:
-        return scaled_dot_product_attention_jvp(x, x, x, {"query": x})[1]
+        return sdpa_xp.scaled_dot_product_attention_jvp(x, x, x, {"query": x})[1]
 
     to_onnx(layer, X)
     gc.collect()

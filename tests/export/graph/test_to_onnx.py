@@ -19,15 +19,8 @@ import pytest
 from internals import judge, metadata_of
 from short_runs import agreed
 
-from sdpa_xp import (
-    attention_scores,
-    attention_state,
-    attention_weights,
-    biases,
-    dot_product_attention,
-    masks,
-    scaled_dot_product_attention,
-)
+import sdpa_xp
+from sdpa_xp import attention_scores, attention_state, biases, masks, scaled_dot_product_attention
 from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify_layer
 
 X = TensorSpec("float32", ("B", "L", 16))
@@ -113,8 +106,8 @@ def test_masks_and_biases_that_are_computed_or_held() -> None:
 def test_every_function_of_the_library() -> None:
     def layer(x: Any) -> dict[str, Any]:
         state = attention_state(x, x, x, is_causal=True, lse_base=2)
-        layout = dot_product_attention(x[:, :, None, :], x[:, :, None, :], x[:, :, None, :], is_causal=True)
-        weights, scores = attention_weights(x, x, is_causal=True), attention_scores(x, x, softcap=2.0)
+        layout = sdpa_xp.dot_product_attention(*(x[:, :, None, :] for _ in range(3)), is_causal=True)
+        weights, scores = sdpa_xp.attention_weights(x, x, is_causal=True), attention_scores(x, x, softcap=2.0)
         return {**state._asdict(), "weights": weights, "scores": scores, "jax": layout}
 
     x = drawn(3, 5, 16)

@@ -79,10 +79,10 @@ def scaled(
     target: Any,
     read: Callable[[Any], Any],
     change: Callable[[Any], object],
-    seen: Callable[[Any], Any] = lambda target: target,
+    shown_as: Callable[[Any], Any] = lambda target: target,
 ) -> Case:
-    """A layer that reads a number of a value, or of what is seen of it."""
-    value = seen(target)
+    """A layer that reads a number of a value, or of how it is shown."""
+    value = shown_as(target)
     return lambda x: x * read(value), lambda: change(target)
 
 

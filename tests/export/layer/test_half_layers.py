@@ -33,11 +33,7 @@ def test_all_four_take_or_refuse_the_same(name: str, weights: str, inputs: str) 
     layer = LAYERS[name](weights)
     x = X.astype(inputs)
     others = LAYERS[name](inputs)
-    runs: list[Callable[[], Any]] = [
-        lambda: layer(x),
-        lambda: to_onnx(layer, spec(inputs)),
-        lambda: jit(layer)(x),
-    ]
+    runs: list[Any] = [lambda: layer(x), lambda: to_onnx(layer, spec(inputs)), lambda: jit(layer)(x)]
     if weights == inputs:
         for run in runs:
             run()

@@ -297,8 +297,7 @@ def test_errors_name_what_can_help() -> None:
         raise TypeError("no such type")
 
     model = to_onnx(lambda x: x + x, X)
-    with pytest.raises(
-        TypeError, match=r"(?s)^no such type.*\nverify_layer called the layer with NumPy arrays"
-    ) as raised:
+    words = r"(?s)^no such type.*\nverify_layer called the layer with NumPy arrays"
+    with pytest.raises(TypeError, match=words) as raised:
         verify_layer(model, broken)
     assert "draw=" not in str(raised.value.__notes__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache, partial
 from typing import Any
 
@@ -54,8 +53,7 @@ WINDOW = masks.sliding_window(255, 0)
 def right(form: Any, **keywords: Any) -> Any:
     """A model that agrees, with its report."""
     model = to_onnx(LAYER, X, form=form, **keywords)
-    report = agreed(verify_layer(model, LAYER, **keywords))
-    return model, report
+    return model, agreed(verify_layer(model, LAYER, **keywords))
 
 
 @pytest.mark.sampled(3)
@@ -71,13 +69,12 @@ def test_a_wrong_window(wrong: int, form: Any) -> None:
 
 def test_a_wrong_window_of_a_layer_that_cannot_be_traced() -> None:
     """Then the number follows from what `to_onnx` wrote."""
-    mask = masks.sliding_window(255, 0)
-    model = to_onnx(LAYER, X, attn_mask=mask)
+    model = to_onnx(LAYER, X, attn_mask=WINDOW)
 
     def plain(query: Any) -> Any:
         array = np.asarray(query)
         weights = {name: x.astype(array.dtype) for name, x in LAYER.parameters.items()}
-        return LAYER.with_parameters(weights)(array, attn_mask=mask)
+        return LAYER.with_parameters(weights)(array, attn_mask=WINDOW)
 
     report = agreed(verify_layer(model, plain))
     start = "numbers of the layer that the file does not state: the layer cannot be traced, Linear: "
@@ -152,40 +149,23 @@ def test_missing_keywords_are_named() -> None:
     model = to_onnx(LAYER, X, is_causal=True)
     report = verify_layer(model, LAYER)
     assert not report.agrees
-    assert report.notes == (
-        "to_onnx was called with is_causal, and verify_layer was not; pass the same arguments",
-    )
-    assert report.notes[0] in " ".join(str(report).split())
-    assert report.notes[0] in report._repr_html_()
+    (note,) = report.notes
+    assert note == "to_onnx was called with is_causal, and verify_layer was not; pass the same arguments"
+    assert note in " ".join(str(report).split())
+    assert note in report._repr_html_()
     assert verify_layer(model, partial(LAYER, is_causal=True)).notes == ()
     assert verify_layer(changed(model, -np.inf, -30), partial(LAYER, is_causal=True)).notes == ()
 
 
 SHAPES: dict[str, tuple[Any, Any, str]] = {
-    "a shorter axis": (
-        lambda x: x[:, 1:],
-        lambda x: x * 1,
-        r"output.shape \(1, 0, 64\) instead of \(1, 1, 64\)",
-    ),
-    "a longer axis": (
-        lambda x: x * 1,
-        lambda x: x[:, :-1],
-        r"output.shape \(1, 1, 64\) instead of \(1, 0, 64\)",
-    ),
-    "another axis": (
-        lambda x: x[..., None],
-        lambda x: x,
-        r"output.shape \(1, 1, 64, 1\) instead of \(1, 1, 64\)",
-    ),
-    "integers": (
-        lambda x: (x > 0)[:, 1:],
-        lambda x: x > 0,
-        r"output.shape \(1, 0, 64\) instead of \(1, 1, 64\)",
-    ),
+    "a shorter axis": (lambda x: x[:, 1:], lambda x: x * 1, "output.shape (1, 0, 64) instead of (1, 1, 64)"),
+    "a longer axis": (lambda x: x * 1, lambda x: x[:, :-1], "output.shape (1, 1, 64) instead of (1, 0, 64)"),
+    "another axis": (lambda x: x[..., None], lambda x: x, "output.shape (1, 1, 64, 1) instead of (1, 1, 64)"),
+    "integers": (lambda x: (x > 0)[:, 1:], lambda x: x > 0, "output.shape (1, 0, 64) instead of (1, 1, 64)"),
     "one of two": (
         lambda x: (x * 2, x[:, :, 1:]),
         lambda x: (x * 2, x),
-        r"output_1.shape \(1, 1, 63\) instead of \(1, 1, 64\)",
+        "output_1.shape (1, 1, 63) instead of (1, 1, 64)",
     ),
 }
 
@@ -195,7 +175,7 @@ def test_an_output_of_another_shape_disagrees(name: str) -> None:
     exported, layer, words = SHAPES[name]
     report = verify_layer(to_onnx(exported, X), layer, seed=0)
     assert not report.agrees
-    assert re.search(words, " ".join(str(report).split()))
+    assert words in " ".join(str(report).split())
     agreed = {run.output for run in report.runs if run.agreement.agrees}
     assert agreed <= {"output_0"}
     assert ("output_0" in agreed) == (name == "one of two")

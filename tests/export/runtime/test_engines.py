@@ -51,9 +51,7 @@ def test_the_report_names_the_engine(engine: str) -> None:
     assert report.placements
     assert not report.fell_back
     if engine == "openvino":
-        assert report.math_mode.startswith(
-            "float32 (OpenVINO: INFERENCE_PRECISION_HINT=f32, its default here is "
-        )
+        assert report.math_mode.startswith("float32 (OpenVINO: INFERENCE_PRECISION_HINT=f32, its default ")
 
 
 @pytest.mark.usefixtures("short_verify")

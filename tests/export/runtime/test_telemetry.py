@@ -41,11 +41,8 @@ def traces(tmp_path: Path, code: str, **settings: str) -> tuple[list[str], list[
     home = tmp_path / "home"
     home.mkdir()
     environment = {name: value for name, value in os.environ.items() if name != SWITCH}
-    environment |= {
-        "HOME": str(home),
-        "XDG_CACHE_HOME": str(home / "cache"),
-        "PYTHONDONTWRITEBYTECODE": "1",
-    } | settings
+    home_of = {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
+    environment |= home_of | {"PYTHONDONTWRITEBYTECODE": "1"} | settings
     command = [sys.executable, "-c", code]
     if watched := can_trace():
         log = str(tmp_path / "sockets")
@@ -59,10 +56,8 @@ def traces(tmp_path: Path, code: str, **settings: str) -> tuple[list[str], list[
 
 def can_trace() -> bool:
     """Return whether system calls can be watched: strace is installed, and allowed."""
-    return (
-        bool(shutil.which("strace"))
-        and not subprocess.run(["strace", "-qq", "-o", os.devnull, "true"]).returncode
-    )
+    traced = ["strace", "-qq", "-o", os.devnull, "true"]
+    return bool(shutil.which("strace")) and not subprocess.run(traced).returncode
 
 
 def test_onnxruntime_writes_files_unless_it_is_told_not_to(tmp_path: Path) -> None:

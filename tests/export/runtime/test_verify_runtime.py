@@ -129,11 +129,8 @@ def test_the_names_of_nodes_in_a_profile(name: str, escaped: bool) -> None:
     written = json.dumps(name, ensure_ascii=False)[1:-1] if escaped else name
     event = '{{"cat" : "{}","name" :"{}","args" : {}}}'.format
     run_on = '{{"op_name" : "Cast","provider" : "{}"}}'.format
-    events = [
-        "{}",
-        event("Session", "start", run_on("none")),
-        event("Node", "a_fence_before", '{"op_name" : "Cast"}'),
-    ]
+    fence = event("Node", "a_fence_before", '{"op_name" : "Cast"}')
+    events = ["{}", event("Session", "start", run_on("none")), fence]
     events += [event("Node", f"{written}_kernel_time", run_on("CPU"))] * 2
     events += [event("Node", "b_kernel_time", run_on("CUDA"))]
     expected = [(name, "Cast", "CPU"), ("b", "Cast", "CUDA")]

@@ -84,7 +84,7 @@ def test_a_few_queries_are_beyond_a_number_behind_a_cache() -> None:
 
 def test_a_large_batch_and_a_block() -> None:
     assert lines(("B", 8, 900, 16)) == (
-        "a batch of 7: needs 900 queries and 900 keys, 45 million scores" + THOROUGH,
+        f"a batch of 7: needs 900 queries and 900 keys, 45 million scores{THOROUGH}",
     )
     assert lines(("B", 4000, "L", 16), blocks=[128]) == (
         "blocks of 128 queries: needs 130 queries and 130 keys, 68 million scores" + THOROUGH,

@@ -27,6 +27,7 @@ SINKS = np.linspace(-1, 1, 2, dtype=np.float32)
 TABLE = np.linspace(-1, 1, 2 * 20 * 20, dtype=np.float32).reshape(2, 20, 20)
 """More than 1,024 bytes, so that it may be stored in a file of its own."""
 FIXED = TensorSpec("float32", ("B", 2, 20, 8))
+CALL = dict.fromkeys(("query", "key", "value"), FIXED) | {"bias": TABLE, "sinks": SINKS}
 STALE = "the verdict in the metadata is stale: the graph has changed since"
 
 
@@ -112,11 +113,10 @@ def test_an_infinite_error_is_null(path: Path) -> None:
     for tensor in model.graph.initializer:
         if tensor.name == "sinks":
             tensor.CopyFrom(numpy_helper.from_array(np.full(2, np.nan, np.float32), "sinks"))
-    call = dict.fromkeys(("query", "key", "value"), FIXED) | {"bias": TABLE, "sinks": SINKS}
-    assert not verify(model, call=call, seed=0, record=True).agrees
+    assert not verify(model, call=CALL, seed=0, record=True).agrees
     (entry,) = (entry for entry in model.metadata_props if ".verdict" in entry.key)
     assert json.loads(entry.value, parse_constant=pytest.fail)["error"] is None
-    assert "error infinite" in recorded(model, call=call)
+    assert "error infinite" in recorded(model, call=CALL)
 
 
 def test_a_file_that_cannot_be_written_costs_no_run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,8 +158,7 @@ def test_an_edit_makes_it_stale(path: Path, name: str) -> None:
     model = onnx.load(path)
     (EDITS | NO_EDITS)[name](model)
     onnx.save(model, path)
-    call = dict.fromkeys(("query", "key", "value"), FIXED) | {"bias": TABLE, "sinks": SINKS}
-    stated = recorded(path, call=call)
+    stated = recorded(path, call=CALL)
     assert (stated == STALE) is (name in EDITS), stated
 
 
@@ -170,15 +169,14 @@ def test_it_is_never_trusted(path: Path) -> None:
     (verdict,) = verdicts(model)
     assert verdict["agrees"]
     changed_number("bias", model)
-    call = dict.fromkeys(("query", "key", "value"), FIXED) | {"bias": TABLE, "sinks": SINKS}
-    report = verify(model, call=call, seed=0, record=True)
+    report = verify(model, call=CALL, seed=0, record=True)
     assert not report.agrees
     assert STALE in report.notes
     (verdict,) = verdicts(model)
     assert (verdict["agrees"], verdict["call_from_metadata"]) == (False, False)
     entry = model.metadata_props[-1]
     entry.value = json.dumps(verdict | {"agrees": True})
-    report = verify(model, call=call, seed=0)
+    report = verify(model, call=CALL, seed=0)
     assert not report.agrees
     assert any(note.endswith(", for a call that was passed") for note in report.notes)
 
@@ -199,9 +197,8 @@ def test_any_text_may_be_there(path: Path, text: str, is_fresh: bool) -> None:
     verify(model, seed=0, record=True)
     (verdict,) = verdicts(model)
     if is_fresh and text[:2] in ("{}", '{"'):
-        text = json.dumps(
-            json.loads(text) | {"graph": verdict["graph"], "engine": {"{runs}": [1]}, "error": None}
-        )
+        fresh = {"graph": verdict["graph"], "engine": {"{runs}": [1]}, "error": None}
+        text = json.dumps(json.loads(text) | fresh)
     model.metadata_props[-1].value = text
     stated = recorded(model)
     if not isinstance(read_as_json(text), dict) or text == "{}":
@@ -241,9 +238,7 @@ def test_a_file_that_changes_meanwhile_is_not_written(path: Path) -> None:
     def watch(*_: object) -> None:
         save(other, path, overwrite=True)
 
-    with pytest.raises(
-        ValueError, match=r"^verify: `model` must not change while it is verified; its verdict was"
-    ):
+    with pytest.raises(ValueError, match=r"^verify: `model` must not change while it is verified; its verd"):
         verify(path, seed=0, record=True, watch=watch)
     assert onnx.load(path) == other
 

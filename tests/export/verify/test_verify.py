@@ -109,13 +109,8 @@ SINKS = np.linspace(-1, 1, 4, dtype=np.float32)
 class TestAgainstACallThatIsWrittenDown:
     """Nothing in the file is trusted, neither its metadata nor its numbers."""
 
-    CALL: ClassVar[dict[str, Any]] = {
-        "query": FIXED,
-        "key": FIXED,
-        "value": FIXED,
-        "sinks": SINKS,
-        "is_causal": True,
-    }
+    CALL: ClassVar[dict[str, Any]] = dict.fromkeys(("query", "key", "value"), FIXED)
+    CALL |= {"sinks": SINKS, "is_causal": True}
 
     def test_the_same_call(self) -> None:
         model = export_attention(**self.CALL)

@@ -8,7 +8,7 @@ from typing import Any
 import internals
 import numpy as np
 import pytest
-from internals import LARGE, CallLengths, Case, ExportCall, checked_call, poison, random_inputs, with_nan
+from internals import CallLengths, Case, ExportCall, checked_call, poison, random_inputs, with_nan
 from short_runs import short_settings
 
 from sdpa_xp import biases, masks
@@ -57,7 +57,7 @@ def test_one_seed_draws_one_sample() -> None:
 
 
 @pytest.mark.parametrize("scale", [None, 3.0, -0.02, 40.0])
-@pytest.mark.parametrize("size", [1.0, LARGE])
+@pytest.mark.parametrize("size", [1.0, internals.LARGE])
 def test_scores_are_of_the_size_that_is_asked_for(scale: float | None, size: float) -> None:
     export_call = call(scale=scale)
     arrays = drawn(export_call, size, B=30, L=40)
@@ -264,7 +264,7 @@ def test_inputs_are_poisoned_and_what_is_expected_is_not() -> None:
 
 
 def test_large_scores_have_no_exponential_in_float32() -> None:
-    first = next(trial for trial in tried(call()) if trial.size == LARGE)
+    first = next(trial for trial in tried(call()) if trial.size == internals.LARGE)
     key = np.repeat(first.inputs["key"], 2, axis=1)
     scores = first.inputs["query"] @ key.swapaxes(-1, -2) / 4
     assert np.abs(scores).max() > math.log(np.finfo(np.float32).max)

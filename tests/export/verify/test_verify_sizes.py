@@ -5,22 +5,11 @@ from __future__ import annotations
 import tracemalloc
 from typing import Any
 
+import internals
 import numpy as np
 import pytest
 from edits import changed_output
-from internals import (
-    HUGE,
-    LARGE,
-    CallLengths,
-    ExportCall,
-    checked_call,
-    left_out,
-    override,
-    poison,
-    random_inputs,
-    trial_settings,
-    trials,
-)
+from internals import HUGE, LARGE, CallLengths, ExportCall, left_out, override, poison, trial_settings, trials
 from short_runs import agreed
 
 from sdpa_xp import masks, scaled_dot_product_attention
@@ -29,7 +18,7 @@ from sdpa_xp_export import TensorSpec, export_attention, to_onnx, verify, verify
 
 def call_of(*shape: int | str, **rules: Any) -> ExportCall:
     spec = TensorSpec("float32", shape)
-    return checked_call("test", spec, spec, spec, **rules)
+    return internals.checked_call("test", spec, spec, spec, **rules)
 
 
 @pytest.mark.slow
@@ -98,7 +87,7 @@ def test_inputs_and_hidden_keys_do_not_depend_on_the_pieces(monkeypatch: pytest.
     call = call_of("B", 2, "L", 8, attn_mask=mask, bias=TensorSpec("float32", ("L", "L")))
 
     def drawn() -> dict[str, Any]:
-        arrays = random_inputs(call, {"B": 3, "L": 40}, np.random.default_rng(0), LARGE)
+        arrays = internals.random_inputs(call, {"B": 3, "L": 40}, np.random.default_rng(0), LARGE)
         return poison(call, arrays)
 
     whole = drawn()
@@ -125,9 +114,7 @@ def test_what_a_limit_of_memory_leaves_out() -> None:
     call = call_of("B", 8, "L", 16, attn_mask=masks.sliding_window(1000, 0) & masks.chunked(3000))
     settings = trial_settings(call, memory=10**8)
     window, chunks = left_out(call, (), settings, 10**8)
-    assert window.startswith(
-        "sliding_window(left=1000): needs 1,002 queries and 1,002 keys, 8 million scores; "
-    )
+    assert window.startswith("sliding_window(left=1000): needs 1,002 queries and 1,002 keys, 8 million scores")
     assert window.endswith("; a larger `memory` tries it")
     assert chunks.endswith("72 million scores; a larger `memory` tries it, with `thorough=True`")
     (chunks,) = left_out(call, (), trial_settings(call), None)

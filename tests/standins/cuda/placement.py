@@ -214,9 +214,8 @@ def main(arguments: Sequence[str]) -> int:
             name: summary(models, list(islice(lines, len(models)))) for name, models in chosen.items()
         }
         broken = {name: about["broken"] for name, about in releases[folder.name].items() if about["broken"]}
-        print(
-            f"onnxruntime-gpu {folder.name}: {len(chosen)} groups of graphs; broken rules: {broken}", flush=True
-        )
+        start = f"onnxruntime-gpu {folder.name}: {len(chosen)} groups of graphs"
+        print(f"{start}; broken rules: {broken}", flush=True)
     results = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "python": platform.python_version(),

@@ -25,20 +25,8 @@ isdtype, issubdtype, promote_types, broadcast_shapes = (
     _np.promote_types,
     _np.broadcast_shapes,
 )
-__all__ = [
-    "cuda",
-    "dtype",
-    "finfo",
-    "iinfo",
-    "inf",
-    "isdtype",
-    "nan",
-    "ndarray",
-    "newaxis",
-    "pi",
-    "random",
-    "ufunc",
-]
+__all__ = ["cuda", "dtype", "finfo", "iinfo", "inf", "isdtype", "nan", "ndarray", "newaxis", "pi", "random"]
+__all__ += ["ufunc"]
 __all__ += ["broadcast_shapes", "e", "issubdtype", "promote_types"]
 
 _DTYPES = "bool_ int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64 complex64 complex128"
