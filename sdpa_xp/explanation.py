@@ -176,7 +176,7 @@ def explain(
     # A call in chunks would draw a seed from `rng`, which has to stay as it is.
     if (cut := cut_call(call._replace(options=call.options._replace(dropout_p=0.0)))) is not None:
         return _explain_chunks(cut)
-    if not call.grid.is_traced and is_differentiated(call, has_kernel=False):
+    if not call.grid.access.is_traced and is_differentiated(call, has_kernel=False):
         call = _unrecorded(call)
     plan, widths = call.plan(), call.sizes.width + call.arrays["value"].shape[-1]
     tile_map: tuple[str, ...] = ()

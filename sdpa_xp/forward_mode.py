@@ -18,7 +18,7 @@ from ._libraries.jet_library import kind_of_caller
 from ._libraries.jet_namespace import JetNamespace
 from ._libraries.jets import Jet
 from ._libraries.protocols import AnyArray, Array
-from ._programs.gradient_targets import try_functions
+from ._programs.gradients import try_functions
 from ._programs.output import attend
 from ._sources import ArraySource
 from .biases.custom import check_answers

@@ -60,7 +60,7 @@ class JaxTangentRules:
     """The derivatives of `jax.custom_jvp`, which JAX transposes."""
 
     def may_record(self, grid: Any) -> bool:
-        return bool(grid.is_traced)
+        return bool(grid.access.is_traced)
 
     def constant(self, array: Array) -> Array:
         return cast(Array, sys.modules["jax"].lax.stop_gradient(array))

@@ -8,9 +8,8 @@ from typing import NamedTuple, cast
 
 from .._libraries import LARGEST, dtype_name
 from .._libraries.protocols import Array, Dtype, Namespace, Ufuncs
-from .._run.products import are_few_rows, matmul_grouped, multiply_few_rows
+from .._run.products import are_few_rows, avoid_zero_sum, matmul_grouped, multiply_few_rows
 from .._tiles.plan import Plan
-from .empty_rows import avoid_zero_sum
 from .scores import Scores
 
 

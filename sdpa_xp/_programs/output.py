@@ -40,7 +40,9 @@ class OutputProgram(Program):
     def is_recomputed(self) -> bool:
         # Functions of the caller may read arrays that need gradients, too; so all that is recorded is asked.
         grid = self.grid
-        is_recorded = grid.library.autograd is not None and not (grid.is_traced or grid.is_writeable)
+        is_recorded = grid.library.autograd is not None and not (
+            grid.access.is_traced or grid.access.is_writeable
+        )
         return is_recorded and math.prod(grid.shape) > tuning.MOST_SCORES_KEPT
 
     def slice_leading(self, leading: LeadingSlice) -> Self:
@@ -115,20 +117,20 @@ def attend(
     may_have_nan = grid.padding is not None and isinstance(value, PagedSource)
     guard: NonfiniteGuard = "columns" if may_have_nan else "none"
     readable = partial(attend_readable, guard=guard)
-    if plan.is_small and grid.is_writeable and not grid.is_reproducible:
+    if plan.is_small and grid.access.is_writeable and not grid.is_reproducible:
         computed = readable(scores, value, plan, range(plan.queries))  # a program would take as long again
         results: dict[str, Array] = {name: computed.named(scores.xp, name) for name in names}
         results["output"] = astype_if_needed(scores.xp, computed.output, dtype)
         return results
-    if grid.is_writeable and not plan.is_one_tile:
+    if grid.access.is_writeable and not plan.is_one_tile:
         scores = scores.for_tiles()
     targets = {"output": Target((*shape, value.width), ("rows", None), dtype=dtype)}
     widths = {"lse": 1, "lse_parts": 2}
     targets |= {name: Target((*shape, widths[name]), ("rows", None)) for name in names if name in widths}
     program = OutputProgram(scores, plan, targets, value, _guarded("columns"))
-    if grid.is_traced:  # no value can be read, so all rows are computed in the same way
+    if grid.access.is_traced:  # no value can be read, so all rows are computed in the same way
         return run(program)
-    if not grid.is_writeable:
+    if not grid.access.is_writeable:
         return _attend_on_device(program, guard, returns_checksum="checksum" in names)
     outs = {} if out is None else {"output": out}
     if grid.is_reproducible:
@@ -199,6 +201,6 @@ def _attend_in_patches(
 
     call = in_patches(scores, value, plan)
     # Without an array to write to, a call has all heads at once.
-    parts = [call] if scores.grid.is_writeable else map(call.slice_leading, call.plan.leading_slices)
+    parts = [call] if scores.grid.access.is_writeable else map(call.slice_leading, call.plan.leading_slices)
     computed = [attend(part.scores, part.value, part.plan, dtype, *names) for part in parts]
     return {name: call.in_order([results[name] for results in computed]) for name in names}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
@@ -18,11 +18,11 @@ from .graph_lengths import GraphLengths
 from .tile import GraphTile
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class _GridOfBounds(FormulaGrid):
     """The grid of a call whose integers have a least and a most, (1,), in the graph of a block of queries."""
 
-    host: GraphLengths = field(kw_only=True)
+    host: GraphLengths
 
     def check_integers(
         self, name: str, value: object, least: int = -LARGEST_INTEGER, most: int | str = LARGEST_INTEGER
@@ -76,7 +76,7 @@ def key_range(tile: GraphTile, first: GraphValue, last: GraphValue) -> tuple[Gra
     host, filled, block = tile.host, tile.lengths.filled, cast(Any, _Block(tile, first, last))
     ranges: list[tuple[Any, Any]] = [(-math.inf, math.inf)]
     for mask in tile.masks:
-        with traced("attn_mask", mask, _GridOfBounds(tile.whole, host=host)) as pattern:
+        with traced("attn_mask", mask, _GridOfBounds.of_tile(tile.whole, host=host)) as pattern:
             patterns = pattern.patterns if isinstance(pattern, AllOf) else [pattern]
             ranges += [part.key_bounds(block) for part in patterns]
     starts, stops = ([end for end in ends if not isinstance(end, float)] for ends in zip(*ranges, strict=True))
