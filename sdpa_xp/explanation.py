@@ -14,8 +14,8 @@ from ._chunked import cut_call
 from ._display import Squares, captioned
 from ._libraries import access_of, is_traced, is_unknown, namespace_of
 from ._libraries.capabilities import Autograd
-from ._libraries.jax_trees import without_arrays
 from ._libraries.protocols import AnyArray, Array
+from ._libraries.trees import without_arrays
 from ._programs.scores import Scores
 from ._run import threads
 from ._tiles.plan import Plan, plan_patches

@@ -33,8 +33,7 @@ def not_default_reason(call: PreparedCall) -> str | None:
     """The kernel is a default for short calls on the CPU outside a jit, as one operation starts fast."""
     grid = call.grid
     if grid.access.is_traced or getattr(grid.device, "platform", None) != "cpu":
-        where = "inside a jit" if grid.access.is_traced else f"on {grid.device}"
-        return f"JAX's kernel is not the default {where}"
+        return operands.not_default_reason(call, "JAX", "a jit")
     if math.prod(grid.shape) > MOST_SCORES:
         return "JAX's kernel makes all scores at once, so it is not the default for many scores"
     return None

@@ -32,8 +32,7 @@ def not_default_reason(call: PreparedCall) -> str | None:
     if _is_masked(call):
         return "MLX's kernel does not skip masked keys, so it is not the default with a mask or a bias"
     if not call.grid.may_read():
-        where = "inside mx.compile and mx.vmap" if call.grid.access.is_traced else f"on {call.grid.device}"
-        return f"MLX's kernel is not the default {where}"
+        return operands.not_default_reason(call, "MLX", "mx.compile and mx.vmap")
     return None
 
 

@@ -55,10 +55,7 @@ def not_default_reason(call: PreparedCall) -> str | None:
     if has_tangents():  # some derivatives of the kernel are missing in forward mode
         return "torch's kernel has no derivatives in forward mode"
     is_default = _is_exporting() if call.grid.access.is_traced else _is_eager_on_cpu(call)
-    if is_default:
-        return None
-    where = "inside torch.compile and torch.func" if call.grid.access.is_traced else f"on {call.grid.device}"
-    return f"torch's kernel is not the default {where}"
+    return None if is_default else operands.not_default_reason(call, "torch", "torch.compile and torch.func")
 
 
 def _is_exporting() -> bool:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 from .._checks.integers import Integers
 from .._checks.messages import Immutable, call_of
 from .._libraries import is_array
-from .._libraries.jax_trees import Tree
+from .._libraries.trees import Tree
 from ..errors import PACKAGE
 
 V = TypeVar("V")
