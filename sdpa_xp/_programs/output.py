@@ -38,12 +38,7 @@ class OutputProgram(Program):
 
     @property
     def is_recomputed(self) -> bool:
-        # Functions of the caller may read arrays that need gradients, too; so all that is recorded is asked.
-        grid = self.grid
-        is_recorded = grid.library.autograd is not None and not (
-            grid.access.is_traced or grid.access.is_writeable
-        )
-        return is_recorded and math.prod(grid.shape) > tuning.MOST_SCORES_KEPT
+        return math.prod(self.grid.shape) > tuning.MOST_SCORES_KEPT
 
     def slice_leading(self, leading: LeadingSlice) -> Self:
         value = self.value.slice_leading(key_leading_slice(leading, self.scores.group))
@@ -122,8 +117,6 @@ def attend(
         results: dict[str, Array] = {name: computed.named(scores.xp, name) for name in names}
         results["output"] = astype_if_needed(scores.xp, computed.output, dtype)
         return results
-    if grid.access.is_writeable and not plan.is_one_tile:
-        scores = scores.for_tiles()
     targets = {"output": Target((*shape, value.width), ("rows", None), dtype=dtype)}
     widths = {"lse": 1, "lse_parts": 2}
     targets |= {name: Target((*shape, widths[name]), ("rows", None)) for name in names if name in widths}
@@ -132,13 +125,15 @@ def attend(
         return run(program)
     if not grid.access.is_writeable:
         return _attend_on_device(program, guard, returns_checksum="checksum" in names)
+    if not plan.is_one_tile:
+        scores = scores.for_tiles()
+    program = replace(program, scores=scores, of_rows=readable)
     outs = {} if out is None else {"output": out}
     if grid.is_reproducible:
         from . import reproducible  # few programs need it
 
         plan = replace(plan, own_tasks=tuple(reproducible.aligned_tasks(scores, plan)))
         return run(replace(program, plan=plan, of_rows=reproducible.attend_rows), outs)
-    program = replace(program, of_rows=readable)
     if plan.tries_without_maximum and not scores.options.has_functions and scores.options.sinks is None:
         attempt = UnshiftedProgram(scores, plan, targets, value, readable)
         outs = run(attempt, outs)
@@ -173,7 +168,9 @@ def _attend_on_device(
     It is not asked if no pair may be masked, or if the inputs have been searched for NaN and inf.
     """
     plan, options, finite = program.plan, program.scores.options, program.scores.options.finite_inputs
-    if program.is_recomputed:  # all keys of some queries are in memory while their gradients are computed
+    if (
+        program.grid.library.autograd is not None and program.is_recomputed
+    ):  # all keys of some queries are in memory while their gradients are computed
         most = tuning.DEVICE.scores * plan.queries // math.prod(program.grid.shape)
         plan = replace(plan, rows=min(plan.rows, max(tuning.SMALLEST_SIDE, most)))
         program = replace(program, plan=plan)

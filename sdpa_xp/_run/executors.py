@@ -135,7 +135,10 @@ class Program:
 
     @property
     def is_recomputed(self) -> bool:
-        """Whether a library that records it computes each range again for its gradients, to keep less."""
+        """Whether a library that records it computes each range again for its gradients, to keep less.
+
+        Functions of the caller may read arrays that need gradients, too; so all that is recorded is asked.
+        """
         return False
 
     def add_rows(self, results: Results, rows: range) -> None:
@@ -178,9 +181,10 @@ def _run_and_join(program: Program) -> dict[str, Array]:
         keys = range(plan.keys)
         columns = [*plan.column_ranges(keys)] or [keys]  # or one piece of no element
     results = _in_pieces(program, ranges, columns)
+    autograd = None if grid.access.is_traced or grid.access.is_writeable else grid.library.autograd
     for rows in ranges:
-        if program.is_recomputed and grid.library.autograd is not None:
-            computed = grid.library.autograd.recomputed(partial(_compute_rows, program, rows))
+        if autograd is not None and program.is_recomputed:
+            computed = autograd.recomputed(partial(_compute_rows, program, rows))
             for name, array in computed.items():
                 results[name].add(program.scores.tile(rows, range(1)), array)
         else:
