@@ -40,10 +40,6 @@ def _is_masked(call: PreparedCall) -> bool:
     return bool(call.options.masks or call.options.biases)
 
 
-def _on_cpu(call: PreparedCall) -> bool:
-    return bool(call.grid.device.type == sys.modules["mlx.core"].cpu)
-
-
 def unsupported_reason(call: PreparedCall) -> str | None:
     """Return why the kernel does not compute the call as documented."""
     reason = operands.unsupported_reason(call, "MLX", takes={"sinks"})
@@ -56,7 +52,8 @@ def unsupported_reason(call: PreparedCall) -> str | None:
         return "MLX's kernel computes float64 to float32 accuracy"
     if call.is_empty:
         return "an axis is empty"
-    if math.prod(call.grid.shape) > operands.MANY_SCORES and (_on_cpu(call) or _is_masked(call)):
+    is_on_cpu = call.grid.device.type == sys.modules["mlx.core"].cpu
+    if math.prod(call.grid.shape) > operands.MANY_SCORES and (is_on_cpu or _is_masked(call)):
         return "MLX's kernel makes all scores, or a mask of them, at once"
     return None
 

@@ -22,7 +22,7 @@ from .._libraries import access_of, astype_if_needed, is_traced, library_of
 from .._libraries.protocols import READ_ONLY, TRACED, Access, Array, Namespace
 from .._run.buffers import exp_minus, minus, times
 from .._run.executors import Program, run
-from .._run.products import is_finite, key_leading_slice, matmul_grouped, matmul_over_group
+from .._run.products import key_leading_slice, matmul_grouped, matmul_over_group
 from .._run.results import Results
 from .._sources import KeyValueSource
 from .._tiles.on_device import Questions
@@ -189,11 +189,7 @@ def gradients(program: GradientProgram, cotangent: Array) -> dict[str, Array]:
     elif (finite := scores.options.finite_inputs) is not None:
         return _sum_on_device(replace(program, guard="cotangent" if finite >= INPUTS else "all"))
     computed = run(program)
-    arrays = [*computed.values()]
-    is_known = not any(map(is_traced, arrays))
-    if not scores.options.may_mask or (is_known and is_finite(scores.xp, arrays)):
-        return computed
-    return run(replace(program, guard="all"))
+    return computed if scores.are_right(*computed.values()) else run(replace(program, guard="all"))
 
 
 def _sum_on_device(program: GradientProgram) -> dict[str, Array]:

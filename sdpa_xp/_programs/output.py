@@ -15,7 +15,7 @@ from typing import Self, TypeAlias
 from .._libraries import astype_if_needed, is_traced
 from .._libraries.protocols import Array, Dtype
 from .._run.executors import Program, run
-from .._run.products import NonfiniteGuard, are_finite, is_finite, key_leading_slice
+from .._run.products import NonfiniteGuard, are_finite, key_leading_slice
 from .._run.results import Results
 from .._sources import KeyValueSource, PagedSource
 from .._tiles import tuning
@@ -151,13 +151,11 @@ def attend_readable(
 ) -> RowResult:
     """Return the attention of one range of queries; if a NaN may be of a masked pair, computed again."""
     result = attend_with_running_shift(scores, value, plan, rows, guard=guard)
-    if not scores.options.may_mask:  # without a mask, each NaN and inf belongs to the output
+    if scores.are_right(*result.arrays):
         return result
-    if is_traced(result.output):  # a function of the caller has brought in a traced array
-        return attend_with_running_shift(scores, value, plan, rows, guard="columns")
-    # See products.py: only if a value is NaN or inf, the rows are worth a second pass.
-    is_right = is_finite(scores.xp, result.arrays)
-    return result if is_right else attend_with_running_shift(scores, value, plan, rows, guard="pairs")
+    # A function of the caller may have brought in a traced array.
+    guard = "columns" if is_traced(result.output) else "pairs"
+    return attend_with_running_shift(scores, value, plan, rows, guard=guard)
 
 
 def _attend_on_device(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from .._libraries import LARGEST, astype_if_needed, dtype_name, is_traced
 from .._libraries.capabilities import TangentRules
 from .._libraries.protocols import Array, Namespace, Shape
-from .._run.products import are_few_rows, key_leading_slice, matmul_grouped, multiply_columns, multiply_few_rows
+from .._run.products import fastest_product, is_finite, key_leading_slice, matmul_grouped, multiply_columns
 from .._sources import KeyValueSource
 from .._tiles import tuning
 from .._tiles.plan import Plan
@@ -267,12 +267,8 @@ class Scores(NamedTuple):
             if self.grid.is_reproducible:
                 from .fixed_blocks import multiply_keys as multiply  # few programs need it
             # The library first: a trace must not ask about lengths. Long calls are spared the function.
-            elif (
-                self.grid.library.has_ufuncs
-                and query.shape[-2] <= tuning.MOST_ROWS_ALONE
-                and are_few_rows(query, self.key.heads, transposed_keys.shape[-1])
-            ):
-                multiply = multiply_few_rows
+            elif self.grid.library.has_ufuncs and query.shape[-2] <= tuning.MOST_ROWS_ALONE:
+                multiply = fastest_product(query, self.key.heads, transposed_keys.shape[-1])
             scores = multiply(xp, query, transposed_keys, buffer)
         else:
             from .differentiable import differentiable_product
@@ -310,6 +306,15 @@ class Scores(NamedTuple):
             return None
         tanh = self.without_masked(capped, allowed) / self.options.softcap
         return -(tanh * tanh) + 1.0
+
+    def are_right(self, *arrays: Array) -> bool:
+        """Return whether no NaN or inf of a masked pair has got into results; of traced ones it is not known.
+
+        Only if one has, they are worth a second pass with a guard: see `_run/products.py`.
+        """
+        if not self.options.may_mask:  # each NaN and inf belongs to the results
+            return True
+        return not any(map(is_traced, arrays)) and is_finite(self.xp, arrays)
 
     def without_masked(self, array: Array, allowed: Allowed) -> Array:
         """Return an array of a tile, with 0 where a pair may not attend."""

@@ -146,9 +146,6 @@ class FormulaGrid(CallGrid):
     def arange(self, start: Any, stop: Any) -> Any:
         return xp.arange(start, stop)
 
-    def batch_index(self) -> Any:
-        return self.tile.indices[0]
-
     def head_index(self) -> Any:
         return self.tile.indices[1]
 
