@@ -22,7 +22,7 @@ from sdpa_xp._checks.score_arrays import check_broadcasts
 from sdpa_xp._libraries.protocols import TRACED
 from sdpa_xp._programs.scores import BoundOptions
 from sdpa_xp._tiles.grid import FAR, CallGrid, FirstPosition
-from sdpa_xp._tiles.tile import TokenPositions, both
+from sdpa_xp._tiles.tile import Tile, TokenPositions, both
 from sdpa_xp.biases import Bias
 from sdpa_xp.biases.algebra import Sum
 from sdpa_xp.errors import ArgumentTypeError, message_of, summary
@@ -200,11 +200,7 @@ class FormulaTile:
     def last_position(self) -> int:
         return FAR if self._tile.call.cached else self.rows.stop - 1
 
-    @property
-    def distances(self) -> tuple[float, float]:
-        if self.positions is not None:
-            return -math.inf, math.inf
-        return self.columns.start - self.last_position, self.columns.stop - 1 - self.first_position
+    distances = Tile.distances  # by the positions above
 
     @property
     def shape(self) -> tuple[int | str, ...]:
