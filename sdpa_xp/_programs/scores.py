@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from .._libraries import LARGEST, astype_if_needed, dtype_name, is_traced
 from .._libraries.capabilities import TangentRules
 from .._libraries.protocols import Array, Namespace, Shape
-from .._run.products import fastest_product, is_finite, key_leading_slice, matmul_grouped, multiply_columns
+from .._run.products import faster_product, is_finite, key_leading_slice, matmul_grouped, multiply_columns
 from .._sources import KeyValueSource
 from .._tiles import tuning
 from .._tiles.plan import Plan
@@ -268,7 +268,7 @@ class Scores(NamedTuple):
                 from .fixed_blocks import multiply_keys as multiply  # few programs need it
             # The library first: a trace must not ask about lengths. Long calls are spared the function.
             elif self.grid.library.has_ufuncs and query.shape[-2] <= tuning.MOST_ROWS_ALONE:
-                multiply = fastest_product(query, self.key.heads, transposed_keys.shape[-1])
+                multiply = faster_product(query, self.key.heads, transposed_keys.shape[-1]) or multiply
             scores = multiply(xp, query, transposed_keys, buffer)
         else:
             from .differentiable import differentiable_product

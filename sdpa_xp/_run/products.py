@@ -76,10 +76,10 @@ def multiply_few_rows(
     return xp.reshape(product, (*product.shape[:-4], *rows.shape[-3:-1], columns))
 
 
-def fastest_product(rows: Array, key_heads: int, keys: int) -> Callable[..., Array]:
-    """Return `multiply_few_rows` for a few rows of each head and many keys, else `matmul_grouped`."""
+def faster_product(rows: Array, key_heads: int, keys: int) -> Callable[..., Array] | None:
+    """Return `multiply_few_rows` for a few rows of each head and many keys; None is `matmul_grouped`."""
     is_few = key_heads < rows.shape[-3] * rows.shape[-2] <= tuning.MOST_ROWS_ALONE * key_heads
-    return multiply_few_rows if is_few and keys >= tuning.LEAST_KEYS_ALONE else matmul_grouped
+    return multiply_few_rows if is_few and keys >= tuning.LEAST_KEYS_ALONE else None
 
 
 def matmul_over_group(xp: Namespace, key_heads: int, left: Array, right: Array) -> Array:

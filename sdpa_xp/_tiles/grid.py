@@ -1,4 +1,4 @@
-"""What masks and biases ask of the grid of the scores, while they are bound to it and about a tile.
+"""What masks and biases ask of the grid of the scores, while they are bound to it and about a tile: a protocol.
 
 `ScoreGrid` answers for arrays, and the exporter's `FormulaGrid` for values of a graph.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, Self
 
 from .._checks.arrays import check_floating
 from .._checks.integers import Integers
@@ -52,7 +52,7 @@ AT_FIRST_KEY = FirstPosition(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class CallGrid:
+class CallGrid(Protocol):
     """What the arrays of a call are, and how masks and biases check their arguments and convert them."""
 
     function: str
@@ -109,48 +109,36 @@ class CallGrid:
 
     def check_integers(self, name: str, value: object, least: int = -LARGEST_INTEGER) -> Integers:
         """Check one integer for all batch entries, or one for each: an int or (..., 1, 1, 1)."""
-        raise NotImplementedError
 
     def check_lengths(self, name: str, value: object, letter: Literal["L", "S"]) -> Integers:
         """Check integers as `check_integers` does, which are at least 0 and at most L or S."""
-        raise NotImplementedError
 
     def check_offset(self, name: str, value: object) -> Integers:
         """Check the shift of a diagonal to the right, in keys: integers, or "lower_right"."""
-        raise NotImplementedError
 
     def check_ids(self, name: str, value: object, letter: Literal["L", "S"], hint: str = "") -> Array:
         """Check an id for each query or key, (..., L) or (..., S)."""
-        raise NotImplementedError
 
     def check_scores_shape(self, name: str, array: Array) -> Array:
         """Check an array that broadcasts to the scores."""
-        raise NotImplementedError
 
     def check_heads_shape(self, name: str, array: Array) -> Array:
         """Check an array that broadcasts to (..., Hq); returns it as (..., Hq, 1, 1)."""
-        raise NotImplementedError
 
     def lengths(self, name: str, letters: str = "LS") -> list[int]:
         """Return how far the places of the queries and of the keys go; a graph may not know it."""
-        raise NotImplementedError
 
     def distances(self) -> tuple[float, float]:
         """Return the smallest and the largest j - i of the pairs; infinite if they are not known."""
-        raise NotImplementedError
 
     def put(self, numbers: Sequence[float], dtype: Dtype) -> Array:
         """Return a list of numbers as an array."""
-        raise NotImplementedError
 
     def slice_entries(self, array: Array, axes: int, /) -> Array:
         """Return the part of `array` for the grid's batch entries; behind the batch axis stand `axes` axes."""
-        raise NotImplementedError
 
     def in_all_axes(self, array: Array, last: int = 0) -> Array:
         """Return an array with `last` new axes behind its own, and with all axes if it must have them."""
-        raise NotImplementedError
 
     def arange(self, start: Any, stop: Any) -> Array:
         """Return the integers from `start` up to `stop`."""
-        raise NotImplementedError

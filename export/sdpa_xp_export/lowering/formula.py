@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Literal, Self, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -56,24 +56,6 @@ class FormulaGrid(CallGrid):
     """
 
     tile: GraphTile
-
-    @classmethod
-    def of_tile(cls, tile: GraphTile, **others: Any) -> Self:
-        """Return the grid of the call of a tile; a run chooses its device, and it is for the whole batch."""
-        call, graph = tile.call, tile.graph
-        return cls(
-            tile=tile,
-            function=graph.function,
-            library=graph.library,
-            xp=cast(Any, xp),
-            device=None,
-            dtype=Dtype(call.accumulation_dtype),
-            input_dtype=Dtype(call.query.dtype),
-            access=TRACED,
-            batch=as_lengths(call.sizes.batch),
-            heads=call.sizes.query_heads,
-            **others,
-        )
 
     @cached_property
     def position(self) -> FirstPosition:
@@ -159,6 +141,23 @@ class FormulaGrid(CallGrid):
         return value
 
 
+def grid_fields(tile: GraphTile) -> dict[str, Any]:
+    """Return the fields of the grid of a call, which a run puts on its device; it is for the whole batch."""
+    call, graph = tile.call, tile.graph
+    return {
+        "tile": tile,
+        "function": graph.function,
+        "library": graph.library,
+        "xp": xp,
+        "device": None,
+        "dtype": Dtype(call.accumulation_dtype),
+        "input_dtype": Dtype(call.query.dtype),
+        "access": TRACED,
+        "batch": call.sizes.batch,
+        "heads": call.sizes.query_heads,
+    }
+
+
 class FormulaTile:
     """A tile of a graph, as patterns and terms see it when they are asked about it."""
 
@@ -223,7 +222,7 @@ def all_allowed(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
     """masks -> And of the pairs that they allow, and of the real keys of a padded cache; False as a value."""
     allowed: AllowedPairs = True
     for mask in masks:
-        with traced("attn_mask", mask, grid := FormulaGrid.of_tile(tile)) as pattern:
+        with traced("attn_mask", mask, grid := FormulaGrid(**grid_fields(tile))) as pattern:
             answer = pattern.allowed_in(FormulaTile(grid))
         if getattr(answer, "dtype", "bool" if isinstance(answer, bool) else "") != "bool":
             rule = f"the formula of {type(mask).__name__} must return a condition (`attn_mask`)"
@@ -240,7 +239,7 @@ def biased(tile: GraphTile, scores: GraphValue, allowed: AllowedPairs) -> tuple[
     if not biases:
         return scores, allowed
     bias = biases[0] if len(biases) == 1 else Sum(tuple(biases))
-    grid = FormulaGrid.of_tile(tile)
+    grid = FormulaGrid(**grid_fields(tile))
     with traced("bias", bias, grid) as terms:
         of_library: Any = BoundOptions(AllOf(), terms, 1.0, None, None)
         return cast(tuple[GraphValue, AllowedPairs], of_library.biased(FormulaTile(grid), scores, allowed))

@@ -13,7 +13,7 @@ from sdpa_xp.masks.patterns import AllOf
 
 from .. import _arrays as xp
 from .._graph import GraphValue
-from .formula import FormulaGrid, traced
+from .formula import FormulaGrid, grid_fields, traced
 from .graph_lengths import GraphLengths
 from .tile import GraphTile
 
@@ -76,7 +76,7 @@ def key_range(tile: GraphTile, first: GraphValue, last: GraphValue) -> tuple[Gra
     host, filled, block = tile.host, tile.lengths.filled, cast(Any, _Block(tile, first, last))
     ranges: list[tuple[Any, Any]] = [(-math.inf, math.inf)]
     for mask in tile.masks:
-        with traced("attn_mask", mask, _GridOfBounds.of_tile(tile.whole, host=host)) as pattern:
+        with traced("attn_mask", mask, _GridOfBounds(**grid_fields(tile.whole), host=host)) as pattern:
             patterns = pattern.patterns if isinstance(pattern, AllOf) else [pattern]
             ranges += [part.key_bounds(block) for part in patterns]
     starts, stops = ([end for end in ends if not isinstance(end, float)] for ends in zip(*ranges, strict=True))
