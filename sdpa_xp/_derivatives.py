@@ -14,8 +14,7 @@ from ._chunked import cut_call
 from ._libraries import astype_if_needed
 from ._libraries.jets import Jet
 from ._libraries.protocols import Array
-from ._programs.gradient_targets import gradient_targets, try_functions
-from ._programs.gradients import GradientProgram, gradients
+from ._programs.gradients import GradientProgram, gradient_targets, gradients, try_functions
 from ._programs.output import attend
 from ._programs.scores import Scores
 from ._sources import ArraySource
@@ -102,7 +101,7 @@ def second_order(
     """
     refuse_chunks(call.grid.function, call.grid.library)
     jets = lifted(call, options, [tangents])
-    if call.grid.waits:  # a device is not waited for: all is guarded
+    if call.grid.access.waits:  # a device is not waited for: all is guarded
         jets.shared["bound_options"] = jets.bound_options()._replace(finite_inputs=frozenset())
     kind: Any = jets.grid.xp
     cotangents: Any = Jet(kind, (cotangent, cotangent_tangent))

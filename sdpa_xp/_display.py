@@ -16,8 +16,7 @@ from ._checks.messages import brief
 from ._libraries import computing, dtype_name, is_array, library_of, namespace_of
 from ._libraries.protocols import Array, Shape
 from ._tiles.modifier import ScoreModifier
-from ._tiles.score_grid import ScoreGrid
-from ._tiles.shape_grid import grid_of
+from ._tiles.score_grid import ScoreGrid, grid_of
 from ._tiles.tile import Allowed, Tile
 
 SIDE = 168
@@ -181,7 +180,7 @@ def _shown(
     for shape in shapes:
         try:
             grid = grid_of("display", "value", shape, value.arrays(), None)
-            if grid.is_traced:  # arrays inside of a jit have no numbers to draw
+            if grid.access.is_traced:  # arrays inside of a jit have no numbers to draw
                 return None
             with computing(next((array for _, array in value.arrays()), None)):
                 pictures, legend = drawn(grid)

@@ -14,8 +14,8 @@ from ._chunked import cut_call
 from ._display import Squares, captioned
 from ._libraries import access_of, is_traced, is_unknown, namespace_of
 from ._libraries.capabilities import Autograd
-from ._libraries.jax_trees import without_arrays
 from ._libraries.protocols import AnyArray, Array
+from ._libraries.trees import without_arrays
 from ._programs.scores import Scores
 from ._run import threads
 from ._tiles.plan import Plan, plan_patches
@@ -175,7 +175,7 @@ def explain(
     # A call in chunks would draw a seed from `rng`, which has to stay as it is.
     if (cut := cut_call(call._replace(options=call.options._replace(dropout_p=0.0)))) is not None:
         return _explain_chunks(cut)
-    if not call.grid.is_traced and is_differentiated(call, has_kernel=False):
+    if not call.grid.access.is_traced and is_differentiated(call, has_kernel=False):
         call = _unrecorded(call)
     plan, widths = call.plan(), call.sizes.width + call.arrays["value"].shape[-1]
     tile_map: tuple[str, ...] = ()

@@ -13,12 +13,12 @@ from ._checks.arrays import check_floating, check_one_library
 from ._checks.keywords import explains_keywords
 from ._checks.messages import shown, type_name
 from ._libraries import dtype_name, is_number, is_traced, library_of, namespace_of, overridden, share_memory
-from ._libraries.jax_trees import mapped
 from ._libraries.jet_library import kind_of_caller
 from ._libraries.jet_namespace import JetNamespace
 from ._libraries.jets import Jet
 from ._libraries.protocols import AnyArray, Array
-from ._programs.gradient_targets import try_functions
+from ._libraries.trees import mapped
+from ._programs.gradients import try_functions
 from ._programs.output import attend
 from ._sources import ArraySource
 from .biases.custom import check_answers

@@ -18,8 +18,8 @@ from ._many.cutting import readable_grid
 from ._many.schedule import plan_ring, to_plain, to_zigzag
 from ._many.walks import Operands, RingCall
 from ._many.windows import merge_windows
+from ._tiles.modifier import with_arrays
 from ._tiles.tile import Tile
-from ._tiles.trees import with_arrays
 from .errors import ArgumentTypeError, ArgumentValueError
 from .masks import Mask
 from .masks.patterns import AllOf

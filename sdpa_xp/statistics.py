@@ -12,8 +12,7 @@ from ._checks.messages import brief, nearest_hint, shown
 from ._chunked import cut_call
 from ._libraries import overridden
 from ._libraries.protocols import AnyArray, Array, Dtype
-from ._programs.row_statistics import Computed, Request
-from ._programs.statistics import statistics
+from ._programs.statistics import Computed, Request, statistics
 from ._tiles.plan import plan_tiles
 from .errors import ArgumentTypeError, ArgumentValueError
 from .masks import Mask

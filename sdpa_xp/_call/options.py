@@ -6,7 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, TypedDict, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar, cast, get_args
 
 from .._checks.arrays import Layout, check_floating
 from .._checks.keywords import (
@@ -29,16 +29,17 @@ from .._checks.score_arrays import (
 from .._libraries import FLOATING, array_signatures, dtype_name, is_array
 from .._libraries.base import Library
 from .._libraries.protocols import AnyArray, Array, Device, Dtype, Namespace, Rng
-from .._programs.bound_options import BoundOptions
-from .._tiles import trees
-from .._tiles.modifier import PLAIN_TYPES, ScoreModifier
+from .._programs.scores import BoundOptions
+from .._tiles import modifier
+from .._tiles.modifier import PLAIN_TYPES, ScoreModifier, leaves
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.trees import leaves
-from ..biases.algebra import ArrayBias, Bias, as_bias
 from ..errors import ArgumentTypeError, ArgumentValueError
 from ..masks.algebra import And, Mask, as_mask
 from ..masks.bands import Causal
 from ..masks.patterns import AllOf
+
+if TYPE_CHECKING:  # few calls have a bias
+    from ..biases.algebra import Bias
 
 F = TypeVar("F", bound=Callable[..., Any])
 IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
@@ -198,7 +199,7 @@ class CheckedOptions(NamedTuple):
     def with_arrays(self, arrays: Sequence[Array]) -> CheckedOptions:
         """Return the options with other arrays, in the order of `arrays()`."""
         remaining = iter(arrays)
-        return trees.with_arrays(self._replace(rng=None), lambda _: next(remaining))._replace(rng=self.rng)
+        return modifier.with_arrays(self._replace(rng=None), lambda _: next(remaining))._replace(rng=self.rng)
 
 
 def check_options(
@@ -277,14 +278,21 @@ def _masks_and_biases(
 ) -> tuple[tuple[Mask, ...], tuple[Bias, ...]]:
     """Return the masks and the biases of a call: a floating array as `attn_mask` is a bias."""
     masks: list[Mask] = [CAUSAL] if is_causal else []
-    biases: list[Bias] = []
-    refuse_other_kind(function, "attn_mask", options.attn_mask, Bias, "A bias is passed as `bias`.")
-    refuse_other_kind(function, "bias", options.bias, Mask, "A mask is passed as `attn_mask`.")
-    if isinstance(options.attn_mask, Mask):  # `&` says what several masks say
-        masks += options.attn_mask.parts if isinstance(options.attn_mask, And) else (options.attn_mask,)
+    attn_mask = options.attn_mask
+    if isinstance(attn_mask, Mask):  # `&` says what several masks say
+        masks += attn_mask.parts if isinstance(attn_mask, And) else (attn_mask,)
+        attn_mask = None
     elif "attn_mask" in arrays and check_mask_dtype(function, arrays["attn_mask"]):
-        masks.append(as_mask(function, "attn_mask", options.attn_mask))
-    elif "attn_mask" in arrays:
+        masks.append(as_mask(function, "attn_mask", attn_mask))
+        attn_mask = None
+    if attn_mask is None and options.bias is None:
+        return tuple(masks), ()
+    from ..biases.algebra import ArrayBias, Bias, as_bias  # few calls have a bias
+
+    refuse_other_kind(function, "attn_mask", attn_mask, Bias, "A bias is passed as `bias`.")
+    refuse_other_kind(function, "bias", options.bias, Mask, "A mask is passed as `attn_mask`.")
+    biases: list[Bias] = []
+    if attn_mask is not None:
         warn_if_zeros_and_ones(function, arrays["attn_mask"])
         biases.append(ArrayBias(arrays["attn_mask"], "attn_mask"))
     if options.bias is not None:
@@ -296,7 +304,7 @@ def arrays_of(options: CallOptions) -> Iterator[tuple[str, object]]:
     """Return the arrays of the options by name, including arrays inside masks and biases ("bias.slopes")."""
     for name in ("attn_mask", "bias"):
         option = getattr(options, name)
-        if isinstance(option, Mask | Bias):
+        if isinstance(option, ScoreModifier):
             yield from named_arrays(name, option)
         elif option is not None:
             yield name, option
@@ -324,7 +332,7 @@ def floating_arrays(inputs: Mapping[str, Any], options: CallOptions) -> dict[str
 def with_arrays(options: CallOptions, change: Callable[[Any], Any]) -> CallOptions:
     """Return the options with each array replaced by `change(array)`, also inside masks and biases."""
     names = ("attn_mask", "bias", "scale", "sinks")  # not the key of a generator
-    return options._replace(**{name: trees.with_arrays(getattr(options, name), change) for name in names})
+    return options._replace(**{name: modifier.with_arrays(getattr(options, name), change) for name in names})
 
 
 def call_signature(function: str, inputs: Mapping[str, Any], options: CallOptions, cache: object) -> object:

@@ -34,10 +34,10 @@ from .._libraries import (
     refuses_unlike_axes,
 )
 from .._libraries.protocols import AnyArray, Array, Dtype, Shape
-from .._programs.bound_options import BoundOptions
-from .._programs.scores import Scores
+from .._programs.scores import BoundOptions, Scores
 from .._sources import ArraySource
 from .._tiles import tuning
+from .._tiles.grid import FirstPosition
 from .._tiles.modifier import ScoreModifier
 from .._tiles.plan import Plan, asked_threads, plan_tiles
 from .._tiles.score_grid import ScoreGrid
@@ -108,7 +108,7 @@ class PreparedCall(NamedTuple):
 
     def _context_maker(self, query: Array) -> Callable[[], AbstractContextManager[object]]:
         make = self.grid.library.context_maker(query)
-        if not is_unknown(query) and not self.grid.is_traced:
+        if not is_unknown(query) and not self.grid.access.is_traced:
             return make
         # A trace may have symbols as lengths, and a library without a file in `_libraries` may lack a function.
         return lambda: explaining_missing_names(self.grid.function, query, make())
@@ -149,7 +149,7 @@ class PreparedCall(NamedTuple):
         return self.cached("bound_options", self._bind)
 
     def _bind(self) -> BoundOptions:
-        if not self.grid.waits:
+        if not self.grid.access.waits:
             return self.bind(self.grid)
         from .._tiles.on_device import Questions
 
@@ -206,7 +206,11 @@ class PreparedCall(NamedTuple):
 
     def search_inputs(self, scores: Scores) -> Scores:
         """Return the scores with `finite_inputs`, for which a device is waited for; on the CPU, as they are."""
-        if not self.grid.waits or scores.options.finite_inputs is not None or not scores.options.may_mask:
+        if (
+            not self.grid.access.waits
+            or scores.options.finite_inputs is not None
+            or not scores.options.may_mask
+        ):
             return scores
         from .._tiles.on_device import Questions
 
@@ -216,7 +220,7 @@ class PreparedCall(NamedTuple):
     def scores(self) -> Scores:
         """Return the scores of the whole call, without drawing from `rng`."""
         key = ArraySource(self.arrays["key"])
-        is_small = not self.grid.is_traced and math.prod(self.grid.shape) <= tuning.MOST_KNOWN
+        is_small = not self.grid.access.is_traced and math.prod(self.grid.shape) <= tuning.MOST_KNOWN
         tiles: dict[Any, Any] | None = self.cached("tiles", dict) if is_small else None
         return Scores(self.grid, self.arrays["query"], key, self.bound_options(), known_tiles=tiles)
 
@@ -352,6 +356,7 @@ def _validated(
     input_accumulation_dtype = accumulation_dtype(xp, query.dtype)
     device = library.device(query)
     dtype = check_softmax_dtype(function, options.softmax_dtype, input_accumulation_dtype, library, xp, device)
+    position = sizes.keys - sizes.queries if queries_at_end else 0
     grid = ScoreGrid(
         function=function,
         library=library,
@@ -365,13 +370,13 @@ def _validated(
         queries=sizes.queries,
         keys=sizes.keys,
         is_2d=sizes.is_2d,
-        position=sizes.keys - sizes.queries if queries_at_end else 0,
+        position=FirstPosition(position, position, position),
         needs_all_axes=refuses_unlike_axes(library),
         is_reproducible=bool(options.reproducible),
     )
-    if grid.is_traced:
+    if grid.access.is_traced:
         grid = grid.with_symbols()
-    if grid.uses_our_threads:
+    if grid.access.uses_our_threads:
         asked_threads()  # small calls need no threads, but refuse a wrong value too
     least = len(sizes.batch) + 3 if grid.needs_all_axes else 3
     is_default_layout = layout == HLE and all(array.ndim >= least for array in tensors.values())

@@ -20,8 +20,7 @@ from typing import Any, cast
 from .._call.prepared_call import PreparedCall
 from .._libraries import dtype_name
 from .._libraries.protocols import Array, Shape
-from .._programs.empty_rows import has_key
-from .._run.products import any_query_attends
+from .._run.products import any_query_attends, has_key
 from .._tiles.tile import is_masked
 from ..biases.algebra import Added
 from . import operands
@@ -33,9 +32,8 @@ MOST_SCORES = 2**17
 def not_default_reason(call: PreparedCall) -> str | None:
     """The kernel is a default for short calls on the CPU outside a jit, as one operation starts fast."""
     grid = call.grid
-    if grid.is_traced or getattr(grid.device, "platform", None) != "cpu":
-        where = "inside a jit" if grid.is_traced else f"on {grid.device}"
-        return f"JAX's kernel is not the default {where}"
+    if grid.access.is_traced or getattr(grid.device, "platform", None) != "cpu":
+        return operands.not_default_reason(call, "JAX", "a jit")
     if math.prod(grid.shape) > MOST_SCORES:
         return "JAX's kernel makes all scores at once, so it is not the default for many scores"
     return None

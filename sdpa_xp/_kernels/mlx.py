@@ -23,8 +23,7 @@ import sys
 from .._call.prepared_call import PreparedCall
 from .._libraries import dtype_name
 from .._libraries.protocols import Array
-from .._programs.empty_rows import has_key
-from .._run.products import any_query_attends
+from .._run.products import any_query_attends, has_key
 from . import operands
 
 
@@ -33,17 +32,12 @@ def not_default_reason(call: PreparedCall) -> str | None:
     if _is_masked(call):
         return "MLX's kernel does not skip masked keys, so it is not the default with a mask or a bias"
     if not call.grid.may_read():
-        where = "inside mx.compile and mx.vmap" if call.grid.is_traced else f"on {call.grid.device}"
-        return f"MLX's kernel is not the default {where}"
+        return operands.not_default_reason(call, "MLX", "mx.compile and mx.vmap")
     return None
 
 
 def _is_masked(call: PreparedCall) -> bool:
     return bool(call.options.masks or call.options.biases)
-
-
-def _on_cpu(call: PreparedCall) -> bool:
-    return bool(call.grid.device.type == sys.modules["mlx.core"].cpu)
 
 
 def unsupported_reason(call: PreparedCall) -> str | None:
@@ -58,7 +52,8 @@ def unsupported_reason(call: PreparedCall) -> str | None:
         return "MLX's kernel computes float64 to float32 accuracy"
     if call.is_empty:
         return "an axis is empty"
-    if math.prod(call.grid.shape) > operands.MANY_SCORES and (_on_cpu(call) or _is_masked(call)):
+    is_on_cpu = call.grid.device.type == sys.modules["mlx.core"].cpu
+    if math.prod(call.grid.shape) > operands.MANY_SCORES and (is_on_cpu or _is_masked(call)):
         return "MLX's kernel makes all scores, or a mask of them, at once"
     return None
 
@@ -75,7 +70,7 @@ def attend(call: PreparedCall) -> Array | None:
     allowed = operands.allowed(call)
     if allowed is None and operands.is_causal(call):
         allowed = operands.causal(call)
-    if allowed is not None and call.grid.is_traced:  # else a NaN that got in is seen in the output
+    if allowed is not None and call.grid.access.is_traced:  # else a NaN that got in is seen in the output
         attended = any_query_attends(xp, allowed, sizes.heads)
         key, value = (xp.where(attended, x, 0.0) for x in (key, value))
     output: Array = sys.modules["mlx.core"].fast.scaled_dot_product_attention(
@@ -87,7 +82,7 @@ def attend(call: PreparedCall) -> Array | None:
     output = operands.split_batch(call, output)
     if allowed is not None:
         output = xp.where(has_key(xp, allowed), output, 0.0)
-    return output if call.grid.is_traced or bool(xp.isfinite(xp.sum(output))) else None
+    return output if call.grid.access.is_traced or bool(xp.isfinite(xp.sum(output))) else None
 
 
 def _mask(call: PreparedCall, allowed: Array) -> Array:

@@ -37,8 +37,7 @@ from .._libraries import LARGEST, astype_if_needed, dtype_name
 from .._libraries.base import is_compiling
 from .._libraries.protocols import Array, Dtype
 from .._libraries.torch import Torch, has_tangents, makes_fakes
-from .._programs.empty_rows import has_key
-from .._run.products import any_query_attends
+from .._run.products import any_query_attends, has_key
 from .._tiles.tile import is_masked
 from . import operands
 
@@ -55,11 +54,8 @@ def not_default_reason(call: PreparedCall) -> str | None:
     """
     if has_tangents():  # some derivatives of the kernel are missing in forward mode
         return "torch's kernel has no derivatives in forward mode"
-    is_default = _is_exporting() if call.grid.is_traced else _is_eager_on_cpu(call)
-    if is_default:
-        return None
-    where = "inside torch.compile and torch.func" if call.grid.is_traced else f"on {call.grid.device}"
-    return f"torch's kernel is not the default {where}"
+    is_default = _is_exporting() if call.grid.access.is_traced else _is_eager_on_cpu(call)
+    return None if is_default else operands.not_default_reason(call, "torch", "torch.compile and torch.func")
 
 
 def _is_exporting() -> bool:
@@ -68,12 +64,12 @@ def _is_exporting() -> bool:
 
 
 def _is_eager_on_cpu(call: PreparedCall) -> bool:
-    return not call.grid.is_traced and call.grid.device.type == "cpu"
+    return not call.grid.access.is_traced and call.grid.device.type == "cpu"
 
 
 def unsupported_reason(call: PreparedCall) -> str | None:
     """Return why the kernel, or its translation by an exporter, does not compute the call as documented."""
-    if not call.grid.is_traced:
+    if not call.grid.access.is_traced:
         return unsupported_by_shape(call, cuts_keys=_is_eager_on_cpu(call))
     reason = operands.unsupported_reason(call, "torch")
     if reason is not None:
@@ -307,7 +303,7 @@ def _mask(call: PreparedCall, allowed: Array) -> Array:
     lengths = (call.sizes.queries, call.sizes.keys)
     # torch's translation to ONNX does not broadcast L and S. Here nothing is broadcast, so that a mask of keys
     # stays as small as it is.
-    if call.grid.is_traced and mask.shape[-2:] != lengths:
+    if call.grid.access.is_traced and mask.shape[-2:] != lengths:
         mask = xp.broadcast_to(mask, (*mask.shape[:-2], *lengths))
     if mask.ndim == 3:
         return xp.expand_dims(mask, axis=0)

@@ -56,12 +56,9 @@ def _on_torch(call: PreparedCall) -> PreparedCall:
     dtype, result_dtype = (getattr(xp, name) for name in names)
     device = library.device(like)
     grid = replace(call.grid, library=library, xp=xp, device=device, dtype=dtype, input_dtype=result_dtype)
-    options = call.options.with_arrays([_option_tensor(array) for array in call.options.arrays()])
+    arrays = call.options.arrays()
+    options = call.options.with_arrays([_tensor(x, dtype_name(x.dtype) == "bfloat16") for x in arrays])
     return call.changed(grid=grid, arrays={}, options=options, result_dtype=result_dtype)
-
-
-def _option_tensor(array: Any) -> Any:
-    return _tensor(array, dtype_name(array.dtype) == "bfloat16")
 
 
 def _tensor(array: Any, is_bfloat16: bool) -> Any:

@@ -239,6 +239,9 @@ class Library:
         """Return whether `from_dlpack` takes arrays of `CUDA` where they are."""
         return False
 
+    def register_trees(self) -> None:
+        """Have the library's compiler take apart objects of the classes in `trees.WAITING`."""
+
     # Contexts
 
     def context_maker(self, _array: Array) -> Callable[[], AbstractContextManager[object]]:

@@ -148,7 +148,7 @@ class Diagonals:
         return as_strided(numbers[..., 0, rows - 1 :], (*leading, rows, columns), (*strides, -step, step))
 
 
-class ChunkedArrays:
+class ChunkedArrays(Protocol):
     """Lazy arrays in chunks. How tasks compute them, each library says in its own way: see its file."""
 
     def chunks_of(self, array: Any) -> Chunks:
@@ -160,11 +160,9 @@ class ChunkedArrays:
 
     def in_chunks(self, array: Any, chunks: Chunks, like: Any) -> Any:
         """Return an array cut into other chunks. An array of NumPy becomes a lazy array, as `like` is one."""
-        raise NotImplementedError
 
     def as_lazy(self, array: Any, like: Any) -> Any:
         """Return a copy of an array of NumPy as a lazy array, since a call may have both; others unchanged."""
-        raise NotImplementedError
 
 
 class Loops:

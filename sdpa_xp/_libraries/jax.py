@@ -60,7 +60,7 @@ class JaxTangentRules:
     """The derivatives of `jax.custom_jvp`, which JAX transposes."""
 
     def may_record(self, grid: Any) -> bool:
-        return bool(grid.is_traced)
+        return bool(grid.access.is_traced)
 
     def constant(self, array: Array) -> Array:
         return cast(Array, sys.modules["jax"].lax.stop_gradient(array))
@@ -99,8 +99,11 @@ class Jax(Library):
     def owns(self, array: object) -> bool:
         is_owned = bool(compat.is_jax_array(array))
         if is_owned:  # asked once for a type: the first array of JAX shows that JAX is in use
-            register_all()
+            self.register_trees()
         return is_owned
+
+    def register_trees(self) -> None:
+        register_all()
 
     def namespace(self, array: AnyArray) -> Namespace:
         with _without_debugging():  # array-api-compat makes an array to ask for it

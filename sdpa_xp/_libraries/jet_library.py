@@ -15,10 +15,10 @@ from typing import Any
 from . import FLOATING, JETS, dtype_name, library_of
 from .base import is_compiling
 from .capabilities import Loops
-from .jax_trees import mapped
 from .jet_namespace import JetNamespace
 from .jet_rules import linear, on_values
 from .jets import Jet
+from .trees import mapped
 
 LINEAR = {"base_form", "constant", "detach", "frozen", "in_blocks", "in_rows", "rows_from", "take", "view"}
 """What a library does with each part of a jet."""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from .._libraries.protocols import Array, Chunks, Shape
-from .._programs.bound_options import BoundOptions
-from .._tiles.trees import Leaf, with_leaves
+from .._programs.scores import BoundOptions
+from .._tiles.modifier import Leaf, with_leaves
 
 Axis: TypeAlias = int | None
 """An axis of the scores, -1 for S, -2 for L, -3 for Hq, and so on; `KEY_HEADS`; or None for any other axis."""

@@ -12,14 +12,13 @@ from .._call.prepared_call import PreparedCall
 from .._libraries import dtype_name, is_traced, library_of, numpy_array
 from .._libraries.dask import DaskGraphs
 from .._libraries.protocols import READ_ONLY, Array, Chunks, Key
-from .._programs.bound_options import BoundOptions
 from .._programs.dropout import Dropout
-from .._programs.scores import Scores
+from .._programs.scores import BoundOptions, Scores
 from .._sources import ArraySource
-from .._tiles.modifier import ScoreModifier
+from .._tiles.grid import CallGrid
+from .._tiles.modifier import ScoreModifier, with_arrays
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Tile
-from .._tiles.trees import with_arrays
 from ..biases.algebra import Bias, Sum, Term
 from ..biases.custom import FunctionBias
 from ..masks.algebra import Combined, Mask
@@ -38,7 +37,7 @@ class BoundMask(Mask):
 
     pattern: Pattern
 
-    def bind(self, _grid: ScoreGrid) -> Pattern:
+    def bind(self, _grid: CallGrid) -> Pattern:
         return self.pattern
 
 
@@ -48,7 +47,7 @@ class BoundBias(Bias):
 
     terms: tuple[Term, ...]
 
-    def bind(self, _grid: ScoreGrid) -> tuple[Term, ...]:
+    def bind(self, _grid: CallGrid) -> tuple[Term, ...]:
         return self.terms
 
 

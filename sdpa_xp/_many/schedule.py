@@ -90,16 +90,13 @@ def plan_ring(devices: int, queries: int, keys: int, meet: Callable[[range, rang
     orders = [_plain(devices, 1)]
     # A device with two pieces computes fewer blocks that a mask empties, for twice as many, smaller products.
     if devices > 1 and queries % (2 * devices) == keys % (2 * devices) == 0:
-        orders += [_plain(devices, 2), _zigzag(devices)]
+        zigzag = tuple((d, 2 * devices - 1 - d) for d in range(devices))
+        orders += [_plain(devices, 2), zigzag]
     return min((_schedule(order, queries, keys, meet) for order in orders), key=lambda schedule: schedule.cost)
 
 
 def _plain(devices: int, count: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(count * d, count * (d + 1))) for d in range(devices))
-
-
-def _zigzag(devices: int) -> tuple[tuple[int, ...], ...]:
-    return tuple((d, 2 * devices - 1 - d) for d in range(devices))
 
 
 def _schedule(

@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 
 from .._libraries import access_of, astype_if_needed, computing, library_of, namespace_of
 from .._libraries.protocols import Array, Dtype, Namespace, Shape
-from .._programs.bound_options import BoundOptions
-from .._programs.gradient_targets import gradient_targets
-from .._programs.gradients import GradientProgram, gradients
-from .._programs.scores import Scores
+from .._programs.gradients import GradientProgram, gradient_targets, gradients
+from .._programs.scores import BoundOptions, Scores
 from .._programs.weights import full_matrix
 from .._run import threads
 from .._sources import ArraySource
@@ -22,7 +20,7 @@ from .._tiles.score_grid import ScoreGrid
 from . import windows
 from .blocks import Block, put_blocks
 
-OF_ANY_LIBRARY = ("function", "batch", "heads", "queries", "keys", "position", "entries")
+OF_ANY_LIBRARY = ("function", "batch", "heads", "queries", "keys", "position", "part")
 
 
 class ChunkedCall(NamedTuple):
@@ -160,7 +158,7 @@ def _task(
             options = put_blocks(call.options, [to_library_of(query, array) for array in arrays])
             scores = windows.window_scores(window, query, key, options)
             # The scheduler runs as many tasks at a time as it has cores, and each would start as many threads.
-            with threads.one_blas_thread(scores.grid.uses_our_threads):
+            with threads.one_blas_thread(scores.grid.access.uses_our_threads):
                 yield scores
     except Exception as error:  # each error goes on; a caller's function may raise any
         error.add_note(f"{name} of {block}")

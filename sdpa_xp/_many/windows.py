@@ -14,14 +14,14 @@ from typing import NamedTuple, TypeAlias, cast
 
 from .._libraries import namespace_of
 from .._libraries.protocols import Array, Shape
-from .._programs.bound_options import BoundOptions
 from .._programs.dropout import Dropout
 from .._programs.output import attend
-from .._programs.scores import Scores
+from .._programs.scores import BoundOptions, Scores
 from .._programs.softmax import merge
 from .._sources import ArraySource
+from .._tiles.grid import WindowPlace
 from .._tiles.plan import Plan, plan_tiles
-from .._tiles.score_grid import ScoreGrid, WindowPlace
+from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Allowed, Target, Tile, shifted
 from ..biases.algebra import Term
 from ..masks.patterns import Pattern
@@ -46,7 +46,7 @@ class Window(NamedTuple):
     def grid(self) -> ScoreGrid:
         *batch, heads, queries, keys = self.shape
         # Masks and dropout ask the whole grid for the numbers of batch entries.
-        return replace(self.whole, batch=tuple(batch), heads=heads, queries=queries, keys=keys, entries=None)
+        return replace(self.whole, batch=tuple(batch), heads=heads, queries=queries, keys=keys, part=None)
 
     def tile_of_whole(self, tile: Tile) -> Tile:
         """Return a tile of the window as a tile of the whole grid."""

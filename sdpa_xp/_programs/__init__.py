@@ -1,10 +1,10 @@
 """What is computed from the scores of a tile, on the arrays of any library.
 
-    scores           of a tile, as `bound_options` ask for them
-    softmax          one tile of keys after the other; `empty_rows`, `dropout`
+    scores           of a tile, as `BoundOptions` ask for them
+    softmax          one tile of keys after the other; `dropout`
     output, weights  programs
-    statistics       a program; `row_statistics`, `top_keys`
-    gradients        a program; `gradient_targets`
+    statistics       a program; `top_keys`
+    gradients        a program
     one_tile         small calls, without the objects that cut a call
     patches          a call whose mask lists keys, as many short sequences
     reproducible     bits that depend on nothing beside a row; `fixed_blocks`

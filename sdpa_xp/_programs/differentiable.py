@@ -16,9 +16,8 @@ from operator import add
 
 from .._libraries.capabilities import TangentRules
 from .._libraries.protocols import Array, Namespace
-from .._run.products import NonfiniteGuard, matmul_grouped, weigh
+from .._run.products import NonfiniteGuard, has_key, matmul_grouped, weigh
 from .._tiles.tile import Allowed
-from .empty_rows import has_key
 
 
 def differentiable_product(

@@ -13,21 +13,21 @@ l: each gradient has one of them as a factor.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple, TypeAlias, cast
 
 from .._libraries import access_of, astype_if_needed, is_traced, library_of
 from .._libraries.protocols import READ_ONLY, TRACED, Access, Array, Namespace
+from .._run.buffers import exp_minus, minus, times
 from .._run.executors import Program, run
-from .._run.in_place import exp_minus, minus, times
-from .._run.products import is_finite, key_leading_slice, matmul_grouped, matmul_over_group
+from .._run.products import key_leading_slice, matmul_grouped, matmul_over_group
 from .._run.results import Results
 from .._sources import KeyValueSource
 from .._tiles.on_device import Questions
 from .._tiles.plan import plan_tiles
-from .._tiles.tile import Allowed, LeadingSlice, is_masked, slice_leading
+from .._tiles.tile import Allowed, LeadingSlice, Target, is_masked, slice_leading
 from ..biases.custom import check_answers
 from .differentiable import differentiable_product
 from .scores import ComputedTile, Scores
@@ -182,18 +182,14 @@ def gradients(program: GradientProgram, cotangent: Array) -> dict[str, Array]:
     scores = program.scores._replace(known_tiles=None)  # those of the output begin where its rows attend
     # Sums over queries need common borders.
     program = replace(program, scores=scores, cotangent=cotangent, plan=program.plan.with_common_borders())
-    if scores.grid.is_traced or is_traced(cotangent):  # whether a gradient is NaN cannot be read
+    if scores.grid.access.is_traced or is_traced(cotangent):  # whether a gradient is NaN cannot be read
         return run(replace(program.with_access(TRACED), guard="all"))
-    if scores.grid.is_writeable and not access_of([cotangent]).is_writeable:  # it records operations
+    if scores.grid.access.is_writeable and not access_of([cotangent]).is_writeable:  # it records operations
         program = program.with_access(READ_ONLY)
     elif (finite := scores.options.finite_inputs) is not None:
         return _sum_on_device(replace(program, guard="cotangent" if finite >= INPUTS else "all"))
     computed = run(program)
-    arrays = [*computed.values()]
-    is_known = not any(map(is_traced, arrays))
-    if not scores.options.may_mask or (is_known and is_finite(scores.xp, arrays)):
-        return computed
-    return run(replace(program, guard="all"))
+    return computed if scores.are_right(*computed.values()) else run(replace(program, guard="all"))
 
 
 def _sum_on_device(program: GradientProgram) -> dict[str, Array]:
@@ -229,3 +225,51 @@ def _guarded_by_count(
         attends = xp.astype(xp.broadcast_to(allowed, weights.shape), weights.dtype)
     meets = product(attends, xp.astype(is_special, weights.dtype)) > 0.0
     return xp.where(meets, math.nan, product(weights, xp.where(is_special, 0.0, operand)))
+
+
+PROBE_SIDE = 8
+"""Queries and keys of the tile on which a function of the caller is tried before a call is computed."""
+
+
+def gradient_targets(
+    scores: Scores, key: Array, value: Array, names: Iterable[str]
+) -> tuple[dict[str, Target], tuple[str | None, ...]]:
+    """Return the arrays whose gradients are computed, by name, and the name of the array of each bias.
+
+    `names` are those of the floating arrays, in the order of the biases that hold them.
+    """
+    targets = {
+        "query": Target(scores.query.shape, ("rows", None)),
+        "key": Target(key.shape, ("columns", None), scores.group),
+        "value": Target(value.shape, ("columns", None), scores.group),
+    }
+    of_biases = [name for name in names if name not in (*targets, "scale", "sinks")]
+    bias_names = tuple(
+        # Only a floating array is a target, and the names have the order of the biases.
+        None if bias.gradient_target is None else of_biases.pop(0)
+        for bias in scores.options.biases
+    )
+    for name, bias in zip(bias_names, scores.options.biases, strict=True):
+        if name and bias.gradient_target:
+            targets[name] = bias.gradient_target
+    if not isinstance(scores.options.scale, float):
+        shape = (*[1] * (3 - scores.options.scale.ndim), *scores.options.scale.shape)
+        targets["scale"] = Target(shape, ("rows" if shape[-2] != 1 else None, None))
+    if scores.options.sinks is not None:
+        targets["sinks"] = Target((*[1] * (3 - scores.options.sinks.ndim), *scores.options.sinks.shape))
+    return targets, bias_names
+
+
+def try_functions(scores: Scores) -> None:
+    """Refuse a bias whose function does more than add: it is tried on some scores before the call."""
+    if not scores.options.has_functions:
+        return
+    grid = scores.grid
+    rows, columns = (range(min(PROBE_SIDE, len(side))) for side in grid.sides)
+    tile = scores.tile(rows, columns)
+    distance = grid.xp.astype(tile.key_index - tile.query_index, grid.dtype)
+    # None of these scores is 0, of which a multiple is no other number.
+    probe = grid.xp.broadcast_to(distance * 0.75 + 0.5, tile.shape)
+    for bias in scores.options.biases:
+        if bias.is_of_caller:
+            bias.gradient(tile, probe, probe)

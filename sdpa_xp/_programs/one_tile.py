@@ -8,9 +8,8 @@ from typing import NamedTuple, cast
 
 from .._libraries import LARGEST, dtype_name
 from .._libraries.protocols import Array, Dtype, Namespace, Ufuncs
-from .._run.products import are_few_rows, matmul_grouped, multiply_few_rows
+from .._run.products import avoid_zero_sum, faster_product, matmul_grouped
 from .._tiles.plan import Plan
-from .empty_rows import avoid_zero_sum
 from .scores import Scores
 
 
@@ -72,6 +71,6 @@ def one_tile(scores: Scores, plan: Plan, dtype: Dtype) -> OneTile | None:
         if not isinstance(answer, bool):
             allowed = answer
     columns = grid.keys if keys is None else keys.stop - keys.start
-    is_few = are_few_rows(scores.query, scores.key.heads, columns)
-    multiply, least = multiply_few_rows if is_few else matmul_grouped, -LARGEST[dtype_name(grid.dtype)]
+    multiply = faster_product(scores.query, scores.key.heads, columns) or matmul_grouped
+    least = -LARGEST[dtype_name(grid.dtype)]
     return OneTile(grid.xp, cast(Ufuncs, grid.xp), cast(float, options.scale), keys, allowed, multiply, least)

@@ -15,7 +15,7 @@ from typing import Self, TypeAlias
 from .._libraries import astype_if_needed, is_traced
 from .._libraries.protocols import Array, Dtype
 from .._run.executors import Program, run
-from .._run.products import NonfiniteGuard, are_finite, is_finite, key_leading_slice
+from .._run.products import NonfiniteGuard, are_finite, key_leading_slice
 from .._run.results import Results
 from .._sources import KeyValueSource, PagedSource
 from .._tiles import tuning
@@ -38,10 +38,7 @@ class OutputProgram(Program):
 
     @property
     def is_recomputed(self) -> bool:
-        # Functions of the caller may read arrays that need gradients, too; so all that is recorded is asked.
-        grid = self.grid
-        is_recorded = grid.library.autograd is not None and not (grid.is_traced or grid.is_writeable)
-        return is_recorded and math.prod(grid.shape) > tuning.MOST_SCORES_KEPT
+        return math.prod(self.grid.shape) > tuning.MOST_SCORES_KEPT
 
     def slice_leading(self, leading: LeadingSlice) -> Self:
         value = self.value.slice_leading(key_leading_slice(leading, self.scores.group))
@@ -115,28 +112,28 @@ def attend(
     may_have_nan = grid.padding is not None and isinstance(value, PagedSource)
     guard: NonfiniteGuard = "columns" if may_have_nan else "none"
     readable = partial(attend_readable, guard=guard)
-    if plan.is_small and grid.is_writeable and not grid.is_reproducible:
+    if plan.is_small and grid.access.is_writeable and not grid.is_reproducible:
         computed = readable(scores, value, plan, range(plan.queries))  # a program would take as long again
         results: dict[str, Array] = {name: computed.named(scores.xp, name) for name in names}
         results["output"] = astype_if_needed(scores.xp, computed.output, dtype)
         return results
-    if grid.is_writeable and not plan.is_one_tile:
-        scores = scores.for_tiles()
     targets = {"output": Target((*shape, value.width), ("rows", None), dtype=dtype)}
     widths = {"lse": 1, "lse_parts": 2}
     targets |= {name: Target((*shape, widths[name]), ("rows", None)) for name in names if name in widths}
     program = OutputProgram(scores, plan, targets, value, _guarded("columns"))
-    if grid.is_traced:  # no value can be read, so all rows are computed in the same way
+    if grid.access.is_traced:  # no value can be read, so all rows are computed in the same way
         return run(program)
-    if not grid.is_writeable:
+    if not grid.access.is_writeable:
         return _attend_on_device(program, guard, returns_checksum="checksum" in names)
+    if not plan.is_one_tile:
+        scores = scores.for_tiles()
+    program = replace(program, scores=scores, of_rows=readable)
     outs = {} if out is None else {"output": out}
     if grid.is_reproducible:
         from . import reproducible  # few programs need it
 
         plan = replace(plan, own_tasks=tuple(reproducible.aligned_tasks(scores, plan)))
         return run(replace(program, plan=plan, of_rows=reproducible.attend_rows), outs)
-    program = replace(program, of_rows=readable)
     if plan.tries_without_maximum and not scores.options.has_functions and scores.options.sinks is None:
         attempt = UnshiftedProgram(scores, plan, targets, value, readable)
         outs = run(attempt, outs)
@@ -154,13 +151,11 @@ def attend_readable(
 ) -> RowResult:
     """Return the attention of one range of queries; if a NaN may be of a masked pair, computed again."""
     result = attend_with_running_shift(scores, value, plan, rows, guard=guard)
-    if not scores.options.may_mask:  # without a mask, each NaN and inf belongs to the output
+    if scores.are_right(*result.arrays):
         return result
-    if is_traced(result.output):  # a function of the caller has brought in a traced array
-        return attend_with_running_shift(scores, value, plan, rows, guard="columns")
-    # See products.py: only if a value is NaN or inf, the rows are worth a second pass.
-    is_right = is_finite(scores.xp, result.arrays)
-    return result if is_right else attend_with_running_shift(scores, value, plan, rows, guard="pairs")
+    # A function of the caller may have brought in a traced array.
+    guard = "columns" if is_traced(result.output) else "pairs"
+    return attend_with_running_shift(scores, value, plan, rows, guard=guard)
 
 
 def _attend_on_device(
@@ -171,7 +166,9 @@ def _attend_on_device(
     It is not asked if no pair may be masked, or if the inputs have been searched for NaN and inf.
     """
     plan, options, finite = program.plan, program.scores.options, program.scores.options.finite_inputs
-    if program.is_recomputed:  # all keys of some queries are in memory while their gradients are computed
+    if (
+        program.grid.library.autograd is not None and program.is_recomputed
+    ):  # all keys of some queries are in memory while their gradients are computed
         most = tuning.DEVICE.scores * plan.queries // math.prod(program.grid.shape)
         plan = replace(plan, rows=min(plan.rows, max(tuning.SMALLEST_SIDE, most)))
         program = replace(program, plan=plan)
@@ -199,6 +196,6 @@ def _attend_in_patches(
 
     call = in_patches(scores, value, plan)
     # Without an array to write to, a call has all heads at once.
-    parts = [call] if scores.grid.is_writeable else map(call.slice_leading, call.plan.leading_slices)
+    parts = [call] if scores.grid.access.is_writeable else map(call.slice_leading, call.plan.leading_slices)
     computed = [attend(part.scores, part.value, part.plan, dtype, *names) for part in parts]
     return {name: call.in_order([results[name] for results in computed]) for name in names}

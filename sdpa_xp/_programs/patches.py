@@ -10,19 +10,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple, cast
 
+from .._libraries import namespace_of
 from .._libraries.capabilities import Loops
 from .._libraries.protocols import Array, Namespace
 from .._sources import ArraySource, KeyValueSource
-from .._sources.lists import ListedSource, in_blocks
 from .._tiles import tuning
-from .._tiles.patches import Patches
-from .._tiles.plan import Plan, plan_patches
-from .._tiles.tile import LeadingSlice, Tile, TokenPositions
+from .._tiles.plan import Patches, Plan, plan_patches
+from .._tiles.tile import LeadingSlice, Tile, TokenPositions, slice_leading
 from ..masks.patterns import AllOf, ArrayPattern
 from .scores import Scores
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ListedSource(KeyValueSource):
+    """Keys or values of one array (..., H, S, width), read as (..., H, blocks, m, width)."""
+
+    array: Array
+    tokens: Array
+    """Those of each block, (blocks, m)."""
+
+    @property
+    def width(self) -> int:
+        return self.array.shape[-1]
+
+    @property
+    def heads(self) -> int:
+        return self.tokens.shape[0]
+
+    def slice_leading(self, leading: LeadingSlice) -> ListedSource:
+        *others, blocks = leading
+        return ListedSource(slice_leading(self.array, (*others,)), self.tokens[blocks.start : blocks.stop, :])
+
+    def slice_keys(self, columns: range) -> Array:
+        return in_blocks(namespace_of(self.array), self.array, self.tokens[:, columns.start : columns.stop])
+
+
+def in_blocks(xp: Namespace, array: Array, tokens: Array) -> Array:
+    """Return tokens of an array (..., H, S, width) as (..., H, blocks, n, width)."""
+    copied = xp.take(array, xp.reshape(tokens, (-1,)), axis=-2)
+    return xp.reshape(copied, (*array.shape[:-2], *tokens.shape, array.shape[-1]))
 
 
 def with_patches(plan: Plan, patches: Patches, scores: Scores, widths: int) -> Plan:
@@ -32,7 +61,7 @@ def with_patches(plan: Plan, patches: Patches, scores: Scores, widths: int) -> P
     in_patches = patches.blocks * patches.keys * (patches.queries + tuning.COST_OF_A_COPY)
     if 2 * in_patches > in_ranges or heads * in_ranges < tuning.LEAST_PATCHED_PAIRS:
         return plan
-    if grid.is_traced:
+    if grid.access.is_traced:
         # All blocks are one tile, for which keys are copied at once. Several devices would exchange them.
         copied = heads * patches.blocks * patches.keys * widths
         is_small = plan.is_loop and copied <= tuning.MOST_COPIED_ON_DEVICE

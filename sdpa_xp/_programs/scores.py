@@ -1,4 +1,4 @@
-"""The scores of a call, tile by tile: scale -> softcap -> bias -> mask."""
+"""The scores of a call, tile by tile: scale -> softcap -> bias -> mask; and the options that they follow."""
 
 from __future__ import annotations
 
@@ -8,24 +8,93 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from .._libraries import astype_if_needed
+from .._libraries import LARGEST, astype_if_needed, dtype_name, is_traced
 from .._libraries.capabilities import TangentRules
 from .._libraries.protocols import Array, Namespace, Shape
-from .._run.products import are_few_rows, key_leading_slice, matmul_grouped, multiply_columns, multiply_few_rows
+from .._run.products import faster_product, is_finite, key_leading_slice, matmul_grouped, multiply_columns
 from .._sources import KeyValueSource
 from .._tiles import tuning
 from .._tiles.plan import Plan
 from .._tiles.score_grid import ScoreGrid
-from .._tiles.tile import Allowed, LeadingSlice, RowBlock, Tile, slice_leading
-from .bound_options import BoundOptions
+from .._tiles.tile import Allowed, LeadingSlice, RowBlock, Tile, both, is_masked, slice_leading
+from ..masks.patterns import AllOf, Pattern
 
 if TYPE_CHECKING:
     from .._run.buffers import CallBuffers
+    from ..biases.algebra import Term
+    from .dropout import Dropout
 
 
 ResultName: TypeAlias = Literal["output", "lse", "lse_parts", "checksum"]
 """What a call may ask for: the output, (..., Hq, L, Ev); the log-sum-exp, (..., Hq, L, 1), or two numbers that
 add up to it, (..., Hq, L, 2); and numbers (n, 1) of which one is NaN or inf if one of the others is."""
+
+
+class BoundOptions(NamedTuple):
+    """The options of a call, checked against a grid and converted to its library: an option is a field here."""
+
+    mask: Pattern
+    biases: tuple[Term, ...]
+    scale: float | Array
+    softcap: float | None
+    sinks: Array | None
+    """A logit that joins the sum of each row and has no value, (..., Hq, 1, 1) in the accumulation dtype."""
+    dropout: Dropout | None = None
+    finite_inputs: frozenset[str] | None = None
+    """The names of the inputs without NaN and inf; None if they have not been searched."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing but a mask changes the products of queries times a number, and their weights."""
+        others = self.softcap, self.sinks, self.dropout
+        is_alone = len(self.biases) == 0 and all(option is None for option in others)
+        return is_alone and isinstance(self.scale, float)
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether there is a mask; a bias may mask pairs too."""
+        return not isinstance(self.mask, AllOf) or len(self.mask.patterns) > 0
+
+    @property
+    def may_mask(self) -> bool:
+        """Whether a pair may be masked. If none is, each NaN and inf belongs to the result."""
+        return self.has_mask or True in [bias.can_mask for bias in self.biases]
+
+    @property
+    def has_functions(self) -> bool:
+        """Whether a function of the caller sees the scores. It may keep them, or use autograd."""
+        return any(bias.is_of_caller for bias in self.biases)
+
+    @property
+    def needs_products(self) -> bool:
+        """Whether derivatives read the soft-capped products of a tile, which no buffer holds until then."""
+        return self.softcap is not None or self.has_functions
+
+    def for_tiles(self, grid: ScoreGrid) -> BoundOptions:
+        """Return the options with what the tiles of a call share computed already."""
+        return self._replace(biases=tuple([bias.for_tiles(grid) for bias in self.biases]))
+
+    def slice_leading(self, leading: LeadingSlice) -> BoundOptions:
+        """Return the options of some batch entries and heads; masks, biases and dropout slice for each tile."""
+        return self if self.sinks is None else self._replace(sinks=slice_leading(self.sinks, leading))
+
+    def biased(
+        self, tile: Tile, scores: Array, allowed: Allowed, *, in_place: bool = False
+    ) -> tuple[Array, Allowed]:
+        """Return `products` of a tile with the biases, and the pairs of `allowed` that no bias masks.
+
+        Each bias says itself which pairs it masks: the sum does not show it, since -inf + inf is NaN.
+        """
+        for bias in self.biases:
+            if bias.is_of_caller:
+                scores, unmasked = _without_hidden_nan(bias, tile, scores)
+                allowed = both(allowed, unmasked)
+            scores, unmasked = bias.apply(tile, scores, in_place=in_place)
+            allowed = both(allowed, unmasked)
+        # Two of the most negative finite numbers add up to -inf, and must not mask.
+        if len(self.biases) > 1:
+            scores = tile.grid.xp.where(is_masked(scores), -LARGEST[dtype_name(tile.grid.dtype)], scores)
+        return scores, allowed
 
 
 class ComputedTile(NamedTuple):
@@ -198,12 +267,8 @@ class Scores(NamedTuple):
             if self.grid.is_reproducible:
                 from .fixed_blocks import multiply_keys as multiply  # few programs need it
             # The library first: a trace must not ask about lengths. Long calls are spared the function.
-            elif (
-                self.grid.library.has_ufuncs
-                and query.shape[-2] <= tuning.MOST_ROWS_ALONE
-                and are_few_rows(query, self.key.heads, transposed_keys.shape[-1])
-            ):
-                multiply = multiply_few_rows
+            elif self.grid.library.has_ufuncs and query.shape[-2] <= tuning.MOST_ROWS_ALONE:
+                multiply = faster_product(query, self.key.heads, transposed_keys.shape[-1]) or multiply
             scores = multiply(xp, query, transposed_keys, buffer)
         else:
             from .differentiable import differentiable_product
@@ -242,6 +307,15 @@ class Scores(NamedTuple):
         tanh = self.without_masked(capped, allowed) / self.options.softcap
         return -(tanh * tanh) + 1.0
 
+    def are_right(self, *arrays: Array) -> bool:
+        """Return whether no NaN or inf of a masked pair has got into results; of traced ones it is not known.
+
+        Only if one has, they are worth a second pass with a guard: see `_run/products.py`.
+        """
+        if not self.options.may_mask:  # each NaN and inf belongs to the results
+            return True
+        return not any(map(is_traced, arrays)) and is_finite(self.xp, arrays)
+
     def without_masked(self, array: Array, allowed: Allowed) -> Array:
         """Return an array of a tile, with 0 where a pair may not attend."""
         return array if isinstance(allowed, bool) else self.xp.where(allowed, array, 0.0)
@@ -255,3 +329,25 @@ class Scores(NamedTuple):
 def rows_within(tile: Tile, rows: range) -> tuple[object, ...]:
     """Return the index of a tile's queries in an array (..., rows, width)."""
     return (..., slice(tile.rows.start - rows.start, tile.rows.stop - rows.start), slice(None))
+
+
+def _without_hidden_nan(bias: Term, tile: Tile, scores: Array) -> tuple[Array, Allowed]:
+    """Return scores with 0 where a function of the caller masks a pair, and which pairs it does not mask.
+
+    0 * NaN is NaN in the gradients of the arrays that the function reads. Scores that are finite, or that the
+    library does not differentiate, stay as they are.
+    """
+    grid, rules = tile.grid, tile.grid.library.tangent_rules
+    if rules is None:
+        return scores, True
+    if grid.access.waits:  # not for the values
+        may_hide = rules.may_record(grid)
+    else:
+        may_hide = is_traced(scores) or not bool(grid.xp.isfinite(grid.xp.sum(scores)))
+    if not may_hide:
+        return scores, True
+    unmasked = bias.apply(tile, scores)[1]
+    if isinstance(unmasked, bool):
+        return scores, unmasked
+    unmasked = rules.constant(unmasked)  # one library multiplies with 0 also behind a comparison
+    return grid.xp.where(unmasked, scores, 0.0), unmasked

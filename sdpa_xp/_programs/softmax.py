@@ -20,15 +20,23 @@ from typing import NamedTuple, cast
 
 from .._libraries import dtype_name
 from .._libraries.protocols import Array, Namespace
-from .._run.buffers import CallBuffers
-from .._run.in_place import exp_minus, plus, times
-from .._run.products import NonfiniteGuard, checksum, matmul_grouped, multiply_columns, weigh
+from .._run.buffers import CallBuffers, exp_minus, plus, times
+from .._run.products import (
+    NonfiniteGuard,
+    avoid_zero_sum,
+    checksum,
+    finite_shift,
+    has_key,
+    matmul_grouped,
+    multiply_columns,
+    sums_without_keys,
+    weigh,
+)
 from .._sources import KeyValueSource
 from .._tiles import tuning
 from .._tiles.plan import Plan
 from .._tiles.tile import is_masked
 from .differentiable import weigh_differentiably
-from .empty_rows import avoid_zero_sum, finite_shift, has_key, sums_without_keys
 from .scores import Scores, rows_within
 
 LEAST_SUM = 2.0**-32

@@ -43,7 +43,7 @@ class LargestScores(NamedTuple):
 
 def top_of_tile(tile: Tile, s: Array, m: Array, k: int, top: LargestScores | None) -> LargestScores:
     """Return the `k` largest of `top` and of the scores of a tile, whose rows have the maximum `m`."""
-    if tile.grid.is_writeable:
+    if tile.grid.access.is_writeable:
         top = LargestScores.none(tile.grid, s, k) if top is None else top
         _replace_smaller(tile, s, m, k, top)
         return top

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from .._libraries.protocols import Array, Dtype
 from .._run.executors import Program, run
+from .._run.products import avoid_zero_sum, finite_shift
 from .._run.results import Results
 from .._tiles.plan import Plan
 from .._tiles.tile import Allowed, Target
-from .empty_rows import avoid_zero_sum, finite_shift
 from .scores import Scores
 
 

@@ -1,10 +1,10 @@
 """How programs are run: at once, in threads, or in loops of a compiler; and their memory.
 
-    executors          run a program
-    loops, threads     of a compiler; of this process, with BLAS held to one
-    results            where programs put what they compute
-    products           with keys and values, whose heads a group shares
-    buffers, in_place  the memory of tiles, and operations in it
+    executors  run a program: at once, in threads, or in loops of a compiler
+    threads    of this process, with BLAS held to one
+    results    where programs put what they compute
+    products   with keys and values, whose heads a group shares; rows without keys
+    buffers    the memory of tiles, and operations in it
 
 An executor knows no program.
 """

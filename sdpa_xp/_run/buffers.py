@@ -1,9 +1,13 @@
-"""The memory of the tiles of a call.
+"""The memory of the tiles of a call, and elementwise operations in it.
 
 The scores of a tile are half a MB. If they were a new array for each tile, the C library would give that memory
 back to the system after the tile and ask for it again: in a short call the page faults take as long as the
 products. So buffers outlive their call, too: about one MB for each thread, three after calls of packed
 sequences, which are stacked there, and up to 6 MB after calls of a paged cache, whose tiles are larger.
+
+A new array for each result would cost more time than an elementwise operation, too. `minus`, `plus`, `times`
+and `exp_minus` overwrite their first array, which must belong to the tile, where its arrays lie in buffers. If
+the buffers are None, as in a library whose arrays cannot be written to, they return a new array.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
-from .._libraries.protocols import Array, InPlaceFunctions, Shape
+from .._libraries.protocols import Array, InPlaceFunctions, Namespace, Shape
 from .._tiles.score_grid import ScoreGrid
 
 MOST_IDLE = 64
@@ -100,3 +104,41 @@ def call_buffers(grid: ScoreGrid) -> Iterator[CallBuffers]:
     yield CallBuffers(grid, idle, used)
     # Not after an exception: another thread may still compute in its buffers.
     idle += used[: MOST_IDLE - len(idle)]
+
+
+def minus(buffers: CallBuffers | None, array: Array, other: Array) -> Array:
+    """Return array - other."""
+    if not _fits(buffers, array, other):
+        return array - other
+    array -= other
+    return array
+
+
+def plus(buffers: CallBuffers | None, array: Array, other: Array) -> Array:
+    """Return array + other."""
+    if not _fits(buffers, array, other):
+        return array + other
+    array += other
+    return array
+
+
+def times(buffers: CallBuffers | None, array: Array, other: Array) -> Array:
+    """Return array * other."""
+    if not _fits(buffers, array, other):
+        return array * other
+    array *= other
+    return array
+
+
+def _fits(buffers: CallBuffers | None, array: Array, other: Array) -> bool:
+    """Return whether `array` has the shape of the result: values may have a batch that scores do not have."""
+    shape, last = other.shape, array.shape[-1]
+    return buffers is not None and shape[:-1] == array.shape[:-1] and shape[-1] in (1, last)
+
+
+def exp_minus(buffers: CallBuffers | None, xp: Namespace, s: Array, shift: Array) -> Array:
+    """Return exp(s - shift)."""
+    if buffers is None or not _fits(buffers, s, shift):
+        return xp.exp(s - shift)
+    s -= shift
+    return buffers.functions.exp(s, out=s)

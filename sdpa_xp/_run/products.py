@@ -1,8 +1,13 @@
-"""The products with keys and values, whose heads a group shares, and what keeps NaN and inf out of them.
+"""The products with keys and values, whose heads a group shares, and what keeps NaN and inf out of results.
 
 A masked key or value may be NaN, and a weight of zero does not keep it out, because 0 * NaN is NaN. A check of
 each pair costs three more products. So the eager path first computes without a guard. If the output contains
 NaN or inf, the affected rows are computed again with the guard "pairs".
+
+A row without keys attends to none, because of a mask or because there are no keys. Its output is 0 and its
+log-sum-exp -inf, or that of the sink; its weights and its gradients are 0. Its largest score m is -inf, and the
+sum l of its exponentials is 0, so exp(m - m) and o / l would be NaN. What follows from m and l reads
+`finite_shift` and `avoid_zero_sum` of them instead. A row with a NaN is not empty: its m is NaN.
 """
 
 from __future__ import annotations
@@ -14,9 +19,9 @@ from operator import add
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from .._libraries import JETS, library_of, namespace_of
-from .._libraries.protocols import Array, Namespace
+from .._libraries.protocols import Array, Namespace, Shape
 from .._tiles import tuning
-from .._tiles.tile import Allowed, LeadingSlice
+from .._tiles.tile import Allowed, LeadingSlice, is_masked
 
 if TYPE_CHECKING:
     from .buffers import Buffer
@@ -71,10 +76,10 @@ def multiply_few_rows(
     return xp.reshape(product, (*product.shape[:-4], *rows.shape[-3:-1], columns))
 
 
-def are_few_rows(rows: Array, key_heads: int, keys: int) -> bool:
-    """Return whether `multiply_few_rows` is faster: some rows for each head of the keys, and many keys."""
-    is_few: bool = key_heads < rows.shape[-3] * rows.shape[-2] <= tuning.MOST_ROWS_ALONE * key_heads
-    return is_few and keys >= tuning.LEAST_KEYS_ALONE
+def faster_product(rows: Array, key_heads: int, keys: int) -> Callable[..., Array] | None:
+    """Return `multiply_few_rows` for a few rows of each head and many keys; None is `matmul_grouped`."""
+    is_few = key_heads < rows.shape[-3] * rows.shape[-2] <= tuning.MOST_ROWS_ALONE * key_heads
+    return multiply_few_rows if is_few and keys >= tuning.LEAST_KEYS_ALONE else None
 
 
 def matmul_over_group(xp: Namespace, key_heads: int, left: Array, right: Array) -> Array:
@@ -177,3 +182,37 @@ def are_finite(checksums: Sequence[Array]) -> list[bool]:
 def checksum(xp: Namespace, arrays: Sequence[Array]) -> Array:
     """Return a number that is NaN or inf if an array has one."""
     return reduce(add, [xp.sum(array) for array in arrays])
+
+
+def has_key(xp: Namespace, allowed: Array) -> Array:
+    """Return which rows may attend to some key, (..., rows, 1)."""
+    return xp.any(allowed, axis=-1, keepdims=True)
+
+
+def finite_shift(xp: Namespace, m: Array) -> Array:
+    """Return m, or 0 in a row without a score above -inf, because exp(-inf - -inf) is NaN.
+
+    Only -inf is replaced: a NaN must stay one, or a row that attends it would pass for an empty row.
+    """
+    return xp.where(is_masked(m), 0.0, m)
+
+
+def avoid_zero_sum(l: Array, least: float = 1.0) -> Array:
+    """Return l, or a tiny number in a row without a key, whose output is then 0 and whose log-sum-exp is -inf.
+
+    The sums of other rows are `least` or more (1 with a maximum), and do not change: the tiny number is less
+    than half of their last bit in float64. With a maximum its square is not 0 in float32, so that autograd does
+    not compute 0 / 0; without one nothing is differentiated.
+    """
+    return l + least * 2.0**-55
+
+
+def sums_without_keys(
+    xp: Namespace, query: Array, sinks: Array | None, leading_shape: Shape
+) -> tuple[Array, Array]:
+    """Return m and l, (..., Hq, rows, 1), of queries that have met no key: -inf and 0, or the sink and 1."""
+    zero = xp.zeros_like(query[..., :1])  # on the device of the query
+    l = xp.broadcast_to(zero, (*leading_shape, query.shape[-2], 1))
+    if sinks is None:
+        return zero - math.inf, l
+    return zero + sinks, xp.where(is_masked(sinks), l, l + 1.0)

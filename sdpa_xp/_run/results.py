@@ -131,7 +131,7 @@ def sum_to_shape(xp: Namespace, array: Array, shape: Shape) -> Array:
 
 def between_zeros(grid: ScoreGrid, array: Array, axis: int, before: int, behind: int) -> Array:
     """Return an array with zeros before and behind its own elements along `axis`."""
-    device = None if grid.is_traced else grid.device  # an array of a trace may be on no single device
+    device = None if grid.access.is_traced else grid.device  # an array of a trace may be on no single device
 
     def zeros(count: int) -> Array:
         shape = [*array.shape]

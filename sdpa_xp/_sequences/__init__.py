@@ -1,1 +1,23 @@
 """Calls of sequences of unlike lengths, and of tokens that lie in pages or are quantised."""
+
+from __future__ import annotations
+
+from .._call.prepared_call import PreparedCall
+from .._libraries.protocols import Array
+from .._programs import output
+from .._programs.scores import ResultName
+from .._sources.quantised import factored_operands, source_of
+from .._tiles.plan import plan_widened
+
+
+def attend_quantised(call: PreparedCall, *names: ResultName) -> dict[str, Array]:
+    """Return what is named, the output or the log-sum-exp, of a quantised KVCache: widened tile by tile."""
+    key, value = source_of(call.arrays, "key"), source_of(call.arrays, "value")
+    widths, query = key.width + value.width, call.arrays["query"]
+    query, key, value = factored_operands(call.grid, query, key, value)
+    scores = call.draw_scores()._replace(query=query, key=key)
+    finite = scores.options.finite_inputs
+    if finite is not None and "value_scale" not in finite:  # a NaN of a value is in its scale
+        scores = scores._replace(options=scores.options._replace(finite_inputs=finite - {"value"}))
+    plan = call.cached("widened_plan", lambda: plan_widened(call.grid, call.sizes.group, widths))
+    return call.connected(output.attend(scores, value, plan, call.result_dtype, *names))

@@ -14,9 +14,8 @@ from .._call.prepared_call import PreparedCall
 from .._checks.arrays import LHE, swap_heads_and_length
 from .._libraries import computing, namespace_of
 from .._libraries.protocols import Array
-from .._programs.bound_options import BoundOptions
 from .._programs.output import attend as attend_to
-from .._programs.scores import ResultName, Scores
+from .._programs.scores import BoundOptions, ResultName, Scores
 from .._run import threads
 from .._run.buffers import Buffer, CallBuffers, call_buffers
 from .._run.products import are_finite
@@ -24,7 +23,7 @@ from .._sources import ArraySource, KeyValueSource, PagedSource
 from .._sources.quantised import factored_operands, source_of
 from .._tiles.on_device import PaddedLengths
 from .._tiles.plan import Plan, takes_threads
-from .._tiles.score_grid import ScoreGrid
+from .._tiles.score_grid import BatchPart, ScoreGrid
 from ..masks.lengths import KeysBefore
 from ..masks.patterns import AllOf
 from .sequences import ENTRY, LENGTHS, PAGES, POSITION, STARTS, Entries, Sequences, is_contiguous
@@ -51,7 +50,7 @@ def attend(call: PreparedCall, sequences: Sequences, *names: ResultName) -> dict
     sources = ("key_blocks", "value_blocks") if sequences.starts[1] is None else ("key", "value")
     width = source_of(call.arrays, sources[1]).width
     groups, dropout = _groups(call, sequences, call.sizes.width + width), call.draw_dropout()
-    packed = _packed_output(call, starts[-1], width) if starts and call.grid.is_writeable else None
+    packed = _packed_output(call, starts[-1], width) if starts and call.grid.access.is_writeable else None
     computed: dict[str, dict[Entries, Array]] = {name: {} for name in names}
 
     def compute(group: Group, is_guarded: bool = False) -> Array | None:
@@ -74,7 +73,7 @@ def attend(call: PreparedCall, sequences: Sequences, *names: ResultName) -> dict
             if is_guarded:
                 options = options._replace(finite_inputs=frozenset())
             scores, dtype = Scores(group.grid, query, key, options), call.result_dtype
-            wanted: Sequence[ResultName] = (*names, "checksum") if group.grid.waits else names
+            wanted: Sequence[ResultName] = (*names, "checksum") if group.grid.access.waits else names
             results = attend_to(scores, value, group.plan, dtype, *wanted, out=out)
         check = results.pop("checksum", None)
         if packed is not None and (output := results.pop("output")) is not out:
@@ -99,7 +98,7 @@ def _compute_all(
     grid: ScoreGrid, compute: Callable[..., Array | None], groups: Sequence[Group], widths: int
 ) -> None:
     """Compute all groups; on a device those with a NaN or inf a second time, guarded."""
-    if grid.waits:
+    if grid.access.waits:
         checks = [(group, compute(group)) for group in groups]
         doubtful = [(group, check) for group, check in checks if check is not None]
         flags = iter(are_finite([check for _, check in doubtful]) if doubtful else ())
@@ -111,7 +110,7 @@ def _compute_all(
     work = sum(math.prod(group.grid.shape) for group in small) * widths
     has_threads = len(small) > 1 and takes_threads(grid, work)
     # Once for all groups, because a BLAS takes milliseconds to change its threads.
-    with threads.one_blas_thread(grid.uses_our_threads and (has_threads or len(small) < len(groups))):
+    with threads.one_blas_thread(grid.access.uses_our_threads and (has_threads or len(small) < len(groups))):
         for group in groups:
             if group.plan.threads != 1:
                 compute(group)
@@ -122,13 +121,14 @@ def _groups(call: PreparedCall, sequences: Sequences, widths: int) -> list[Group
     """Return the groups of a call, whose options are bound to the lengths of each."""
     batch, group, is_packed = call.grid, call.sizes.group, sequences.starts[0] is not None
     if is_packed:
-        batch = replace(batch, batch=(len(sequences.lengths),), is_packed=True)
+        batch = replace(batch, batch=(len(sequences.lengths),))
     grouped = sequences.grouped(batch, group, widths)
-    tables = sequences.tables(batch, grouped) if batch.waits else [None] * len(grouped)
+    tables = sequences.tables(batch, grouped) if batch.access.waits else [None] * len(grouped)
     groups = []
     for entries, table in zip(grouped, tables, strict=True):
         if table is None:
-            grid = batch.for_entries(entries, *sequences.lengths[entries[0]], sequences.position(entries[0]))
+            first, part = entries[0], BatchPart(entries, is_packed)
+            grid = batch.for_entries(part, *sequences.lengths[first], sequences.position(first))
             options = call.bind(grid)
         else:
             queries, keys = zip(*(sequences.lengths[entry] for entry in entries), strict=True)
@@ -136,7 +136,7 @@ def _groups(call: PreparedCall, sequences: Sequences, widths: int) -> list[Group
             columns = [table[:, column] for column in (LENGTHS, LENGTHS + 1, POSITION)]
             on_device = [batch.xp.reshape(column, (-1, 1, 1, 1)) for column in columns]
             padding = PaddedLengths(queries, keys, positions, *on_device)
-            grid = batch.for_padded(entries, table[:, ENTRY], padding)
+            grid = batch.for_padded(BatchPart(entries, is_packed, table[:, ENTRY]), padding)
             options = call.bind(grid)
             if len({*keys}) > 1:
                 options = options._replace(mask=AllOf((KeysBefore(padding.real_keys()), options.mask)))

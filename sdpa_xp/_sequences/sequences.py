@@ -61,7 +61,7 @@ class Sequences(NamedTuple):
         if grid.library.chunks is not None:  # stacked sequences would not have the chunks of the packed arrays
             return [(entry,) for entry in range(len(self.lengths))]
         sizes = HeadSizes(grid.heads, max(1, grid.heads // group), widths)
-        if grid.waits:
+        if grid.access.waits:
             return group_entries(self.lengths, sizes, tuning.WORK_OF_LAUNCHES)
         parts = []
         for entries in group_entries(self.lengths, sizes):

@@ -11,7 +11,8 @@ from typing import Protocol, TypeAlias
 
 from .._libraries import astype_if_needed, rows_in_blocks
 from .._libraries.protocols import Array
-from .._tiles.score_grid import FAR, ScoreGrid
+from .._tiles.grid import FAR
+from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import LeadingSlice, slice_leading
 
 FactoredSlices: TypeAlias = tuple[Callable[[range], Array], Callable[[range], Array] | None]

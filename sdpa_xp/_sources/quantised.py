@@ -73,7 +73,7 @@ class QuantisedSource(KeyValueSource):
     def slices(self, grid: ScoreGrid, *, transposed: bool = False) -> Callable[[range], Array]:
         def widened(columns: range) -> Array:
             codes, scale = self.codes.slice_keys(columns), self.scale.slice_keys(columns)
-            tile = widen(codes, scale, self.channels, grid.dtype, in_place=grid.is_writeable)
+            tile = widen(codes, scale, self.channels, grid.dtype, in_place=grid.access.is_writeable)
             return grid.xp.matrix_transpose(tile) if transposed else tile
 
         return widened
@@ -101,7 +101,9 @@ def factored_operands(
     Few queries have fewer scores than keys have elements. On a CPU, a pass over short rows takes longer than a
     product with them: one query of 8 heads and 4,096 keys takes 0.6 times as long as with widened keys.
     """
-    if not (isinstance(key, QuantisedSource) and isinstance(value, QuantisedSource) and grid.is_writeable):
+    if not (
+        isinstance(key, QuantisedSource) and isinstance(value, QuantisedSource) and grid.access.is_writeable
+    ):
         return query, key, value
     if grid.queries * (grid.heads // max(1, key.heads)) > key.width:
         return query, key, value

@@ -1,4 +1,4 @@
-"""How a call is cut into tiles."""
+"""How a call is cut into tiles, and its queries into blocks with a list of keys each."""
 
 from __future__ import annotations
 
@@ -7,19 +7,42 @@ import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, Protocol, cast
 
-from .._libraries.protocols import Shape
+from .._libraries.protocols import Array, Shape
 from ..errors import PACKAGE, ArgumentValueError
 from . import tuning
 from .score_grid import ScoreGrid
 from .tile import LeadingSlice
 
-if TYPE_CHECKING:  # few calls have patches
-    from .patches import Patches
-
-
 VARIABLE = "SDPA_XP_NUM_THREADS"
+
+
+class KeyLists(NamedTuple):
+    """The tokens of each block, int32."""
+
+    queries: Array
+    """(blocks, n). A query may stand in two blocks, which give it the same output."""
+    keys: Array
+    """(blocks, m): once each key that a query of the block attends to, and others."""
+    places: Array
+    """(L,): where each query of the call stands among `queries`."""
+
+
+class Patches(Protocol):
+    """How a mask cuts the queries of a call into blocks, if its ranges of keys would hold many masked ones."""
+
+    @property
+    def blocks(self) -> int: ...
+    @property
+    def queries(self) -> int:
+        """The queries of a block."""
+
+    @property
+    def keys(self) -> int:
+        """The keys of a block."""
+
+    def lists(self, grid: ScoreGrid, /) -> KeyLists: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +149,7 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
     if grid.placement is not None:  # one tile, whose borders no mask moves
         return Plan(queries, keys, queries, keys, is_empty or 0 in grid.shape).with_common_borders()
     if (
-        grid.is_traced
+        grid.access.is_traced
         and not is_empty
         and (loops := grid.library.loops) is not None
         and grid.library.is_known(heads)
@@ -134,14 +157,14 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
     ):
         most_rows = max(tuning.SMALLEST_SIDE, loops.most_scores(tuning.DEVICE.scores) // (heads * keys))
         least = -(-queries // most_rows)
-        # Blocks without remainder can have rows from everywhere: see `compute_band` in `_run/loops.py`.
+        # Blocks without remainder can have rows from everywhere: see `compute_band` in `_run/executors.py`.
         iterations = next((n for n in range(least, 2 * least) if queries % n == 0), least)
         return Plan(queries, keys, -(-queries // iterations), keys, is_loop=True)
-    if grid.is_traced or is_empty or keys == 0:
+    if grid.access.is_traced or is_empty or keys == 0:
         return Plan(queries, keys, max(1, queries), max(1, keys), is_empty)
-    if not grid.is_writeable:  # all heads are computed in one operation: more heads, smaller tiles
+    if not grid.access.is_writeable:  # all heads are computed in one operation: more heads, smaller tiles
         rows, columns, most_scores = tuning.EQUAL_TILES if grid.library.compiles_shapes else tuning.DEVICE
-        if grid.waits and queries < rows:
+        if grid.access.waits and queries < rows:
             return _plan_few_rows(queries, keys, heads, most_scores)
         while heads * rows * columns > most_scores and columns > tuning.SMALLEST_SIDE:
             columns //= 2
@@ -150,7 +173,7 @@ def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:
     cores, key_heads = os.cpu_count() or 1, heads // group
     has_threads = takes_threads(grid, heads * queries * keys * widths)
     # Without threads of ours the library divides each operation, so a tile may have what all cores can take.
-    size, cores_of_a_tile = (tuning.ONE_CORE, 1) if grid.uses_our_threads else (tuning.ALL_CORES, cores)
+    size, cores_of_a_tile = (tuning.ONE_CORE, 1) if grid.access.uses_our_threads else (tuning.ALL_CORES, cores)
     share = grid.library.tile_share
     size = tuning.TileSize(size.rows, max(1, size.columns // share), size.scores // share)
     # With threads, rows are cut so that each core gets about two tasks: one that starts late delays the end
@@ -194,7 +217,7 @@ def _plan_few_rows(queries: int, keys: int, heads: int, most_scores: int) -> Pla
 
 def takes_threads(grid: ScoreGrid, multiplications: int) -> bool:
     """Return whether threads of ours compute so much work."""
-    return grid.uses_our_threads and multiplications >= tuning.LEAST_WORK_FOR_THREADS
+    return grid.access.uses_our_threads and multiplications >= tuning.LEAST_WORK_FOR_THREADS
 
 
 def plan_pages(grid: ScoreGrid, group: int, widths: int, block_size: int) -> Plan:
@@ -203,18 +226,18 @@ def plan_pages(grid: ScoreGrid, group: int, widths: int, block_size: int) -> Pla
     In traced calls a tile is one block, so that no copy of all blocks is in the graph.
     """
     is_empty = 0 in grid.shape
-    if grid.is_traced or is_empty:
+    if grid.access.is_traced or is_empty:
         return Plan(grid.queries, grid.keys, tuning.DEVICE.rows, block_size, is_empty, align=block_size)
     plan, key_heads = plan_tiles(grid, group, widths), grid.heads // group
     if grid.is_reproducible:
         return plan
     most_copied = tuning.MOST_COPIED
-    if grid.waits:
+    if grid.access.waits:
         most_copied = tuning.MOST_COPIED_ON_DEVICE // math.prod(grid.leading_shape[:-1])
     most_columns = min(plan.columns, most_copied // (key_heads * widths))
     columns = max(1, most_columns // block_size) * block_size
     leading_slices = plan.leading_slices
-    if grid.is_writeable:  # others have no leading slices
+    if grid.access.is_writeable:  # others have no leading slices
         sequences = max(1, tuning.MOST_COPIED // (key_heads * widths * min(columns, grid.keys)))
         leading_slices = _leading_slices(grid.leading_shape, group, key_heads * sequences)
     return replace(plan, columns=columns, leading_slices=leading_slices, align=block_size)
@@ -225,12 +248,12 @@ def plan_widened(grid: ScoreGrid, group: int, widths: int) -> Plan:
     plan = plan_tiles(grid, group, widths)
     if plan.is_empty or grid.placement is not None:
         return plan
-    if grid.is_traced:
+    if grid.access.is_traced:
         return replace(
             plan, columns=min(plan.columns, max(tuning.LEAST_WIDENED, -(-plan.keys // tuning.MOST_TILES)))
         )
     heads = map(len, plan.leading_slices[0]) if plan.leading_slices else grid.leading_shape
-    most_copied = tuning.MOST_COPIED_ON_DEVICE if grid.waits else tuning.MOST_COPIED
+    most_copied = tuning.MOST_COPIED_ON_DEVICE if grid.access.waits else tuning.MOST_COPIED
     most_columns = most_copied * group // (math.prod(heads) * max(1, widths))
     return replace(plan, columns=min(plan.columns, max(tuning.SMALLEST_SIDE, most_columns)))
 
@@ -242,14 +265,14 @@ def plan_patches(plan: Plan, grid: ScoreGrid, group: int, widths: int) -> Plan:
     """
     patches, leading = cast("Patches", plan.patches), (*grid.batch, grid.heads // group)
     queries, keys, heads = group * patches.queries, patches.keys, math.prod(leading)
-    most = (tuning.MOST_COPIED_ON_DEVICE if grid.waits or grid.is_traced else tuning.MOST_GATHERED) // (
-        keys * widths
-    )
+    most = (
+        tuning.MOST_COPIED_ON_DEVICE if grid.access.waits or grid.access.is_traced else tuning.MOST_GATHERED
+    ) // (keys * widths)
     has_threads = takes_threads(grid, heads * patches.blocks * queries * keys * widths)
     fair_share = -(-patches.blocks // (2 * (os.cpu_count() or 1))) if has_threads else patches.blocks
     of_blocks = _ranges(0, patches.blocks, min(fair_share, max(1, most // heads)))
     # Without an array to write to, the parts are joined along the blocks alone.
-    others = _leading_slices(leading, 1, max(1, most)) if grid.is_writeable else ()
+    others = _leading_slices(leading, 1, max(1, most)) if grid.access.is_writeable else ()
     parts = itertools.product(of_blocks, others or [tuple(map(range, leading))])
     return Plan(
         queries,
@@ -268,7 +291,11 @@ def plan_full_rows(grid: ScoreGrid, *, in_task: bool = False) -> Plan:
     A task of a lazy call has numbers, though the grid of the call has none.
     """
     (queries, keys), heads = map(len, grid.sides), math.prod(grid.leading_shape)
-    rows = queries if grid.is_traced and not in_task else max(1, tuning.DEVICE.scores // max(1, heads * keys))
+    rows = (
+        queries
+        if grid.access.is_traced and not in_task
+        else max(1, tuning.DEVICE.scores // max(1, heads * keys))
+    )
     return Plan(queries, keys, rows, keys, heads == 0 or queries == 0)
 
 

@@ -9,7 +9,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from .._checks.integers import Integers
 from .._libraries import is_traced, library_of, namespace_of
 from .._libraries.protocols import Array, Dtype, Shape
-from .score_grid import ScoreGrid, WindowPlace
+from .grid import AT_FIRST_KEY, WindowPlace
+from .score_grid import ScoreGrid
 
 LeadingSlice: TypeAlias = tuple[range, ...]
 """A range of each of the leading axes (..., Hq) of the scores, or (..., H) of keys and values."""
@@ -109,12 +110,12 @@ class Tile(NamedTuple):
     @property
     def first_position(self) -> int:
         """The position of the first query among the keys."""
-        return self.rows.start + self.grid.position
+        return self.rows.start + self.grid.position.least
 
     @property
     def last_position(self) -> int:
         """The position of the last query among the keys."""
-        return self.rows.stop - 1 + self.grid.position + self.grid.position_spread
+        return self.rows.stop - 1 + self.grid.position.most
 
     @property
     def distances(self) -> tuple[float, float]:
@@ -128,9 +129,9 @@ class Tile(NamedTuple):
         """The position of each query among the keys, (rows, 1); with `positions` (..., 1, rows, 1)."""
         if self.positions is not None:
             return self.slice(self.positions.queries)
-        if self.grid.position_spread:
-            return self.row_index + self.grid.positions
-        position = self.grid.position
+        values, position, most = self.grid.position
+        if position != most:
+            return self.row_index + values
         if self.block is None:
             first, count = self._known_rows
             index = self.grid.arange(first + position, first + position + count)
@@ -176,7 +177,7 @@ class Tile(NamedTuple):
     @property
     def row_index(self) -> Array:
         """The number of each query, (rows, 1), whatever its position among the keys."""
-        return self._replace(grid=replace(self.grid, position=0, position_spread=0)).query_index
+        return self._replace(grid=replace(self.grid, position=AT_FIRST_KEY)).query_index
 
     def _real_indices(self) -> tuple[Array, Array]:
         """Return i and j. Padding has those of the last token, which a function of the caller knows."""

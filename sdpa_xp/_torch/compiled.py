@@ -35,7 +35,7 @@ def run(call: PreparedCall, options: CallOptions) -> tuple[Array, ...]:
     checked = {name: value for name, value in call.options._asdict().items() if name in CallOptions._fields}
     options = options._replace(**checked, is_causal=bool(options.is_causal), layout=HLE, implementation="xp")
     description, arrays = describe(options)
-    of_call = call.grid.function, call.grid.position != 0, *description
+    of_call = call.grid.function, call.grid.position.least != 0, *description
     return tuple(OPERATOR("[[], []]", *of_call, [*call.arrays.values(), *arrays]))
 
 

@@ -12,8 +12,8 @@ from .._libraries import astype_if_needed
 from .._libraries.base import is_compiling
 from .._libraries.protocols import Array
 from .._libraries.torch.function import DifferentiableAgain, apply
-from .._programs.empty_rows import finite_shift
 from .._programs.scores import ResultName
+from .._run.products import finite_shift
 from .._tiles.tile import is_masked
 from ..biases.algebra import ArrayBias, as_bias
 from .operation import AttentionOperation, recorded
@@ -33,7 +33,7 @@ def attend(
     if output is None:
         return {"output": _run(call, options)[0]}
     # A device is not waited for to look at the cotangent.
-    may_mask = bool(call.options.masks or call.options.biases) and not call.grid.waits
+    may_mask = bool(call.options.masks or call.options.biases) and not call.grid.access.waits
     arrays = [*call.arrays.values(), *call.options.arrays()]
     operation = AttentionOperation(recorded(call, options))
     return {"output": DifferentiableAgain.apply(operation, may_mask, output, *arrays)}

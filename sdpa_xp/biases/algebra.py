@@ -15,6 +15,7 @@ from typing import ClassVar, cast
 from .._checks.arrays import broadcast, check_plain_array
 from .._checks.score_arrays import check_operand
 from .._libraries.protocols import AnyArray, Array
+from .._tiles.grid import CallGrid
 from .._tiles.modifier import ScoreModifier
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Allowed, Target, Tile, is_masked
@@ -87,7 +88,7 @@ class Bias(ScoreModifier, ABC):
         return sampled_bias(self, partial(biased_zeros, self))
 
     @abstractmethod
-    def bind(self, grid: ScoreGrid, /) -> tuple[Term, ...]:
+    def bind(self, grid: CallGrid, /) -> tuple[Term, ...]:
         """Check the arguments against `grid`, and return the terms in the order in which they are applied."""
 
     def __add__(self, other: Bias | AnyArray) -> Bias:
@@ -108,7 +109,7 @@ class Sum(Bias):
     def parts(self) -> tuple[Bias, ...]:
         return self.biases
 
-    def bind(self, grid: ScoreGrid) -> tuple[Term, ...]:
+    def bind(self, grid: CallGrid) -> tuple[Term, ...]:
         return tuple(term for bias in self.parts for term in bias.bind(grid))
 
     def __repr__(self) -> str:
@@ -139,7 +140,7 @@ class ArrayBias(Bias):
     argument: str = field(default="bias", repr=False)
     """The name of the array in messages."""
 
-    def bind(self, grid: ScoreGrid) -> tuple[Term, ...]:
+    def bind(self, grid: CallGrid) -> tuple[Term, ...]:
         array = cast(Array, self.array)
         grid.check_dtype(self.argument, array)
         return (ArrayTerm(grid.check_scores_shape(self.argument, array)),)
@@ -173,7 +174,7 @@ class Added(Term):
         """Return which pairs are not masked by what is added."""
         masked = is_masked(added)
         # Where values can be read at once, it is cheaper to ask than to mask every pair.
-        return True if tile.grid.is_writeable and not bool(tile.grid.xp.any(masked)) else ~masked
+        return True if tile.grid.access.is_writeable and not bool(tile.grid.xp.any(masked)) else ~masked
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,13 +199,13 @@ class AddedByDistance(Added):
     """A term that adds a function of j - i: all scores of a diagonal get the same number."""
 
     @abstractmethod
-    def at_distances(self, grid: ScoreGrid, distances: Array, /) -> Array:
+    def at_distances(self, grid: CallGrid, distances: Array, /) -> Array:
         """Return what is added at n distances j - i, int32 (n,): (..., Hq, 1, n)."""
 
     def for_tiles(self, grid: ScoreGrid) -> Term:
         if (diagonals := grid.library.diagonals) is None:  # only strides, as NumPy's, make a view of diagonals
             return self
-        distances = grid.arange(1 - grid.queries - grid.position, grid.keys - grid.position)
+        distances = grid.arange(1 - grid.queries - grid.position.least, grid.keys - grid.position.least)
         numbers = self.at_distances(grid, distances)
         has_masked = self.can_mask and bool(grid.xp.any(is_masked(numbers)))
         return DiagonalTerm(diagonals.view(numbers, grid.keys), has_masked)

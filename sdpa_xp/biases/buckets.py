@@ -13,7 +13,7 @@ from .._checks.integers import Integers, check_offset
 from .._checks.keywords import check_flag, check_integer, explains_keywords
 from .._checks.score_arrays import check_columns
 from .._libraries.protocols import AnyArray, Array, Namespace
-from .._tiles.score_grid import ScoreGrid
+from .._tiles.grid import CallGrid
 from .._tiles.tile import Target, Tile
 from ..errors import ArgumentValueError
 from .algebra import AddedByDistance, Bias, Term
@@ -138,19 +138,17 @@ class Relative(Bias):
     max_distance: int = 128
     offset: int | Literal["lower_right"] = 0
 
-    def bind(self, grid: ScoreGrid) -> tuple[Term, ...]:
+    def bind(self, grid: CallGrid) -> tuple[Term, ...]:
         xp, table = grid.xp, cast(Array, self.table)
         grid.check_dtype("bias.table", table)
         check_columns(grid.function, "bias.table", table.shape[1], grid.heads)
         offset = grid.check_offset("bias.offset", self.offset)
         columns, count = xp.matrix_transpose(xp.astype(table, grid.dtype, copy=False)), table.shape[0]
         # The smallest and the largest distance in the call; distances beyond `max_distance` share a bucket.
-        first, last = -self.max_distance, self.max_distance
-        if not grid.has_positions and all(map(grid.library.is_known, (grid.queries, grid.keys, grid.position))):
-            last_position = grid.queries - 1 + grid.position + grid.position_spread
-            first = self._within(-last_position - int(offset.most))
-            last = max(first, self._within(grid.keys - 1 - grid.position - int(offset.least)))
-        elif self.max_distance > MOST_LISTED and hasattr(xp, "searchsorted"):
+        nearest, farthest = grid.distances()
+        first = self._within(nearest - offset.most)
+        last = max(first, self._within(farthest - offset.least))
+        if math.isinf(farthest) and self.max_distance > MOST_LISTED and hasattr(xp, "searchsorted"):
             begins = grid.put(first_distances(count, last, last, bidirectional=self.bidirectional), xp.int32)
             ahead = count // 2 if self.bidirectional else 0
             return (RelativeTerm(columns, first, last, offset, grid.arange(0, count), count, begins, ahead),)
@@ -158,8 +156,8 @@ class Relative(Bias):
         chosen = grid.put(index, xp.int32)
         return (RelativeTerm(xp.take(columns, chosen, axis=-1), first, last, offset, chosen, count),)
 
-    def _within(self, distance: int) -> int:
-        return max(-self.max_distance, min(distance, self.max_distance))
+    def _within(self, distance: float) -> int:
+        return int(max(-self.max_distance, min(distance, self.max_distance)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -199,7 +197,7 @@ class RelativeTerm(AddedByDistance):
         axes = range(1, chosen.ndim - 2)
         return xp.permute_dims(chosen, (*axes, 0, chosen.ndim - 2, chosen.ndim - 1)) if axes else chosen
 
-    def at_distances(self, grid: ScoreGrid, distances: Array) -> Array:
+    def at_distances(self, grid: CallGrid, distances: Array) -> Array:
         return grid.xp.expand_dims(grid.xp.take(self.table, self._index(grid.xp, distances), axis=-1), axis=-2)
 
     @property
@@ -211,7 +209,7 @@ class RelativeTerm(AddedByDistance):
         xp, grid, block = tile.grid.xp, tile.grid, tile.block
         step = 1 if block is None else block.step
         sums = diagonals(grid, gradient, step)
-        first = tile.columns.start - tile.rows.start - gradient.shape[-2] * step - grid.position
+        first = tile.columns.start - tile.rows.start - gradient.shape[-2] * step - grid.position.least
         distances = grid.arange(first, first + sums.shape[-1])
         index = self._index(xp, distances if block is None else distances - block.start)
         bucket = grid.in_all_axes(xp.take(self.buckets, index, axis=0))
@@ -230,7 +228,7 @@ class RelativeTerm(AddedByDistance):
         return xp.where(distance > self.last, self.last, distance) - self.first
 
 
-def diagonals(grid: ScoreGrid, scores: Array, step: int = 1) -> Array:
+def diagonals(grid: CallGrid, scores: Array, step: int = 1) -> Array:
     """Sum (..., rows, columns) over each diagonal j - step * i: (..., step * rows + columns + step).
 
     The first is that of -step * rows. If the array is read in rows that are longer by `step`, each row is

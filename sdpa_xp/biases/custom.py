@@ -12,7 +12,7 @@ from .._checks.keywords import check_function, explains_keywords
 from .._checks.messages import brief
 from .._libraries import dtype_name, is_traced
 from .._libraries.protocols import AnyArray, Array
-from .._tiles.score_grid import ScoreGrid
+from .._tiles.grid import CallGrid
 from .._tiles.tile import Allowed, Tile, is_masked
 from ..errors import ArgumentTypeError, ArgumentValueError
 from ..masks.custom import apply_caller_function, array_of_rows, check_function_result
@@ -117,7 +117,7 @@ class FunctionBias(Bias, Term):
     def is_of_caller(self) -> bool:
         return True
 
-    def bind(self, _grid: ScoreGrid) -> tuple[Term, ...]:
+    def bind(self, _grid: CallGrid) -> tuple[Term, ...]:
         return (self,)
 
     def apply(self, tile: Tile, scores: Array, *, in_place: bool = False) -> tuple[Array, Allowed]:
@@ -138,7 +138,7 @@ class FunctionBias(Bias, Term):
         xp, function, values = tile.grid.xp, tile.grid.function, tile.grid.library.values
         scores = values(scores)
         computed, _ = self.apply(tile, scores)
-        if tile.grid.is_traced or is_traced(computed):
+        if tile.grid.access.is_traced or is_traced(computed):
             refuse_unknown_derivative(function, traced=True)
         added, _ = self.apply(tile, values(xp.zeros_like(scores)))
         expected = scores + added
@@ -152,7 +152,7 @@ class FunctionBias(Bias, Term):
             refuse_unknown_derivative(function, traced=False)
 
 
-def check_answers(grid: ScoreGrid) -> None:
+def check_answers(grid: CallGrid) -> None:
     """Refuse a function that does more than add, if tiles have asked about one: a device is waited for."""
     questions = grid.questions
     if questions is not None and questions.arrays and not all(map(all, questions.read(grid.library, grid.xp))):

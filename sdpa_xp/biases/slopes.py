@@ -13,7 +13,7 @@ from .._checks.integers import Integers, IntegersLike, check_offset
 from .._checks.keywords import check_integer, check_number, explains_keywords
 from .._checks.score_arrays import check_columns
 from .._libraries.protocols import AnyArray, Array
-from .._tiles.score_grid import ScoreGrid
+from .._tiles.grid import CallGrid
 from .._tiles.tile import Allowed, Target, Tile
 from .algebra import AddedByDistance, Bias, Term
 
@@ -98,7 +98,7 @@ class Alibi(Bias):
     slopes: int | Sequence[float] | AnyArray
     offset: IntegersLike | Literal["lower_right"] = 0
 
-    def bind(self, grid: ScoreGrid) -> tuple[Term, ...]:
+    def bind(self, grid: CallGrid) -> tuple[Term, ...]:
         slopes = self.slopes
         if isinstance(slopes, int):
             check_columns(grid.function, "bias.slopes", slopes, grid.heads)
@@ -129,7 +129,7 @@ class AlibiTerm(AddedByDistance):
     def added(self, tile: Tile) -> Array:
         return -tile.slice(self.slopes) * self._distance(tile)
 
-    def at_distances(self, grid: ScoreGrid, distances: Array) -> Array:
+    def at_distances(self, grid: CallGrid, distances: Array) -> Array:
         return -self.slopes * grid.xp.astype(grid.xp.abs(distances - self.offset.values), grid.dtype)
 
     @property

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 from .._call.options import CallOptions
 from .._libraries import FLOATING, dtype_name
 from .._libraries.protocols import AnyArray, Array
+from .._tiles.grid import CallGrid
 from .._tiles.modifier import ScoreModifier
-from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Allowed, Tile, TokenPositions
 from ..biases.algebra import Bias, Sum, Term
 from ..masks.algebra import Combined, Mask
@@ -75,7 +75,7 @@ class _AtPositions(ScoreModifier):
         arrays = [cast(Array, array) for _, array in modifier.arrays()]
         return bool(modifier.has_known_gradients()) and all(dtype_name(x.dtype) not in FLOATING for x in arrays)
 
-    def _bind_at(self, grid: ScoreGrid) -> tuple[Any, TokenPositions]:
+    def _bind_at(self, grid: CallGrid) -> tuple[Any, TokenPositions]:
         """Return what the mask or the bias is bound to, and the positions, of the grid's batch entries."""
         xp = grid.xp
         queries, keys = (
@@ -85,18 +85,18 @@ class _AtPositions(ScoreModifier):
         positions = TokenPositions(
             grid.in_all_axes(queries, 1), grid.in_all_axes(xp.expand_dims(keys, axis=-2))
         )
-        return self.modifiers[0].bind(replace(grid, has_positions=True)), positions
+        return self.modifiers[0].bind(grid.at_positions()), positions
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class MaskAtPositions(_AtPositions, Mask):
-    def bind(self, grid: ScoreGrid) -> Pattern:
+    def bind(self, grid: CallGrid) -> Pattern:
         return PatternAtPositions(*self._bind_at(grid))
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class BiasAtPositions(_AtPositions, Bias):
-    def bind(self, grid: ScoreGrid) -> tuple[Term, ...]:
+    def bind(self, grid: CallGrid) -> tuple[Term, ...]:
         terms, positions = self._bind_at(grid)
         return tuple(TermAtPositions(term, positions) for term in terms)
 

@@ -11,8 +11,8 @@ from .._checks.keywords import check_choice, check_layout
 from .._checks.messages import brief, type_name
 from .._display import array_facts
 from .._libraries import computing, dtype_name, has_override, is_array, library_of
-from .._libraries.jax_trees import Tree
 from .._libraries.protocols import AnyArray, Array, Shape
+from .._libraries.trees import Tree
 from .._sources.quantised import channel_magnitudes
 from ..errors import ArgumentTypeError, ArgumentValueError
 from ..positional.rotation import Rotation, check_fits_rotation, check_rotary

@@ -15,7 +15,7 @@ from .._checks.keywords import LARGEST_INTEGER, check_flag, check_integer, check
 from .._display import table
 from .._libraries import has_override, is_array, library_of, namespace_of
 from .._libraries.protocols import AnyArray, Array, Dtype
-from .._sequences import quantised
+from .._sequences import attend_quantised
 from ..attention import compute_output, compute_state
 from ..errors import ArgumentValueError
 from ..masks import Mask
@@ -407,7 +407,7 @@ class KVCache(Cache[A]):
         if self._quantisation is not None and library_of(cached).chunks is None and not has_override(cached):
             inputs, shapes = {"query": array, **self._stored()}, (self._shape("key"), self._shape("value"))
             call = prepare(function, inputs, options, queries_at_end=True, cache_shapes=shapes)
-            compute = partial(quantised.attend, call)
+            compute = partial(attend_quantised, call)
             if returns_state:
                 return computed_state(call, compute, check_lse_base(function, lse_base))
             return computed_output(call, compute)

@@ -10,8 +10,8 @@ from .._checks.arrays import check_known, check_one_device, check_one_kind, chec
 from .._checks.keywords import check_keys
 from .._checks.messages import Immutable
 from .._libraries import FLOATING, accumulation_dtype, astype_if_needed, computing, dtype_name, namespace_of
-from .._libraries.jax_trees import Tree
 from .._libraries.protocols import AnyArray, Array, Dtype, Namespace, Shape
+from .._libraries.trees import Tree
 from .._sources.quantised import bits_of, quantise, widen
 from ..errors import ArgumentTypeError, ArgumentValueError
 

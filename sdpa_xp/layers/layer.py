@@ -13,8 +13,8 @@ from .._checks.messages import Immutable, call_of, shown
 from .._display import nested
 from .._libraries import FLOATING, computing, dtype_name, is_array, is_number, library_of, namespace_name
 from .._libraries.base import CUDA
-from .._libraries.jax_trees import Tree
 from .._libraries.protocols import AnyArray, Array, Device
+from .._libraries.trees import Tree
 from ..errors import ArgumentTypeError, ArgumentValueError, summary
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from .._checks.integers import frozen
 from .._checks.score_arrays import check_boolean, check_operand
 from .._libraries import is_array, library_of
 from .._libraries.protocols import AnyArray, Array
+from .._tiles.grid import CallGrid
 from .._tiles.modifier import ScoreModifier
-from .._tiles.score_grid import ScoreGrid
 from ..errors import ArgumentTypeError, ArgumentValueError
 from .patterns import AllOf, AnyOf, ArrayPattern, NoneOf, Pattern
 
@@ -59,7 +59,7 @@ class Mask(ScoreModifier, ABC):
         return library_of(array).frozen_key(array)
 
     @abstractmethod
-    def bind(self, grid: ScoreGrid, /) -> Pattern:
+    def bind(self, grid: CallGrid, /) -> Pattern:
         """Check the arguments against `grid`, and return the pattern."""
 
     def __and__(self, other: Mask | AnyArray) -> Mask:
@@ -93,7 +93,7 @@ class FormulaMask(Mask, Pattern):
 
     __slots__ = ()
 
-    def bind(self, _grid: ScoreGrid) -> Pattern:
+    def bind(self, _grid: CallGrid) -> Pattern:
         return self
 
 
@@ -126,7 +126,7 @@ class And(Combined):
 
     name = "&"
 
-    def bind(self, grid: ScoreGrid) -> Pattern:
+    def bind(self, grid: CallGrid) -> Pattern:
         return AllOf(tuple(mask.bind(grid) for mask in self.parts))
 
     def __repr__(self) -> str:
@@ -139,7 +139,7 @@ class Or(Combined):
 
     name = "|"
 
-    def bind(self, grid: ScoreGrid) -> Pattern:
+    def bind(self, grid: CallGrid) -> Pattern:
         return AnyOf(tuple(mask.bind(grid) for mask in self.parts))
 
     def __repr__(self) -> str:
@@ -152,7 +152,7 @@ class Not(Combined):
 
     name = "~"
 
-    def bind(self, grid: ScoreGrid) -> Pattern:
+    def bind(self, grid: CallGrid) -> Pattern:
         return NoneOf(self.parts[0].bind(grid))
 
     def __repr__(self) -> str:
@@ -180,11 +180,11 @@ class ArrayMask(Mask):
     def hides_whole_keys(self) -> bool:
         return all(length == 1 for length in cast(Array, self.boolean).shape[-3:-1])  # (B, 1, 1, S) or (S,)
 
-    def bind(self, grid: ScoreGrid) -> Pattern:
+    def bind(self, grid: CallGrid) -> Pattern:
         array = cast(Array, self.boolean)
         check_boolean(grid.function, self.argument, array)
         array = grid.check_scores_shape(self.argument, array)
-        return ArrayPattern(array, None if grid.questions is None else grid.block_bounds(array))
+        return ArrayPattern(array, grid.block_bounds(array))
 
 
 def as_mask(function: str, name: str, value: object, argument: str = "attn_mask") -> Mask:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from .._checks.integers import Integers, IntegersLike, check_offset
 from .._checks.keywords import check_integer, explains_keywords
-from .._tiles.score_grid import ScoreGrid
+from .._tiles.grid import CallGrid
 from .._tiles.tile import Allowed, Tile, both, range_of_bounds
 from .algebra import FormulaMask, Mask
 from .patterns import Pattern
@@ -157,7 +157,7 @@ class Causal(Mask):
     ignores_heads = True
     offset: IntegersLike | Literal["lower_right"] = 0
 
-    def bind(self, grid: ScoreGrid) -> Pattern:
+    def bind(self, grid: CallGrid) -> Pattern:
         return Band(None, grid.check_offset("attn_mask.offset", self.offset))
 
 
@@ -172,7 +172,7 @@ class SlidingWindow(Mask):
     right: int | None
     offset: IntegersLike | Literal["lower_right"] = 0
 
-    def bind(self, grid: ScoreGrid) -> Pattern:
+    def bind(self, grid: CallGrid) -> Pattern:
         offset = grid.check_offset("attn_mask.offset", self.offset)
         return Band(
             None if self.left is None else offset.plus(-self.left),
@@ -218,9 +218,9 @@ class Band(Pattern):
         start, stop, position = tile.rows.start, tile.rows.stop, tile.grid.position
         low, high = self._slice(tile)
         if high is not None:  # the first query that attends to the first key
-            start = int(max(start, tile.columns.start - high.most - position - tile.grid.position_spread))
+            start = int(max(start, tile.columns.start - high.most - position.most))
         if low is not None:  # the last query that attends to the last key
-            stop = int(min(stop, tile.columns.stop - low.least - position))
+            stop = int(min(stop, tile.columns.stop - low.least - position.least))
         return range(start, stop)
 
     def _slice(self, tile: Tile) -> tuple[Integers | None, Integers | None]:

@@ -12,7 +12,7 @@ from .._checks.keywords import check_block_size, explains_keywords
 from .._checks.messages import shown
 from .._libraries import is_array
 from .._libraries.protocols import AnyArray, Array
-from .._tiles.score_grid import ScoreGrid
+from .._tiles.grid import CallGrid
 from .._tiles.tile import Allowed, Tile
 from ..errors import ArgumentTypeError, ArgumentValueError
 from .algebra import Mask
@@ -97,7 +97,7 @@ class Blocks(Mask):
     table: tuple[Table, ...]
     size: tuple[int, int] | None = None
 
-    def bind(self, grid: ScoreGrid) -> Pattern:
+    def bind(self, grid: CallGrid) -> Pattern:
         heads, rows, columns = len(self.table), len(self.table[0]), len(self.table[0][0])
         if heads not in (1, grid.heads):
             rule = "`attn_mask.table` must have one table, or one for each query head (Hq)"
@@ -108,7 +108,7 @@ class Blocks(Mask):
         array = grid.xp.reshape(grid.put(flat, grid.xp.bool), (heads, rows, columns))
         return BlockPattern(array, self.table, *sizes)
 
-    def _size(self, grid: ScoreGrid, axis: int, letter: str, length: int, count: int) -> int:
+    def _size(self, grid: CallGrid, axis: int, letter: str, length: int, count: int) -> int:
         """Return the tokens of a block; check that the blocks cover all tokens, and that none is empty."""
         if self.size is None and grid.placement is not None:
             return -(-length // count)  # a program for all lengths cannot ask whether a block is empty

@@ -14,7 +14,7 @@ from .._checks.score_arrays import check_boolean
 from .._libraries import computing, dtype_name, is_array, namespace_of, numpy_array
 from .._libraries.protocols import AnyArray, Array, Namespace, Shape
 from .._tiles.modifier import ScoreModifier
-from .._tiles.shape_grid import grid_of
+from .._tiles.score_grid import grid_of
 from .._tiles.tile import Allowed, Tile, collapse_uniform
 from ..errors import ArgumentTypeError, ArgumentValueError, Message, message_of
 from .algebra import ArrayMask, FormulaMask, Mask

@@ -9,8 +9,8 @@ from .._checks.integers import frozen_integers
 from .._checks.keywords import explains_keywords
 from .._libraries import astype_if_needed, dtype_name
 from .._libraries.protocols import AnyArray, Array
+from .._tiles.grid import CallGrid
 from .._tiles.on_device import BlockBounds, bounds_of_list
-from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Allowed, Tile
 from .algebra import Mask
 from .patterns import Pattern
@@ -63,7 +63,7 @@ class Document(Mask):
     query_ids: Sequence[int] | AnyArray
     key_ids: Sequence[int] | AnyArray | None = None
 
-    def bind(self, grid: ScoreGrid) -> Pattern:
+    def bind(self, grid: CallGrid) -> Pattern:
         xp, shared = grid.xp, self.key_ids is None
         name, ids = ("query_ids", self.query_ids) if shared else ("key_ids", self.key_ids)
         hint = "If S is not L, pass the ids of the keys as `key_ids`." if shared else ""
@@ -75,7 +75,7 @@ class Document(Mask):
         # with an axis of heads: (..., 1, L, 1) and (..., 1, 1, S)
         queries, keys = (xp.expand_dims(ids, axis=-2) for ids in (queries, keys))
         queries, keys = grid.in_all_axes(queries, 1), grid.in_all_axes(xp.expand_dims(keys, axis=-2))
-        if not grid.waits:
+        if not grid.access.waits:
             return SameId(queries, keys)
         return SameId(queries, keys, (_bounds(grid, self.query_ids, queries), _bounds(grid, ids, keys)))
 
@@ -119,7 +119,7 @@ class SameId(Pattern):
         return self.spans[place]
 
 
-def _bounds(grid: ScoreGrid, ids: Sequence[int] | AnyArray | None, array: Array) -> BlockBounds | None:
+def _bounds(grid: CallGrid, ids: Sequence[int] | AnyArray | None, array: Array) -> BlockBounds | None:
     """Return the bounds of ids for a device that has to be waited for; those of a list are known without it."""
     if not isinstance(ids, tuple):
         return grid.block_bounds(array)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from .._checks.integers import Integers, IntegersLike, frozen_integers
 from .._checks.keywords import explains_keywords
-from .._tiles.score_grid import ScoreGrid
+from .._tiles.grid import CallGrid
 from .._tiles.tile import Allowed, Tile, range_of_bounds
 from .algebra import Mask
 from .patterns import AllOf, Pattern
@@ -93,7 +93,7 @@ class Padding(Mask):
     def hides_whole_keys(self) -> bool:
         return self.query_lengths is None and self.key_lengths is not None
 
-    def bind(self, grid: ScoreGrid) -> Pattern:
+    def bind(self, grid: CallGrid) -> Pattern:
         patterns: list[Pattern] = []
         if self.key_lengths is not None:
             patterns.append(KeysBefore(grid.check_lengths(self.names[0], self.key_lengths, "S")))
@@ -113,7 +113,7 @@ class Prefix(Mask):
     def hides_whole_keys(self) -> bool:
         return True
 
-    def bind(self, grid: ScoreGrid) -> Pattern:
+    def bind(self, grid: CallGrid) -> Pattern:
         return KeysBefore(grid.check_integers("attn_mask.length", self.length, least=0))
 
 

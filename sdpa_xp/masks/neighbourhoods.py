@@ -11,7 +11,8 @@ from .._checks.integers import as_lists, exceeds
 from .._checks.keywords import check_choice, check_flag, check_integer, explains_keywords
 from .._libraries.protocols import Array, Namespace
 from .._tiles import tuning
-from .._tiles.patches import Patches
+from .._tiles.grid import CallGrid
+from .._tiles.plan import Patches
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import Allowed, Tile, both
 from ..errors import ArgumentTypeError, ArgumentValueError
@@ -123,7 +124,7 @@ class Neighbourhood(Mask, Pattern):
     periodic: tuple[bool, ...] = (False,)
     borders: Literal["shifted", "cut"] = "shifted"
 
-    def bind(self, grid: ScoreGrid) -> Pattern:
+    def bind(self, grid: CallGrid) -> Pattern:
         places = math.prod(self.shape)
         for letter, count in zip("LS", grid.lengths("attn_mask.shape"), strict=True):
             if exceeds(grid.function, "attn_mask.shape", count, places):
@@ -148,10 +149,10 @@ class Neighbourhood(Mask, Pattern):
     def patches(self, grid: ScoreGrid) -> Patches | None:
         # Lists of keys are of a whole space: a call of a cache, or of some entries, reads ranges.
         is_whole = grid.placement is None and grid.queries == grid.keys == math.prod(self.shape)
-        if not is_whole or grid.position or grid.entries is not None:
+        if not is_whole or grid.position.least or grid.part is not None:
             return None
         axes = [CutAxis(axis.length, axis.radius, axis.step, axis.kind == "periodic") for axis in self.axes]
-        size = tuning.ONE_CORE_PATCH if grid.uses_our_threads else tuning.ALL_CORES_PATCH
+        size = tuning.ONE_CORE_PATCH if grid.access.uses_our_threads else tuning.ALL_CORES_PATCH
         return cut_space(axes, size)
 
     def allowed_in(self, tile: Tile) -> Allowed:
@@ -174,9 +175,9 @@ class Neighbourhood(Mask, Pattern):
         return self._near(tile.first_position, tile.last_position, tile.columns, widest=False)
 
     def query_range(self, tile: Tile) -> range:
-        if tile.positions is not None or tile.grid.position_spread:
+        _, position, most = tile.grid.position
+        if tile.positions is not None or position != most:
             return tile.rows
-        position = tile.grid.position
         rows = range(tile.rows.start + position, tile.rows.stop + position)
         near = self._near(tile.columns.start, tile.columns.stop - 1, rows, widest=True)
         return range(near.start - position, near.stop - position)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from .._libraries.protocols import Array, Namespace
-from .._tiles.patches import KeyLists
+from .._tiles.plan import KeyLists
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tuning import PatchSize
 

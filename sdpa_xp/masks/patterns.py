@@ -13,7 +13,7 @@ from .._tiles.tile import Allowed, Tile, TokenPositions, both, collapse_uniform,
 
 if TYPE_CHECKING:
     from .._tiles.on_device import BlockBounds
-    from .._tiles.patches import Patches
+    from .._tiles.plan import Patches
 
 
 class Pattern(ABC):

@@ -10,7 +10,7 @@ from .._checks.integers import Integers, IntegersLike, as_lists, check_offset
 from .._checks.keywords import check_integer, explains_keywords
 from .._checks.messages import shown
 from .._libraries.protocols import AnyArray, Array
-from .._tiles.score_grid import ScoreGrid
+from .._tiles.grid import CallGrid
 from .._tiles.tile import Allowed, Tile
 from ..errors import ArgumentTypeError, ArgumentValueError
 from .algebra import Mask
@@ -78,7 +78,7 @@ class DraftTree(Mask):
     parents: tuple[int, ...]
     offset: IntegersLike | Literal["lower_right"] = 0
 
-    def bind(self, grid: ScoreGrid) -> Pattern:
+    def bind(self, grid: CallGrid) -> Pattern:
         grid.lengths("attn_mask.parents", "L")  # a graph with a cache is refused
         offset = grid.check_offset("attn_mask.offset", self.offset)
         first, last = preorder(self.parents)
@@ -109,7 +109,7 @@ class Ancestors(Pattern):
         answer = self.uniform(tile)
         if answer is not None:
             return answer
-        xp, start = tile.grid.xp, tile.slice_integers(self.offset).values + tile.grid.positions
+        xp, start = tile.grid.xp, tile.slice_integers(self.offset).values + tile.grid.position.values
         draft = tile.key_index - start
         index = xp.where(draft > self.count, self.count, xp.where(draft < 0, 0, draft))
         number = tile.slice(self.queries)
@@ -128,14 +128,14 @@ class Ancestors(Pattern):
         if tile.positions is not None:
             return None
         offset = tile.slice_integers(self.offset)
-        if tile.columns.stop <= offset.least + tile.grid.position:
+        if tile.columns.stop <= offset.least + tile.grid.position.least:
             return True
         return None if self.key_range(tile) else False
 
     def key_range(self, tile: Tile) -> range:
         if tile.positions is not None:
             return tile.columns
-        last = tile.slice_integers(self.offset).most + tile.grid.position + tile.grid.position_spread
+        last = tile.slice_integers(self.offset).most + tile.grid.position.most
         return range(tile.columns.start, int(min(tile.columns.stop, last + self.count)))
 
 

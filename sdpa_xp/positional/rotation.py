@@ -12,8 +12,8 @@ from .._checks.integers import check_one_each
 from .._checks.keywords import check_instance, check_integer, check_layout, explains_keywords
 from .._checks.messages import Immutable
 from .._libraries import accumulation_dtype, astype_if_needed, computing, is_number, widest_dtype, with_axes
-from .._libraries.jax_trees import Tree
 from .._libraries.protocols import AnyArray, Array, Namespace, Shape
+from .._libraries.trees import Tree
 from ..errors import ArgumentTypeError, ArgumentValueError
 from .positions import ArrayFactory, Consecutive, PositionsLike, array_factory, as_array
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from .._checks.keywords import check_flag, check_integer, check_number, explains_keywords
 from .._checks.messages import Immutable
-from .._libraries.jax_trees import Tree
+from .._libraries.trees import Tree
 from ..errors import ArgumentValueError
 
 Frequencies = tuple[float, ...]

@@ -7,7 +7,7 @@ fit into the caches of a CPU's core.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from .._arrays import ops
 from .._call.mask_analysis import heads_share_masks
 from .._graph import Graph, GraphValue
 from .._runtime.releases import Runtime
-from .formula import FormulaGrid, traced
+from .formula import FormulaGrid, grid_fields, traced
 from .tile import GraphLengths, GraphTile
 
 SCORES_OF_A_STEP = 2**20
@@ -28,11 +28,11 @@ SCORES_OF_A_STEP = 2**20
 took 0.92 and 0.87 of the time of whole blocks (onnxruntime 1.31, 2 cores), and 0.8 of the memory."""
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class _GridOfBounds(FormulaGrid):
     """The grid of a call whose integers have a least and a most, (1,), in the graph of a block of queries."""
 
-    host: GraphLengths = field(kw_only=True)
+    host: GraphLengths
 
     def check_integers(
         self, name: str, value: object, least: int = -LARGEST_INTEGER, most: int | str = LARGEST_INTEGER
@@ -86,7 +86,7 @@ def key_range(tile: GraphTile, first: GraphValue, last: GraphValue) -> tuple[Gra
     host, filled, block = tile.host, tile.lengths.filled, cast(Any, _Block(tile, first, last))
     ranges: list[tuple[Any, Any]] = [(-math.inf, math.inf)]
     for mask in tile.masks:
-        with traced("attn_mask", mask, _GridOfBounds(tile.whole, host=host)) as pattern:
+        with traced("attn_mask", mask, _GridOfBounds(**grid_fields(tile.whole), host=host)) as pattern:
             patterns = pattern.patterns if isinstance(pattern, AllOf) else [pattern]
             ranges += [part.key_bounds(block) for part in patterns]
     starts, stops = ([end for end in ends if not isinstance(end, float)] for ends in zip(*ranges, strict=True))

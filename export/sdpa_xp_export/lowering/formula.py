@@ -12,16 +12,17 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property, partial
-from types import ModuleType
-from typing import Any, ClassVar, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 
 from sdpa_xp._checks.integers import Integers
 from sdpa_xp._checks.keywords import LARGEST_INTEGER
-from sdpa_xp._checks.score_arrays import check_added_dtype, check_broadcasts
-from sdpa_xp._programs.bound_options import BoundOptions
-from sdpa_xp._tiles.tile import TokenPositions, both
+from sdpa_xp._checks.score_arrays import check_broadcasts
+from sdpa_xp._libraries.protocols import TRACED
+from sdpa_xp._programs.scores import BoundOptions
+from sdpa_xp._tiles.grid import FAR, CallGrid, FirstPosition
+from sdpa_xp._tiles.tile import Tile, TokenPositions, both
 from sdpa_xp.biases import Bias
 from sdpa_xp.biases.algebra import Sum
 from sdpa_xp.errors import ArgumentTypeError, message_of, summary
@@ -43,63 +44,36 @@ AllowedPairs: TypeAlias = GraphValue | bool
 both_allow: Callable[[AllowedPairs, AllowedPairs], AllowedPairs] = cast(Any, both)
 """Returns the pairs that both allow."""
 
-FAR = 2**62
-"""Beyond any length. A tile whose place only a run knows is answered for as a part of all pairs up to there."""
-
 TRACING_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, NotImplementedError)
 """What code raises that computes with values of a graph and needs more than they have."""
 
 
-@dataclass(eq=False)
-class FormulaGrid:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FormulaGrid(CallGrid):
     """The grid of scores of a call, as masks and biases see it when they are bound.
 
     A length that only a run knows is a value of the graph: a formula may compute with it, but not branch on it.
     """
 
     tile: GraphTile
-    has_positions: bool = False
-
-    device = None  # a run chooses it
-    entries = None  # a graph is written for the whole batch at once
-    questions = placement = None
-    is_traced = True
-    is_writeable = waits = uses_our_threads = False
-    position_spread = 0
-    xp: ClassVar[ModuleType] = xp
-
-    def __post_init__(self) -> None:
-        tile = self.tile
-        self.function, self.library = tile.graph.function, tile.graph.library
-        self.dtype = Dtype(tile.call.accumulation_dtype)
-        self.input_dtype = Dtype(tile.call.query.dtype)
-        self.is_2d = tile.call.sizes.is_2d
-        self.batch, self.heads = tile.call.sizes.batch, tile.call.sizes.query_heads
-        self.batch_and_heads = self.leading_shape = (*self.batch, self.heads)
 
     @cached_property
-    def position(self) -> int | GraphValue:
+    def position(self) -> FirstPosition:
         position = self.tile.lengths.position  # writes nodes, which few formulas need
-        return position if isinstance(position, int) else self.tile.here(position)
-
-    @property
-    def positions(self) -> int | GraphValue:
-        return self.position
+        if isinstance(position, int):
+            return FirstPosition(position, position, position)
+        return FirstPosition(cast(Any, self.tile.here(position)), -FAR, FAR)
 
     @cached_property
-    def queries(self) -> int | GraphValue:
+    def queries(self) -> Any:
         return self._length(self.tile.call.sizes.queries, "queries")
 
     @cached_property
-    def keys(self) -> int | GraphValue:
+    def keys(self) -> Any:
         return self._length(self.tile.call.sizes.keys, "keys")
 
     def _length(self, length: int | str, which: str) -> int | GraphValue:
         return length if isinstance(length, int) else self.tile.here(getattr(self.tile.lengths, which))
-
-    def may_read(self, *_arrays: object) -> bool:
-        """Return whether values can be read now: a graph has none yet."""
-        return False
 
     def check_integers(
         self, name: str, value: object, least: int = -LARGEST_INTEGER, most: int | str = LARGEST_INTEGER
@@ -110,23 +84,20 @@ class FormulaGrid:
             return Integers(cast(Any, values), min(known), max(known))
         return Integers(cast(Any, values), -math.inf, math.inf)  # only a run knows them: no tile is skipped
 
-    def check_lengths(self, name: str, value: object, letter: str) -> Integers:
+    def check_lengths(self, name: str, value: object, letter: Literal["L", "S"]) -> Integers:
         return self.check_integers(name, value, 0, self._size(letter))
 
     def check_offset(self, name: str, value: object) -> Integers:
         return self.check_integers(name, value)
 
-    def check_ids(self, name: str, value: object, letter: str, hint: str = "") -> GraphValue:
+    def check_ids(self, name: str, value: object, letter: Literal["L", "S"], hint: str = "") -> Any:
         return self.tile.ids(name, value, self._size(letter), hint)
 
-    def check_scores_shape(self, name: str, array: Any) -> GraphValue:
+    def check_scores_shape(self, name: str, array: Any) -> Any:
         return self._broadcast(name, array, self.tile.call.sizes.scores_shape, "(..., Hq, L, S)")
 
-    def check_heads_shape(self, name: str, array: Any) -> GraphValue:
+    def check_heads_shape(self, name: str, array: Any) -> Any:
         return ops.with_ones(self._broadcast(name, array, self.batch_and_heads, "(..., Hq)"), 2)
-
-    def check_dtype(self, name: str, array: Any) -> None:
-        check_added_dtype(self.function, name, array, cast(Any, self.input_dtype), cast(Any, self.dtype))
 
     def _size(self, letter: str) -> int | str:
         return self.tile.call.sizes.queries if letter == "L" else self.tile.call.sizes.keys
@@ -139,10 +110,16 @@ class FormulaGrid:
             raise ArgumentTypeError(self.function, rule, sizes)
         return known
 
-    def put(self, numbers: Sequence[float], dtype: Dtype) -> GraphValue:
+    def distances(self) -> tuple[float, float]:
+        lengths = queries, keys, position = self.queries, self.keys, self.position.values
+        if self.has_positions or not all(map(self.library.is_known, lengths)):
+            return -math.inf, math.inf
+        return 1 - queries - position, keys - 1 - position
+
+    def put(self, numbers: Sequence[float], dtype: Any) -> Any:
         return self.tile.graph.constant(numbers, str(dtype))
 
-    def slice_entries(self, array: Any, _axes: int) -> GraphValue:
+    def slice_entries(self, array: Any, _axes: int, /) -> Any:
         return self._value(array)
 
     def in_all_axes(self, array: Any, last: int = 0) -> Any:
@@ -151,10 +128,7 @@ class FormulaGrid:
     def arange(self, start: Any, stop: Any) -> Any:
         return xp.arange(start, stop)
 
-    def batch_index(self) -> GraphValue:
-        return self.tile.indices[0]
-
-    def head_index(self) -> GraphValue:
+    def head_index(self) -> Any:
         return self.tile.indices[1]
 
     def _value(self, array: Any) -> GraphValue:
@@ -165,6 +139,23 @@ class FormulaGrid:
         value = self._value(array)
         check_broadcasts(self.function, name, as_lengths(value.dims), target, letters)
         return value
+
+
+def grid_fields(tile: GraphTile) -> dict[str, Any]:
+    """Return the fields of the grid of a call, which a run puts on its device; it is for the whole batch."""
+    call, graph = tile.call, tile.graph
+    return {
+        "tile": tile,
+        "function": graph.function,
+        "library": graph.library,
+        "xp": xp,
+        "device": None,
+        "dtype": Dtype(call.accumulation_dtype),
+        "input_dtype": Dtype(call.query.dtype),
+        "access": TRACED,
+        "batch": call.sizes.batch,
+        "heads": call.sizes.query_heads,
+    }
 
 
 class FormulaTile:
@@ -208,11 +199,7 @@ class FormulaTile:
     def last_position(self) -> int:
         return FAR if self._tile.call.cached else self.rows.stop - 1
 
-    @property
-    def distances(self) -> tuple[float, float]:
-        if self.positions is not None:
-            return -math.inf, math.inf
-        return self.columns.start - self.last_position, self.columns.stop - 1 - self.first_position
+    distances = Tile.distances  # by the positions above
 
     @property
     def shape(self) -> tuple[int | str, ...]:
@@ -235,7 +222,7 @@ def all_allowed(tile: GraphTile, masks: Sequence[Mask]) -> AllowedPairs:
     """masks -> And of the pairs that they allow, and of the real keys of a padded cache; False as a value."""
     allowed: AllowedPairs = True
     for mask in masks:
-        with traced("attn_mask", mask, grid := FormulaGrid(tile)) as pattern:
+        with traced("attn_mask", mask, grid := FormulaGrid(**grid_fields(tile))) as pattern:
             answer = pattern.allowed_in(FormulaTile(grid))
         if getattr(answer, "dtype", "bool" if isinstance(answer, bool) else "") != "bool":
             rule = f"the formula of {type(mask).__name__} must return a condition (`attn_mask`)"
@@ -252,7 +239,7 @@ def biased(tile: GraphTile, scores: GraphValue, allowed: AllowedPairs) -> tuple[
     if not biases:
         return scores, allowed
     bias = biases[0] if len(biases) == 1 else Sum(tuple(biases))
-    grid: Any = FormulaGrid(tile)
+    grid = FormulaGrid(**grid_fields(tile))
     with traced("bias", bias, grid) as terms:
         of_library: Any = BoundOptions(AllOf(), terms, 1.0, None, None)
         return cast(tuple[GraphValue, AllowedPairs], of_library.biased(FormulaTile(grid), scores, allowed))
@@ -262,7 +249,6 @@ def biased(tile: GraphTile, scores: GraphValue, allowed: AllowedPairs) -> tuple[
 def traced(name: str, modifier: Mask | Bias, grid: FormulaGrid) -> Iterator[Any]:
     """Yield what a mask or a bias is bound to."""
     try:
-        # `bind` asks for a ScoreGrid, of which this one has what formulas use.
         yield _with_values(modifier, grid.tile).bind(grid)
     except _StoppedError as stopped:
         raise stopped.error from stopped.error.__cause__

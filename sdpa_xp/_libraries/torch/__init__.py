@@ -116,7 +116,7 @@ class TorchTangentRules:
     """The derivatives of an `autograd.Function`, for calls that torch itself differentiates."""
 
     def may_record(self, grid: Any) -> bool:
-        if grid.is_writeable or not takes_functions():
+        if grid.access.is_writeable or not takes_functions():
             return False
         return bool(sys.modules["torch"].is_grad_enabled() or has_tangents())
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from internals import ONE_CORE, ScoreGrid, Scores, Tile, grid_of
+from internals import ONE_CORE, FirstPosition, ScoreGrid, Scores, Tile, grid_of
 
 from sdpa_xp import masks, scaled_dot_product_attention
 from sdpa_xp.masks.bands import Band
@@ -117,7 +117,7 @@ RANGES = [[range(a, b) for a, b in itertools.combinations(range(n + 1), 2)] for 
 
 
 def grid_at(position: int) -> ScoreGrid:
-    return replace(grid_of("test", "mask", SHAPE, {}, None), position=position)
+    return replace(grid_of("test", "mask", SHAPE, {}, None), position=FirstPosition(*[position] * 3))
 
 
 def is_one_band(band: Band) -> bool:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from calls import assert_agrees, draw_named, moved
-from internals import one_tile, override, scores
+from internals import override
+from internals import products as products_of_tiles
 from libraries import LIBRARIES
 
 from sdpa_xp import scaled_dot_product_attention
@@ -19,14 +20,13 @@ NUMPY = LIBRARIES["numpy"][1]()
 def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of the scores that are computed row by row."""
     shapes: list[tuple[int, ...]] = []
-    for module in scores, one_tile:
-        multiply = module.multiply_few_rows
+    multiply = products_of_tiles.multiply_few_rows
 
-        def watched(*arrays: Any, multiply: Any = multiply) -> Any:
-            shapes.append((product := multiply(*arrays)).shape)
-            return product
+    def watched(*arrays: Any) -> Any:
+        shapes.append((product := multiply(*arrays)).shape)
+        return product
 
-        monkeypatch.setattr(module, "multiply_few_rows", watched)
+    monkeypatch.setattr(products_of_tiles, "multiply_few_rows", watched)
     return shapes
 
 

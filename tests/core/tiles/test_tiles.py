@@ -54,8 +54,7 @@ ITS_THREADS = Access(is_writeable=True)
 
 
 def call_of(access: Access, queries: int, keys: int, *leading: int) -> Any:
-    grid = grid_of("test", "mask", (*leading, queries, keys), [], None)
-    return replace(grid, access=access)
+    return replace(grid_of("test", "mask", (*leading, queries, keys), [], None), access=access)
 
 
 @pytest.mark.parametrize("heads", [1, 8, 16, 64, 100_000])
