@@ -55,7 +55,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("conftest.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tree)
-    for file in [*tree.glob("*.py"), *(tree / "export").rglob("*.py"), *(tree / "tests").rglob("*.py")]:
+    named = [*tree.glob("*.py"), *(tree / "export").rglob("*.py"), *(tree / "tests").rglob("*.py")]
+    for file in [*named, *(tree / "tests" / "core").rglob("*.txt")]:
         file.write_text(re.sub(r"\bsdpa_xp\b", NAME, file.read_text()))
     return tree
 
