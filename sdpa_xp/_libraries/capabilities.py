@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, cast
 
-from .protocols import Array, Chunks, Device
+from .protocols import Access, Array, Chunks, Device
 
 T = TypeVar("T")
 Sums: TypeAlias = dict[str, Array]
@@ -102,8 +102,8 @@ class Autograd(Protocol):
 class TangentRules(Protocol):
     """What gives an operation derivatives of its own."""
 
-    def may_record(self, grid: Any) -> bool:
-        """Return whether the operations of a call on this `ScoreGrid` may be differentiated."""
+    def may_record(self, access: Access, /) -> bool:
+        """Return whether the operations of a call with arrays of this access may be differentiated."""
 
     def constant(self, array: Array) -> Array:
         """Return `array`, whose derivative is 0."""

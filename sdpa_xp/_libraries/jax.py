@@ -13,7 +13,7 @@ from .base import ASTYPE, Library
 from .capabilities import Generators, Loops
 from .jax_trees import register_all
 from .meshes import Meshes
-from .protocols import AnyArray, Array, Device, Namespace
+from .protocols import Access, AnyArray, Array, Device, Namespace
 
 UNCHANGED = nullcontext()
 
@@ -59,8 +59,8 @@ class JaxSettings:
 class JaxTangentRules:
     """The derivatives of `jax.custom_jvp`, which JAX transposes."""
 
-    def may_record(self, grid: Any) -> bool:
-        return bool(grid.access.is_traced)
+    def may_record(self, access: Access) -> bool:
+        return access.is_traced
 
     def constant(self, array: Array) -> Array:
         return cast(Array, sys.modules["jax"].lax.stop_gradient(array))

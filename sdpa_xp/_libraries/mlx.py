@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from .base import Library
 from .capabilities import Generators
-from .protocols import AnyArray, Array, Device, Dtype, Namespace
+from .protocols import Access, AnyArray, Array, Device, Dtype, Namespace
 
 
 class MlxKeys(Generators):
@@ -36,7 +36,7 @@ class MlxKeys(Generators):
 class MlxTangentRules:
     """The derivatives of `mx.custom_function`. Reverse mode is that of the tangent, which is linear."""
 
-    def may_record(self, _grid: Any) -> bool:
+    def may_record(self, _access: Access) -> bool:
         return True  # MLX does not show whether it differentiates
 
     def constant(self, array: Array) -> Array:

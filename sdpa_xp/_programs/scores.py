@@ -136,7 +136,7 @@ class Scores(NamedTuple):
     def tangent_rules(self) -> TangentRules | None:
         """What gives products derivatives of their own; None if the library does not differentiate the call."""
         rules = self.grid.library.tangent_rules
-        return rules if rules is not None and rules.may_record(self.grid) else None
+        return rules if rules is not None and rules.may_record(self.grid.access) else None
 
     @property
     def may_be_kept(self) -> bool:
@@ -341,7 +341,7 @@ def _without_hidden_nan(bias: Term, tile: Tile, scores: Array) -> tuple[Array, A
     if rules is None:
         return scores, True
     if grid.access.waits:  # not for the values
-        may_hide = rules.may_record(grid)
+        may_hide = rules.may_record(grid.access)
     else:
         may_hide = is_traced(scores) or not bool(grid.xp.isfinite(grid.xp.sum(scores)))
     if not may_hide:

@@ -12,7 +12,7 @@ import array_api_compat as compat
 
 from ..base import Addresses, Library, has_repeats, is_compiling
 from ..capabilities import Generators
-from ..protocols import Array, Device, Namespace
+from ..protocols import Access, Array, Device, Namespace
 
 A = TypeVar("A")
 
@@ -115,8 +115,8 @@ class TorchAutograd:
 class TorchTangentRules:
     """The derivatives of an `autograd.Function`, for calls that torch itself differentiates."""
 
-    def may_record(self, grid: Any) -> bool:
-        if grid.access.is_writeable or not takes_functions():
+    def may_record(self, access: Access) -> bool:
+        if access.is_writeable or not takes_functions():
             return False
         return bool(sys.modules["torch"].is_grad_enabled() or has_tangents())
 
