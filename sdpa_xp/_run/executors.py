@@ -153,7 +153,8 @@ class Program:
 def run(program: Program, outs: Mapping[str, Array] | None = None) -> dict[str, Array]:
     """Return the targets of a program, each an array of its own.
 
-    In tasks, targets are computed in the arrays `outs` that have their names: zeros of their shapes and dtypes.
+    In tasks, targets are computed in the arrays `outs` that have their names, shapes and dtypes: zeros, unless
+    the program writes to all of them.
     """
     plan, grid = program.plan, program.grid
     if plan.is_loop:

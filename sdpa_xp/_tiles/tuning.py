@@ -42,6 +42,7 @@ ONE_CORE_PATCH = PatchSize(2, 32)
 """For NumPy. An image of 64 x 64 with windows of 7 x 7 gets patches of 1 x 2, which compute 1.14 times the
 allowed pairs. Patches of 2 x 2 took 0.8 times as long, but compute 1.31 times the pairs."""
 SMALLEST_SIDE = 64
+"""The fewest queries, or keys, that a large call is cut into."""
 LEAST_WORK_FOR_THREADS = 2**23
 """Multiplications. Fewer of them take less time than threads lose by taking turns in Python."""
 LEAST_SCORES_WITHOUT_MAXIMUM = 2**16
@@ -98,7 +99,7 @@ DEVICE = TileSize(256, 1024, 2**22)
 MOST_OF_FEW_ROWS = 4
 """A tile of up to `SMALLEST_SIDE` queries on a device may have this many times the scores of another."""
 MOST_COPIED_ON_DEVICE = 2**26
-"""The same for all sequences of a call on a device, where a tile costs launches: 256 MiB of float32."""
+"""`MOST_COPIED` for all sequences of a call on a device, where a tile costs launches: 256 MiB of float32."""
 WORK_OF_LAUNCHES = Work(2**22, 2**23)
 """The work that takes about as long as the 40 launches of a call of one tile: a tile of `DEVICE`, and
 copies of 32 MiB of float32. It is an estimate, which no GPU has measured."""

@@ -487,9 +487,10 @@ class KVCache(Cache[A]):
 
     def _repr_html_(self) -> str:
         """Return the table that a notebook shows."""
-        slots = self._tokens
+        slots, length = self._tokens, self._tokens.length
+        room = f" of {slots.buffers.capacity:,}" if slots.room else ""
         rows = {
-            "tokens": f"{slots.length:,}{f' of {slots.buffers.capacity:,}' if slots.room else ''}",
+            "tokens": f"{length:,}{room}" if isinstance(length, int) else str(length),
             "axes": "..., heads, tokens, width" if self._axis == -2 else "..., tokens, heads, width",
             **{name: self._facts(name) for name in self._names},
             "bytes": self._shown_bytes(),

@@ -229,7 +229,7 @@ class Band(Pattern):
     def _sides(self, tile: Tile) -> tuple[bool | None, bool | None]:
         """Return whether i + low <= j, and j <= i + high, hold for all pairs or for none; None if for some.
 
-        The last query decides whether all attend, the first whether any does: no array is built for either.
+        The least and the largest distance of the tile decide: no array is built.
         """
         (nearest, farthest), (low, high) = tile.distances, self._slice(tile)
         above = True if low is None or low.most <= nearest else False if low.least > farthest else None

@@ -254,3 +254,16 @@ def test_dtypes_and_opsets(dtype: str, opset: int) -> None:
     query, new, past = (TensorSpec(dtype, spec.shape) for spec in (QUERY, NEW, PAST))
     step = stepping(ROTARIES["halves"])
     agreed(verify_layer(to_onnx(step, query, new, new, past, past, opset=opset), step))
+
+
+def test_a_cache_of_an_open_length_shows_itself() -> None:
+    shown: list[str] = []
+
+    def layer(x: Any) -> Any:
+        cache = KVCache(x, x)
+        shown.extend((repr(cache), cache._repr_html_()))
+        return cache.attend(x)
+
+    to_onnx(layer, TensorSpec("float32", ("B", 2, "L", 8)))
+    assert shown[0] == "KVCache(key=<float32 ('B', 2, 'L', 8)>, value=<float32 ('B', 2, 'L', 8)>)"
+    assert "<th>tokens</th><td>L</td>" in shown[1]
