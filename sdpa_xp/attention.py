@@ -76,15 +76,18 @@ def scaled_dot_product_attention(
             weights, also in `attention_weights`.
         softmax_dtype: float32 or float64, for scores and sums, if it is wider than the accumulation dtype.
         layout: "...HLE" is (..., heads, length, width), as in torch and ONNX; "...LHE" is (..., length, heads,
-            width), as in JAX, Keras and flash-attention. What broadcasts to (..., Hq, L, S) has these axes in
-            both.
+            width), as in JAX, Keras and flash-attention, for query, key, value and the result. What broadcasts
+            to (..., Hq, L, S) has these axes in both.
         implementation: `"xp"` is the portable implementation, in array-API calls; `"native"` the fused kernel
-            of the arrays' library; `"torch"` torch's kernel for NumPy arrays. A kernel that is missing, or does
-            not compute this call as documented, is an error. None takes the library's kernel where it computes
-            the call as documented and is fast, else `"xp"`: `explain` says which.
+            of the arrays' library; `"torch"` torch's kernel for NumPy arrays, which it reads without a copy. A
+            kernel that is missing, or does not compute this call as documented, is an error. None takes the
+            library's kernel, if it computes the call as documented, for torch on the CPU, in torch.export and
+            in torch.onnx.export; on the CPU outside a jit for short calls in JAX, and without masks in MLX;
+            else `"xp"`.
         reproducible: Return the same bits for a query and its own keys, whatever stands beside them (batch
-            invariance), also in another number of threads. NumPy computes the call, also for arrays of other
-            libraries on the CPU. Refused, with the reason, where that cannot be promised.
+            invariance): other queries, batch entries, documents, padding at both sides, chunks of a prompt,
+            pages, threads. NumPy computes the call, also for arrays of other libraries on the CPU. Refused,
+            with the reason, where that cannot be promised.
 
     Returns:
         (..., Hq, L, Ev), or (L, Ev) for 2-D inputs, with the library, device and dtype of the query. The row
@@ -96,13 +99,16 @@ def scaled_dot_product_attention(
         ValueError: Shapes that do not fit, arrays on several devices, or a keyword out of its range.
 
     Numerics:
-        Scores and sums have the accumulation dtype: float64 for float64 inputs, float32 for all others. The
-        result is rounded once; only kernels that take halves as they are (`"torch"`, and `"native"` on CUDA)
-        also round the weights. torch.autocast changes no result; run the backward pass outside of it.
+        Scores, normalisation and sums have the accumulation dtype: float64 for float64 inputs, float32 for all
+        others. The result is rounded once; only kernels that take halves as they are (`"torch"`, and `"native"`
+        on CUDA) also round the weights. torch.autocast changes no result; run the backward pass outside of it,
+        as torch recommends.
 
-        A masked pair has no effect, even if its key or value is NaN or inf. Inside a jit or a lazy graph, and
-        with torch's kernel on a GPU, this is true only for keys that no query attends to (padding). The page
-        "The contract" says for which derivatives it is true. A score of -inf has weight 0.
+        A masked pair has no effect, even if its key or value is NaN or inf. A NaN that is not masked shows in
+        the rows that attend to it alone. Inside a jit or a lazy graph, and with torch's kernel on a GPU, this
+        is true only for keys that no query attends to (padding). It is true for results and for gradients from
+        `scaled_dot_product_attention_vjp`; the page "The contract" says for which derivatives of torch, JAX and
+        MLX. A score of -inf has weight 0, and a row of them output 0.
 
     Examples:
         >>> import numpy as np

@@ -152,7 +152,8 @@ def explain(
 ) -> Explanation:
     """Return which implementation `scaled_dot_product_attention` would choose for a call, and its tiles.
 
-    Attention is not computed, nothing is drawn from `rng`, and no method `__sdpa_xp__` of an array is called.
+    Attention is not computed: only the masks are evaluated, to find the tiles that are skipped. Nothing is
+    drawn from `rng`, and no method `__sdpa_xp__` of an array is called.
 
     Args:
         query: (..., Hq, L, E). All other arguments and errors are as in `scaled_dot_product_attention`.

@@ -147,6 +147,7 @@ def scaled_dot_product_attention_jvp(
 ) -> tuple[A, A]:
     r"""Compute attention, and its derivative along a direction: the Jacobian-vector product.
 
+    If the inputs move by a small number times `tangents`, the output moves by this number times the tangent.
     With the weights $p$ of a row and the tangents $s'$ of its scores, the tangent is $\sum_j p_j (s'_j v_j +
     v'_j) - (\sum_j p_j s'_j) (\sum_j p_j v_j)$, in memory that grows with L + S.
 

@@ -38,7 +38,8 @@ def scaled_dot_product_attention_vjp(
 ) -> tuple[A, Pullback[A]]:
     r"""Compute attention, and return a function that computes the gradients of the inputs, in any library.
 
-    Memory grows linearly with L + S, because the scores are not stored, but computed again.
+    Memory grows linearly with L + S, because the scores are not stored: the returned function, the pullback,
+    computes them again, tile by tile.
 
     Args:
         query: (..., Hq, L, E). All other arguments and errors are as in `scaled_dot_product_attention`.

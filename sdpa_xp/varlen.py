@@ -34,7 +34,8 @@ def varlen_attention(
     """Compute attention of N sequences that are packed into one array; each attends only to itself.
 
     The queries of sequence n are rows cu_seqlens_q[n] to cu_seqlens_q[n + 1] - 1 of `query`; `cu_seqlens_k`
-    gives its keys and values. A NaN in one sequence has no effect on the others. Memory is linear in T + U.
+    gives its keys and values. A NaN in one sequence has no effect on the others. On a GPU, sequences of unlike
+    lengths are padded and computed together if that costs less; memory stays linear in T + U.
 
     Shapes:
         `T` queries and `U` keys of all sequences together, `N` sequences, `E` width of a query or key, `Ev`

@@ -53,8 +53,9 @@ def export_attention(
 ) -> Model:
     """Return the ONNX graph that computes `sdpa_xp.scaled_dot_product_attention` of the same arguments.
 
-    The inputs of the graph have the names of the arguments, and its output is `output`. A NaN that any query
-    attends to may reach all rows of its head and batch entry.
+    The inputs of the graph have the names of the arguments, and its output is `output`. It follows the contract
+    of the library, as inside a jit: a NaN that any query attends to may reach all rows of its head and batch
+    entry.
 
     Shapes:
         `L` queries, `S` keys, `E` width of a query or key, `Ev` width of a value, `Hq` query heads,
@@ -84,29 +85,31 @@ def export_attention(
         past_value: (..., H, P, Ev). Joined in `present_value`.
         past_lengths: An integer spec, (B,), for a cache with free space: the number of tokens in it. S is then
             P, the capacity, and `present_key` has P rows, with the new tokens after those in the cache; the
-            rest may have any values. On the CPU, a run fails if the new tokens do not fit, but a negative
-            length may give a wrong result.
+            rest may have any values. After a run, add the number of new real tokens. A graph does not check
+            lengths: on the CPU, a run fails if the new tokens do not fit, but a negative length may give a
+            wrong result.
         outputs: The outputs of the graph: some of "output", "lse", "weights", "scores", and of the statistics
             "row_max", "entropy" and "key_sums" of `attention_statistics`.
-        form: The operators of the graph. "auto" chooses the best form among those that are correct on the
-            runtime and on every later release that was tried. "attention" is ai.onnx Attention; "multi_head"
-            and "grouped_query" are operators of com.microsoft; "primitive" is MatMul and Softmax; "tiled" puts
-            these into a Loop over blocks of queries, in memory linear in S.
+        form: The operators of the graph. "auto" chooses the best form for the call among those that are correct
+            on the runtime and on every later release that was tried. "attention" is ai.onnx Attention;
+            "multi_head" and "grouped_query" are operators of com.microsoft; "primitive" is MatMul and Softmax;
+            "tiled" puts these into a Loop over blocks of queries, in memory linear in S.
         opset: 23 to 25 for "attention", 17 to 25 for the others. 25 needs onnxruntime 1.32; windows are then
             attributes of Attention. The default is 23 for "attention" (24 with key lengths) and 18 for the
             others.
         runtime: The oldest onnxruntime that will run the file, from 1.23 on, and its provider, such as
             "onnxruntime>=1.28;cpu": cpu, cuda, or in a browser wasm (WebAssembly), webgpu, or web, which is
-            correct on both; also onnxruntime's own names. The newest release that was tried is 1.32.0. On cuda
-            no graph was run; open a session with {"use_tf32": "0"}, or float32 products have 10 bits. In
-            browsers there is no bfloat16. "openvino>=2026.4;cpu" is for OpenVINO, without float64 and with
-            INFERENCE_PRECISION_HINT="f32". "onnx" is for any program with ONNX's operators, without those of
-            com.microsoft.
+            correct on both; also onnxruntime's own names. The newest release that was tried is 1.32.0; newer
+            ones are assumed to compute the same. On cuda no graph was run; open a session with {"use_tf32":
+            "0"}, or float32 products have 10 bits. In browsers there is no bfloat16. Half precision is computed
+            in float32, but by fused kernels on cuda. "openvino>=2026.4;cpu" is for OpenVINO, without float64
+            and with INFERENCE_PRECISION_HINT="f32". "onnx" is for any program with ONNX's operators, and has no
+            node of com.microsoft. Not each is right: onnxruntime computes a float64 Attention in float32.
 
     Returns:
         The model, which has passed the full onnx.checker; a `LargeModel` with more than 1.75 GiB of
-            initializers, which arrays become. The metadata contain the call, the form with the reason, and the
-            runtime.
+            initializers, which arrays become. The metadata contain the call, which `verify` reads, the form
+            with the reason, and the runtime.
 
     Raises:
         TypeError: An argument has a wrong type or dtype, or a function of the indices cannot be traced to ONNX.

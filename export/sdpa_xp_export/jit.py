@@ -69,16 +69,19 @@ def jit(
 
     The first call with a signature writes the graph of the layer, as `to_onnx` does, and opens a session, which
     later calls run. A signature has the dtypes and axes of the arrays, which lengths are equal or fixed, and
-    all arguments that are not arrays: pass a number that often changes as an array without axes. A length stays
-    open if the layer allows it; one that it uses as a Python number, a length of 1 in the first call, and the
-    heads and the width of attention are fixed.
+    all arguments that are not arrays. A length stays open if the layer allows it; one that it uses as a Python
+    number, a length of 1 in the first call, and the heads and the width of attention are fixed.
 
-    The graph contains the weights. If the layer holds other objects in a later call, in attributes, containers,
-    closures or globals, or tensors into which torch has counted a write, the graph is written again. Call
-    `refresh()` of the result after a change that cannot be seen: a write into the memory of a NumPy array, or
-    into a tensor where torch does not count it (`tensor.data.mul_(2)`, fused optimizers, inference mode). A
-    layer that changes what it computes with is traced in each call. What it changes without an effect on the
-    graph, such as a counter, stays as it was when the graph was written.
+    The graph contains the weights. Each call checks whether the layer holds what it held when the graph was
+    written: the same objects in attributes, containers, closures and globals, and tensors into which torch has
+    counted no write. If not, it writes the graph again. Call `refresh()` of the result after a change that
+    cannot be seen: numbers that were written into the memory of a NumPy array, or into a tensor where torch
+    does not count it (`tensor.data.mul_(2)`, fused optimizers, inference mode). A layer that changes what it
+    computes with is traced in each call. What it changes without an effect on the graph, such as a counter, an
+    iterator or a generator of random numbers, stays as it was when the graph was written.
+
+    Each Python number is part of a signature. Pass one that often changes, such as a position, as an array
+    without axes.
 
     Args:
         layer: A function, a method or a layer in array-API code, as for `to_onnx`. It returns arrays, also in

@@ -56,10 +56,16 @@ def to_onnx(
     a node, and an array of any library an initializer. Calls of sdpa_xp's attention functions are written as by
     `export_attention`. A `KVCache` of values supports `append` (not in place), `attend` and `attend_state`;
     return its `key` and `value`, or what is `stored`, for the next step. Derivatives (`jvp`,
-    `scaled_dot_product_attention_vjp` and the functions beside it) hold all L x S scores, whatever the `form`.
+    `scaled_dot_product_attention_vjp` and the functions beside it) are written in operators of the array API,
+    whatever the `form`, and hold all L x S scores.
 
     Dtypes follow the array API standard 2025.12: two kinds of them, such as int64 and float32, raise an error.
-    The page "Exporter" says which functions trace, and what can be computed with a length that is a name.
+    If onnxruntime's CPU provider has no kernel for a dtype, the graph computes in a wider one and converts the
+    result.
+
+    A name in a spec is an entry of `x.shape`. You can use it in a shape, an index or a slice, compute with it
+    (`L // 2`, `x / L**0.5`), and pass it to `arange` and `asarray`. Python cannot use it as a number: `int()`,
+    `range()` and `math` refuse it, and so do comparisons, because a branch would be the same in each run.
 
     Args:
         layer: A function, a method or a layer. Its namespace is `x.__array_namespace__()`. If the layer has

@@ -36,7 +36,8 @@ A = TypeVar("A", bound=AnyArray)
 class KVCache(Cache[A]):
     """The keys and values of the tokens so far, for decoding one token after the other.
 
-    A cache does not change: `append` returns one with more tokens.
+    A cache does not change: `append` returns one with more tokens. A loop of single steps gives the same result
+    as one causal call.
 
     Shapes:
         `S` tokens in the cache, `n` new ones, `L` queries, `Hq` query heads, `H` key heads, `E` and `Ev`
@@ -51,9 +52,9 @@ class KVCache(Cache[A]):
         rotary: A `positional.Rotary` or `positional.RotaryTables`, which rotates the keys of the prompt, keys
             when they are appended, and queries when they attend, each by its position.
         rotated: Whether `key` is rotated already, such as the `key` of another cache with a rotary.
-        first_position: The position of the first token in its sequence: one, or one for each batch entry, as a
-            list or an integer array that broadcasts to (...). -p for a text with p tokens of padding on its
-            left.
+        first_position: The position of the first token in its sequence, not 0 if tokens are missing in front of
+            it: one, or one for each batch entry, as a list or an integer array that broadcasts to (...). -p for
+            a text with p tokens of padding on its left.
         positions: The position of each token, if they do not follow one another: S integers, or an integer
             array (..., S), such as the `positions` of another cache.
 
@@ -229,8 +230,8 @@ class KVCache(Cache[A]):
     def drop_first(self, count: int) -> Self:
         """Return a cache without its first `count` tokens. The others keep their positions.
 
-        Nothing is copied. If you append in place, `cache.append(...).drop_first(1)` rolls; a capacity of twice
-        the tokens is enough.
+        Nothing is copied. If you append in place, `cache.append(...).drop_first(1)` rolls: when the memory
+        behind the tokens is full, they move to its front, so that a capacity of twice the tokens is enough.
 
         Args:
             count: From 0 to S.
@@ -250,6 +251,8 @@ class KVCache(Cache[A]):
 
     def take_tokens(self, slots: Sequence[int] | AnyArray) -> Self:
         """Return a copy of some tokens, which keep their positions, without reserved memory.
+
+        Use it to evict tokens, or to keep the accepted path of a draft that branches.
 
         Args:
             slots: The numbers of the tokens, from 0 to S - 1: n integers, as a list, a range or an integer

@@ -12,7 +12,10 @@ M = TypeVar("M")
 def replace_attention(model: M) -> M:
     """Return the model with attention computed by sdpa_xp in each of its `equinox.nn.MultiheadAttention`.
 
-    The new layers are instances of `equinox.nn.MultiheadAttention` too.
+    Parameters and other layers do not change, and the new layers are instances of
+    `equinox.nn.MultiheadAttention` too:
+
+        model = replace_attention(model)
 
     Equinox computes a call itself if dropout is active, or if the shapes do not fit. The mask of a call may be
     an array of any dtype, of shape (L, S) or (H, L, S), in which 0 masks, or a mask of `sdpa_xp.masks`.

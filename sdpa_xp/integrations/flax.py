@@ -34,7 +34,7 @@ def nnx_attention(
 ) -> Any:
     """Compute what `flax.nnx.dot_product_attention` computes, with memory linear in the length.
 
-    Pass it to a layer:
+    Pass it to a layer, whose parameters do not change:
 
         nnx.MultiHeadAttention(..., attention_fn=nnx_attention)
 

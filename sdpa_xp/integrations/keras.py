@@ -22,7 +22,9 @@ BACKENDS = ("jax", "torch", "numpy")
 def replace_attention(model: M) -> M:
     r"""Let sdpa_xp compute the attention of each MultiHeadAttention and GroupQueryAttention of a Keras model.
 
-    The model, or the single layer, is changed and returned.
+    The model, or the single layer, is changed and returned. Its weights and its other layers stay as they are:
+
+        model = replace_attention(model)
 
     Keras computes a call itself if it trains with dropout, returns the attention scores, attends over several
     axes, or if `flash_attention` is set. With `use_causal_mask` or `sliding_window`, and no other mask, no

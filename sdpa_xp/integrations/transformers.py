@@ -13,7 +13,14 @@ __all__ = ["register", "uses_sdpa_xp"]
 def register() -> str:
     """Register sdpa_xp as an attention implementation of transformers, and return its name.
 
-    Pass the name as `attn_implementation` where you load a model.
+    Every model of transformers that lets you choose its attention can then run on
+    `scaled_dot_product_attention`:
+
+        model = AutoModel.from_pretrained(..., attn_implementation=register())
+
+    Causal masks, sliding windows, chunks, packed sequences and padding become masks of `sdpa_xp.masks`, so no
+    L x S array is built for them. transformers warns if a model with attention code of its own is created with
+    this name.
 
     Shapes:
         A mask that you pass to the model yourself is (B, L), with 1 or True for real tokens, or (B, 1 or Hq, L,
@@ -54,6 +61,8 @@ def register() -> str:
 
 def uses_sdpa_xp(model: Any) -> bool:
     """Return whether at least one layer of a model of transformers computes attention with sdpa_xp.
+
+    This function looks at the code of each layer: `model.config` may have the name although it is never used.
 
     Args:
         model: A model of transformers, or a torch module that contains one.

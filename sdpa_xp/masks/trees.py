@@ -21,7 +21,8 @@ from .patterns import Pattern
 def tree(parents: Sequence[int] | AnyArray, *, offset: IntegersLike | Literal["lower_right"] = 0) -> Mask:
     """Return a mask of a tree of drafts: query i attends to the context, to its ancestors, and to itself.
 
-    In speculative decoding, one call checks L tokens that a small model drafts.
+    In speculative decoding, a small model drafts L tokens, as alternatives for what follows the context. One
+    call checks all of them.
 
         parents 0: -1   tree(parents, offset=2), 2 keys of context
                 1: 0        1 1  1 0 0 0
