@@ -15,10 +15,10 @@ from ._libraries.protocols import AnyArray, Array, Dtype, Rng
 from ._programs.one_tile import OneTile, one_tile
 from ._programs.scores import ResultName
 from ._sources import ArraySource
+from .biases import Bias
+from .masks import Mask
 
 if TYPE_CHECKING:
-    from .biases import Bias
-    from .masks import Mask
     from .states import AttentionState
 
 A = TypeVar("A", bound=AnyArray)

@@ -11,7 +11,7 @@ import pickle
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError, dataclass, fields, is_dataclass
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -239,3 +239,13 @@ def test_a_class_derived_without_dataclass_has_attributes_of_its_own() -> None:
     del named.label
     with pytest.raises(FrozenInstanceError, match=r"^Named: `weight` cannot be set"):
         named.weight = np.eye(3)
+
+
+@pytest.mark.parametrize(
+    "module", [sdpa_xp, masks, biases, positional, layers], ids=lambda module: module.__name__
+)
+def test_annotations_can_be_read(module: Any) -> None:
+    """As type checkers at run time and wrappers read them; the class of a state imports the file of its function."""
+    values = [getattr(module, name) for name in module.__all__ if name != "attention_state"]
+    hints = [get_type_hints(value) for value in values if inspect.isfunction(value) or inspect.isclass(value)]
+    assert any(hints)
