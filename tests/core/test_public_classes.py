@@ -245,7 +245,7 @@ def test_a_class_derived_without_dataclass_has_attributes_of_its_own() -> None:
     "module", [sdpa_xp, masks, biases, positional, layers], ids=lambda module: module.__name__
 )
 def test_annotations_can_be_read(module: Any) -> None:
-    """As type checkers at run time and wrappers read them; the class of a state imports the file of its function."""
+    """As wrappers read them, and type checkers at run time; but the class of a state imports its function."""
     values = [getattr(module, name) for name in module.__all__ if name != "attention_state"]
     hints = [get_type_hints(value) for value in values if inspect.isfunction(value) or inspect.isclass(value)]
     assert any(hints)
