@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import runpy
+import tracemalloc
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,28 @@ def test_nonfinite_shows_in_exactly_the_rows_that_attend_it(
     np.testing.assert_allclose(attend(library, q, k, v, is_causal=True), clean, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("masks", ["bias", "both"])
+def test_a_bias_of_minus_infinity_hides_nan(library: Library, rng: np.random.Generator, masks: str) -> None:
+    """Also if a mask allows the pair."""
+    q, k, v = (rng.standard_normal((2, 9, 4)).astype(np.float32) for _ in range(3))
+    rules: dict[str, Any] = {"bias": np.where(np.arange(9) == 5, -np.inf, 0).astype(np.float32)}
+    rules |= {"attn_mask": np.arange(9) != 2} if masks == "both" else {}
+    clean = attend(library, q, k, v, **rules)
+    k[:, 5], v[:, 5] = np.nan, np.inf
+    np.testing.assert_allclose(attend(library, q, k, v, **rules), clean, rtol=0, atol=1e-6)
+
+
 @pytest.mark.parametrize(("queries", "keys"), [(0, 3), (5, 0)])
 def test_without_queries_or_keys(library: Library, queries: int, keys: int) -> None:
     query, key = (np.ones((2, length, 4), np.float32) for length in (queries, keys))
     np.testing.assert_array_equal(attend(library, query, key, key), np.zeros(query.shape))
+
+
+def test_memory_is_that_of_tiles() -> None:
+    """All scores of 2,000 tokens are 16 MB, in float32."""
+    x = np.ones((2_000, 8), np.float32)
+    tracemalloc.start()
+    one_file.attention(x, x, x, is_causal=True, tile=100)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1e6

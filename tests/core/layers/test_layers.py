@@ -16,6 +16,7 @@ from internals import judge, namespace, override, product, reference, stages
 from libraries import LIBRARIES, NAMESPACES, Library, each_other, generator, read_only
 
 from sdpa_xp import KVCache, PagedKVCache, masks
+from sdpa_xp.layers import Layer as Parameters
 from sdpa_xp.layers import Linear, MultiHeadAttention, SingleHeadAttention
 
 F = np.float32
@@ -240,6 +241,36 @@ def test_attending_to_pages(rng: np.random.Generator) -> None:
     cache = PagedKVCache(*pools, block_table=[[0, 1], [2, 3]], lengths=[0, 0])
     output = layer.attend(tokens, cache.append(*layer.project_key_value(tokens)))
     np.testing.assert_allclose(output, layer(tokens, is_causal=True), rtol=0, atol=4e-6)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Block(Parameters):
+    """A layer of a user: of a layer, an array, and what is neither."""
+
+    attention: MultiHeadAttention
+    gain: Any
+    name: str = "block"
+
+    def __call__(self, x: Any) -> Any:
+        return x + self.attention(x) * self.gain[(*[None] * (x.ndim - 1), ...)]
+
+
+@pytest.mark.leaves_out("cupy-rules-device1", "torch-cuda-rules")
+def test_a_layer_of_ones_own(library: Library, rng: np.random.Generator) -> None:
+    """Made of others, it has their parameters, is moved and gets other ones as they do."""
+    attention, x = multi(8)(), rng.standard_normal((2, 5, 8), dtype=F)
+    block = Block(attention, np.full(8, 0.5, F))
+    names = [*(f"attention.{name}" for name in attention.parameters), "gain"]
+    assert [*block.parameters] == names
+    with library.guard():
+        placed = block.with_parameters({n: library.put(np.asarray(v)) for n, v in block.parameters.items()})
+        result = library.get(placed(library.put(x)))
+    exact = x + 0.5 * expect(attention, [x], {})[0]
+    np.testing.assert_allclose(result, exact, rtol=0, atol=4e-6)
+    assert placed.name == "block"
+    assert repr(block).startswith("Block(attention=MultiHeadAttention(8 -> 8, num_heads=")
+    back = placed.to(np) if library.lazy else library.call(placed.to, np.zeros(1, F))
+    assert [*back.parameters] == names
 
 
 def test_in_a_trace(library: Library, rng: np.random.Generator) -> None:

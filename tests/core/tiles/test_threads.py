@@ -285,6 +285,50 @@ def run_story(story: str) -> list[str]:
     return done.stdout.split()
 
 
+SIGNALS = """
+import random, signal, time
+import numpy as np
+from threadpoolctl import threadpool_info, threadpool_limits
+from sdpa_xp import scaled_dot_product_attention
+
+class Interrupt(Exception):
+    pass
+
+def interrupt(*_):
+    raise Interrupt
+
+def blas():
+    return {each["num_threads"] for each in threadpool_info() if each["user_api"] == "blas"}
+
+draw = random.Random(0)
+x = np.random.default_rng(0).standard_normal((2, 300, 64)).astype(np.float32)
+with threadpool_limits(2, "blas"):
+    expected = scaled_dot_product_attention(x, x, x)
+    signal.signal(signal.SIGALRM, interrupt)
+    interrupted = left = 0
+    for _ in range(600):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, draw.uniform(2e-5, 4e-3))
+            for _ in range(20):
+                scaled_dot_product_attention(x, x, x)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        except Interrupt:
+            interrupted += 1
+        deadline = time.monotonic() + 5
+        while blas() != {2} and time.monotonic() < deadline:
+            time.sleep(1e-4)
+        left += blas() != {2}
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    print(interrupted > 300, left, np.array_equal(scaled_dot_product_attention(x, x, x), expected))
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="the system has no timer that sends signals")
+@pytest.mark.slow
+def test_blas_has_its_threads_again_after_a_signal_at_any_moment() -> None:
+    assert run_story(SIGNALS) == ["True", "0", "True"]
+
+
 def test_blas_has_its_threads_again_after_an_exception_at_any_line() -> None:
     """As a signal handler raises it in the calling thread: at each line that a call runs in turn.
 
