@@ -11,7 +11,7 @@ import array_api_compat as compat
 
 from .base import ASTYPE, Library
 from .capabilities import Generators, Loops
-from .jax_trees import register_all
+from .jax_trees import register_all, register_waiting
 from .meshes import Meshes
 from .protocols import Access, AnyArray, Array, Device, Namespace
 
@@ -99,11 +99,11 @@ class Jax(Library):
     def owns(self, array: object) -> bool:
         is_owned = bool(compat.is_jax_array(array))
         if is_owned:  # asked once for a type: the first array of JAX shows that JAX is in use
-            self.register_trees()
+            register_all()
         return is_owned
 
     def register_trees(self) -> None:
-        register_all()
+        register_waiting()
 
     def namespace(self, array: AnyArray) -> Namespace:
         with _without_debugging():  # array-api-compat makes an array to ask for it

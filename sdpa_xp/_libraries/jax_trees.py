@@ -68,7 +68,13 @@ CHILD = Child()
 
 def register_all() -> None:
     """Register the classes of the library, and those of which there are objects."""
-    for kind in {*_own_classes(Tree), *WAITING.copy()} - REGISTERED:  # another thread may add a class meanwhile
+    WAITING.update({*_own_classes(Tree)} - REGISTERED)
+    register_waiting()
+
+
+def register_waiting() -> None:
+    """Register the classes of which there are objects."""
+    for kind in WAITING.copy():  # another thread may add a class meanwhile
         REGISTERED.add(kind)
         WAITING.discard(kind)
         functions = (_flatten_with_keys, _flatten) if issubclass(kind, Tree) else (_as_static, _as_static)

@@ -24,7 +24,7 @@ _NAMES: dict[type, tuple[str, ...]] = {}
 """The attributes of each class.
 
 These three need no lock, also without the GIL: their operations are atomic, and what two threads do at once,
-they do twice. JAX refuses the second registration of a class, which `register_all` ignores."""
+they do twice. JAX refuses the second registration of a class, which `register_waiting` ignores."""
 
 
 class Tree:
