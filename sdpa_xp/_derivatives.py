@@ -102,7 +102,7 @@ def second_order(
     refuse_chunks(call.grid.function, call.grid.library)
     jets = lifted(call, options, [tangents])
     if call.grid.access.waits:  # a device is not waited for: all is guarded
-        jets.shared["bound_options"] = jets.bound_options()._replace(finite_inputs=frozenset())
+        jets.shared[PreparedCall.bound_options] = jets.bound_options()._replace(finite_inputs=frozenset())
     kind: Any = jets.grid.xp
     cotangents: Any = Jet(kind, (cotangent, cotangent_tangent))
     forward = derive(jets, arrays).only(names)

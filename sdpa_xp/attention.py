@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, Unpack, cast
 
 from ._call.options import AttentionOptions, CallOptions, takes_options
-from ._call.prepared_call import PreparedCall, prepare
+from ._call.prepared_call import PreparedCall, once, prepare
 from ._checks.arrays import Layout
 from ._checks.keywords import Implementation, check_lse_base, explains_keywords, refuse_missing_kernel
 from ._kernels import BY_NAME, KERNELS, Kernel
@@ -186,7 +186,7 @@ def compute_output(
         return cast(A, result)
     call = prepare(function, inputs, options, queries_at_end=queries_at_end, has_kernels=not queries_at_end)
     # The queries of a cache stand at its end. No kernel takes that position.
-    kernel = None if queries_at_end else call.cached("kernel", lambda: choose_kernel(call)).kernel
+    kernel = None if queries_at_end else choose_kernel(call).kernel
     with call.computing():
         output = _computed(call, options, kernel, "output")["output"]
         returned: A = call.result(output)  # no `cast`, which a tiny call would notice
@@ -225,6 +225,7 @@ class KernelChoice(NamedTuple):
     reason: str
 
 
+@once
 def choose_kernel(call: PreparedCall) -> KernelChoice:
     """Choose the kernel of a call, or the portable implementation.
 
@@ -270,7 +271,7 @@ def _computed(
         if (in_chunks := _chunked.attend(call, *names)) is not None:
             return in_chunks
     has_formula = names == ("output",) and not call.grid.is_reproducible
-    formula = call.cached("one_tile", lambda: _one_tile(call)) if has_formula else None
+    formula = _one_tile(call) if has_formula else None
     query, key, value = call.arrays.values()
     if formula is not None and (output := formula.attend(query, key, value)) is not None:
         return {"output": output}
@@ -281,6 +282,7 @@ def _computed(
     )
 
 
+@once
 def _one_tile(call: PreparedCall) -> OneTile | None:
     plan = call.plan()
     if call.options.dropout_p or not plan.is_one_tile:

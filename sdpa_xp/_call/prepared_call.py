@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from .._checks.arrays import (
     HLE,
@@ -59,11 +59,23 @@ if TYPE_CHECKING:
 
 MOST_CACHED = 1024
 T = TypeVar("T")
-SharedName: TypeAlias = Literal[
-    "bound_options", "context_maker", "foreign_call", "has_arrays", "is_causal", "kernel",
-    "needs_no_conversion", "one_tile", "plan", "real_keys", "recorded", "tiles", "unrecorded", "widened_plan"
-]  # fmt: skip
-"""What follows from a call, once for all equal calls. A dict, since properties would be called each time."""
+P = ParamSpec("P")
+
+
+def once(compute: Callable[Concatenate[PreparedCall, P], T]) -> Callable[Concatenate[PreparedCall, P], T]:
+    """Have a function of a call computed once for all equal calls, if these are kept: it reads no input.
+
+    Other arguments follow from the call. Two threads may compute it at once, and store equal results.
+    """
+
+    @wraps(compute)
+    def known(call: PreparedCall, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        if known not in call.shared:
+            call.shared[known] = compute(call, *args, **kwargs)
+        result: T = call.shared[known]
+        return result
+
+    return known
 
 
 class PreparedCall(NamedTuple):
@@ -79,18 +91,10 @@ class PreparedCall(NamedTuple):
     layout: str
     implementation: Implementation | None
     result_dtype: Dtype
-    shared: dict[SharedName, Any]
-    """Results that depend only on shapes, dtypes and options; equal calls share them, also in several threads,
-    which may compute one twice and store equal results."""
+    shared: dict[Callable[..., Any], Any]
+    """Results of functions that depend only on shapes, dtypes and options: see `once`."""
     converted_from: AnyArray | None = None
     """The caller's query, if the host library computes the call for its library."""
-
-    def cached(self, name: SharedName, compute: Callable[[], T]) -> T:
-        """Return `compute()`, computed once for all equal calls: if these are kept, it reads no input."""
-        if name not in self.shared:
-            self.shared[name] = compute()
-        result: T = self.shared[name]
-        return result
 
     def changed(self, **fields: Any) -> PreparedCall:
         """Return another call, which shares no results with this one."""
@@ -102,11 +106,12 @@ class PreparedCall(NamedTuple):
         It is without warnings and autocast, on the device of the query. If the call fails, `rng` gets back its
         state, and an error for a function that the library lacks says which call needs it.
         """
-        query = self.arrays["query"]
-        context = self.cached("context_maker", lambda: self._context_maker(query))()
+        context = self._context_maker()()
         return self.options.keeping_rng(self.grid.library, context) if self.options.dropout_p else context
 
-    def _context_maker(self, query: Array) -> Callable[[], AbstractContextManager[object]]:
+    @once
+    def _context_maker(self) -> Callable[[], AbstractContextManager[object]]:
+        query = self.arrays["query"]
         make = self.grid.library.context_maker(query)
         if not is_unknown(query) and not self.grid.access.is_traced:
             return make
@@ -144,11 +149,9 @@ class PreparedCall(NamedTuple):
         """Return arrays in the caller's layout as (..., heads, length, width)."""
         return arrays if self.is_default_layout else _to_heads_first(self.grid, arrays, self.layout)
 
+    @once
     def bound_options(self) -> BoundOptions:
         """Return the options bound to the grid of the whole call."""
-        return self.cached("bound_options", self._bind)
-
-    def _bind(self) -> BoundOptions:
         if not self.grid.access.waits:
             return self.bind(self.grid)
         from .._tiles.on_device import Questions
@@ -178,11 +181,9 @@ class PreparedCall(NamedTuple):
         *_, flags = questions.read(self.grid.library, self.grid.xp)
         return frozenset(name for name, is_finite in zip(arrays, flags, strict=True) if is_finite)
 
+    @once
     def plan(self) -> Plan:
         """Return the tiles of the whole call."""
-        return self.cached("plan", self._plan)
-
-    def _plan(self) -> Plan:
         widths = self.sizes.width + self.arrays["value"].shape[-1]
         plan, options = plan_tiles(self.grid, self.sizes.group, widths), self.bound_options()
         # Other options may have arrays of pairs or of rows, which are cut into ranges; so are the sums of
@@ -219,10 +220,13 @@ class PreparedCall(NamedTuple):
 
     def scores(self) -> Scores:
         """Return the scores of the whole call, without drawing from `rng`."""
-        key = ArraySource(self.arrays["key"])
+        query, key = self.arrays["query"], ArraySource(self.arrays["key"])
+        return Scores(self.grid, query, key, self.bound_options(), known_tiles=self._known_tiles())
+
+    @once
+    def _known_tiles(self) -> dict[Any, Any] | None:
         is_small = not self.grid.access.is_traced and math.prod(self.grid.shape) <= tuning.MOST_KNOWN
-        tiles: dict[Any, Any] | None = self.cached("tiles", dict) if is_small else None
-        return Scores(self.grid, self.arrays["query"], key, self.bound_options(), known_tiles=tiles)
+        return {} if is_small else None
 
     def result(self, output: Array) -> Any:
         """Return an output (..., Hq, L, Ev) in the caller's dtype and layout; for 2-D inputs without heads."""

@@ -8,7 +8,7 @@ from collections.abc import Container
 from functools import reduce
 from typing import cast
 
-from .._call.prepared_call import PreparedCall
+from .._call.prepared_call import PreparedCall, once
 from .._libraries.protocols import Array, Namespace, Shape
 from .._tiles.tile import is_masked
 from ..biases.algebra import ArrayBias
@@ -34,7 +34,7 @@ def unsupported_reason(
     for name in call.options.extras:
         if name not in takes:
             return f"{library}'s kernel takes no `{name}`"
-    if cuts_keys and call.cached("real_keys", lambda: real_keys(call)) is not None:
+    if cuts_keys and real_keys(call) is not None:
         return None
     if not all(_is_plain_causal(mask) or isinstance(mask, ArrayMask) for mask in call.options.masks):
         padding = ", `masks.padding(...)`" if cuts_keys else ""
@@ -61,16 +61,19 @@ def mask_size(call: PreparedCall) -> int:
     return math.prod(max(lengths) for lengths in zip(*in_all_axes, strict=True)) if arrays else 0
 
 
+@once
 def is_causal(call: PreparedCall) -> bool:
     """Return whether j <= i is among the masks."""
-    return call.cached("is_causal", lambda: any(_is_plain_causal(mask) for mask in call.options.masks))
+    return any(_is_plain_causal(mask) for mask in call.options.masks)
 
 
+@once
 def has_arrays(call: PreparedCall) -> bool:
     """Return whether an array is among the masks and biases."""
-    return call.cached("has_arrays", lambda: bool(_array_masks(call) or _array_biases(call)))
+    return bool(_array_masks(call) or _array_biases(call))
 
 
+@once
 def real_keys(call: PreparedCall) -> list[int] | None:
     """Return how many keys each batch entry attends to, if the only masks are padding of keys and `is_causal`.
 

@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeGuard, cast
 
-from .._call.prepared_call import PreparedCall
+from .._call.prepared_call import PreparedCall, once
 from .._libraries import LARGEST, astype_if_needed, dtype_name
 from .._libraries.base import is_compiling
 from .._libraries.protocols import Array, Dtype
@@ -99,7 +99,7 @@ def unsupported_by_shape(call: PreparedCall, *, cuts_keys: bool) -> str | None:
 
 def attend(call: PreparedCall) -> Array | None:
     """Return the output, (..., Hq, L, Ev); None if the kernel gets a NaN or inf wrong."""
-    if not call.cached("needs_no_conversion", lambda: _needs_no_conversion(call)):
+    if not _needs_no_conversion(call):
         return _attend_now(call) if _is_eager_on_cpu(call) else _attend_unread(call)
     # Here, and not in a function: a small call would notice one more. The public name may stand for a function
     # that calls this one: a program may have put it there.
@@ -159,6 +159,7 @@ def _keeps_half(call: PreparedCall) -> bool:
     return dtype_name(call.grid.dtype) == "float32" and _is_scale_of_kernel(call.options.scale)
 
 
+@once
 def _needs_no_conversion(call: PreparedCall) -> bool:
     """Return whether the call is three arrays and a scale that the kernel takes as they are."""
     if not _is_eager_on_cpu(call) or call.options.masks or call.options.biases:
@@ -184,8 +185,7 @@ _stride = operator.methodcaller("stride", -1)
 def _attend_now(call: PreparedCall) -> Array | None:
     """Return the output of arrays on the CPU, whose values can be read."""
     query, key, value = (operands.with_4_axes(call, x) for x in call.arrays.values())
-    real_keys = call.cached("real_keys", lambda: operands.real_keys(call))
-    if real_keys is None:
+    if (real_keys := operands.real_keys(call)) is None:
         output = _attend_all(call, query, key, value)
     elif len(set(real_keys)) == 1:
         keys = slice(real_keys[0])

@@ -18,7 +18,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, cast
 
-from .._call.prepared_call import PreparedCall
+from .._call.prepared_call import PreparedCall, once
 from .._libraries import dtype_name, library_of
 from .._libraries.protocols import Array, Dtype
 from .._libraries.torch import Torch
@@ -39,7 +39,7 @@ def attend(call: PreparedCall) -> Array | None:
     """Return the output, (..., Hq, L, Ev); None if the kernel gets a NaN or inf wrong, or torch traces."""
     if Torch.autograd.is_transforming():  # torch would record the operations, or compute none
         return None
-    on_torch = call.cached("foreign_call", lambda: _on_torch(call))
+    on_torch = _on_torch(call)
     is_bfloat16 = on_torch.result_dtype is sys.modules["torch"].bfloat16
     tensors = {name: _tensor(array, is_bfloat16) for name, array in call.arrays.items()}
     on_torch = PreparedCall(on_torch[0], tensors, *on_torch[2:])
@@ -48,6 +48,7 @@ def attend(call: PreparedCall) -> Array | None:
     return None if output is None else _array(output, call.result_dtype)
 
 
+@once
 def _on_torch(call: PreparedCall) -> PreparedCall:
     """Return the call on tensors, without its inputs."""
     like = sys.modules["torch"].empty(0, device="cpu")  # whatever torch's default is

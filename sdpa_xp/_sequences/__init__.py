@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .._call.prepared_call import PreparedCall
+from .._call.prepared_call import PreparedCall, once
 from .._libraries.protocols import Array
 from .._programs import output
 from .._programs.scores import ResultName
 from .._sources.quantised import factored_operands, source_of
-from .._tiles.plan import plan_widened
+from .._tiles.plan import Plan, plan_widened
 
 
 def attend_quantised(call: PreparedCall, *names: ResultName) -> dict[str, Array]:
@@ -19,5 +19,10 @@ def attend_quantised(call: PreparedCall, *names: ResultName) -> dict[str, Array]
     finite = scores.options.finite_inputs
     if finite is not None and "value_scale" not in finite:  # a NaN of a value is in its scale
         scores = scores._replace(options=scores.options._replace(finite_inputs=finite - {"value"}))
-    plan = call.cached("widened_plan", lambda: plan_widened(call.grid, call.sizes.group, widths))
+    plan = _plan(call, widths)
     return call.connected(output.attend(scores, value, plan, call.result_dtype, *names))
+
+
+@once
+def _plan(call: PreparedCall, widths: int) -> Plan:
+    return plan_widened(call.grid, call.sizes.group, widths)

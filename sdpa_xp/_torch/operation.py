@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, TypeAlias, cast
 
 from .._call.options import CallOptions, DrawnSeed, floating_arrays
-from .._call.prepared_call import PreparedCall, SharedName
+from .._call.prepared_call import PreparedCall, once
 from .._checks.arrays import HLE
 from .._derivatives import derivable_of, derive, pull_back, second_order
 from .._libraries import FLOATING, access_of, dtype_name
@@ -65,7 +65,7 @@ def recorded(call: PreparedCall, options: CallOptions) -> RecordedCall:
     # Kept with a call that has arrays, it would keep these alive until the next collection of garbage.
     if call.options.arrays():
         return _recorded(call, options)
-    return call.cached("recorded", lambda: _recorded(call, options))
+    return _kept(call, options)
 
 
 def _recorded(call: PreparedCall, options: CallOptions) -> RecordedCall:
@@ -85,6 +85,15 @@ def _recorded(call: PreparedCall, options: CallOptions) -> RecordedCall:
     return RecordedCall(options, (*INPUTS, *names), partial(_with_arrays, call), scores)
 
 
+_kept = once(_recorded)
+
+
+@once
+def _unrecorded(_call: PreparedCall) -> dict[Access, dict[Callable[..., Any], Any]]:
+    """Return what the call without recorded arrays shares with equal ones."""
+    return {}
+
+
 def _with_arrays(call: PreparedCall, arrays: Sequence[Array]) -> PreparedCall:
     count, access, options = len(INPUTS), access_of(arrays), call.options
     inputs, of_options = dict(zip(INPUTS, arrays, strict=False)), arrays[count:]
@@ -95,8 +104,7 @@ def _with_arrays(call: PreparedCall, arrays: Sequence[Array]) -> PreparedCall:
         options, shared = options.with_arrays(of_options), {}
     else:
         # What follows from shapes and options is found once for the output and all derivatives.
-        unrecorded: dict[Access, dict[SharedName, Any]] = call.cached("unrecorded", dict)
-        shared = unrecorded.setdefault(access, {})
+        shared = _unrecorded(call).setdefault(access, {})
     grid = replace(call.grid, access=access)
     return call._replace(grid=grid, arrays=inputs, options=options, shared=shared)
 
