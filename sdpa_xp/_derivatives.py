@@ -53,10 +53,11 @@ def derive(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
     value = ArraySource(call.arrays["value"])
     if cut is not None:
         targets, _ = gradient_targets(scores, call.arrays["key"], value.array, arrays)
-        output, lse = cut.attend(call.grid.dtype, "output", "lse_parts").values()
+        computed = cut.attend(call.grid.dtype, "output", "lse_parts")
+        output, lse = computed["output"], computed["lse_parts"]
         return Derivable(output, targets, partial(cut.gradients, output, lse, targets, arrays))
-    results = attend(scores, value, call.plan(), call.grid.dtype, "output", "lse_parts").values()
-    return _derivable(call, scores, arrays, *results)
+    computed = attend(scores, value, call.plan(), call.grid.dtype, "output", "lse_parts")
+    return _derivable(call, scores, arrays, computed["output"], computed["lse_parts"])
 
 
 def pull_back(
