@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from ._call.options import CallOptions
 from ._call.prepared_call import PreparedCall
 from ._call.tangents import lifted, refuse_chunks
 from ._checks.arrays import swap_heads_and_length
@@ -16,9 +15,11 @@ from ._libraries.jets import Jet
 from ._libraries.protocols import Array
 from ._programs.gradients import GradientProgram, gradient_targets, gradients, try_functions
 from ._programs.output import attend
-from ._programs.scores import Scores
 from ._sources import ArraySource
 from ._tiles.tile import Target
+
+if TYPE_CHECKING:
+    from ._many.graphs import GraphCall
 
 
 class Derivable(NamedTuple):
@@ -38,26 +39,35 @@ class Derivable(NamedTuple):
         return Derivable(self.output, forward.targets, partial(gradients, forward), forward)
 
 
-def derive(call: PreparedCall, arrays: Mapping[str, Array]) -> Derivable:
+def derive(call: PreparedCall, arrays: Mapping[str, Array], known: Sequence[Array] = ()) -> Derivable:
     """Compute the output of a prepared call, and return all that the derivatives of its `arrays` need.
 
-    `arrays` are the `floating_arrays` of the call, in the caller's layout.
+    `arrays` are the `floating_arrays` of the call, in the caller's layout. `known` are its output, which is not
+    computed again then, and its log-sum-exp as two numbers, (..., Hq, L, 2).
     """
-    cut = cut_call(call)
-    # Before the output, so that a call that has no gradients is refused at once, and not by its pullback.
-    if call.options.biases and not call.is_empty:
-        try_functions(call.scores() if cut is None else cut.readable_scores())
-    scores = call.draw_scores() if cut is None else call.scores()
-    if cut is None:
-        scores = call.search_inputs(scores)
     value = ArraySource(call.arrays["value"])
-    if cut is not None:
-        targets, _ = gradient_targets(scores, call.arrays["key"], value.array, arrays)
-        computed = cut.attend(call.grid.dtype, "output", "lse_parts")
-        output, lse = computed["output"], computed["lse_parts"]
-        return Derivable(output, targets, partial(cut.gradients, output, lse, targets, arrays))
-    computed = attend(scores, value, call.plan(), call.grid.dtype, "output", "lse_parts")
-    return _derivable(call, scores, arrays, computed["output"], computed["lse_parts"])
+    if (cut := cut_call(call)) is not None:
+        return _derive_chunks(call, cut, arrays)
+    # Before the output, so that a call that has no gradients is refused at once, and not by its pullback.
+    if call.options.biases and not (known or call.is_empty):
+        try_functions(call.scores())
+    scores = call.search_inputs(call.draw_scores())
+    if not known:
+        computed = attend(scores, value, call.plan(), call.grid.dtype, "output", "lse_parts")
+        known = computed["output"], computed["lse_parts"]
+    output, lse = known
+    targets, bias_names = gradient_targets(scores, call.arrays["key"], value.array, arrays)
+    forward = GradientProgram(scores, call.plan(), targets, value, output, lse, bias_names)
+    return Derivable(output, targets, partial(gradients, forward), forward)
+
+
+def _derive_chunks(call: PreparedCall, cut: GraphCall, arrays: Mapping[str, Array]) -> Derivable:
+    if call.options.biases and not call.is_empty:
+        try_functions(cut.readable_scores())
+    targets, _ = gradient_targets(call.scores(), call.arrays["key"], call.arrays["value"], arrays)
+    computed = cut.attend(call.grid.dtype, "output", "lse_parts")
+    output, lse = computed["output"], computed["lse_parts"]
+    return Derivable(output, targets, partial(cut.gradients, output, lse, targets, arrays))
 
 
 def pull_back(
@@ -70,23 +80,8 @@ def pull_back(
     return _in_caller_form(call, forward.targets, arrays, computed)
 
 
-def derivable_of(call: PreparedCall, arrays: Mapping[str, Array], output: Array, lse: Array) -> Derivable:
-    """Return `derive(call, arrays)` from its output and log-sum-exp, without computing these again."""
-    return _derivable(call, call.search_inputs(call.draw_scores()), arrays, output, lse)
-
-
-def _derivable(
-    call: PreparedCall, scores: Scores, arrays: Mapping[str, Array], output: Array, lse: Array
-) -> Derivable:
-    value = ArraySource(call.arrays["value"])
-    targets, bias_names = gradient_targets(scores, call.arrays["key"], value.array, arrays)
-    forward = GradientProgram(scores, call.plan(), targets, value, output, lse, bias_names)
-    return Derivable(output, targets, partial(gradients, forward), forward)
-
-
 def second_order(
     call: PreparedCall,
-    options: CallOptions,
     arrays: Mapping[str, Array],
     names: Collection[str],
     cotangent: Array,
@@ -97,13 +92,11 @@ def second_order(
 
     The output has its heads first; the others have the caller's shapes and dtypes.
 
-    `options` are those that the call was prepared with, `arrays` its `floating_arrays`, and the cotangents and
-    tangents have passed `check_cotangent` and `check_tangents`.
+    `arrays` are the `floating_arrays` of the call, and the cotangents and tangents have passed their checks.
     """
     refuse_chunks(call.grid.function, call.grid.library)
-    jets = lifted(call, options, [tangents])
-    if call.grid.access.waits:  # a device is not waited for: all is guarded
-        jets.shared[PreparedCall.bound_options] = jets.bound_options()._replace(finite_inputs=frozenset())
+    # A device is not waited for: all is guarded.
+    jets = lifted(call, [tangents], finite_inputs=frozenset() if call.grid.access.waits else None)
     kind: Any = jets.grid.xp
     cotangents: Any = Jet(kind, (cotangent, cotangent_tangent))
     forward = derive(jets, arrays).only(names)

@@ -188,7 +188,7 @@ def compute_output(
     # The queries of a cache stand at its end. No kernel takes that position.
     kernel = None if queries_at_end else choose_kernel(call).kernel
     with call.computing():
-        output = _computed(call, options, kernel, "output")["output"]
+        output = _computed(call, kernel, "output")["output"]
         returned: A = call.result(output)  # no `cast`, which a tiny call would notice
     if call.grid.library.needs_context:  # a tiny call would notice a function more
         call.checked(returned)
@@ -206,7 +206,7 @@ def compute_state(
     queries_at_end: bool = False,
 ) -> AttentionState[A]:
     """Return the output and the log-sum-exp of a call of `function`."""
-    from .states import computed_state  # a call without a state does not need it
+    from .states import returned_state  # a call without a state does not need it
 
     base = check_lse_base(function, lse_base)
     inputs = {"query": query, "key": key, "value": value}
@@ -214,7 +214,7 @@ def compute_state(
     if result is not NotImplemented:
         return cast("AttentionState[A]", result)
     call = prepare(function, inputs, options, queries_at_end=queries_at_end)
-    return computed_state(call, partial(_computed, call, options, None), base)
+    return returned_state(call, partial(_computed, call, None), base)
 
 
 class KernelChoice(NamedTuple):
@@ -251,10 +251,8 @@ def choose_kernel(call: PreparedCall) -> KernelChoice:
     return KernelChoice(None, reason)
 
 
-def _computed(
-    call: PreparedCall, options: CallOptions, kernel: Kernel | None, *names: ResultName
-) -> dict[str, Array]:
-    """Return what is named; `options` are those that the call was prepared with."""
+def _computed(call: PreparedCall, kernel: Kernel | None, *names: ResultName) -> dict[str, Array]:
+    """Return what is named: the output (..., Hq, L, Ev), the log-sum-exp (..., Hq, L)."""
     # Arrays that are recorded or traced are not written to: other calls need not be asked.
     if not call.grid.access.is_writeable and call.grid.library.autograd is not None:
         from . import _torch  # few programs need it
@@ -262,7 +260,7 @@ def _computed(
         if _torch.is_differentiated(call, has_kernel=kernel is not None):
             from ._torch import recorded
 
-            return recorded.attend(call, options, kernel, *names)
+            return recorded.attend(call, kernel, *names)
     if kernel is not None and (by_kernel := kernel.attend(call)) is not None:
         return {"output": by_kernel}
     if call.grid.library.chunks is not None:

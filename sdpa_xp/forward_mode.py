@@ -191,7 +191,7 @@ def scaled_dot_product_attention_jvp(
     inputs["query"] = beside(query, tangents)
     call = prepare(JVP, inputs, options)
     checked = check_tangents(JVP, tangents, floating_arrays(inputs, options))
-    output, tangent = derivatives(call, options, [checked])
+    output, tangent = derivatives(call, [checked])
     return call.checked(output), call.checked(tangent, "tangent")
 
 
@@ -250,7 +250,7 @@ def scaled_dot_product_attention_laplacian(
     moved = check_tangents(LAPLACIAN, tangents, arrays, count=count)
     directions = [{name: array[n, ...] for name, array in moved.items()} for n in range(count)]
     bends = check_tangents(LAPLACIAN, {} if laplacians is None else laplacians, arrays, "laplacians")
-    output, *parts, laplacian = derivatives(call, options, directions, bends)
+    output, *parts, laplacian = derivatives(call, directions, bends)
     tangent: Any = call.grid.xp.stack(parts, axis=0)
     return call.checked(output), call.checked(tangent, "tangent"), call.checked(laplacian, "laplacian")
 
@@ -268,19 +268,15 @@ def _count_directions(tangents: object) -> int:
 
 
 def derivatives(
-    call: PreparedCall,
-    options: CallOptions,
-    directions: Sequence[Mapping[str, Array]],
-    bends: Mapping[str, Array] | None = None,
+    call: PreparedCall, directions: Sequence[Mapping[str, Array]], bends: Mapping[str, Array] | None = None
 ) -> list[Any]:
     """Return the output of a prepared call, its tangent along each direction, and with `bends` its laplacian.
 
-    `options` are those that the call was prepared with. Directions and `bends`, the laplacians of the inputs,
-    have passed `check_tangents`.
+    Directions and `bends`, the laplacians of the inputs, have passed `check_tangents`.
     """
     refuse_chunks(call.grid.function, call.grid.library)
     with call.computing():
-        jets, grid = lifted(call, options, directions, bends), call.grid
+        jets, grid = lifted(call, directions, bends), call.grid
         kind, value = cast(JetNamespace, jets.grid.xp), ArraySource(jets.arrays["value"])
         if call.is_empty:
             output = grid.xp.zeros((*grid.shape[:-1], value.width), dtype=grid.dtype, device=grid.device)

@@ -87,7 +87,7 @@ def _differentiated(inputs: Mapping[str, Any], options: CallOptions) -> tuple[An
     with call.computing():
         forward = derive(call, arrays)
         output = call.result(forward.output)
-    return call.checked(output), Pullback(call, options, arrays, forward, output.shape)
+    return call.checked(output), Pullback(call, arrays, forward, output.shape)
 
 
 @explains_keywords
@@ -95,15 +95,9 @@ class Pullback(Generic[A]):
     """The function that `scaled_dot_product_attention_vjp` returns."""
 
     def __init__(
-        self,
-        call: PreparedCall,
-        options: CallOptions,
-        arrays: Mapping[str, Array],
-        forward: Derivable,
-        output: Shape,
+        self, call: PreparedCall, arrays: Mapping[str, Array], forward: Derivable, output: Shape
     ) -> None:
-        self._call, self._options, self._arrays = call, options, arrays
-        self._forward, self._output = forward, output
+        self._call, self._arrays, self._forward, self._output = call, arrays, forward, output
 
     def __repr__(self) -> str:
         return f"<pullback of {FUNCTION}: {self._output} to {', '.join(self._arrays)}>"
@@ -155,7 +149,7 @@ class Pullback(Generic[A]):
         names, options = self._forward.targets, self._with_seed(self._call.options)
         call = self._call._replace(options=options)
         with call.computing():
-            _, *computed = second_order(call, self._options, self._arrays, names, array, checked, moved)
+            _, *computed = second_order(call, self._arrays, names, array, checked, moved)
         gradients, derivatives = map(self._checked, computed)
         return gradients, derivatives
 
@@ -164,7 +158,7 @@ class Pullback(Generic[A]):
         if (query := beside(self._arrays["query"], others)) is self._arrays["query"]:
             return None
         inputs = {"query": query, "key": self._arrays["key"], "value": self._arrays["value"]}
-        return _differentiated(inputs, self._with_seed(self._options))[1]
+        return _differentiated(inputs, self._with_seed(self._call.passed))[1]
 
     def _with_seed(self, options: O) -> O:
         """Return options that drop the pairs which the output has dropped."""

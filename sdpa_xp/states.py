@@ -112,14 +112,14 @@ def merge_states(
         return AttentionState(cast(A, output), cast(A, to_base(large + small, base)))
 
 
-def computed_output(call: PreparedCall, compute: Callable[..., Mapping[str, Array]]) -> Any:
+def returned_output(call: PreparedCall, compute: Callable[..., Mapping[str, Array]]) -> Any:
     """Return the output of a checked call as the caller gets it, from `compute("output")`."""
     with call.computing():
         output = call.result(compute("output")["output"])
     return call.checked(output)
 
 
-def computed_state(
+def returned_state(
     call: PreparedCall, compute: Callable[..., Mapping[str, Array]], base: float | None
 ) -> AttentionState[Any]:
     """Return the output and the log-sum-exp as the caller gets them, from `compute("output", "lse")`."""

@@ -16,7 +16,7 @@ from ._programs.scores import ResultName
 from ._sequences import groups
 from ._sequences.sequences import Sequences, lengths_of
 from .masks import Mask
-from .states import AttentionState, computed_output, computed_state
+from .states import AttentionState, returned_output, returned_state
 
 A = TypeVar("A", bound=AnyArray)
 
@@ -82,7 +82,7 @@ def varlen_attention(
     options = CallOptions.from_keywords(attn_mask, keywords, layout=LHE)
     inputs = {"query": query, "key": key, "value": value}
     call = _prepare("varlen_attention", inputs, options)
-    return cast(A, computed_output(call, partial(_attend, call, inputs, cu_seqlens_q, cu_seqlens_k)))
+    return cast(A, returned_output(call, partial(_attend, call, inputs, cu_seqlens_q, cu_seqlens_k)))
 
 
 @takes_options(AttentionOptions, layout="...LHE")
@@ -126,7 +126,7 @@ def varlen_attention_state(
     base = check_lse_base(function, lse_base)
     inputs = {"query": query, "key": key, "value": value}
     call = _prepare(function, inputs, options)
-    return computed_state(call, partial(_attend, call, inputs, cu_seqlens_q, cu_seqlens_k), base)
+    return returned_state(call, partial(_attend, call, inputs, cu_seqlens_q, cu_seqlens_k), base)
 
 
 def _prepare(function: str, inputs: Mapping[str, Any], options: CallOptions) -> PreparedCall:

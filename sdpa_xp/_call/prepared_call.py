@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from .._checks.arrays import (
     HLE,
@@ -59,19 +59,18 @@ if TYPE_CHECKING:
 
 MOST_CACHED = 1024
 T = TypeVar("T")
-P = ParamSpec("P")
 
 
-def once(compute: Callable[Concatenate[PreparedCall, P], T]) -> Callable[Concatenate[PreparedCall, P], T]:
+def once(compute: Callable[[PreparedCall], T]) -> Callable[[PreparedCall], T]:
     """Have a function of a call computed once for all equal calls, if these are kept: it reads no input.
 
-    Other arguments follow from the call. Two threads may compute it at once, and store equal results.
+    Two threads may compute it at once, and store equal results.
     """
 
     @wraps(compute)
-    def known(call: PreparedCall, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def known(call: PreparedCall) -> T:
         if known not in call.shared:
-            call.shared[known] = compute(call, *args, **kwargs)
+            call.shared[known] = compute(call)
         result: T = call.shared[known]
         return result
 
@@ -91,6 +90,8 @@ class PreparedCall(NamedTuple):
     layout: str
     implementation: Implementation | None
     result_dtype: Dtype
+    passed: CallOptions
+    """The options that the call was prepared with."""
     shared: dict[Callable[..., Any], Any]
     """Results of functions that depend only on shapes, dtypes and options: see `once`."""
     converted_from: AnyArray | None = None
@@ -130,15 +131,11 @@ class PreparedCall(NamedTuple):
         )
 
     def connected(self, results: dict[str, Array]) -> dict[str, Array]:
-        """Return an output and a column of log-sum-exps as `attach_zero_gradient` and `connected_lse` do."""
+        """Return an output, and a column of log-sum-exps as (..., Hq, L), after `attach_zero_gradient`."""
         results["output"] = self.attach_zero_gradient(results["output"])
-        if "lse" in results:
-            results["lse"] = self.connected_lse(results["lse"])
+        if "lse" in results:  # in a row without keys it is the sink
+            results["lse"] = self.attach_zero_gradient(results["lse"][..., 0], self.options.sinks)
         return results
-
-    def connected_lse(self, column: Array) -> Array:
-        """Return the log-sum-exp (..., Hq, L) of a column. In a row without keys it is the sink."""
-        return self.attach_zero_gradient(column[..., 0], self.options.sinks)
 
     @property
     def is_empty(self) -> bool:
@@ -393,6 +390,7 @@ def _validated(
         layout=layout,
         implementation="xp" if options.reproducible else implementation,
         result_dtype=query.dtype,
+        passed=options,
         shared={},
     )
 

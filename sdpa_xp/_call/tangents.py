@@ -17,7 +17,7 @@ from .._libraries.protocols import Array
 from .._tiles.on_device import Questions
 from .._tiles.tile import is_masked
 from ..errors import ArgumentTypeError, ArgumentValueError
-from .options import CallOptions, floating_arrays
+from .options import floating_arrays
 from .prepared_call import PreparedCall
 
 MAY_BE_ARRAYS = ("attn_mask", "bias", "scale", "sinks")
@@ -81,13 +81,13 @@ def refuse_chunks(function: str, library: Library, name: str = "query") -> None:
 
 def lifted(
     call: PreparedCall,
-    options: CallOptions,
     directions: Sequence[Mapping[str, Array]],
     bends: Mapping[str, Array] | None = None,
+    finite_inputs: frozenset[str] | None = None,
 ) -> PreparedCall:
     """Return the call of jets: each array with its derivatives along the directions, and its bend.
 
-    `options` are those that the call was prepared with. Derivatives have passed `check_tangents`.
+    Derivatives have passed `check_tangents`. `finite_inputs` are known without looking, as in `BoundOptions`.
     """
     moved = [
         {**arrays, **call.heads_first({name: arrays[name] for name in call.arrays if name in arrays})}
@@ -99,7 +99,7 @@ def lifted(
         return Jet(kind, (array, *[derivative.get(name) for derivative in moved]))
 
     arrays = {name: lift(name, array) for name, array in call.arrays.items()}
-    names = iter(floating_arrays({}, options))
+    names = iter(floating_arrays({}, call.passed))
     of_options = [
         lift(next(names), array) if dtype_name(array.dtype) in FLOATING else array
         for array in call.options.arrays()
@@ -114,5 +114,7 @@ def lifted(
     bound = jets.options._replace(masks=()).bind(grid, call.sizes.width)
     if bound.sinks is not None:  # one of -inf is none, however it changes
         bound = bound._replace(sinks=xp.where(is_masked(bound.sinks), -math.inf, bound.sinks))
-    jets.shared[PreparedCall.bound_options] = bound._replace(mask=call.bound_options().mask, finite_inputs=None)
+    jets.shared[PreparedCall.bound_options] = bound._replace(
+        mask=call.bound_options().mask, finite_inputs=finite_inputs
+    )
     return jets._replace(grid=replace(grid, questions=questions))

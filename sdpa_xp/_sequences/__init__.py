@@ -13,16 +13,15 @@ from .._tiles.plan import Plan, plan_widened
 def attend_quantised(call: PreparedCall, *names: ResultName) -> dict[str, Array]:
     """Return what is named, the output or the log-sum-exp, of a quantised KVCache: widened tile by tile."""
     key, value = source_of(call.arrays, "key"), source_of(call.arrays, "value")
-    widths, query = key.width + value.width, call.arrays["query"]
-    query, key, value = factored_operands(call.grid, query, key, value)
+    query, key, value = factored_operands(call.grid, call.arrays["query"], key, value)
     scores = call.draw_scores()._replace(query=query, key=key)
     finite = scores.options.finite_inputs
     if finite is not None and "value_scale" not in finite:  # a NaN of a value is in its scale
         scores = scores._replace(options=scores.options._replace(finite_inputs=finite - {"value"}))
-    plan = _plan(call, widths)
-    return call.connected(output.attend(scores, value, plan, call.result_dtype, *names))
+    return call.connected(output.attend(scores, value, _plan(call), call.result_dtype, *names))
 
 
 @once
-def _plan(call: PreparedCall, widths: int) -> Plan:
+def _plan(call: PreparedCall) -> Plan:
+    widths = sum(source_of(call.arrays, name).width for name in ("key", "value"))
     return plan_widened(call.grid, call.sizes.group, widths)

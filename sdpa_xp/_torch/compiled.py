@@ -30,10 +30,11 @@ SCHEMA = (
 queries are the last tokens of the keys; what `describe` makes of its options; and all arrays."""
 
 
-def run(call: PreparedCall, options: CallOptions) -> tuple[Array, ...]:
+def run(call: PreparedCall) -> tuple[Array, ...]:
     """Return the results of the operation of a call that torch.compile traces."""
     checked = {name: value for name, value in call.options._asdict().items() if name in CallOptions._fields}
-    options = options._replace(**checked, is_causal=bool(options.is_causal), layout=HLE, implementation="xp")
+    is_causal = bool(call.passed.is_causal)
+    options = call.passed._replace(**checked, is_causal=is_causal, layout=HLE, implementation="xp")
     description, arrays = describe(options)
     of_call = call.grid.function, call.grid.position.least != 0, *description
     return tuple(OPERATOR("[[], []]", *of_call, [*call.arrays.values(), *arrays]))
@@ -51,7 +52,7 @@ def _operation_of(derivative: str, function: str, at_end: bool, *described: Any)
 
     def with_arrays(arrays: Sequence[Array]) -> PreparedCall:
         inputs = dict(zip(INPUTS, arrays, strict=False))
-        return recorded(prepare(function, inputs, options, queries_at_end=at_end), options).with_arrays(arrays)
+        return recorded(prepare(function, inputs, options, queries_at_end=at_end)).with_arrays(arrays)
 
     def apply(operation: AttentionOperation, arrays: Sequence[Array]) -> Sequence[Array]:
         derivative = json.dumps([operation.names, operation.directions])

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, cast
 from .._call.options import CallOptions, DrawnSeed, floating_arrays
 from .._call.prepared_call import PreparedCall, once
 from .._checks.arrays import HLE
-from .._derivatives import derivable_of, derive, pull_back, second_order
+from .._derivatives import derive, pull_back, second_order
 from .._libraries import FLOATING, access_of, dtype_name
 from .._libraries.protocols import Access, Array
 from .._libraries.torch.function import Operation, apply
@@ -60,17 +60,15 @@ class RecordedCall:
         return [None if name is None else by_name.get(name) for name in self.names]
 
 
-def recorded(call: PreparedCall, options: CallOptions) -> RecordedCall:
-    """Return what is kept of a prepared call; `options` are those that it was prepared with."""
+def recorded(call: PreparedCall) -> RecordedCall:
+    """Return what is kept of a prepared call."""
     # Kept with a call that has arrays, it would keep these alive until the next collection of garbage.
-    if call.options.arrays():
-        return _recorded(call, options)
-    return _kept(call, options)
+    return _recorded(call) if call.options.arrays() else _kept(call)
 
 
-def _recorded(call: PreparedCall, options: CallOptions) -> RecordedCall:
+def _recorded(call: PreparedCall) -> RecordedCall:
     """Return what is kept of a prepared call, for its arrays with the heads first."""
-    of_options, has_seed = iter(floating_arrays({}, options)), call.options.dropout_p > 0
+    of_options, has_seed = iter(floating_arrays({}, call.passed)), call.options.dropout_p > 0
     names = [next(of_options) if dtype_name(x.dtype) in FLOATING else None for x in call.options.arrays()]
     names += [None] * has_seed
     # Without its inputs, which torch keeps for the backward pass, and may move to another place.
@@ -82,14 +80,14 @@ def _recorded(call: PreparedCall, options: CallOptions) -> RecordedCall:
         result_dtype=call.grid.dtype,
     )
     scores = math.prod(call.grid.shape)
-    return RecordedCall(options, (*INPUTS, *names), partial(_with_arrays, call), scores)
+    return RecordedCall(call.passed, (*INPUTS, *names), partial(_with_arrays, call), scores)
 
 
 _kept = once(_recorded)
 
 
 @once
-def _unrecorded(_call: PreparedCall) -> dict[Access, dict[Callable[..., Any], Any]]:
+def _shared_when_unrecorded(_call: PreparedCall) -> dict[Access, dict[Callable[..., Any], Any]]:
     """Return what the call without recorded arrays shares with equal ones."""
     return {}
 
@@ -104,7 +102,7 @@ def _with_arrays(call: PreparedCall, arrays: Sequence[Array]) -> PreparedCall:
         options, shared = options.with_arrays(of_options), {}
     else:
         # What follows from shapes and options is found once for the output and all derivatives.
-        shared = _unrecorded(call).setdefault(access, {})
+        shared = _shared_when_unrecorded(call).setdefault(access, {})
     grid = replace(call.grid, access=access)
     return call._replace(grid=grid, arrays=inputs, options=options, shared=shared)
 
@@ -133,7 +131,7 @@ class AttentionOperation(Operation):
         call, floating = self.call.with_arrays(of_call), self.call.by_name(of_call)
         if self.directions and not self.names:
             along = dict(zip(self.directions, leading, strict=True))
-            return (derivatives(call, self.call.options, [along])[1],)
+            return (derivatives(call, [along])[1],)
         with call.computing():
             if not self.names:
                 derivable = derive(call, floating)
@@ -142,11 +140,10 @@ class AttentionOperation(Operation):
             if self.directions:
                 along = dict(zip(self.directions, others, strict=True))
                 moved = along.pop(COTANGENT, None)
-                of_all = second_order(call, self.call.options, floating, self.names, cotangent, along, moved)
+                of_all = second_order(call, floating, self.names, cotangent, along, moved)
                 return of_all[0], *(part[name] for part in of_all[1:] for name in self.names)
-            # From what the call has kept, or computed anew.
-            derivable = derivable_of(call, floating, *others) if others else derive(call, floating)
-            gradients = pull_back(call, derivable.only(self.names), floating, cotangent)
+            derivable = derive(call, floating, others).only(self.names)
+            gradients = pull_back(call, derivable, floating, cotangent)
         return tuple([gradients[name] for name in self.names])
 
     def pull(

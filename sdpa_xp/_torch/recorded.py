@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from .._call.options import CallOptions
 from .._call.prepared_call import PreparedCall
 from .._kernels import Kernel
 from .._libraries import astype_if_needed
@@ -19,27 +18,24 @@ from ..biases.algebra import ArrayBias, as_bias
 from .operation import AttentionOperation, recorded
 
 
-def attend(
-    call: PreparedCall, options: CallOptions, kernel: Kernel | None, *names: ResultName
-) -> dict[str, Array]:
+def attend(call: PreparedCall, kernel: Kernel | None, *names: ResultName) -> dict[str, Array]:
     """Return what is named of a prepared call: the output (..., Hq, L, Ev), the log-sum-exp (..., Hq, L).
 
-    torch records the derivatives. A vendor's `kernel` has first derivatives of its own. `options` are those
-    that the call was prepared with.
+    torch records the derivatives. A vendor's `kernel` has first derivatives of its own.
     """
     if "lse" in names:
-        return _attend_with_lse(call, options)
+        return _attend_with_lse(call)
     output = None if kernel is None else kernel.attend(call)
     if output is None:
-        return {"output": _run(call, options)[0]}
+        return {"output": _run(call)[0]}
     # A device is not waited for to look at the cotangent.
     may_mask = bool(call.options.masks or call.options.biases) and not call.grid.access.waits
     arrays = [*call.arrays.values(), *call.options.arrays()]
-    operation = AttentionOperation(recorded(call, options))
+    operation = AttentionOperation(recorded(call))
     return {"output": DifferentiableAgain.apply(operation, may_mask, output, *arrays)}
 
 
-def _attend_with_lse(call: PreparedCall, options: CallOptions) -> dict[str, Array]:
+def _attend_with_lse(call: PreparedCall) -> dict[str, Array]:
     """Return the output and the log-sum-exp.
 
     The log-sum-exp of an operation is a constant, c. Its derivatives are those of c + log(sum exp(s - c)), for
@@ -47,11 +43,12 @@ def _attend_with_lse(call: PreparedCall, options: CallOptions) -> dict[str, Arra
     this sum, so that no other derivatives are needed than those of attention.
     """
     xp, grid, sinks = call.grid.xp, call.grid, call.options.sinks
-    output, parts = _run(call, options)
+    output, parts = _run(call)
     m = parts[..., 0:1]
     constant = finite_shift(xp, m) + parts[..., 1:2]
     of_constant = ArrayBias(-constant)
-    bias = of_constant if options.bias is None else as_bias(grid.function, options.bias) + of_constant
+    passed = call.passed.bias
+    bias = of_constant if passed is None else as_bias(grid.function, passed) + of_constant
     shape = (*call.arrays["value"].shape[:-1], 1)
     ones = xp.full(shape, 1.0, dtype=grid.input_dtype, device=grid.device)
     zeros = xp.zeros((grid.heads,), dtype=grid.dtype, device=grid.device)
@@ -60,24 +57,25 @@ def _attend_with_lse(call: PreparedCall, options: CallOptions) -> dict[str, Arra
         grid=replace(grid, is_2d=False),
         arrays={**call.arrays, "value": ones},
         options=call.options._replace(biases=(*call.options.biases, of_constant), **changes),
+        passed=call.passed._replace(bias=bias, **changes),
     )
-    share = _run(of_sum, options._replace(bias=bias, **changes))[0]
+    share = _run(of_sum)[0]
     total = share / (-share + 1.0)
     if sinks is not None:
         sink = astype_if_needed(xp, xp.expand_dims(xp.expand_dims(sinks, axis=-1), axis=-1), grid.dtype)
         total = total + xp.exp(sink - constant)
     # The sum is about 1, or 0 in a row without keys.
     lse = xp.where(is_masked(m), m, constant + xp.log(xp.where(is_masked(m), 1.0, total)))
-    return {"output": output, "lse": call.connected_lse(lse)}
+    return call.connected({"output": output, "lse": lse})
 
 
-def _run(call: PreparedCall, options: CallOptions) -> tuple[Array, ...]:
+def _run(call: PreparedCall) -> tuple[Array, ...]:
     """Return the output and the log-sum-exp as two numbers, as `AttentionOperation` does."""
     if is_compiling():
         from . import compiled  # few programs need it
 
-        return compiled.run(call, options)
+        return compiled.run(call)
     arrays = [*call.arrays.values(), *call.options.arrays()]
     if (dropout := call.draw_dropout()) is not None:
         arrays.append(dropout.seed)
-    return apply(AttentionOperation(recorded(call, options)), arrays)
+    return apply(AttentionOperation(recorded(call)), arrays)

@@ -21,7 +21,7 @@ from ..errors import ArgumentValueError
 from ..masks import Mask
 from ..positional.positions import Consecutive
 from ..positional.rotation import Positions, Rotation, rotate
-from ..states import AttentionState, computed_output, computed_state
+from ..states import AttentionState, returned_output, returned_state
 from . import positions as token_positions
 from .at_positions import options_at
 from .cache import Cache, refuse_graph_values
@@ -412,8 +412,8 @@ class KVCache(Cache[A]):
             call = prepare(function, inputs, options, queries_at_end=True, cache_shapes=shapes)
             compute = partial(attend_quantised, call)
             if returns_state:
-                return computed_state(call, compute, check_lse_base(function, lse_base))
-            return computed_output(call, compute)
+                return returned_state(call, compute, check_lse_base(function, lse_base))
+            return returned_output(call, compute)
         # With `queries_at_end` the causal mask counts from the last token, as the queries are the last ones.
         arrays = array, self._wide("key"), self._wide("value")
         if returns_state:

@@ -20,7 +20,7 @@ from .._sequences.sequences import Sequences, lengths_of
 from ..errors import ArgumentValueError
 from ..masks import Mask
 from ..positional.rotation import Rotation, rotate
-from ..states import AttentionState, computed_output, computed_state
+from ..states import AttentionState, returned_output, returned_state
 from . import rows as token_rows
 from .at_positions import options_at
 from .cache import Cache, refuse_graph_values
@@ -342,7 +342,7 @@ class PagedKVCache(Cache[A]):
         """
         options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
         call = self._call("PagedKVCache.attend", query, cu_seqlens_q, positions, options)
-        return cast(A, computed_output(*call))
+        return cast(A, returned_output(*call))
 
     @takes_options(Keywords, is_causal=True)
     def attend_state(
@@ -368,7 +368,7 @@ class PagedKVCache(Cache[A]):
         options = CallOptions.from_keywords(attn_mask, keywords, is_causal=True, layout=self._layout)
         function = "PagedKVCache.attend_state"
         call = self._call(function, query, cu_seqlens_q, positions, options)
-        return computed_state(*call, check_lse_base(function, lse_base))
+        return returned_state(*call, check_lse_base(function, lse_base))
 
     def _call(
         self, function: str, query: object, cu_seqlens_q: object, positions: object, options: CallOptions
