@@ -16,6 +16,8 @@ import sdpa_xp
 from sdpa_xp import KVCache, PagedKVCache
 from sdpa_xp.positional import Rotary
 
+pytestmark = pytest.mark.slow
+
 FILES = str(Path(sdpa_xp.__file__).parent)
 F = np.float32
 TOKENS = np.random.default_rng(0).standard_normal((1, 2, 16, 4)).astype(F)
