@@ -16,6 +16,7 @@ from ._libraries import access_of, is_traced, is_unknown, namespace_of
 from ._libraries.capabilities import Autograd
 from ._libraries.protocols import AnyArray, Array
 from ._libraries.trees import without_arrays
+from ._programs.reproducible import aligned
 from ._programs.scores import Scores
 from ._run import threads
 from ._tiles.plan import Plan, plan_patches
@@ -186,6 +187,8 @@ def explain(
         plan = plan_patches(plan, call.grid, 1, widths)
     else:
         with call.computing():
+            if call.grid.is_reproducible:
+                plan = aligned(call.scores(), plan)
             computed, pairs, tile_map = _mapped_tiles(call.scores(), plan)
         all_tiles = len(plan.tasks()) * len([*plan.column_ranges(range(plan.keys))])
     return Explanation(
@@ -213,10 +216,11 @@ def _mapped_tiles(scores: Scores, plan: Plan) -> tuple[int, int, tuple[str, ...]
     rows, columns = -(-plan.queries // plan.rows), -(-plan.keys // plan.columns)
     drawn, count, pairs = [["."] * columns for _ in range(rows)], 0, 0
     for task in tasks:
-        for tile, allowed in scores.slice_leading(task.leading).tiles(task.rows, plan):
+        (leading,), (queries,) = task.slices, task.ranges
+        for tile, allowed in scores.slice_leading(leading).tiles(queries, task.plan):
             count += 1
             pairs += math.prod(tile.shape)
-            if task.leading == tasks[0].leading:
+            if task.slices == tasks[0].slices:
                 # The first tile of a range begins where the mask does, so a tile may reach into two places.
                 line = drawn[tile.rows.start // plan.rows]
                 for place in range(tile.columns.start // plan.columns, -(-tile.columns.stop // plan.columns)):

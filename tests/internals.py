@@ -208,6 +208,7 @@ PLACES = {
     "SHADES": "sdpa_xp._display:SHADES",
     "smallest": "sdpa_xp_export._verify.judging:smallest",
     "SMALLEST_SIDE": "sdpa_xp._tiles.tuning:SMALLEST_SIDE",
+    "reproducible_program": "sdpa_xp._programs.reproducible",
     "softmax": "sdpa_xp._programs.softmax",
     "Squares": "sdpa_xp._display:Squares",
     "spreads": "sdpa_xp_export._verify.reference:spreads",

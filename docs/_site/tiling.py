@@ -19,7 +19,8 @@ def computed(x: Any, mask: Mask) -> list[tuple[range, range, bool]]:
     return [
         (tile.rows, tile.columns, allowed is True)
         for task in plan.tasks()
-        for tile, allowed in scores.slice_leading(task.leading).tiles(task.rows, plan)
+        for leading, rows in zip(task.slices, task.ranges, strict=True)
+        for tile, allowed in scores.slice_leading(leading).tiles(rows, plan)
     ]
 
 

@@ -13,6 +13,7 @@ from .._libraries import dtype_name, is_traced, library_of, numpy_array
 from .._libraries.dask import DaskGraphs
 from .._libraries.protocols import READ_ONLY, Array, Chunks, Key
 from .._programs.dropout import Dropout
+from .._programs.gradients import PROBE_SIDE
 from .._programs.scores import BoundOptions, Scores
 from .._sources import ArraySource
 from .._tiles.grid import CallGrid
@@ -26,9 +27,6 @@ from ..masks.custom import FunctionMask
 from ..masks.patterns import Pattern
 from .blocks import KEY_AXES, QUERY_AXES, AlignedArray, Place, aligned_axes, cut, take_arrays
 from .tasks import OF_ANY_LIBRARY, ChunkedCall
-
-PROBE_SIDE = 8
-"""Queries and keys of the tile on which a caller's function is tried."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -132,7 +132,7 @@ def attend(
     if grid.is_reproducible:
         from . import reproducible  # few programs need it
 
-        plan = replace(plan, own_tasks=tuple(reproducible.aligned_tasks(scores, plan)))
+        plan = reproducible.aligned(scores, plan)
         return run(replace(program, plan=plan, of_rows=reproducible.attend_rows), outs)
     if plan.tries_without_maximum and not scores.options.has_functions and scores.options.sinks is None:
         attempt = UnshiftedProgram(scores, plan, targets, value, readable)

@@ -33,13 +33,13 @@ LEAST_BIAS = -(2.0**15)
 masks have `finfo.min` in place of -inf, in float16, too."""
 
 
-def aligned_tasks(scores: Scores, plan: Plan) -> list[Task]:
-    """Return the tasks of a plan, cut so that the first keys of the queries of each lie at one place of a tile.
+def aligned(scores: Scores, plan: Plan) -> Plan:
+    """Return a plan with tasks cut so that the first keys of the queries of each lie at one place of a tile.
 
     Most calls need no cut: their queries may attend to key 0. A sliding window cuts out each query.
     """
     if not scores.options.may_mask or 0 in scores.grid.shape:
-        return plan.tasks()
+        return replace(plan, own_tasks=tuple(plan.tasks()))
     tasks, slices = list[Task](), plan.leading_slices or (None,)
     # Biases are asked with an array of the size of a tile.
     of_all: tuple[LeadingSlice | None, ...] = slices if scores.options.biases else (None,)
@@ -58,9 +58,9 @@ def aligned_tasks(scores: Scores, plan: Plan) -> list[Task]:
                 cut = range(numbers[0], numbers[-1] + 1)
                 # A few rows of all heads fit into a tile, and each task takes some time to begin.
                 is_large = is_shared and leading is None and len(cut) > ROWS
-                aligned = replace(plan, first_key=place)
-                tasks += [Task(x, cut, aligned) for x in (slices if is_large else (entries,))]
-    return tasks
+                of_task = replace(plan, first_key=place)
+                tasks += [Task((x,), (cut,), of_task) for x in (slices if is_large else (entries,))]
+    return replace(plan, own_tasks=tuple(tasks))
 
 
 def _first_keys(scores: Scores, plan: Plan, rows: range) -> Array:

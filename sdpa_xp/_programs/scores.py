@@ -31,7 +31,10 @@ add up to it, (..., Hq, L, 2); and numbers (n, 1) of which one is NaN or inf if 
 
 
 class BoundOptions(NamedTuple):
-    """The options of a call, checked against a grid and converted to its library: an option is a field here."""
+    """The options of a call, checked against a grid and converted to its library: an option is a field here.
+
+    Beside them, what has been found out about the inputs.
+    """
 
     mask: Pattern
     biases: tuple[Term, ...]

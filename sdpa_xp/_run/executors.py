@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from functools import cache, partial, reduce
 from itertools import product
 from operator import add
-from typing import ClassVar, NamedTuple, Protocol, Self, TypeAlias, cast
+from typing import ClassVar, Protocol, Self, TypeAlias, cast
 
 from .._libraries import computing
 from .._libraries.capabilities import Loops
 from .._libraries.protocols import Array, Namespace, Shape
-from .._tiles.plan import Plan
+from .._tiles.plan import Plan, Task
 from .._tiles.score_grid import ScoreGrid
 from .._tiles.tile import LeadingSlice, RowBlock, Target, Tile
 from . import threads
@@ -205,27 +205,17 @@ def _in_pieces(program: Program, rows: Sequence[range], columns: Sequence[range]
     return {name: JoinedResult(target, grid, rows, columns) for name, target in program.targets.items()}
 
 
-class Share(NamedTuple):
-    """What a thread computes without a break."""
-
-    slices: Sequence[LeadingSlice | None]
-    rows: Sequence[range]
-    number: int
-    """Which of the shares of these slices it is."""
-    plan: Plan
-
-
 def _run_in_tasks(program: Program, outs: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the targets; threads take one share after the other."""
+    """Return the targets; threads take one task after the other."""
     plan, grid, targets = program.plan, program.grid, program.targets
 
     def zeros(target: Target) -> Array:
         return grid.xp.zeros(target.shape, dtype=target.dtype or grid.dtype, device=grid.device)
 
     arrays = {name: outs[name] if name in outs else zeros(target) for name, target in targets.items()}
-    # Sinks, slopes and tables have few elements, and every slice adds to all of them. They are kept aside, as
-    # the sums over queries of all shares but the first. They are added in the order of the slices, so that the
-    # result does not depend on which thread ends first.
+    # Sinks, slopes and tables have few elements, and every slice adds to all of them. They are kept aside,
+    # as are the sums over queries of all tasks of a slice but the first. They are added in the order of the
+    # slices, so that the result does not depend on which thread ends first.
     small = {name for name, target in targets.items() if target.axes == (None, None)}
     summed = {name for name, target in targets.items() if not target.has_own_rows}
     kept: dict[tuple[LeadingSlice | None, int], dict[str, Array]] = {}
@@ -238,39 +228,35 @@ def _run_in_tasks(program: Program, outs: Mapping[str, Array]) -> dict[str, Arra
             results[name] = WrittenResult(of_part, grid, arrays[name][target.slices(leading)])
         return program if leading is None else program.slice_leading(leading), results
 
-    def compute(share: Share) -> None:
+    def compute(task: Task) -> None:
         with computing(program.scores.query):  # here too: a library may keep this setting for each thread
-            for leading in share.slices:
+            for leading in task.slices:
                 part, results = part_of(leading)
-                if share.plan is not plan:
-                    part = replace(part, plan=share.plan)
-                if aside := summed if share.number else small:
+                if task.plan is not plan:
+                    part = replace(part, plan=task.plan)
+                if aside := summed if task.number else small:
                     empty = {name: zeros(results[name].target) for name in aside}
-                    kept[leading, share.number] = empty
+                    kept[leading, task.number] = empty
                     results = results | {n: results[n]._replace(array=array) for n, array in empty.items()}
-                for rows in share.rows:
+                for rows in task.ranges:
                     part.add_rows(results, rows)
 
-    shares = _shares(plan, [targets[name] for name in targets if name not in small], grid, bool(summed))
-    threads.run_tasks(compute, shares, plan.threads)
-    numbers = sorted({share.number for share in shares}) if kept else ()
+    tasks = plan.tasks()
+    if summed:
+        tasks = _summing_tasks(plan, [targets[name] for name in targets if name not in small], grid)
+    threads.run_tasks(compute, tasks, plan.threads)
+    numbers = sorted({task.number for task in tasks}) if kept else ()
     for place in product(plan.leading_slices or (None,), numbers):
         for name, array in kept.get(place, {}).items():
             arrays[name][targets[name].slices(place[0])] += array
     return arrays
 
 
-def _shares(plan: Plan, targets: Sequence[Target], grid: ScoreGrid, sums_queries: bool) -> list[Share]:
-    """Return the shares of a call, those of the same slices in one order.
-
-    If nothing is summed over queries, each range of queries is a share. The last queries, which attend most
-    keys under a causal mask, come first.
-    """
-    if not sums_queries:
-        return [Share((leading,), (rows,), 0, of_task) for leading, rows, of_task in plan.tasks()]
+def _summing_tasks(plan: Plan, targets: Sequence[Target], grid: ScoreGrid) -> list[Task]:
+    """Return the tasks of a call that sums over queries, those of the same slices in one order."""
     groups = _independent_groups(plan.leading_slices, targets, grid.leading_shape)
-    ranges = plan.shares(len(groups))
-    return [Share(group, rows, number, plan) for group in groups for number, rows in enumerate(ranges)]
+    shares = plan.shares(len(groups))
+    return [Task(group, ranges, plan, number) for group in groups for number, ranges in enumerate(shares)]
 
 
 def _run_in_loops(program: Program) -> dict[str, Array]:

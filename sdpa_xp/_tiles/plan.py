@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol, cast
 
@@ -87,7 +87,8 @@ class Plan:
         if self.own_tasks:
             return [*self.own_tasks]
         row_ranges = [*self.row_ranges()][::-1]
-        return [Task(leading, rows, self) for rows in row_ranges for leading in self.leading_slices or (None,)]
+        slices = self.leading_slices or (None,)
+        return [Task((leading,), (rows,), self) for rows in row_ranges for leading in slices]
 
     def row_ranges(self) -> Iterator[range]:
         """Return the ranges of queries; one empty range if there is no query."""
@@ -130,12 +131,14 @@ class Plan:
 
 
 class Task(NamedTuple):
-    """Some queries of some batch entries and heads, computed by one thread."""
+    """What a thread computes without a break: ranges of queries of some batch entries and heads."""
 
-    leading: LeadingSlice | None
-    rows: range
+    slices: Sequence[LeadingSlice | None]
+    ranges: Sequence[range]
     plan: Plan
     """The tiles of its keys."""
+    number: int = 0
+    """Which of the tasks of these slices it is, if several add to the same sums."""
 
 
 def plan_tiles(grid: ScoreGrid, group: int, widths: int) -> Plan:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from internals import VARIABLE, kernels, products, softmax
+from internals import VARIABLE, kernels, products, reproducible_program, softmax
 from minimal_library import Array, replaced
 from threadpoolctl import threadpool_limits
 
@@ -58,6 +58,27 @@ def test_tiles_are_those_that_are_computed(
     assert explained.tiles == len(weighed)
     assert explained.total_tiles % (6 * 4) == 0  # ranges of queries and of keys
     assert (explained.tiles < explained.total_tiles) == ("is_causal" in rules or "attn_mask" in rules)
+
+
+@pytest.mark.parametrize("left", [20, 300])
+def test_tiles_of_a_reproducible_call_are_those_that_are_computed(
+    left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window cuts its queries in another way; the keys of a tile begin where those of its queries do."""
+    x, weighed = np.zeros((2, 600, 4), np.float32), [0]
+    rules: dict[str, Any] = {"attn_mask": masks.sliding_window(left, 0), "reproducible": True}
+    add = reproducible_program.add_weighted
+
+    def counted(*rest: Any) -> None:
+        weighed[0] += 1
+        add(*rest)
+
+    monkeypatch.setattr(reproducible_program, "add_weighted", counted)
+    explained = explain(x, x, x, **rules)
+    assert weighed == [0]
+    scaled_dot_product_attention(x, x, x, **rules)
+    assert weighed == [explained.tiles]
+    assert explained.tiles < explained.total_tiles
 
 
 @pytest.mark.needs("torch")

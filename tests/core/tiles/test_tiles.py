@@ -87,11 +87,12 @@ def test_tasks_cover_each_row_of_each_head_once(
     most = ONE_CORE.scores if access.uses_our_threads else ALL_CORES.scores * (os.cpu_count() or 1)
     times = np.zeros((*leading, queries), int)
     for task in plan.tasks():
-        ranges = task.leading or tuple(map(range, leading))
-        times[tuple(slice(r.start, r.stop) for r in (*ranges, task.rows))] += 1
+        (of_task,), (rows,) = task.slices, task.ranges
+        ranges = of_task or tuple(map(range, leading))
+        times[tuple(slice(r.start, r.stop) for r in (*ranges, rows))] += 1
         assert ranges[-1].start % group == len(ranges[-1]) % group == 0
         heads = math.prod(len(heads_range) for heads_range in ranges)
-        assert heads * len(task.rows) * min(plan.columns, keys) <= most
+        assert heads * len(rows) * min(plan.columns, keys) <= most
     assert np.all(times == 1)
 
 
