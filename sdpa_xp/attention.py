@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, Unpack, cast
 
 from ._call.options import AttentionOptions, CallOptions, takes_options
-from ._call.prepared_call import PreparedCall, once, prepare
+from ._call.prepared_call import PreparedCall, prepare, shared_by_equal_calls
 from ._checks.arrays import Layout
 from ._checks.keywords import Implementation, check_lse_base, explains_keywords, refuse_missing_kernel
 from ._kernels import BY_NAME, KERNELS, Kernel
@@ -225,7 +225,7 @@ class KernelChoice(NamedTuple):
     reason: str
 
 
-@once
+@shared_by_equal_calls
 def choose_kernel(call: PreparedCall) -> KernelChoice:
     """Choose the kernel of a call, or the portable implementation.
 
@@ -280,7 +280,7 @@ def _computed(call: PreparedCall, kernel: Kernel | None, *names: ResultName) -> 
     )
 
 
-@once
+@shared_by_equal_calls
 def _one_tile(call: PreparedCall) -> OneTile | None:
     plan = call.plan()
     if call.options.dropout_p or not plan.is_one_tile:

@@ -61,7 +61,7 @@ MOST_CACHED = 1024
 T = TypeVar("T")
 
 
-def once(compute: Callable[[PreparedCall], T]) -> Callable[[PreparedCall], T]:
+def shared_by_equal_calls(compute: Callable[[PreparedCall], T]) -> Callable[[PreparedCall], T]:
     """Have a function of a call computed once for all equal calls, if these are kept: it reads no input.
 
     Two threads may compute it at once, and store equal results.
@@ -93,7 +93,7 @@ class PreparedCall(NamedTuple):
     passed: CallOptions
     """The options that the call was prepared with."""
     shared: dict[Callable[..., Any], Any]
-    """Results of functions that depend only on shapes, dtypes and options: see `once`."""
+    """Results of functions that depend only on shapes, dtypes and options: see `shared_by_equal_calls`."""
     converted_from: AnyArray | None = None
     """The caller's query, if the host library computes the call for its library."""
 
@@ -110,7 +110,7 @@ class PreparedCall(NamedTuple):
         context = self._context_maker()()
         return self.options.keeping_rng(self.grid.library, context) if self.options.dropout_p else context
 
-    @once
+    @shared_by_equal_calls
     def _context_maker(self) -> Callable[[], AbstractContextManager[object]]:
         query = self.arrays["query"]
         make = self.grid.library.context_maker(query)
@@ -146,7 +146,7 @@ class PreparedCall(NamedTuple):
         """Return arrays in the caller's layout as (..., heads, length, width)."""
         return arrays if self.is_default_layout else _to_heads_first(self.grid, arrays, self.layout)
 
-    @once
+    @shared_by_equal_calls
     def bound_options(self) -> BoundOptions:
         """Return the options bound to the grid of the whole call."""
         if not self.grid.access.waits:
@@ -178,7 +178,7 @@ class PreparedCall(NamedTuple):
         *_, flags = questions.read(self.grid.library, self.grid.xp)
         return frozenset(name for name, is_finite in zip(arrays, flags, strict=True) if is_finite)
 
-    @once
+    @shared_by_equal_calls
     def plan(self) -> Plan:
         """Return the tiles of the whole call."""
         widths = self.sizes.width + self.arrays["value"].shape[-1]
@@ -220,7 +220,7 @@ class PreparedCall(NamedTuple):
         query, key = self.arrays["query"], ArraySource(self.arrays["key"])
         return Scores(self.grid, query, key, self.bound_options(), known_tiles=self._known_tiles())
 
-    @once
+    @shared_by_equal_calls
     def _known_tiles(self) -> dict[Any, Any] | None:
         is_small = not self.grid.access.is_traced and math.prod(self.grid.shape) <= tuning.MOST_KNOWN
         return {} if is_small else None

@@ -8,7 +8,7 @@ from collections.abc import Container
 from functools import reduce
 from typing import cast
 
-from .._call.prepared_call import PreparedCall, once
+from .._call.prepared_call import PreparedCall, shared_by_equal_calls
 from .._libraries.protocols import Array, Namespace, Shape
 from .._tiles.tile import is_masked
 from ..biases.algebra import ArrayBias
@@ -61,19 +61,19 @@ def mask_size(call: PreparedCall) -> int:
     return math.prod(max(lengths) for lengths in zip(*in_all_axes, strict=True)) if arrays else 0
 
 
-@once
+@shared_by_equal_calls
 def is_causal(call: PreparedCall) -> bool:
     """Return whether j <= i is among the masks."""
     return any(_is_plain_causal(mask) for mask in call.options.masks)
 
 
-@once
+@shared_by_equal_calls
 def has_arrays(call: PreparedCall) -> bool:
     """Return whether an array is among the masks and biases."""
     return bool(_array_masks(call) or _array_biases(call))
 
 
-@once
+@shared_by_equal_calls
 def real_keys(call: PreparedCall) -> list[int] | None:
     """Return how many keys each batch entry attends to, if the only masks are padding of keys and `is_causal`.
 

@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeGuard, cast
 
-from .._call.prepared_call import PreparedCall, once
+from .._call.prepared_call import PreparedCall, shared_by_equal_calls
 from .._libraries import LARGEST, astype_if_needed, dtype_name
 from .._libraries.base import is_compiling
 from .._libraries.protocols import Array, Dtype
@@ -159,7 +159,7 @@ def _keeps_half(call: PreparedCall) -> bool:
     return dtype_name(call.grid.dtype) == "float32" and _is_scale_of_kernel(call.options.scale)
 
 
-@once
+@shared_by_equal_calls
 def _needs_no_conversion(call: PreparedCall) -> bool:
     """Return whether the call is three arrays and a scale that the kernel takes as they are."""
     if not _is_eager_on_cpu(call) or call.options.masks or call.options.biases:

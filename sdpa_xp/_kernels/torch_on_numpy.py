@@ -18,7 +18,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, cast
 
-from .._call.prepared_call import PreparedCall, once
+from .._call.prepared_call import PreparedCall, shared_by_equal_calls
 from .._libraries import dtype_name, library_of
 from .._libraries.protocols import Array, Dtype
 from .._libraries.torch import Torch
@@ -48,7 +48,7 @@ def attend(call: PreparedCall) -> Array | None:
     return None if output is None else _array(output, call.result_dtype)
 
 
-@once
+@shared_by_equal_calls
 def _on_torch(call: PreparedCall) -> PreparedCall:
     """Return the call on tensors, without its inputs."""
     like = sys.modules["torch"].empty(0, device="cpu")  # whatever torch's default is

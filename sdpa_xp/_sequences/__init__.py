@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._call.prepared_call import PreparedCall, once
+from .._call.prepared_call import PreparedCall, shared_by_equal_calls
 from .._libraries.protocols import Array
 from .._programs import output
 from .._programs.scores import ResultName
@@ -21,7 +21,7 @@ def attend_quantised(call: PreparedCall, *names: ResultName) -> dict[str, Array]
     return call.connected(output.attend(scores, value, _plan(call), call.result_dtype, *names))
 
 
-@once
+@shared_by_equal_calls
 def _plan(call: PreparedCall) -> Plan:
     widths = sum(source_of(call.arrays, name).width for name in ("key", "value"))
     return plan_widened(call.grid, call.sizes.group, widths)

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, TypeAlias, cast
 
 from .._call.options import CallOptions, DrawnSeed, floating_arrays
-from .._call.prepared_call import PreparedCall, once
+from .._call.prepared_call import PreparedCall, shared_by_equal_calls
 from .._checks.arrays import HLE
 from .._derivatives import derive, pull_back, second_order
 from .._libraries import FLOATING, access_of, dtype_name
@@ -83,10 +83,10 @@ def _recorded(call: PreparedCall) -> RecordedCall:
     return RecordedCall(call.passed, (*INPUTS, *names), partial(_with_arrays, call), scores)
 
 
-_kept = once(_recorded)
+_kept = shared_by_equal_calls(_recorded)
 
 
-@once
+@shared_by_equal_calls
 def _shared_when_unrecorded(_call: PreparedCall) -> dict[Access, dict[Callable[..., Any], Any]]:
     """Return what the call without recorded arrays shares with equal ones."""
     return {}
