@@ -96,10 +96,10 @@ def attention(
     allowed = None if mask is None else _allowed_pairs(mask, shape)
 
     axis_labels = labels("query", query_tokens, queries, sizes[0]), labels("key", key_tokens, keys, sizes[1])
-    figure, panels, inches, _ = grid(len(heads_to_draw), *axis_labels, colours)
+    drawing = grid(len(heads_to_draw), *axis_labels, colours)
     finite = [w for head in heads_to_draw for row in numbers[head] for w in row if math.isfinite(w)]
     ramp = LinearSegmentedColormap.from_list("weights", colours.ramp)
-    for axes, head in zip(panels, heads_to_draw, strict=True):
+    for axes, head in zip(drawing.panels, heads_to_draw, strict=True):
         aspect = axes.get_aspect()  # imshow sets another one unless it gets it
         # All weights are 0 if every key is masked, and colours need a range.
         image = axes.imshow(numbers[head], cmap=ramp, vmin=0, vmax=max(finite, default=0) or 1, aspect=aspect)
@@ -109,11 +109,13 @@ def attention(
             _hatch(axes, allowed[head], colours.ink)
     label = "weight" if block_size is None else "sum of weights"
     label += "" if mask is None else "\n(hatched: masked)"
-    width, height = inches
-    bar = figure.colorbar(image, ax=panels, label=label, fraction=BAR / width, aspect=height / BAR)
+    width, height = drawing.inches
+    beside: Any = {"ax": drawing.panels, "fraction": BAR / width, "aspect": height / BAR}
+    bar = drawing.figure.colorbar(image, label=label, **beside)
     paint(bar.ax, colours)
     bar.outline.set_edgecolor(colours.ink)
-    return figure
+    drawing.hold_texts()
+    return drawing.figure
 
 
 def mask(mask: Mask, shape: tuple[int, ...], *, like: Any = None, theme: ThemeName = "light") -> Figure:

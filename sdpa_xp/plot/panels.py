@@ -48,6 +48,8 @@ COLUMNS = 4
 FONT = 8
 LINE, LETTER = 0.15, 0.07
 """Inches: the height of a line of text in that font size, and the width of a letter."""
+EDGE = 0.02
+"""Inches without ink."""
 LONGEST = 24
 """The number of letters of a token that are shown."""
 
@@ -91,6 +93,14 @@ class Grid(NamedTuple):
         self.figure.set_size_inches(max(width, least_width), height)
         for axes, aspect in zip(self.panels, aspects, strict=True):
             axes.set_aspect(aspect)
+
+    def hold_texts(self) -> None:
+        """Enlarge the figure if a text comes too near to its edge: the room beside panels is an estimate."""
+        cast("LayoutEngine", self.figure.get_layout_engine()).execute(self.figure)
+        (left, low), (right, high) = self.figure.get_tightbbox().get_points()
+        width, height = self.figure.get_size_inches()
+        width += max(0, EDGE - left) + max(0, right + EDGE - width)
+        self.figure.set_size_inches(width, height + max(0, EDGE - low) + max(0, high + EDGE - height))
 
 
 def require_matplotlib(function: str) -> None:

@@ -161,6 +161,11 @@ def between(weights: np.ndarray, queries: list[str], keys: list[str], **options:
 PICTURES: dict[str, Callable[[Any], Any]] = {
     "one": between(of_random_weights(4, 4), WORDS, WORDS, mask=masks.causal()),
     "single": between(np.ones((1, 1)), LONG[:1], LONG[:1]),
+    **{
+        f"{words[0]} x {n}": between(np.eye(n), words[:n], words[:n], mask=masks.causal())
+        for n in (1, 2, 3, 5)
+        for words in (["dogs", "chase", "cats", "and", "mice"], ["The", "animal", "was", "too", "tired"])
+    },
     "long": between(of_random_weights(12, 4, 4), LONG, LONG),
     "many": between(of_random_weights(5, 64, 64), WORDS * 16, LONG * 16),
     "small": lambda theme: plot.attention(np.eye(3), theme=theme),
