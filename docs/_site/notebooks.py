@@ -28,6 +28,7 @@ PAGES = {
         "tutorials/train-in-numpy",
         "tutorials/a-million-keys",
         "how-to/masks",
+        "how-to/named-models",
         "how-to/gradients",
         "how-to/long-sequences",
         "how-to/export",
