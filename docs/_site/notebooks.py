@@ -31,6 +31,7 @@ PAGES = {
         "how-to/named-models",
         "how-to/gradients",
         "how-to/long-sequences",
+        "how-to/torch-decoder",
         "how-to/export",
         "how-to/export-a-layer",
         "how-to/verify",
