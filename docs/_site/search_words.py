@@ -133,7 +133,7 @@ WORDS = {
     "how-to/port/#jaxnn": "jax",
     "how-to/port/#torch": "torch pytorch",
     "how-to/frameworks/": "bert gemma gpt gpt2 huggingface hugging face llama lora peft mistral transformers",
-    "how-to/torch-decoder/": "rope rotary onnx export llama decoder golden",
+    "how-to/torch-decoder/": "golden",
     "how-to/verify/": "verify check exported",
     "how-to/verify/#if-a-model-disagrees": ("verification disagree disagrees fail fails failed failure debug"),
     "how-to/verify/#in-ci": "ci json pytest pipeline continuous integration github actions",
@@ -202,9 +202,9 @@ WORDS = {
     "reference/support/": "support matrix supported libraries support",
     "reference/support/#the-forms": "opset opsets each form",
     "how-to/install/#examples": (
-        "example layernorm norm block block block transformer transformer rnn lstm cnn convolution"
+        "example layer layernorm norm norm block block block transformer transformer rnn lstm cnn convolution"
     ),
-    "tutorials/decoder-with-a-cache/": "decoding",
+    "tutorials/decoder-with-a-cache/": "decoding decoder decoder",
     "tutorials/formula-to-layer/#where-the-formula-fails": "softmax overflow underflow inf",
     "tutorials/decoder-with-a-cache/#generate": (
         "generate generation text sampling sample greedy temperature top-k top"
