@@ -24,7 +24,7 @@ DIVIDED := -n auto --dist worksteal
 JAX_CACHE := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/build/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 \
 	JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 
-# Some tests run a part of their cases: docs/project/maintaining.md says which. `make test THIN=` runs all of them.
+# Some tests run a part of their cases: CONTRIBUTING.md says which. `make test THIN=` runs all of them.
 THIN := --thin
 
 # JAX compiles each operation for each shape. This makes of it what is computed at once, in less than half of the time.

@@ -181,17 +181,16 @@ def page(facts: dict[str, Any], rows: Sequence[Row], plots: Iterable[str]) -> st
         "",
         HOW,
         "",
-        "`python benchmarks/attention.py` writes this page.",
-        "",
+        "`python benchmarks/attention.py` writes this page. The [targets](#bars) are at its end.",
     ]
-    notes = "[What was tried](../benchmarks/NOTES.md) explains the missed bars."
-    lines += ["## Bars", "", *bars(rows), "", notes, ""]
-    lines += ["## Where the time goes", "", WHERE, "", *parts(rows), ""]
-    lines += [f"![{name}](plots/{name}.svg)" for name in plots]
     for cell, title, what in TABLES:
         of_cell = [row for row in rows if row.cell == cell]
         if of_cell:
             lines += ["", f"## {title}", "", what, "", *by_length(of_cell)]
+    lines += ["", "## Where the time goes", "", WHERE, "", *parts(rows), ""]
+    lines += [f"![{name}](plots/{name}.svg)" for name in plots]
+    notes = "[What was tried](../benchmarks/NOTES.md) explains the missed bars."
+    lines += ["", "## Bars", "", *bars(rows), "", notes]
     return "\n".join([*lines, ""])
 
 

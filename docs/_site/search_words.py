@@ -119,12 +119,21 @@ WORDS = {
     "how-to/masks/#sliding-window": "sliding window windows swa local",
     "how-to/masks/#where-true-means-ignore": "true false inverted",
     "how-to/masks/#what-a-mask-saves": "sparse sparsity attention",
+    "how-to/named-models/": "named models variants",
+    "how-to/named-models/#deepseek-latent-attention": "mla deepseek latent",
+    "how-to/named-models/#gpt-oss-sinks": "gpt-oss gpt_oss sink",
+    "how-to/named-models/#fox-forgetting-gates": "fox forgetting gate gates",
+    "how-to/named-models/#differential-attention": "differential diff",
+    "how-to/named-models/#moba-chosen-blocks": "moba",
+    "how-to/named-models/#natten-neighbourhoods": "natten neighborhood neighbourhood",
+    "how-to/named-models/#medusa-trees": "medusa",
     "how-to/port/": "port migrate",
     "how-to/port/#flash-attention": "flash flash_attn",
-    "how-to/port/#flexattention": "flex score_mod mask_mod block_mask",
+    "how-to/port/#flexattention": "flex flexattention score_mod mask_mod block_mask",
     "how-to/port/#jaxnn": "jax",
     "how-to/port/#torch": "torch pytorch",
     "how-to/frameworks/": "bert gemma gpt gpt2 huggingface hugging face llama lora peft mistral transformers",
+    "how-to/torch-decoder/": "golden",
     "how-to/verify/": "verify check exported",
     "how-to/verify/#if-a-model-disagrees": ("verification disagree disagrees fail fails failed failure debug"),
     "how-to/verify/#in-ci": "ci json pytest pipeline continuous integration github actions",
@@ -193,9 +202,9 @@ WORDS = {
     "reference/support/": "support matrix supported libraries support",
     "reference/support/#the-forms": "opset opsets each form",
     "how-to/install/#examples": (
-        "example layernorm norm block block block transformer transformer rnn lstm cnn convolution"
+        "example layer layernorm norm norm block block block transformer transformer rnn lstm cnn convolution"
     ),
-    "tutorials/decoder-with-a-cache/": "decoding",
+    "tutorials/decoder-with-a-cache/": "decoding decoder decoder",
     "tutorials/formula-to-layer/#where-the-formula-fails": "softmax overflow underflow inf",
     "tutorials/decoder-with-a-cache/#generate": (
         "generate generation text sampling sample greedy temperature top-k top"

@@ -3,7 +3,7 @@
 A mask is a lightweight object that says which pairs may attend. Bound to the grid of a call it becomes a
 pattern (`patterns.py`).
 
-docs/project/extending.md says how to add one.
+CONTRIBUTING.md says how to add one.
 """
 
 from __future__ import annotations

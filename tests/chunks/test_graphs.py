@@ -101,7 +101,7 @@ def test_tasks_grow_with_the_blocks_alone() -> None:
 
 @pytest.mark.parametrize(("rows", "columns", "merges"), [(2, 8, 0), (3, 9, 2), (1, 40, 5), (2, 65, 9 + 2)])
 def test_merges_of_a_chunk_of_queries(rows: int, columns: int, merges: int) -> None:
-    """The formula of docs/explanation/scaling.md: a tree of eight, whose root is the task of the output."""
+    """The formula of results/scaling.md: a tree of eight, whose root is the task of the output."""
     query, key = (of_length(2 * n, 2, heads=1) for n in (rows, columns))
     output = scaled_dot_product_attention(query, key, key)
     counts = [len(blocks(output, stage)) for stage in ("partial", "merge", "output")]

@@ -1,4 +1,4 @@
-"""What the README and the first page say about other libraries, run on the releases that are installed."""
+"""What the README and the guide to porting say about other libraries, run on the installed releases."""
 
 from __future__ import annotations
 

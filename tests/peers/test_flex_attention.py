@@ -184,3 +184,13 @@ def test_axes_and_groups_differ(rng: np.random.Generator) -> None:
     with pytest.raises(NotImplementedError, match="must be 4D"):
         flex_attention(**one, enable_gqa=True)
     assert_agree(xp, {"ours": scaled_dot_product_attention(**one)}, one)
+
+
+def test_gradients_on_the_cpu(rng: np.random.Generator) -> None:
+    """docs/how-to/named-models.md says that FlexAttention has none. If this fails, it says so no longer."""
+    arrays = {name: x.requires_grad_() for name, x in draw(rng).items()}
+    with pytest.raises(NotImplementedError, match="backward on CPU"):
+        flex_attention(**arrays, score_mod=SCORE_MODS["alibi"])
+    bias = biases.from_function(SCORE_MODS["alibi"])
+    scaled_dot_product_attention(**arrays, bias=bias).sum().backward()
+    assert all(bool(x.grad.abs().sum() > 0) for x in arrays.values())
