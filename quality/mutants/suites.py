@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import coverage
 
 SUITES = {
-    "numpy": ["tests/core", "--backends=numpy"],
+    "numpy": ["tests/core", "--backends=numpy", "--thin"],
     "rest": [
         *(f"tests/{name}" for name in ("export", "peers", "examples", "packaging", "chunks", "mesh")),
         *(f"tests/{name}" for name in ("memory", "refusals", "standins", "tools")),
@@ -31,6 +31,7 @@ SUITES = {
             f"quality/{name}"
             for name in ("conformance", "agreement", "derivatives", "faults", "gpu", "runtime")
         ),
+        "--thin",
     ],
     "doctest": ["--doctest-modules", "sdpa_xp", "export/sdpa_xp_export", "--ignore=sdpa_xp/integrations"],
     **{
@@ -38,7 +39,7 @@ SUITES = {
         for name in ("torch", "strict-CPU_DEVICE", "dask", "mlx", "cupy-rules", "jax")
     },
 }
-"""In the order in which they are tried."""
+"""In the order in which they are tried; thin, as `make test` runs them."""
 LEFT_OUT = {
     "tests/site": "asks about pages, and builds them",
     "quality/test_cpus.py": "starts processes with the switches of older CPUs",

@@ -64,7 +64,8 @@ def test_links_to_sections_lead_to_headings() -> None:
 def test_the_first_screen_says_how_to_run_it() -> None:
     first = "\n".join(TEXT.splitlines()[:60])
     block = "".join(re.findall(r"```console\n(.*?)```", first, re.DOTALL))
-    commands = re.findall(r"^\$ (.*?) *#", block, re.MULTILINE)
+    environment, *commands = re.findall(r"^\$ (.*?) *#", block, re.MULTILINE)
+    assert environment.startswith("python3 -m venv .venv")  # Debian's Python, and others, install into nothing else
     installs = ["pip install '.[plot]'", "pip install '.[export,cli]'"]
     assert commands == [*installs, "make demo", "make test-fast", "make test"]
 
