@@ -152,10 +152,7 @@ def export_call(
     written = FORMS[name]
     if opset is None:
         opset = written.opset_of(call) if written.opset_of else written.default_opset
-    for_openvino = target.engine == "openvino"
-    graph = Graph(
-        GraphSettings(opset=opset, namespace=_arrays, attend=refuse_attention, for_openvino=for_openvino)
-    )
+    graph = Graph(GraphSettings(opset=opset, runtime=target, namespace=_arrays, attend=refuse_attention))
     named = {argument: graph.input(argument, spec.dtype, spec.shape) for argument, spec in call.inputs.items()}
     named |= {
         argument: graph.weight(argument, constant.numbers) for argument, constant in call.initializers.items()
@@ -169,7 +166,7 @@ def export_call(
         reason=reason,
         runtime=str(target),
     )
-    return finished_model(graph, write_call(graph, call, named, name, target), metadata)
+    return finished_model(graph, write_call(graph, call, named, name), metadata)
 
 
 def finished_model(graph: Graph, outputs: Mapping[str, GraphValue], metadata: Metadata) -> Model:

@@ -32,7 +32,7 @@ from ._layer.layer import (
     with_parameters,
 )
 from ._layer.state import State
-from ._runtime.releases import DEFAULT_RUNTIME, ERF_KEEPS_NAN, Runtime
+from ._runtime.releases import DEFAULT_RUNTIME, Runtime
 from .export import finished_model
 from .forms.choice import FORMS, check_loaded_opset, check_opset
 from .forms.traced_attention import TracedAttention, operand_sources
@@ -172,11 +172,9 @@ def _traced(
     settings = GraphSettings(
         function=FUNCTION,
         opset=_opset(attention.opset, attention.form, target),
+        runtime=target,
         namespace=_arrays,
         attend=attention,
-        for_openvino=target.engine == "openvino",
-        computes_bfloat16=target.provider == "cuda",  # the CPU's kernels only move bfloat16
-        erf_keeps_nan=not target.is_before(ERF_KEEPS_NAN),
         numpy_floats_promote=caller is not None and caller.is_numpy,
     )
     names = {id(array): name for name, array in parameter_arrays(layer).items()}

@@ -80,12 +80,12 @@ def _quadratic_on_cuda(call: ExportCall, opset: int | None) -> str | None:
     return None
 
 
-def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
+def _write(graph: Graph, call: ExportCall) -> dict[str, GraphValue]:
     """query, key, value -> Attention(query, key, value, mask, past, lengths), its inputs mended as below."""
     # On the CPU the scores of a half dtype overflow in the kernel, so it computes in float32. So it does where
     # two biases have to be added.
     dtype = "float64" if call.accumulation_dtype == "float64" else "float32"
-    if runtime.provider == "cuda" and len(call.biases) < 2:
+    if graph.runtime.provider == "cuda" and len(call.biases) < 2:
         dtype = call.query.dtype
     opset = graph.settings.opset
     is_stated = is_causal if opset < 25 else partial(holds_own_key, call)  # windows are stated since 25
@@ -103,7 +103,7 @@ def _write(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphV
     # The sum begins in float32 or float64, since CUDA compares no bfloat16.
     zero = graph.constant(0.0, call.accumulation_dtype)
     total, allowed = biased(tile, zero, allowed)
-    on_cuda, reachable = runtime.provider == "cuda", allowed
+    on_cuda, reachable = graph.runtime.provider == "cuda", allowed
     # With as many keys as queries, each query attends to its own key under what the node states.
     may_hide = bool(others) or call.sizes.queries != call.sizes.keys or any(map(may_mask, call.biases))
     hides = may_hide and hides_keys(call)

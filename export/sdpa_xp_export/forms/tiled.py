@@ -43,7 +43,7 @@ ROWS = 128
 """Queries in a block. A block meets all keys that it may attend at once, so its softmax is the plain one."""
 
 
-def _write_whole(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
+def _write_whole(graph: Graph, call: ExportCall) -> dict[str, GraphValue]:
     """query, key, value -> MatMul -> soft cap -> biases -> Where -> Softmax -> Where -> MatMul.
 
     Half inputs are computed in float32.
@@ -51,7 +51,7 @@ def _write_whole(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, 
     inputs = read_inputs(graph, call, call.accumulation_dtype)
     tile = GraphTile.of_all_pairs(inputs.lengths, inputs.key)
     query = scale_query(tile, inputs.query)
-    results = attend_tile(tile, query, inputs.key, inputs.value, runtime)
+    results = attend_tile(tile, query, inputs.key, inputs.value)
     results |= {total.name: total.of_whole(tile, results[total.name]) for total in sums_of(call)}
     return finished_outputs(inputs, results)
 
@@ -62,7 +62,7 @@ def _unsupported_reason(call: ExportCall, _runtime: Runtime) -> str | None:
     return None
 
 
-def _write_tiled(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, GraphValue]:
+def _write_tiled(graph: Graph, call: ExportCall) -> dict[str, GraphValue]:
     """query, key, value -> Loop over blocks(Slice queries and keys -> attention) -> Reshape, Slice.
 
     Blocks are counted from the last query on: only the one of the first queries may be shorter than the others.
@@ -76,12 +76,12 @@ def _write_tiled(graph: Graph, call: ExportCall, runtime: Runtime) -> dict[str, 
     whole = GraphTile.of_all_pairs(LengthsAsData(inputs.lengths), key)
     sums, most = sums_of(call), most_blocks(call, ROWS)
     names = [name for name in AXES if name in call.outputs and name not in SUMS_OF_QUERIES]
-    parts = None if sums else head_parts(inputs.lengths, ROWS, runtime)
+    parts = None if sums else head_parts(inputs.lengths, ROWS)
 
     def step(body: Graph, number: GraphValue, totals: Sequence[GraphValue]) -> Step:
         part = None if parts is None else HeadPart(body, parts, number)
         tile = _QueryBlock(whole, body, part.block if part else number, inputs, columns.length, key_mask)
-        results = _attend_block(tile, inputs, runtime, part, even=even)
+        results = _attend_block(tile, inputs, part, even=even)
         left = tile.start if part is None else xp.maximum(tile.start, part.left, exact=False)
         added = [s.added(tile, total, results[s.name]) for s, total in zip(sums, totals, strict=True)]
         return left > 0, added, [results[name] for name in names]
@@ -132,7 +132,7 @@ def _rows(lengths: GraphLengths) -> GraphValue:
 
 
 def _attend_block(
-    tile: _QueryBlock, inputs: FormInputs, runtime: Runtime, part: HeadPart | None, *, even: bool
+    tile: _QueryBlock, inputs: FormInputs, part: HeadPart | None, *, even: bool
 ) -> dict[str, GraphValue]:
     """A block of queries -> attention over the keys that the block may attend."""
     body, bounds = tile.graph, tile.row_range.bounds
@@ -157,7 +157,7 @@ def _attend_block(
         tile.column_range = TileRange("keys", "block keys", keys)
         if tile.key_mask is not None:
             tile.key_mask = KeyMask(tile.cut(tile.key_mask.allowed), tile.cut(tile.key_mask.added))
-    return attend_tile(tile, query, key, value, runtime)
+    return attend_tile(tile, query, key, value)
 
 
 def _padded(query: GraphValue, missing: GraphValue) -> GraphValue:
