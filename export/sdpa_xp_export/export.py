@@ -15,7 +15,7 @@ from sdpa_xp.biases import Bias
 from sdpa_xp.masks import Mask
 
 from . import _arrays
-from ._call.call import OPTIONS, ExportCall, FormChoice, Layout, OutputName, WideDtype, checked_call
+from ._call.call import ExportCall, FormChoice, Layout, OutputName, WideDtype, checked_call
 from ._call.text import digest, to_json
 from ._files.model import Metadata, Model, with_weights, without_numbers
 from ._graph import CONTRIB, Graph, GraphSettings, GraphValue, value_info
@@ -131,10 +131,9 @@ def export_attention(
     References:
         ONNX operators, Attention-23 to Attention-25; onnxruntime, ContribOperators.md.
     """
-    options = {name: value for name, value in locals().items() if name in OPTIONS}
-    function = "export_attention"
-    call = checked_call(function, **options)
-    return export_call(call, form=form, opset=opset, runtime=runtime, function=function)
+    others = softcap, sinks, dropout_p, softmax_dtype, layout, past_key, past_value, past_lengths, outputs
+    call = checked_call("export_attention", query, key, value, attn_mask, bias, is_causal, scale, *others)
+    return export_call(call, form=form, opset=opset, runtime=runtime)
 
 
 def export_call(
