@@ -127,7 +127,8 @@ def verify(
     check_limits("verify", timeout, memory)
     seed = seed_of("verify", seed)
     with deadline(float(timeout)):
-        loaded, stated, blocks, cut = subject_of(model, call, functions, memory)
+        loaded = loaded_model("verify", model, "`model` must be an ONNX model, or the path of its file")
+        stated, blocks, cut = subject_of(loaded, call, functions, memory)
         cases = planned_cases(stated, blocks, cut, thorough=thorough, seed=seed, memory=memory)
         scores = max(math.prod(scores_shape(stated, case.lengths)) for case in cases)
         with running_model(loaded, provider, engine, timeout, memory, scores=scores) as running:
