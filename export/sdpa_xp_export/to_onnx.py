@@ -192,7 +192,9 @@ def _traced(
         hint = array_spec_hint(bound.arguments)
         raise ArgumentTypeError(FUNCTION, rule, {"arguments": [*bound.arguments]}, hint)
     traced_layer = with_parameters(layer, lambda _, array: graph.from_array(array))
-    defaults = caller.dtypes if caller else (_default_float(graph), "int64")
+    # The floats that a layer itself makes are float64 if it takes no narrower ones.
+    floats = {value.elem_type for value in graph.named.values()} & {*FLOATING}
+    defaults = caller.dtypes if caller else ("float64" if floats == {"float64"} else "float32", "int64")
     with (
         foreign_errors_reworded(FUNCTION, layer, open_lengths=bool(graph.lengths.sources)),
         _no_value_kept(state or State(layer)),
@@ -203,12 +205,6 @@ def _traced(
     moved = moved_inputs(graph.written.nodes, [value.name for value in graph.written.inputs])
     numbers = [numbers_of(call, operand_sources(call, moved)) for call in attention.calls]
     return _Traced(graph, result, outputs, numbers, fixed)
-
-
-def _default_float(graph: Graph) -> str:
-    """Return the dtype of the floats that a layer itself makes: float64 if it takes no narrower ones."""
-    dtypes = {value.elem_type for value in graph.named.values()} & {*FLOATING}
-    return "float64" if dtypes == {"float64"} else "float32"
 
 
 @contextmanager
